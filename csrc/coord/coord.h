@@ -1,0 +1,166 @@
+/* coord.h - how ranks agree on what to do next. Pure: no clock, lock, log, allocation or I/O.
+ *
+ * Negotiation is itself an allreduce. Every rank's saying (a vote) is merged with an associative and
+ * commutative operator; every rank computes the same plan from the same merged vote. No master, no response
+ * message, no separate cache.
+ *
+ * One coordinator serves one process set on one rank:
+ *
+ *     submit()  a local event: this rank has a tensor ready            (any number, between rounds)
+ *     vote()    what this rank says in the next round                  (once per round)
+ *     merge()   joins two sayings                                      (in any tree shape)
+ *     decide()  the agreed vote -> the plan, the same on all ranks     (once per round)
+ *     fuse()    the plan -> buckets, the same on all ranks
+ *
+ * KNOWN tensors have a slot, the same on every rank, because slots are handed out only by decide. A rank says
+ * "ready" with one bit, merged with AND, cumulative: it stays 1 until decided. FRESH tensors travel as
+ * descriptors of fixed size sorted by key; merging adds the counts of ranks and marks different signatures.
+ * Descriptors are deltas: decide gives a slot to every fresh key that it sees, ready or not, so that each
+ * travels once per rank. Where a vote has no room for all, the smallest keys stay (this keeps merge
+ * associative and the kept counts exact) and the rest are announced again in the next round.
+ *
+ * Rules (each has a transcript in tests/c/):
+ *   1. A fresh key that has a slot (a rank changed the shape of a known tensor) makes everyone forget the
+ *      slot and announce an outstanding request again in the next round; nobody else could ever agree.
+ *   2. Signatures that differ are decided once every active rank has announced the key: then a detail round
+ *      for that key alone collects up to HVD_DETAIL_MAX signatures with their rank bitmaps and the name, and
+ *      the plan carries the error text; the key's slot is freed and the set goes on.
+ *   3. Unnamed requests have the keys {0, counter}, one counter per set across kinds; their slot ends with them.
+ *   4. A group (same non-zero `group` and `group_count` in the signature) is held until all its members are ready.
+ *   5. A rank that joined votes the identity: all bits 1, nothing fresh. What is needed is size - joined.
+ *      While somebody has joined, allreduce and barrier go on; other kinds fail with HVD_EINVAL on every rank
+ *      that asked, in the round that would have done them. When all have joined, plan.joined names the last
+ *      rank that did (greatest round, then greatest rank), joined ranks are reset.
+ *   6. leave: plan.left is the smallest rank that has left; from then on the coordinator plans nothing more.
+ *   7. A full slot table evicts the slot unused for longest (rounds, then index); never one of this decide.
+ *      Outstanding requests of an evicted slot are announced again. All computed in decide.
+ *   8. IN_PLANE ("my buffers lie in plane memory") is merged with AND, for fresh and known alike.
+ *   9. Items of a plan are sorted by (order, key), order being the smallest submission number any rank gave
+ *      when the slot was made: gradients keep the order in which backward produces them.
+ */
+#ifndef HVD_COORD_H
+#define HVD_COORD_H
+
+#include "../ground/ground.h"
+
+#define HVD_DETAIL_MAX  4 /* different signatures that an error can show */
+#define HVD_TICKET_NONE UINT32_MAX
+
+struct hvd_key {
+    uint64_t high, low; /* {0, counter}: unnamed; else a 128-bit hash of set and name, high != 0 */
+};
+
+/* What all ranks must have in common. Compared byte by byte: no padding, unused fields zero. */
+struct hvd_signature {
+    int32_t kind, op, dtype, ndim;
+    int32_t root;
+    uint32_t group_count;
+    uint64_t group;
+    double prescale, postscale;
+    int64_t dims[HVD_DIMS_MAX]; /* allgather: dims[0] is 0, it may differ between ranks */
+};
+
+#define HVD_FRESH_MISMATCH 1u /* set by merge, OR */
+#define HVD_FRESH_IN_PLANE 2u /* AND */
+
+struct hvd_fresh {
+    struct hvd_key key;
+    struct hvd_signature signature; /* of several different ones the smallest by memcmp */
+    uint64_t order;                 /* smallest */
+    uint32_t count;                 /* ranks that said so, added */
+    uint32_t flags;
+};
+
+/* The wire form: a header, then ready bits, in-plane bits, descriptors, and at most one detail section.
+ * `bytes` is the length of all; a reader checks every field against `bytes` before it believes it
+ * (hvd_vote_check), because votes come from other processes. */
+struct hvd_vote {
+    uint32_t bytes, wire;
+    uint64_t round;
+    uint32_t ranks;      /* merged so far */
+    uint32_t joined;     /* ranks that have joined */
+    uint64_t join_round; /* greatest, with join_rank beside it */
+    uint32_t join_rank;
+    uint32_t leaving;     /* ranks that leave now */
+    uint32_t leave_rank;  /* smallest, UINT32_MAX if none */
+    uint32_t slots;       /* bits in each of the two maps; agreed, rounded up to 64 in storage */
+    uint32_t fresh;       /* descriptors */
+    uint32_t detail_slot; /* slot the detail section speaks of, UINT32_MAX: none */
+    uint32_t detail;      /* signatures in the detail section */
+    uint32_t name_bytes;
+    uint64_t body[];
+};
+
+struct hvd_coord_limits {
+    int rank, size;   /* in the set; size up to 1,000,000 */
+    uint32_t slots;   /* known tensors at most */
+    uint32_t tickets; /* requests in flight on this rank at most */
+    uint32_t fresh;   /* descriptors in one vote at most */
+    uint64_t set;     /* part of the hash of every name */
+};
+
+struct hvd_plan_item {
+    struct hvd_signature signature;
+    struct hvd_key key;
+    uint64_t order;
+    uint64_t count;  /* elements: product of dims; allgather: of one row */
+    uint32_t ticket; /* what submit was given; HVD_TICKET_NONE on a rank that has joined */
+    uint32_t slot;
+    uint32_t flags;  /* HVD_FRESH_IN_PLANE as agreed */
+    uint32_t bucket; /* set by fuse */
+    int32_t code;    /* HVD_OK, or why this item fails on every rank instead of being done */
+};
+
+struct hvd_plan {
+    uint64_t round;
+    uint32_t items, items_max;
+    uint32_t buckets;       /* set by fuse; numbers rise with the first item of each */
+    uint32_t active;        /* ranks that have not joined: what "divide by active" would divide by */
+    int32_t left;           /* rank that has left, -1: none; pending and later requests fail */
+    int32_t joined;         /* all have joined, this one last; -1: not yet */
+    uint32_t failed_ticket; /* a mismatch was resolved: this request fails with the text below */
+    char text[HVD_TEXT_MAX];
+    struct hvd_plan_item *item; /* room for items_max, given by the engine; items_max >= slots + fresh */
+};
+
+struct hvd_coord;
+
+/* Memory is the caller's: bytes() says how much, open() lays the coordinator out in it (64-byte aligned). */
+size_t hvd_coord_bytes(const struct hvd_coord_limits *limits);
+struct hvd_coord *hvd_coord_open(void *memory, const struct hvd_coord_limits *limits);
+/* Bytes of the largest vote that may arise, details included. */
+size_t hvd_vote_bytes_max(const struct hvd_coord_limits *limits);
+
+/* This rank is ready. `name` (NULL: unnamed) and its memory are lent until the ticket is planned or failed.
+ * The signature's ragged dimension is cleared here. Returns HVD_OK, HVD_EDUP (the name is in flight on this
+ * rank), HVD_ESTATE (somebody has left). Ticket < limits.tickets and not in use, which the engine sees to. */
+int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name, const struct hvd_signature *signature,
+                     uint32_t flags);
+/* This rank joins (its ticket-less request ends with plan.joined) or leaves. */
+void hvd_coord_join(struct hvd_coord *coord);
+void hvd_coord_leave(struct hvd_coord *coord);
+
+/* Would my vote say something that the last one did not? Then a round is wanted. */
+bool hvd_coord_news(const struct hvd_coord *coord);
+/* Number of the next round; counts from 1. */
+uint64_t hvd_coord_round(const struct hvd_coord *coord);
+/* Write my saying for the next round; returns its length. Calling it again before decide adds later news. */
+size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t room);
+/* Is this a well-formed vote of at most `room` bytes for this set and round? HVD_OK or HVD_EINVAL. */
+int hvd_vote_check(const struct hvd_coord *coord, const struct hvd_vote *vote, size_t room);
+/* into := into (+) from. `into` has room for hvd_vote_bytes_max. Both were checked. */
+void hvd_vote_merge(const struct hvd_coord *coord, struct hvd_vote *into, const struct hvd_vote *from);
+/* The agreed vote -> what to do, in order. Advances the round. */
+void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, struct hvd_plan *plan);
+/* Cut the plan into buckets: allreduces with the same op, dtype, scales and flags travel together up to
+ * bucket_bytes (a larger tensor travels alone; 0: nothing is fused); everything else alone. A bucket may take a
+ * later item past others of another dtype, its place is that of its first item. bytes_of: bytes of a dtype. */
+void hvd_plan_fuse(struct hvd_plan *plan, uint64_t bucket_bytes, const uint8_t *bytes_of);
+
+/* Requests of this rank that are outstanding, for errors and reports: calls see() for each. */
+void hvd_coord_pending(const struct hvd_coord *coord, void (*see)(void *self, uint32_t ticket), void *self);
+
+/* Hash of a name in a set: 128 bits, high never 0. */
+struct hvd_key hvd_key_of(uint64_t set, const char *name);
+
+#endif

@@ -1,0 +1,49 @@
+/* ground.h - limits, errors, time and assertions: what every floor may stand on.
+ *
+ * Nothing here knows about ranks meeting, votes or planes. The folder is the only place with a
+ * platform #if. Allocation is the caller's business; no function here keeps a pointer it is given
+ * unless its contract says so.
+ */
+#ifndef HVD_GROUND_H
+#define HVD_GROUND_H
+
+#include "../hvdlite.h"
+
+#include <stdarg.h>
+#include <stdbool.h>
+
+#define HVD_WIRE_VERSION 1     /* grows whenever bytes that ranks exchange change meaning */
+#define HVD_LOCAL_MAX    64    /* ranks on one host that shared memory serves */
+#define HVD_CACHE_LINE   64    /* bytes; flags that different ranks write keep two lines apart */
+#define HVD_HANDLES_MAX  65536 /* collectives in flight in one process */
+#define HVD_PAGE         4096
+
+#define HVD_ALIGN_UP(n, to) (((n) + (to) - 1) / (to) * (to))
+#define HVD_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+/* Asserts are for our own mistakes and stay on in release builds: a wrong sum is worse than a stop. */
+#define HVD_ASSERT(condition) ((condition) ? (void)0 : hvd_assert_failed(#condition, __FILE__, __LINE__))
+_Noreturn void hvd_assert_failed(const char *condition, const char *file, int line);
+
+/* One failure: its code, the rank at fault (-1: none in particular) and one sentence. */
+struct hvd_error {
+    int code;
+    int culprit;
+    char text[HVD_TEXT_MAX];
+};
+
+/* Fill `error` and return `code`, so that a failing function ends in one line. The first failure wins:
+ * an error that already holds a code is left as it is. `error` may be NULL. */
+int hvd_fail(struct hvd_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The same, naming the rank at fault. */
+int hvd_fail_rank(struct hvd_error *error, int code, int culprit, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* Copy the text out, cut to fit, always terminated. */
+void hvd_text_copy(char *text, size_t text_bytes, const char *from);
+
+/* Monotonic time in ns. Never called by the pure floors. */
+uint64_t hvd_now_ns(void);
+/* CPUs this process may use: affinity and cgroup quota, at least 1. */
+int hvd_cpus_usable(void);
+
+#endif

@@ -1,0 +1,164 @@
+/* hvdlite.h - the public C API of the core: the one contract between C and Python.
+ *
+ * cffi reads the part between the two marks below, so the header is written once: it holds plain
+ * declarations, literal defines and enums only. dtype and op travel as int; their names and sizes are
+ * asked at import (hvd_dtype_name and friends), so a new dtype or op is one X-macro row in kernel/.
+ *
+ * Rules that hold for every function:
+ *   - Any thread may call any function; none is called with a lock of the core held.
+ *   - The return value is HVD_OK (0), a positive answer where documented, or a negative HVD_E* code.
+ *     Where there is a `text` argument, a failure writes one human sentence into it (always
+ *     NUL-terminated, cut at text_bytes): which rank, which tensor, what to do.
+ *   - The core never exits, prints or throws.
+ *   - In a forked child every function but hvd_forked() fails with HVD_EFORK.
+ */
+#ifndef HVDLITE_H
+#define HVDLITE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+/* Results. HVD_AGAIN is no error: "not yet". */
+#define HVD_AGAIN     1
+#define HVD_OK        0
+#define HVD_EINVAL    -1  /* the caller's mistake, seen locally: ValueError */
+#define HVD_ETYPE     -2  /* unsupported dtype: ValueError too, as Horovod has it */
+#define HVD_EDUP      -3  /* the name is in flight already: ValueError */
+#define HVD_EMISMATCH -4  /* ranks disagree on one tensor: HvdMismatchError */
+#define HVD_EPEER     -5  /* a rank died or left: HvdPeerLostError */
+#define HVD_EINIT     -6  /* initialisation failed: HvdInitError */
+#define HVD_ETIMEOUT  -7  /* HvdTimeoutError */
+#define HVD_ENOMEM    -8  /* MemoryError; the text says of what and how much */
+#define HVD_ESTATE    -9  /* not initialised, or shut down while the request was pending */
+#define HVD_EFORK     -10 /* called in a forked child */
+#define HVD_EHANDLE   -11 /* stale or unknown handle: ValueError */
+#define HVD_EINTERNAL -12 /* our own mistake; please report */
+#define HVD_EFULL     -13 /* internal: a table is full, come again; never leaves the core */
+
+/* Kinds of collective. */
+#define HVD_ALLREDUCE     0
+#define HVD_ALLGATHER     1
+#define HVD_BROADCAST     2
+#define HVD_BARRIER       3
+#define HVD_JOIN          4
+#define HVD_ALLTOALL      5 /* reserved: later */
+#define HVD_REDUCESCATTER 6 /* reserved: later */
+
+#define HVD_DIMS_MAX 8
+#define HVD_NAME_MAX 255 /* bytes of a tensor name that errors can show; longer names are hashed whole */
+#define HVD_TEXT_MAX 2048
+
+/* What hvd_init needs to know. Python fills it from the `config` table; 0 means "default" for limits. */
+struct hvd_options {
+    int rank, size;
+    int local_rank, local_size;
+    int cross_rank, cross_size;
+    uint64_t job;         /* the same on all ranks of a job, differs between jobs */
+    uint64_t epoch;       /* counts the inits of a job */
+    uint8_t secret[32];   /* proves that a local socket belongs to the job */
+    int store_fd;         /* connected, authenticated store connection or -1: abort records go out on it,
+                             "rank k is lost" frames come in; lent until hvd_shutdown returns */
+    int64_t fusion_bytes; /* agreed; bytes in one bucket at most, 0 = no fusion */
+    int32_t slots_max;    /* agreed; known tensors at most */
+    int32_t start_timeout_ms;
+    int32_t leave_timeout_ms; /* how long shutdown waits for the others to acknowledge: 2000 */
+    int32_t spin_us;          /* how long a turn spins before it sleeps; -1 = decide from CPUs and ranks */
+    int32_t trace_events;     /* ring size, power of two */
+};
+
+/* allgather: every rank gives `bytes` bytes, all[rank * bytes] receives them in rank order. May block.
+ * Returns HVD_OK or a negative code with the reason in text. Implemented in Python over the store. */
+typedef int hvd_boot_allgather(void *self, const void *mine, size_t bytes, void *all, char *text, size_t text_bytes);
+
+struct hvd_request {
+    const char *name; /* NULL: unnamed, matched by order of submission */
+    int kind, op, dtype;
+    int root; /* broadcast: rank inside the process set */
+    int ndim;
+    int64_t dims[HVD_DIMS_MAX];
+    double prescale, postscale;
+    const void *input; /* contiguous; NULL only for barrier, join and zero elements */
+    void *output;      /* allreduce, broadcast: same size as the input, may be the input itself.
+                          allgather: NULL, the engine allocates (hvd_result) */
+    int process_set;   /* 0: all ranks */
+    uint64_t group;    /* 0: none; all members of a group become ready together */
+    int group_count;
+};
+
+/* The result of a ragged collective. Owned by the engine until hvd_forget. */
+struct hvd_output {
+    void *data;
+    int64_t bytes;
+    int64_t rows;           /* first dimension of the result */
+    const int64_t *rows_of; /* rows that came from each rank, `size` entries */
+    int size;
+};
+
+/* Life. hvd_init blocks until all ranks have met or start_timeout_ms is over. */
+int hvd_init(const struct hvd_options *options, hvd_boot_allgather *allgather, void *self, char *text,
+             size_t text_bytes);
+int hvd_shutdown(void); /* agreed by votes; bounded by leave_timeout_ms; HVD_OK also when not initialised */
+int hvd_abort(int culprit, int code,
+              const char *reason); /* tell everyone why this job ends; first call of the job wins */
+int hvd_initialized(void);         /* 1 or 0 */
+int hvd_forked(void);              /* 1 in a forked child of a process that had called hvd_init */
+int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes); /* 1 if the job has failed, 0 if not */
+
+/* Topology; negative HVD_ESTATE before init. */
+int hvd_rank(void);
+int hvd_size(void);
+int hvd_local_rank(void);
+int hvd_local_size(void);
+int hvd_cross_rank(void);
+int hvd_cross_size(void);
+
+/* Collectives. submit returns a handle > 0 or a negative code; it never waits for another rank.
+ * The request is copied; tensor memory stays the caller's and must live until the handle is finished. */
+int64_t hvd_submit(const struct hvd_request *request, char *text, size_t text_bytes);
+int hvd_poll(int64_t handle); /* HVD_OK: finished (well or not), HVD_AGAIN, HVD_EHANDLE */
+int hvd_wait(int64_t handle, int timeout_ms, char *text, size_t text_bytes); /* HVD_OK, HVD_AGAIN, or why it failed */
+int hvd_result(int64_t handle,
+               struct hvd_output *output); /* after hvd_wait returned HVD_OK; ragged collectives and join */
+int hvd_forget(int64_t handle); /* frees the slot and the engine's output; waits if the work is still in flight */
+
+/* Memory that a plane can move without a copy (shared by the ranks of this host). Freed by hvd_free,
+ * also after shutdown. NULL when the plane has none to give. */
+void *hvd_alloc(size_t bytes);
+void hvd_free(void *memory);
+
+/* Tables, so that Python never repeats them. i runs from 0; NULL or 0 past the end. */
+const char *hvd_version(void);
+int hvd_wire_version(void);
+const char *hvd_dtype_name(int dtype);
+int hvd_dtype_bytes(int dtype);
+const char *hvd_op_name(int op);
+int hvd_op_number(int op);
+const char *hvd_plane_name(int i);
+const char *hvd_plane_used(void); /* the plane that the global set uses, NULL before init */
+
+/* Trace ring: copies the newest events, oldest first; returns how many. */
+struct hvd_event {
+    uint64_t time_ns; /* CLOCK_MONOTONIC */
+    uint32_t what;    /* see trace/trace.h */
+    uint32_t tag;
+    uint64_t value;
+};
+int hvd_trace(struct hvd_event *events, int count);
+const char *hvd_trace_name(int what);
+
+/* Counters since init, in the order that hvd_counter_name gives. */
+const char *hvd_counter_name(int i);
+int64_t hvd_counter(int i);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,81 @@
+/* kernel.h - dtypes, reduce ops, and the loops over elements. HOT.
+ *
+ * One X-macro row adds a dtype or an op: the tables, the kernels, the names that Python shows and the test
+ * matrix expand from it. SIMD is chosen once, at run time, through a table of function pointers.
+ *
+ * Arithmetic (the same on every processor and for every way tensors are fused):
+ *   - All n sources are combined in rank order, src[0] first; the destination may be one of the sources.
+ *   - float16 and bfloat16 accumulate in float32, float64 in float64; one factor (prescale, average and
+ *     postscale, folded in double, rounded once to the accumulator's type) is applied in the accumulator;
+ *     one rounding (to nearest even) at the store.
+ *   - Integer sums and products wrap. Average accumulates in 64 bits and divides by n, truncating towards
+ *     zero. A factor other than 1 goes through double and truncates; what does not fit wraps modulo 2^bits, NaN gives
+ * 0.
+ *   - bool: sum, max = or; product, min = and; average is refused (hvd_reduce_check).
+ *   - min and max of floats: a NaN in any source gives NaN.
+ *   - Everything is built with -ffp-contract=off.
+ */
+#ifndef HVD_KERNEL_H
+#define HVD_KERNEL_H
+
+#include "../ground/ground.h"
+
+/* X(number, NAME, bytes): numbers are wire format, never reused. */
+#define HVD_DTYPES(X) \
+    X(0, uint8, 1)    \
+    X(1, int8, 1)     \
+    X(2, uint16, 2)   \
+    X(3, int16, 2)    \
+    X(4, int32, 4)    \
+    X(5, int64, 8)    \
+    X(6, float16, 2)  \
+    X(7, float32, 4)  \
+    X(8, float64, 8)  \
+    X(9, bool, 1)     \
+    X(10, bfloat16, 2)
+#define HVD_DTYPES_MAX 11
+
+/* Numbers as Horovod's ReduceOp; 2 is Adasum, later. */
+#define HVD_OPS(X) \
+    X(0, average)  \
+    X(1, sum)      \
+    X(3, min)      \
+    X(4, max)      \
+    X(5, product)
+
+enum {
+#define X(number, name, bytes) HVD_DTYPE_##name = number,
+    HVD_DTYPES(X)
+#undef X
+#define X(number, name) HVD_OP_##name = number,
+        HVD_OPS(X)
+#undef X
+};
+
+/* What remains to be done to a combined value, after prescale, postscale and average are folded into one. */
+struct hvd_scale {
+    int op;        /* sum, min, max or product; min and max are swapped under a negative prescale */
+    int divide;    /* integer average: divide the 64-bit sum by this; 1 otherwise */
+    double factor; /* 1.0: none */
+};
+
+/* NULL if the core can reduce this; else a sentence that names the dtype and op and the remedy. Static. */
+const char *hvd_reduce_check(int op, int dtype, double prescale, double postscale);
+
+/* Fold. `n`: sources combined (a product of prescaled values has prescale^n); `divide_by`: what an average
+ * divides by (the size of the set, or its active ranks). */
+struct hvd_scale hvd_scale_fold(int op, int dtype, int n, int divide_by, double prescale, double postscale);
+
+/* dst[i] = scale(op(src[0][i], ..., src[n-1][i])), 1 <= n <= HVD_LOCAL_MAX. No alignment is needed beyond
+ * that of the dtype. dst is one of the sources or overlaps none. */
+void hvd_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void *const *src, int n, size_t count);
+
+/* memcpy for large blocks that are read by another core soon; the ranges do not overlap. */
+void hvd_copy(void *dst, const void *src, size_t bytes);
+
+/* Name of the instruction set in use: "avx512", "avx2", "neon", "portable". */
+const char *hvd_kernel_name(void);
+/* For tests: use the named variant if this processor has it; HVD_EINVAL if it has not. NULL: choose again. */
+int hvd_kernel_use(const char *name);
+
+#endif

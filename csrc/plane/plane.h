@@ -1,0 +1,99 @@
+/* plane.h - what moves and reduces bytes. One file csrc/plane/x.c per plane, exporting only hvd_plane_x.
+ *
+ * The engine asks `can`, then `start`, then `poll` until it is not HVD_AGAIN. Works of one set start in plan
+ * order on all ranks: this is the deadlock proof and the only rule a plane may rely on. At most one work of a
+ * set is in flight on one plane. A plane never calls back up; it gets what it needs in hvd_plane_arg.
+ */
+#ifndef HVD_PLANE_H
+#define HVD_PLANE_H
+
+#include "../ground/ground.h"
+#include "../ground/sleep.h"
+
+/* One tensor of a bucket. The bucket is the concatenation of its pieces; nothing is packed beforehand. */
+struct hvd_piece {
+    const void *in; /* NULL: this rank has joined and gives the op's identity; allreduce only */
+    void *out;      /* NULL: nobody here wants the result (joined rank). May equal in. */
+    uint64_t count; /* elements; allgather: of this rank */
+};
+
+#define HVD_WORK_IN_PLANE 1u /* agreed: every rank's pieces lie in memory from alloc, at any address */
+
+/* One collective on one bucket, all of one kind, op, dtype, scale and root. Written by the engine, read-only
+ * for the plane but for `room`; lent from start until poll returns something else than HVD_AGAIN. */
+struct hvd_work {
+    int kind, op, dtype, root;
+    uint32_t flags;
+    int divide_by; /* average: ranks to divide by */
+    double prescale, postscale;
+    const struct hvd_piece *piece;
+    uint32_t pieces;
+    uint64_t count;           /* sum over pieces[].count */
+    const uint64_t *count_of; /* allgather: elements by piece and rank, count_of[piece * size + rank];
+                                 out of a piece receives all ranks' elements in rank order */
+    uint64_t room[24];        /* the plane's own state for this work; start may assume nothing about it */
+};
+
+/* Shared memory of the ranks of one set on one host: rank r's segment is mapped at map[r] in this process.
+ * Counted: a plane holds one reference, every block handed out as a view another; the last one unmaps. */
+struct hvd_share {
+    void *map[HVD_LOCAL_MAX];
+    size_t bytes; /* of each segment; zero-filled and sparse: a page costs memory when it is touched */
+    int size;
+    _Atomic uint32_t references;
+    void (*unmap)(struct hvd_share *share); /* set by who made it; called by hvd_share_drop */
+};
+static inline void hvd_share_keep(struct hvd_share *share)
+{
+    atomic_fetch_add(&share->references, 1);
+}
+static inline void hvd_share_drop(struct hvd_share *share)
+{
+    if (atomic_fetch_sub(&share->references, 1) == 1)
+        share->unmap(share);
+}
+
+/* What a plane is opened with. The functions are for `open` only, may block, and are collective: every rank
+ * of the set calls them in the same order. `bells` stays valid until close. */
+struct hvd_plane_arg {
+    int rank, size; /* in the set */
+    bool one_host;  /* all ranks of the set proved to be on this host */
+    int cpus;       /* usable by this process */
+    struct hvd_bells *bells;
+    void *self; /* first argument of the two below */
+    int (*allgather)(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error);
+    /* Every rank gets `bytes` (the same on all) of its own, mapped by all. NULL on failure. */
+    struct hvd_share *(*share)(void *self, size_t bytes, struct hvd_error *error);
+};
+
+enum hvd_plane_order { HVD_ORDER_SET, HVD_ORDER_DEVICE }; /* see DESIGN: overlapping sets */
+
+struct hvd_plane {
+    const char *name;
+    int preference; /* the working plane with the highest wins */
+    enum hvd_plane_order order;
+    bool bound; /* its calls must all come from one thread: a waiting caller must not take the turn */
+
+    /* Engine, at init, may block. On failure nothing stays allocated. *plane is passed to all below. */
+    int (*open)(const struct hvd_plane_arg *arg, void **plane, struct hvd_error *error);
+    /* Pure, on agreed fields only (kind, op, dtype, count, flags): the answer is the same on all ranks. */
+    bool (*can)(void *plane, const struct hvd_work *work);
+    /* Never blocks. HVD_OK: go on with poll; negative: refused, nothing was started on any rank. */
+    int (*start)(void *plane, struct hvd_work *work, struct hvd_error *error);
+    /* Never blocks for longer than one slice takes. HVD_OK: done, the caller's memory is no longer touched
+     * by this rank. HVD_AGAIN: come again; *progress is set if anything moved. Peers that sleep are rung
+     * when there is news for them, so after HVD_AGAIN without progress the caller may sleep on its bell. */
+    int (*poll)(void *plane, struct hvd_work *work, bool *progress, struct hvd_error *error);
+    /* Returns when nothing will touch the caller's memory; peers may be dead. Never fails. */
+    void (*close)(void *plane);
+    /* Memory that this plane moves without a copy, 64-byte aligned; NULL when there is none. Any thread.
+     * release works after close. Both may be NULL. owns: does this whole range lie in memory of alloc? */
+    void *(*alloc)(void *plane, size_t bytes);
+    void (*release)(void *memory);
+    bool (*owns)(void *plane, const void *memory, size_t bytes);
+};
+
+/* The table the build makes from the file names (-DHVD_PLANE_LIST="X(self) X(shm)"), NULL-terminated. */
+extern const struct hvd_plane *const hvd_planes[];
+
+#endif

@@ -1,0 +1,20 @@
+/* table.c - which planes this build carries.
+ *
+ * The file name is the registration: setup.py and tests/Makefile glob csrc/plane/ for plug-ins and pass
+ * their names as -DHVD_PLANE_LIST="X(self) X(shm)". Nobody edits a list.
+ */
+#include "plane.h"
+
+#ifndef HVD_PLANE_LIST
+#error "build with -DHVD_PLANE_LIST, the names of the files csrc/plane/*.c but for table.c"
+#endif
+
+#define X(name) extern const struct hvd_plane hvd_plane_##name;
+HVD_PLANE_LIST
+#undef X
+
+const struct hvd_plane *const hvd_planes[] = {
+#define X(name) &hvd_plane_##name,
+    HVD_PLANE_LIST
+#undef X
+        NULL};
