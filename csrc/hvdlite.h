@@ -22,6 +22,9 @@
 extern "C" {
 #endif
 
+/* The one place: setup.py reads it, hvd_version() returns it, hvdlite.__version__ is tested against it. */
+#define HVD_VERSION "0.1.0"
+
 /* cffi: begin */
 
 /* Results. HVD_AGAIN is no error: "not yet". */

@@ -1,0 +1,72 @@
+"""How csrc/ becomes hvdlite._cffi: which files are compiled, with which flags, and what Python sees of them.
+
+setup.py hands this file to cffi (API mode), which runs it and compiles the result; nothing imports it at run time.
+Three ideas:
+
+* The header is written once. cffi reads csrc/hvdlite.h between the marks `cffi: begin` and `cffi: end`; the one thing
+  that Python itself implements, the bootstrap's allgather, is declared here because `extern "Python"` is not C.
+* The file name is the registration. Every csrc/**/*.c is compiled; every csrc/plane/x.c (the table itself aside)
+  becomes an X(x) in HVD_PLANE_LIST, which csrc/plane/table.c expands. tests/Makefile makes the same list.
+* Dependencies are honest. All headers are dependencies, and the list of sources stands in the generated file, so that
+  a file that was changed, added or removed rebuilds the extension.
+
+There is no -march=native: the kernels choose their SIMD at run time. Asserts stay on, against Python's own -DNDEBUG.
+"""
+
+import re
+import sysconfig
+from pathlib import Path
+
+import cffi
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+
+FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-UNDEBUG"]
+CALLBACK = """
+extern "Python" int hvd_py_allgather(void *self, const void *mine, size_t bytes, void *all,
+                                     char *text, size_t text_bytes);
+"""
+ABI3 = [("Py_LIMITED_API", "0x03090000")]
+
+
+def _relative(paths):
+    """Paths as setuptools wants them: with `/`, relative to the project's root, in a fixed order."""
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
+
+
+def declarations() -> str:
+    """What cffi parses: the marked part of the public header and the callback that Python implements."""
+    header = (CSRC / "hvdlite.h").read_text(encoding="utf-8")
+    found = re.search(r"/\* cffi: begin \*/(.*?)/\* cffi: end \*/", header, re.DOTALL)
+    if found is None:
+        raise RuntimeError("csrc/hvdlite.h has lost its marks `cffi: begin` and `cffi: end`")
+    return found.group(1) + CALLBACK
+
+
+def builder() -> cffi.FFI:
+    """The cffi builder of hvdlite._cffi."""
+    sources = _relative(CSRC.rglob("*.c"))
+    headers = _relative(CSRC.rglob("*.h"))
+    planes = [path.stem for path in sorted((CSRC / "plane").glob("*.c")) if path.stem != "table"]
+    # abi3 does not exist for free-threaded Pythons: there the extension serves one version only.
+    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    result = cffi.FFI()
+    result.cdef(declarations())
+    result.set_source(
+        "hvdlite._cffi",
+        "/* compiled with:\n" + "".join(f" * {source}\n" for source in sources) + ' */\n#include "hvdlite.h"\n',
+        sources=sources,
+        depends=[*headers, "hvdlite/_build.py"],
+        include_dirs=["csrc"],
+        define_macros=[("HVD_PLANE_LIST", " ".join(f"X({plane})" for plane in planes))]
+        + ([] if free_threaded else ABI3),
+        py_limited_api=not free_threaded,
+        extra_compile_args=FLAGS,
+        extra_link_args=["-pthread"],
+        libraries=["dl", "m"],
+    )
+    return result
+
+
+ffi = builder()

@@ -1,0 +1,50 @@
+"""The package: metadata, and the one extension that hvdlite/_build.py describes.
+
+`pip install .` needs gcc or clang, and nothing of torch, TensorFlow, MPI, NCCL or CUDA: those are found when a program
+starts. The wheel is abi3: built by any Python from 3.9 on, it serves all of them. `.ci/wheel` builds the portable one
+that a release carries. Settings of tools are in pyproject.toml.
+"""
+
+import re
+import sysconfig
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+VERSION = re.search(r'^#define HVD_VERSION "(.+)"', (ROOT / "csrc/hvdlite.h").read_text(encoding="utf-8"), re.MULTILINE)
+if VERSION is None:
+    raise SystemExit("csrc/hvdlite.h does not say HVD_VERSION")
+
+TORCH = ["torch>=2.1"]
+EXAMPLES = ["scikit-learn", "tqdm"]
+CHECKS = ["pytest", "ruff", "mypy", "clang-format==18.1.8", "psutil"]
+
+setup(
+    name="hvdlite",
+    version=VERSION.group(1),
+    description="Data-parallel training: a script for one process runs on many, with a four-line change",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.9",
+    install_requires=["cffi>=1.16", "cloudpickle", "numpy"],
+    extras_require={
+        "torch": TORCH,
+        "pytorch": TORCH,  # Horovod's name of it
+        "examples": TORCH + EXAMPLES,
+        "test": CHECKS + EXAMPLES,
+    },
+    # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.
+    packages=find_packages(include=["hvdlite", "hvdlite.*"])
+    + sorted(
+        ".".join(["hvdlite", *path.relative_to(ROOT).parent.parts]) for path in (ROOT / "launcher").rglob("__init__.py")
+    ),
+    package_dir={"hvdlite.launcher": "launcher"},
+    package_data={"hvdlite": ["py.typed"]},
+    cffi_modules=["hvdlite/_build.py:ffi"],
+    options={} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"py_limited_api": "cp39"}},
+    entry_points={"console_scripts": ["hvdlite-run = hvdlite.launcher.cli:main"]},
+    zip_safe=False,
+)
