@@ -1,0 +1,76 @@
+"""The classes of error a user meets, and which code of the core becomes which class.
+
+Three questions decide the class: did the caller make a mistake that this process can see alone (ValueError, TypeError);
+do the ranks disagree about one tensor (HvdMismatchError: a bug in the script, the job can go on); or is a rank gone
+(HvdPeerLostError: nothing can be done on this set of ranks any more)? Elastic training retries the last kind only,
+so that a deterministic bug never loops. The texts come from where the fact is known, mostly the core; nothing here
+rewords them.
+"""
+
+from __future__ import annotations
+
+
+class HvdError(RuntimeError):
+    """Anything that hvdlite raises about collectives. `rank` is the rank at fault, or None."""
+
+    rank: int | None = None
+
+
+class HvdMismatchError(HvdError, ValueError):
+    """The ranks disagree about one tensor: its shape, dtype, op, root or scale. The engine goes on working."""
+
+
+class HvdNotInitializedError(HvdError, ValueError):
+    """A call before init() or after shutdown()."""
+
+
+class HorovodInternalError(HvdError):
+    """The job cannot go on with these ranks. Horovod's name of it."""
+
+
+class HvdPeerLostError(HorovodInternalError):
+    """A rank has died or has left; `rank` says which. The only error that elastic training retries."""
+
+
+class HvdInitError(HvdError):
+    """init() did not succeed; the text says which rank, in which step, and what to do."""
+
+
+class HvdOptionError(HvdInitError, ValueError):
+    """An environment variable or a flag has a value that cannot be; the text names both."""
+
+
+class HvdTimeoutError(HvdError):
+    """Something took longer than its limit."""
+
+
+class HvdForkError(HvdError):
+    """hvdlite was called in a forked child of a rank, for example in a DataLoader worker."""
+
+
+NOT_INITIALIZED = "hvdlite has not been initialized; use hvd.init()."
+
+# By the names of the core's codes (csrc/hvdlite.h), so that this file needs no extension to be imported.
+CLASS_OF_CODE: dict[str, type[Exception]] = {
+    "HVD_EINVAL": ValueError,
+    "HVD_ETYPE": ValueError,
+    "HVD_EDUP": ValueError,
+    "HVD_EMISMATCH": HvdMismatchError,
+    "HVD_EPEER": HvdPeerLostError,
+    "HVD_EINIT": HvdInitError,
+    "HVD_ETIMEOUT": HvdTimeoutError,
+    "HVD_ENOMEM": MemoryError,
+    "HVD_ESTATE": HvdNotInitializedError,
+    "HVD_EFORK": HvdForkError,
+    "HVD_EHANDLE": ValueError,
+    "HVD_EINTERNAL": HorovodInternalError,
+    "HVD_EFULL": HorovodInternalError,
+}
+
+
+def error_of(code_name: str, text: str, rank: int | None = None) -> Exception:
+    """The exception for a code of the core. `rank` is the culprit where the core knows one."""
+    error = CLASS_OF_CODE.get(code_name, HorovodInternalError)(text)
+    if isinstance(error, HvdError):
+        error.rank = rank
+    return error
