@@ -18,7 +18,15 @@ if VERSION is None:
 
 TORCH = ["torch>=2.1"]
 EXAMPLES = ["scikit-learn", "tqdm"]
-CHECKS = ["pytest", "ruff", "mypy", "clang-format==18.1.8", "psutil"]
+CHECKS = [
+    "pytest",
+    "psutil",
+    "setuptools>=64",
+    "wheel",
+    "clang-format==18.1.8",  # what formats and checks is pinned, or a fresh machine would find other faults
+    "ruff==0.17.5",
+    "mypy==2.4.1; python_version >= '3.10'",
+]
 
 setup(
     name="hvdlite",
