@@ -140,8 +140,8 @@ const char *hvd_version(void);
 int hvd_wire_version(void);
 const char *hvd_dtype_name(int dtype);
 int hvd_dtype_bytes(int dtype);
-const char *hvd_op_name(int op);
-int hvd_op_number(int op);
+const char *hvd_op_name(int op); /* by its number; NULL: no such op (the numbers have holes) */
+int hvd_op_number(int i);        /* number of the i-th op, negative past the end */
 const char *hvd_plane_name(int i);
 const char *hvd_plane_used(void); /* the plane that the global set uses, NULL before init */
 

@@ -1,0 +1,12 @@
+/* avx512.c - the loops for x86-64 processors with AVX-512 (F, BW, DQ, VL): 64-byte vectors.
+ *
+ * FMA is part of AVX-512 F; -ffp-contract=off, with which everything is built, keeps it out of the sums.
+ * Nothing here runs before choose.c has asked the processor.
+ */
+#include "loops.h"
+
+#if HVD_KERNEL_X86
+#define VARIANT avx512
+#define TARGET  __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#include "every_dtype.h"
+#endif

@@ -1,0 +1,152 @@
+/* every_dtype.h - one variant whole: instantiates the loops for every dtype and makes the table of them.
+ *
+ * Included once by each variant's source, which defines VARIANT (the table's suffix and name) and TARGET (the
+ * instruction set, as a function attribute). Adding a dtype: its row in kernel.h and its traits here.
+ */
+#include "loops.h"
+#include "number.h"
+
+#define AS_IS(x)         (x)
+#define NEVER(x)         0
+#define UNSCALED(x, by)  (x)
+#define IS_NAN(x)        ((x) != (x))
+#define TIMES(x, by)     ((x) * (by))
+#define SETTLED32(x, by) hvd_float_settled((x) * (by))
+#define SETTLED64(x, by) hvd_double_settled((x) * (by))
+#define TRUTH(x)         ((x) != 0)
+
+#include "wide.h"
+
+#define NAMED(verb) verb##_uint8
+#define ELEMENT     uint8_t
+#define ACCUMULATOR uint8_t
+#define WRAPPING    uint32_t
+#define LOAD        AS_IS
+#define STORE       AS_IS
+#define ISNAN       NEVER
+#define SCALED      UNSCALED
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_int8
+#define ELEMENT     int8_t
+#define ACCUMULATOR int8_t
+#define WRAPPING    uint32_t
+#define LOAD        AS_IS
+#define STORE       AS_IS
+#define ISNAN       NEVER
+#define SCALED      UNSCALED
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_uint16
+#define ELEMENT     uint16_t
+#define ACCUMULATOR uint16_t
+#define WRAPPING    uint32_t
+#define LOAD        AS_IS
+#define STORE       AS_IS
+#define ISNAN       NEVER
+#define SCALED      UNSCALED
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_int16
+#define ELEMENT     int16_t
+#define ACCUMULATOR int16_t
+#define WRAPPING    uint32_t
+#define LOAD        AS_IS
+#define STORE       AS_IS
+#define ISNAN       NEVER
+#define SCALED      UNSCALED
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_int32
+#define ELEMENT     int32_t
+#define ACCUMULATOR int32_t
+#define WRAPPING    uint32_t
+#define LOAD        AS_IS
+#define STORE       AS_IS
+#define ISNAN       NEVER
+#define SCALED      UNSCALED
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_int64
+#define ELEMENT     int64_t
+#define ACCUMULATOR int64_t
+#define WRAPPING    uint64_t
+#define LOAD        AS_IS
+#define STORE       AS_IS
+#define ISNAN       NEVER
+#define SCALED      UNSCALED
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_bool
+#define ELEMENT     uint8_t
+#define ACCUMULATOR uint8_t
+#define WRAPPING    uint32_t
+#define LOAD        TRUTH
+#define STORE       AS_IS
+#define ISNAN       NEVER
+#define SCALED      UNSCALED
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_float16
+#define ELEMENT     uint16_t
+#define ACCUMULATOR float
+#define WRAPPING    float
+#define LOAD        hvd_float_of_float16
+#define STORE       hvd_float16_of_float
+#define ISNAN       IS_NAN
+#define SCALED      TIMES
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_bfloat16
+#define ELEMENT     uint16_t
+#define ACCUMULATOR float
+#define WRAPPING    float
+#define LOAD        hvd_float_of_bfloat16
+#define STORE       hvd_bfloat16_of_float
+#define ISNAN       IS_NAN
+#define SCALED      TIMES
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_float32
+#define ELEMENT     float
+#define ACCUMULATOR float
+#define WRAPPING    float
+#define LOAD        AS_IS
+#define STORE       AS_IS
+#define ISNAN       IS_NAN
+#define SCALED      SETTLED32
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_float64
+#define ELEMENT     double
+#define ACCUMULATOR double
+#define WRAPPING    double
+#define LOAD        AS_IS
+#define STORE       AS_IS
+#define ISNAN       IS_NAN
+#define SCALED      SETTLED64
+#include "one_dtype.h"
+
+#define JOINED(a, b)       a##b
+#define TABLE_OF(variant)  JOINED(hvd_loops_, variant)
+#define STRING(name)       #name
+#define STRING_OF(variant) STRING(variant)
+
+const struct hvd_loops TABLE_OF(VARIANT) = {
+    STRING_OF(VARIANT),
+    {
+#define X(number, dtype, bytes)             \
+    [number] = {[HVD_OP_sum] = sum_##dtype, \
+                [HVD_OP_min] = min_##dtype, \
+                [HVD_OP_max] = max_##dtype, \
+                [HVD_OP_product] = product_##dtype},
+        HVD_DTYPES(X)
+#undef X
+    },
+    {[HVD_DTYPE_uint8] = wide_uint8,
+     [HVD_DTYPE_int8] = wide_int8,
+     [HVD_DTYPE_uint16] = wide_uint16,
+     [HVD_DTYPE_int16] = wide_int16,
+     [HVD_DTYPE_int32] = wide_int32,
+     [HVD_DTYPE_int64] = wide_int64},
+};

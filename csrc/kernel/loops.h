@@ -1,0 +1,34 @@
+/* loops.h - what one SIMD variant offers: a table of reduce loops by dtype and op.
+ *
+ * Private to kernel/. Each variant is one small source that includes every_dtype.h under its own target;
+ * choose.c is the only reader of the tables.
+ */
+#ifndef HVD_KERNEL_LOOPS_H
+#define HVD_KERNEL_LOOPS_H
+
+#include "kernel.h"
+
+#if defined(__x86_64__)
+#define HVD_KERNEL_X86 1
+#else
+#define HVD_KERNEL_X86 0
+#endif
+
+#define HVD_OPS_MAX 6
+
+/* The arguments of hvd_reduce, whose contract holds, for one dtype and one op of sum, min, max, product. */
+typedef void hvd_loop(const struct hvd_scale *scale, void *dst, const void *const *src, int n, size_t count);
+
+struct hvd_loops {
+    const char *name;
+    hvd_loop *reduce[HVD_DTYPES_MAX][HVD_OPS_MAX]; /* floats apply the factor; integers ignore the scale */
+    hvd_loop *wide[HVD_DTYPES_MAX];                /* integers with a scale, any op; NULL for other dtypes */
+};
+
+extern const struct hvd_loops hvd_loops_portable; /* SSE2 on x86-64, NEON on aarch64 */
+#if HVD_KERNEL_X86
+extern const struct hvd_loops hvd_loops_avx2;   /* AVX2 and F16C */
+extern const struct hvd_loops hvd_loops_avx512; /* AVX-512 F, BW, DQ, VL */
+#endif
+
+#endif

@@ -1,0 +1,115 @@
+/* one_dtype.h - the loops of one dtype: a template, included once per dtype and variant.
+ *
+ * How are n arrays combined at the speed of memory? Two of them: one pass, dst[i] = a[i] op b[i]. More: block
+ * by block, with an accumulator that stays in the L1 cache; source after source is added to it, in rank order,
+ * so that each array is read once, in runs long enough for the prefetcher, and all rounding happens in the
+ * accumulator's type. A block of every source is read before that block of dst is written, and a pass over two
+ * reads i before it writes i: therefore dst may be one of the sources.
+ *
+ * Plain loops over plain C: the compiler makes the vectors (-O3), for whichever target the variant names. `op`
+ * is a constant wherever combine() is inlined.
+ *
+ * The including file defines, and this file undefines:
+ *   NAMED(verb)    a name that is this dtype's own
+ *   ELEMENT        the type in memory;  ACCUMULATOR  the type of sums
+ *   WRAPPING       the type in which + and * are done (unsigned for integers)
+ *   LOAD(element), STORE(accumulator), ISNAN(accumulator)
+ *   SCALED(accumulator, factor)   the accumulator times the factor (integers: as it is, see wide.h)
+ */
+
+#define BLOCK (4096 / sizeof(ACCUMULATOR))
+
+HVD_INLINE ACCUMULATOR NAMED(combine)(int op, ACCUMULATOR a, ACCUMULATOR b)
+{
+    switch (op) {
+    case HVD_OP_sum:
+        return (ACCUMULATOR)((WRAPPING)a + (WRAPPING)b);
+    case HVD_OP_product:
+        return (ACCUMULATOR)((WRAPPING)a * (WRAPPING)b);
+    case HVD_OP_min:
+        b = a < b ? a : b; /* b if it is NaN */
+        return ISNAN(a) ? a : b;
+    default:
+        b = a > b ? a : b;
+        return ISNAN(a) ? a : b;
+    }
+}
+
+TARGET static void NAMED(one)(ELEMENT *dst, const ELEMENT *src, size_t count, ACCUMULATOR factor)
+{
+    (void)factor;
+    HVD_INDEPENDENT
+    for (size_t i = 0; i < count; i++)
+        dst[i] = STORE(SCALED(LOAD(src[i]), factor));
+}
+
+HVD_INLINE void NAMED(two)(int op, ELEMENT *dst, const ELEMENT *a, const ELEMENT *b, size_t count, ACCUMULATOR factor)
+{
+    (void)factor;
+    HVD_INDEPENDENT
+    for (size_t i = 0; i < count; i++)
+        dst[i] = STORE(SCALED(NAMED(combine)(op, LOAD(a[i]), LOAD(b[i])), factor));
+}
+
+HVD_INLINE void NAMED(more)(int op, ACCUMULATOR *sum, const ELEMENT *src, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        sum[i] = NAMED(combine)(op, sum[i], LOAD(src[i]));
+}
+
+TARGET static void NAMED(load)(ACCUMULATOR *sum, const ELEMENT *src, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        sum[i] = LOAD(src[i]);
+}
+
+TARGET static void NAMED(store)(ELEMENT *dst, const ACCUMULATOR *sum, size_t count, ACCUMULATOR factor)
+{
+    (void)factor;
+    for (size_t i = 0; i < count; i++)
+        dst[i] = STORE(SCALED(sum[i], factor));
+}
+
+HVD_INLINE void NAMED(reduce)(int op, const struct hvd_scale *scale, void *dst, const void *const *src, int n,
+                              size_t count)
+{
+    ACCUMULATOR factor = (ACCUMULATOR)scale->factor;
+    if (n == 1) {
+        NAMED(one)(dst, src[0], count, factor);
+        return;
+    }
+    if (n == 2) {
+        NAMED(two)(op, dst, src[0], src[1], count, factor);
+        return;
+    }
+    ACCUMULATOR sum[BLOCK];
+    for (size_t at = 0; at < count; at += BLOCK) {
+        size_t block = count - at < BLOCK ? count - at : BLOCK;
+        NAMED(load)(sum, (const ELEMENT *)src[0] + at, block);
+        for (int k = 1; k < n; k++)
+            NAMED(more)(op, sum, (const ELEMENT *)src[k] + at, block);
+        NAMED(store)((ELEMENT *)dst + at, sum, block, factor);
+    }
+}
+
+#define LOOP(op)                                                                                          \
+    TARGET static void NAMED(op)(const struct hvd_scale *scale, void *dst, const void *const *src, int n, \
+                                 size_t count)                                                            \
+    {                                                                                                     \
+        NAMED(reduce)(HVD_OP_##op, scale, dst, src, n, count);                                            \
+    }
+LOOP(sum)
+LOOP(min)
+LOOP(max)
+LOOP(product)
+
+#undef LOOP
+#undef BLOCK
+#undef NAMED
+#undef ELEMENT
+#undef ACCUMULATOR
+#undef WRAPPING
+#undef LOAD
+#undef STORE
+#undef SCALED
+#undef ISNAN
