@@ -1,7 +1,8 @@
 /* every_dtype.h - one variant whole: instantiates the loops for every dtype and makes the table of them.
  *
- * Included once by each variant's source, which defines VARIANT (the table's suffix and name) and TARGET (the
- * instruction set, as a function attribute). Adding a dtype: its row in kernel.h and its traits here.
+ * Included once by each variant's source, which defines VARIANT (the table's suffix and name), TARGET (the instruction
+ * set, as a function attribute), VECTOR (bytes in a vector) and, if there are instructions that convert a vector of
+ * float16, WIDEN and NARROW. Adding a dtype: its row in kernel.h and its traits here.
  */
 #include "loops.h"
 #include "number.h"
@@ -15,6 +16,7 @@
 #define SETTLED64(x, by) hvd_double_settled((x) * (by))
 #define TRUTH(x)         ((x) != 0)
 
+#include "halves.h"
 #include "wide.h"
 
 #define NAMED(verb) verb##_uint8
@@ -87,6 +89,7 @@
 #define SCALED      UNSCALED
 #include "one_dtype.h"
 
+#ifndef WIDEN
 #define NAMED(verb) verb##_float16
 #define ELEMENT     uint16_t
 #define ACCUMULATOR float
@@ -96,16 +99,7 @@
 #define ISNAN       IS_NAN
 #define SCALED      TIMES
 #include "one_dtype.h"
-
-#define NAMED(verb) verb##_bfloat16
-#define ELEMENT     uint16_t
-#define ACCUMULATOR float
-#define WRAPPING    float
-#define LOAD        hvd_float_of_bfloat16
-#define STORE       hvd_bfloat16_of_float
-#define ISNAN       IS_NAN
-#define SCALED      TIMES
-#include "one_dtype.h"
+#endif
 
 #define NAMED(verb) verb##_float32
 #define ELEMENT     float

@@ -14,6 +14,7 @@
 #define HVD_KERNEL_NUMBER_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -44,36 +45,43 @@ HVD_INLINE float hvd_float_of_bits(uint32_t bits)
     return value;
 }
 
+/* yes or no, without a branch: given `?:`, compilers move a floating point operation that only one side needs
+ * behind a jump, and then make no vectors. */
+HVD_INLINE uint32_t hvd_either(bool condition, uint32_t yes, uint32_t no)
+{
+    uint32_t mask = 0u - (uint32_t)condition;
+    return (yes & mask) | (no & ~mask);
+}
+
+/* Bits without the sign are compared as signed numbers, since AVX2 has no other comparison. */
+
 HVD_INLINE float hvd_float_of_float16(uint16_t half)
 {
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
-    uint32_t rest = (uint32_t)(half & 0x7fffu) << 13; /* exponent and mantissa, in float32's places */
-    uint32_t rebias = (127u - 15u) << 23;
-    uint32_t normal = rest + rebias;
-    uint32_t special = normal + rebias; /* infinity and NaN: exponent 31 becomes 255 */
-    /* A subnormal m * 2^-24: give it the exponent -14, then take the implicit one away again. */
-    uint32_t subnormal = hvd_bits_of_float(hvd_float_of_bits(normal + (1u << 23)) - hvd_float_of_bits(113u << 23));
-    uint32_t bits = rest >= 31u << 23 ? special : normal;
-    bits = rest < 1u << 23 ? subnormal : bits;
-    return hvd_float_of_bits(sign | bits);
+    const uint32_t rebias = (127u - 15u) << 23;
+    int32_t rest = (half & 0x7fff) << 13; /* exponent and mantissa, in float32's places */
+    bool subnormal = rest < 1 << 23;
+    /* Infinity and NaN: exponent 31 becomes 255. */
+    uint32_t bits = (uint32_t)rest + rebias + hvd_either(rest >= 31 << 23, rebias, 0);
+    /* A subnormal is m * 2^-24: give it the exponent -14, then take the implicit one away again. */
+    bits += hvd_either(subnormal, 1u << 23, 0);
+    float value = hvd_float_of_bits(bits) - hvd_float_of_bits(hvd_either(subnormal, 113u << 23, 0));
+    return hvd_float_of_bits(hvd_bits_of_float(value) | (uint32_t)(half & 0x8000) << 16);
 }
 
 HVD_INLINE uint16_t hvd_float16_of_float(float value)
 {
-    uint32_t bits = hvd_bits_of_float(value);
-    uint32_t sign = bits & 0x80000000u;
-    bits ^= sign;
-    /* Normal: rebias, add just under half of the last place (or half, if odd), cut. A carry is right, also into
-     * infinity. */
-    uint32_t normal = (bits - ((127u - 15u) << 23) + 0xfffu + (bits >> 13 & 1u)) >> 13;
-    /* Below 2^-14: an addition whose last place is 2^-24 rounds for us. */
-    uint32_t magic = (127u - 15u + 23u - 10u + 1u) << 23;
+    const uint32_t rebias = (127u - 15u) << 23;
+    const uint32_t magic = (127u - 15u + 23u - 10u + 1u) << 23; /* a float32 whose last place is 2^-24 */
+    uint32_t sign = hvd_bits_of_float(value) >> 16 & 0x8000u;
+    uint32_t bits = hvd_bits_of_float(value) & 0x7fffffffu;
+    int32_t order = (int32_t)bits;
+    /* Normal: rebias, add just under half of the last place (or half, if odd), cut. A carry into the exponent is
+     * right, also into infinity. Below 2^-14 the addition of magic rounds for us. */
+    uint32_t normal = (bits - rebias + 0xfffu + (bits >> 13 & 1u)) >> 13;
     uint32_t subnormal = hvd_bits_of_float(hvd_float_of_bits(bits) + hvd_float_of_bits(magic)) - magic;
-    uint32_t special = bits > 255u << 23 ? HVD_FLOAT16_NAN : 31u << 10;
-    uint32_t half = bits >= (127u + 16u) << 23 ? special : normal;
-    half = bits < 113u << 23 ? subnormal : half;
-    half |= bits > 255u << 23 ? 0 : sign >> 16;
-    return (uint16_t)half;
+    uint32_t half = hvd_either(order < 113 << 23, subnormal, normal);
+    half = sign | hvd_either(order >= (127 + 16) << 23, 31u << 10, half);
+    return (uint16_t)hvd_either(order > 255 << 23, HVD_FLOAT16_NAN, half);
 }
 
 HVD_INLINE float hvd_float_of_bfloat16(uint16_t half)
@@ -85,7 +93,7 @@ HVD_INLINE uint16_t hvd_bfloat16_of_float(float value)
 {
     uint32_t bits = hvd_bits_of_float(value);
     uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) > 255u << 23 ? HVD_BFLOAT16_NAN : rounded);
+    return (uint16_t)hvd_either((int32_t)(bits & 0x7fffffffu) > 255 << 23, HVD_BFLOAT16_NAN, rounded);
 }
 
 HVD_INLINE float hvd_float_settled(float value)

@@ -43,22 +43,9 @@ TARGET static void NAMED(one)(ELEMENT *dst, const ELEMENT *src, size_t count, AC
         dst[i] = STORE(SCALED(LOAD(src[i]), factor));
 }
 
-HVD_INLINE void NAMED(two)(int op, ELEMENT *dst, const ELEMENT *a, const ELEMENT *b, size_t count, ACCUMULATOR factor)
-{
-    (void)factor;
-    HVD_INDEPENDENT
-    for (size_t i = 0; i < count; i++)
-        dst[i] = STORE(SCALED(NAMED(combine)(op, LOAD(a[i]), LOAD(b[i])), factor));
-}
-
-HVD_INLINE void NAMED(more)(int op, ACCUMULATOR *sum, const ELEMENT *src, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        sum[i] = NAMED(combine)(op, sum[i], LOAD(src[i]));
-}
-
 TARGET static void NAMED(load)(ACCUMULATOR *sum, const ELEMENT *src, size_t count)
 {
+    HVD_INDEPENDENT
     for (size_t i = 0; i < count; i++)
         sum[i] = LOAD(src[i]);
 }
@@ -66,37 +53,51 @@ TARGET static void NAMED(load)(ACCUMULATOR *sum, const ELEMENT *src, size_t coun
 TARGET static void NAMED(store)(ELEMENT *dst, const ACCUMULATOR *sum, size_t count, ACCUMULATOR factor)
 {
     (void)factor;
+    HVD_INDEPENDENT
     for (size_t i = 0; i < count; i++)
         dst[i] = STORE(SCALED(sum[i], factor));
 }
 
-HVD_INLINE void NAMED(reduce)(int op, const struct hvd_scale *scale, void *dst, const void *const *src, int n,
-                              size_t count)
+/* Three sources or more; `more` adds one of them to the accumulator. */
+TARGET static void NAMED(blocks)(void (*more)(ACCUMULATOR *sum, const ELEMENT *src, size_t count), ACCUMULATOR factor,
+                                 ELEMENT *dst, const void *const *src, int n, size_t count)
 {
-    ACCUMULATOR factor = (ACCUMULATOR)scale->factor;
-    if (n == 1) {
-        NAMED(one)(dst, src[0], count, factor);
-        return;
-    }
-    if (n == 2) {
-        NAMED(two)(op, dst, src[0], src[1], count, factor);
-        return;
-    }
     ACCUMULATOR sum[BLOCK];
     for (size_t at = 0; at < count; at += BLOCK) {
         size_t block = count - at < BLOCK ? count - at : BLOCK;
         NAMED(load)(sum, (const ELEMENT *)src[0] + at, block);
         for (int k = 1; k < n; k++)
-            NAMED(more)(op, sum, (const ELEMENT *)src[k] + at, block);
-        NAMED(store)((ELEMENT *)dst + at, sum, block, factor);
+            more(sum, (const ELEMENT *)src[k] + at, block);
+        NAMED(store)(dst + at, sum, block, factor);
     }
 }
 
-#define LOOP(op)                                                                                          \
-    TARGET static void NAMED(op)(const struct hvd_scale *scale, void *dst, const void *const *src, int n, \
-                                 size_t count)                                                            \
-    {                                                                                                     \
-        NAMED(reduce)(HVD_OP_##op, scale, dst, src, n, count);                                            \
+/* `more` stays a function: inlined, the loops over sources and elements are swapped and no vectors come out. */
+#define LOOP(op)                                                                                                       \
+    TARGET __attribute__((noinline)) static void NAMED(more_##op)(ACCUMULATOR * sum, const ELEMENT *src, size_t count) \
+    {                                                                                                                  \
+        HVD_INDEPENDENT                                                                                                \
+        for (size_t i = 0; i < count; i++)                                                                             \
+            sum[i] = NAMED(combine)(HVD_OP_##op, sum[i], LOAD(src[i]));                                                \
+    }                                                                                                                  \
+    TARGET static void NAMED(two_##op)(ELEMENT * dst, const ELEMENT *a, const ELEMENT *b, size_t count,                \
+                                       ACCUMULATOR factor)                                                             \
+    {                                                                                                                  \
+        (void)factor;                                                                                                  \
+        HVD_INDEPENDENT                                                                                                \
+        for (size_t i = 0; i < count; i++)                                                                             \
+            dst[i] = STORE(SCALED(NAMED(combine)(HVD_OP_##op, LOAD(a[i]), LOAD(b[i])), factor));                       \
+    }                                                                                                                  \
+    TARGET static void NAMED(op)(const struct hvd_scale *scale, void *dst, const void *const *src, int n,              \
+                                 size_t count)                                                                         \
+    {                                                                                                                  \
+        ACCUMULATOR factor = (ACCUMULATOR)scale->factor;                                                               \
+        if (n == 1)                                                                                                    \
+            NAMED(one)(dst, src[0], count, factor);                                                                    \
+        else if (n == 2)                                                                                               \
+            NAMED(two_##op)(dst, src[0], src[1], count, factor);                                                       \
+        else                                                                                                           \
+            NAMED(blocks)(NAMED(more_##op), factor, dst, src, n, count);                                               \
     }
 LOOP(sum)
 LOOP(min)

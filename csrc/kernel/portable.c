@@ -5,4 +5,5 @@
  */
 #define VARIANT portable
 #define TARGET
+#define VECTOR 16
 #include "every_dtype.h"
