@@ -6,6 +6,7 @@
 #include "loops.h"
 
 #if HVD_KERNEL_X86
+#define NAME              "avx2"
 #define VARIANT           avx2
 #define TARGET            __attribute__((target("avx2,f16c")))
 #define VECTOR            32

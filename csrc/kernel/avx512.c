@@ -6,6 +6,7 @@
 #include "loops.h"
 
 #if HVD_KERNEL_X86
+#define NAME              "avx512"
 #define VARIANT           avx512
 #define TARGET            __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
 #define VECTOR            64

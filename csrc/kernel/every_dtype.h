@@ -1,6 +1,6 @@
 /* every_dtype.h - one variant whole: instantiates the loops for every dtype and makes the table of them.
  *
- * Included once by each variant's source, which defines VARIANT (the table's suffix and name), TARGET (the instruction
+ * Included once by each variant's source, which defines VARIANT (the table's suffix), NAME, TARGET (the instruction
  * set, as a function attribute), VECTOR (bytes in a vector) and, if there are instructions that convert a vector of
  * float16, WIDEN and NARROW. Adding a dtype: its row in kernel.h and its traits here.
  */
@@ -121,13 +121,11 @@
 #define SCALED      SETTLED64
 #include "one_dtype.h"
 
-#define JOINED(a, b)       a##b
-#define TABLE_OF(variant)  JOINED(hvd_loops_, variant)
-#define STRING(name)       #name
-#define STRING_OF(variant) STRING(variant)
+#define JOINED(a, b)      a##b
+#define TABLE_OF(variant) JOINED(hvd_loops_, variant)
 
 const struct hvd_loops TABLE_OF(VARIANT) = {
-    STRING_OF(VARIANT),
+    NAME,
     {
 #define X(number, dtype, bytes)             \
     [number] = {[HVD_OP_sum] = sum_##dtype, \

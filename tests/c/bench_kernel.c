@@ -38,7 +38,7 @@ static double gbytes_per_s(int dtype, int op, double factor, int divide, int n, 
 
 static void bench_loops(size_t count)
 {
-    static const char *const variants[] = {"portable", "avx2", "avx512"};
+    static const char *const variants[] = {"portable", "neon", "avx2", "avx512"};
     static const int ops[] = {HVD_OP_sum, HVD_OP_max};
     printf("%zu elements, GB/s over bytes read and written\n%-10s %-9s", count, "dtype", "variant");
     printf(" %9s %9s %9s %9s\n", "sum of 2", "max of 2", "avg of 2", "sum of 8");

@@ -71,7 +71,7 @@ static void check_loops(int dtype)
 
 int main(void)
 {
-    static const char *const variants[] = {"portable", "avx2", "avx512"};
+    static const char *const variants[] = {"portable", "neon", "avx2", "avx512"};
     check_scalar_conversions();
     check_scalar_rounding();
     for (size_t v = 0; v < HVD_COUNT_OF(variants); v++)
