@@ -284,6 +284,15 @@ def test_the_tour_mentions_every_folder():
         complain([f"{page} does not mention {f}/" for f in sorted(folders) if f"{f}/" not in text])
 
 
+def test_links_of_the_pages_lead_somewhere():
+    wrong = []
+    for page in files("*.md", "csrc/**/*.md", "examples/**/*.md"):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", read(page)):
+            if "://" not in target and not (page.parent / target).exists():
+                wrong.append(f"{name(page)}: {target}")
+    complain(wrong)
+
+
 def test_no_path_of_a_machine_and_no_host_of_a_registry():
     wrong = []
     words = ["/wo" + "rk/", "/tmp/" + "hv", "/ro" + "ot/", "/opt/" + "pypi", "pypi" + ".org", "download." + "pytorch"]
