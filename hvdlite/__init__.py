@@ -26,7 +26,6 @@ __all__ = [
     "HvdTimeoutError",
     "Max",
     "Min",
-    "ProcessSet",
     "Product",
     "Sum",
     "allgather",

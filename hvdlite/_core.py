@@ -1,0 +1,311 @@
+"""Where Python meets the C core: the only file that imports hvdlite._cffi.
+
+What is decided here: how a request is handed over, how a thread waits for it, which exception a code of the core
+becomes, and how tensor memory is kept alive while the core works on it (`Pending`).
+
+Invariants:
+  - A Pending holds on to everything that the core may touch until the core has finished with it. Dropped early (an
+    exception, a user who never synchronizes), it hands that on to `_abandoned`, which later submissions sweep.
+  - Waiting returns to Python every 50 ms, so that Ctrl-C works; the GIL is free during every call.
+  - No layout of a struct and no number of a dtype is repeated here: cffi has them from the header, the tables from C.
+
+Not here: how a process becomes a rank and leaves (_life), what a tensor is (adapters), what a collective means (ops).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import deque
+from typing import Any, NamedTuple
+
+from ._cffi import ffi, lib
+from .errors import NOT_INITIALIZED, error_of
+
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = lib.HVD_ALLREDUCE, lib.HVD_ALLGATHER, lib.HVD_BROADCAST, lib.HVD_BARRIER
+_OK, _AGAIN = lib.HVD_OK, lib.HVD_AGAIN
+_DIMS_MAX, _TEXT_BYTES = lib.HVD_DIMS_MAX, lib.HVD_TEXT_MAX
+_WAIT_MS = 50
+_NAMES_KEPT = 8192
+_CODE_NAMES = {getattr(lib, name): name for name in dir(lib) if name.startswith("HVD_E")}
+
+
+def text_of(pointer: Any) -> str:
+    """The C string as text; empty for NULL."""
+    return "" if pointer == ffi.NULL else ffi.string(pointer).decode("utf-8", "replace")
+
+
+def _dtypes() -> dict[str, int]:
+    found: dict[str, int] = {}
+    while lib.hvd_dtype_name(len(found)) != ffi.NULL:
+        found[text_of(lib.hvd_dtype_name(len(found)))] = len(found)
+    return found
+
+
+def _ops() -> dict[str, int]:
+    found: dict[str, int] = {}
+    while (number := lib.hvd_op_number(len(found))) >= 0:
+        found[text_of(lib.hvd_op_name(number))] = number
+    return found
+
+
+DTYPES = _dtypes()
+OPS = _ops()
+_OP_NAMES = {number: name for name, number in OPS.items()}
+VERSION = text_of(lib.hvd_version())
+WIRE_VERSION: int = lib.hvd_wire_version()
+
+
+class _PerThread(threading.local):
+    """What each thread reuses in its calls into the core."""
+
+    def __init__(self) -> None:
+        self.text = ffi.new("char[]", _TEXT_BYTES)
+        self.request = ffi.new("struct hvd_request *")
+
+
+_thread = _PerThread()
+_abandoned: deque[tuple[int, Any]] = deque()
+_groups = 0  # unnamed groups so far
+_names: dict[str, Any] = {}  # name -> char[], so that the names of a model's tensors are encoded once
+
+
+def error_for(code: int, text: str) -> Exception:
+    """The exception for a code of the core, with the rank at fault where the core knows it."""
+    name = _CODE_NAMES.get(code, "HVD_EINTERNAL")
+    if name == "HVD_EFORK":
+        text = (
+            f"process {os.getpid()} is a forked child of a rank and no rank itself: hvdlite works only in the process "
+            "that called init(). In DataLoader workers and other subprocesses do without it."
+        )
+    elif name == "HVD_ESTATE" and (not text or lib.hvd_initialized() != 1):
+        text = text if "shut down" in text else NOT_INITIALIZED
+    return error_of(name, text or f"hvdlite: {name}", failed_rank() if name == "HVD_EPEER" else None)
+
+
+def failed_rank() -> int | None:
+    """The rank whose end or abort made this job fail; None if the job has not failed or nobody is named."""
+    failure = failure_of_job()
+    return failure[0] if failure is not None and failure[0] >= 0 else None
+
+
+def failure_of_job() -> tuple[int, int, str] | None:
+    """(culprit, code, text) of the first failure of the job, or None."""
+    culprit, code, text = ffi.new("int *"), ffi.new("int *"), ffi.new("char[]", _TEXT_BYTES)
+    if lib.hvd_failure(culprit, code, text, _TEXT_BYTES) != 1:
+        return None
+    return culprit[0], code[0], text_of(text)
+
+
+def _checked(number: int) -> int:
+    if number < 0:
+        raise error_for(number, "")
+    return number
+
+
+def rank() -> int:
+    """Number of this rank, from 0. Raises HvdNotInitializedError (a ValueError) before init()."""
+    return _checked(lib.hvd_rank())
+
+
+def size() -> int:
+    """Number of ranks. Raises HvdNotInitializedError before init()."""
+    return _checked(lib.hvd_size())
+
+
+def local_rank() -> int:
+    """Number of this rank on its host. Raises HvdNotInitializedError before init()."""
+    return _checked(lib.hvd_local_rank())
+
+
+def local_size() -> int:
+    """Number of ranks on this host. Raises HvdNotInitializedError before init()."""
+    return _checked(lib.hvd_local_size())
+
+
+def cross_rank() -> int:
+    """Number of this rank's host. Raises HvdNotInitializedError before init()."""
+    return _checked(lib.hvd_cross_rank())
+
+
+def cross_size() -> int:
+    """Number of hosts. Raises HvdNotInitializedError before init()."""
+    return _checked(lib.hvd_cross_size())
+
+
+class Gathered(NamedTuple):
+    """Result of a ragged collective in the core's memory; valid until its Pending is released."""
+
+    address: Any
+    bytes: int
+    rows: int
+    rows_of: list[int]
+
+
+class Pending:
+    """One request in flight. `keep` is everything whose memory the core may touch."""
+
+    __slots__ = ("keep", "native")
+
+    def __init__(self, native: int, keep: Any) -> None:
+        self.native = native
+        self.keep = keep
+
+    def done(self) -> bool:
+        """Whether `wait` would return (or raise) at once."""
+        return self.native == 0 or lib.hvd_poll(self.native) != _AGAIN
+
+    def wait(self) -> None:
+        """Blocks until the request is finished. Raises why it failed."""
+        native, text = self.native, _thread.text
+        code = lib.hvd_wait(native, _WAIT_MS, text, _TEXT_BYTES)
+        while code == _AGAIN:
+            code = lib.hvd_wait(native, _WAIT_MS, text, _TEXT_BYTES)
+        if code != _OK:
+            reason = text_of(text)
+            self.release()
+            raise error_for(code, reason)
+
+    def gathered(self) -> Gathered:
+        """After `wait`: what a ragged collective has brought."""
+        output = ffi.new("struct hvd_output *")
+        code = lib.hvd_result(self.native, output)
+        if code != _OK:
+            raise error_for(code, "the result of this collective is no longer there")
+        rows_of = [output.rows_of[i] for i in range(output.size)]
+        return Gathered(output.data, output.bytes, output.rows, rows_of)
+
+    def release(self) -> None:
+        """Gives the core its slot and its result back and lets go of `keep`."""
+        native, self.native, keep = self.native, 0, self.keep
+        if native:
+            lib.hvd_forget(native)
+        self.keep = None
+        del keep  # only now: forget has waited until the core is done with it
+
+    def __del__(self) -> None:
+        if self.native:
+            _abandoned.append((self.native, self.keep))
+
+
+def _sweep() -> None:
+    """Lets go of requests that nobody will wait for, as far as they are finished."""
+    for _ in range(len(_abandoned)):
+        try:
+            native, keep = _abandoned.popleft()
+        except IndexError:
+            return
+        if lib.hvd_poll(native) == _AGAIN:
+            _abandoned.append((native, keep))
+        else:
+            lib.hvd_forget(native)
+
+
+def forget_all() -> None:
+    """After shutdown, when the core touches nothing any more: the next job counts from 1 again."""
+    global _groups
+    _abandoned.clear()
+    _groups = 0
+
+
+def group_number(name: str | None) -> int:
+    """The number that the members of a group have in common: of its name, else of how many unnamed came before."""
+    global _groups
+    if name is not None:
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1 << 63
+    _groups += 1
+    return _groups
+
+
+def _c_name(name: str) -> Any:
+    found = _names.get(name)
+    if found is None:
+        if "\0" in name:
+            raise ValueError(f"a tensor name must not contain a NUL character: {name!r}")
+        if len(_names) >= _NAMES_KEPT:
+            _names.clear()
+        found = _names[name] = ffi.new("char[]", name.encode("utf-8", "surrogateescape"))
+    return found
+
+
+def submit(
+    kind: int,
+    op: int,
+    dtype: int,
+    name: str | None,
+    shape: tuple[int, ...],
+    source: int,
+    target: int,
+    keep: Any,
+    *,
+    root: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
+    group: int = 0,
+    group_count: int = 0,
+) -> Pending:
+    """Hand one contiguous tensor over. `source` and `target` are addresses; never waits for another rank.
+
+    Raises ValueError (unsupported dtype or op, the name is in flight), HvdNotInitializedError, HvdPeerLostError.
+    """
+    if _abandoned:
+        _sweep()
+    thread = _thread
+    request = thread.request
+    c_name = ffi.NULL if name is None else _c_name(name)  # held until the call returns, which copies it
+    request.name = c_name
+    request.kind, request.op, request.dtype, request.root = kind, op, dtype, root
+    if len(shape) > _DIMS_MAX:  # the core shows shapes in errors and needs the first dimension only
+        tail = 1
+        for length in shape[_DIMS_MAX - 1 :]:
+            tail *= length
+        shape = (*shape[: _DIMS_MAX - 1], tail)
+    request.ndim = len(shape)
+    request.dims[0 : len(shape)] = shape
+    request.prescale, request.postscale = prescale, postscale
+    request.input, request.output = ffi.cast("void *", source), ffi.cast("void *", target)
+    request.process_set, request.group, request.group_count = process_set, group, group_count
+    native = lib.hvd_submit(request, thread.text, _TEXT_BYTES)
+    if native <= 0:
+        raise error_for(native, text_of(thread.text))
+    return Pending(native, keep)
+
+
+def op_name(op: int) -> str | None:
+    """The name of a reduce op, None if the core has none of that number."""
+    return _OP_NAMES.get(op)
+
+
+def copy(target: int, source: Any, count: int) -> None:
+    """Copies `count` bytes from the core's memory to an address."""
+    if count:
+        ffi.memmove(ffi.cast("void *", target), source, count)
+
+
+def allgather_bytes(mine: bytes, name: str | None, process_set: int = 0) -> list[bytes]:
+    """Every rank's bytes, in rank order. Blocks."""
+    block = ffi.from_buffer(mine)
+    address = int(ffi.cast("uintptr_t", block))
+    pending = submit(
+        ALLGATHER, 0, DTYPES["uint8"], name, (len(mine),), address, 0, (mine, block), process_set=process_set
+    )
+    pending.wait()
+    gathered, parts, at = pending.gathered(), [], 0
+    for count in gathered.rows_of:
+        parts.append(bytes(ffi.buffer(ffi.cast("char *", gathered.address) + at, count)) if count else b"")
+        at += count
+    pending.release()
+    return parts
+
+
+def broadcast_bytes(block: bytearray, root: int, name: str | None, process_set: int = 0) -> None:
+    """Fills `block`, which is as long on every rank, with the root's. Blocks."""
+    view = ffi.from_buffer(block)
+    address = int(ffi.cast("uintptr_t", view))
+    pending = submit(
+        BROADCAST, 0, DTYPES["uint8"], name, (len(block),), address, address, view, root=root, process_set=process_set
+    )
+    pending.wait()
+    pending.release()

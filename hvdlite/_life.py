@@ -1,0 +1,221 @@
+"""How does a process become a rank, and how does it stop being one?
+
+`init` finds this process's place, meets the others and starts the engine; `shutdown` leaves by agreement. A script that
+simply ends leaves as well (atexit). One that dies of an uncaught exception aborts instead, so that every other rank
+raises an error that names this rank and shows its exception. A forked child is no rank: it drops what it inherited and
+tears nothing down.
+
+The order of leaving matters: the engine first (its shutdown is agreed and bounded), then the store's connection, which
+was lent to the engine and whose end without a word would count as a death.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import Any
+
+from . import _core, _meeting, _store, config, discovery
+from ._core import ffi, lib
+from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdPeerLostError
+
+
+class _Life:
+    """What this process holds as a rank."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.pid = 0  # of the process that registered the hooks
+        self.store: _store.Store | None = None
+        self.homogeneous = True
+        self.inits = 0
+
+
+_life = _Life()
+_inherited: list[Any] = []  # what a forked child must neither use nor close
+
+
+class _Boot:
+    """The bootstrap that the engine calls back during hvd_init. One rank alone needs no store."""
+
+    def __init__(self, store: _store.Store | None) -> None:
+        self.store = store
+        self.error: BaseException | None = None
+
+    def allgather(self, mine: bytes) -> list[bytes]:
+        return [mine] if self.store is None else self.store.allgather(mine)
+
+
+@ffi.def_extern(error=lib.HVD_EINIT)
+def hvd_py_allgather(self: Any, mine: Any, count: int, everyone: Any, text: Any, text_bytes: int) -> int:
+    """The engine's allgather over the store. Keeps the exception for `init`, which raises it."""
+    boot = ffi.from_handle(self)
+    try:
+        parts = boot.allgather(bytes(ffi.buffer(mine, count)) if count else b"")
+        if any(len(part) != count for part in parts):
+            raise HvdInitError("ranks gave records of different lengths: their versions of hvdlite differ.")
+        joined = b"".join(parts)
+        ffi.memmove(everyone, joined, len(joined))
+        return lib.HVD_OK
+    except BaseException as error:
+        boot.error = error
+        if text_bytes:
+            reason = str(error).encode("utf-8", "replace")[: text_bytes - 1] + b"\0"
+            ffi.memmove(text, reason, len(reason))
+        return lib.HVD_EPEER if isinstance(error, HvdPeerLostError) else lib.HVD_EINIT
+
+
+def init() -> None:
+    """Makes this process a rank of its job; returns when all ranks have met. Calling it again changes nothing.
+
+    Without a launcher this is rank 0 of 1. Raises HvdInitError (HvdOptionError for a malformed variable, naming it and
+    its value) or HvdPeerLostError if a rank ends meanwhile, each naming the rank and what to do.
+    """
+    with _life.lock:
+        if lib.hvd_forked() == 1:
+            raise _core.error_for(lib.HVD_EFORK, "")
+        if lib.hvd_initialized() == 1:
+            return
+        environ = config.environ()
+        settings = config.read(environ)
+        place = discovery.discover(environ)
+        refused = _meeting.refusal(place)
+        if refused is not None:
+            raise HvdInitError(refused)
+        if place.rank == 0 and _life.inits == 0:
+            for note in settings.notes:
+                print(f"hvdlite: {note}", file=sys.stderr, flush=True)
+        store, homogeneous = None, True
+        if place.size > 1:
+            store, records = _meeting.meet(place, settings, _core.VERSION, _core.WIRE_VERSION)
+            homogeneous = len({record["local_size"] for record in records}) == 1
+        _start(place, settings, store)
+        _life.store, _life.homogeneous = store, homogeneous
+        _life.inits += 1
+        _hook()
+
+
+def _start(place: discovery.Place, settings: config.Settings, store: _store.Store | None) -> None:
+    """Start the engine; on failure say so to the store and close it."""
+    values = settings.values
+    options = ffi.new("struct hvd_options *")
+    options.rank, options.size = place.rank, place.size
+    options.local_rank, options.local_size = place.local_rank, place.local_size
+    options.cross_rank, options.cross_size = place.cross_rank, place.cross_size
+    options.job = values["job_id"] or (store.job if store is not None else os.getpid())
+    options.epoch = store.epoch if store is not None else _life.inits
+    options.secret = values["secret_key"] or bytes(32)
+    options.store_fd = store.fileno() if store is not None else -1
+    options.fusion_bytes = values["fusion_threshold"]
+    options.slots_max = values["cache_capacity"]
+    options.start_timeout_ms = int(values["start_timeout"] * 1000)
+    options.leave_timeout_ms = int(values["leave_timeout"] * 1000)
+    options.spin_us = values["spin_us"]
+    options.trace_events = values["trace_events"]
+    boot = _Boot(store)
+    handle, text = ffi.new_handle(boot), ffi.new("char[]", lib.HVD_TEXT_MAX)
+    code = lib.hvd_init(options, lib.hvd_py_allgather, handle, text, lib.HVD_TEXT_MAX)
+    if code == lib.HVD_OK and boot.error is None:
+        return
+    error = boot.error or _core.error_for(code, _core.text_of(text))
+    if code == lib.HVD_OK:  # interrupted in a callback whose result the engine did not need
+        lib.hvd_shutdown()
+    if store is not None:
+        if not isinstance(error, HvdPeerLostError):
+            store.abort(place.rank, lib.HVD_EINIT, f"{type(error).__name__}: {error}")
+        store.close()
+    raise error
+
+
+def shutdown() -> None:
+    """Leaves the job: returns when the others have acknowledged, at most after HVDLITE_LEAVE_TIMEOUT seconds.
+
+    Requests still in flight fail. Nothing happens when hvdlite is not initialized; init() may follow.
+    """
+    with _life.lock:
+        if lib.hvd_forked() == 1:
+            raise _core.error_for(lib.HVD_EFORK, "")
+        lib.hvd_shutdown()
+        _core.forget_all()
+        store, _life.store = _life.store, None
+        if store is not None:
+            store.bye()
+
+
+def is_initialized() -> bool:
+    """Whether init() has been called and shutdown() has not."""
+    return lib.hvd_initialized() == 1
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks. Raises HvdNotInitializedError before init()."""
+    if lib.hvd_initialized() != 1:
+        raise HvdNotInitializedError(NOT_INITIALIZED)
+    return _life.homogeneous
+
+
+def _hook() -> None:
+    """Exit handling, once per process: only a process that has been a rank has anything to tell."""
+    if _life.pid == os.getpid():
+        return
+    first, _life.pid = _life.pid == 0, os.getpid()
+    if first:
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_in_child)
+        previous = sys.excepthook
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            _abort_of(kind, error, trace)
+            previous(kind, error, trace)
+
+        sys.excepthook = excepthook
+
+
+def _abort_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Tell everyone that this rank ends by an exception, unless the job has failed already."""
+    try:
+        if os.getpid() != _life.pid or lib.hvd_initialized() != 1 or _core.failure_of_job() is not None:
+            return
+        reason = describe(kind, error, trace)
+        lib.hvd_abort(_core.rank(), lib.HVD_EPEER, ffi.new("char[]", reason.encode("utf-8", "replace")[:1500]))
+    except Exception:
+        traceback.print_exc()  # the exception that brought us here is still to be shown
+
+
+def describe(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+    """`ValueError: boom (train.py:12)`: the innermost line that is the user's own, not of an installed package."""
+    text = f"{kind.__name__}: {error}" if str(error) else kind.__name__
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if not _installed(frame.filename)] or frames
+    where = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
+    return " ".join(text.split())[:1000] + where
+
+
+def _installed(filename: str) -> bool:
+    package = os.path.dirname(os.path.abspath(__file__))
+    return filename.startswith(("<frozen", package, os.path.dirname(os.__file__))) or "site-packages" in filename
+
+
+def _at_exit() -> None:
+    if os.getpid() != _life.pid or lib.hvd_forked() == 1:
+        return
+    try:
+        shutdown()
+    except Exception:
+        traceback.print_exc()
+
+
+def _in_child() -> None:
+    """The core has closed the store's descriptor in the child; Python must not close that number again."""
+    store, _life.store = _life.store, None
+    _life.lock = threading.RLock()
+    if store is None:
+        return
+    if lib.hvd_forked() == 1:
+        _inherited.append(store)  # never collected: its number may serve another file by then
+    else:
+        store.close()

@@ -1,0 +1,48 @@
+"""What must a framework tell about its tensors, so that every collective works on them?
+
+An Adapter answers a handful of questions; `ops` makes all collectives from the answers. It knows nothing of ranks,
+names or handles. A new framework is one such class and its optimizer hook.
+
+The core takes contiguous memory only: an adapter says whether a tensor's is, and can make a copy that is. Addresses are
+read when a collective is submitted; keeping the tensor alive until it is finished is the business of `ops`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class View(NamedTuple):
+    """A tensor's memory as the core sees it."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: int  # number in _core.DTYPES
+    contiguous: bool  # row-major without gaps; the core takes nothing else
+    device: str = "cpu"
+    ready: Any = None  # an event after which the memory may be read; None: now
+
+
+class Adapter(Protocol[T]):
+    """A framework's tensors."""
+
+    def accept(self, value: Any, writable: bool = False) -> T:
+        """The tensor that a caller's argument stands for. TypeError for what is no tensor of this framework,
+        ValueError if it is to be written and cannot be."""
+
+    def view(self, tensor: T) -> View:
+        """Its memory. ValueError naming a dtype or device that is not supported."""
+
+    def like(self, tensor: T, shape: tuple[int, ...]) -> T:
+        """A new contiguous tensor of the same dtype and device, its contents undefined."""
+
+    def contiguous(self, tensor: T) -> T:
+        """A contiguous copy of a tensor that is not."""
+
+    def copy(self, into: T, source: T) -> None:
+        """Overwrite a tensor of any layout."""
+
+    def cast(self, tensor: T, dtype: str) -> T:
+        """The tensor with another dtype, by its name in the core's table."""

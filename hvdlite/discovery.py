@@ -1,0 +1,199 @@
+"""Which rank is this process? Read from the environment that a launcher leaves behind.
+
+`discover` is a pure function of a mapping. The first source that is present decides, in this order:
+
+    HVDLITE_*  (each with its HOROVOD_* alias)      hvdlite-run, or set by hand
+    RANK, WORLD_SIZE, ...                           torchrun, only with TORCHELASTIC_RUN_ID: others set RANK too
+    OMPI_COMM_WORLD_*                               Open MPI
+    PMI_RANK, PMI_SIZE with MPI_LOCALRANKID         MPICH and Intel MPI (hydra)
+    SLURM_*                                         srun, only with SLURM_STEP_ID: an sbatch script has a rank, too
+    nothing                                         rank 0 of 1
+
+Why MPI stands before Slurm: under mpirun inside an allocation every rank has SLURM_PROCID=0, and under hydra it is the
+number of the node. A source that is present but not whole (a rank without a size) is an error, because the alternative
+is a job of ones that trains n times the same. Host numbers that a launcher does not tell are None: ranks find out when
+they meet, and never by host name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from . import config
+from .errors import HvdInitError
+
+
+class Place(NamedTuple):
+    """Where this process stands in the job. `source` says who told; None is what that source does not tell."""
+
+    rank: int
+    size: int
+    local_rank: int | None
+    local_size: int | None
+    cross_rank: int | None
+    cross_size: int | None
+    source: str
+
+
+SINGLE = Place(0, 1, 0, 1, 0, 1, "single process")
+
+
+class _Source(NamedTuple):
+    title: str
+    needs: str | None  # the variable without which this source is not believed
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    cross_rank: str | None = None
+    cross_size: str | None = None
+
+
+_FOREIGN = (
+    _Source(
+        "torchrun",
+        "TORCHELASTIC_RUN_ID",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+    ),
+    _Source(
+        "Open MPI",
+        None,
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Source("MPICH or Intel MPI", "MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+def discover(environ: Mapping[str, str]) -> Place:
+    """The place of a process with this environment. Raises HvdInitError naming variables and values."""
+    place = _own(environ)
+    for source in _FOREIGN:
+        if place is None:
+            place = _foreign(environ, source)
+    if place is None:
+        place = _slurm(environ)
+    if place is not None:
+        return place
+    if _number(environ, "PMI_SIZE", 1) > 1:
+        raise HvdInitError(
+            f"PMI_RANK={environ.get('PMI_RANK')!r} and PMI_SIZE={environ.get('PMI_SIZE')!r} are set, but neither "
+            "MPI_LOCALRANKID nor SLURM_STEP_ID: this MPI launcher is not known. Start the job with hvdlite-run."
+        )
+    return SINGLE
+
+
+def _own(environ: Mapping[str, str]) -> Place | None:
+    """The place that HVDLITE_ or HOROVOD_ variables tell: rank and size at least, the rest where it follows."""
+    found: dict[str, int] = {}
+    for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+        option = config.option_of(name)
+        for variable in (option.variable, option.alias_variable):
+            if variable is not None and variable in environ and name not in found:
+                found[name] = config.parse(option, environ[variable], variable)
+    if not found:
+        return None
+    shown = _shown(environ, [config.PREFIX + name.upper() for name in found], config.ALIAS_PREFIX)
+    if "rank" not in found or "size" not in found:
+        missing = "HVDLITE_SIZE" if "rank" in found else "HVDLITE_RANK"
+        raise HvdInitError(f"{shown} without {missing}: set both, or neither for a job of one rank.")
+    for mine, of in (("local_rank", "local_size"), ("cross_rank", "cross_size")):
+        if (mine in found) != (of in found):
+            absent = "HVDLITE_" + (of if mine in found else mine).upper()
+            raise HvdInitError(f"{shown} without {absent}: set both or neither.")
+    if found["size"] == 1:
+        found = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1, **found}
+    elif found.get("local_size") == found["size"]:
+        found = {"cross_rank": 0, "cross_size": 1, **found}
+    return _checked(Place(*[found.get(name) for name in Place._fields[:6]], "HVDLITE_ variables"), shown)  # type: ignore[arg-type]
+
+
+def _foreign(environ: Mapping[str, str], source: _Source) -> Place | None:
+    if source.needs is not None and source.needs not in environ:
+        return None
+    if source.rank not in environ and source.size not in environ:
+        return None
+    names = [name for name in source[2:] if name is not None and name in environ]
+    shown = _shown(environ, names)
+    for name in (source.rank, source.size):
+        if name not in environ:
+            raise HvdInitError(f"{source.title}: {shown} without {name}; the launcher's environment is not whole.")
+    numbers = [None if name is None or name not in environ else _number(environ, name, 0) for name in source[2:]]
+    return _checked(Place(*numbers, source.title), shown)  # type: ignore[arg-type]
+
+
+def _slurm(environ: Mapping[str, str]) -> Place | None:
+    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
+        return None
+    names = ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"]
+    shown = _shown(environ, [name for name in names if name in environ])
+    # The step's own number comes first: in an interactive step SLURM_NTASKS is that of the whole allocation.
+    size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    if size_name not in environ:
+        raise HvdInitError(f"Slurm: {shown} without SLURM_NTASKS; the step's environment is not whole.")
+    node = _number(environ, "SLURM_NODEID", 0)
+    tasks = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    place = Place(
+        _number(environ, "SLURM_PROCID", 0),
+        _number(environ, size_name, 1),
+        _number(environ, "SLURM_LOCALID", 0) if "SLURM_LOCALID" in environ else None,
+        tasks[node] if node < len(tasks) else None,
+        node if "SLURM_NODEID" in environ else None,
+        _number(environ, "SLURM_STEP_NUM_NODES", 1) if "SLURM_STEP_NUM_NODES" in environ else None,
+        "Slurm",
+    )
+    return _checked(place, shown)
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Slurm's `2(x3),1` as [2, 2, 2, 1]. Raises HvdInitError for anything else."""
+    counts: list[int] = []
+    for part in text.split(",") if text else []:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None or int(match[2] or 1) > 1_000_000:
+            raise HvdInitError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected counts as in '2(x3),1'.")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _number(environ: Mapping[str, str], name: str, absent: int) -> int:
+    text = environ.get(name)
+    if text is None:
+        return absent
+    try:
+        return int(text, 10)
+    except ValueError:
+        raise HvdInitError(f"{name}={text!r}: must be a whole number.") from None
+
+
+def _shown(environ: Mapping[str, str], names: list[str], alias_prefix: str | None = None) -> str:
+    """`A=1, B=2` for error texts; the alias of a name that is only set under its alias."""
+    pairs = []
+    for name in names:
+        if name not in environ and alias_prefix is not None:
+            name = alias_prefix + name.split("_", 1)[1]
+        pairs.append(f"{name}={environ.get(name)}")
+    return ", ".join(pairs)
+
+
+def _checked(place: Place, shown: str) -> Place:
+    pairs = (
+        ("rank", place.rank, place.size),
+        ("local rank", place.local_rank, place.local_size),
+        ("cross rank", place.cross_rank, place.cross_size),
+    )
+    for what, number, of in pairs:
+        if number is not None and (number < 0 or (of is not None and number >= of)):
+            raise HvdInitError(f"{place.source}: {shown}: {what} {number} is not within 0 and {of} (exclusive).")
+    if place.local_size is not None and place.local_size > place.size:
+        raise HvdInitError(f"{place.source}: {shown}: more ranks on this host than in the job.")
+    return place

@@ -1,0 +1,45 @@
+"""Python objects from rank to rank, pickled by cloudpickle: no framework's tensors are needed for that.
+
+An object becomes bytes, bytes travel as a tensor of uint8 by the core's ordinary collectives, and every receiver makes
+an object of its own. Classes and functions of the script itself travel, too: that is what cloudpickle is for.
+
+Unpickling runs code that the sender chose; the ranks of a job trust each other, and nobody else can send.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from . import _core
+from .process_set import ProcessSet, global_process_set, number_of
+
+
+def _pickled(obj: Any) -> bytes:
+    import cloudpickle
+
+    return cloudpickle.dumps(obj)
+
+
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The root's object on every rank; the root gets its own back, uncopied. `obj` of other ranks is not looked at.
+
+    Two broadcasts: the length, then the bytes. Raises HvdMismatchError when ranks name different roots.
+    """
+    number = number_of(process_set)
+    is_root = _core.rank() == root_rank
+    block = bytearray(_pickled(obj)) if is_root else bytearray()
+    length = bytearray(len(block).to_bytes(8, "little"))
+    _core.broadcast_bytes(length, root_rank, None if name is None else f"broadcast_object.{name}.length", number)
+    if not is_root:
+        block = bytearray(int.from_bytes(length, "little"))
+    _core.broadcast_bytes(block, root_rank, None if name is None else f"broadcast_object.{name}", number)
+    return obj if is_root else pickle.loads(block)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Every rank's object, in rank order. One allgather of the pickled bytes."""
+    full = None if name is None else f"allgather_object.{name}"
+    return [pickle.loads(part) for part in _core.allgather_bytes(_pickled(obj), full, number_of(process_set))]

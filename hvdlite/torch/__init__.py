@@ -1,0 +1,96 @@
+"""hvdlite on PyTorch tensors: `import hvdlite.torch as hvd`.
+
+    hvd.init()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+Collectives take and return tensors; the dtypes are those of the core, bfloat16 among them.
+"""
+
+from __future__ import annotations
+
+from .._core import cross_rank, cross_size, local_rank, local_size, rank, size
+from .._life import init, is_homogeneous, is_initialized, shutdown
+from ..errors import (
+    HorovodInternalError,
+    HvdError,
+    HvdForkError,
+    HvdInitError,
+    HvdMismatchError,
+    HvdNotInitializedError,
+    HvdOptionError,
+    HvdPeerLostError,
+    HvdTimeoutError,
+)
+from ..objects import allgather_object, broadcast_object
+from ..ops import Average, Max, Min, Product, Sum, barrier, poll, synchronize
+from ..process_set import global_process_set
+from .ops import collectives as _ops
+from .optimizer import DistributedOptimizer
+from .state import broadcast_optimizer_state, broadcast_parameters
+
+allreduce = _ops.allreduce
+allreduce_ = _ops.allreduce_
+allreduce_async = _ops.allreduce_async
+allreduce_async_ = _ops.allreduce_async_
+grouped_allreduce = _ops.grouped_allreduce
+grouped_allreduce_ = _ops.grouped_allreduce_
+grouped_allreduce_async = _ops.grouped_allreduce_async
+grouped_allreduce_async_ = _ops.grouped_allreduce_async_
+allgather = _ops.allgather
+allgather_async = _ops.allgather_async
+broadcast = _ops.broadcast
+broadcast_ = _ops.broadcast_
+broadcast_async = _ops.broadcast_async
+broadcast_async_ = _ops.broadcast_async_
+
+__all__ = [
+    "Average",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "HvdError",
+    "HvdForkError",
+    "HvdInitError",
+    "HvdMismatchError",
+    "HvdNotInitializedError",
+    "HvdOptionError",
+    "HvdPeerLostError",
+    "HvdTimeoutError",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "cross_rank",
+    "cross_size",
+    "global_process_set",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "shutdown",
+    "size",
+    "synchronize",
+]

@@ -1,0 +1,54 @@
+"""PyTorch's tensors, by address: no copy, and bfloat16, which NumPy has not, like any other dtype.
+
+Tensors must lie in CPU memory; another device is a ValueError until a plane can move it. Subclasses of Tensor
+(Parameter) are welcome, sparse tensors are not.
+
+A tensor that is dense in another order (channels_last) is not contiguous here and is copied: two ranks may hold one
+gradient in two orders, and adding their memory element by element would be wrong without any sign of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..adapter import View
+
+_DTYPES: dict[torch.dtype, int] = {
+    getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
+}
+
+
+class TorchAdapter:
+    """torch.Tensor."""
+
+    def accept(self, value: Any, writable: bool = False) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"expected a torch.Tensor, not {type(value).__module__}.{type(value).__qualname__}")
+        return value
+
+    def view(self, tensor: torch.Tensor) -> View:
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"a tensor of layout {tensor.layout} is not supported: make it dense with .to_dense()")
+        if tensor.device.type != "cpu":
+            raise ValueError(f"a tensor on device {tensor.device} is not supported yet: move it with .cpu()")
+        dtype = _DTYPES.get(tensor.dtype)
+        if dtype is None:
+            supported = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
+            raise ValueError(f"Tensor type {tensor.dtype} is not supported; supported: {supported}")
+        return View(tensor.data_ptr(), tensor.shape, dtype, tensor.is_contiguous() and not tensor.is_neg())
+
+    def like(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+
+    def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().resolve_neg().contiguous()
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.no_grad():
+            into.copy_(source)
+
+    def cast(self, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+        return tensor.to(getattr(torch, dtype))
