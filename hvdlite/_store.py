@@ -1,0 +1,216 @@
+"""How do the ranks of a job meet? Through the launcher's store; this is a rank's end of that connection.
+
+`connect` proves that both sides know the job's secret, joins the job and returns once every rank has joined;
+`allgather` then exchanges bytes as often as needed. Afterwards the connection stays open for the life of the job,
+because its end is news: the store tells the others when a rank's connection ends without a `bye`.
+
+The thread that calls `hvdlite.init` is the only caller. While the C engine runs, it owns the socket (it writes ABORT
+frames and reads LOST frames), so nothing here reads a byte beyond the frame that it returns, and nothing is kept in a
+buffer between calls. The descriptor is non-blocking; waiting is done by poll, which Ctrl-C interrupts.
+
+Deliberately not here: reconnecting (a lost store is a lost job), threads, and any knowledge of what is exchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+
+from . import _wire
+from .errors import HvdInitError, HvdPeerLostError
+
+_RETRY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_ANSWER_S = 5.0  # how long the store has to answer during the handshake
+_SLACK_S = (
+    2.0  # the store names the missing ranks at the time limit; a client that hears nothing gives up this much later
+)
+
+
+class Store:
+    """A rank's connection to the store. Made by `connect`."""
+
+    def __init__(self, sock: socket.socket, rank: int, size: int, timeout: float) -> None:
+        self._sock: socket.socket | None = sock
+        self._timeout = timeout
+        self._round = 0
+        self.rank = rank
+        self.size = size
+        self.epoch = 0  # how many times this rank had joined the job before
+        self.job = 0  # the job's number, the same on all ranks
+
+    def fileno(self) -> int:
+        """The connected socket, to lend to the C core; -1 after `bye`."""
+        return self._sock.fileno() if self._sock is not None else -1
+
+    def allgather(self, mine: bytes) -> list[bytes]:
+        """Gives `mine`, returns every rank's bytes in rank order. Blocks.
+
+        Raises HvdPeerLostError naming a rank that ended meanwhile, HvdInitError when the store refuses, when it is gone
+        or when ranks are missing at the time limit.
+        """
+        self._round += 1
+        self._send(_wire.pack(_wire.ALLGATHER, _wire.pack_round(self._round, bytes(mine))))
+        body = self._expect(_wire.GATHERED, time.monotonic() + self._timeout + _SLACK_S)
+        number, parts = _wire.unpack_gathered(body, self.size)
+        if number != self._round:
+            raise HvdInitError(f"rank {self.rank}: the store answered round {number}, round {self._round} was asked")
+        return parts
+
+    def abort(self, culprit: int, code: int, text: str) -> None:
+        """Tells the store why the job ends. Best effort: raises nothing when the store is gone."""
+        try:
+            self._send(_wire.pack(_wire.ABORT, _wire.pack_end(culprit, code, text)))
+        except (HvdInitError, OSError):
+            pass
+
+    def bye(self) -> None:
+        """Leaves cleanly and closes the connection; may be called twice."""
+        if self._sock is None:
+            return
+        try:
+            self._send(_wire.pack(_wire.BYE))
+        except (HvdInitError, OSError):
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Closes without a word: the others will hear that this rank is lost, unless `bye` came before."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def _join(self, version: str, wire: int) -> None:
+        says = {
+            "rank": self.rank,
+            "size": self.size,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "version": version,
+            "wire": wire,
+            "timeout": self._timeout,
+        }
+        self._send(_wire.pack(_wire.JOIN, json.dumps(says).encode()))
+        body = self._expect(_wire.JOINED, time.monotonic() + self._timeout + _SLACK_S)
+        joined = json.loads(body)
+        self.epoch, self.job = int(joined["epoch"]), int(joined["job"])
+
+    def _expect(self, wanted: int, deadline: float) -> bytes:
+        kind, body = self._read_frame(deadline)
+        if kind == wanted:
+            return body
+        if kind == _wire.LOST:
+            culprit, _, text = _wire.unpack_end(body)
+            named = text if re.search(rf"\brank {culprit}\b", text) else f"rank {culprit} ended the job: {text}"
+            lost = HvdPeerLostError(named)
+            lost.rank = culprit
+            raise lost
+        if kind == _wire.REFUSED:
+            raise HvdInitError(f"rank {self.rank}: {body.decode('utf-8', 'replace')}")
+        raise HvdInitError(f"rank {self.rank}: the store sent a frame of kind {kind}, {wanted} was expected")
+
+    def _read_frame(self, deadline: float) -> tuple[int, bytes]:
+        try:
+            length = _wire.frame_length(_receive(self._socket(), 4, deadline))
+            frame = _receive(self._socket(), length, deadline)
+        except _wire.WireError as error:
+            raise HvdInitError(f"rank {self.rank}: the store is not one of hvdlite: {error}") from None
+        except EOFError:
+            raise HvdInitError(
+                f"rank {self.rank}: the store closed the connection; has the launcher ended? Its own output says why"
+            ) from None
+        except socket.timeout:
+            raise HvdInitError(
+                f"rank {self.rank}: no answer from the store within {self._timeout + _SLACK_S:g} s "
+                "(HVDLITE_START_TIMEOUT sets the limit); is the launcher stopped?"
+            ) from None
+        except OSError as error:
+            raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error}") from None
+        return frame[0], frame[1:]
+
+    def _send(self, frame: bytes) -> None:
+        sock = self._socket()
+        sock.settimeout(self._timeout)
+        try:
+            sock.sendall(frame)
+        except OSError as error:
+            raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error}") from None
+
+    def _socket(self) -> socket.socket:
+        if self._sock is None:
+            raise HvdInitError(f"rank {self.rank} has left the store")
+        return self._sock
+
+
+def connect(
+    address: str, port: int, secret: bytes, *, rank: int, size: int, version: str, wire: int, timeout: float = 30.0
+) -> Store:
+    """Connects to the store, proves the secret, joins the job; returns when all `size` ranks have joined.
+
+    `timeout` in seconds bounds every wait for other ranks. Raises HvdInitError (no store there, wrong secret, refused,
+    ranks missing at the time limit) or HvdPeerLostError (a rank ended before all had joined), each naming the rank.
+    """
+    sock = _authenticate(address, port, secret, rank, time.monotonic() + timeout)
+    store = Store(sock, rank, size, timeout)
+    try:
+        store._join(version, wire)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _authenticate(address: str, port: int, secret: bytes, rank: int, deadline: float) -> socket.socket:
+    """A connection on which both sides have proved the secret. A store under load may drop us: that is tried again."""
+    failure: Exception = TimeoutError("no time left")
+    attempt = 0
+    while time.monotonic() < deadline:
+        sock = None
+        try:
+            sock = socket.create_connection((address, port), timeout=max(0.01, deadline - time.monotonic()))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            limit = min(deadline, time.monotonic() + _ANSWER_S)
+            answer, expected = _wire.answer_challenge(secret, _receive(sock, _wire.NONCE_BYTES, limit))
+            sock.sendall(answer)
+            proof = _receive(sock, _wire.PROOF_BYTES, limit)
+        except (OSError, EOFError) as error:
+            failure = error
+            if sock is not None:
+                sock.close()
+            time.sleep(min(_RETRY_S[min(attempt, len(_RETRY_S) - 1)], max(0.0, deadline - time.monotonic())))
+            attempt += 1
+            continue
+        except BaseException:
+            if sock is not None:
+                sock.close()
+            raise
+        if _wire.same_proof(proof, expected):
+            return sock
+        sock.close()
+        if proof == _wire.REJECTED:
+            raise HvdInitError(
+                f"rank {rank}: the store at {address}:{port} refused this rank's secret: "
+                "HVDLITE_SECRET_KEY is that of another job"
+            )
+        raise HvdInitError(f"rank {rank}: what listens at {address}:{port} does not know the secret of this job")
+    raise HvdInitError(
+        f"rank {rank}: no store answers at {address}:{port} ({type(failure).__name__}: {failure}); "
+        "is the launcher that started this rank still running?"
+    )
+
+
+def _receive(sock: socket.socket, count: int, deadline: float) -> bytes:
+    """Exactly `count` bytes. Raises EOFError, socket.timeout at the deadline, OSError."""
+    held = bytearray()
+    while len(held) < count:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise socket.timeout("timed out")
+        sock.settimeout(remaining)
+        chunk = sock.recv(min(count - len(held), 1 << 20))
+        if not chunk:
+            raise EOFError("the connection was closed")
+        held += chunk
+    return bytes(held)

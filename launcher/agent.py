@@ -1,0 +1,299 @@
+"""Who watches over the ranks of one host? This process, the agent: it starts them, passes on their output, reports
+their ends, and leaves nothing behind.
+
+It is the parent of the host's ranks and a child subreaper, and it decides nothing while the launcher lives: when to
+send which signal comes over the control stream. Only when that stream ends (the launcher is gone, be it by SIGKILL)
+does it act by itself: SIGTERM, `ORPHAN_S`, SIGKILL. When the last rank has ended, everything still running below it
+gets SIGTERM, `LEFTOVER_S` and SIGKILL, whatever sessions it hides in; then the agent says so and exits. If the agent
+itself is killed, the kernel kills the ranks (see process.py).
+
+Two streams lead to the launcher. Control carries JSON frames both ways and never waits for output; the output stream
+carries what ranks write, one frame per read. When the launcher is slow to take it (a paused terminal), at most
+`UNSENT_MAX` is kept and the ranks' pipes fill up: the ranks wait, nothing is lost.
+
+It waits for processes, not for the end of pipes, which a descendant may hold open. One thread; the only sleep is in
+the selector.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from hvdlite import _wire
+
+from . import process
+
+ORPHAN_S = 1.5
+LEFTOVER_S = 1.0
+POLL_S = 0.02  # while waiting for processes that are not our children
+UNSENT_MAX = 1 << 20
+READ_BYTES = 65536
+DRAIN_BYTES = 1 << 20  # what a pipe can hold at most; more comes from somebody who still lives
+
+CONTROL = 1  # the kind of all control frames
+STDOUT, STDERR, ENDED = 1, 2, 3  # the kinds of output frames; the body starts with the rank
+RANK = struct.Struct("!I")
+
+
+class Agent:
+    """One host's part of a job. `stdin` is the descriptor that rank 0 will read."""
+
+    def __init__(self, control: socket.socket, output: socket.socket, stdin: int) -> None:
+        self._control = control
+        self._output = output
+        self._stdin = stdin
+        self._reader = _wire.FrameReader()
+        self._unsent = bytearray()
+        self._ranks: dict[int, int] = {}  # living ranks by pid
+        self._pipes: dict[int, tuple[int, int]] = {}  # descriptor: (rank, STDOUT or STDERR)
+        self._paused = False  # too much is unsent: the pipes are not watched
+        self._waiting = False  # the output stream is full: watched for room
+        self._started = False
+        self._orphan = False
+        self._done = False
+        self._kill_at: float | None = None
+        self._cleaning = False
+        self._selector = selectors.DefaultSelector()
+        self._woken, wake = os.pipe()
+        for end in (self._woken, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
+                signal.signal(number, lambda *_: None)  # a handler, not "ignore", which the ranks would inherit
+        control.setblocking(True)
+        output.setblocking(False)
+        self._selector.register(control, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Until the job is over and everything below is gone."""
+        while not (self._done and not self._unsent):
+            for key, _ in self._selector.select(self._patience()):
+                if key.fileobj is self._control:
+                    self._listen()
+                elif key.fileobj is self._output:
+                    self._flush()
+                elif key.fd in self._pipes:
+                    self._read(key.fd, READ_BYTES)
+                elif key.fd == self._woken:
+                    os.read(self._woken, 4096)
+            self._collect()
+            self._clean(time.monotonic())
+            self._throttle()
+
+    def _patience(self) -> float | None:
+        if self._cleaning and not self._done:
+            return POLL_S
+        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+
+    def _listen(self) -> None:
+        chunk = b""
+        try:
+            chunk = self._control.recv(READ_BYTES)
+        except OSError:
+            pass
+        if not chunk:
+            self._orphaned()
+            return
+        for _, body in self._reader.feed(chunk):
+            order = json.loads(body)
+            if order["do"] == "start":
+                self._start(order)
+            elif order["do"] == "signal":
+                for pid in self._ranks:
+                    process.send(pid, order["number"], group=order["group"])
+            elif order["do"] == "kill":
+                self._kill_all()
+
+    def _start(self, order: dict[str, Any]) -> None:
+        """Starts all ranks, or as many as start before one fails."""
+        self._started = True
+        null = os.open(os.devnull, os.O_RDWR)
+        for each in order["ranks"]:
+            rank = each["rank"]
+            ends = {kind: os.pipe() for kind in (STDOUT, STDERR)}
+            stdin = self._stdin if rank == 0 and self._stdin >= 0 else null
+            streams = (stdin, ends[STDOUT][1], ends[STDERR][1])
+            try:
+                pid = process.start(order["command"], {**order["environ"], **each["environ"]}, order["cwd"], streams)
+            except OSError as error:
+                code = getattr(error, "code", process.NOT_RUNNABLE)
+                self._tell({"what": "unstarted", "rank": rank, "code": code, "text": str(error)})
+                pid = 0
+            for kind, (read_end, write_end) in ends.items():
+                os.close(write_end)
+                if not pid:
+                    os.close(read_end)
+                    continue
+                os.set_blocking(read_end, False)
+                self._pipes[read_end] = (rank, kind)
+                self._selector.register(read_end, selectors.EVENT_READ)
+            if not pid:
+                break
+            self._ranks[pid] = rank
+            self._tell({"what": "started", "rank": rank, "pid": pid})
+        os.close(null)
+        if self._stdin >= 0:
+            os.close(self._stdin)
+            self._stdin = -1
+
+    def _collect(self) -> None:
+        for pid, code in process.reap():
+            rank = self._ranks.pop(pid, None)
+            if rank is None:
+                continue
+            for descriptor in [d for d, (owner, _) in self._pipes.items() if owner == rank]:
+                self._read(descriptor, DRAIN_BYTES)
+            self._emit(ENDED, rank, b"")
+            self._tell({"what": "ended", "rank": rank, "code": code})
+
+    def _clean(self, now: float) -> None:
+        """Once no rank lives: everything else below goes as well, then we are done."""
+        if self._orphan and self._kill_at is not None and now >= self._kill_at and self._ranks:
+            self._kill_all()
+            self._kill_at = now + ORPHAN_S
+        if self._ranks or not self._started or self._done:
+            return
+        if process.childless():
+            for descriptor in list(self._pipes):
+                self._read(descriptor, DRAIN_BYTES)
+            self._done = True
+            self._tell({"what": "done"})
+        elif not self._cleaning:
+            self._cleaning = True
+            self._kill_at = now + (0.0 if self._orphan else LEFTOVER_S)
+            for pid in process.descendants():
+                process.send(pid, signal.SIGTERM)
+        elif self._kill_at is not None and now >= self._kill_at:
+            self._kill_all()
+
+    def _kill_all(self) -> None:
+        for pid in list(self._ranks):
+            process.send(pid, signal.SIGKILL, group=True)
+        for pid in process.descendants():
+            process.send(pid, signal.SIGKILL)
+
+    def _orphaned(self) -> None:
+        """The launcher is gone: nobody is left to decide, or to read what the ranks say."""
+        if self._orphan:
+            return
+        self._orphan = True
+        self._selector.unregister(self._control)
+        self._kill_at = time.monotonic() + ORPHAN_S
+        self._started = True
+        self._silence()
+        for pid in self._ranks:
+            process.send(pid, signal.SIGTERM, group=True)
+
+    def _silence(self) -> None:
+        """Nobody takes output any more: read it and throw it away, so that no rank blocks on its way out."""
+        self._unsent.clear()
+        if self._waiting:
+            self._selector.unregister(self._output)
+            self._waiting = False
+        self._output.close()
+
+    def _tell(self, news: dict[str, Any]) -> None:
+        try:
+            self._control.sendall(_wire.pack(CONTROL, json.dumps(news).encode()))
+        except OSError:
+            self._orphaned()
+
+    def _read(self, descriptor: int, limit: int) -> None:
+        rank, kind = self._pipes[descriptor]
+        taken = 0
+        while taken < limit:
+            try:
+                chunk = os.read(descriptor, READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                chunk = b""
+            if not chunk:
+                if not self._paused:
+                    self._selector.unregister(descriptor)
+                del self._pipes[descriptor]
+                os.close(descriptor)
+                return
+            taken += len(chunk)
+            self._emit(kind, rank, chunk)
+
+    def _emit(self, kind: int, rank: int, chunk: bytes) -> None:
+        if self._output.fileno() >= 0:
+            self._unsent += _wire.pack(kind, RANK.pack(rank) + chunk)
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                sent = self._output.send(memoryview(self._unsent)[:READ_BYTES])
+                del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._silence()
+            return
+        if self._unsent and not self._waiting:
+            self._selector.register(self._output, selectors.EVENT_WRITE)
+        elif self._waiting and not self._unsent:
+            self._selector.unregister(self._output)
+        self._waiting = bool(self._unsent)
+
+    def _throttle(self) -> None:
+        """Reads no pipe while too much is unsent."""
+        pause = len(self._unsent) > (UNSENT_MAX // 2 if self._paused else UNSENT_MAX)
+        if pause == self._paused:
+            return
+        self._paused = pause
+        for descriptor in self._pipes:
+            if pause:
+                self._selector.unregister(descriptor)
+            else:
+                self._selector.register(descriptor, selectors.EVENT_READ)
+
+
+def fork(control: socket.socket, output: socket.socket, stdin: int, close: Sequence[socket.socket]) -> int:
+    """Forks the agent of this host; returns its pid. The caller has one thread, and closes these ends afterwards.
+
+    `close` are the caller's own ends, of which the agent must hold no copy: their end is how it knows of the caller's.
+    """
+    pid = os.fork()
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        for end in close:
+            end.close()
+        _serve(control, output, stdin)
+    return pid
+
+
+def _serve(control: socket.socket, output: socket.socket, stdin: int) -> NoReturn:
+    """The agent's whole life; never returns."""
+    try:
+        os.setsid()  # what kills the launcher's process group shall not kill those who clean up after it
+        process.rename(b"hvdlite-agent")
+        process.become_subreaper()
+        stdin = fcntl.fcntl(stdin, fcntl.F_DUPFD_CLOEXEC, 3) if stdin >= 0 else -1
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):  # held open, they would keep those waiting who read the launcher's output
+            os.dup2(null, standard)
+        os.close(null)
+        Agent(control, output, stdin).run()
+    except BaseException:
+        import traceback  # late: slow to import, and hopefully never needed
+
+        try:
+            text = json.dumps({"what": "broken", "text": traceback.format_exc()})
+            control.sendall(_wire.pack(CONTROL, text.encode()))
+        finally:
+            os._exit(1)
+    os._exit(0)

@@ -1,0 +1,201 @@
+"""`hvdlite-run [options] command ...`: what does the user want, and is it possible?
+
+Options are read up to the first word that is none; all from there on is the command, so its own flags need no quoting.
+Flags that mean an option of the library come from the table in hvdlite/config.py; those of Horovod that this version
+does not do yet are refused with the reason (flags.py), because a flag that is ignored is a lie. All mistakes are told
+before anything is started: exit code 2, or as a shell 127 for a command that is not there, 126 for one that is no
+program.
+
+Imports are few and late: the launcher's start is part of every job's, so it loads neither NumPy nor the extension.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from hvdlite import config
+from hvdlite.errors import HvdOptionError
+
+from . import flags, hosts
+from .process import NOT_FOUND, NOT_RUNNABLE
+
+USAGE_ERROR = 2
+
+
+class UsageError(Exception):
+    """The command line asks for what cannot be; `code` is the launcher's exit code."""
+
+    def __init__(self, text: str, code: int = USAGE_ERROR) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="hvdlite-run",
+        usage="hvdlite-run -np N [options] command [arguments]",
+        description="Starts N ranks of a script on this host and ends with the exit code of the first to fail.",
+        epilog="The command starts at the first word that is no option: hvdlite-run -np 2 python train.py --lr 0.1",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-np", "-n", "--num-proc", dest="np", metavar="N", help="number of ranks")
+    add("-H", "--hosts", dest="hosts", metavar="HOST:SLOTS,...", help="where ranks may run; so far this host only")
+    add("-hostfile", "--hostfile", dest="hostfile", metavar="FILE", help="the same from a file, `host slots=N` a line")
+    add("--output-filename", dest="folder", metavar="DIR", help="also write DIR/rank.<rank>/stdout and .../stderr")
+    add(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        dest="timestamps",
+        action="store_true",
+        help="put the time before the rank of each line",
+    )
+    add("--gloo", action="store_true", help="use the built-in transport (what this version always does)")
+    add("--verbose", action="store_true", help="tell what is started, with which environment, and how it ends")
+    add("-cb", "--check-build", dest="check", action="store_true", help="show which frameworks and libraries are found")
+    add("-v", "--version", dest="version", action="store_true", help="show the version")
+    config.add_flags(parser.add_argument_group("options of the library"))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script. `argv` without the program's name; returns the exit code."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except UsageError as error:
+        print(f"hvdlite-run: {error}", file=sys.stderr)
+        if error.code == USAGE_ERROR:
+            print("Try hvdlite-run --help.", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = _parser()
+    try:
+        own, command = flags.split(parser, argv)
+    except flags.FlagError as error:
+        raise UsageError(str(error)) from None
+    asked = parser.parse_args(own)
+    if asked.version:
+        from hvdlite import __version__
+
+        print(f"hvdlite-run {__version__}")
+        return 0
+    if asked.check:
+        from . import check_build
+
+        return check_build.show()
+    environ = config.environ()
+    try:
+        options = config.variables_of(vars(asked))
+        settings = config.read(_with_flags(environ, options))
+    except HvdOptionError as error:
+        raise UsageError(str(error)) from None
+    if not command:
+        raise UsageError("no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py")
+    slots = _slots(asked)
+    _check_command(command[0], environ)
+    from . import job
+
+    plan = job.Plan(
+        command=command,
+        slots=slots,
+        environ=environ,
+        options=options,
+        grace=settings.values["failure_grace"],
+        output_folder=asked.folder,
+        timestamps=asked.timestamps,
+        verbose=asked.verbose,
+    )
+    if asked.folder is not None:
+        _check_folder(asked.folder)
+    return job.run(plan)
+
+
+def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which a flag overrides a variable, in whichever spelling."""
+    merged = dict(environ)
+    for option in config.OPTIONS:
+        if option.variable in options and option.alias_variable is not None:
+            merged.pop(option.alias_variable, None)
+        if option.scope == "rank":  # of a rank that launches a job of its own; replaced for the new ranks
+            merged.pop(option.variable, None)
+            merged.pop(option.alias_variable or "", None)
+    merged.update(options)
+    return merged
+
+
+def _slots(asked: argparse.Namespace) -> list[hosts.Slot]:
+    """Where the ranks go. Raises UsageError."""
+    size = None if asked.np is None else _count(asked.np)
+    if asked.hosts is not None and asked.hostfile is not None:
+        raise UsageError("-H and --hostfile exclude each other")
+    try:
+        if asked.hostfile is not None:
+            with open(asked.hostfile, encoding="utf-8", errors="replace") as file:
+                places = hosts.parse_hostfile(file.read(), asked.hostfile)
+        elif asked.hosts is not None:
+            places = hosts.parse_hosts(asked.hosts)
+        elif size is None:
+            raise UsageError("how many ranks? Say -np N, for example: hvdlite-run -np 2 python train.py")
+        else:
+            places = [hosts.Host("localhost", size)]
+        others = [place.name for place in places if not hosts.is_this_host(place.name, os.uname().nodename)]
+        if others:
+            raise UsageError(f"not yet: {', '.join(others)}: this version starts ranks on this host only")
+        if len(places) > 1:  # several names of this host
+            places = [hosts.Host("localhost", sum(place.slots for place in places))]
+        return hosts.assign(places, sum(place.slots for place in places) if size is None else size)
+    except hosts.HostError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"--hostfile {asked.hostfile}: {error.strerror}") from None
+
+
+def _count(text: str) -> int:
+    try:
+        size = int(text, 10)
+    except ValueError:
+        raise UsageError(f"-np {text}: must be a whole number of ranks") from None
+    if size < 1:
+        raise UsageError(f"-np {text}: there must be at least 1 rank")
+    return size
+
+
+def _check_command(command: str, environ: Mapping[str, str]) -> None:
+    """Is there such a program? Says so once, instead of each rank by itself. Raises UsageError."""
+    folders = [""] if os.sep in command else environ.get("PATH", os.defpath).split(os.pathsep)
+    for candidate in (os.path.join(folder, command) for folder in folders):
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return
+    found = command if os.sep in command or os.path.exists(command) else None
+    if found is None or not os.path.exists(found):
+        raise UsageError(f"{command}: command not found", NOT_FOUND)
+    if os.path.isdir(found):
+        raise UsageError(f"{command}: is a directory", NOT_RUNNABLE)
+    hint = f"; did you mean: python {command}" if command.endswith(".py") else ""
+    if os.sep not in command and os.access(found, os.X_OK):
+        raise UsageError(f"{command}: command not found; did you mean ./{command}", NOT_FOUND)
+    raise UsageError(f"{command}: permission denied (it is not executable){hint}", NOT_RUNNABLE)
+
+
+def _check_folder(folder: str) -> None:
+    """Can the ranks' files be written there? Raises UsageError."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output-filename {folder}: cannot be written: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--output-filename {folder}: cannot be written: permission denied")

@@ -1,0 +1,136 @@
+"""Who ended the job, what happens to the others, and with which exit code? Pure: events and times in, actions out.
+
+The culprit is the rank that the first abort record names (the engines' own account of who was first), else the rank
+whose process was the first to end with a non-zero code. From the first such news on the others have `grace` seconds to
+fail by themselves, so that each prints its own error; then SIGTERM, `TERM_S`, SIGKILL. A signal to the launcher is
+passed on and gives `TERM_S` before SIGKILL; SIGINT after any signal kills at once. What ranks do once the launcher has
+sent them a signal decides nothing any more. A rank that exits with 0 is never a failure by itself.
+
+The exit code is the culprit's, 128+n for a signal, also 128+n when signal n ended the launcher's job. A culprit that
+exited with 0 (it left without a word while others needed it) hands the code over to the next that failed.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import NamedTuple
+
+from .process import signal_name
+
+TERM_S = 5.0
+UNKNOWN = 1  # the exit code where nobody's applies
+
+
+class Send(NamedTuple):
+    """An action: this signal to the process group of every living rank."""
+
+    number: int
+
+
+KILL = Send(int(signal.SIGKILL))
+
+
+class Abort(NamedTuple):
+    """An abort record."""
+
+    reporter: int
+    culprit: int
+    text: str
+
+
+class Ending:
+    """The end of a job of `size` ranks; times are seconds on any one clock."""
+
+    def __init__(self, size: int, grace: float) -> None:
+        self._grace = grace
+        self.pids: dict[int, int] = {}
+        self.codes: dict[int, int] = {}  # of ended ranks; negative for a signal
+        self.living = set(range(size))
+        self.abort: Abort | None = None
+        self.asked: int | None = None  # the signal that ended the job from outside
+        self._failed: list[int] = []  # ranks with a non-zero code, in order, before any signal of ours
+        self._sent = False  # a signal of ours has gone out
+        self._next: tuple[float, Send] | None = None
+
+    def aborted(self, now: float, abort: Abort) -> None:
+        """An engine's abort record came in. Only the first counts."""
+        if self.abort is None and not self._sent:
+            self.abort = abort
+            self._failing(now)
+
+    def ended(self, now: float, rank: int, code: int) -> None:
+        """A rank's process has ended."""
+        self.living.discard(rank)
+        self.codes[rank] = code
+        if code != 0 and not self._sent:
+            self._failed.append(rank)
+            self._failing(now)
+
+    def signalled(self, now: float, number: int) -> Send:
+        """The launcher got SIGINT, SIGTERM or SIGHUP: what to send on at once."""
+        again = self.asked is not None and number == signal.SIGINT
+        if self.asked is None and self.culprit() is None:
+            self.asked = number
+        elif self.asked is None:
+            self.asked = 0  # the job was ending already; its culprit stays
+        self._sent = True
+        if again:
+            self._next = None
+            return KILL
+        if self._next is None or self._next[1] != KILL:
+            self._next = (now + TERM_S, KILL)
+        return Send(number)
+
+    def due(self) -> float | None:
+        """When `act` has something to do; None: never."""
+        return self._next[0] if self._next is not None and self.living else None
+
+    def act(self, now: float) -> Send | None:
+        """The signal that is due, if one is."""
+        if self._next is None or now < self._next[0] or not self.living:
+            return None
+        send = self._next[1]
+        self._next = None if send == KILL else (now + TERM_S, KILL)
+        self._sent = True
+        return send
+
+    def culprit(self) -> int | None:
+        """The rank that the job's end is put down to, if it has failed; its code is known once it has ended."""
+        if self.abort is not None:
+            return self.abort.culprit
+        return self._failed[0] if self._failed else None
+
+    def exit_code(self) -> int:
+        """Of the launcher, once no rank lives."""
+        if self.asked:
+            return 128 + self.asked
+        culprit = self.culprit()
+        if culprit is None or not any(self.codes.values()):
+            return 0
+        first = [self.codes.get(culprit, 0)] + [self.codes[rank] for rank in self._failed]
+        code = next((code for code in first if code), UNKNOWN)
+        return code if code > 0 else 128 - code
+
+    def headline(self) -> str | None:
+        """How the culprit ended, in one line; None if nobody failed."""
+        culprit = self.culprit()
+        if self.asked or culprit not in self.pids or not any(self.codes.values()):
+            return None  # one that was never started has been reported already
+        line = f"rank {culprit} (pid {self.pids[culprit]}) {how(self.codes.get(culprit))}"
+        code = self.codes.get(culprit, 0)
+        if self.abort is None or code < 0:
+            return line
+        if self.abort.reporter == culprit:
+            return f"{line}: {self.abort.text}" if self.abort.text else line
+        return line if code else f"{line}; rank {self.abort.reporter} says: {self.abort.text}"
+
+    def _failing(self, now: float) -> None:
+        if self._next is None and not self._sent:
+            self._next = (now + self._grace, Send(int(signal.SIGTERM)))
+
+
+def how(code: int | None) -> str:
+    """How a process ended: "killed by SIGSEGV"; None: it has not."""
+    if code is None:
+        return "is still running"
+    return f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"

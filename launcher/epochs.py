@@ -1,0 +1,223 @@
+"""Who is in the job, and since which init? The store's book, without a socket: joins, allgather rounds, losses.
+
+The epoch of a rank is how many times it has joined before. An epoch opens when every rank of the job is in it; until
+then those present wait. An open epoch has at most one allgather round in the making. The first failure ends an epoch
+(a rank lost, an abort record, ranks missing at the time limit, versions that differ): all present are told, once, and
+whoever joins it later is told the same, so that nobody waits for what cannot happen.
+
+A connection that ends without a BYE waits `SILENCE_S` before its rank is declared lost, because the launcher will
+mostly know a better text ("killed by SIGKILL") a moment later; `ended` brings it.
+
+Time comes from time.monotonic() only to set and compare deadlines; messages go out through the one callback `tell`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Callable
+
+from hvdlite import _wire
+
+SILENCE_S = 0.15
+LOST_CODE = -5  # HVD_EPEER
+
+Tell = Callable[[int, int, bytes], None]
+
+
+class Refusal(ValueError):
+    """A rank said something that cannot be; the text goes to it in a REFUSED frame."""
+
+
+class Epoch:
+    """One life of the job, from init to shutdown."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.present: set[int] = set()  # joined, connection alive
+        self.gone: set[int] = set()  # said BYE, or lost
+        self.open = False
+        self.ending: tuple[int, bytes] | None = None  # the frame that said why it failed
+        self.first = -1  # the rank that joined first
+        self.timeout = 0.0
+        self.deadline: float | None = None  # for the ranks that are missing, or the round in the making
+        self.rounds = 0
+        self.parts: dict[int, bytes] = {}
+        self.silent: dict[int, float] = {}  # disconnected ranks, and when they count as lost
+
+
+class Epochs:
+    """The book of one job of `size` ranks. `tell(rank, kind, body)` sends a frame to a connected rank."""
+
+    def __init__(self, size: int, job: int, tell: Tell) -> None:
+        self.size = size
+        self._job = job
+        self._tell = tell
+        self._joins = [0] * size
+        self._pids: dict[int, int] = {}
+        self._ended: dict[int, str] = {}
+        self._build: tuple[tuple[str, str], int] | None = None  # version and wire, and the rank that said them
+        self._epochs: dict[int, Epoch] = {}
+        self._of: dict[int, Epoch] = {}  # the epoch that each connected rank is in
+
+    def check(self, rank: int, size: int, pid: int, build: tuple[str, str], living: bool) -> None:
+        """May this process join as this rank? Raises Refusal."""
+        if size != self.size:
+            raise Refusal(f"HVDLITE_SIZE says {size} ranks, but the launcher of this job started {self.size}")
+        if not 0 <= rank < size:
+            raise Refusal(f"there is no rank {rank} in a job of {size}")
+        if living:
+            raise Refusal(
+                f"rank {rank} is already in the job as process {self._pids[rank]}; process {pid} has inherited its "
+                "environment and cannot be the same rank: only one process of a rank may call init"
+            )
+        if rank in self._ended:
+            raise Refusal(f"the launcher saw the end of this rank: {self._ended[rank]}")
+        if self._build is not None and self._build[0] != build:
+            (version, wire), other = self._build
+            text = (
+                f"rank {rank} runs hvdlite {build[0]} (wire {build[1]}), rank {other} runs hvdlite {version} "
+                f"(wire {wire}): install the same version for all ranks"
+            )
+            self._fail(self._epoch(self._joins[rank]), _wire.REFUSED, text.encode())
+            raise Refusal(text)
+
+    def join(self, rank: int, pid: int, build: tuple[str, str], timeout: float) -> None:
+        """The rank is in its next epoch; `check` has allowed it."""
+        epoch = self._epoch(self._joins[rank])
+        self._joins[rank] += 1
+        self._pids[rank] = pid
+        self._build = self._build or (build, rank)
+        self._of[rank] = epoch
+        if epoch.ending is not None:
+            self._tell(rank, *epoch.ending)
+            return
+        epoch.present.add(rank)
+        if epoch.first < 0:
+            epoch.first, epoch.timeout = rank, timeout
+            epoch.deadline = time.monotonic() + timeout
+        for other, text in self._ended.items():
+            if self._joins[other] <= epoch.number:
+                self._lose(epoch, other, text)
+                return
+        if len(epoch.present) == self.size:
+            epoch.open, epoch.deadline = True, None
+            joined = json.dumps({"epoch": epoch.number, "job": self._job}).encode()
+            self._all(epoch, _wire.JOINED, joined)
+
+    def contribute(self, rank: int, number: int, part: bytes) -> None:
+        """The rank's part of allgather round `number` (from 1). The last part completes the round."""
+        epoch = self._of[rank]
+        if epoch.ending is not None:
+            return
+        if not epoch.open or number != epoch.rounds + 1 or rank in epoch.parts:
+            raise Refusal(f"rank {rank} sent its part of allgather {number} while {epoch.rounds} were done")
+        if not epoch.parts:
+            epoch.deadline = time.monotonic() + epoch.timeout
+        epoch.parts[rank] = part
+        if sum(map(len, epoch.parts.values())) + 4 * self.size + 5 > _wire.FRAME_MAX:
+            text = f"allgather {number} is larger than {_wire.FRAME_MAX >> 20} MiB at the part of rank {rank}"
+            self._fail(epoch, _wire.REFUSED, text.encode())
+        elif epoch.gone:
+            other = min(epoch.gone)
+            self._lose(epoch, other, f"rank {other} has left the job")
+        elif len(epoch.parts) == self.size:
+            whole = _wire.pack_gathered(number, [epoch.parts[r] for r in range(self.size)])
+            epoch.rounds, epoch.parts, epoch.deadline = number, {}, None
+            self._all(epoch, _wire.GATHERED, whole)
+
+    def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
+        """A rank says why the job ends: the others of its epoch are told."""
+        epoch = self._of.get(reporter)
+        if epoch is not None:
+            self._fail(epoch, _wire.LOST, _wire.pack_end(culprit, code, text), spare=reporter)
+
+    def left(self, rank: int) -> None:
+        """BYE: whatever happens to the rank from now on is no loss to this epoch, unless it is waited for."""
+        epoch = self._of.pop(rank)
+        epoch.present.discard(rank)
+        epoch.gone.add(rank)
+        if not epoch.open or epoch.parts:
+            self._lose(epoch, rank, f"rank {rank} (pid {self._pids[rank]}) has left the job")
+        self._tidy()
+
+    def disconnected(self, rank: int) -> None:
+        """The connection ended, after a BYE or without."""
+        epoch = self._of.pop(rank, None)
+        if epoch is None:
+            return
+        epoch.present.discard(rank)
+        epoch.gone.add(rank)
+        if rank in self._ended:
+            self._lose(epoch, rank, self._ended[rank])
+        elif epoch.ending is None:
+            epoch.silent[rank] = time.monotonic() + SILENCE_S
+        self._tidy()
+
+    def ended(self, rank: int, text: str) -> None:
+        """The rank's process has ended."""
+        self._ended[rank] = text
+        for epoch in list(self._epochs.values()):
+            member = rank in epoch.present or rank in epoch.silent
+            waited_for = not epoch.open and self._joins[rank] <= epoch.number and epoch.present
+            if member or waited_for:
+                self._lose(epoch, rank, text)
+
+    def deadline(self) -> float | None:
+        """When `tick` is due; None: never."""
+        times = [epoch.deadline for epoch in self._epochs.values() if epoch.deadline is not None]
+        for epoch in self._epochs.values():
+            times += epoch.silent.values()
+        return min(times, default=None)
+
+    def tick(self, now: float) -> None:
+        """Acts on what is due."""
+        for epoch in list(self._epochs.values()):
+            for rank in [r for r, due in epoch.silent.items() if due <= now]:
+                text = f"the connection of rank {rank} (pid {self._pids[rank]}) ended without a goodbye"
+                self._lose(epoch, rank, text)
+            if epoch.deadline is not None and epoch.deadline <= now:
+                self._fail(epoch, _wire.REFUSED, self._late(epoch).encode())
+
+    def _late(self, epoch: Epoch) -> str:
+        limit = f"within {epoch.timeout:g} s (HVDLITE_START_TIMEOUT sets the limit)"
+        if epoch.open:
+            missing = sorted(set(range(self.size)) - set(epoch.parts))
+            return f"{_ranks(missing)} did not take part in allgather {epoch.rounds + 1} {limit}"
+        missing = sorted(set(range(self.size)) - epoch.present)
+        return f"{_ranks(missing)} did not call init {limit}; rank {epoch.first} was the first to wait"
+
+    def _epoch(self, number: int) -> Epoch:
+        return self._epochs.setdefault(number, Epoch(number))
+
+    def _lose(self, epoch: Epoch, rank: int, text: str) -> None:
+        if self._joins[rank] <= epoch.number:
+            text += " and did not call init" if not self._joins[rank] else " and did not call init again"
+        self._fail(epoch, _wire.LOST, _wire.pack_end(rank, LOST_CODE, text))
+
+    def _fail(self, epoch: Epoch, kind: int, body: bytes, spare: int = -1) -> None:
+        """The first failure of an epoch is its ending."""
+        if epoch.ending is not None:
+            return
+        epoch.ending = (kind, body)
+        epoch.deadline, epoch.parts, epoch.silent = None, {}, {}
+        self._all(epoch, kind, body, spare)
+
+    def _all(self, epoch: Epoch, kind: int, body: bytes, spare: int = -1) -> None:
+        for rank in sorted(epoch.present - {spare}):
+            self._tell(rank, kind, body)
+
+    def _tidy(self) -> None:
+        """Forgets epochs that nobody is in or can still join."""
+        waiting = min(self._joins)
+        busy = {id(epoch) for epoch in self._of.values()}
+        for number in [n for n, e in self._epochs.items() if n < waiting and id(e) not in busy and not e.silent]:
+            del self._epochs[number]
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """ "rank 3", "ranks 1, 3", and no more than a line of them."""
+    listed = list(ranks)
+    shown = ", ".join(map(str, listed[:16])) + (f" and {len(listed) - 16} more" if len(listed) > 16 else "")
+    return f"rank {shown}" if len(listed) == 1 else f"ranks {shown}"

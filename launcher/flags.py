@@ -1,0 +1,121 @@
+"""Which words of the command line are ours? Splits it, and refuses flags that this version does not have.
+
+argparse cannot stop at the first word that is no option without guessing, so this file asks the parser which flags it
+knows and which of them take a value, and finds the place. A flag that nobody knows is refused with the nearest that
+somebody does; one of Horovod, torchrun or mpirun that a later version will have is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+_ELASTIC = "elastic training comes with a later version"
+_HOSTS = "several hosts come with a later version; this one starts ranks on this host only"
+_MPI = "running under MPI comes with a later version"
+_TUNING = "hvdlite has no such thing to tune in this version"
+_TIMELINE = "the timeline comes with a later version"
+_STALL = "stall reports come with a later version"
+_LOG = "the core's log levels come with a later version"
+
+NOT_YET = {
+    "--min-np": _ELASTIC,
+    "--min-num-proc": _ELASTIC,
+    "--max-np": _ELASTIC,
+    "--max-num-proc": _ELASTIC,
+    "--slots-per-host": _ELASTIC,
+    "--elastic-timeout": _ELASTIC,
+    "--reset-limit": _ELASTIC,
+    "--blacklist-cooldown-range": _ELASTIC,
+    "--host-discovery-script": _ELASTIC,
+    "--max-restarts": _ELASTIC,
+    "-p": _HOSTS,
+    "--ssh-port": _HOSTS,
+    "-i": _HOSTS,
+    "--ssh-identity-file": _HOSTS,
+    "--network-interface": _HOSTS,
+    "--network-interfaces": _HOSTS,
+    "--disable-cache": _HOSTS,
+    "--nnodes": _HOSTS,
+    "--node-rank": _HOSTS,
+    "--nproc-per-node": "say -np N; torchrun's spellings come with a later version",
+    "--mpi": _MPI,
+    "--mpi-args": _MPI,
+    "--tcp": _MPI,
+    "--binding-args": _MPI,
+    "--mpi-threads-disable": _MPI,
+    "--no-mpi-threads-disable": _MPI,
+    "--jsrun": "jsrun is not supported; start hvdlite-run inside the allocation",
+    "--config-file": "the file of options comes with a later version; give flags or HVDLITE_ variables",
+    "--cycle-time-ms": "there is no cycle: rounds are driven by events",
+    "--hierarchical-allreduce": _TUNING,
+    "--no-hierarchical-allreduce": _TUNING,
+    "--hierarchical-allgather": _TUNING,
+    "--no-hierarchical-allgather": _TUNING,
+    "--torus-allreduce": _TUNING,
+    "--no-torus-allreduce": _TUNING,
+    "--autotune": _TUNING,
+    "--no-autotune": _TUNING,
+    "--autotune-log-file": _TUNING,
+    "--autotune-warmup-samples": _TUNING,
+    "--autotune-steps-per-sample": _TUNING,
+    "--autotune-bayes-opt-max-samples": _TUNING,
+    "--autotune-gaussian-process-noise": _TUNING,
+    "--thread-affinity": _TUNING,
+    "--num-nccl-streams": _TUNING,
+    "--gloo-timeout-seconds": "there is no Gloo; --start-timeout bounds the start",
+    "--timeline-filename": _TIMELINE,
+    "--timeline-mark-cycles": _TIMELINE,
+    "--no-timeline-mark-cycles": _TIMELINE,
+    "--stall-check": _STALL,
+    "--no-stall-check": _STALL,
+    "--stall-check-warning-time-seconds": _STALL,
+    "--stall-check-shutdown-time-seconds": _STALL,
+    "--log-level": _LOG,
+    "--log-with-timestamp": _LOG,
+    "--log-without-timestamp": _LOG,
+    "--log-hide-timestamp": _LOG,
+    "--no-log-hide-timestamp": _LOG,
+}
+
+
+class FlagError(ValueError):
+    """A flag that cannot be; the text names it."""
+
+
+def split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(the launcher's words, the command). Raises FlagError."""
+    known = {flag: action for action in parser._actions for flag in action.option_strings}
+    at = 0
+    while at < len(argv):
+        word = argv[at]
+        if word == "--":
+            return list(argv[:at]), list(argv[at + 1 :])
+        if not word.startswith("-") or word == "-":
+            break
+        flag, equals, _ = word.partition("=")
+        action = known.get(flag)
+        complete = bool(equals)
+        if action is None and not word.startswith("--"):
+            action = known.get(word[:2])  # -n2: the value is attached
+            complete = True
+            if action is not None and action.nargs == 0:
+                action = None
+        if action is None:
+            raise FlagError(_unknown(flag, list(known)))
+        if action.nargs != 0 and not complete:
+            at += 1
+            if at >= len(argv):
+                raise FlagError(f"{flag} needs a value")
+        at += 1
+    return list(argv[:at]), list(argv[at:])
+
+
+def _unknown(flag: str, known: list[str]) -> str:
+    import difflib
+
+    spelled = flag.replace("_", "-")
+    if spelled in NOT_YET:
+        return f"not yet: {flag}: {NOT_YET[spelled]}"
+    near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.6)
+    return f"unknown option {flag}" + (f"; did you mean {near[0]}?" if near else "")

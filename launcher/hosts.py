@@ -1,0 +1,107 @@
+"""Which ranks run where? Pure: host lists in text in, slots out.
+
+Accepted are `-H a:4,b` and host files with one host a line: `a slots=4`, `a:4` or `a`, with comments, blank lines and
+IPv6 addresses in brackets. A host without a number has one slot. Ranks fill hosts in order; cross_rank counts the hosts
+that have a rank of the same local_rank, as Horovod does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_SHORT = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:,\[\]=]+)(?::(?P<slots>\d+))?")
+_LONG = re.compile(r"(?P<host>\S+)\s+slots\s*=\s*(?P<slots>\d+)(?:\s+max[_-]slots\s*=\s*\d+)?")
+
+
+class HostError(ValueError):
+    """A host list that cannot be read or does not fit; the text says where and why."""
+
+
+class Host(NamedTuple):
+    """A machine and how many ranks may run there."""
+
+    name: str
+    slots: int
+
+
+class Slot(NamedTuple):
+    """One rank's place."""
+
+    rank: int
+    host: str
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """`a:4,b,[::1]:2`. Raises HostError."""
+    return _distinct([_host(part.strip(), f"-H {text!r}") for part in text.split(",")])
+
+
+def parse_hostfile(text: str, path: str) -> list[Host]:
+    """The lines of a host file; `path` is for messages. Raises HostError."""
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        source = f"{path}, line {number}"
+        long = _LONG.fullmatch(line)
+        if long:
+            host = _host(long["host"], source)
+            hosts.append(Host(host.name, _slots(long["slots"], source)))
+        else:
+            hosts.append(_host(line, source))
+    if not hosts:
+        raise HostError(f"{path} names no host")
+    return _distinct(hosts)
+
+
+def _host(text: str, source: str) -> Host:
+    match = _SHORT.fullmatch(text)
+    if match is None:
+        raise HostError(f"{source}: {text!r} is no host; write name, name:slots or [IPv6]:slots")
+    return Host(match["name"].strip("[]"), _slots(match["slots"], source))
+
+
+def _slots(text: str | None, source: str) -> int:
+    slots = 1 if text is None else int(text)
+    if slots < 1:
+        raise HostError(f"{source}: a host needs at least one slot")
+    return slots
+
+
+def _distinct(hosts: Sequence[Host]) -> list[Host]:
+    """A host that is named twice has the slots of both."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [Host(name, count) for name, count in slots.items()]
+
+
+def is_this_host(name: str, own_name: str) -> bool:
+    """Does `name` mean this machine, whose own name is `own_name`?"""
+    if name in ("localhost", "ip6-localhost", "::1") or name.startswith("127."):
+        return True
+    return name.lower() in (own_name.lower(), own_name.lower().partition(".")[0])
+
+
+def assign(hosts: Sequence[Host], size: int) -> list[Slot]:
+    """A slot for each of `size` ranks, hosts filled in order. Raises HostError if they do not fit."""
+    available = sum(host.slots for host in hosts)
+    if size > available:
+        raise HostError(f"Requested more processes ({size}) than there are available slots ({available})")
+    used: list[int] = []
+    for host in hosts:
+        taken = min(host.slots, size - sum(used))
+        used.append(taken)
+    slots: list[Slot] = []
+    for index, host in enumerate(hosts):
+        for local_rank in range(used[index]):
+            same = [other for other, count in enumerate(used) if count > local_rank]
+            slots.append(Slot(len(slots), host.name, local_rank, used[index], same.index(index), len(same)))
+    return slots

@@ -1,0 +1,170 @@
+"""How do the streams of many ranks become one readable text? Pure: bytes and times in, bytes out.
+
+`Lines` cuts one stream into pieces: whole lines, parts that a carriage return ends (a progress bar), and an unfinished
+line that has waited `UNFINISHED_S` (a prompt) or is longer than `LINE_MAX`. `Screen` puts the pieces of all streams
+onto one terminal or file: each line under its prefix, never two lines mixed. An unfinished line belongs to its stream
+until somebody else writes; then it is ended by a newline and goes on, under its prefix, on a line of its own. A piece
+that starts over (after a carriage return) rewrites the line in place as long as the stream still owns it, so a bar
+stays one line while the others are silent. `Tail` keeps the last lines of a stream for the report at the end.
+
+Cost: whole lines without carriage returns, the usual case, pass in blocks at the cost of one bytes.replace.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+UNFINISHED_S = 0.2
+LINE_MAX = 1 << 20
+TAIL_BYTES = 16384
+
+_ENDS = re.compile(rb"[\r\n]")
+
+
+class Piece(NamedTuple):
+    """A block of whole lines (`block`), or a part of one line."""
+
+    text: bytes
+    block: bool = False
+    continues: bool = False  # a part of this line has been shown before
+    over: bool = False  # starts over at the left margin
+    ends: bool = False  # the line is finished
+
+
+class Lines:
+    """One stream of one rank."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()  # of the current line, not shown yet
+        self._shown = False  # a part of the current line has been shown
+        self._over = False  # a carriage return came after what was shown
+        self._since: float | None = None
+
+    def feed(self, chunk: bytes, now: float) -> list[Piece]:
+        """What can be shown now that `chunk` has come."""
+        if not _ENDS.search(chunk):
+            self._held += chunk
+            pieces = [self._part()] if len(self._held) > LINE_MAX else []
+        elif self._shown or self._over or b"\r" in chunk:
+            pieces = self._cut(bytes(self._held) + chunk)
+        else:
+            self._held += chunk
+            end = self._held.rindex(b"\n") + 1
+            pieces = [Piece(bytes(self._held[:end]), block=True)]
+            del self._held[:end]
+        if not self._held:
+            self._since = None
+        elif self._since is None or pieces:
+            self._since = now
+        return pieces
+
+    def due(self) -> float | None:
+        """When the unfinished line is to be shown; None: there is none."""
+        return None if self._since is None else self._since + UNFINISHED_S
+
+    def flush(self) -> list[Piece]:
+        """The unfinished line as far as it came."""
+        self._since = None
+        return [self._part()] if self._held else []
+
+    def finish(self) -> list[Piece]:
+        """The end of the stream: what is unfinished gets its newline."""
+        if not self._held and not self._shown:
+            return []
+        piece = self._part()._replace(ends=True)
+        self._shown = self._over = False
+        self._since = None
+        return [piece]
+
+    def _part(self) -> Piece:
+        piece = Piece(bytes(self._held), continues=self._shown, over=self._over and bool(self._held))
+        if self._held:
+            self._over = False
+        self._shown = True
+        self._held.clear()
+        return piece
+
+    def _cut(self, text: bytes) -> list[Piece]:
+        """The slow way: line by line, with carriage returns."""
+        pieces = []
+        start = 0
+        self._held.clear()
+        for match in _ENDS.finditer(text):
+            self._held += text[start : match.start()]
+            start = match.end()
+            if match.group() == b"\n":
+                pieces.append(self._part()._replace(ends=True))
+                self._shown = self._over = False
+            else:
+                if self._held:
+                    pieces.append(self._part())
+                self._over = self._shown
+        self._held += text[start:]
+        return pieces
+
+
+class Screen:
+    """One terminal, pipe or file that several streams share."""
+
+    def __init__(self) -> None:
+        self._owner: object = None  # whose unfinished line is at the cursor
+        self._last: object = None  # who wrote last, and how many lines in a row
+        self._run = 0
+
+    def render(self, key: object, prefix: bytes, pieces: list[Piece]) -> bytes:
+        """The bytes to write for the pieces of the stream `key`."""
+        out = []
+        for piece in pieces:
+            if self._last != key:
+                self._last, self._run = key, 0
+            if piece.block:
+                out.append(self._cleared() + prefix + piece.text[:-1].replace(b"\n", b"\n" + prefix) + b"\n")
+                self._run += piece.text.count(b"\n")
+                continue
+            owned = piece.continues and self._owner == key
+            if owned:
+                out.append(b"\r" + prefix if piece.over else b"")
+            elif piece.continues and not piece.text:
+                continue  # somebody else's line has ended ours already
+            else:
+                out.append(self._cleared() + prefix)
+                self._run += 1
+            out.append(piece.text + (b"\n" if piece.ends else b""))
+            self._owner = None if piece.ends else key
+        return b"".join(out)
+
+    def alone_for(self, key: object) -> int:
+        """How many of the last lines were written by `key` alone."""
+        return self._run if self._last == key else 0
+
+    def _cleared(self) -> bytes:
+        """Ends an unfinished line."""
+        if self._owner is None:
+            return b""
+        self._owner = None
+        return b"\n"
+
+
+class Tail:
+    """The last lines of one stream."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._cut = False
+
+    def feed(self, chunk: bytes) -> None:
+        """Remembers at most TAIL_BYTES."""
+        self._held += chunk[-TAIL_BYTES:]
+        if len(self._held) > TAIL_BYTES:
+            self._cut = True
+            del self._held[:-TAIL_BYTES]
+
+    def lines(self, count: int) -> list[bytes]:
+        """The last `count` lines; of a line that was written over, what stands there now."""
+        lines = bytes(self._held).replace(b"\r\n", b"\n").split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        if self._cut and len(lines) > 1:
+            del lines[0]
+        return [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines[-count:]]

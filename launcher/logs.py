@@ -1,0 +1,197 @@
+"""Where does the output of the ranks go? To the launcher's own stdout and stderr, and to files if asked.
+
+`Console` puts lines.py to work: one Screen per real destination (one for both when stdout and stderr are the same
+terminal or file), a prefix per rank and stream, a file per rank and stream with the bytes as they came. A thread does
+the writing, since a terminal may be paused and a pipe's reader slow, while the launcher must go on serving the store
+and Ctrl-C; `full` tells the launcher to take no more from the agents, so the ranks wait and nothing is lost.
+
+A closed stdout (`| head`) is reported by `broken`; a file that cannot be written any more (disk full) is given up with
+one note, because the training is worth more than its log.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from typing import Callable
+
+from .lines import Lines, Piece, Screen, Tail
+
+KEPT_MAX = 4 << 20
+REPORT_LINES = 20
+STREAMS = {1: b"stdout", 2: b"stderr"}  # by descriptor, which is the kind of the agent's frames too
+
+
+class Console:
+    """Output of a job of `size` ranks. `wake` is called from the writing thread when there is room again."""
+
+    def __init__(self, size: int, prefixed: bool, timestamps: bool, wake: Callable[[], None]) -> None:
+        self._prefixed = prefixed
+        self._timestamps = timestamps
+        self._lines = {(rank, stream): Lines() for rank in range(size) for stream in STREAMS}
+        self._tails = [Tail() for _ in range(size)]
+        out = Screen()
+        self._screens = {1: out, 2: out if _same(1, 2) else Screen()}
+        self._files: dict[tuple[int, int], int] = {}
+        self._writer = _Writer(wake)
+
+    def open_files(self, folder: str) -> None:
+        """One file per rank and stream below `folder`, which is made. Raises OSError."""
+        width = len(str(len(self._tails) - 1))
+        for rank, stream in self._lines:
+            place = os.path.join(folder, f"rank.{rank:0{width}d}")
+            os.makedirs(place, exist_ok=True)
+            path = os.path.join(place, STREAMS[stream].decode())
+            self._files[rank, stream] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def start(self) -> None:
+        """Starts the writing thread: after the agents were forked."""
+        self._writer.start()
+
+    @property
+    def full(self) -> bool:
+        """Too much waits for a slow reader: take no more output."""
+        return self._writer.kept > KEPT_MAX
+
+    @property
+    def broken(self) -> bool:
+        """Nobody reads stdout any more."""
+        return self._writer.broken
+
+    def take(self, rank: int, stream: int, chunk: bytes) -> None:
+        """What a rank wrote."""
+        if stream == 2:
+            self._tails[rank].feed(chunk)
+        if (rank, stream) in self._files:
+            self._writer.put(self._files[rank, stream], chunk)
+        self._show(rank, stream, self._lines[rank, stream].feed(chunk, time.monotonic()))
+
+    def finish(self, rank: int) -> None:
+        """The rank has ended: its unfinished lines get their newline."""
+        for stream in STREAMS:
+            self._show(rank, stream, self._lines[rank, stream].finish())
+
+    def due(self) -> float | None:
+        """When `tick` must be called next."""
+        return min((due for due in (lines.due() for lines in self._lines.values()) if due is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Shows unfinished lines that have waited long enough."""
+        for (rank, stream), lines in self._lines.items():
+            due = lines.due()
+            if due is not None and due <= now:
+                self._show(rank, stream, lines.flush())
+
+    def say(self, text: str) -> None:
+        """The launcher's own words, on stderr."""
+        self._say([Piece(f"hvdlite-run: {text}\n".encode("utf-8", "replace"), block=True)])
+
+    def report(self, rank: int, headline: str) -> None:
+        """The job's last words: how the culprit ended, and its own last lines unless they stand there already."""
+        last = self._tails[rank].lines(REPORT_LINES)
+        shown = self._screens[2].alone_for((rank, 2)) >= len(last)
+        self.say(headline)
+        if not shown and last:
+            prefix = self._prefix(rank, 2)
+            self._say([Piece(b"".join(prefix + line + b"\n" for line in last), block=True)])
+
+    def close(self, give_up: Callable[[], bool]) -> None:
+        """Waits until everything is written, or `give_up()` is true."""
+        for rank in range(len(self._tails)):
+            self.finish(rank)
+        self._writer.finish(give_up)
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+    def _say(self, pieces: list[Piece]) -> None:
+        self._writer.put(2, self._screens[2].render("launcher", b"", pieces))
+
+    def _show(self, rank: int, stream: int, pieces: list[Piece]) -> None:
+        if pieces:
+            prefix = self._prefix(rank, stream)
+            self._writer.put(stream, self._screens[stream].render((rank, stream), prefix, pieces))
+
+    def _prefix(self, rank: int, stream: int) -> bytes:
+        if not self._prefixed:
+            return b""
+        stamp = time.asctime().encode() if self._timestamps else b""
+        return b"%s[%d]<%s>:" % (stamp, rank, STREAMS[stream])
+
+
+class _Writer:
+    """The thread that writes, in order; destinations are descriptors."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._queue: list[tuple[int, bytes]] = []
+        self._change = threading.Condition()
+        self._closing = False
+        self._dead: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="hvdlite output", daemon=True)
+        self.kept = 0
+        self.broken = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, descriptor: int, chunk: bytes) -> None:
+        if not chunk:
+            return
+        with self._change:
+            if self._queue and self._queue[-1][0] == descriptor and len(self._queue[-1][1]) < 16384:
+                self._queue[-1] = (descriptor, self._queue[-1][1] + chunk)
+            else:
+                self._queue.append((descriptor, chunk))
+            self.kept += len(chunk)
+            self._change.notify()
+
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        with self._change:
+            self._closing = True
+            self._change.notify()
+        while self._thread.is_alive() and not give_up():
+            self._thread.join(0.05)
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._queue:
+                    if self._closing:
+                        return
+                    self._change.wait()
+                work, self._queue = self._queue, []
+            for descriptor, chunk in work:
+                self._write(descriptor, chunk)
+                with self._change:
+                    was_full = self.kept > KEPT_MAX
+                    self.kept -= len(chunk)
+                if was_full and self.kept <= KEPT_MAX:
+                    self._wake()
+
+    def _write(self, descriptor: int, chunk: bytes) -> None:
+        rest = memoryview(chunk)
+        while rest and descriptor not in self._dead:
+            try:
+                rest = rest[os.write(descriptor, rest) :]
+            except BlockingIOError:  # somebody made our stdout non-blocking
+                select.select([], [descriptor], [])
+            except OSError as error:
+                self._dead.add(descriptor)
+                if descriptor == 1 and isinstance(error, BrokenPipeError):
+                    self.broken = True
+                    self._wake()
+                elif descriptor != 2:
+                    name = "stdout" if descriptor == 1 else "an output file"
+                    self.put(2, f"hvdlite-run: {name} cannot be written any more: {error.strerror}\n".encode())
+
+
+def _same(one: int, other: int) -> bool:
+    """Do two descriptors lead to the same terminal, pipe or file?"""
+    try:
+        first, second = os.fstat(one), os.fstat(other)
+    except OSError:
+        return False
+    return (first.st_dev, first.st_ino, first.st_rdev) == (second.st_dev, second.st_ino, second.st_rdev)

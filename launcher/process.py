@@ -1,0 +1,177 @@
+"""How is one rank started so that it cannot outlive its job, and how are all its descendants found?
+
+A rank is forked by the agent, leads a session of its own (a Ctrl-C at the terminal reaches the launcher alone, and a
+rank that reads the terminal is not stopped by job control), and gets SIGKILL from the kernel when the agent's thread
+ends (PR_SET_PDEATHSIG: it follows the *thread* that forked, so the agent forks from its main and only thread). The
+agent is a child subreaper: an orphan below it, whatever session it made for itself, becomes the agent's child instead
+of init's, so the process tree below the agent always holds everything that the job started.
+
+subprocess is not used: it is slow to import and its preexec_fn is what would be needed anyway.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+NOT_FOUND = 127  # exit codes of a shell for a command that is not there, and for one that is no program
+NOT_RUNNABLE = 126
+
+
+class StartError(OSError):
+    """The command could not be started; `code` is what a shell would exit with."""
+
+    def __init__(self, number: int, command: str) -> None:
+        super().__init__(number, os.strerror(number), command)
+        self.code = NOT_FOUND if number in (errno.ENOENT, errno.ENOTDIR) else NOT_RUNNABLE
+
+
+def _prctl(what: int, value: object) -> None:
+    argument = ctypes.c_ulong(value) if isinstance(value, int) else value
+    _libc.prctl(what, argument, *(ctypes.c_ulong(0),) * 3)
+
+
+_libc = ctypes.CDLL(None)
+
+
+def become_subreaper() -> None:
+    """From now on orphaned descendants become children of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def rename(name: bytes) -> None:
+    """The name that ps shows for this process, at most 15 bytes."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name))
+
+
+def start(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: str,
+    streams: tuple[int, int, int],
+) -> int:
+    """Forks and executes `command` with stdin, stdout and stderr from `streams`; returns its pid. Raises StartError.
+
+    Call it from the main thread of a process that has no other.
+    """
+    parent = os.getpid()
+    failure, report = os.pipe()  # closed by exec; carries errno if there is none
+    pid = os.fork()
+    if pid == 0:
+        _become(command, environ, cwd, streams, parent, report)
+    os.close(report)
+    try:
+        told = os.read(failure, 16)
+    finally:
+        os.close(failure)
+    if told:
+        os.waitpid(pid, 0)
+        raise StartError(int(told), command[0])
+    return pid
+
+
+def _become(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    cwd: str,
+    streams: tuple[int, int, int],
+    parent: int,
+    report: int,
+) -> NoReturn:
+    """The child's side of `start`: never returns."""
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, not by what comes next
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # the agent was faster to die than we to ask
+            os._exit(1)
+        os.chdir(cwd)
+        for target, source in enumerate(streams):
+            os.dup2(source, target)
+        os.execvpe(command[0], list(command), dict(environ))
+    except OSError as error:
+        os.write(report, str(error.errno or errno.EIO).encode())
+    except BaseException:
+        os.write(report, str(errno.EIO).encode())
+    os._exit(NOT_FOUND)
+
+
+def reap() -> list[tuple[int, int]]:
+    """Collects every ended child: (pid, exit code, negative for a signal)."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, exit_code(status)))
+
+
+def childless() -> bool:
+    """True if this process has no child at all, so that (it being a subreaper) nothing below it lives."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def exit_code(status: int) -> int:
+    """Of a wait status: the exit code, or minus the signal's number."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def children_by_parent() -> dict[int, list[int]]:
+    """Every living process that /proc shows (zombies left out), by its parent."""
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stat:
+                state, parent = stat.read().rpartition(b")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if state not in (b"Z", b"X"):
+            found.setdefault(int(parent), []).append(int(name))
+    return found
+
+
+def descendants(root: int | None = None) -> list[int]:
+    """Every living process below `root` (default: this one), parents before children. Empty without /proc."""
+    try:
+        tree = children_by_parent()
+    except OSError:
+        return []
+    below = list(tree.get(os.getpid() if root is None else root, []))
+    for pid in below:
+        below += tree.get(pid, [])
+    return below
+
+
+def send(pid: int, number: int, group: bool = False) -> None:
+    """A signal to a process or to the group that it leads; one that is gone already is fine."""
+    try:
+        (os.killpg if group else os.kill)(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,265 @@
+"""Where do the ranks meet? In this store: a small TCP server inside the launcher, spoken to by hvdlite/_store.py.
+
+It knows three things. Who has joined which epoch (the epoch of a rank is how many times it has joined before; an epoch
+opens when all ranks are in it); the allgather round that an open epoch is in; and who is gone. Each rank keeps its
+connection for the life of its epoch, so the end of a connection without a BYE is a death. The first loss ends an epoch:
+everyone in it, and everyone who joins it later, is told who and why, once.
+
+One thread, no blocking call: `turn` serves what is ready, `deadline` says when it must be called at the latest,
+`fileno` (an epoll) lies in the launcher's own loop. Nobody is believed before the handshake. Strangers are few
+(`STRANGERS_MAX`, the oldest is dropped for the newest, so that holding connections open locks nobody out) and get 5 s;
+a frame's size is bounded before it is read, and what a slow reader makes us keep is bounded too.
+
+Deliberately not here: processes (the launcher tells us of their ends by `rank_ended`), and what the ranks exchange.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import selectors
+import socket
+import time
+from typing import Callable
+
+from hvdlite import _wire
+
+from .epochs import LOST_CODE, Epochs, Refusal
+
+HANDSHAKE_S = 5.0
+STRANGERS_MAX = 128
+ACCEPTS_PER_TURN = 32
+JOIN_MAX = 4096  # a JOIN frame is small
+KEPT_MAX = 64 << 20  # bytes waiting for one reader
+
+OnAbort = Callable[[int, int, int, str], None]
+
+
+class Connection:
+    """One client: a stranger until `rank` is set by its JOIN."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.sock = sock
+        self.deadline: float | None = deadline
+        self.nonce = _wire.new_nonce()
+        self.answer = b""
+        self.proved = False
+        self.reader = _wire.FrameReader(JOIN_MAX)
+        self.unsent = bytearray()
+        self.closing = False  # close once everything is sent
+        self.open = True
+        self.rank: int | None = None
+
+
+class StoreServer:
+    """The server. `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank."""
+
+    def __init__(self, size: int, secret: bytes, job: int, on_abort: OnAbort | None = None) -> None:
+        self._secret = secret
+        self._on_abort = on_abort
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._listener.setblocking(False)
+        self._selector = selectors.EpollSelector() if hasattr(select, "epoll") else selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._strangers: list[Connection] = []  # oldest first; those that have not proved the secret
+        self._guests: list[Connection] = []  # those that have, and are about to say JOIN
+        self._members: dict[int, Connection] = {}  # the live connection of each rank
+        self._epochs = Epochs(size, job, self._tell)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens: (host, port)."""
+        return self._listener.getsockname()[:2]
+
+    def fileno(self) -> int:
+        """Readable when `turn` has something to do."""
+        return self._selector.fileno()
+
+    def deadline(self) -> float | None:
+        """The time.monotonic() by which `turn` must be called even if nothing is readable; None: no limit."""
+        times = [c.deadline for c in self._strangers[:1] + self._guests[:1] if c.deadline is not None]
+        due = self._epochs.deadline()
+        return min(times + ([due] if due is not None else []), default=None)
+
+    def turn(self, timeout: float | None = 0.0) -> None:
+        """Serves what is ready, waiting at most `timeout` seconds for something to become so."""
+        due = self.deadline()
+        if due is not None:
+            left = max(0.0, due - time.monotonic())
+            timeout = left if timeout is None else min(timeout, left)
+        for key, events in self._selector.select(timeout):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data.open:
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                if events & selectors.EVENT_READ and key.data.open:
+                    self._read(key.data)
+        now = time.monotonic()
+        for connection in [c for c in self._strangers + self._guests if c.deadline is not None and c.deadline <= now]:
+            self._close(connection)
+        self._epochs.tick(now)
+
+    def rank_ended(self, rank: int, text: str) -> None:
+        """The launcher saw the rank's process end; `text` says how. No-one waits for it any longer."""
+        connection = self._members.get(rank)
+        if connection is not None:
+            self._read(connection)  # its last words (an ABORT, a BYE) come before its end
+        self._epochs.ended(rank, text)
+
+    def close(self) -> None:
+        for connection in self._strangers + self._guests + list(self._members.values()):
+            self._close(connection, silently=True)
+        self._selector.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # out of descriptors, or the peer left already
+                if self._strangers:
+                    self._close(self._strangers[0])
+                return
+            if len(self._strangers) >= STRANGERS_MAX:
+                self._close(self._strangers[0])
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(sock, time.monotonic() + HANDSHAKE_S)
+            self._strangers.append(connection)
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+            self._send(connection, connection.nonce)
+
+    def _read(self, connection: Connection) -> None:
+        """Everything up to a megabyte that this client has sent; more waits for the next turn."""
+        for _ in range(16):
+            want = 65536 if connection.proved else _wire.ANSWER_BYTES - len(connection.answer)
+            try:
+                chunk = connection.sock.recv(want)
+            except BlockingIOError:
+                return
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self._close(connection)
+                return
+            if connection.closing:
+                continue
+            if not connection.proved:
+                self._check(connection, chunk)
+            else:
+                try:
+                    for kind, body in connection.reader.feed(chunk):
+                        self._frame(connection, kind, body)
+                        if not connection.open or connection.closing:
+                            break
+                except (_wire.WireError, Refusal) as error:
+                    self._refuse(connection, str(error))
+            if not connection.open:
+                return
+
+    def _check(self, connection: Connection, chunk: bytes) -> None:
+        connection.answer += chunk
+        if len(connection.answer) < _wire.ANSWER_BYTES:
+            return
+        proof = _wire.check_answer(self._secret, connection.nonce, connection.answer)
+        if proof is None:
+            connection.closing = True
+            self._send(connection, _wire.REJECTED)
+        else:
+            connection.proved = True
+            self._strangers.remove(connection)
+            self._guests.append(connection)
+            self._send(connection, proof)
+
+    def _frame(self, connection: Connection, kind: int, body: bytes) -> None:
+        if connection.rank is None:
+            if kind != _wire.JOIN:
+                raise Refusal(f"the first frame must be JOIN, not kind {kind}")
+            self._join(connection, body)
+        elif kind == _wire.ALLGATHER:
+            self._epochs.contribute(connection.rank, *_wire.unpack_round(body))
+        elif kind == _wire.ABORT:
+            culprit, code, text = _wire.unpack_end(body)
+            culprit = culprit if 0 <= culprit < self._epochs.size else connection.rank
+            if self._on_abort is not None:
+                self._on_abort(connection.rank, culprit, code, text)
+            self._epochs.aborted(connection.rank, culprit, code, text)
+        elif kind == _wire.BYE:
+            self._epochs.left(connection.rank)
+            self._close(connection)
+        else:
+            raise Refusal(f"a rank does not send frames of kind {kind}")
+
+    def _join(self, connection: Connection, body: bytes) -> None:
+        try:
+            says = json.loads(body)
+            rank, pid = int(says["rank"]), int(says["pid"])
+            size, timeout = int(says["size"]), float(says.get("timeout", 30.0))
+            build = (str(says["version"]), str(says["wire"]))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise Refusal("the JOIN frame is not what this launcher's version expects") from None
+        living = self._members.get(rank)
+        if living is not None:
+            self._read(living)  # its BYE may lie unread beside the new JOIN
+        self._epochs.check(rank, size, pid, build, rank in self._members)
+        connection.rank = rank
+        connection.deadline = None
+        connection.reader.limit = _wire.FRAME_MAX
+        self._guests.remove(connection)
+        self._members[rank] = connection
+        self._epochs.join(rank, pid, build, timeout if 0 < timeout < 1e7 else 30.0)
+
+    def _tell(self, rank: int, kind: int, body: bytes) -> None:
+        connection = self._members.get(rank)
+        if connection is not None:
+            self._send(connection, _wire.pack(kind, body))
+
+    def _refuse(self, connection: Connection, text: str) -> None:
+        if connection.rank is not None:
+            self._epochs.aborted(connection.rank, connection.rank, LOST_CODE, f"rank {connection.rank}: {text}")
+        connection.closing = True
+        connection.deadline = connection.deadline or time.monotonic() + HANDSHAKE_S
+        self._send(connection, _wire.pack(_wire.REFUSED, text.encode("utf-8", "replace")[: _wire.TEXT_MAX]))
+
+    def _send(self, connection: Connection, message: bytes) -> None:
+        if not connection.open:
+            return
+        if len(connection.unsent) + len(message) > KEPT_MAX:
+            self._close(connection)
+            return
+        connection.unsent += message
+        self._flush(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        try:
+            while connection.unsent:
+                sent = connection.sock.send(connection.unsent)
+                del connection.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close(connection)
+            return
+        if connection.closing and not connection.unsent:
+            self._close(connection)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        if self._selector.get_key(connection.sock).events != wanted:
+            self._selector.modify(connection.sock, wanted, connection)
+
+    def _close(self, connection: Connection, silently: bool = False) -> None:
+        if not connection.open:
+            return
+        connection.open = False
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        for waiting in (self._strangers, self._guests):
+            if connection in waiting:
+                waiting.remove(connection)
+        if connection.rank is not None and self._members.get(connection.rank) is connection:
+            del self._members[connection.rank]
+            if not silently:
+                self._epochs.disconnected(connection.rank)
