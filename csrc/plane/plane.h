@@ -59,6 +59,7 @@ struct hvd_plane_arg {
     int rank, size; /* in the set */
     bool one_host;  /* all ranks of the set proved to be on this host */
     int cpus;       /* usable by this process */
+    size_t arena_bytes; /* of plane memory (alloc) per rank, sparse; 0: as much as the machine has */
     struct hvd_bells *bells;
     void *self; /* first argument of the two below */
     int (*allgather)(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error);

@@ -1,0 +1,179 @@
+/* arena.c - an allocator for few, large, long-lived blocks in shared memory.
+ *
+ * Where do tensors live that move without a copy? In one shared segment per rank, as large as the machine's
+ * memory but sparse, so that no descriptor has to be passed when a block is made: a page costs memory once it is
+ * touched, and blocks that are released give whole pages back. Blocks are few (fusion buffers, parameters'
+ * gradients), so a list in address order, first fit, joined with free neighbours on release, is enough.
+ *
+ * The list is private memory. In the shared segment lies only one line before each block, by which release finds
+ * its arena; it carries its own address mixed with a number, so that a foreign pointer or a second release is
+ * caught by an assertion. A peer that writes outside what it was told could break it, as it could break the
+ * tensors themselves.
+ *
+ * Life: the plane counts as one user, every block as another, and each holds a reference of the share; the last
+ * one unmaps it and frees the list. That is how a view outlives shutdown.
+ */
+#define _GNU_SOURCE
+#include "arena.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define MAGIC       UINT64_C(0x6876646c69746521)
+#define PUNCH_BYTES (1u << 20) /* from here on pages go back: refaulting costs about 2 us per page */
+
+struct block {
+    size_t at, bytes; /* with the head */
+    bool free;
+    struct block *before, *after;
+};
+
+struct hvd_shm_arena {
+    pthread_mutex_t mutex;
+    struct hvd_share *share;
+    int rank;
+    size_t users;
+    struct block *first;
+};
+
+struct head {
+    struct hvd_shm_arena *arena;
+    struct block *block;
+    uint64_t magic;
+    char pad[HVD_CACHE_LINE - 2 * sizeof(void *) - sizeof(uint64_t)];
+};
+_Static_assert(sizeof(struct head) == HVD_CACHE_LINE, "blocks stay aligned");
+
+struct hvd_shm_arena *hvd_shm_arena_new(struct hvd_share *share, int rank)
+{
+    struct hvd_shm_arena *arena = calloc(1, sizeof *arena);
+    struct block *all = calloc(1, sizeof *all);
+    if (!arena || !all) {
+        free(arena);
+        free(all);
+        hvd_share_drop(share);
+        return NULL;
+    }
+    all->bytes = share->bytes;
+    all->free = true;
+    *arena = (struct hvd_shm_arena){
+        .mutex = PTHREAD_MUTEX_INITIALIZER, .share = share, .rank = rank, .users = 1, .first = all};
+    return arena;
+}
+
+/* Ends one use; called with the mutex held, which it gives up. */
+static void leave(struct hvd_shm_arena *arena)
+{
+    struct hvd_share *share = arena->share;
+    bool last = --arena->users == 0;
+    pthread_mutex_unlock(&arena->mutex);
+    if (last) {
+        for (struct block *block = arena->first, *after; block; block = after) {
+            after = block->after;
+            free(block);
+        }
+        pthread_mutex_destroy(&arena->mutex);
+        free(arena);
+    }
+    hvd_share_drop(share);
+}
+
+void hvd_shm_arena_close(struct hvd_shm_arena *arena)
+{
+    pthread_mutex_lock(&arena->mutex);
+    leave(arena);
+}
+
+/* Cut `bytes` off the front of a free block; the rest stays free. */
+static bool split(struct block *block, size_t bytes)
+{
+    if (block->bytes > bytes) {
+        struct block *rest = malloc(sizeof *rest);
+        if (!rest)
+            return false;
+        *rest = (struct block){block->at + bytes, block->bytes - bytes, true, block, block->after};
+        if (rest->after)
+            rest->after->before = rest;
+        block->after = rest;
+        block->bytes = bytes;
+    }
+    block->free = false;
+    return true;
+}
+
+/* Takes a block's follower into it. */
+static void join(struct block *block)
+{
+    struct block *after = block->after;
+    block->bytes += after->bytes;
+    block->after = after->after;
+    if (block->after)
+        block->after->before = block;
+    free(after);
+}
+
+void *hvd_shm_arena_alloc(struct hvd_shm_arena *arena, size_t bytes)
+{
+    if (bytes > arena->share->bytes)
+        return NULL;
+    size_t needed = HVD_ALIGN_UP(bytes + sizeof(struct head), HVD_CACHE_LINE);
+    char *base = arena->share->map[arena->rank];
+    struct head *head = NULL;
+    pthread_mutex_lock(&arena->mutex);
+    struct block *block = arena->first;
+    while (block && (!block->free || block->bytes < needed))
+        block = block->after;
+    if (block && split(block, needed)) {
+        head = (struct head *)(base + block->at);
+        *head = (struct head){.arena = arena, .block = block, .magic = MAGIC ^ (uintptr_t)head};
+        arena->users++;
+        hvd_share_keep(arena->share);
+    }
+    pthread_mutex_unlock(&arena->mutex);
+    return head ? head + 1 : NULL;
+}
+
+void hvd_shm_arena_release(void *memory)
+{
+    if (!memory)
+        return;
+    struct head *head = (struct head *)memory - 1;
+    HVD_ASSERT(head->magic == (MAGIC ^ (uintptr_t)head));
+    struct hvd_shm_arena *arena = head->arena;
+    struct block *block = head->block;
+    head->magic = 0;
+    pthread_mutex_lock(&arena->mutex);
+    char *base = arena->share->map[arena->rank];
+    uintptr_t from = HVD_ALIGN_UP((uintptr_t)(base + block->at), HVD_PAGE);
+    uintptr_t end = (uintptr_t)(base + block->at + block->bytes) / HVD_PAGE * HVD_PAGE;
+    if (block->bytes >= PUNCH_BYTES)
+        (void)madvise((void *)from, end - from, MADV_REMOVE); /* refused: the pages just stay ours */
+    block->free = true;
+    if (block->after && block->after->free)
+        join(block);
+    if (block->before && block->before->free)
+        join(block->before);
+    leave(arena);
+}
+
+bool hvd_shm_arena_owns(const struct hvd_shm_arena *arena, const void *memory, size_t bytes)
+{
+    uint64_t offset = hvd_shm_arena_offset(arena, memory); /* huge for what lies below */
+    return offset < arena->share->bytes && bytes <= arena->share->bytes - offset;
+}
+
+uint64_t hvd_shm_arena_offset(const struct hvd_shm_arena *arena, const void *memory)
+{
+    return (uint64_t)((uintptr_t)memory - (uintptr_t)arena->share->map[arena->rank]);
+}
+
+char *hvd_shm_arena_map(const struct hvd_shm_arena *arena, int rank)
+{
+    return arena->share->map[rank];
+}
+
+size_t hvd_shm_arena_bytes(const struct hvd_shm_arena *arena)
+{
+    return arena->share->bytes;
+}
