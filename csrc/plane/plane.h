@@ -56,9 +56,9 @@ static inline void hvd_share_drop(struct hvd_share *share)
 /* What a plane is opened with. The functions are for `open` only, may block, and are collective: every rank
  * of the set calls them in the same order. `bells` stays valid until close. */
 struct hvd_plane_arg {
-    int rank, size; /* in the set */
-    bool one_host;  /* all ranks of the set proved to be on this host */
-    int cpus;       /* usable by this process */
+    int rank, size;     /* in the set */
+    bool one_host;      /* all ranks of the set proved to be on this host */
+    int cpus;           /* usable by this process */
     size_t arena_bytes; /* of plane memory (alloc) per rank, sparse; 0: as much as the machine has */
     struct hvd_bells *bells;
     void *self; /* first argument of the two below */

@@ -27,8 +27,7 @@ static uint64_t reduce_run(struct hvd_shm *shm, const struct hvd_work *work, str
                            uint64_t from, uint64_t count, unsigned char *staged)
 {
     const struct hvd_shm_now *now = &shm->now;
-    struct hvd_shm_run run =
-        hvd_shm_run(work, at, i * now->segment_count + from, count, now->element_bytes);
+    struct hvd_shm_run run = hvd_shm_run(work, at, i * now->segment_count + from, count, now->element_bytes);
     const void *source[HVD_LOCAL_MAX];
     int sources = 0;
     for (int rank = 0; rank < shm->size; rank++)
@@ -82,8 +81,8 @@ static int combine_halves(struct hvd_shm *shm, const struct hvd_work *work, uint
     uint64_t end = hvd_shm_cut(shm, length, shm->rank + 1);
     unsigned char *slot = hvd_shm_staged(shm, shm->rank, i);
     for (uint64_t at = hvd_shm_cut(shm, length, shm->rank); at < end;)
-        at += reduce_run(shm, work, &now->at[1], i, at, end - at < hot ? end - at : hot,
-                         slot + at * now->element_bytes);
+        at +=
+            reduce_run(shm, work, &now->at[1], i, at, end - at < hot ? end - at : hot, slot + at * now->element_bytes);
     return HVD_OK;
 }
 

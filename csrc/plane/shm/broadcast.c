@@ -47,8 +47,8 @@ static int take(struct hvd_shm *shm, const struct hvd_work *work, struct hvd_err
     int there = hvd_shm_one_in(shm, work->root, g, error);
     if (there != 1)
         return there;
-    hvd_shm_copy_out(work, &now->at[0], i * now->segment_count, hvd_shm_length(now, work->count, i),
-                     now->element_bytes, hvd_shm_staged(shm, work->root, i));
+    hvd_shm_copy_out(work, &now->at[0], i * now->segment_count, hvd_shm_length(now, work->count, i), now->element_bytes,
+                     hvd_shm_staged(shm, work->root, i));
     now->entered++;
     if (now->entered == now->segments || now->entered % (HVD_SHM_RING / 2) == 0)
         hvd_shm_publish(shm, &shm->lane[shm->rank]->finished, g + 1);

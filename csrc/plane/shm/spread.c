@@ -69,8 +69,7 @@ static int combine_allgather(struct hvd_shm *shm, const struct hvd_work *work, u
             struct hvd_shm_run run = stream_run(shm, work, rank, from + done, length - done);
             const void *source = hvd_shm_staged(shm, rank, i) + done * now->element_bytes;
             if (rank == shm->rank) {
-                struct hvd_shm_run own =
-                    hvd_shm_run(work, &now->at[1], from + done, run.count, now->element_bytes);
+                struct hvd_shm_run own = hvd_shm_run(work, &now->at[1], from + done, run.count, now->element_bytes);
                 HVD_ASSERT(own.count == run.count);
                 source = own.in;
             }

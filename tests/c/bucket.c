@@ -1,0 +1,258 @@
+/* bucket.c - what goes into a collective, and what must come out?
+ *
+ * All pieces of a bucket lie in one block of memory, scattered in another order than they are listed and with guard
+ * bytes between them. After the work the whole block is compared: outputs with the expected values, everything else
+ * with its state before, so that a write outside an output is seen, whoever did it.
+ *
+ * Positions count through the bucket; the expected value of a position follows from the values of all
+ * ranks there by the arithmetic that kernel.h promises, done here one element at a time on wide types.
+ */
+#include "bucket.h"
+
+#include "kernel/kernel.h"
+#include "world.h"
+
+#include <string.h>
+
+#define GUARD 64
+
+static int64_t number(int dtype, int op, int rank, uint64_t i)
+{
+    uint64_t k = i % HVD_BUCKET_PERIOD;
+    if (dtype == HVD_DTYPE_bool)
+        return (k + (uint64_t)rank) % 3 == 0;
+    if (op == HVD_OP_product)
+        return (k + (uint64_t)rank) % 8 == 0 ? 2 : 1;
+    if (op == HVD_OP_min || op == HVD_OP_max)
+        return (int64_t)((k * 7 + (uint64_t)rank * 13) % 101) + 1;
+    return (int64_t)((k * 7 + (uint64_t)rank * 13) % 17) + 1;
+}
+
+static bool is_float(int dtype)
+{
+    return dtype == HVD_DTYPE_float16 || dtype == HVD_DTYPE_bfloat16 || dtype == HVD_DTYPE_float32 ||
+           dtype == HVD_DTYPE_float64;
+}
+
+static void store_float(int dtype, double value, void *to)
+{
+    float single = (float)value;
+    _Float16 half = (_Float16)single;
+    uint32_t bits;
+    memcpy(&bits, &single, sizeof bits);
+    uint16_t brain = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* nearest, ties to even; never NaN here */
+    switch (dtype) {
+    case HVD_DTYPE_float16:
+        memcpy(to, &half, 2);
+        break;
+    case HVD_DTYPE_bfloat16:
+        memcpy(to, &brain, 2);
+        break;
+    case HVD_DTYPE_float32:
+        memcpy(to, &single, 4);
+        break;
+    default:
+        memcpy(to, &value, 8);
+    }
+}
+
+static void store(int dtype, int64_t value, void *to)
+{
+    if (is_float(dtype))
+        store_float(dtype, (double)value, to);
+    else
+        memcpy(to, &value, (size_t)hvd_dtype_bytes(dtype)); /* little endian: the low bytes, wrapped */
+}
+
+void hvd_bucket_value(int dtype, int op, int rank, uint64_t i, void *to)
+{
+    store(dtype, number(dtype, op, rank, i), to);
+}
+
+static int64_t combine(int op, int64_t a, int64_t b)
+{
+    switch (op) {
+    case HVD_OP_min:
+        return a < b ? a : b;
+    case HVD_OP_max:
+        return a > b ? a : b;
+    case HVD_OP_product:
+        return a * b;
+    default:
+        return a + b;
+    }
+}
+
+void hvd_bucket_expect(const struct hvd_bucket *bucket, uint64_t i, void *to)
+{
+    const struct hvd_work *work = &bucket->work;
+    int dtype = work->dtype, op = work->op, active = 0;
+    int64_t all = 0;
+    for (int rank = 0; rank < bucket->size; rank++) {
+        if (bucket->joined >> rank & 1)
+            continue;
+        int64_t one = number(dtype, op, rank, i);
+        all = active++ ? combine(op, all, one) : one;
+    }
+    double factor = 1;
+    for (int times = 0; times < (op == HVD_OP_product ? active : 1); times++)
+        factor *= work->prescale;
+    factor *= work->postscale;
+    if (dtype == HVD_DTYPE_bool) {
+        store(dtype, op == HVD_OP_sum ? all != 0 : all, to);
+    } else if (!is_float(dtype)) {
+        if (op == HVD_OP_average)
+            all /= work->divide_by;
+        store(dtype, factor == 1 ? all : (int64_t)((double)all * factor), to);
+    } else {
+        factor = op == HVD_OP_average ? factor / work->divide_by : factor;
+        store_float(dtype, dtype == HVD_DTYPE_float64 ? (double)all * factor : (float)all * (float)factor, to);
+    }
+}
+
+/* How many pieces, and how many elements in piece k; empty ones come first, last and in between. */
+static uint32_t split(enum hvd_bucket_shape shape, uint64_t count, uint64_t *of)
+{
+    uint32_t pieces = 0;
+    uint64_t left = count;
+    if (shape == HVD_BUCKET_ONE) {
+        of[0] = count;
+        return 1;
+    }
+    of[pieces++] = 0;
+    for (uint64_t step = shape == HVD_BUCKET_FEW ? count / 3 + 1 : 1 + count / 200; left > 0;) {
+        uint64_t take = step + pieces % 3 < left ? step + pieces % 3 : left;
+        of[pieces++] = take;
+        left -= take;
+        if (pieces % 4 == 2)
+            of[pieces++] = 0;
+    }
+    return pieces;
+}
+
+static uint64_t ragged(uint64_t count, uint32_t piece, int rank)
+{
+    return (piece + (uint32_t)rank) % 5 == 3 ? 0 : count + (uint64_t)((rank * 3 + (int)piece) % 4);
+}
+
+/* Elements of the output of a piece. */
+static uint64_t out_count(const struct hvd_bucket *bucket, uint32_t piece)
+{
+    uint64_t total = 0;
+    if (bucket->work.kind != HVD_ALLGATHER)
+        return bucket->piece[piece].count;
+    for (int rank = 0; rank < bucket->size; rank++)
+        total += bucket->count_of[piece * (uint32_t)bucket->size + (uint32_t)rank];
+    return total;
+}
+
+/* What a piece's input holds: the bucket's positions; allgather: each piece its own, by rank. */
+static void fill(struct hvd_bucket *bucket, uint32_t piece, uint64_t position, void *to)
+{
+    const struct hvd_work *work = &bucket->work;
+    size_t bytes = (size_t)hvd_dtype_bytes(work->dtype);
+    if (work->kind == HVD_ALLGATHER)
+        position = piece * 5;
+    for (uint64_t i = 0; i < bucket->piece[piece].count; i++)
+        hvd_bucket_value(work->dtype, work->op, bucket->rank, position + i, (char *)to + i * bytes);
+}
+
+void hvd_bucket_make(struct hvd_bucket *bucket, const struct hvd_work *like, uint64_t count,
+                     enum hvd_bucket_shape shape, enum hvd_bucket_place place, int rank, int size, uint64_t joined,
+                     const struct hvd_plane *plane, void *lender)
+{
+    uint64_t of[420];
+    *bucket = (struct hvd_bucket){
+        .work = *like, .rank = rank, .size = size, .joined = joined, .plane = plane, .lender = lender};
+    struct hvd_work *work = &bucket->work;
+    size_t element = (size_t)hvd_dtype_bytes(work->dtype);
+    uint32_t pieces = split(shape, count, of);
+    bucket->piece = calloc(pieces, sizeof *bucket->piece);
+    bucket->count_of = calloc(pieces, sizeof(uint64_t) * (size_t)size);
+    CHECK(pieces <= 420 && bucket->piece && bucket->count_of, "%u pieces", pieces);
+    for (uint32_t k = 0; k < pieces; k++)
+        for (int from = 0; from < size; from++)
+            bucket->count_of[k * (uint32_t)size + (uint32_t)from] = ragged(of[k], k, from);
+    work->piece = bucket->piece;
+    work->pieces = pieces;
+    work->count_of = bucket->count_of;
+    bucket->bytes = GUARD;
+    for (uint32_t k = 0; k < pieces; k++) {
+        bucket->piece[k].count =
+            work->kind == HVD_ALLGATHER ? bucket->count_of[k * (uint32_t)size + (uint32_t)rank] : of[k];
+        work->count += bucket->piece[k].count;
+        bucket->bytes += (bucket->piece[k].count + out_count(bucket, k)) * element + 2 * GUARD + 2 * element;
+    }
+    bucket->memory = lender ? plane->alloc(lender, bucket->bytes) : malloc(bucket->bytes);
+    bucket->inputs = malloc(bucket->bytes);
+    CHECK(bucket->memory && bucket->inputs, "no %zu bytes for a bucket", bucket->bytes);
+    memset(bucket->memory, 0xa5, bucket->bytes);
+    size_t at = GUARD;
+    uint64_t end = work->count;
+    for (uint32_t k = pieces; k-- > 0;) { /* last piece first, each one element further off the cache line */
+        struct hvd_piece *piece = &bucket->piece[k];
+        end -= piece->count;
+        if (joined >> rank & 1)
+            continue;
+        piece->out = bucket->memory + at;
+        at += HVD_ALIGN_UP(out_count(bucket, k) * element, GUARD) + element;
+        piece->in = piece->out;
+        if (work->kind == HVD_ALLGATHER && place == HVD_BUCKET_IN_PLACE)
+            for (int before = 0; before < rank; before++)
+                piece->in = (const char *)piece->in + bucket->count_of[k * (uint32_t)size + (uint32_t)before] * element;
+        if (place == HVD_BUCKET_OUT_OF_PLACE) {
+            piece->in = bucket->memory + at;
+            at += HVD_ALIGN_UP(piece->count * element, GUARD) + element;
+        }
+        CHECK(at <= bucket->bytes, "a bucket of %zu bytes", bucket->bytes);
+        fill(bucket, k, end, (void *)(uintptr_t)piece->in);
+    }
+    memcpy(bucket->inputs, bucket->memory, bucket->bytes);
+}
+
+/* The expected output of a piece goes to `to`. */
+static void expect_piece(const struct hvd_bucket *bucket, uint32_t k, uint64_t position, unsigned char *to)
+{
+    const struct hvd_work *work = &bucket->work;
+    size_t element = (size_t)hvd_dtype_bytes(work->dtype);
+    unsigned char period[HVD_BUCKET_PERIOD][8];
+    if (work->kind == HVD_ALLREDUCE)
+        for (uint64_t i = 0; i < HVD_BUCKET_PERIOD; i++)
+            hvd_bucket_expect(bucket, i, period[i]);
+    for (int rank = 0; work->kind == HVD_ALLGATHER && rank < bucket->size; rank++)
+        for (uint64_t i = 0; i < bucket->count_of[k * (uint32_t)bucket->size + (uint32_t)rank]; i++, to += element)
+            hvd_bucket_value(work->dtype, work->op, rank, k * 5 + i, to);
+    for (uint64_t i = 0; work->kind != HVD_ALLGATHER && i < bucket->piece[k].count; i++, to += element)
+        if (work->kind == HVD_ALLREDUCE)
+            memcpy(to, period[(position + i) % HVD_BUCKET_PERIOD], element);
+        else
+            hvd_bucket_value(work->dtype, work->op, work->root, position + i, to);
+}
+
+void hvd_bucket_check(struct hvd_bucket *bucket)
+{
+    const struct hvd_work *work = &bucket->work;
+    uint64_t position = 0;
+    for (uint32_t k = 0; k < work->pieces; k++) {
+        if (bucket->piece[k].out)
+            expect_piece(bucket, k, position,
+                         bucket->inputs + ((unsigned char *)bucket->piece[k].out - bucket->memory));
+        position += bucket->piece[k].count;
+    }
+    bool same = memcmp(bucket->memory, bucket->inputs, bucket->bytes) == 0;
+    for (size_t i = 0; !same && i < bucket->bytes; i++)
+        CHECK(bucket->memory[i] == bucket->inputs[i],
+              "rank %d of %d, kind %d, %s of %s, %llu elements in %u pieces, joined %llx: byte %zu of %zu is %02x not "
+              "%02x (first output at %td)",
+              bucket->rank, bucket->size, work->kind, hvd_op_name(work->op), hvd_dtype_name(work->dtype),
+              (unsigned long long)work->count, work->pieces, (unsigned long long)bucket->joined, i, bucket->bytes,
+              bucket->memory[i], bucket->inputs[i],
+              bucket->piece[0].out ? (unsigned char *)bucket->piece[0].out - bucket->memory : (ptrdiff_t)-1);
+    if (bucket->lender)
+        bucket->plane->release(bucket->memory);
+    else
+        free(bucket->memory);
+    free(bucket->inputs);
+    free(bucket->piece);
+    free(bucket->count_of);
+}

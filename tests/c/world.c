@@ -1,0 +1,290 @@
+/* world.c - how do tests get n ranks on one machine without a launcher?
+ *
+ * One shared control block holds a barrier, a board for allgather, the bells and, for process worlds, memfds
+ * made before the fork. The functions a plane is opened with are built from those three. Threads share one
+ * mapping of each segment; processes each make their own. The parent waits with a deadline: for threads
+ * by a watchdog that ends the process, for processes by killing exactly the children it started.
+ */
+#define _GNU_SOURCE
+#include "world.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHARES_MAX   8
+#define BOARD_BYTES  1024
+#define ARENA_BYTES  ((size_t)64 << 20)
+#define LOST_BELL_MS 10000
+
+struct world {
+    enum hvd_world_kind kind;
+    int size;
+    pthread_barrier_t barrier;
+    struct hvd_asleep asleep[HVD_LOCAL_MAX];
+    int eventfd[HVD_LOCAL_MAX];
+    int memfd[SHARES_MAX];
+    char *region[SHARES_MAX]; /* thread worlds */
+    _Atomic int region_users[SHARES_MAX];
+    unsigned char board[HVD_LOCAL_MAX][BOARD_BYTES];
+};
+
+struct world_rank {
+    struct world *world;
+    struct hvd_plane_arg arg;
+    struct hvd_bells bells;
+    int shares;
+    void (*body)(const struct hvd_plane_arg *arg, void *more);
+    void *more;
+};
+
+struct world_share {
+    struct hvd_share share;
+    struct world *world;
+    int number;
+};
+
+void hvd_world_meet(const struct hvd_plane_arg *arg)
+{
+    pthread_barrier_wait(&((struct world_rank *)arg->self)->world->barrier);
+}
+
+static int world_allgather(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error)
+{
+    struct world_rank *rank = self;
+    struct world *world = rank->world;
+    if (bytes > BOARD_BYTES)
+        return hvd_fail(error, HVD_EINVAL, "the test's allgather takes %d bytes", BOARD_BYTES);
+    memcpy(world->board[rank->arg.rank], mine, bytes);
+    pthread_barrier_wait(&world->barrier);
+    for (int from = 0; from < world->size; from++)
+        memcpy((char *)all + (size_t)from * bytes, world->board[from], bytes);
+    pthread_barrier_wait(&world->barrier);
+    return HVD_OK;
+}
+
+static void world_unmap(struct hvd_share *share)
+{
+    struct world_share *mine = (struct world_share *)share;
+    struct world *world = mine->world;
+    if (world->kind == HVD_WORLD_PROCESSES)
+        for (int rank = 0; rank < share->size; rank++)
+            munmap(share->map[rank], share->bytes);
+    else if (atomic_fetch_sub(&world->region_users[mine->number], 1) == 1)
+        munmap(world->region[mine->number], share->bytes * (size_t)share->size);
+    free(mine);
+}
+
+static struct hvd_share *world_share(void *self, size_t bytes, struct hvd_error *error)
+{
+    struct world_rank *rank = self;
+    struct world *world = rank->world;
+    struct world_share *mine = calloc(1, sizeof *mine);
+    int number = rank->shares++;
+    CHECK(mine && number < SHARES_MAX, "share %d of rank %d", number, rank->arg.rank);
+    bytes = HVD_ALIGN_UP(bytes, (size_t)HVD_PAGE);
+    size_t total = bytes * (size_t)world->size;
+    *mine = (struct world_share){.share = {.bytes = bytes, .size = world->size, .references = 1, .unmap = world_unmap},
+                                 .world = world,
+                                 .number = number};
+    if (rank->arg.rank == 0 && world->kind == HVD_WORLD_THREADS) {
+        world->region[number] =
+            mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        atomic_store(&world->region_users[number], world->size);
+    } else if (rank->arg.rank == 0) {
+        CHECK(ftruncate(world->memfd[number], (off_t)total) == 0, "memfd of %zu bytes", total);
+    }
+    pthread_barrier_wait(&world->barrier);
+    for (int from = 0; from < world->size; from++) {
+        off_t at = (off_t)((size_t)from * bytes);
+        mine->share.map[from] =
+            world->kind == HVD_WORLD_THREADS
+                ? world->region[number] + at
+                : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, world->memfd[number], at);
+        CHECK(world->region[number] != MAP_FAILED && mine->share.map[from] != MAP_FAILED, "no share of %zu bytes",
+              total);
+    }
+    (void)error;
+    return &mine->share;
+}
+
+static struct world *world_new(enum hvd_world_kind kind, int size)
+{
+    struct world *world = mmap(NULL, sizeof *world, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(world != MAP_FAILED && size >= 1 && size <= HVD_LOCAL_MAX, "a world of %d", size);
+    world->kind = kind;
+    world->size = size;
+    pthread_barrierattr_t shared;
+    pthread_barrierattr_init(&shared);
+    pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&world->barrier, &shared, (unsigned)size);
+    for (int rank = 0; rank < size; rank++)
+        world->eventfd[rank] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    for (int number = 0; number < SHARES_MAX; number++)
+        world->memfd[number] = kind == HVD_WORLD_PROCESSES ? memfd_create("hvdlite-test", MFD_CLOEXEC) : -1;
+    return world;
+}
+
+static void world_free(struct world *world)
+{
+    pthread_barrier_destroy(&world->barrier);
+    for (int rank = 0; rank < world->size; rank++)
+        close(world->eventfd[rank]);
+    for (int number = 0; number < SHARES_MAX; number++)
+        if (world->memfd[number] >= 0)
+            close(world->memfd[number]);
+    munmap(world, sizeof *world);
+}
+
+static void *be_rank(void *of)
+{
+    struct world_rank *rank = of;
+    for (int other = 0; other < rank->world->size; other++) {
+        rank->bells.asleep[other] = &rank->world->asleep[other];
+        rank->bells.eventfd[other] = rank->world->eventfd[other];
+    }
+    rank->bells.rank = rank->arg.rank;
+    rank->bells.size = rank->world->size;
+    rank->arg.size = rank->world->size;
+    rank->arg.one_host = true;
+    rank->arg.cpus = hvd_cpus_usable();
+    rank->arg.arena_bytes = ARENA_BYTES;
+    rank->arg.bells = &rank->bells;
+    rank->arg.self = rank;
+    rank->arg.allgather = world_allgather;
+    rank->arg.share = world_share;
+    rank->body(&rank->arg, rank->more);
+    return NULL;
+}
+
+static void run_threads(struct world_rank *rank, int size, int seconds)
+{
+    pthread_t thread[HVD_LOCAL_MAX];
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += seconds;
+    for (int i = 0; i < size; i++)
+        CHECK(pthread_create(&thread[i], NULL, be_rank, &rank[i]) == 0, "thread of rank %d", i);
+    for (int i = 0; i < size; i++)
+        CHECK(pthread_timedjoin_np(thread[i], NULL, &deadline) == 0, "rank %d of %d not done after %d s", i, size,
+              seconds);
+}
+
+static void run_processes(struct world_rank *rank, int size, int seconds)
+{
+    pid_t child[HVD_LOCAL_MAX], parent = getpid();
+    bool failed = false;
+    fflush(NULL);
+    for (int i = 0; i < size; i++) {
+        child[i] = fork();
+        CHECK(child[i] >= 0, "fork of rank %d", i);
+        if (child[i] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != parent)
+                _exit(1);
+            /* Other addresses in every process. */
+            (void)mmap(NULL, (size_t)(i + 1) << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            be_rank(&rank[i]);
+            fflush(NULL);
+            _exit(0);
+        }
+    }
+    uint64_t deadline = hvd_now_ns() + (uint64_t)seconds * 1000000000u;
+    for (int i = 0, left = size; left > 0; i = (i + 1) % size) {
+        int status = 0;
+        pid_t ended = child[i] > 0 ? waitpid(child[i], &status, WNOHANG) : 0;
+        if (ended > 0) {
+            child[i] = 0;
+            left--;
+            failed |= status != 0;
+        }
+        if (failed || hvd_now_ns() > deadline) {
+            for (int other = 0; other < size; other++)
+                if (child[other] > 0 && kill(child[other], SIGKILL) == 0)
+                    waitpid(child[other], NULL, 0);
+            CHECK(false, "rank %d of %d %s", i, size, failed ? "failed" : "was not done in time");
+        }
+        if (ended == 0)
+            poll(NULL, 0, 1);
+    }
+}
+
+void hvd_world_run(enum hvd_world_kind kind, int size, int seconds,
+                   void (*body)(const struct hvd_plane_arg *arg, void *more), void *more)
+{
+    struct world *world = world_new(kind, size);
+    struct world_rank *rank = calloc((size_t)size, sizeof *rank);
+    CHECK(rank, "no memory");
+    for (int i = 0; i < size; i++)
+        rank[i] = (struct world_rank){.world = world, .arg = {.rank = i}, .body = body, .more = more};
+    if (kind == HVD_WORLD_THREADS)
+        run_threads(rank, size, seconds);
+    else
+        run_processes(rank, size, seconds);
+    free(rank);
+    world_free(world);
+}
+
+/* Sleep until rung. Whoever is not rung for long polls once more: if there was news, the bell was lost. */
+static int sleep_and_poll(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened,
+                          struct hvd_work *work, bool *progress, struct hvd_error *error)
+{
+    struct world *world = ((struct world_rank *)arg->self)->world;
+    struct hvd_asleep *asleep = &world->asleep[arg->rank];
+    struct pollfd bell = {.fd = world->eventfd[arg->rank], .events = POLLIN};
+    uint64_t rings;
+    atomic_store(&asleep->word, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    int code = plane->poll(opened, work, progress, error);
+    if (code == HVD_AGAIN && !*progress) {
+        bool rung = poll(&bell, 1, LOST_BELL_MS) > 0;
+        code = plane->poll(opened, work, progress, error);
+        CHECK(rung || (code == HVD_AGAIN && !*progress), "rank %d had news but its bell was not rung", arg->rank);
+    }
+    atomic_store(&asleep->word, 0);
+    ssize_t got = read(bell.fd, &rings, sizeof rings);
+    (void)got;
+    return code;
+}
+
+int hvd_world_finish(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened,
+                     struct hvd_work *work, struct hvd_error *error)
+{
+    for (int idle = 0;;) {
+        bool progress = false;
+        int code = idle < 50 ? plane->poll(opened, work, &progress, error)
+                             : sleep_and_poll(arg, plane, opened, work, &progress, error);
+        if (code != HVD_AGAIN)
+            return code;
+        idle = progress ? 0 : idle + 1;
+        if (idle > 5)
+            sched_yield();
+    }
+}
+
+int hvd_world_do(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened, struct hvd_work *work,
+                 struct hvd_error *error)
+{
+    int code = plane->start(opened, work, error);
+    return code ? code : hvd_world_finish(arg, plane, opened, work, error);
+}
+
+const struct hvd_plane *hvd_world_open(const struct hvd_plane_arg *arg, const char *name, void **opened)
+{
+    struct hvd_error error = {0};
+    for (int i = 0; hvd_planes[i]; i++)
+        if (strcmp(hvd_planes[i]->name, name) == 0) {
+            CHECK(hvd_planes[i]->open(arg, opened, &error) == HVD_OK, "plane %s: %s", name, error.text);
+            return hvd_planes[i];
+        }
+    CHECK(false, "no plane %s", name);
+    return NULL;
+}
