@@ -16,27 +16,36 @@
  * "ready" with one bit, merged with AND, cumulative: it stays 1 until decided. FRESH tensors travel as
  * descriptors of fixed size sorted by key; merging adds the counts of ranks and marks different signatures.
  * Descriptors are deltas: decide gives a slot to every fresh key that it sees, ready or not, so that each
- * travels once per rank. Where a vote has no room for all, the smallest keys stay (this keeps merge
- * associative and the kept counts exact) and the rest are announced again in the next round.
+ * travels once per rank. Where a vote has no room for all, the keys that come first in the round's order stay
+ * (this keeps merge associative and the kept counts exact) and the rest are announced again in the next round.
+ * The order of keys is cyclic and begins at another place in every round, so that none starves.
  *
  * Rules (each has a transcript in tests/c/):
  *   1. A fresh key that has a slot (a rank changed the shape of a known tensor) makes everyone forget the
  *      slot and announce an outstanding request again in the next round; nobody else could ever agree.
+ *      (Where all announce the same change in one round, it is done in that round.)
  *   2. Signatures that differ are decided once every active rank has announced the key: then a detail round
  *      for that key alone collects up to HVD_DETAIL_MAX signatures with their rank bitmaps and the name, and
- *      the plan carries the error text; the key's slot is freed and the set goes on.
+ *      the plan carries the error text; the key's slot is freed and the set goes on. Several such keys have
+ *      their detail rounds one after another.
  *   3. Unnamed requests have the keys {0, counter}, one counter per set across kinds; their slot ends with them.
  *   4. A group (same non-zero `group` and `group_count` in the signature) is held until all its members are ready.
+ *      A member that fails by rule 2 counts as arrived: the others are done, and none waits for ever.
  *   5. A rank that joined votes the identity: all bits 1, nothing fresh. What is needed is size - joined.
  *      While somebody has joined, allreduce and barrier go on; other kinds fail with HVD_EINVAL on every rank
- *      that asked, in the round that would have done them. When all have joined, plan.joined names the last
- *      rank that did (greatest round, then greatest rank), joined ranks are reset.
- *   6. leave: plan.left is the smallest rank that has left; from then on the coordinator plans nothing more.
+ *      that asked, in the round that would have done them. Requests that a rank submitted before it joined
+ *      (or submits later) are still announced, with a count of 0. When all have joined and nothing is
+ *      outstanding anywhere, plan.joined names the last rank that did (greatest round, then greatest rank),
+ *      joined ranks are reset, and the counters of unnamed requests continue at the same number everywhere.
+ *   6. leave: plan.left is the rank that left first (of several in one round the smallest); in that round and
+ *      from then on the coordinator plans nothing.
  *   7. A full slot table evicts the slot unused for longest (rounds, then index); never one of this decide.
- *      Outstanding requests of an evicted slot are announced again. All computed in decide.
+ *      Outstanding requests of an evicted slot are announced again. A key for which no slot can be had is done
+ *      without one if all have announced it, else it is announced again. All computed in decide.
  *   8. IN_PLANE ("my buffers lie in plane memory") is merged with AND, for fresh and known alike.
  *   9. Items of a plan are sorted by (order, key), order being the smallest submission number any rank gave
- *      when the slot was made: gradients keep the order in which backward produces them.
+ *      when the slot was made: gradients keep the order in which backward produces them, also those whose
+ *      shape has changed since.
  */
 #ifndef HVD_COORD_H
 #define HVD_COORD_H
@@ -45,6 +54,7 @@
 
 #define HVD_DETAIL_MAX  4 /* different signatures that an error can show */
 #define HVD_TICKET_NONE UINT32_MAX
+#define HVD_SLOTLESS    UINT32_MAX /* in a plan: done without a slot */
 
 struct hvd_key {
     uint64_t high, low; /* {0, counter}: unnamed; else a 128-bit hash of set and name, high != 0 */
@@ -67,13 +77,14 @@ struct hvd_fresh {
     struct hvd_key key;
     struct hvd_signature signature; /* of several different ones the smallest by memcmp */
     uint64_t order;                 /* smallest */
-    uint32_t count;                 /* ranks that said so, added */
+    uint32_t count;                 /* ranks that said so and have not joined, added */
     uint32_t flags;
 };
 
-/* The wire form: a header, then ready bits, in-plane bits, descriptors, and at most one detail section.
- * `bytes` is the length of all; a reader checks every field against `bytes` before it believes it
- * (hvd_vote_check), because votes come from other processes. */
+/* The wire form, aligned to 8 bytes: a header, then ready bits, in-plane bits, at most one detail section (its
+ * size depends on the size of the set only), descriptors. `bytes` is the length of all; a reader checks every
+ * field before it believes it (hvd_vote_check), because votes come from other processes. A vote has one
+ * spelling: what is unused is zero, so that equal sayings are equal bytes. */
 struct hvd_vote {
     uint32_t bytes, wire;
     uint64_t round;
@@ -81,22 +92,31 @@ struct hvd_vote {
     uint32_t joined;     /* ranks that have joined */
     uint64_t join_round; /* greatest, with join_rank beside it */
     uint32_t join_rank;
-    uint32_t leaving;     /* ranks that leave now */
+    uint32_t busy;        /* ranks that have joined and still have requests outstanding */
+    uint32_t leaving;     /* ranks that have left */
     uint32_t leave_rank;  /* smallest, UINT32_MAX if none */
     uint32_t slots;       /* bits in each of the two maps; agreed, rounded up to 64 in storage */
     uint32_t fresh;       /* descriptors */
     uint32_t detail_slot; /* slot the detail section speaks of, UINT32_MAX: none */
     uint32_t detail;      /* signatures in the detail section */
     uint32_t name_bytes;
+    uint32_t zero;
     uint64_t body[];
 };
 
+/* What error texts call things; index = number, NULL = no such number. Coord may not look into kernel/. */
+struct hvd_coord_names {
+    const char *const *kind, *const *op, *const *dtype;
+    int kinds, ops, dtypes; /* entries; a number beyond is refused in submit and in votes */
+};
+
 struct hvd_coord_limits {
-    int rank, size;   /* in the set; size up to 1,000,000 */
-    uint32_t slots;   /* known tensors at most */
-    uint32_t tickets; /* requests in flight on this rank at most */
-    uint32_t fresh;   /* descriptors in one vote at most */
-    uint64_t set;     /* part of the hash of every name */
+    int rank, size;                      /* in the set; size up to 1,000,000 */
+    uint32_t slots;                      /* known tensors at most */
+    uint32_t tickets;                    /* requests in flight on this rank at most */
+    uint32_t fresh;                      /* descriptors in one vote at most */
+    uint64_t set;                        /* part of the hash of every name */
+    const struct hvd_coord_names *names; /* lent as long as the coordinator lives; may not be NULL */
 };
 
 struct hvd_plan_item {
@@ -117,8 +137,10 @@ struct hvd_plan {
     uint32_t buckets;       /* set by fuse; numbers rise with the first item of each */
     uint32_t active;        /* ranks that have not joined: what "divide by active" would divide by */
     int32_t left;           /* rank that has left, -1: none; pending and later requests fail */
+    uint32_t leaving;       /* ranks that have left so far */
     int32_t joined;         /* all have joined, this one last; -1: not yet */
-    uint32_t failed_ticket; /* a mismatch was resolved: this request fails with the text below */
+    uint32_t failed_ticket; /* a mismatch was resolved (`text` is not empty, the same on all ranks): this
+                               request of this rank, if it has one, fails with HVD_EMISMATCH and the text */
     char text[HVD_TEXT_MAX];
     struct hvd_plan_item *item; /* room for items_max, given by the engine; items_max >= slots + fresh */
 };
@@ -132,15 +154,19 @@ struct hvd_coord *hvd_coord_open(void *memory, const struct hvd_coord_limits *li
 size_t hvd_vote_bytes_max(const struct hvd_coord_limits *limits);
 
 /* This rank is ready. `name` (NULL: unnamed) and its memory are lent until the ticket is planned or failed.
- * The signature's ragged dimension is cleared here. Returns HVD_OK, HVD_EDUP (the name is in flight on this
- * rank), HVD_ESTATE (somebody has left). Ticket < limits.tickets and not in use, which the engine sees to. */
+ * The signature's ragged dimension (dims[0] of allgather and alltoall) and dims beyond ndim are cleared here.
+ * Returns HVD_OK, HVD_EDUP (the name is in flight on this rank), HVD_ESTATE (somebody has left), HVD_EINVAL (a
+ * number that no table has, a negative dimension, 2^63 elements or more, a group that has more members than slots).
+ * Ticket < limits.tickets and not in use, which the engine sees to: a ticket is free again when decide has planned or
+ * failed it. */
 int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name, const struct hvd_signature *signature,
                      uint32_t flags);
 /* This rank joins (its ticket-less request ends with plan.joined) or leaves. */
 void hvd_coord_join(struct hvd_coord *coord);
 void hvd_coord_leave(struct hvd_coord *coord);
 
-/* Would my vote say something that the last one did not? Then a round is wanted. */
+/* Would my vote say something that the last one did not, or must a round be held for something agreed (a
+ * detail)? Then a round is wanted. */
 bool hvd_coord_news(const struct hvd_coord *coord);
 /* Number of the next round; counts from 1. */
 uint64_t hvd_coord_round(const struct hvd_coord *coord);
@@ -150,11 +176,12 @@ size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t roo
 int hvd_vote_check(const struct hvd_coord *coord, const struct hvd_vote *vote, size_t room);
 /* into := into (+) from. `into` has room for hvd_vote_bytes_max. Both were checked. */
 void hvd_vote_merge(const struct hvd_coord *coord, struct hvd_vote *into, const struct hvd_vote *from);
-/* The agreed vote -> what to do, in order. Advances the round. */
+/* The agreed vote (all ranks merged, in any order) -> what to do, in order. Advances the round. */
 void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, struct hvd_plan *plan);
 /* Cut the plan into buckets: allreduces with the same op, dtype, scales and flags travel together up to
- * bucket_bytes (a larger tensor travels alone; 0: nothing is fused); everything else alone. A bucket may take a
- * later item past others of another dtype, its place is that of its first item. bytes_of: bytes of a dtype. */
+ * bucket_bytes (a larger tensor travels alone; 0: nothing is fused); everything else alone, also each item
+ * that fails (code). A bucket may take a later item past others of another dtype, its place is that of its
+ * first item. bytes_of: bytes of a dtype. */
 void hvd_plan_fuse(struct hvd_plan *plan, uint64_t bucket_bytes, const uint8_t *bytes_of);
 
 /* Requests of this rank that are outstanding, for errors and reports: calls see() for each. */

@@ -1,0 +1,232 @@
+/* submit.c - what happens on this rank alone: opening, submitting, joining, leaving.
+ *
+ * Nothing here touches agreed state. A request finds its tensor known (a slot with the same signature): then
+ * it is one bit. Or it does not: then it is fresh and announced by descriptor until a slot takes it up. A
+ * known tensor that this rank now submits with another signature is fresh too, beside its slot; the bit stays
+ * 0, so the slot cannot become ready before the descriptor has been seen.
+ *
+ * `news` is what the engine needs in order to sleep: a round is wanted when this rank has something to say that
+ * its last vote did not say. Fresh requests are always news, because decide takes up all that a vote carried;
+ * a bit is news once.
+ *
+ * All memory is laid out by open in one block of the caller's; `mine` and `known` are written only as far as
+ * they are used, so that generous limits cost address space and no memory.
+ */
+#include "state.h"
+
+static uint32_t cells(uint64_t entries)
+{
+    uint64_t count = 16;
+    while (count < 2 * entries)
+        count *= 2;
+    HVD_ASSERT(count <= UINT32_MAX);
+    return (uint32_t)count;
+}
+
+/* Take `bytes` from the block; with base NULL only the length grows. */
+static void *carve(char *base, size_t *at, size_t bytes)
+{
+    void *piece = base ? base + *at : NULL;
+    *at += HVD_ALIGN_UP(bytes, (size_t)HVD_CACHE_LINE);
+    return piece;
+}
+
+/* The block's plan, followed by both bytes() and open(). */
+static size_t lay_out(struct hvd_coord *coord, char *base, const struct hvd_coord_limits *limits)
+{
+    size_t at = 0, bits = 8 * (size_t)hvd_words(limits->slots);
+    carve(base, &at, sizeof *coord);
+    coord->known = carve(base, &at, sizeof *coord->known * limits->slots);
+    coord->group = carve(base, &at, sizeof *coord->group * limits->slots);
+    coord->mine = carve(base, &at, sizeof *coord->mine * limits->tickets);
+    coord->fresh = carve(base, &at, sizeof *coord->fresh * limits->tickets);
+    coord->done = carve(base, &at, sizeof *coord->done * ((size_t)limits->slots + limits->fresh));
+    coord->order = carve(base, &at, sizeof *coord->order * limits->fresh);
+    coord->listen = carve(base, &at, bits);
+    coord->ready = carve(base, &at, bits);
+    coord->plane = carve(base, &at, bits);
+    coord->slot_of.cell = carve(base, &at, sizeof(uint32_t) * cells(limits->slots));
+    coord->group_of.cell = carve(base, &at, sizeof(uint32_t) * cells(limits->slots));
+    coord->fresh_of.cell = carve(base, &at, sizeof(uint32_t) * cells(limits->tickets));
+    return at;
+}
+
+static void open_map(struct hvd_map *map, const void *entry, size_t stride, uint32_t entries)
+{
+    map->entry = entry;
+    map->stride = stride;
+    map->mask = cells(entries) - 1;
+    memset(map->cell, 0, sizeof *map->cell * (map->mask + 1));
+}
+
+size_t hvd_coord_bytes(const struct hvd_coord_limits *limits)
+{
+    struct hvd_coord unplaced;
+    return lay_out(&unplaced, NULL, limits);
+}
+
+struct hvd_coord *hvd_coord_open(void *memory, const struct hvd_coord_limits *limits)
+{
+    HVD_ASSERT(limits->size > 0 && limits->rank >= 0 && limits->rank < limits->size && limits->names);
+    HVD_ASSERT(limits->slots > 0 && limits->tickets > 0 && limits->fresh > 0);
+    HVD_ASSERT(limits->slots < HVD_DONE_DIRECT && limits->fresh < HVD_DONE_DIRECT && limits->tickets < HVD_NONE);
+    struct hvd_coord *coord = memory;
+    memset(coord, 0, sizeof *coord);
+    lay_out(coord, memory, limits);
+    coord->limits = *limits;
+    coord->round = 1;
+    coord->vacant = coord->groups_vacant = HVD_NONE;
+    coord->used = coord->details = (struct hvd_list){HVD_NONE, HVD_NONE};
+    coord->left = -1;
+    open_map(&coord->slot_of, coord->known, sizeof *coord->known, limits->slots);
+    open_map(&coord->group_of, coord->group, sizeof *coord->group, limits->slots);
+    open_map(&coord->fresh_of, coord->mine, sizeof *coord->mine, limits->tickets);
+    size_t bits = 8 * (size_t)hvd_words(limits->slots);
+    memset(coord->listen, 0, bits);
+    memset(coord->ready, 0, bits);
+    memset(coord->plane, 0, bits);
+    return coord;
+}
+
+static bool has_name(const char *const *name, int names, int32_t number)
+{
+    return number >= 0 && number < names && name[number];
+}
+
+bool hvd_signature_sane(const struct hvd_coord_names *names, const struct hvd_signature *signature)
+{
+    if (!has_name(names->kind, names->kinds, signature->kind) || !has_name(names->op, names->ops, signature->op) ||
+        !has_name(names->dtype, names->dtypes, signature->dtype))
+        return false;
+    if (signature->ndim < 0 || signature->ndim > HVD_DIMS_MAX)
+        return false;
+    int64_t count = 1;
+    bool empty = false;
+    for (int i = 0; i < HVD_DIMS_MAX; i++) {
+        int64_t dim = signature->dims[i];
+        if (dim < 0 || (dim && i >= signature->ndim))
+            return false;
+        if (i < signature->ndim && dim == 0)
+            empty = empty || i > 0 || !hvd_kind_ragged(signature->kind);
+    }
+    for (int i = 0; i < signature->ndim && !empty; i++)
+        if (signature->dims[i] && __builtin_mul_overflow(count, signature->dims[i], &count))
+            return false;
+    return true;
+}
+
+/* A request of mine becomes fresh. */
+void hvd_mine_announce(struct hvd_coord *coord, uint32_t ticket)
+{
+    struct hvd_mine *mine = &coord->mine[ticket];
+    mine->state = HVD_MINE_FRESH;
+    mine->place = coord->fresh_count;
+    coord->fresh[coord->fresh_count++] = ticket;
+    hvd_map_put(&coord->fresh_of, ticket);
+}
+
+void hvd_mine_withdraw(struct hvd_coord *coord, uint32_t ticket)
+{
+    struct hvd_mine *mine = &coord->mine[ticket];
+    hvd_map_drop(&coord->fresh_of, ticket);
+    uint32_t last = coord->fresh[--coord->fresh_count];
+    coord->fresh[mine->place] = last;
+    coord->mine[last].place = mine->place;
+    mine->state = HVD_MINE_IDLE;
+}
+
+void hvd_mine_renumber(struct hvd_coord *coord, uint64_t unnamed)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < coord->fresh_count; i++)
+        count += coord->mine[coord->fresh[i]].key.high == 0;
+    uint64_t shift = unnamed - (coord->unnamed - count);
+    coord->unnamed += shift;
+    if (shift == 0 || count == 0)
+        return;
+    for (uint32_t i = 0; i < coord->fresh_count; i++)
+        if (coord->mine[coord->fresh[i]].key.high == 0)
+            hvd_map_drop(&coord->fresh_of, coord->fresh[i]);
+    for (uint32_t i = 0; i < coord->fresh_count; i++)
+        if (coord->mine[coord->fresh[i]].key.high == 0) {
+            coord->mine[coord->fresh[i]].key.low += shift;
+            hvd_map_put(&coord->fresh_of, coord->fresh[i]);
+        }
+}
+
+/* A ticket's entry, initialised on first use. */
+static struct hvd_mine *mine_at(struct hvd_coord *coord, uint32_t ticket)
+{
+    HVD_ASSERT(ticket < coord->limits.tickets);
+    while (coord->mine_high <= ticket)
+        coord->mine[coord->mine_high++].state = HVD_MINE_IDLE;
+    HVD_ASSERT(coord->mine[ticket].state == HVD_MINE_IDLE);
+    return &coord->mine[ticket];
+}
+
+int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name, const struct hvd_signature *signature,
+                     uint32_t flags)
+{
+    if (coord->left >= 0)
+        return HVD_ESTATE;
+    struct hvd_mine *mine = mine_at(coord, ticket);
+    mine->signature = *signature;
+    int ndim = signature->ndim;
+    if (ndim >= 0 && ndim < HVD_DIMS_MAX)
+        memset(mine->signature.dims + ndim, 0, sizeof(int64_t) * (size_t)(HVD_DIMS_MAX - ndim));
+    if (hvd_kind_ragged(signature->kind))
+        mine->signature.dims[0] = 0;
+    if (!hvd_signature_sane(coord->limits.names, &mine->signature) || signature->group_count > coord->limits.slots)
+        return HVD_EINVAL;
+    mine->key = name ? hvd_key_of(coord->limits.set, name) : (struct hvd_key){0, coord->unnamed};
+    uint32_t slot = hvd_map_find(&coord->slot_of, mine->key);
+    const struct hvd_known *known = slot == HVD_NONE ? NULL : &coord->known[slot];
+    if (known && known->ticket != HVD_TICKET_NONE)
+        return HVD_EDUP;
+    if (coord->fresh_count && hvd_map_find(&coord->fresh_of, mine->key) != HVD_NONE)
+        return HVD_EDUP;
+    mine->name = name;
+    mine->flags = flags & HVD_FRESH_IN_PLANE;
+    mine->number = coord->number++;
+    mine->order = known ? known->order : mine->number;
+    coord->unnamed += !name;
+    coord->outstanding++;
+    coord->news = true;
+    if (known && (known->flags & HVD_KNOWN_MISMATCH || hvd_signature_same(&known->signature, &mine->signature)))
+        hvd_slot_attach(coord, slot, ticket);
+    else
+        hvd_mine_announce(coord, ticket);
+    return HVD_OK;
+}
+
+void hvd_coord_join(struct hvd_coord *coord)
+{
+    HVD_ASSERT(!coord->joined);
+    coord->joined = coord->news = true;
+    coord->join_round = 0;
+}
+
+void hvd_coord_leave(struct hvd_coord *coord)
+{
+    coord->leave = true;
+}
+
+bool hvd_coord_news(const struct hvd_coord *coord)
+{
+    if (coord->left >= 0 || coord->leave)
+        return coord->leave && !coord->said_leave;
+    return coord->news || coord->fresh_count > 0 || coord->details.head != HVD_NONE ||
+           (coord->joined && coord->said_busy && coord->outstanding == 0);
+}
+
+uint64_t hvd_coord_round(const struct hvd_coord *coord)
+{
+    return coord->round;
+}
+
+void hvd_coord_pending(const struct hvd_coord *coord, void (*see)(void *self, uint32_t ticket), void *self)
+{
+    for (uint32_t ticket = 0; ticket < coord->mine_high; ticket++)
+        if (coord->mine[ticket].state != HVD_MINE_IDLE)
+            see(self, ticket);
+}

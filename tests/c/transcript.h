@@ -1,0 +1,21 @@
+/* transcript.h - the protocol as a play: commands, each followed by what must be seen ("> ..." lines).
+ *
+ *     open SIZE [slots N] [fresh N]        first line
+ *     RANKS NAME [SHAPE] [WORD...]         submit; RANKS is `all` or 0,2; NAME # is unnamed; SHAPE is 64x3;
+ *                                          a WORD is a kind, an op, a dtype, plane, or root=1 pre=2 post=2 group=9/3
+ *     RANKS !join, RANKS !leave
+ *     vote RANKS                           these vote now: what they submit later is not in this round's vote
+ *     round                                the others vote, all decide
+ *     settle                               rounds until nobody has news
+ *
+ * A round is shown as its number, the planned items with their slots (`without 2`: rank 2 had no request;
+ * `refused`: the item fails; `plane`), a mismatch with the ranks whose request fails, who joined last, who
+ * left, and `...` when some rank wants another round. A refused submit is shown as `refused CODE`.
+ */
+#ifndef HVD_TESTS_TRANSCRIPT_H
+#define HVD_TESTS_TRANSCRIPT_H
+
+/* Plays it; ends the test with the difference if what is seen is not what is written. */
+void transcript_play(const char *title, const char *script);
+
+#endif
