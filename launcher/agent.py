@@ -62,6 +62,7 @@ class Agent:
         self._done = False
         self._kill_at: float | None = None
         self._cleaning = False
+        self._asked: set[int] = set()  # leftovers that have got their SIGTERM
         self._selector = selectors.DefaultSelector()
         self._woken, wake = os.pipe()
         for end in (self._woken, wake):
@@ -169,13 +170,16 @@ class Agent:
                 self._read(descriptor, DRAIN_BYTES)
             self._done = True
             self._tell({"what": "done"})
-        elif not self._cleaning:
+            return
+        if not self._cleaning:
             self._cleaning = True
             self._kill_at = now + (0.0 if self._orphan else LEFTOVER_S)
-            for pid in process.descendants():
-                process.send(pid, signal.SIGTERM)
-        elif self._kill_at is not None and now >= self._kill_at:
+        if self._kill_at is not None and now >= self._kill_at:
             self._kill_all()
+            return
+        for pid in set(process.descendants()) - self._asked:
+            process.send(pid, signal.SIGTERM)
+            self._asked.add(pid)
 
     def _kill_all(self) -> None:
         for pid in list(self._ranks):

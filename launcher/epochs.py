@@ -119,8 +119,8 @@ class Epochs:
         if sum(map(len, epoch.parts.values())) + 4 * self.size + 5 > _wire.FRAME_MAX:
             text = f"allgather {number} is larger than {_wire.FRAME_MAX >> 20} MiB at the part of rank {rank}"
             self._fail(epoch, _wire.REFUSED, text.encode())
-        elif epoch.gone:
-            other = min(epoch.gone)
+        elif epoch.gone - epoch.silent.keys():  # the silent ones get their text soon
+            other = min(epoch.gone - epoch.silent.keys())
             self._lose(epoch, other, f"rank {other} has left the job")
         elif len(epoch.parts) == self.size:
             whole = _wire.pack_gathered(number, [epoch.parts[r] for r in range(self.size)])

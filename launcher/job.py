@@ -268,6 +268,10 @@ class Job:
         elif headline is not None and culprit is not None:
             self._console.report(culprit, headline)
         self._console.close(self._interrupted)
+        signal.set_wakeup_fd(-1)
+        for end in (self._control, self._woken, self._wake):
+            end.close()
+        self._selector.close()
         return 1 if self._failure is not None else self._ending.exit_code()
 
     def _interrupted(self) -> bool:

@@ -1,0 +1,128 @@
+"""A job under test: `hvdlite-run` as a process, what it says as it says it, a deadline, and what is left of it.
+
+Every process of a job carries a mark in its environment, so that those that are left can be found wherever they hide.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+RUN = [sys.executable, "-m", "hvdlite.launcher"]
+SECONDS = 30.0
+
+
+class Launch:
+    """`hvdlite-run *words` in a session of its own; `with Launch(...) as job:` kills what is left at the end."""
+
+    def __init__(self, *words, stdin=subprocess.DEVNULL, under=(), merged=False, **environ):
+        self.mark = uuid.uuid4().hex
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
+        inherited.setdefault("OMP_NUM_THREADS", "1")
+        self.process = subprocess.Popen(
+            [*under, *RUN, *map(str, words)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merged else subprocess.PIPE,
+            start_new_session=True,
+            env={**inherited, "HVDLITE_TEST_MARK": self.mark, **environ},
+        )
+        self.pid = self.process.pid
+        self._said = {"out": bytearray(), "err": bytearray()}
+        self._change = threading.Condition()
+        self._readers = [self._reader("out", self.process.stdout)]
+        if not merged:
+            self._readers.append(self._reader("err", self.process.stderr))
+
+    def _reader(self, name, pipe):
+        def read():
+            while chunk := os.read(pipe.fileno(), 65536):
+                with self._change:
+                    self._said[name] += chunk
+                    self._change.notify_all()
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        return thread
+
+    @property
+    def out(self):
+        return self._said["out"].decode(errors="replace")
+
+    @property
+    def err(self):
+        return self._said["err"].decode(errors="replace")
+
+    def until(self, text, count=1, seconds=SECONDS):
+        """Waits until `text` has been said `count` times."""
+        end = time.monotonic() + seconds
+        with self._change:
+            while (self.out + self.err).count(text) < count:
+                left = end - time.monotonic()
+                assert left > 0, f"{text!r} was not said {count} times in {seconds} s:\n{self.out}{self.err}"
+                self._change.wait(left)
+
+    def wait(self, seconds=SECONDS):
+        """The exit code of the launcher, once all that it said has been read."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end within {seconds} s:\n{self.out}{self.err}") from None
+        for thread in self._readers:
+            thread.join(SECONDS)
+            assert not thread.is_alive(), "the launcher has ended, but somebody holds its output open"
+        return code
+
+    def send(self, number):
+        """A signal to the launcher."""
+        os.kill(self.pid, number)
+
+    def left(self):
+        """Living processes of the job."""
+        return marked(self.mark)
+
+    def gone_within(self, seconds):
+        """Seconds until no process of the job was left."""
+        began = time.monotonic()
+        while left := self.left():
+            assert time.monotonic() < began + seconds, f"left after {seconds} s: {left}"
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self.left():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def marked(mark):
+    """(pid, command) of every living process with this mark in its environment."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as environ, open(f"/proc/{name}/stat", "rb") as stat:
+                if mark.encode() in environ.read() and stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
+                    with open(f"/proc/{name}/cmdline", "rb") as command:
+                        found[int(name)] = command.read().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+    return found
+
+
+def launch(*words, **settings):
+    """Runs a job to its end: (exit code, stdout, stderr). Nothing of it may be left."""
+    with Launch(*words, **settings) as job:
+        code = job.wait()
+        assert not job.left(), "the launcher has ended before its ranks"
+        return code, job.out, job.err

@@ -1,0 +1,115 @@
+"""A store in a thread, and ranks as plain clients of it: what the launcher and the ranks are to each other."""
+
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from hvdlite import _store, _wire
+from hvdlite.launcher.store import StoreServer
+
+SECRET = bytes(range(32))
+JOB = 0xFEDCBA9876543210
+SECONDS = 20.0
+
+
+class Served:
+    """A StoreServer that a thread turns; calls into it are made between two turns, as the launcher does."""
+
+    def __init__(self, size):
+        self.aborts = []
+        self.store = StoreServer(size, SECRET, JOB, on_abort=lambda *record: self.aborts.append(record))
+        self.address = self.store.address
+        self._orders = []
+        self._lock = threading.Lock()
+        self._stop = False
+        self.slowest_turn = 0.0
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self):
+        while not self._stop:
+            with self._lock:
+                orders, self._orders = self._orders, []
+            for order in orders:
+                order()
+            began = time.thread_time()
+            self.store.turn(0.01)
+            self.slowest_turn = max(self.slowest_turn, time.thread_time() - began)
+
+    def rank_ended(self, rank, text):
+        with self._lock:
+            self._orders.append(lambda: self.store.rank_ended(rank, text))
+
+    def connect(self, rank, size, timeout=SECONDS, secret=SECRET, version="1.0", wire=1):
+        return _store.connect(*self.address, secret, rank=rank, size=size, version=version, wire=wire, timeout=timeout)
+
+    def stop(self):
+        self._stop = True
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive(), "the store does not turn any more"
+        self.store.close()
+
+
+@contextmanager
+def served(size):
+    """A store for a job of `size` ranks."""
+    store = Served(size)
+    try:
+        yield store
+    finally:
+        store.stop()
+
+
+def together(size, body):
+    """Runs body(rank) for all ranks at once; their results, or exceptions, in rank order."""
+    with ThreadPoolExecutor(size) as pool:
+        waiting = [pool.submit(body, rank) for rank in range(size)]
+        outcomes = []
+        for each in waiting:
+            error = each.exception(SECONDS * 2)
+            outcomes.append(error if error is not None else each.result())
+        return outcomes
+
+
+def stranger(store, shake_hands=False, secret=SECRET):
+    """A bare connection to the store, before or after the handshake."""
+    sock = socket.create_connection(store.address, timeout=SECONDS)
+    if shake_hands:
+        answer, expected = _wire.answer_challenge(secret, exactly(sock, _wire.NONCE_BYTES))
+        sock.sendall(answer)
+        assert exactly(sock, _wire.PROOF_BYTES) == expected
+    return sock
+
+
+def exactly(sock, count):
+    """`count` bytes, or fewer if the other end closes first."""
+    held = b""
+    while len(held) < count:
+        try:
+            chunk = sock.recv(count - len(held))
+        except ConnectionResetError:
+            chunk = b""
+        if not chunk:
+            break
+        held += chunk
+    return held
+
+
+def frame(sock):
+    """(kind, body) of the next frame, or None at the end."""
+    header = exactly(sock, 4)
+    if len(header) < 4:
+        return None
+    body = exactly(sock, int.from_bytes(header, "big"))
+    return body[0], body[1:]
+
+
+def joining(rank, size=2, **changes):
+    """A JOIN frame."""
+    import json
+
+    says = {"rank": rank, "size": size, "pid": os.getpid(), "host": "here", "version": "1.0", "wire": 1, **changes}
+    return _wire.pack(_wire.JOIN, json.dumps(says).encode())

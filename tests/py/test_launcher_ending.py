@@ -1,0 +1,136 @@
+"""Who is to blame and what happens to the others, as a table of events with their times."""
+
+import signal
+
+from hvdlite.launcher.ending import KILL, TERM_S, Abort, Ending, Send
+
+TERM = Send(int(signal.SIGTERM))
+
+
+def ending(size=3, grace=2.0):
+    job = Ending(size, grace)
+    job.pids = {rank: 100 + rank for rank in range(size)}
+    return job
+
+
+def test_a_job_whose_ranks_all_exit_with_0_is_a_success():
+    job = ending()
+    for rank in (2, 0, 1):
+        assert job.due() is None
+        job.ended(rank, rank, 0)
+    assert job.exit_code() == 0 and job.headline() is None
+
+
+def test_the_first_failure_gives_the_others_grace_then_term_then_kill():
+    job = ending()
+    job.ended(10.0, 1, 3)
+    assert job.due() == 12.0
+    assert job.act(11.9) is None
+    assert job.act(12.0) == TERM
+    assert job.due() == 12.0 + TERM_S
+    assert job.act(12.0 + TERM_S) == KILL
+    assert job.due() is None
+    job.ended(18.0, 0, -9)
+    job.ended(18.0, 2, -9)
+    assert job.exit_code() == 3
+    assert job.headline() == "rank 1 (pid 101) exited with code 3"
+
+
+def test_nothing_is_sent_once_all_have_ended():
+    job = ending(2)
+    job.ended(0.0, 1, 3)
+    job.ended(0.5, 0, 1)
+    assert job.due() is None and job.act(9.0) is None
+    assert job.exit_code() == 3
+
+
+def test_grace_may_be_zero():
+    job = ending(grace=0.0)
+    job.ended(1.0, 0, 1)
+    assert job.act(1.0) == TERM
+
+
+def test_a_signal_is_128_and_its_number():
+    job = ending(1)
+    job.ended(0.0, 0, -11)
+    assert job.exit_code() == 139
+    assert job.headline() == "rank 0 (pid 100) killed by SIGSEGV"
+
+
+def test_the_first_abort_record_beats_the_first_exit():
+    job = ending()
+    job.ended(0.0, 0, 1)
+    job.aborted(0.1, Abort(2, 1, "rank 1 is gone"))
+    job.aborted(0.2, Abort(0, 0, "rank 0 is gone"))
+    job.ended(0.3, 1, -9)
+    job.ended(0.4, 2, 1)
+    assert job.culprit() == 1 and job.exit_code() == 137
+    assert job.headline() == "rank 1 (pid 101) killed by SIGKILL"
+
+
+def test_an_abort_record_starts_the_grace():
+    job = ending()
+    job.aborted(5.0, Abort(1, 1, "ValueError: boom (train.py:12)"))
+    assert job.due() == 7.0
+    job.ended(5.1, 1, 1)
+    assert job.due() == 7.0
+    assert job.headline() == "rank 1 (pid 101) exited with code 1: ValueError: boom (train.py:12)"
+
+
+def test_a_culprit_that_exits_with_0_hands_the_code_on():
+    job = ending(2)
+    job.ended(0.0, 1, 0)
+    job.aborted(0.1, Abort(0, 1, "rank 1 left without hvdlite.shutdown()"))
+    job.ended(0.2, 0, 4)
+    assert job.exit_code() == 4
+    assert "rank 1 (pid 101) exited with code 0; rank 0 says: rank 1 left" in job.headline()
+
+
+def test_an_abort_that_everybody_survives_is_no_failure():
+    job = ending(2)
+    job.aborted(0.0, Abort(0, 1, "?"))
+    job.ended(1.0, 0, 0)
+    job.ended(1.0, 1, 0)
+    assert job.exit_code() == 0 and job.headline() is None
+
+
+def test_a_rank_that_ends_by_our_signal_is_not_to_blame():
+    job = ending(2)
+    assert job.signalled(0.0, signal.SIGTERM) == TERM
+    job.ended(0.1, 0, -15)
+    job.aborted(0.2, Abort(1, 0, "rank 0 is gone"))
+    job.ended(0.3, 1, 1)
+    assert job.exit_code() == 143 and job.headline() is None
+
+
+def test_an_interrupt_is_passed_on_and_the_second_kills():
+    job = ending()
+    assert job.signalled(0.0, signal.SIGINT) == Send(int(signal.SIGINT))
+    assert job.due() == TERM_S
+    assert job.signalled(1.0, signal.SIGINT) == KILL
+    for rank in range(3):
+        job.ended(1.0, rank, -9)
+    assert job.exit_code() == 130
+
+
+def test_one_interrupt_kills_after_a_while():
+    job = ending()
+    job.signalled(0.0, signal.SIGINT)
+    assert job.act(TERM_S) == KILL
+
+
+def test_a_signal_to_a_job_that_is_failing_leaves_the_culprit_to_blame():
+    job = ending()
+    job.ended(0.0, 1, 7)
+    job.signalled(0.5, signal.SIGINT)
+    for rank in (0, 2):
+        job.ended(0.6, rank, -2)
+    assert job.exit_code() == 7 and job.headline() == "rank 1 (pid 101) exited with code 7"
+
+
+def test_term_twice_does_not_kill_at_once():
+    job = ending()
+    job.signalled(0.0, signal.SIGTERM)
+    assert job.signalled(1.0, signal.SIGTERM) == TERM
+    assert job.due() == TERM_S
+    assert job.signalled(2.0, signal.SIGINT) == KILL

@@ -1,0 +1,243 @@
+"""How jobs end: the culprit's exit code and last words, nobody left behind whoever is killed, and Ctrl-C."""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from launching import Launch, launch
+
+PYTHON = (sys.executable, "-u", "-c")
+HANG = "exec sleep 600"
+STUBBORN = "trap '' TERM INT HUP; while :; do sleep 1; done"
+
+
+def test_the_first_to_fail_gives_the_exit_code():
+    code, _, err = launch("-np", 3, "--failure-grace", 0, "sh", "-c", f"[ $RANK = 2 ] && exit 37; {HANG}")
+    assert code == 37
+    assert re.search(r"hvdlite-run: rank 2 \(pid \d+\) exited with code 37\n\Z", err), err
+
+
+@pytest.mark.parametrize("name, code", [("SEGV", 139), ("KILL", 137), ("ABRT", 134), ("TERM", 143)])
+def test_a_signal_that_kills_a_rank_is_named(name, code):
+    core = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, core[1]))
+    try:
+        ended, _, err = launch("-np", 2, "--failure-grace", 0, "sh", "-c", f"[ $RANK = 1 ] && kill -{name} $$; {HANG}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, core)
+    assert ended == code and re.search(rf"rank 1 \(pid \d+\) killed by SIG{name}\n\Z", err), err
+
+
+def test_the_last_words_are_those_of_the_culprit_once():
+    body = (
+        "import os, sys, time\n"
+        "rank = int(os.environ['RANK'])\n"
+        "if rank == 1:\n"
+        "    for i in range(30): print('reason', i, file=sys.stderr)\n"
+        "    sys.exit(5)\n"
+        "while os.read(0, 1): pass\n"
+        "print('a later complaint', file=sys.stderr)\n"
+        "sys.exit(6)\n"
+    )
+    with Launch("-np", 2, "--failure-grace", 20, *PYTHON, body, stdin=subprocess.PIPE, merged=True) as job:
+        job.until("reason 29")
+        job.process.stdin.close()
+        assert job.wait() == 5
+        said = job.out.splitlines()
+    at = said.index(next(line for line in said if line.startswith("hvdlite-run: rank 1")))
+    assert "[0]<stderr>:a later complaint" in said[:at]
+    assert re.fullmatch(r"hvdlite-run: rank 1 \(pid \d+\) exited with code 5", said[at])
+    assert said[at + 1 :] == [f"[1]<stderr>:reason {number}" for number in range(10, 30)]
+
+
+def test_last_words_that_stand_there_already_are_not_repeated():
+    code, _, err = launch("-np", 1, *PYTHON, "raise ValueError('boom')")
+    assert code == 1 and err.count("ValueError: boom") == 1
+    assert re.search(r"ValueError: boom\nhvdlite-run: rank 0 \(pid \d+\) exited with code 1\n\Z", err), err
+
+
+def test_a_rank_that_exits_early_with_0_is_no_failure():
+    with Launch("-np", 2, "sh", "-c", "[ $RANK = 1 ] && exit 0; read line; exit 0", stdin=subprocess.PIPE) as job:
+        deadline = time.monotonic() + 10
+        while sum("sh -c" in command for command in job.left().values()) > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert job.process.poll() is None
+        job.process.stdin.close()
+        assert job.wait() == 0
+
+
+def test_the_others_get_their_time_to_fail_by_themselves():
+    body = (
+        "import os, sys\nif os.environ['RANK'] == '1': sys.exit(3)\nimport time; time.sleep(0.7); print('my own end')"
+    )
+    code, out, _ = launch("-np", 2, "--failure-grace", 10, *PYTHON, body)
+    assert code == 3 and "[0]<stdout>:my own end" in out
+
+
+def test_who_does_not_fail_by_itself_is_terminated_and_then_killed():
+    script = f"[ $RANK = 0 ] && {{ echo ready; {STUBBORN}; }}; exit 9"
+    began = time.monotonic()
+    code, _, _ = launch("-np", 2, "--failure-grace", 0.3, "sh", "-c", script)
+    took = time.monotonic() - began
+    assert code == 9 and 5.2 < took < 9, took
+
+
+def test_grandchildren_go_even_from_sessions_of_their_own():
+    script = "for i in 1 2 3; do setsid sh -c 'trap \"\" HUP; sleep 600' & done; [ $RANK = 1 ] && exit 37; exit 0"
+    assert launch("-np", 2, "--failure-grace", 0, "sh", "-c", script)[0] == 37
+    assert launch("-np", 1, "sh", "-c", script)[0] == 0
+
+
+def test_a_grandchild_that_ignores_signals_and_holds_the_output_goes_too():
+    script = "setsid sh -c \"trap '' TERM HUP INT; while :; do sleep 1; done\" & exit 0"
+    began = time.monotonic()
+    assert launch("-np", 2, "sh", "-c", script)[0] == 0
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("body", [HANG, STUBBORN])
+def test_killing_the_launcher_leaves_nobody(body):
+    script = f"setsid sleep 600 & echo ready; {body}"
+    with Launch("-np", 3, "sh", "-c", script) as job:
+        job.until("ready", 3)
+        job.send(signal.SIGKILL)
+        job.process.wait()
+        assert job.gone_within(5) < 5
+
+
+def test_killing_the_agent_leaves_nobody_and_is_told():
+    with Launch("-np", 2, "--verbose", "sh", "-c", f"setsid sleep 600 & echo ready; {STUBBORN}") as job:
+        job.until("]<stdout>:ready", 2)
+        agent = int(re.search(r"agent (\d+)", job.err).group(1))
+        os.kill(agent, signal.SIGKILL)
+        assert job.wait(10) == 1
+        assert "killed by SIGKILL" in job.err and not job.left()
+
+
+def test_killing_the_whole_process_group_of_the_launcher_leaves_nobody():
+    with Launch("-np", 2, "sh", "-c", f"echo ready; {STUBBORN}") as job:
+        job.until("ready", 2)
+        os.killpg(job.pid, signal.SIGKILL)
+        job.process.wait()
+        job.gone_within(5)
+
+
+def test_one_interrupt_lets_the_ranks_end_by_themselves():
+    body = (
+        "import signal, time\n"
+        "try:\n    print('ready'); time.sleep(600)\n"
+        "except KeyboardInterrupt: print('saved a checkpoint')"
+    )
+    with Launch("-np", 2, *PYTHON, body) as job:
+        job.until("ready", 2)
+        job.send(signal.SIGINT)
+        assert job.wait() == 130
+        assert job.out.count("saved a checkpoint") == 2 and not job.left()
+        assert "SIGINT" in job.err and "Traceback" not in job.err
+
+
+def test_a_second_interrupt_kills():
+    with Launch("-np", 2, "sh", "-c", f"echo ready; {STUBBORN}") as job:
+        job.until("ready", 2)
+        job.send(signal.SIGINT)
+        job.until("SIGINT")
+        began = time.monotonic()
+        job.send(signal.SIGINT)
+        assert job.wait() == 130 and time.monotonic() - began < 3 and not job.left()
+
+
+@pytest.mark.parametrize("name", ["TERM", "HUP"])
+def test_signals_are_passed_on_and_give_128_and_their_number(name):
+    number = getattr(signal, "SIG" + name)
+    script = f"trap 'echo got {name}; exit 0' {name}; echo ready; while :; do sleep 0.05; done"
+    with Launch("-np", 2, "sh", "-c", script) as job:
+        job.until("ready", 2)
+        job.send(number)
+        assert job.wait() == 128 + number
+        assert job.out.count(f"got {name}") == 2 and not job.left()
+
+
+def test_user_signals_reach_the_ranks():
+    script = "trap 'echo got one' USR1; trap 'echo done; exit 0' USR2; echo ready; while :; do sleep 0.05; done"
+    with Launch("-np", 2, "sh", "-c", script) as job:
+        job.until("ready", 2)
+        job.send(signal.SIGUSR1)
+        job.until("got one", 2)
+        job.send(signal.SIGUSR2)
+        assert job.wait() == 0
+
+
+def test_stop_and_continue_hold_the_ranks_too():
+    with Launch("-np", 2, "sh", "-c", "echo ready; read line; exit 0", stdin=subprocess.PIPE) as job:
+        job.until("ready", 2)
+        job.send(signal.SIGTSTP)
+        deadline = time.monotonic() + 10
+        while states(job.left()) != {"T"}:
+            assert time.monotonic() < deadline, states(job.left())
+            time.sleep(0.02)
+        job.send(signal.SIGCONT)
+        job.process.stdin.close()
+        assert job.wait() == 0
+
+
+def states(pids):
+    """The states of these processes but the agent's, which is never stopped."""
+    found = set()
+    for pid in pids:
+        with open(f"/proc/{pid}/stat") as file:
+            name, _, rest = file.read().partition("(")[2].rpartition(")")
+            if name != "hvdlite-agent":
+                found.add(rest.split()[0])
+    return found
+
+
+def test_nohup_stays_nohup():
+    under = (
+        sys.executable,
+        "-c",
+        "import os, signal, sys; signal.signal(1, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])",
+    )
+    with Launch("-np", 1, "sh", "-c", "echo ready; read line; exit 4", stdin=subprocess.PIPE, under=under) as job:
+        job.until("ready")
+        job.send(signal.SIGHUP)
+        job.process.stdin.close()
+        assert job.wait() == 4
+
+
+def test_the_launcher_works_as_process_1():
+    unshare = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no right to make a process namespace")
+    script = "setsid sh -c 'sleep 0.1' & [ $RANK = 1 ] && exit 6; exit 0"
+    with Launch("-np", 2, "sh", "-c", script, under=unshare) as job:
+        assert job.wait() == 6
+    with Launch("-np", 2, "sh", "-c", f"echo ready; {HANG}", under=unshare) as job:
+        job.until("ready", 2)
+        inner = next(pid for pid, command in job.left().items() if "hvdlite.launcher" in command and pid != job.pid)
+        os.kill(inner, signal.SIGTERM)
+        assert job.wait() == 143
+
+
+def test_the_launcher_works_for_an_ordinary_user():
+    if os.getuid() == 0:
+        if subprocess.run(["setpriv", "--reuid", "65534", sys.executable, "-c", ""], capture_output=True).returncode:
+            pytest.skip("nobody may not read this Python")
+        under = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+        if subprocess.run([*under, sys.executable, "-c", "import hvdlite"], capture_output=True).returncode:
+            pytest.skip("nobody may not read hvdlite here")
+    else:
+        under = ()
+    with Launch("-np", 2, "sh", "-c", "setsid sleep 600 & id -u; exit $RANK", under=under) as job:
+        assert job.wait() == 1 and not job.left()
+
+
+def test_many_jobs_in_a_row_leave_nothing():
+    for number in range(10):
+        script = f"sleep 600 & [ $RANK = {number % 3} ] && kill -KILL $$; {HANG}"
+        assert launch("-np", 3, "--failure-grace", 0, "sh", "-c", script)[0] == 137

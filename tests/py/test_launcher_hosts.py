@@ -1,0 +1,148 @@
+"""Host lists, slots, the ranks' environment and the words of the command line: all pure."""
+
+import pytest
+
+from hvdlite import config
+from hvdlite.launcher import cli, environment, flags
+from hvdlite.launcher.hosts import Host, HostError, Slot, assign, is_this_host, parse_hostfile, parse_hosts
+
+
+def test_host_lists_may_leave_slots_out_and_name_ipv6():
+    assert parse_hosts("a:4, b,[::1]:2,[fe80::1]") == [Host("a", 4), Host("b", 1), Host("::1", 2), Host("fe80::1", 1)]
+
+
+def test_a_host_named_twice_has_both_slots():
+    assert parse_hosts("a:2,b:1,a:3") == [Host("a", 5), Host("b", 1)]
+
+
+@pytest.mark.parametrize("text", ["", "a:", "a:x", "a:0", "a,,b", "a b", ":3", "::1:4", "a:1:2", "[::1"])
+def test_a_host_list_that_cannot_be_read_is_refused(text):
+    with pytest.raises(HostError):
+        parse_hosts(text)
+
+
+def test_a_host_file_may_have_comments_blank_lines_and_both_spellings():
+    text = "# cluster\n\nnode-1 slots=4\nnode-2:2  # fast\nnode-3\n[::1]   slots = 3\nnode-4 slots=2 max_slots=8\n"
+    slots = {"node-1": 4, "node-2": 2, "node-3": 1, "::1": 3, "node-4": 2}
+    assert parse_hostfile(text, "hosts") == [Host(name, count) for name, count in slots.items()]
+
+
+@pytest.mark.parametrize("text, line", [("a\nb slots=x\n", 2), ("a slots=0", 1), ("\n\na b c", 3)])
+def test_a_bad_line_of_a_host_file_is_named(text, line):
+    with pytest.raises(HostError, match=f"myhosts, line {line}"):
+        parse_hostfile(text, "myhosts")
+
+
+def test_an_empty_host_file_is_refused():
+    with pytest.raises(HostError, match="no host"):
+        parse_hostfile("# nothing\n", "myhosts")
+
+
+def test_ranks_fill_hosts_in_order():
+    slots = assign([Host("a", 3), Host("b", 1), Host("c", 2)], 6)
+    assert [(s.host, s.rank, s.local_rank, s.local_size, s.cross_rank, s.cross_size) for s in slots] == [
+        ("a", 0, 0, 3, 0, 3),
+        ("a", 1, 1, 3, 0, 2),
+        ("a", 2, 2, 3, 0, 1),
+        ("b", 3, 0, 1, 1, 3),
+        ("c", 4, 0, 2, 2, 3),
+        ("c", 5, 1, 2, 1, 2),
+    ]
+
+
+def test_fewer_ranks_than_slots_leave_the_last_hosts_empty():
+    assert assign([Host("a", 2), Host("b", 2)], 2) == [Slot(0, "a", 0, 2, 0, 1), Slot(1, "a", 1, 2, 0, 1)]
+
+
+def test_more_ranks_than_slots_are_refused():
+    with pytest.raises(HostError, match=r"more processes \(5\) than there are available slots \(4\)"):
+        assign([Host("a", 4)], 5)
+
+
+def test_this_host_is_known_by_its_names():
+    for name in ("localhost", "127.0.0.1", "127.1.2.3", "::1", "box", "BOX", "box.example.org"):
+        assert is_this_host(name, "box.example.org"), name
+    assert not is_this_host("other", "box.example.org")
+    assert not is_this_host("box2", "box.example.org")
+
+
+MEETING = environment.Meeting("127.0.0.1", 4000, bytes(range(32)), 0xABC)
+
+
+def test_a_rank_finds_its_place_in_three_spellings():
+    slots = assign([Host("localhost", 3)], 3)
+    shared = environment.shared({"PATH": "/bin"}, {}, MEETING, slots)
+    rank = environment.of_rank(slots[2], 3)
+    assert rank["HVDLITE_RANK"] == rank["HOROVOD_RANK"] == rank["RANK"] == "2"
+    assert rank["HVDLITE_SIZE"] == rank["HOROVOD_SIZE"] == shared["WORLD_SIZE"] == "3"
+    assert rank["HVDLITE_LOCAL_SIZE"] == rank["HOROVOD_LOCAL_SIZE"] == rank["LOCAL_WORLD_SIZE"] == "3"
+    assert rank["HVDLITE_CROSS_RANK"] == rank["HOROVOD_CROSS_RANK"] == rank["GROUP_RANK"] == "0"
+    assert rank["HOROVOD_HOSTNAME"] == "localhost"
+    assert shared["MASTER_ADDR"] == "127.0.0.1" and 1024 < int(shared["MASTER_PORT"]) < 65536
+    assert shared["PYTHONUNBUFFERED"] == "1" and shared["PATH"] == "/bin"
+    settings = config.read({**shared, **rank})
+    assert (settings.values["rank"], settings.values["size"], settings.values["cross_size"]) == (2, 3, 1)
+    assert settings.values["secret_key"] == bytes(range(32)) and settings.values["job_id"] == 0xABC
+
+
+def test_threads_are_set_only_where_ranks_share_a_host_and_nobody_said_otherwise():
+    two, one = assign([Host("localhost", 2)], 2), assign([Host("localhost", 1)], 1)
+    assert environment.shared({}, {}, MEETING, two)["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in environment.shared({}, {}, MEETING, one)
+    assert environment.shared({"OMP_NUM_THREADS": "6"}, {}, MEETING, two)["OMP_NUM_THREADS"] == "6"
+
+
+def test_a_flag_beats_a_variable_in_either_spelling():
+    slots = assign([Host("localhost", 1)], 1)
+    base = {"HOROVOD_START_TIMEOUT": "7", "HVDLITE_SPIN_US": "1", "HVDLITE_RANK": "9", "HOROVOD_RANK": "8"}
+    shared = environment.shared(base, {"HVDLITE_START_TIMEOUT": "9"}, MEETING, slots)
+    settings = config.read({**shared, **environment.of_rank(slots[0], 1)})
+    assert settings.values["start_timeout"] == 9 and settings.values["rank"] == 0 and settings.values["spin_us"] == 1
+
+
+def test_a_users_own_master_address_stays():
+    slots = assign([Host("localhost", 1)], 1)
+    shared = environment.shared({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, {}, MEETING, slots)
+    assert (shared["MASTER_ADDR"], shared["MASTER_PORT"]) == ("10.0.0.1", "29500")
+
+
+@pytest.mark.parametrize(
+    "words, own",
+    [
+        ("-np 2 python train.py -v", 2),
+        ("-n2 python -np 3", 1),
+        ("--num-proc=2 --verbose train --help", 2),
+        ("-np 2 -- -odd-name x", 2),
+        ("-np 2 VAR=x python", 2),
+        ("-cb", 1),
+        ("-np -1 true", 2),
+    ],
+)
+def test_the_command_starts_at_the_first_word_that_is_no_option(words, own):
+    argv = words.split()
+    ours, command = flags.split(cli._parser(), argv)
+    assert ours == argv[:own]
+    assert command == [word for word in argv[own:] if word != "--"]
+
+
+@pytest.mark.parametrize(
+    "word, says",
+    [
+        ("--nump", "did you mean --num-proc"),
+        ("--output-filname", "did you mean --output-filename"),
+        ("--zzz", "unknown option --zzz"),
+        ("-q", "unknown option -q"),
+        ("--min-np", "not yet"),
+        ("--min_np=2", "not yet"),
+        ("--ssh-port", "not yet"),
+        ("-np", "needs a value"),
+    ],
+)
+def test_a_flag_nobody_knows_is_refused_with_advice(word, says):
+    with pytest.raises(flags.FlagError, match=says):
+        flags.split(cli._parser(), [word])
+
+
+def test_no_flag_is_both_known_and_refused():
+    known = {flag for action in cli._parser()._actions for flag in action.option_strings}
+    assert not known & set(flags.NOT_YET)

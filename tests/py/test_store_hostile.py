@@ -1,0 +1,259 @@
+"""The store under attack: whatever strangers and broken ranks send, the job meets, and soon."""
+
+import os
+import random
+import socket
+import threading
+import time
+
+import pytest
+from storing import JOB, SECRET, exactly, frame, joining, served, stranger, together
+
+from hvdlite import _wire
+from hvdlite.launcher import store as server
+
+
+def job_meets(store, size=2, seconds=5.0):
+    """The ranks of the job meet and exchange, in time."""
+    began = time.monotonic()
+
+    def rank(number):
+        mine = store.connect(number, size)
+        parts = mine.allgather(b"%d" % number)
+        mine.bye()
+        return parts
+
+    expected = [b"%d" % number for number in range(size)]
+    assert together(size, rank) == [expected] * size
+    assert time.monotonic() - began < seconds
+
+
+def ends(sock):
+    """The store closes the connection (in bounded time)."""
+    while True:
+        try:
+            if not sock.recv(65536):
+                return True
+        except ConnectionResetError:
+            return True
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes_before_the_handshake_are_never_parsed(seed):
+    chance = random.Random(seed)
+    with served(2) as store:
+        for _ in range(20):
+            sock = stranger(store)
+            try:
+                sock.sendall(chance.randbytes(chance.choice([1, 31, 63, 64, 65, 5000])))
+                if chance.random() < 0.5:
+                    sock.shutdown(socket.SHUT_WR)
+                    assert ends(sock)
+            except OSError:  # it has hung up on us, as it should
+                pass
+            if chance.random() < 0.8:
+                sock.close()
+        job_meets(store)
+        assert store.aborts == []
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_frames_of_somebody_who_knows_the_secret_break_nothing(seed):
+    chance = random.Random(seed)
+    with served(3) as store:
+        sock = stranger(store, shake_hands=True)
+        joined = chance.random() < 0.7
+        try:
+            if joined:
+                sock.sendall(joining(2, size=3))
+            for _ in range(chance.randrange(1, 12)):
+                body = chance.randbytes(chance.choice([0, 1, 3, 4, 8, 40, 3000]))
+                kind = chance.choice([*range(10), 255])
+                mangled = chance.random() < 0.2
+                sock.sendall(chance.randbytes(9) if mangled else _wire.pack(kind, body))
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        sock.close()
+        time.sleep(0.02)
+        assert store.slowest_turn < 1.0
+        fresh = stranger(store, shake_hands=True)  # it still serves
+        fresh.sendall(joining(0, size=3))
+        answer = frame(fresh) if joined else None
+        assert answer is None or answer[0] in (_wire.LOST, _wire.REFUSED)
+        fresh.close()
+
+
+@pytest.mark.parametrize("length", [0, 4097, 16 << 20, (16 << 20) + 1, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_an_impossible_length_is_refused_before_anything_is_kept(length):
+    with served(2) as store:
+        sock = stranger(store, shake_hands=True)
+        sock.sendall(length.to_bytes(4, "big") + b"x" * 100)
+        kind, body = frame(sock)
+        assert kind == _wire.REFUSED and str(length).encode() in body
+        sock.close()
+        job_meets(store)
+
+
+JOINS = [
+    b"",
+    b"{}",
+    b"[]",
+    b"null",
+    b"\xff\xfe",
+    b"[" * 4000,
+    b'{"rank":0,"size":2,"pid":1,"version":"1","wire":1,"timeout":"x"}',
+    b'{"rank":1e999,"size":2,"pid":1,"version":"1","wire":1}',
+    b'{"rank":"a","size":2,"pid":1,"version":"1","wire":1}',
+    b'{"rank":null,"size":2,"pid":1,"version":"1","wire":1}',
+    b'{"rank":' + b"9" * 4000 + b',"size":2}',
+]
+
+
+@pytest.mark.parametrize("body", JOINS, ids=range(len(JOINS)))
+def test_a_join_that_makes_no_sense_is_refused(body):
+    with served(2) as store:
+        sock = stranger(store, shake_hands=True)
+        sock.sendall(_wire.pack(_wire.JOIN, body))
+        assert frame(sock)[0] == _wire.REFUSED
+        assert frame(sock) is None
+        job_meets(store)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1, 0, 1e300])
+def test_a_time_limit_that_makes_no_sense_is_replaced(timeout):
+    with served(2) as store:
+        sock = stranger(store, shake_hands=True)
+        sock.sendall(joining(0, timeout=timeout))
+        sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            frame(sock)
+        sock.close()
+
+
+def test_a_handshake_cannot_be_replayed():
+    with served(2) as store:
+        first = stranger(store)
+        answer, _ = _wire.answer_challenge(SECRET, exactly(first, _wire.NONCE_BYTES))
+        first.sendall(answer)
+        assert len(exactly(first, _wire.PROOF_BYTES)) == _wire.PROOF_BYTES
+        again = stranger(store)
+        exactly(again, _wire.NONCE_BYTES)
+        again.sendall(answer)
+        assert exactly(again, _wire.PROOF_BYTES + 1) == _wire.REJECTED
+
+
+def test_a_proof_of_the_server_is_no_proof_of_a_client():
+    with served(2) as store:
+        sock = stranger(store)
+        nonce = exactly(sock, _wire.NONCE_BYTES)
+        proof = _wire.check_answer(SECRET, nonce, _wire.answer_challenge(SECRET, nonce)[0])
+        sock.sendall(nonce + proof)
+        assert exactly(sock, _wire.PROOF_BYTES + 1) == _wire.REJECTED
+
+
+def test_a_false_store_is_seen_through():
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pretend():
+        for _ in range(2):
+            sock, _ = listener.accept()
+            sock.sendall(os.urandom(32))
+            exactly(sock, _wire.ANSWER_BYTES)
+            sock.sendall(os.urandom(32))
+
+    threading.Thread(target=pretend, daemon=True).start()
+    from hvdlite import _store
+    from hvdlite.errors import HvdInitError
+
+    with pytest.raises(HvdInitError, match="does not know the secret"):
+        _store.connect(*listener.getsockname(), SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
+    listener.close()
+
+
+def test_silent_connections_are_dropped_and_hold_nobody_up(monkeypatch):
+    monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
+    with served(2) as store:
+        silent = [stranger(store) for _ in range(50)] + [stranger(store, shake_hands=True) for _ in range(5)]
+        job_meets(store)
+        began = time.monotonic()
+        assert all(ends(sock) for sock in silent)
+        assert time.monotonic() - began < 5.0
+
+
+def test_holding_connections_open_locks_nobody_out():
+    with served(2) as store:
+        held = [stranger(store) for _ in range(server.STRANGERS_MAX * 3)]
+        job_meets(store)
+        time.sleep(0.1)
+        assert len(store.store._strangers) <= server.STRANGERS_MAX
+        for sock in held:
+            sock.close()
+
+
+def test_a_flood_of_connections_does_not_stall_the_job():
+    with served(2) as store:
+        stop = threading.Event()
+
+        def flood():
+            while not stop.is_set():
+                try:
+                    sock = socket.create_connection(store.address, timeout=1)
+                    sock.sendall(b"x" * 64)
+                    sock.close()
+                except OSError:
+                    pass
+
+        threads = [threading.Thread(target=flood, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(5):
+                job_meets(store, seconds=15.0)
+        finally:
+            stop.set()
+        for thread in threads:
+            thread.join(10)
+
+
+def test_a_rank_that_never_reads_does_not_stall_the_others(monkeypatch):
+    monkeypatch.setattr(server, "KEPT_MAX", 8 << 20)
+    with served(2) as store:
+        deaf = stranger(store, shake_hands=True)
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.sendall(joining(1))
+        mine = store.connect(0, 2)
+        assert mine.job == JOB
+        for number in range(1, 9):
+            try:
+                deaf.sendall(_wire.pack(_wire.ALLGATHER, _wire.pack_round(number, b"")))
+                assert mine.allgather(b"x" * (4 << 20))[1] == b""
+            except Exception as error:
+                assert "rank 1" in str(error) and number > 1
+                break
+        else:
+            pytest.fail("32 MB were kept for a reader that does not read")
+        deaf.close()
+
+
+@pytest.mark.parametrize("number", [0, 2, 0xFFFFFFFF])
+def test_an_allgather_out_of_turn_ends_the_epoch_with_the_name_of_its_rank(number):
+    with served(2) as store:
+        one, other = stranger(store, True), stranger(store, True)
+        one.sendall(joining(0))
+        other.sendall(joining(1))
+        assert frame(one)[0] == frame(other)[0] == _wire.JOINED
+        one.sendall(_wire.pack(_wire.ALLGATHER, _wire.pack_round(number, b"")))
+        assert frame(one)[0] == _wire.REFUSED
+        kind, body = frame(other)
+        assert kind == _wire.LOST and _wire.unpack_end(body)[0] == 0 and b"rank 0" in body
+
+
+def test_a_culprit_that_cannot_be_is_the_reporter():
+    with served(2) as store:
+        one, other = stranger(store, True), stranger(store, True)
+        one.sendall(joining(0))
+        other.sendall(joining(1))
+        assert frame(one)[0] == frame(other)[0] == _wire.JOINED
+        one.sendall(_wire.pack(_wire.ABORT, _wire.pack_end(99, -5, "?")))
+        assert _wire.unpack_end(frame(other)[1])[0] == 0
+        assert store.aborts == [(0, 0, -5, "?")]
