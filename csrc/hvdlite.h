@@ -67,6 +67,7 @@ struct hvd_options {
     uint8_t secret[32];   /* proves that a local socket belongs to the job */
     int store_fd;         /* connected, authenticated store connection or -1: abort records go out on it,
                              "rank k is lost" frames come in; lent until hvd_shutdown returns */
+    int32_t shared_memory; /* 0: memfd where it can be had; 1: /dev/shm, whose size limits it */
     int64_t fusion_bytes; /* agreed; bytes in one bucket at most, 0 = no fusion */
     int32_t slots_max;    /* agreed; known tensors at most */
     int32_t start_timeout_ms;
@@ -90,11 +91,12 @@ struct hvd_request {
     void *output;      /* allreduce, broadcast: same size as the input, may be the input itself.
                           allgather: NULL, the engine allocates (hvd_result) */
     int process_set;   /* 0: all ranks */
+    int waits; /* 1: the caller waits at once, so the engine thread need not be woken for it */
     uint64_t group;    /* 0: none; all members of a group become ready together */
     int group_count;
 };
 
-/* The result of a ragged collective. Owned by the engine until hvd_forget. */
+/* The result of a ragged collective. Valid until hvd_forget or hvd_shutdown. */
 struct hvd_output {
     void *data;
     int64_t bytes;

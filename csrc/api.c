@@ -1,0 +1,307 @@
+/* api.c - the public C API over the one engine of this process: the only global state of the core.
+ *
+ * Calls count themselves in and out, so that hvd_shutdown can take the engine away while other threads are
+ * inside: it hides the pointer, stops the engine (every handle finishes, so every waiter returns), waits for the
+ * count to reach zero, and only then frees. Handles of an earlier engine stay stale, because generations go
+ * on counting across engines.
+ *
+ * A forked child inherits nothing: the fork handler closes every descriptor of the engine (else a DataLoader
+ * worker would keep a dead rank's sockets open) and from then on every call fails with HVD_EFORK. The handler
+ * must be async-signal-safe, so it frees and locks nothing.
+ */
+#include "engine/engine.h"
+
+#include "kernel/kernel.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+#define VERSION "0.1.0"
+
+static struct {
+    struct hvd_engine *_Atomic engine;
+    _Atomic uint32_t inside;
+    _Atomic uint32_t forked;
+    _Atomic uint32_t engines; /* opened so far */
+    pthread_mutex_t life;     /* init and shutdown, one at a time */
+} process = {.life = PTHREAD_MUTEX_INITIALIZER};
+
+static void after_fork_in_child(void)
+{
+    struct hvd_engine *engine = atomic_load(&process.engine);
+    if (!engine)
+        return;
+    atomic_store(&process.forked, 1);
+    if (engine->alone)
+        return;
+    hvd_host_close_in_child(&engine->host);
+    if (engine->host.store_fd >= 0)
+        close(engine->host.store_fd);
+    if (engine->epoll >= 0)
+        close(engine->epoll);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
+static const char *text_of(int code)
+{
+    return code == HVD_EFORK
+               ? "this is a forked child of a rank (a DataLoader worker, say): hvdlite works only in the process that "
+                 "called hvd.init(); do communication there, or start the child with the 'spawn' method"
+               : "hvdlite has not been initialized; use hvd.init().";
+}
+
+static int state(void)
+{
+    return atomic_load_explicit(&process.forked, memory_order_relaxed) ? HVD_EFORK : HVD_ESTATE;
+}
+
+/* The engine, counted in; NULL when there is none to be had. Every enter that succeeds needs a go_out. */
+static struct hvd_engine *enter(void)
+{
+    if (atomic_load_explicit(&process.forked, memory_order_relaxed))
+        return NULL;
+    atomic_fetch_add(&process.inside, 1);
+    struct hvd_engine *engine = atomic_load(&process.engine);
+    if (!engine)
+        atomic_fetch_sub(&process.inside, 1);
+    return engine;
+}
+
+static void go_out(void)
+{
+    atomic_fetch_sub(&process.inside, 1);
+}
+
+int hvd_init(const struct hvd_options *options, hvd_boot_allgather *allgather, void *self, char *text,
+             size_t text_bytes)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (atomic_load(&process.forked)) {
+        hvd_text_copy(text, text_bytes, text_of(HVD_EFORK));
+        return HVD_EFORK;
+    }
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&process.life);
+    int code = HVD_OK;
+    if (!atomic_load(&process.engine)) {
+        struct hvd_engine *engine;
+        struct hvd_error error = {0};
+        uint32_t generation = atomic_fetch_add(&process.engines, 1) * 1000003u + 1;
+        code = hvd_engine_open(options, allgather, self, false, generation, &engine, &error);
+        hvd_text_copy(text, text_bytes, error.text);
+        atomic_store(&process.engine, engine);
+    }
+    pthread_mutex_unlock(&process.life);
+    return code;
+}
+
+int hvd_shutdown(void)
+{
+    if (atomic_load(&process.forked))
+        return HVD_EFORK;
+    pthread_mutex_lock(&process.life);
+    struct hvd_engine *engine = atomic_load(&process.engine);
+    if (engine) {
+        hvd_engine_leave(engine); /* others may still call in while we wait for the agreement */
+        atomic_store(&process.engine, NULL);
+        hvd_engine_stop(engine);
+        while (atomic_load(&process.inside))
+            usleep(100);
+        hvd_engine_free(engine);
+    }
+    pthread_mutex_unlock(&process.life);
+    return HVD_OK;
+}
+
+int hvd_abort(int culprit, int code, const char *reason)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return state();
+    hvd_engine_abort(engine, culprit, code < 0 ? code : HVD_EPEER, reason ? reason : "aborted");
+    go_out();
+    return HVD_OK;
+}
+
+int hvd_initialized(void)
+{
+    return atomic_load(&process.engine) && !atomic_load(&process.forked);
+}
+
+int hvd_forked(void)
+{
+    return (int)atomic_load(&process.forked);
+}
+
+int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return state();
+    int failed = (int)atomic_load(&engine->failed);
+    if (failed) {
+        *culprit = engine->failure.culprit;
+        *code = engine->failure.code;
+        hvd_text_copy(text, text_bytes, engine->failure.text);
+    }
+    go_out();
+    return failed;
+}
+
+#define TOPOLOGY(name)                       \
+    int hvd_##name(void)                     \
+    {                                        \
+        struct hvd_engine *engine = enter(); \
+        if (!engine)                         \
+            return state();                  \
+        int answer = engine->options.name;   \
+        go_out();                            \
+        return answer;                       \
+    }
+
+TOPOLOGY(rank)
+TOPOLOGY(size)
+TOPOLOGY(local_rank)
+TOPOLOGY(local_size)
+TOPOLOGY(cross_rank)
+TOPOLOGY(cross_size)
+
+int64_t hvd_submit(const struct hvd_request *request, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine) {
+        hvd_text_copy(text, text_bytes, text_of(state()));
+        return state();
+    }
+    struct hvd_error error = {0};
+    int64_t handle = hvd_engine_submit(engine, request, &error);
+    if (handle < 0)
+        hvd_text_copy(text, text_bytes, error.text);
+    go_out();
+    return handle;
+}
+
+int hvd_poll(int64_t handle)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return state();
+    int code = hvd_engine_poll(engine, handle);
+    go_out();
+    return code;
+}
+
+int hvd_wait(int64_t handle, int timeout_ms, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine) {
+        hvd_text_copy(text, text_bytes, text_of(state()));
+        return state();
+    }
+    int code = hvd_engine_wait(engine, handle, timeout_ms, text, text_bytes);
+    go_out();
+    return code;
+}
+
+int hvd_result(int64_t handle, struct hvd_output *output)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return state();
+    int code = hvd_engine_result(engine, handle, output);
+    go_out();
+    return code;
+}
+
+int hvd_forget(int64_t handle)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return state();
+    int code = hvd_engine_forget(engine, handle);
+    go_out();
+    return code;
+}
+
+void *hvd_alloc(size_t bytes)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return NULL;
+    void *memory = hvd_engine_alloc(engine, bytes);
+    go_out();
+    return memory;
+}
+
+void hvd_free(void *memory)
+{
+    /* Memory outlives engines. One plane of a build gives memory away, so it is that plane's. */
+    for (int i = 0; memory && hvd_planes[i]; i++)
+        if (hvd_planes[i]->release) {
+            hvd_planes[i]->release(memory);
+            return;
+        }
+}
+
+const char *hvd_version(void)
+{
+    return VERSION;
+}
+
+int hvd_wire_version(void)
+{
+    return HVD_WIRE_VERSION;
+}
+
+const char *hvd_plane_name(int i)
+{
+    for (int k = 0; k <= i; k++)
+        if (i < 0 || !hvd_planes[k])
+            return NULL;
+    return i < 0 ? NULL : hvd_planes[i]->name;
+}
+
+const char *hvd_plane_used(void)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return NULL;
+    const char *name = engine->planes[0].plane->name;
+    go_out();
+    return name;
+}
+
+int hvd_trace(struct hvd_event *events, int count)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return state();
+    int copied = hvd_trace_copy(&engine->trace, events, count);
+    go_out();
+    return copied;
+}
+
+const char *hvd_counter_name(int i)
+{
+    static const char *const names[] = {
+#define X(name) #name,
+        HVD_COUNTERS(X)
+#undef X
+    };
+    return i >= 0 && i < HVD_COUNTERS_MAX ? names[i] : NULL;
+}
+
+int64_t hvd_counter(int i)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return state();
+    int64_t value = i >= 0 && i < HVD_COUNTERS_MAX ? atomic_load(&engine->counter[i]) : 0;
+    go_out();
+    return value;
+}

@@ -1,0 +1,157 @@
+/* abort.c - what ends a job: death, abort, leave.
+ *
+ * Death never uses votes, since no round completes without the dead. The first witness writes what it knows into
+ * its own seat, then puts (epoch, witness, culprit, code) into the control segment's abort word with one
+ * compare-and-swap; whoever loses that race keeps silent. Then it rings everyone and tells the store. Every
+ * turn looks at the word; whoever finds it set takes the text from the witness's seat (it was written before
+ * the word) and fails all its handles. There are no locks in shared memory and nothing to clean up.
+ *
+ * Leaving is not dying: `left` in a seat says that a rank took its leave, and its process may end. Work that
+ * was agreed before the leave still completes, because the leaver stays until its own part of it is done; what
+ * is pending beyond that can never be agreed and fails, naming the leaver.
+ */
+#include "engine.h"
+
+#include "report.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* The abort word: epoch 16 | witness 16 | culprit + 1 24 | -code 8. Never 0. */
+static uint64_t pack(uint64_t epoch, int witness, int culprit, int code)
+{
+    return (epoch & 0xffff) << 48 | (uint64_t)(witness & 0xffff) << 32 | (uint64_t)((culprit + 1) & 0xffffff) << 8 |
+           (uint64_t)(-code & 0xff);
+}
+
+static _Atomic uint64_t *abort_word(struct hvd_engine *engine)
+{
+    return engine->alone ? &engine->abort_alone : &engine->host.control->abort;
+}
+
+static const char *kind_name(int kind)
+{
+    static const char *const names[] = {"allreduce", "allgather", "broadcast",    "barrier",
+                                        "join",      "alltoall",  "reducescatter"};
+    return kind >= 0 && kind < (int)HVD_COUNT_OF(names) ? names[kind] : "collective";
+}
+
+void hvd_abort_text(struct hvd_engine *engine, uint32_t slot, const char *why, char *text, size_t text_bytes)
+{
+    const struct hvd_request *request = &engine->handles.slot[slot].request;
+    if (request->name)
+        snprintf(text, text_bytes, "%s of '%.*s' on rank %d: %s", kind_name(request->kind), HVD_NAME_MAX, request->name,
+                 engine->options.rank, why);
+    else
+        snprintf(text, text_bytes, "%s on rank %d: %s", kind_name(request->kind), engine->options.rank, why);
+}
+
+void hvd_abort_handles(struct hvd_engine *engine, int code, const char *why)
+{
+    uint32_t high = atomic_load(&engine->handles.high);
+    for (uint32_t i = 0; i < high; i++)
+        if (engine->handles.slot[i].with_turn) {
+            char text[HVD_TEXT_MAX];
+            hvd_abort_text(engine, i, why, text, sizeof text);
+            hvd_handles_finish(&engine->handles, i, code, text);
+        }
+}
+
+bool hvd_abort_seen(struct hvd_engine *engine)
+{
+    uint64_t word = atomic_load_explicit(abort_word(engine), memory_order_acquire);
+    if (word == 0 || atomic_load_explicit(&engine->failed, memory_order_relaxed))
+        return false;
+    int witness = (int)(word >> 32 & 0xffff), culprit = (int)(word >> 8 & 0xffffff) - 1, code = -(int)(word & 0xff);
+    struct hvd_error *failure = &engine->failure;
+    const struct hvd_seat *seat = engine->alone ? NULL : &engine->host.control->seat[witness % engine->host.size];
+    if (engine->alone) {
+        failure->code = code; /* the text lies there already */
+    } else if (word >> 48 != (engine->options.epoch & 0xffff)) {
+        hvd_fail(failure, HVD_EINTERNAL, "the abort word belongs to another epoch; the control segment is damaged");
+    } else if (atomic_load_explicit(&seat->text_ready, memory_order_acquire)) {
+        hvd_fail_rank(failure, code, culprit, "%.*s", HVD_TEXT_MAX - 1, seat->text);
+    } else {
+        hvd_fail_rank(failure, code, culprit, "rank %d ended the job", culprit);
+    }
+    atomic_store(&engine->failed, 1);
+    hvd_trace_add(&engine->trace, HVD_TRACE_abort, (uint32_t)culprit, (uint64_t)(int64_t)code);
+    hvd_abort_handles(engine, failure->code, failure->text);
+    return true;
+}
+
+void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const char *reason)
+{
+    /* One witness per rank is enough: a second thread of it would overwrite the text that may be in use. */
+    if (atomic_exchange(&engine->witnessing, 1))
+        return;
+    uint64_t none = 0, mine = pack(engine->options.epoch, engine->options.rank, culprit, code);
+    bool first = atomic_load(abort_word(engine)) == 0;
+    if (engine->alone) {
+        if (first)
+            hvd_fail_rank(&engine->failure, code, culprit, "%s", reason);
+        engine->failure.code = code;
+        atomic_compare_exchange_strong(&engine->abort_alone, &none, mine);
+    } else {
+        struct hvd_seat *seat = &engine->host.control->seat[engine->options.rank];
+        if (first) {
+            hvd_text_copy(seat->text, sizeof seat->text, reason);
+            atomic_store_explicit(&seat->text_ready, 1, memory_order_release);
+            first = atomic_compare_exchange_strong(&engine->host.control->abort, &none, mine);
+        }
+        if (first)
+            hvd_report_abort(engine->host.store_fd, culprit, code, reason);
+        hvd_bells_ring_all(&engine->host.bells);
+    }
+    hvd_turn_kick(engine);
+}
+
+bool hvd_abort_has_left(const struct hvd_engine *engine, int rank)
+{
+    return rank >= 0 && rank < engine->host.size &&
+           atomic_load_explicit(&engine->host.control->seat[rank].left, memory_order_acquire);
+}
+
+void hvd_abort_lost(struct hvd_engine *engine, int rank)
+{
+    if (hvd_abort_has_left(engine, rank))
+        return;
+    char text[256];
+    snprintf(text, sizeof text,
+             "rank %d (pid %d) is lost: its process ended without leaving the job; its own last output says why", rank,
+             engine->host.pid[rank]);
+    hvd_engine_abort(engine, rank, HVD_EPEER, text);
+}
+
+void hvd_abort_left_text(int rank, char *text, size_t text_bytes)
+{
+    snprintf(text, text_bytes,
+             "rank %d left the job (its script ended, or it called shutdown) and takes part in nothing more; do all "
+             "ranks make the same number of steps?",
+             rank);
+}
+
+struct pending {
+    struct hvd_engine *engine;
+    const char *why;
+};
+
+static void fail_pending(void *self, uint32_t ticket)
+{
+    struct pending *pending = self;
+    char text[HVD_TEXT_MAX];
+    hvd_abort_text(pending->engine, ticket, pending->why, text, sizeof text);
+    hvd_handles_finish(&pending->engine->handles, ticket, HVD_EPEER, text);
+}
+
+void hvd_abort_left(struct hvd_engine *engine, int rank)
+{
+    char why[256];
+    hvd_abort_left_text(rank, why, sizeof why);
+    hvd_trace_add(&engine->trace, HVD_TRACE_leave, (uint32_t)rank, 0);
+    atomic_store(&engine->left, (uint32_t)rank + 1);
+    hvd_coord_pending(engine->coord, fail_pending, &(struct pending){engine, why});
+    if (engine->join_slot != HVD_SLOT_NONE)
+        fail_pending(&(struct pending){engine, why}, engine->join_slot);
+    engine->join_slot = HVD_SLOT_NONE;
+}

@@ -1,0 +1,376 @@
+/* engine.c - open and stop an engine; submit, wait and forget.
+ *
+ * Open: meet the local ranks, lay out the coordinator, open every plane this build carries and keep those that
+ * opened on all ranks (one rank without it must not split the job), then start the thread. Every step is
+ * collective and fails on all ranks with the same words.
+ *
+ * Stop: vote leave and wait, bounded, until the others have acknowledged and own agreed work is done (peers may
+ * still need it); take leave in the seat; stop the thread; finish whatever is left; close planes and host.
+ *
+ * Local mistakes in a request are found here, before anyone else hears of them.
+ */
+#include "engine.h"
+
+#include "../kernel/kernel.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TAKE_TRY_NS 20000u /* a waiter tries this long for a turn that another thread holds, before it sleeps */
+
+static int plane_allgather(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error)
+{
+    return hvd_host_exchange(self, mine, bytes, all, -1, NULL, error);
+}
+
+static struct hvd_share *plane_share(void *self, size_t bytes, struct hvd_error *error)
+{
+    return hvd_host_share(self, bytes, error);
+}
+
+/* Did all ranks open it? `why` collects the first reason why not. */
+static int plane_agreed(struct hvd_engine *engine, bool opened, const struct hvd_error *mine, bool *all_opened,
+                        char *why, size_t why_bytes, struct hvd_error *error)
+{
+    struct said {
+        uint32_t opened;
+        char text[252];
+    } said = {.opened = opened}, all[HVD_LOCAL_MAX];
+    hvd_text_copy(said.text, sizeof said.text, mine->text);
+    int code = hvd_host_exchange(&engine->host, &said, sizeof said, all, -1, NULL, error);
+    *all_opened = code == HVD_OK;
+    for (int rank = 0; code == HVD_OK && rank < engine->options.size; rank++)
+        if (!all[rank].opened && *all_opened) {
+            *all_opened = false;
+            snprintf(why, why_bytes, "%.251s (rank %d)", all[rank].text, rank);
+        }
+    return code;
+}
+
+static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
+{
+    struct hvd_plane_arg arg = {.rank = engine->options.rank,
+                                .size = engine->options.size,
+                                .one_host = true,
+                                .cpus = hvd_cpus_usable(),
+                                .bells = engine->alone ? NULL : &engine->host.bells,
+                                .self = &engine->host,
+                                .allgather = plane_allgather,
+                                .share = plane_share};
+    char why[HVD_TEXT_MAX] = "";
+    for (int i = 0; hvd_planes[i] && engine->planes_count < HVD_PLANES_MAX; i++) {
+        struct hvd_open_plane open = {.plane = hvd_planes[i]};
+        struct hvd_error mine = {0};
+        bool opened = open.plane->open(&arg, &open.self, &mine) == HVD_OK, all = opened;
+        char reason[320] = "";
+        hvd_text_copy(reason, sizeof reason, mine.text);
+        int code = engine->alone ? HVD_OK : plane_agreed(engine, opened, &mine, &all, reason, sizeof reason, error);
+        if (opened && !all)
+            open.plane->close(open.self);
+        if (code != HVD_OK)
+            return code;
+        if (!all) {
+            size_t length = strlen(why);
+            snprintf(why + length, sizeof why - length, "%s%s: %s", length ? "; " : "", open.plane->name, reason);
+            continue;
+        }
+        int at = engine->planes_count++;
+        for (; at > 0 && engine->planes[at - 1].plane->preference < open.plane->preference; at--)
+            engine->planes[at] = engine->planes[at - 1];
+        engine->planes[at] = open;
+        engine->bound |= open.plane->bound;
+    }
+    return engine->planes_count ? HVD_OK : hvd_fail(error, HVD_EINIT, "no plane works for these ranks: %s", why);
+}
+
+static int check_options(const struct hvd_options *options, bool in_process, struct hvd_error *error)
+{
+    if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
+        return hvd_fail(error, HVD_EINIT, "rank %d of %d is not a rank", options->rank, options->size);
+    if (options->local_size != options->size && !in_process)
+        return hvd_fail(error, HVD_EINIT, "%d ranks on %d per host: several hosts are not yet supported", options->size,
+                        options->local_size);
+    if (options->size > HVD_LOCAL_MAX)
+        return hvd_fail(error, HVD_EINIT, "%d ranks on one host: at most %d are supported", options->size,
+                        HVD_LOCAL_MAX);
+    if (options->slots_max < 1 || options->fusion_bytes < 0)
+        return hvd_fail(error, HVD_EINIT, "cache capacity %d and fusion threshold %lld must not be negative or zero",
+                        options->slots_max, (long long)options->fusion_bytes);
+    return HVD_OK;
+}
+
+static int open_host(struct hvd_engine *engine, hvd_boot_allgather *allgather, void *self, struct hvd_error *error)
+{
+    struct hvd_host *host = &engine->host;
+    host->rank = engine->options.rank;
+    host->size = engine->options.size;
+    host->in_process = engine->in_process;
+    host->job = engine->options.job;
+    host->epoch = engine->options.epoch;
+    memcpy(host->secret, engine->options.secret, sizeof host->secret);
+    host->store_fd = engine->options.store_fd;
+    host->source = engine->options.shared_memory ? HVD_MEMORY_DEV_SHM : HVD_MEMORY_BEST;
+    host->deadline_ns = hvd_now_ns() + (uint64_t)engine->options.start_timeout_ms * 1000000u;
+    host->allgather = allgather;
+    host->allgather_self = self;
+    return engine->alone ? HVD_OK : hvd_host_open(host, engine->vote_bytes, error);
+}
+
+static void decide_spinning(struct hvd_engine *engine)
+{
+    bool fits = engine->options.size <= hvd_cpus_usable();
+    engine->spins = engine->options.spin_us < 0 ? fits : engine->options.spin_us > 0;
+    engine->spin_ns = engine->options.spin_us > 0 ? (uint64_t)engine->options.spin_us * 1000u
+                      : fits                      ? 500000u
+                                                  : 200000u;
+}
+
+int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allgather, void *self, bool in_process,
+                    uint32_t first_generation, struct hvd_engine **engine_out, struct hvd_error *error)
+{
+    *engine_out = NULL;
+    int code = check_options(options, in_process, error);
+    if (code != HVD_OK)
+        return code;
+    struct hvd_engine *engine = aligned_alloc(HVD_CACHE_LINE, HVD_ALIGN_UP(sizeof *engine, (size_t)HVD_CACHE_LINE));
+    if (!engine)
+        return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+    memset(engine, 0, sizeof *engine);
+    engine->options = *options;
+    engine->in_process = in_process;
+    engine->alone = options->size == 1;
+    engine->epoll = -1;
+    decide_spinning(engine);
+    code = hvd_handles_open(&engine->handles, first_generation, error);
+    if (code == HVD_OK)
+        code = hvd_trace_open(&engine->trace, options->trace_events > 0 ? options->trace_events : 4096);
+    if (code == HVD_OK)
+        code = hvd_agree_open(engine, error);
+    if (code == HVD_OK)
+        code = open_host(engine, allgather, self, error);
+    if (code == HVD_OK)
+        code = open_planes(engine, error);
+    if (code == HVD_OK && !engine->alone)
+        code = hvd_turn_thread_start(engine, error);
+    if (code == HVD_OK) {
+        atomic_store(&engine->asleep_alone, 1);
+        *engine_out = engine;
+    } else {
+        hvd_engine_free(engine);
+    }
+    return code;
+}
+
+static bool leave_done(void *self)
+{
+    struct hvd_engine *engine = self;
+    return atomic_load(&engine->failed) || (atomic_load(&engine->left) && hvd_work_empty(engine));
+}
+
+void hvd_engine_leave(struct hvd_engine *engine)
+{
+    if (engine->alone)
+        return;
+    uint64_t until_ns = hvd_now_ns() + (uint64_t)engine->options.leave_timeout_ms * 1000000u;
+    atomic_store(&engine->leave_wanted, 1);
+    hvd_turn_kick(engine);
+    for (bool done = false; !done && hvd_now_ns() < until_ns;) {
+        if (hvd_turn_take(engine))
+            done = hvd_turn_drive(engine, leave_done, engine, until_ns);
+        if (!done) /* the turn is elsewhere, or others are late: look again in a millisecond */
+            hvd_futex_wait(&engine->left, atomic_load(&engine->left), 1000000u);
+    }
+    atomic_store_explicit(&engine->host.control->seat[engine->host.rank].left, 1, memory_order_release);
+}
+
+void hvd_engine_stop(struct hvd_engine *engine)
+{
+    hvd_turn_thread_stop(engine);
+    while (!hvd_turn_take(engine))
+        hvd_pause(); /* a waiter still drives; it comes back within its patience */
+    hvd_fail(&engine->failure, HVD_ESTATE, "hvdlite was shut down on rank %d while this was pending",
+             engine->options.rank);
+    atomic_store(&engine->failed, 1);
+    hvd_agree_submit_queued(engine);
+    hvd_abort_handles(engine, engine->failure.code, engine->failure.text);
+    /* The turn is never given back: late waiters find their handles done. */
+}
+
+void hvd_engine_free(struct hvd_engine *engine)
+{
+    for (int i = 0; i < engine->planes_count; i++)
+        engine->planes[i].plane->close(engine->planes[i].self);
+    if (!engine->alone && engine->host.size)
+        hvd_host_close(&engine->host);
+    hvd_turn_thread_stop(engine);
+    hvd_work_close(engine);
+    hvd_agree_close(engine);
+    hvd_handles_close(&engine->handles);
+    hvd_trace_close(&engine->trace);
+    free(engine);
+}
+
+static int check_tensor(const struct hvd_request *request, struct hvd_error *error)
+{
+    const char *name = request->name ? request->name : "(unnamed)";
+    int bytes = hvd_dtype_bytes(request->dtype);
+    if (bytes == 0)
+        return hvd_fail(error, HVD_ETYPE, "tensor '%.200s': dtype %d is not one that hvdlite knows", name,
+                        request->dtype);
+    if (request->ndim < 0 || request->ndim > HVD_DIMS_MAX)
+        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s' has %d dimensions; at most %d are supported", name,
+                        request->ndim, HVD_DIMS_MAX);
+    int64_t total = bytes;
+    for (int i = 0; i < request->ndim; i++)
+        if (request->dims[i] < 0 || __builtin_mul_overflow(total, request->dims[i] ? request->dims[i] : 1, &total))
+            return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': dimension %d is %lld", name, i,
+                            (long long)request->dims[i]);
+    bool empty = false;
+    for (int i = 0; i < request->ndim; i++)
+        empty |= request->dims[i] == 0;
+    if (!empty && (!request->input || (request->kind != HVD_ALLGATHER && !request->output)))
+        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s' has no memory", name);
+    return HVD_OK;
+}
+
+static int check_request(const struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error)
+{
+    const char *name = request->name ? request->name : "(unnamed)", *why;
+    if (request->process_set != 0)
+        return hvd_fail(error, HVD_EINVAL, "process set %d does not exist", request->process_set);
+    if (request->group && request->group_count < 1)
+        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': a group needs a count", name);
+    switch (request->kind) {
+    case HVD_BARRIER:
+    case HVD_JOIN:
+        return HVD_OK;
+    case HVD_ALLREDUCE:
+        why = hvd_reduce_check(request->op, request->dtype, request->prescale, request->postscale);
+        if (why)
+            return hvd_fail(error, hvd_dtype_bytes(request->dtype) ? HVD_EINVAL : HVD_ETYPE,
+                            "allreduce of '%.200s': %s", name, why);
+        return check_tensor(request, error);
+    case HVD_ALLGATHER:
+        if (request->ndim < 1)
+            return hvd_fail(
+                error, HVD_EINVAL,
+                "allgather of '%.200s': a scalar has no first dimension to gather along; reshape it to (1,)", name);
+        return check_tensor(request, error);
+    case HVD_BROADCAST:
+        if (request->root < 0 || request->root >= engine->options.size)
+            return hvd_fail(error, HVD_EINVAL, "broadcast of '%.200s': root rank %d is not one of 0 to %d", name,
+                            request->root, engine->options.size - 1);
+        return check_tensor(request, error);
+    default:
+        return hvd_fail(error, HVD_EINVAL, "'%.200s': collective %d is not supported", name, request->kind);
+    }
+}
+
+int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error)
+{
+    int code = check_request(engine, request, error);
+    if (code != HVD_OK)
+        return code;
+    struct hvd_slot *slot = hvd_handles_take(&engine->handles, request);
+    if (!slot)
+        return hvd_fail(error, HVD_ENOMEM,
+                        "%d collectives are in flight on rank %d; synchronize some before submitting more",
+                        HVD_HANDLES_MAX, engine->options.rank);
+    int64_t handle = hvd_handles_handle(&engine->handles, slot);
+    hvd_count(engine, HVD_COUNT_submits, 1);
+    hvd_trace_add(&engine->trace, HVD_TRACE_submit, hvd_handles_index(&engine->handles, slot), (uint64_t)request->kind);
+    hvd_handles_push(&engine->handles, slot);
+    if (!engine->alone) {
+        if (!request->waits)
+            hvd_turn_kick(engine);
+    } else if (hvd_turn_take(engine)) {
+        hvd_turn_run(engine); /* no thread here: the submitter does it at once */
+    }
+    return handle;
+}
+
+int hvd_engine_poll(struct hvd_engine *engine, int64_t handle)
+{
+    struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
+    return !slot ? HVD_EHANDLE : hvd_slot_state(slot) == HVD_SLOT_DONE ? HVD_OK : HVD_AGAIN;
+}
+
+static bool slot_done(void *self)
+{
+    return hvd_slot_state(self) == HVD_SLOT_DONE;
+}
+
+/* Sleep on the handle. If another thread holds the turn, try a little for it or for the result first. */
+static void wait_asleep(struct hvd_engine *engine, struct hvd_slot *slot, bool try, uint64_t until_ns)
+{
+    uint64_t try_until_ns = try && engine->spins ? hvd_now_ns() + TAKE_TRY_NS : 0;
+    for (uint32_t i = 1; try_until_ns; i++) {
+        if (slot_done(slot) || !atomic_load_explicit(&engine->turn, memory_order_relaxed))
+            return;
+        hvd_pause();
+        if (i % 16 == 0 && hvd_now_ns() >= try_until_ns)
+            break;
+    }
+    uint64_t now = hvd_now_ns();
+    atomic_fetch_add(&slot->waiters, 1);
+    uint32_t word = atomic_load(&slot->word);
+    if ((word & 3) == HVD_SLOT_BUSY && now < until_ns)
+        hvd_futex_wait(&slot->word, word, until_ns - now);
+    atomic_fetch_sub(&slot->waiters, 1);
+}
+
+int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
+{
+    struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
+    if (!slot) {
+        hvd_text_copy(text, text_bytes, "this handle is unknown, or was synchronized already");
+        return HVD_EHANDLE;
+    }
+    uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
+    bool patient = true;
+    atomic_fetch_add(&engine->waiters, 1);
+    while (!slot_done(slot)) {
+        if (!engine->bound && patient && hvd_turn_take(engine)) {
+            hvd_count(engine, HVD_COUNT_turns_taken_by_waiters, 1);
+            patient = hvd_turn_drive(engine, slot_done, slot, until_ns);
+        } else {
+            wait_asleep(engine, slot, patient, until_ns);
+        }
+        if (hvd_now_ns() >= until_ns)
+            break;
+    }
+    atomic_fetch_sub(&engine->waiters, 1);
+    if (!slot_done(slot))
+        return HVD_AGAIN;
+    if (slot->code != HVD_OK)
+        hvd_text_copy(text, text_bytes, slot->text ? slot->text : "failed");
+    return slot->code;
+}
+
+int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_output *output)
+{
+    struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
+    if (!slot || !slot_done(slot))
+        return HVD_EHANDLE;
+    *output = (struct hvd_output){.data = slot->data,
+                                  .bytes = slot->bytes,
+                                  .rows = slot->rows,
+                                  .rows_of = slot->rows_of,
+                                  .size = engine->options.size};
+    return HVD_OK;
+}
+
+int hvd_engine_forget(struct hvd_engine *engine, int64_t handle)
+{
+    while (hvd_engine_poll(engine, handle) == HVD_AGAIN)
+        hvd_engine_wait(engine, handle, 50, NULL, 0);
+    return hvd_handles_forget(&engine->handles, handle);
+}
+
+void *hvd_engine_alloc(struct hvd_engine *engine, size_t bytes)
+{
+    const struct hvd_open_plane *first = &engine->planes[0];
+    return first->plane->alloc ? first->plane->alloc(first->self, bytes) : NULL;
+}

@@ -1,0 +1,77 @@
+/* handle.h - one of the two things that cross between framework threads and the turn: the handle word.
+ * (The other, the submission queue, threads the same slots: a submission is a slot index.)
+ *
+ * A slot holds a request from submit to forget. Its word is generation << 2 | state; a waiter sleeps on it. The
+ * generation makes a stale handle an error instead of somebody else's result.
+ *
+ *   FREE --take (framework thread)--> BUSY --finish (the turn)--> DONE --forget (framework thread)--> FREE
+ *
+ * Who may touch the rest of a slot: the taker until it pushes, the turn until it finishes, waiters after.
+ */
+#ifndef HVD_HANDLE_H
+#define HVD_HANDLE_H
+
+#include "../ground/ground.h"
+#include "../ground/sleep.h"
+
+#include <stdatomic.h>
+
+enum { HVD_SLOT_FREE, HVD_SLOT_BUSY, HVD_SLOT_DONE };
+#define HVD_SLOT_NONE UINT32_MAX
+
+struct hvd_slot {
+    _Atomic uint32_t word;
+    _Atomic uint32_t waiters;
+    _Atomic uint32_t next; /* in the free list or the queue: index + 1, 0 ends */
+    bool with_turn;        /* the turn's own note: drained from the queue and not yet finished */
+    int code;
+    char *text;                 /* of a failure, malloc'ed */
+    struct hvd_request request; /* its name points to `name` or to `name_long` */
+    char *name_long;
+    char name[HVD_NAME_MAX + 1];
+    void *data; /* result of a ragged collective, malloc'ed */
+    int64_t *rows_of;
+    int64_t rows, bytes;
+};
+
+struct hvd_handles {
+    struct hvd_slot *slot;      /* HVD_HANDLES_MAX, sparse: memory is used as slots are */
+    _Atomic uint64_t free_list; /* tag << 32 | index + 1 */
+    _Atomic uint32_t high;      /* slots ever used */
+    _Atomic uint32_t queue;     /* newest submission: index + 1 */
+    uint32_t first_generation;
+};
+
+int hvd_handles_open(struct hvd_handles *handles, uint32_t first_generation, struct hvd_error *error);
+void hvd_handles_close(struct hvd_handles *handles);
+
+/* Any thread. A BUSY slot with a copy of the request, or NULL when all are taken (or memory ran out). */
+struct hvd_slot *hvd_handles_take(struct hvd_handles *handles, const struct hvd_request *request);
+/* Any thread. Give a taken slot to the turn. */
+void hvd_handles_push(struct hvd_handles *handles, struct hvd_slot *slot);
+/* The turn. All submissions since, oldest first: index of the first, following links by hvd_handles_next. */
+uint32_t hvd_handles_drain(struct hvd_handles *handles);
+uint32_t hvd_handles_next(struct hvd_handles *handles, uint32_t index);
+static inline bool hvd_handles_queued(struct hvd_handles *handles)
+{
+    return atomic_load_explicit(&handles->queue, memory_order_acquire) != 0;
+}
+
+/* The turn. The slot is DONE with this code; `text` is copied (NULL for HVD_OK); waiters wake. */
+void hvd_handles_finish(struct hvd_handles *handles, uint32_t index, int code, const char *text);
+
+/* Any thread. The slot of a handle if the handle is live, else NULL. */
+struct hvd_slot *hvd_handles_find(struct hvd_handles *handles, int64_t handle);
+int64_t hvd_handles_handle(struct hvd_handles *handles, struct hvd_slot *slot);
+/* Any thread. DONE -> FREE; HVD_EHANDLE if somebody else was faster or it is not done. */
+int hvd_handles_forget(struct hvd_handles *handles, int64_t handle);
+static inline int hvd_slot_state(const struct hvd_slot *slot)
+{
+    return (int)(atomic_load_explicit(&slot->word, memory_order_acquire) & 3);
+}
+static inline uint32_t hvd_handles_index(const struct hvd_handles *handles, const struct hvd_slot *slot)
+{
+    return (uint32_t)(slot - handles->slot);
+}
+
+#endif

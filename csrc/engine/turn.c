@@ -1,0 +1,260 @@
+/* turn.c - who runs the engine, who sleeps, and who wakes whom.
+ *
+ * THE TURN is a token: one atomic word. Its holder passes over everything (abort word, submissions, votes, the
+ * moving bucket) again and again while anything moves. The engine thread holds it when work goes on in the
+ * background; a thread that waits for a collective takes it while the engine thread sleeps, which spares two
+ * hand-offs between threads (some 20 us each on a virtual machine). A plane that is bound to one thread
+ * forbids that.
+ *
+ * SLEEPING. The engine thread sleeps in epoll: own doorbell (eventfd), the peers' pidfds, the store. The seat's
+ * `asleep` word says "nobody here looks": whoever has news for this rank (a peer, or a submitting thread)
+ * clears it and rings. Leaving the turn therefore goes: set the word, fence, look once more, release, and
+ * look whether somebody rang in between (then that wake-up may have found the turn taken and been lost).
+ * Death is noticed by the engine thread even while another thread holds the turn: it needs no turn to write
+ * the abort word, and the holder looks at that word in every pass.
+ *
+ * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress; else it
+ * pauses five times, then yields, then gives the turn back and sleeps on its handle. The engine thread spins
+ * only while somebody waits; never during backward.
+ */
+#define _GNU_SOURCE
+#include "engine.h"
+
+#include "report.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define PAUSES_CROWDED   5 /* measured: 100 pauses double the time of an op when ranks outnumber CPUs */
+#define PAUSES_PER_CLOCK 64
+
+enum { EVENT_BELL, EVENT_STORE, EVENT_PIDFD, EVENT_SOCKET };
+
+static _Atomic uint32_t *asleep_word(struct hvd_engine *engine)
+{
+    return engine->alone ? &engine->asleep_alone : &engine->host.control->seat[engine->host.rank].asleep.word;
+}
+
+static void ring_own_bell(struct hvd_engine *engine)
+{
+    uint64_t one = 1;
+    ssize_t written = engine->thread_runs ? write(engine->bell, &one, sizeof one) : 0;
+    (void)written; /* EAGAIN: it is ringing already */
+}
+
+void hvd_turn_kick(struct hvd_engine *engine)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(asleep_word(engine), memory_order_relaxed) && atomic_exchange(asleep_word(engine), 0))
+        ring_own_bell(engine);
+}
+
+bool hvd_turn_once(struct hvd_engine *engine)
+{
+    bool moved = hvd_abort_seen(engine);
+    if (hvd_handles_queued(&engine->handles))
+        moved |= hvd_agree_submit_queued(engine);
+    if (!atomic_load_explicit(&engine->failed, memory_order_relaxed)) {
+        if (atomic_load_explicit(&engine->leave_wanted, memory_order_relaxed) == 1) {
+            atomic_store(&engine->leave_wanted, 2);
+            hvd_coord_leave(engine->coord);
+        }
+        moved |= hvd_agree_step(engine);
+        moved |= hvd_work_step(engine);
+    }
+    return moved;
+}
+
+bool hvd_turn_take(struct hvd_engine *engine)
+{
+    uint32_t none = 0;
+    if (atomic_load_explicit(&engine->turn, memory_order_relaxed) ||
+        !atomic_compare_exchange_strong(&engine->turn, &none, 1))
+        return false;
+    if (atomic_load_explicit(asleep_word(engine), memory_order_relaxed))
+        atomic_store(asleep_word(engine), 0);
+    return true;
+}
+
+/* True: the turn is released. False: there is more to do and it is still held. hand_over: the caller has what it
+ * came for; the engine thread shall do the rest. */
+static bool leave(struct hvd_engine *engine, bool hand_over)
+{
+    hand_over &= engine->thread_runs;
+    atomic_store(asleep_word(engine), 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (hvd_turn_once(engine)) {
+        atomic_store(asleep_word(engine), 0);
+        if (!hand_over)
+            return false;
+        atomic_store(&engine->turn, 0);
+        ring_own_bell(engine);
+        return true;
+    }
+    atomic_store(&engine->turn, 0);
+    if (atomic_load(asleep_word(engine)))
+        return true;
+    if (!hand_over)
+        return !hvd_turn_take(engine);
+    ring_own_bell(engine);
+    return true;
+}
+
+/* One breath of a holder that cannot get on; false when its patience is at an end. */
+static bool breathe(const struct hvd_engine *engine, uint32_t *idle, uint64_t *since_ns)
+{
+    if (*idle == 0)
+        *since_ns = 0;
+    ++*idle;
+    if (engine->spins || *idle <= PAUSES_CROWDED) {
+        hvd_pause();
+        if (!engine->spins || *idle % PAUSES_PER_CLOCK)
+            return true;
+    } else {
+        sched_yield();
+    }
+    uint64_t now = hvd_now_ns();
+    if (*since_ns == 0)
+        *since_ns = now;
+    return now - *since_ns < engine->spin_ns;
+}
+
+bool hvd_turn_drive(struct hvd_engine *engine, bool (*done)(void *self), void *self, uint64_t until_ns)
+{
+    uint64_t since_ns = 0;
+    do {
+        uint32_t idle = 0;
+        while (!done(self)) {
+            if (hvd_turn_once(engine)) {
+                idle = 0;
+            } else if (!breathe(engine, &idle, &since_ns) || (since_ns && hvd_now_ns() >= until_ns)) {
+                break;
+            }
+        }
+    } while (!leave(engine, done(self)));
+    return done(self);
+}
+
+void hvd_turn_run(struct hvd_engine *engine)
+{
+    uint64_t since_ns = 0;
+    do {
+        uint32_t idle = 0;
+        for (;;) {
+            if (hvd_turn_once(engine))
+                idle = 0;
+            else if (!engine->spins || !atomic_load_explicit(&engine->waiters, memory_order_relaxed) ||
+                     !breathe(engine, &idle, &since_ns))
+                break;
+        }
+    } while (!leave(engine, false));
+}
+
+static void forget_descriptor(struct hvd_engine *engine, int fd)
+{
+    epoll_ctl(engine->epoll, EPOLL_CTL_DEL, fd, NULL);
+}
+
+static void hear_store(struct hvd_engine *engine)
+{
+    struct hvd_error error = {0};
+    int code = hvd_report_read(engine->host.store_fd, &error);
+    if (code == HVD_AGAIN)
+        return;
+    if (error.culprit < 0)
+        forget_descriptor(engine, engine->host.store_fd);
+    if (!hvd_abort_has_left(engine, error.culprit))
+        hvd_engine_abort(engine, error.culprit, code, error.text);
+}
+
+static void hear(struct hvd_engine *engine, uint64_t tag)
+{
+    int rank = (int)(tag & 0xffffffff);
+    switch ((int)(tag >> 32)) {
+    case EVENT_BELL: {
+        uint64_t rings;
+        ssize_t got = read(engine->bell, &rings, sizeof rings);
+        (void)got;
+        break;
+    }
+    case EVENT_STORE:
+        hear_store(engine);
+        break;
+    case EVENT_PIDFD:
+        forget_descriptor(engine, engine->host.pidfd[rank]);
+        hvd_abort_lost(engine, rank);
+        break;
+    case EVENT_SOCKET:
+        forget_descriptor(engine, engine->host.socket[rank]);
+        hvd_abort_lost(engine, rank);
+        break;
+    }
+}
+
+static void *thread_main(void *self)
+{
+    struct hvd_engine *engine = self;
+    struct epoll_event events[16];
+    while (!atomic_load(&engine->stop)) {
+        if (hvd_turn_take(engine))
+            hvd_turn_run(engine);
+        hvd_count(engine, HVD_COUNT_sleeps, 1);
+        hvd_trace_add(&engine->trace, HVD_TRACE_sleep, 0, 0);
+        int count = epoll_wait(engine->epoll, events, HVD_COUNT_OF(events), -1);
+        hvd_trace_add(&engine->trace, HVD_TRACE_wake, (uint32_t)(count < 0 ? 0 : count), 0);
+        for (int i = 0; i < count; i++)
+            hear(engine, events[i].data.u64);
+    }
+    return NULL;
+}
+
+static bool watch(struct hvd_engine *engine, int fd, int event, int rank, uint32_t what)
+{
+    struct epoll_event entry = {.events = what, .data.u64 = (uint64_t)event << 32 | (uint32_t)rank};
+    return fd < 0 || epoll_ctl(engine->epoll, EPOLL_CTL_ADD, fd, &entry) == 0;
+}
+
+int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error)
+{
+    engine->bell = engine->host.bells.eventfd[engine->host.rank];
+    engine->epoll = epoll_create1(EPOLL_CLOEXEC);
+    bool all = engine->epoll >= 0 && watch(engine, engine->bell, EVENT_BELL, 0, EPOLLIN) &&
+               watch(engine, engine->host.store_fd, EVENT_STORE, 0, EPOLLIN);
+    for (int rank = 0; rank < engine->host.size && all; rank++) {
+        all = watch(engine, engine->host.pidfd[rank], EVENT_PIDFD, rank, EPOLLIN);
+        if (engine->host.pidfd[rank] < 0) /* no pidfd: the socket's end of file tells, where there is a socket */
+            all = all && watch(engine, engine->host.socket[rank], EVENT_SOCKET, rank, EPOLLRDHUP);
+    }
+    if (!all)
+        return hvd_fail(error, HVD_EINIT, "epoll cannot be set up (%s); is the limit of open files too low?",
+                        strerror(errno));
+    /* Signals are Python's: they must reach its main thread, never this one. */
+    sigset_t block, before;
+    sigfillset(&block);
+    pthread_sigmask(SIG_SETMASK, &block, &before);
+    engine->thread_runs = true;
+    int failed = pthread_create(&engine->thread, NULL, thread_main, engine);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) {
+        engine->thread_runs = false;
+        return hvd_fail(error, HVD_EINIT, "the engine thread cannot be started (%s)", strerror(failed));
+    }
+    return HVD_OK;
+}
+
+void hvd_turn_thread_stop(struct hvd_engine *engine)
+{
+    if (engine->thread_runs) {
+        atomic_store(&engine->stop, 1);
+        ring_own_bell(engine);
+        pthread_join(engine->thread, NULL);
+        engine->thread_runs = false;
+    }
+    if (engine->epoll >= 0)
+        close(engine->epoll);
+    engine->epoll = -1;
+}

@@ -1,0 +1,199 @@
+/* memory.c - shared segments without names, and parcels: bytes with descriptors over a unix socket.
+ *
+ * A parcel is bounded and of known size on both sides, so a receiver never allocates what a sender asks
+ * for. Descriptors ride with the first byte of a parcel (the kernel ties them to it), the rest may follow
+ * in pieces. The sockets are non-blocking; waiting is one poll() on the socket, the deadline and a second
+ * descriptor that may bring the news that somebody died.
+ */
+#define _GNU_SOURCE
+#include "memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef MFD_CLOEXEC
+#define MFD_CLOEXEC 1u
+#endif
+#ifndef O_TMPFILE
+#define O_TMPFILE (020000000 | O_DIRECTORY)
+#endif
+
+static int create_in_dev_shm(size_t bytes, struct hvd_error *error)
+{
+    int fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return hvd_fail(error, HVD_EINIT,
+                        "no shared memory: memfd_create is refused here and /dev/shm cannot be opened (%s)",
+                        strerror(errno));
+    int failed = posix_fallocate(fd, 0, (off_t)bytes);
+    if (failed) {
+        struct statvfs room;
+        double free_mb = statvfs("/dev/shm", &room) == 0 ? (double)room.f_bavail * (double)room.f_frsize / 1e6 : 0.0;
+        close(fd);
+        return hvd_fail(error, HVD_EINIT,
+                        "/dev/shm is too small: a segment needs %.1f MB and %.1f MB are free (%s). Make it larger "
+                        "(docker run --shm-size=1g; mount -o remount,size=1g /dev/shm) or allow memfd_create",
+                        (double)bytes / 1e6, free_mb, strerror(failed));
+    }
+    return fd;
+}
+
+int hvd_memory_create(size_t bytes, enum hvd_memory_source source, struct hvd_error *error)
+{
+    int fd = source == HVD_MEMORY_BEST ? (int)syscall(SYS_memfd_create, "hvdlite", MFD_CLOEXEC) : -1;
+    if (fd < 0)
+        return create_in_dev_shm(bytes, error);
+    if (ftruncate(fd, (off_t)bytes) != 0) {
+        int failed = errno;
+        close(fd);
+        return hvd_fail(error, HVD_EINIT, "a shared segment of %.1f MB could not be made (%s)", (double)bytes / 1e6,
+                        strerror(failed));
+    }
+    return fd;
+}
+
+void *hvd_memory_map(int fd, size_t bytes, struct hvd_error *error)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (memory == MAP_FAILED) {
+        hvd_fail(error, HVD_ENOMEM,
+                 "%.1f MB of address space for a shared segment are not to be had (%s); is RLIMIT_AS set?",
+                 (double)bytes / 1e6, strerror(errno));
+        return NULL;
+    }
+    return memory;
+}
+
+void *hvd_memory_private(size_t bytes, struct hvd_error *error)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        hvd_fail(error, HVD_ENOMEM, "%.1f MB of memory are not to be had (%s)", (double)bytes / 1e6, strerror(errno));
+        return NULL;
+    }
+    return memory;
+}
+
+void hvd_memory_unmap(void *memory, size_t bytes)
+{
+    if (memory)
+        munmap(memory, bytes);
+}
+
+/* Wait until the socket is ready for `events`; the codes of the parcel functions. */
+static int wait_ready(int socket, short events, int watch, uint64_t deadline_ns)
+{
+    for (;;) {
+        uint64_t now = hvd_now_ns();
+        if (now >= deadline_ns)
+            return HVD_ETIMEOUT;
+        uint64_t left_ms = (deadline_ns - now) / 1000000u + 1;
+        struct pollfd fds[2] = {{.fd = socket, .events = events}, {.fd = watch, .events = POLLIN}};
+        int ready = poll(fds, watch >= 0 ? 2 : 1, left_ms > 1000 ? 1000 : (int)left_ms);
+        if (ready < 0 && errno != EINTR)
+            return HVD_EPEER;
+        if (ready > 0 && fds[0].revents)
+            return HVD_OK;
+        if (ready > 0 && watch >= 0 && fds[1].revents)
+            return HVD_AGAIN;
+    }
+}
+
+union control_room {
+    char bytes[CMSG_SPACE(sizeof(int) * HVD_LOCAL_MAX)];
+    struct cmsghdr align;
+};
+
+int hvd_parcel_send(int socket, struct hvd_parcel *parcel, int watch, uint64_t deadline_ns)
+{
+    while (parcel->done < parcel->length) {
+        union control_room room;
+        struct iovec piece = {(char *)parcel->bytes + parcel->done, parcel->length - parcel->done};
+        struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
+        if (parcel->done == 0 && parcel->fds_count > 0) {
+            size_t fds_bytes = sizeof(int) * (size_t)parcel->fds_count;
+            memset(&room, 0, sizeof room);
+            message.msg_control = room.bytes;
+            message.msg_controllen = CMSG_SPACE(fds_bytes);
+            struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+            header->cmsg_level = SOL_SOCKET;
+            header->cmsg_type = SCM_RIGHTS;
+            header->cmsg_len = CMSG_LEN(fds_bytes);
+            memcpy(CMSG_DATA(header), parcel->fds, fds_bytes);
+        }
+        ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent > 0) {
+            parcel->done += (size_t)sent;
+        } else if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            int code = wait_ready(socket, POLLOUT, watch, deadline_ns);
+            if (code != HVD_OK)
+                return code;
+        } else if (!(sent < 0 && errno == EINTR)) {
+            return HVD_EPEER;
+        }
+    }
+    return HVD_OK;
+}
+
+/* Take the descriptors that came with a message; HVD_EINVAL if they are not as many as were promised. */
+static int take_fds(struct msghdr *message, struct hvd_parcel *parcel)
+{
+    int taken = 0;
+    bool wrong = (message->msg_flags & MSG_CTRUNC) != 0;
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR(message, header)) {
+        if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
+            if (taken < parcel->fds_count)
+                parcel->fds[taken++] = fd;
+            else {
+                close(fd);
+                wrong = true;
+            }
+        }
+    }
+    if (!wrong && taken == parcel->fds_count)
+        return HVD_OK;
+    for (int i = 0; i < taken; i++) {
+        close(parcel->fds[i]);
+        parcel->fds[i] = -1;
+    }
+    return HVD_EINVAL;
+}
+
+int hvd_parcel_receive(int socket, struct hvd_parcel *parcel, int watch, uint64_t deadline_ns)
+{
+    while (parcel->done < parcel->length) {
+        union control_room room;
+        struct iovec piece = {(char *)parcel->bytes + parcel->done, parcel->length - parcel->done};
+        struct msghdr message = {
+            .msg_iov = &piece, .msg_iovlen = 1, .msg_control = room.bytes, .msg_controllen = sizeof room.bytes};
+        ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (got > 0) {
+            bool first = parcel->done == 0;
+            parcel->done += (size_t)got;
+            if (first) {
+                int code = take_fds(&message, parcel);
+                if (code != HVD_OK)
+                    return code;
+            }
+        } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            int code = wait_ready(socket, POLLIN, watch, deadline_ns);
+            if (code != HVD_OK)
+                return code;
+        } else if (!(got < 0 && errno == EINTR)) {
+            return HVD_EPEER;
+        }
+    }
+    return HVD_OK;
+}

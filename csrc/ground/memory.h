@@ -1,0 +1,37 @@
+/* memory.h - memory that several processes map, and how its descriptor travels.
+ *
+ * Segments are memfds, which no mount and no size of /dev/shm limits; the descriptor is passed over a unix
+ * socket, so nothing has a name that could be left behind. Where memfd_create is refused, an unnamed
+ * O_TMPFILE in /dev/shm takes its place, allocated in full at once: ftruncate alone succeeds on a full
+ * tmpfs, and the first touch would kill the process.
+ */
+#ifndef HVD_MEMORY_H
+#define HVD_MEMORY_H
+
+#include "ground.h"
+
+enum hvd_memory_source { HVD_MEMORY_BEST, HVD_MEMORY_DEV_SHM };
+
+/* A new descriptor of `bytes` zero-filled bytes, close-on-exec; negative HVD_E* on failure. */
+int hvd_memory_create(size_t bytes, enum hvd_memory_source source, struct hvd_error *error);
+/* Map it, shared; NULL on failure. Pages cost memory when they are touched. */
+void *hvd_memory_map(int fd, size_t bytes, struct hvd_error *error);
+void hvd_memory_unmap(void *memory, size_t bytes);
+/* Anonymous zero-filled memory of this process, sparse; NULL on failure. Freed by hvd_memory_unmap. */
+void *hvd_memory_private(size_t bytes, struct hvd_error *error);
+
+/* Send all of `bytes` and up to HVD_LOCAL_MAX descriptors in one go, or receive just that: every message has
+ * a length and a number of descriptors that both sides know. Both block until deadline_ns (monotonic), wake up
+ * when `watch` (-1: none) becomes readable, and fail with HVD_EPEER at end of file, HVD_ETIMEOUT, or HVD_AGAIN
+ * when it was `watch` that spoke. Received descriptors are close-on-exec; a wrong number of them is closed and
+ * refused with HVD_EINVAL. `done` carries the bytes moved so far across HVD_AGAIN; it starts at 0. */
+struct hvd_parcel {
+    void *bytes;
+    size_t length, done;
+    int *fds;
+    int fds_count;
+};
+int hvd_parcel_send(int socket, struct hvd_parcel *parcel, int watch, uint64_t deadline_ns);
+int hvd_parcel_receive(int socket, struct hvd_parcel *parcel, int watch, uint64_t deadline_ns);
+
+#endif
