@@ -1,0 +1,177 @@
+/* crew.c - threads and processes as ranks. See crew.h. */
+#define _GNU_SOURCE
+#include "crew.h"
+
+#include "boot/memory.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct hvd_error crew_open_error;
+pid_t crew_pid[HVD_LOCAL_MAX];
+
+static void too_late(int signal)
+{
+    static const char text[] = "the test is not over in time\n";
+    (void)signal;
+    ssize_t written = write(2, text, sizeof text - 1);
+    (void)written;
+    abort();
+}
+
+void crew_deadline(int seconds)
+{
+    signal(SIGALRM, too_late);
+    alarm((unsigned)seconds);
+}
+
+struct hvd_options crew_options(int rank, int size)
+{
+    struct hvd_options options = {.rank = rank,
+                                  .size = size,
+                                  .local_rank = rank,
+                                  .local_size = size,
+                                  .cross_size = 1,
+                                  .job = 4711,
+                                  .epoch = 0,
+                                  .store_fd = -1,
+                                  .fusion_bytes = 64 << 20,
+                                  .slots_max = 1024,
+                                  .start_timeout_ms = 20000,
+                                  .leave_timeout_ms = 2000,
+                                  .spin_us = -1,
+                                  .trace_events = 1024};
+    memset(options.secret, 7, sizeof options.secret);
+    return options;
+}
+
+struct seat {
+    struct hvd_boot_seat boot;
+    int size;
+    crew_body *body;
+};
+
+static void *thread_rank(void *self)
+{
+    struct seat *seat = self;
+    struct hvd_options options = crew_options(seat->boot.rank, seat->size);
+    struct hvd_error error = {0};
+    struct hvd_engine *engine;
+    int code = hvd_engine_open(&options, hvd_boot_memory_allgather, &seat->boot, true, 1, &engine, &error);
+    CHECK_CODE(code, HVD_OK, error.text);
+    seat->body(engine, seat->boot.rank, seat->size);
+    hvd_engine_leave(engine);
+    hvd_engine_stop(engine);
+    hvd_engine_free(engine);
+    return NULL;
+}
+
+void crew_threads(int size, crew_body *body)
+{
+    struct hvd_boot_memory memory;
+    struct seat seat[HVD_LOCAL_MAX];
+    pthread_t thread[HVD_LOCAL_MAX];
+    hvd_boot_memory_open(&memory, size);
+    for (int rank = 0; rank < size; rank++) {
+        seat[rank] = (struct seat){.boot = {&memory, rank}, .size = size, .body = body};
+        CHECK(pthread_create(&thread[rank], NULL, thread_rank, &seat[rank]) == 0);
+    }
+    for (int rank = 0; rank < size; rank++)
+        pthread_join(thread[rank], NULL);
+    hvd_boot_memory_close(&memory);
+}
+
+#define BLOCK 8192
+static struct page {
+    pthread_barrier_t barrier;
+    char block[HVD_LOCAL_MAX][BLOCK];
+} *page;
+
+static int page_allgather(void *self, const void *mine, size_t bytes, void *all, char *text, size_t text_bytes)
+{
+    const struct hvd_options *options = self;
+    CHECK(bytes <= BLOCK);
+    (void)text, (void)text_bytes;
+    memcpy(page->block[options->rank], mine, bytes);
+    pthread_barrier_wait(&page->barrier);
+    for (int rank = 0; rank < options->size; rank++)
+        memcpy((char *)all + bytes * (size_t)rank, page->block[rank], bytes);
+    pthread_barrier_wait(&page->barrier);
+    return HVD_OK;
+}
+
+void crew_meet(void)
+{
+    pthread_barrier_wait(&page->barrier);
+}
+
+static void process_rank(int rank, int size, crew_body *body, void (*before)(int))
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    struct hvd_options options = crew_options(rank, size);
+    struct hvd_engine *engine;
+    if (before)
+        before(rank);
+    hvd_engine_open(&options, page_allgather, &options, false, 1, &engine, &crew_open_error);
+    body(engine, rank, size);
+    if (engine) {
+        hvd_engine_leave(engine);
+        hvd_engine_stop(engine);
+        hvd_engine_free(engine);
+    }
+    exit(0);
+}
+
+void crew_processes(int size, crew_body *body, void (*before)(int rank), int *status)
+{
+    page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(page != MAP_FAILED);
+    pthread_barrierattr_t attributes;
+    pthread_barrierattr_init(&attributes);
+    pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&page->barrier, &attributes, (unsigned)size);
+    fflush(NULL);
+    for (int rank = 0; rank < size; rank++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0)
+            process_rank(rank, size, body, before);
+        crew_pid[rank] = pid;
+    }
+    for (int rank = 0; rank < size; rank++)
+        while (waitpid(crew_pid[rank], &status[rank], 0) < 0)
+            CHECK(errno == EINTR);
+    munmap(page, sizeof *page);
+}
+
+int64_t crew_submit(struct hvd_engine *engine, int kind, const char *name, int op, int dtype, const void *in, void *out,
+                    int64_t count, struct hvd_error *error)
+{
+    struct hvd_request request = {.name = name,
+                                  .kind = kind,
+                                  .op = op,
+                                  .dtype = dtype,
+                                  .ndim = 1,
+                                  .dims = {count},
+                                  .prescale = 1.0,
+                                  .postscale = 1.0,
+                                  .input = in,
+                                  .output = out};
+    memset(error, 0, sizeof *error);
+    return hvd_engine_submit(engine, &request, error);
+}
+
+int crew_wait(struct hvd_engine *engine, int64_t handle, char *text)
+{
+    int code = HVD_AGAIN;
+    for (int i = 0; i < 400 && code == HVD_AGAIN; i++)
+        code = hvd_engine_wait(engine, handle, 50, text, HVD_TEXT_MAX);
+    if (code != HVD_AGAIN)
+        CHECK(hvd_engine_forget(engine, handle) == HVD_OK);
+    return code;
+}

@@ -1,0 +1,56 @@
+/* crew.h - ranks for engine tests: threads of this process, or forked processes.
+ *
+ * A test's body reads as one rank's program. Threads meet through boot/memory, processes through a shared page
+ * with a barrier. Both worlds are bounded by an alarm that ends the whole test with a message.
+ */
+#ifndef HVD_TEST_CREW_H
+#define HVD_TEST_CREW_H
+
+#include "engine/engine.h"
+#include "kernel/kernel.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+
+#define CHECK(condition)                                                            \
+    do {                                                                            \
+        if (!(condition)) {                                                         \
+            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
+            abort();                                                                \
+        }                                                                           \
+    } while (0)
+
+#define CHECK_CODE(got, want, text)                                                                                 \
+    do {                                                                                                            \
+        int crew_got = (int)(got);                                                                                  \
+        if (crew_got != (want)) {                                                                                   \
+            fprintf(stderr, "%s:%d: %s gave %d, not %d: %s\n", __FILE__, __LINE__, #got, crew_got, (want), (text)); \
+            abort();                                                                                                \
+        }                                                                                                           \
+    } while (0)
+
+typedef void crew_body(struct hvd_engine *engine, int rank, int size);
+
+/* End the process with a message if it is still there after so many seconds. */
+void crew_deadline(int seconds);
+struct hvd_options crew_options(int rank, int size);
+/* Run the body on `size` threads, each with an engine of its own, then leave and stop all. */
+void crew_threads(int size, crew_body *body);
+/* Fork `size` processes that open an engine and run the body; then leave, stop, exit 0. Fills status[rank] as
+ * waitpid does. `before` (may be NULL) runs in the child before the engine is opened. */
+void crew_processes(int size, crew_body *body, void (*before)(int rank), int *status);
+/* In a process crew: the outcome of opening the engine is given to the body as engine == NULL on failure. */
+extern struct hvd_error crew_open_error;
+extern pid_t crew_pid[HVD_LOCAL_MAX];
+/* A barrier of the process crew that does not go through the engine. */
+void crew_meet(void);
+
+/* Shorthands of a rank's program. */
+int64_t crew_submit(struct hvd_engine *engine, int kind, const char *name, int op, int dtype, const void *in, void *out,
+                    int64_t count, struct hvd_error *error);
+int crew_wait(struct hvd_engine *engine, int64_t handle,
+              char *text); /* waits up to 20 s, forgets on success or failure */
+
+#endif
