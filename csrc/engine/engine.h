@@ -86,6 +86,7 @@ struct hvd_engine {
     _Atomic int64_t counter[HVD_COUNTERS_MAX];
     _Atomic uint32_t turn;         /* 0 free, 1 held */
     _Atomic uint32_t asleep_alone; /* stands in for the seat's word in a world of 1 */
+    _Atomic uint32_t dozing;       /* 1: the engine thread looks by itself every millisecond, see turn.c */
     _Atomic uint32_t waiters;      /* threads inside hvd_engine_wait */
     _Atomic uint32_t stop;         /* the engine thread shall end */
     _Atomic uint32_t leave_wanted;
@@ -96,6 +97,8 @@ struct hvd_engine {
     struct hvd_error failure;
 
     /* Owned by the turn. */
+    bool active;           /* a waiter had the turn since the engine thread dozed off */
+    uint64_t left_turn_ns; /* when a waiter last gave it back */
     struct hvd_coord *coord;
     void *coord_memory, *coord_block;
     size_t vote_bytes;

@@ -13,6 +13,11 @@
  * Death is noticed by the engine thread even while another thread holds the turn: it needs no turn to write
  * the abort word, and the holder looks at that word in every pass.
  *
+ * DOZING. A loop of small collectives takes and leaves the turn every few microseconds; if each time peers had to
+ * ring, and thereby woke an engine thread that has nothing to do, that would cost more than the collectives. So
+ * when a waiter leaves twice within a millisecond, the engine thread is told to doze: it looks by itself every
+ * millisecond, nobody rings, and when a millisecond went by without a waiter it falls asleep properly.
+ *
  * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress; else it
  * pauses five times, then yields, then gives the turn back and sleeps on its handle. The engine thread spins
  * only while somebody waits; never during backward.
@@ -31,6 +36,7 @@
 
 #define PAUSES_CROWDED   5 /* measured: 100 pauses double the time of an op when ranks outnumber CPUs */
 #define PAUSES_PER_CLOCK 64
+#define DOZE_MS          1
 
 enum { EVENT_BELL, EVENT_STORE, EVENT_PIDFD, EVENT_SOCKET };
 
@@ -49,8 +55,12 @@ static void ring_own_bell(struct hvd_engine *engine)
 void hvd_turn_kick(struct hvd_engine *engine)
 {
     atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(asleep_word(engine), memory_order_relaxed) && atomic_exchange(asleep_word(engine), 0))
+    if (atomic_load_explicit(asleep_word(engine), memory_order_relaxed)) {
+        if (atomic_exchange(asleep_word(engine), 0))
+            ring_own_bell(engine);
+    } else if (atomic_load_explicit(&engine->dozing, memory_order_relaxed)) {
         ring_own_bell(engine);
+    }
 }
 
 bool hvd_turn_once(struct hvd_engine *engine)
@@ -80,11 +90,31 @@ bool hvd_turn_take(struct hvd_engine *engine)
     return true;
 }
 
+/* A waiter has what it came for. True: the turn was released to a dozing engine thread. */
+static bool leave_dozing(struct hvd_engine *engine)
+{
+    if (engine->entered || !hvd_work_empty(engine) || hvd_handles_queued(&engine->handles))
+        return false; /* there is work: somebody must do it now */
+    if (!atomic_load_explicit(&engine->dozing, memory_order_relaxed)) {
+        uint64_t now = hvd_now_ns(), before = engine->left_turn_ns;
+        engine->left_turn_ns = now;
+        if (now - before > DOZE_MS * 1000000u)
+            return false;
+        atomic_store(&engine->dozing, 1);
+        ring_own_bell(engine);
+    }
+    engine->active = true;
+    atomic_store(&engine->turn, 0);
+    return true;
+}
+
 /* True: the turn is released. False: there is more to do and it is still held. hand_over: the caller has what it
  * came for; the engine thread shall do the rest. */
 static bool leave(struct hvd_engine *engine, bool hand_over)
 {
     hand_over &= engine->thread_runs;
+    if (hand_over && leave_dozing(engine))
+        return true;
     atomic_store(asleep_word(engine), 1);
     atomic_thread_fence(memory_order_seq_cst);
     if (hvd_turn_once(engine)) {
@@ -195,16 +225,35 @@ static void hear(struct hvd_engine *engine, uint64_t tag)
     }
 }
 
+/* The engine thread looks around once; how long it may sleep then, for epoll. */
+static int look_around(struct hvd_engine *engine)
+{
+    if (!hvd_turn_take(engine))
+        return atomic_load(&engine->dozing) ? DOZE_MS : -1;
+    if (atomic_load(&engine->dozing)) {
+        while (hvd_turn_once(engine))
+            ;
+        bool active = engine->active;
+        engine->active = false;
+        if (active && !engine->entered && hvd_work_empty(engine)) {
+            atomic_store(&engine->turn, 0);
+            return DOZE_MS;
+        }
+        atomic_store(&engine->dozing, 0);
+    }
+    hvd_turn_run(engine);
+    return -1;
+}
+
 static void *thread_main(void *self)
 {
     struct hvd_engine *engine = self;
     struct epoll_event events[16];
     while (!atomic_load(&engine->stop)) {
-        if (hvd_turn_take(engine))
-            hvd_turn_run(engine);
+        int sleep_ms = look_around(engine);
         hvd_count(engine, HVD_COUNT_sleeps, 1);
         hvd_trace_add(&engine->trace, HVD_TRACE_sleep, 0, 0);
-        int count = epoll_wait(engine->epoll, events, HVD_COUNT_OF(events), -1);
+        int count = epoll_wait(engine->epoll, events, HVD_COUNT_OF(events), sleep_ms);
         hvd_trace_add(&engine->trace, HVD_TRACE_wake, (uint32_t)(count < 0 ? 0 : count), 0);
         for (int i = 0; i < count; i++)
             hear(engine, events[i].data.u64);
