@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -180,7 +179,7 @@ static int share_control(struct hvd_host *host, size_t board_bytes, struct hvd_e
     uint64_t nonce = 0, nonces[HVD_LOCAL_MAX];
     if (host->rank == 0) {
         while (nonce == 0)
-            if (getrandom(&nonce, sizeof nonce, 0) != (ssize_t)sizeof nonce)
+            if (!hvd_random(&nonce, sizeof nonce))
                 nonce = hvd_now_ns();
         control->magic = MAGIC;
         control->job = host->job;

@@ -24,7 +24,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -76,7 +75,7 @@ static socklen_t name_socket(struct sockaddr_un *un, const struct address *addre
 static int listen_here(struct address *address)
 {
     struct sockaddr_un un;
-    if (getrandom(address->name, sizeof address->name, 0) != (ssize_t)sizeof address->name)
+    if (!hvd_random(address->name, sizeof address->name))
         return -1;
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener < 0)

@@ -34,7 +34,8 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define PAUSES_CROWDED   5 /* measured: 100 pauses double the time of an op when ranks outnumber CPUs */
+#define PAUSES_CROWDED   5    /* measured: 100 pauses double the time of an op when ranks outnumber CPUs */
+#define PAUSES_FITTING   1000 /* some 30 us; then give way, because the peer may be queued behind us on this CPU */
 #define PAUSES_PER_CLOCK 64
 #define DOZE_MS          1
 
@@ -140,7 +141,7 @@ static bool breathe(const struct hvd_engine *engine, uint32_t *idle, uint64_t *s
     if (*idle == 0)
         *since_ns = 0;
     ++*idle;
-    if (engine->spins || *idle <= PAUSES_CROWDED) {
+    if (*idle <= (engine->spins ? PAUSES_FITTING : PAUSES_CROWDED)) {
         hvd_pause();
         if (!engine->spins || *idle % PAUSES_PER_CLOCK)
             return true;

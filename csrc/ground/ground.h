@@ -43,6 +43,8 @@ void hvd_text_copy(char *text, size_t text_bytes, const char *from);
 
 /* Monotonic time in ns. Never called by the pure floors. */
 uint64_t hvd_now_ns(void);
+/* Random bytes from the kernel; false if there are none (the caller says what that means). */
+bool hvd_random(void *bytes, size_t count);
 /* CPUs this process may use: affinity and cgroup quota, at least 1. */
 int hvd_cpus_usable(void);
 

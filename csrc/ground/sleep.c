@@ -1,4 +1,4 @@
-/* sleep.c - time, CPUs, futexes and doorbells on this platform.
+/* sleep.c - time, CPUs, randomness, futexes and doorbells on this platform.
  *
  * Idea: a waiter first looks, then pauses, then sleeps; how long each phase lasts is the waiter's decision,
  * the means are here. A doorbell is an eventfd plus a shared word that says whether ringing is needed. The
@@ -23,6 +23,11 @@ uint64_t hvd_now_ns(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+bool hvd_random(void *bytes, size_t count)
+{
+    return syscall(SYS_getrandom, bytes, count, 0) == (long)count; /* the libc of manylinux2014 has no wrapper */
 }
 
 /* CPUs that the cgroup's quota pays for, rounded up; 0 when there is no quota or none can be read. */
