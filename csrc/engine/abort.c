@@ -29,21 +29,14 @@ static _Atomic uint64_t *abort_word(struct hvd_engine *engine)
     return engine->alone ? &engine->abort_alone : &engine->host.control->abort;
 }
 
-static const char *kind_name(int kind)
-{
-    static const char *const names[] = {"allreduce", "allgather", "broadcast",    "barrier",
-                                        "join",      "alltoall",  "reducescatter"};
-    return kind >= 0 && kind < (int)HVD_COUNT_OF(names) ? names[kind] : "collective";
-}
-
 void hvd_abort_text(struct hvd_engine *engine, uint32_t slot, const char *why, char *text, size_t text_bytes)
 {
     const struct hvd_request *request = &engine->handles.slot[slot].request;
     if (request->name)
-        snprintf(text, text_bytes, "%s of '%.*s' on rank %d: %s", kind_name(request->kind), HVD_NAME_MAX, request->name,
-                 engine->options.rank, why);
+        snprintf(text, text_bytes, "%s of '%.*s' on rank %d: %s", hvd_engine_kind(request->kind), HVD_NAME_MAX,
+                 request->name, engine->options.rank, why);
     else
-        snprintf(text, text_bytes, "%s on rank %d: %s", kind_name(request->kind), engine->options.rank, why);
+        snprintf(text, text_bytes, "%s on rank %d: %s", hvd_engine_kind(request->kind), engine->options.rank, why);
 }
 
 void hvd_abort_handles(struct hvd_engine *engine, int code, const char *why)

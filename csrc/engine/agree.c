@@ -77,6 +77,7 @@ int hvd_agree_open(struct hvd_engine *engine, struct hvd_error *error)
         .tickets = HVD_HANDLES_MAX,
         .fresh = FRESH_MAX,
         .set = 0,
+        .names = &hvd_engine_names,
     };
     engine->vote_bytes = round_up(hvd_vote_bytes_max(&limits));
     size_t coord_bytes = round_up(hvd_coord_bytes(&limits));
@@ -161,9 +162,12 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
         return;
     char text[HVD_TEXT_MAX];
     hvd_abort_text(engine, index,
-                   code == HVD_EDUP ? "a tensor of this name is in flight already on this rank; wait for it first, or "
-                                      "give the second one another name"
-                                    : "the coordinator refused it",
+                   code == HVD_EINVAL ? "the coordinator refused it (a group with more members than the cache "
+                                        "capacity, or more than 2^63 elements)"
+                   : code == HVD_EDUP
+                       ? "a tensor of this name is in flight already on this rank; wait for it first, or "
+                         "give the second one another name"
+                       : "the coordinator refused it",
                    text, sizeof text);
     hvd_handles_finish(&engine->handles, index, code, text);
 }

@@ -138,6 +138,10 @@ static inline void hvd_count(struct hvd_engine *engine, int which, int64_t by)
     atomic_fetch_add_explicit(&engine->counter[which], by, memory_order_relaxed);
 }
 
+/* names.c */
+extern const struct hvd_coord_names hvd_engine_names;
+const char *hvd_engine_kind(int kind);
+
 /* turn.c */
 bool hvd_turn_once(struct hvd_engine *engine); /* by the holder: one pass over everything; true: something moved */
 bool hvd_turn_take(struct hvd_engine *engine); /* try */

@@ -1,0 +1,43 @@
+/* names.c - what error texts call things.
+ *
+ * The kernel names dtypes and ops, this file names the kinds of collective, and the coordinator, which may look
+ * into neither, gets all three as tables indexed by number, with NULL where there is no such number. Each is
+ * made from the X-macro rows at compile time, so nothing here is edited when a row is added.
+ */
+#include "engine.h"
+
+#include "../kernel/kernel.h"
+
+static const char *const kinds[] = {
+    [HVD_ALLREDUCE] = "allreduce",
+    [HVD_ALLGATHER] = "allgather",
+    [HVD_BROADCAST] = "broadcast",
+    [HVD_BARRIER] = "barrier",
+    [HVD_JOIN] = "join",
+    [HVD_ALLTOALL] = "alltoall",
+    [HVD_REDUCESCATTER] = "reducescatter",
+};
+static const char *const ops[] = {
+#define X(number, name) [number] = #name,
+    HVD_OPS(X)
+#undef X
+};
+static const char *const dtypes[] = {
+#define X(number, name, bytes) [number] = #name,
+    HVD_DTYPES(X)
+#undef X
+};
+
+const struct hvd_coord_names hvd_engine_names = {
+    .kind = kinds,
+    .op = ops,
+    .dtype = dtypes,
+    .kinds = HVD_COUNT_OF(kinds),
+    .ops = HVD_COUNT_OF(ops),
+    .dtypes = HVD_COUNT_OF(dtypes),
+};
+
+const char *hvd_engine_kind(int kind)
+{
+    return kind >= 0 && kind < hvd_engine_names.kinds && kinds[kind] ? kinds[kind] : "collective";
+}
