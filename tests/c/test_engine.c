@@ -261,6 +261,29 @@ static void joining(struct hvd_engine *engine, int rank, int size)
     reduce_one(engine, rank, size, "step", 8);
 }
 
+/* Memory from alloc is summed where it lies; mixed with private memory it still is right. */
+static void plane_memory(struct hvd_engine *engine, int rank, int size)
+{
+    enum { COUNT = 50000 };
+    struct hvd_error error;
+    char text[HVD_TEXT_MAX] = "";
+    float *shared = hvd_engine_alloc(engine, COUNT * sizeof *shared), *own = malloc(COUNT * sizeof *own);
+    CHECK(shared);
+    for (int step = 0; step < 4; step++) {
+        /* all in the plane; one rank not; none; all again (the flag of a known tensor may change) */
+        float *memory = step == 2 || (step == 1 && rank == 0) ? own : shared;
+        for (int i = 0; i < COUNT; i++)
+            memory[i] = (float)(rank * 3 + i % 11 + step);
+        int64_t handle = crew_submit(engine, HVD_ALLREDUCE, "lies there", HVD_OP_sum, HVD_DTYPE_float32, memory, memory,
+                                     COUNT, &error);
+        CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
+        for (int i = 0; i < COUNT; i++)
+            CHECK(memory[i] == (float)(3 * size * (size - 1) / 2 + size * (i % 11 + step)));
+    }
+    hvd_free(shared);
+    free(own);
+}
+
 /* Several threads per rank, each with its own names, in an order of its own. */
 struct thread_of_rank {
     struct hvd_engine *engine;
@@ -307,6 +330,7 @@ int main(void)
         {"an abort reaches all", aborting_reaches_all, 2},
         {"local mistakes disturb nobody", local_mistakes, 1},
         {"joined ranks give zeros", joining, 1},
+        {"memory of the plane is summed where it lies", plane_memory, 2},
         {"several threads per rank", several_threads, 1},
     };
     crew_deadline(300);
