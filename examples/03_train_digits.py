@@ -97,21 +97,24 @@ def train(args: argparse.Namespace) -> None:
 
     sampler = DistributedSampler(train_set, num_replicas=hvd.size(), rank=hvd.rank(), seed=args.seed)  # hvdlite
     loader = DataLoader(train_set, batch_size=max(1, args.batch_size // hvd.size()), sampler=sampler)
+    progress = tqdm(total=args.epochs * len(loader), unit="step", disable=hvd.rank() != 0)
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         started, total = time.perf_counter(), 0.0
-        for images, labels in tqdm(loader, f"epoch {epoch + 1}/{args.epochs}", disable=hvd.rank() != 0, leave=False):
+        for images, labels in loader:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
             total += loss.item()
+            progress.update()
         rate = len(train_set) / (time.perf_counter() - started)
         mean = hvd.allreduce(torch.tensor(total / len(loader)), name="loss").item()  # hvdlite: over all ranks
         share = accuracy(model, test_set)
         if hvd.rank() == 0:
             line = f"epoch {epoch + 1:2}  loss {mean:.4f}  test accuracy {share:.2%}  {rate:,.0f} samples/s"
-            print(line, flush=True)
+            progress.write(line)
+    progress.close()
 
 
 if __name__ == "__main__":
