@@ -21,6 +21,7 @@ import tarfile
 import tempfile
 import time
 import venv
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,9 +59,12 @@ def tools() -> Path:
 def build(python: Path, arch: str, into: Path) -> Path:
     """The wheel, compiled from the unpacked source distribution."""
     environment = dict(os.environ)
+    compiler = f"{python} -m ziglang cc -target {arch}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
     environment.update(
-        CC=f"{python} -m ziglang cc -target {arch}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}",
-        LDFLAGS="-s",
+        CC=compiler,
+        LDSHARED=f"{compiler} -shared -s",  # Python's own would leave a path of this machine in the extension
+        LDFLAGS="",
+        CFLAGS="-g0",
         # Python's headers say the same on both 64-bit architectures, so those of this machine serve.
         _PYTHON_HOST_PLATFORM=f"linux-{arch}",
         ZIG_GLOBAL_CACHE_DIR=str(TOOLS / "zig"),
@@ -83,6 +87,11 @@ def audit(python: Path, wheel: Path, arch: str) -> Path:
     found = re.search(rf'consistent with the following platform tag: "manylinux_(\d+)_(\d+)_{arch}"', text)
     if found is None or tuple(map(int, found.groups())) > GLIBC:
         raise SystemExit(f"auditwheel does not find the wheel portable:\n{text}")
+    with zipfile.ZipFile(wheel) as packed:
+        extension = packed.read("hvdlite/_cffi.abi3.so")
+    for path in (sys.base_prefix, str(ROOT), tempfile.gettempdir()):
+        if path.encode() + b"/" in extension:
+            raise SystemExit(f"the extension names a path of this machine: {path}")
     print(f"auditwheel: manylinux_{found.group(1)}_{found.group(2)}_{arch}")
     tag = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{arch}.manylinux2014_{arch}"
     name = run(python, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, wheel).split()[-1]
