@@ -110,6 +110,7 @@ def _start(place: discovery.Place, settings: config.Settings, store: _store.Stor
     options.epoch = store.epoch if store is not None else _life.inits
     options.secret = values["secret_key"] or bytes(32)
     options.store_fd = store.fileno() if store is not None else -1
+    options.shared_memory = values["shared_memory"]
     options.fusion_bytes = values["fusion_threshold"]
     options.slots_max = values["cache_capacity"]
     options.start_timeout_ms = int(values["start_timeout"] * 1000)

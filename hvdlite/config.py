@@ -70,6 +70,10 @@ def _power_of_two(text: str) -> int:
     return value
 
 
+def _memory(text: str) -> int:
+    return ("auto", "dev_shm").index(text)
+
+
 def _key(text: str) -> bytes:
     value = bytes.fromhex(text)
     if len(value) != 32:
@@ -88,6 +92,7 @@ _WANTED = {
     _whole: "a whole number",
     _number: "a number",
     _power_of_two: "a power of two",
+    _memory: "auto or dev_shm",
     _key: "64 hexadecimal digits",
     _job: "16 hexadecimal digits",
     str: "text",
@@ -118,11 +123,11 @@ OPTIONS = (
     Option(
         "cache_capacity",
         _whole,
-        1024,
-        "Tensors that are remembered, so that later steps say one bit for each; 0: the default.",
+        8192,
+        "Tensors that are remembered, so that later steps say one bit for each, and members of a group at most.",
         flag="--cache-capacity",
         agreed=True,
-        low=0,
+        low=1,
         high=1 << 20,
     ),
     Option(
@@ -143,6 +148,14 @@ OPTIONS = (
         flag="--leave-timeout",
         low=0,
         high=1e6,
+    ),
+    Option(
+        "shared_memory",
+        _memory,
+        0,
+        "Where ranks of a host share memory. auto: memfds, which no mount limits; dev_shm: /dev/shm, whose size does.",
+        alias=None,
+        flag="--shared-memory",
     ),
     Option(
         "spin_us",

@@ -55,6 +55,8 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
                                 .size = engine->options.size,
                                 .one_host = true,
                                 .cpus = hvd_cpus_usable(),
+                                /* memory of /dev/shm is not sparse: no more of it than planes need to work */
+                                .arena_bytes = engine->host.source == HVD_MEMORY_DEV_SHM ? 1 : 0,
                                 .bells = engine->alone ? NULL : &engine->host.bells,
                                 .self = &engine->host,
                                 .allgather = plane_allgather,
@@ -111,7 +113,7 @@ static int open_host(struct hvd_engine *engine, hvd_boot_allgather *allgather, v
     host->epoch = engine->options.epoch;
     memcpy(host->secret, engine->options.secret, sizeof host->secret);
     host->store_fd = engine->options.store_fd;
-    host->source = engine->options.shared_memory ? HVD_MEMORY_DEV_SHM : HVD_MEMORY_BEST;
+    host->source = engine->options.shared_memory || !hvd_memory_has_memfd() ? HVD_MEMORY_DEV_SHM : HVD_MEMORY_BEST;
     host->deadline_ns = hvd_now_ns() + (uint64_t)engine->options.start_timeout_ms * 1000000u;
     host->allgather = allgather;
     host->allgather_self = self;

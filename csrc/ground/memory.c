@@ -25,6 +25,14 @@
 #define O_TMPFILE (020000000 | O_DIRECTORY)
 #endif
 
+bool hvd_memory_has_memfd(void)
+{
+    int fd = (int)syscall(SYS_memfd_create, "hvdlite", MFD_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
 static int create_in_dev_shm(size_t bytes, struct hvd_error *error)
 {
     int fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -32,15 +40,17 @@ static int create_in_dev_shm(size_t bytes, struct hvd_error *error)
         return hvd_fail(error, HVD_EINIT,
                         "no shared memory: memfd_create is refused here and /dev/shm cannot be opened (%s)",
                         strerror(errno));
-    int failed = posix_fallocate(fd, 0, (off_t)bytes);
+    /* Asked first, since a tmpfs as large as the memory would take all of it before fallocate fails. */
+    struct statvfs room;
+    uint64_t free_bytes = fstatvfs(fd, &room) == 0 ? (uint64_t)room.f_bavail * room.f_frsize : 0;
+    int failed = bytes > free_bytes ? ENOSPC : posix_fallocate(fd, 0, (off_t)bytes);
     if (failed) {
-        struct statvfs room;
-        double free_mb = statvfs("/dev/shm", &room) == 0 ? (double)room.f_bavail * (double)room.f_frsize / 1e6 : 0.0;
         close(fd);
         return hvd_fail(error, HVD_EINIT,
-                        "/dev/shm is too small: a segment needs %.1f MB and %.1f MB are free (%s). Make it larger "
-                        "(docker run --shm-size=1g; mount -o remount,size=1g /dev/shm) or allow memfd_create",
-                        (double)bytes / 1e6, free_mb, strerror(failed));
+                        "/dev/shm is too small: this rank needs %.1f MB more of it and %.1f MB are free (%s). Make it "
+                        "larger, by that much for each rank (docker run --shm-size=1g; mount -o remount,size=1g "
+                        "/dev/shm), or let memfd_create be used (HVDLITE_SHARED_MEMORY=auto)",
+                        (double)bytes / 1e6, (double)free_bytes / 1e6, strerror(failed));
     }
     return fd;
 }

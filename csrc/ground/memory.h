@@ -12,6 +12,8 @@
 
 enum hvd_memory_source { HVD_MEMORY_BEST, HVD_MEMORY_DEV_SHM };
 
+/* Does this kernel, and what guards this process, allow memfds? */
+bool hvd_memory_has_memfd(void);
 /* A new descriptor of `bytes` zero-filled bytes, close-on-exec; negative HVD_E* on failure. */
 int hvd_memory_create(size_t bytes, enum hvd_memory_source source, struct hvd_error *error);
 /* Map it, shared; NULL on failure. Pages cost memory when they are touched. */
