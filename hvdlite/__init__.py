@@ -4,11 +4,13 @@
     import hvdlite.torch as hvd      # PyTorch tensors
 
 This file imports nothing: the launcher lives in this package and needs neither NumPy nor the compiled extension. The
-names below are those of hvdlite.numpy, imported when the first of them is used.
+names below are those of hvdlite.numpy, imported when the first of them is used; what needs no arrays comes without
+NumPy, whose import takes longer than init().
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -60,6 +62,19 @@ __all__ = [
     "synchronize",
 ]
 
+_WITHOUT_NUMPY = {
+    "init": "_life",
+    "shutdown": "_life",
+    "is_initialized": "_life",
+    "is_homogeneous": "_life",
+    "rank": "_core",
+    "size": "_core",
+    "local_rank": "_core",
+    "local_size": "_core",
+    "cross_rank": "_core",
+    "cross_size": "_core",
+}
+
 if TYPE_CHECKING:
     from .numpy import *  # noqa: F403
 
@@ -67,9 +82,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'hvdlite' has no attribute {name!r}")
-    from . import numpy
-
-    value = getattr(numpy, name)
+    value = getattr(import_module(f".{_WITHOUT_NUMPY.get(name, 'numpy')}", __name__), name)
     globals()[name] = value
     return value
 
