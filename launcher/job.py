@@ -27,13 +27,14 @@ from typing import Any, NamedTuple
 from hvdlite import _wire
 
 from . import agent, environment, process
-from .ending import KILL, Abort, Ending, Send, how
+from .ending import KILL, TERM_S, Abort, Ending, Send, how
 from .hosts import Slot
 from .logs import Console
 from .store import StoreServer
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks' own processes only
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OUTPUT_S = 2.0  # after a signal has ended the job, for output that is slow to be read
 _READ_BYTES = 1 << 18
 
 
@@ -68,6 +69,7 @@ class Job:
         self._alive = True  # the agent has not been reaped
         self._done = False  # the agent says that nothing is left
         self._interrupts = 0
+        self._give_up: float | None = None  # when output that nobody reads stops being waited for
         self._failure: str | None = None  # what stopped the launcher itself
 
     def run(self) -> int:
@@ -124,10 +126,16 @@ class Job:
 
     def _turn(self) -> None:
         """One round of the loop: waits for news, deals with it, does what is due."""
-        if not self._taking and self._output.fileno() >= 0 and not self._console.full:
+        if not self._taking and self._output.fileno() >= 0 and (self._impatient() or not self._console.full):
             self._selector.register(self._output, selectors.EVENT_READ)
             self._taking = True
-        due = [t for t in (self._ending.due(), self._console.due(), self._store.deadline()) if t is not None]
+        times = (
+            self._ending.due(),
+            self._console.due(),
+            self._store.deadline(),
+            None if self._taking else self._give_up,
+        )
+        due = [each for each in times if each is not None]
         patience = max(0.0, min(due) - time.monotonic()) if due else None
         for key, _ in self._selector.select(patience):
             if key.fileobj is self._store:
@@ -196,9 +204,9 @@ class Job:
             rank = agent.RANK.unpack_from(body)[0]
             if kind == agent.ENDED:
                 self._console.finish(rank)
-            else:
+            elif not (self._console.full and self._impatient()):
                 self._console.take(rank, kind, body[agent.RANK.size :])
-        if not chunk or self._console.full:
+        if not chunk or (self._console.full and not self._impatient()):
             self._selector.unregister(self._output)
             self._taking = False
         if not chunk:
@@ -221,7 +229,9 @@ class Job:
                     name = process.signal_name(number)
                     again = "; Ctrl-C again kills them" if number == signal.SIGINT else ""
                     self._console.say(f"{name}: passed on to the ranks, which have 5 s to end{again}")
-                self._send(self._ending.signalled(time.monotonic(), number))
+                now = time.monotonic()
+                self._send(self._ending.signalled(now, number))
+                self._give_up = now if self._interrupts > 1 else now + TERM_S + OUTPUT_S
             elif number in PASSED_ON:
                 self._order(do="signal", number=number, group=False)
             elif number == signal.SIGTSTP:
@@ -277,9 +287,15 @@ class Job:
     def _interrupted(self) -> bool:
         """While the last output is written: has somebody lost patience?"""
         try:
-            return any(number in ENDING for number in self._woken.recv(4096))
+            if any(number in ENDING for number in self._woken.recv(4096)):
+                return True
         except BlockingIOError:
-            return False
+            pass
+        return self._impatient()
+
+    def _impatient(self) -> bool:
+        """A signal has ended the job, and its output has had its time."""
+        return self._give_up is not None and time.monotonic() >= self._give_up
 
     def _leave_now(self) -> None:
         """Ctrl-C for the third time. The agent's death takes the ranks with it."""

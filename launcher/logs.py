@@ -1,9 +1,10 @@
 """Where does the output of the ranks go? To the launcher's own stdout and stderr, and to files if asked.
 
 `Console` puts lines.py to work: one Screen per real destination (one for both when stdout and stderr are the same
-terminal or file), a prefix per rank and stream, a file per rank and stream with the bytes as they came. A thread does
-the writing, since a terminal may be paused and a pipe's reader slow, while the launcher must go on serving the store
-and Ctrl-C; `full` tells the launcher to take no more from the agents, so the ranks wait and nothing is lost.
+terminal or file), a prefix per rank and stream, a file per rank and stream with the bytes as they came. A thread per
+destination does the writing, since a terminal may be paused and a pipe's reader slow, while the launcher must go on
+serving the store and Ctrl-C; `full` tells the launcher to take no more from the agents, so the ranks wait and nothing
+is lost.
 
 A closed stdout (`| head`) is reported by `broken`; a file that cannot be written any more (disk full) is given up with
 one note, because the training is worth more than its log.
@@ -32,10 +33,12 @@ class Console:
         self._timestamps = timestamps
         self._lines = {(rank, stream): Lines() for rank in range(size) for stream in STREAMS}
         self._tails = [Tail() for _ in range(size)]
-        out = Screen()
-        self._screens = {1: out, 2: out if _same(1, 2) else Screen()}
+        one = _same(1, 2)
+        out, writer = Screen(), _Writer(wake, self._note)
+        self._screens = {1: out, 2: out if one else Screen()}
+        self._writers = {1: writer, 2: writer if one else _Writer(wake, self._note)}
         self._files: dict[tuple[int, int], int] = {}
-        self._writer = _Writer(wake)
+        self._archive = _Writer(wake, self._note)  # writes the files
 
     def open_files(self, folder: str) -> None:
         """One file per rank and stream below `folder`, which is made. Raises OSError."""
@@ -47,25 +50,26 @@ class Console:
             self._files[rank, stream] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def start(self) -> None:
-        """Starts the writing thread: after the agents were forked."""
-        self._writer.start()
+        """Starts the writing threads: after the agents were forked."""
+        for writer in self._each_writer():
+            writer.start()
 
     @property
     def full(self) -> bool:
         """Too much waits for a slow reader: take no more output."""
-        return self._writer.kept > KEPT_MAX
+        return any(writer.kept > KEPT_MAX for writer in self._each_writer())
 
     @property
     def broken(self) -> bool:
         """Nobody reads stdout any more."""
-        return self._writer.broken
+        return self._writers[1].broken
 
     def take(self, rank: int, stream: int, chunk: bytes) -> None:
         """What a rank wrote."""
         if stream == 2:
             self._tails[rank].feed(chunk)
         if (rank, stream) in self._files:
-            self._writer.put(self._files[rank, stream], chunk)
+            self._archive.put(self._files[rank, stream], chunk)
         self._show(rank, stream, self._lines[rank, stream].feed(chunk, time.monotonic()))
 
     def finish(self, rank: int) -> None:
@@ -101,18 +105,26 @@ class Console:
         """Waits until everything is written, or `give_up()` is true."""
         for rank in range(len(self._tails)):
             self.finish(rank)
-        self._writer.finish(give_up)
+        for writer in self._each_writer():
+            writer.finish(give_up)
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
 
+    def _each_writer(self) -> set[_Writer]:
+        return {*self._writers.values(), self._archive} if self._files else set(self._writers.values())
+
     def _say(self, pieces: list[Piece]) -> None:
-        self._writer.put(2, self._screens[2].render("launcher", b"", pieces))
+        self._writers[2].put(2, self._screens[2].render("launcher", b"", pieces))
+
+    def _note(self, text: str) -> None:
+        """From a writing thread: around the Screen, which belongs to the launcher's."""
+        self._writers[2].put(2, f"hvdlite-run: {text}\n".encode("utf-8", "replace"))
 
     def _show(self, rank: int, stream: int, pieces: list[Piece]) -> None:
         if pieces:
             prefix = self._prefix(rank, stream)
-            self._writer.put(stream, self._screens[stream].render((rank, stream), prefix, pieces))
+            self._writers[stream].put(stream, self._screens[stream].render((rank, stream), prefix, pieces))
 
     def _prefix(self, rank: int, stream: int) -> bytes:
         if not self._prefixed:
@@ -122,10 +134,11 @@ class Console:
 
 
 class _Writer:
-    """The thread that writes, in order; destinations are descriptors."""
+    """A thread that writes, in order; destinations are descriptors. `note` tells what went wrong."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], note: Callable[[str], None]) -> None:
         self._wake = wake
+        self._note = note
         self._queue: list[tuple[int, bytes]] = []
         self._change = threading.Condition()
         self._closing = False
@@ -185,7 +198,7 @@ class _Writer:
                     self._wake()
                 elif descriptor != 2:
                     name = "stdout" if descriptor == 1 else "an output file"
-                    self.put(2, f"hvdlite-run: {name} cannot be written any more: {error.strerror}\n".encode())
+                    self._note(f"{name} cannot be written any more: {error.strerror}")
 
 
 def _same(one: int, other: int) -> bool:

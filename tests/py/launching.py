@@ -18,14 +18,14 @@ SECONDS = 30.0
 class Launch:
     """`hvdlite-run *words` in a session of its own; `with Launch(...) as job:` kills what is left at the end."""
 
-    def __init__(self, *words, stdin=subprocess.DEVNULL, under=(), merged=False, **environ):
+    def __init__(self, *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, under=(), merged=False, **environ):
         self.mark = uuid.uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
         inherited.setdefault("OMP_NUM_THREADS", "1")
         self.process = subprocess.Popen(
             [*under, *RUN, *map(str, words)],
             stdin=stdin,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             start_new_session=True,
             env={**inherited, "HVDLITE_TEST_MARK": self.mark, **environ},
@@ -33,9 +33,8 @@ class Launch:
         self.pid = self.process.pid
         self._said = {"out": bytearray(), "err": bytearray()}
         self._change = threading.Condition()
-        self._readers = [self._reader("out", self.process.stdout)]
-        if not merged:
-            self._readers.append(self._reader("err", self.process.stderr))
+        pipes = {"out": self.process.stdout, "err": self.process.stderr}
+        self._readers = [self._reader(name, pipe) for name, pipe in pipes.items() if pipe is not None]
 
     def _reader(self, name, pipe):
         def read():
