@@ -17,7 +17,6 @@ the selector.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import selectors
@@ -286,7 +285,7 @@ def _serve(control: socket.socket, output: socket.socket, stdin: int) -> NoRetur
         os.setsid()  # what kills the launcher's process group shall not kill those who clean up after it
         process.rename(b"hvdlite-agent")
         process.become_subreaper()
-        stdin = fcntl.fcntl(stdin, fcntl.F_DUPFD_CLOEXEC, 3) if stdin >= 0 else -1
+        stdin = os.dup(stdin) if stdin >= 0 else -1  # not inherited
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):  # held open, they would keep those waiting who read the launcher's output
             os.dup2(null, standard)
