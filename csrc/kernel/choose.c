@@ -106,5 +106,7 @@ void hvd_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void 
 
 void hvd_copy(void *dst, const void *src, size_t bytes)
 {
+    /* Measured on two processors, 64 KB to 64 MB: `rep movsb` is as fast, streaming stores are slower below the last
+     * cache's size and no faster above it. */
     memcpy(dst, src, bytes);
 }

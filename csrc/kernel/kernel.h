@@ -8,11 +8,14 @@
  *   - float16 and bfloat16 accumulate in float32, float64 in float64; one factor (prescale, average and
  *     postscale, folded in double, rounded once to the accumulator's type) is applied in the accumulator;
  *     one rounding (to nearest even) at the store.
- *   - Integer sums and products wrap. Average accumulates in 64 bits and divides by n, truncating towards
- *     zero. A factor other than 1 goes through double and truncates; what does not fit wraps modulo 2^bits, NaN gives
- * 0.
- *   - bool: sum, max = or; product, min = and; average is refused (hvd_reduce_check).
- *   - min and max of floats: a NaN in any source gives NaN.
+ *   - Integer sums and products wrap. Scaled ones (any average, any factor other than 1) are combined in 64 bits,
+ *     so that only the result can fail to fit: divided by `divide` with truncation towards zero, then multiplied
+ *     by `factor` in double with truncation. What does not fit wraps modulo 2^bits; NaN and infinities give 0.
+ *   - bool: sum, max = or; product, min = and; average and scales are refused (hvd_reduce_check). Any byte but 0
+ *     is true, and true is stored as 1.
+ *   - min and max of floats: a NaN in any source gives NaN. A NaN that was computed is stored as the one positive
+ *     quiet NaN of its dtype, since which of two NaNs survives an addition is up to compilers and processors.
+ *   - One source and no scale is a copy, bit by bit.
  *   - Everything is built with -ffp-contract=off.
  */
 #ifndef HVD_KERNEL_H

@@ -31,7 +31,8 @@ TARGET static void wide_combine(int op, int64_t *sum, const int64_t *next, size_
     }
 }
 
-/* `exact`: sums of at most HVD_LOCAL_MAX elements stay below 2^53, where a division of doubles truncates right. */
+/* Only sums divide. `exact`: those of at most HVD_LOCAL_MAX elements stay below 2^53, where a division of doubles
+ * truncates right. */
 TARGET static void wide_finish(const struct hvd_scale *scale, int64_t *sum, size_t count, bool exact)
 {
     double divide = scale->divide;
@@ -68,7 +69,7 @@ TARGET static void wide_finish(const struct hvd_scale *scale, int64_t *sum, size
                 widen_##NAME(next, (const ELEMENT *)src[k] + at, block);                                    \
                 wide_combine(scale->op, sum, next, block);                                                  \
             }                                                                                               \
-            wide_finish(scale, sum, block, sizeof(ELEMENT) <= 4 && scale->op == HVD_OP_sum);                \
+            wide_finish(scale, sum, block, sizeof(ELEMENT) <= 4);                                           \
             narrow_##NAME((ELEMENT *)dst + at, sum, block);                                                 \
         }                                                                                                   \
     }
