@@ -1,6 +1,7 @@
 """How jobs end: the culprit's exit code and last words, nobody left behind whoever is killed, and Ctrl-C."""
 
 import os
+import random
 import re
 import resource
 import signal
@@ -158,7 +159,7 @@ def test_output_that_nobody_reads_does_not_keep_a_second_interrupt_waiting():
     spam = "import os\nos.write(2, b'ready')\nwhile True: os.write(1, b'x' * 4095 + b'\\n')"
     with Launch("-np", 2, *PYTHON, spam, stdout=writer) as job:
         os.close(writer)
-        job.until("ready", 2)
+        job.until("ready")
         time.sleep(0.5)  # all buffers are full by now; if not, the job only ends sooner
         job.send(signal.SIGINT)
         job.until("SIGINT")
@@ -256,3 +257,14 @@ def test_many_jobs_in_a_row_leave_nothing():
     for number in range(10):
         script = f"sleep 600 & [ $RANK = {number % 3} ] && kill -KILL $$; {HANG}"
         assert launch("-np", 3, "--failure-grace", 0, "sh", "-c", script)[0] == 137
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_is_ended_while_it_starts_leaves_nothing(number):
+    chance = random.Random(int(number))
+    for _ in range(8):
+        with Launch("-np", 6, "sh", "-c", f"setsid sleep 600 & {HANG}") as job:
+            time.sleep(chance.uniform(0.02, 0.4))  # a random moment is what is tested
+            job.send(number)
+            assert job.process.wait(15) != 0
+            job.gone_within(5)
