@@ -25,6 +25,7 @@ static struct {
     _Atomic uint32_t forked;
     _Atomic uint32_t engines; /* opened so far */
     pthread_mutex_t life;     /* init and shutdown, one at a time */
+    struct hvd_error refused; /* under life: why the last hvd_init failed */
 } process = {.life = PTHREAD_MUTEX_INITIALIZER};
 
 static void after_fork_in_child(void)
@@ -94,6 +95,7 @@ int hvd_init(const struct hvd_options *options, hvd_boot_allgather *allgather, v
         uint32_t generation = atomic_fetch_add(&process.engines, 1) * 1000003u + 1;
         code = hvd_engine_open(options, allgather, self, false, generation, &engine, &error);
         hvd_text_copy(text, text_bytes, error.text);
+        process.refused = error;
         atomic_store(&process.engine, engine);
     }
     pthread_mutex_unlock(&process.life);
@@ -138,17 +140,28 @@ int hvd_forked(void)
     return (int)atomic_load(&process.forked);
 }
 
+static int tell(const struct hvd_error *error, int *culprit, int *code, char *text, size_t text_bytes)
+{
+    *culprit = error->culprit;
+    *code = error->code;
+    hvd_text_copy(text, text_bytes, error->text);
+    return 1;
+}
+
 int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes)
 {
     struct hvd_engine *engine = enter();
-    if (!engine)
-        return state();
-    int failed = (int)atomic_load(&engine->failed);
-    if (failed) {
-        *culprit = engine->failure.culprit;
-        *code = engine->failure.code;
-        hvd_text_copy(text, text_bytes, engine->failure.text);
+    if (!engine) {
+        if (atomic_load(&process.forked))
+            return HVD_EFORK;
+        pthread_mutex_lock(&process.life);
+        int answer = process.refused.code ? tell(&process.refused, culprit, code, text, text_bytes) : HVD_ESTATE;
+        pthread_mutex_unlock(&process.life);
+        return answer;
     }
+    int failed = (int)atomic_load(&engine->failed);
+    if (failed)
+        tell(&engine->failure, culprit, code, text, text_bytes);
     go_out();
     return failed;
 }

@@ -62,14 +62,14 @@ struct hvd_options {
     int rank, size;
     int local_rank, local_size;
     int cross_rank, cross_size;
-    uint64_t job;         /* the same on all ranks of a job, differs between jobs */
-    uint64_t epoch;       /* counts the inits of a job */
-    uint8_t secret[32];   /* proves that a local socket belongs to the job */
-    int store_fd;         /* connected, authenticated store connection or -1: abort records go out on it,
-                             "rank k is lost" frames come in; lent until hvd_shutdown returns */
+    uint64_t job;          /* the same on all ranks of a job, differs between jobs */
+    uint64_t epoch;        /* counts the inits of a job */
+    uint8_t secret[32];    /* proves that a local socket belongs to the job */
+    int store_fd;          /* connected, authenticated store connection or -1: abort records go out on it,
+                              "rank k is lost" frames come in; lent until hvd_shutdown returns */
     int32_t shared_memory; /* 0: memfd where it can be had; 1: /dev/shm, whose size limits it */
-    int64_t fusion_bytes; /* agreed; bytes in one bucket at most, 0 = no fusion */
-    int32_t slots_max;    /* agreed; known tensors at most */
+    int64_t fusion_bytes;  /* agreed; bytes in one bucket at most, 0 = no fusion */
+    int32_t slots_max;     /* agreed; known tensors at most */
     int32_t start_timeout_ms;
     int32_t leave_timeout_ms; /* how long shutdown waits for the others to acknowledge: 2000 */
     int32_t spin_us;          /* how long a turn spins before it sleeps; -1 = decide from CPUs and ranks */
@@ -91,7 +91,7 @@ struct hvd_request {
     void *output;      /* allreduce, broadcast: same size as the input, may be the input itself.
                           allgather: NULL, the engine allocates (hvd_result) */
     int process_set;   /* 0: all ranks */
-    int waits; /* 1: the caller waits at once, so the engine thread need not be woken for it */
+    int waits;         /* 1: the caller waits at once, so the engine thread need not be woken for it */
     uint64_t group;    /* 0: none; all members of a group become ready together */
     int group_count;
 };
@@ -113,7 +113,8 @@ int hvd_abort(int culprit, int code,
               const char *reason); /* tell everyone why this job ends; first call of the job wins */
 int hvd_initialized(void);         /* 1 or 0 */
 int hvd_forked(void);              /* 1 in a forked child of a process that had called hvd_init */
-int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes); /* 1 if the job has failed, 0 if not */
+/* 1 and what happened if the job has failed, or if hvd_init did (culprit -1: no rank in particular); 0 if not. */
+int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes);
 
 /* Topology; negative HVD_ESTATE before init. */
 int hvd_rank(void);

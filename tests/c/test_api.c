@@ -49,7 +49,9 @@ static void wrong_options(void)
     options = alone();
     options.size = 4, options.local_size = 2;
     CHECK(hvd_init(&options, NULL, NULL, text, sizeof text) == HVD_EINIT && strstr(text, "not yet"));
-    CHECK(!hvd_initialized());
+    int culprit, code;
+    CHECK(!hvd_initialized() && hvd_failure(&culprit, &code, text, sizeof text) == 1);
+    CHECK(culprit == -1 && code == HVD_EINIT && strstr(text, "not yet"));
 }
 
 static void lives(void)
