@@ -14,7 +14,6 @@ Not here: how a process becomes a rank and leaves (_life), what a tensor is (ada
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections import deque
@@ -213,6 +212,8 @@ def group_number(name: str | None) -> int:
     """The number that the members of a group have in common: of its name, else of how many unnamed came before."""
     global _groups
     if name is not None:
+        import hashlib  # loads OpenSSL, which few need
+
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1 << 63
     _groups += 1
     return _groups

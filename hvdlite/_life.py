@@ -15,13 +15,15 @@ import atexit
 import os
 import sys
 import threading
-import traceback
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import _core, _meeting, _store, config, discovery
+from . import _core, _meeting, config, discovery
 from ._core import ffi, lib
 from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdPeerLostError
+
+if TYPE_CHECKING:
+    from . import _store
 
 
 class _Life:
@@ -184,11 +186,13 @@ def _abort_of(kind: type[BaseException], error: BaseException, trace: TracebackT
         reason = describe(kind, error, trace)
         lib.hvd_abort(_core.rank(), lib.HVD_EPEER, ffi.new("char[]", reason.encode("utf-8", "replace")[:1500]))
     except Exception:
-        traceback.print_exc()  # the exception that brought us here is still to be shown
+        _print_trace()  # the exception that brought us here is still to be shown
 
 
 def describe(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
     """`ValueError: boom (train.py:12)`: the innermost line that is the user's own, not of an installed package."""
+    import traceback
+
     text = f"{kind.__name__}: {error}" if str(error) else kind.__name__
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if not _installed(frame.filename)] or frames
@@ -201,13 +205,19 @@ def _installed(filename: str) -> bool:
     return filename.startswith(("<frozen", package, os.path.dirname(os.__file__))) or "site-packages" in filename
 
 
+def _print_trace() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
 def _at_exit() -> None:
     if os.getpid() != _life.pid or lib.hvd_forked() == 1:
         return
     try:
         shutdown()
     except Exception:
-        traceback.print_exc()
+        _print_trace()
 
 
 def _in_child() -> None:

@@ -7,12 +7,14 @@ names the option, the ranks and the values, the same on every rank.
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import _store, config
+from . import config
 from .discovery import Place
 from .errors import HvdInitError
+
+if TYPE_CHECKING:
+    from . import _store
 
 
 def refusal(place: Place) -> str | None:
@@ -39,6 +41,10 @@ def refusal(place: Place) -> str | None:
 
 def meet(place: Place, settings: config.Settings, version: str, wire: int) -> tuple[_store.Store, list[dict[str, Any]]]:
     """The joined store and every rank's record. Raises HvdInitError or HvdPeerLostError; nothing stays open then."""
+    import json  # here, because a rank that is alone needs neither JSON nor sockets
+
+    from . import _store
+
     values = settings.values
     absent = [f"HVDLITE_{name.upper()}" for name in ("store_addr", "store_port", "secret_key") if values[name] is None]
     if absent:

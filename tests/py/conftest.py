@@ -1,0 +1,36 @@
+"""Fixtures of the Python tests: the ranks of a module, and the check that nothing is left behind.
+
+Test modules of one directory import `ranks` by name, here and in the processes of ranks, so this directory is on the
+path in both. What ranks leave behind is looked at after every module, where it can still be told who did it.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))
+
+import ranks  # noqa: E402  (after the path is set)
+
+
+@pytest.fixture(scope="module")
+def ranks_of_module():
+    """The ranks that `as_ranks` runs bodies on."""
+    pools = ranks.Ranks()
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left():
+    """No module leaves a file in /dev/shm or a child of this process."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    left = {name for name in set(os.listdir("/dev/shm")) - before if "hvd" in name}
+    assert not left, f"left in /dev/shm: {sorted(left)}"
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert not ranks.gone([int(pid) for pid in children]), f"children left: {children}"

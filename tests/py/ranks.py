@@ -1,0 +1,296 @@
+"""How does a Python test run on several ranks? `@as_ranks(2, 3)` makes a function the program of each rank.
+
+    @as_ranks(1, 2, 4)
+    def test_sum_of_ranks():
+        assert hvd.allreduce(1, op=hvd.Sum) == hvd.size()
+
+The function runs once per size in brackets, on that many processes which the real launcher has started: once per module
+and size, since importing torch costs seconds. It is sent by reference (module and name; parameters pickled). A rank's
+exception comes back with its traceback and fails the test in the rank's name; so does a rank that dies or does not
+answer before the deadline (its Python stack is shown), and then the ranks are started anew for the next test. Between
+tests the ranks are initialized again if a test has shut down.
+
+`Job` starts ranks of one program for tests in which ranks die, where nothing can be kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import os
+import pickle
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+START_S = 60.0
+DEADLINE_S = 40.0
+AFTER_FAILURE_S = 2.0  # what the other ranks get to answer once one has failed
+OPTIONAL = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_")
+
+
+def as_ranks(*sizes, deadline=DEADLINE_S):
+    """Run the decorated function as each rank of a job of each size. It may be parametrized."""
+
+    def decorate(body):
+        def test(ranks_of_module, world, **arguments):
+            ranks_of_module.run(world, body.__module__, body.__name__, arguments, deadline)
+
+        own = list(inspect.signature(body).parameters.values())
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        given = [inspect.Parameter(name, kind) for name in ("ranks_of_module", "world")]
+        functools.update_wrapper(test, body)
+        del test.__wrapped__
+        test.__signature__ = inspect.Signature(given + own)
+        test.body = body
+        return pytest.mark.parametrize("world", sizes, ids=[f"np{size}" for size in sizes])(test)
+
+    return decorate
+
+
+def environment(**extra):
+    """This process's environment without what a launcher or a user's job left in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONAL)}
+    paths = [str(HERE), *([kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else [])]
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), **extra}
+
+
+def gone(pids, seconds=5.0):
+    """Wait until none of these processes is left; those that are."""
+    until = time.monotonic() + seconds
+    left = set(pids)
+    while True:
+        left = {pid for pid in left if _alive(pid)}
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(0.01)
+
+
+def _alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Job:
+    """A program on `size` ranks under the real launcher. Use as a context manager: afterwards nothing is left of it."""
+
+    def __init__(self, size, command, *launcher_flags, **extra):
+        self.output = tempfile.TemporaryFile("w+", errors="replace")
+        words = [sys.executable, "-m", "hvdlite.launcher", "-np", str(size), *launcher_flags, *command]
+        self.process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+            env=environment(**extra),
+            start_new_session=True,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+        self.output.close()
+
+    def wait(self, seconds):
+        """The launcher's exit code; fails the test when it takes longer."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the job did not end within {seconds} s:\n{self.text()}", pytrace=False)
+
+    def text(self):
+        """What launcher and ranks have printed."""
+        self.output.seek(0)
+        return self.output.read()[-6000:]
+
+    def end(self):
+        """Stop the launcher, kindly if possible; it takes the ranks with it."""
+        for number, seconds in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 5.0)):
+            if self.process.poll() is not None:
+                return
+            self.process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
+
+
+class _Pool:
+    """`size` ranks that wait for bodies to run."""
+
+    def __init__(self, size):
+        self.size = size
+        self.folder = tempfile.TemporaryDirectory(prefix="ranks")
+        path = os.path.join(self.folder.name, "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(size)
+            listener.settimeout(0.2)
+            command = [sys.executable, str(HERE / "ranks.py"), path]
+            self.job = Job(size, command, "--start-timeout", str(START_S))
+            self.links, self.pids = {}, {}
+            until = time.monotonic() + START_S
+            while len(self.links) < size:
+                self._accept(listener, until)
+
+    def _accept(self, listener, until):
+        try:
+            link, _ = listener.accept()
+        except socket.timeout:
+            if self.job.process.poll() is None and time.monotonic() < until:
+                return
+            output = self.job.text()
+            self.close(kindly=False)
+            pytest.fail(f"{self.size} ranks did not start:\n{output}", pytrace=False)
+        link.settimeout(10)
+        rank, pid = _receive(link)
+        self.links[rank], self.pids[rank] = link, pid
+
+    def run(self, module, name, arguments, deadline):
+        """{rank: (outcome, text)}; a rank that does not answer has the outcome 'dead' or 'late'."""
+        for link in self.links.values():
+            with contextlib.suppress(OSError):
+                _send(link, (module, name, arguments))
+        answers = {}
+        until = time.monotonic() + deadline
+        with selectors.DefaultSelector() as waiting:
+            for rank, link in self.links.items():
+                waiting.register(link, selectors.EVENT_READ, rank)
+            while len(answers) < self.size and time.monotonic() < until:
+                for key, _ in waiting.select(max(0.0, until - time.monotonic())):
+                    try:
+                        answers[key.data] = _receive(key.fileobj)
+                    except (EOFError, OSError):
+                        answers[key.data] = ("dead", "")
+                    waiting.unregister(key.fileobj)
+                    if answers[key.data][0] in ("failed", "dead"):
+                        until = min(until, time.monotonic() + AFTER_FAILURE_S)
+        late = [rank for rank in self.links if rank not in answers]
+        for rank in late:
+            answers[rank] = ("late", "")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[rank], signal.SIGUSR1)  # prints its Python stack
+        if late:
+            time.sleep(0.3)
+        return answers
+
+    def close(self, kindly=True):
+        """End the ranks; returns what is wrong with how they ended, or an empty text."""
+        for link in self.links.values():
+            if kindly:
+                with contextlib.suppress(OSError):
+                    _send(link, None)
+            link.close()
+        complaint = ""
+        if kindly:
+            try:
+                code = self.job.process.wait(15)
+                complaint = f"the launcher ended with {code}:\n{self.job.text()}" if code else ""
+            except subprocess.TimeoutExpired:
+                complaint = f"the ranks did not end:\n{self.job.text()}"
+        self.job.__exit__()
+        for pid in gone(self.pids.values()):
+            complaint += f"\nrank's process {pid} was left"
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.folder.cleanup()
+        return complaint
+
+
+class Ranks:
+    """The pools of one module, by world size."""
+
+    def __init__(self):
+        self.pools = {}
+
+    def run(self, size, module, name, arguments, deadline):
+        if size not in self.pools:
+            self.pools[size] = _Pool(size)
+        answers = self.pools[size].run(module, name, arguments, deadline)
+        bad = {rank: answer for rank, answer in sorted(answers.items()) if answer[0] not in ("passed", "skipped")}
+        if bad:
+            pool = self.pools.pop(size)
+            output = pool.job.text() if any(outcome != "failed" for outcome, _ in bad.values()) else ""
+            pool.close(kindly=False)
+            lines = [f"rank {rank} of {size} {outcome}\n{text}" for rank, (outcome, text) in bad.items()]
+            pytest.fail("\n".join([*lines, output]), pytrace=False)
+        skipped = [text for outcome, text in answers.values() if outcome == "skipped"]
+        if skipped:
+            pytest.skip(skipped[0])
+
+    def close(self):
+        complaints = [complaint for pool in self.pools.values() if (complaint := pool.close())]
+        self.pools.clear()
+        if complaints:
+            pytest.fail("\n".join(complaints), pytrace=False)
+
+
+def _send(link, message):
+    body = pickle.dumps(message)
+    link.sendall(struct.pack("!I", len(body)) + body)
+
+
+def _receive(link):
+    return pickle.loads(_exactly(link, *struct.unpack("!I", _exactly(link, 4))))
+
+
+def _exactly(link, count):
+    held = b""
+    while len(held) < count:
+        chunk = link.recv(count - len(held))
+        if not chunk:
+            raise EOFError
+        held += chunk
+    return held
+
+
+def _serve(path):
+    """A rank's side: run what comes until nothing comes any more."""
+    import faulthandler
+
+    import hvdlite as hvd
+
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    hvd.init()
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(path)
+        _send(link, (hvd.rank(), os.getpid()))
+        while True:
+            try:
+                order = _receive(link)
+            except EOFError:
+                return
+            if order is None:
+                return
+            _send(link, _run(*order))
+
+
+def _run(module, name, arguments):
+    import hvdlite as hvd
+
+    try:
+        hvd.init()
+        getattr(importlib.import_module(module), name).body(**arguments)
+        return "passed", ""
+    except BaseException as error:
+        if type(error).__name__ == "Skipped":
+            return "skipped", str(error)
+        return "failed", "".join(traceback.format_exception(type(error), error, error.__traceback__)[-12:])
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,74 @@
+"""What init compares between ranks, which jobs it refuses, and which exception a failure becomes."""
+
+import pytest
+
+from hvdlite import _meeting, config, errors
+from hvdlite.discovery import Place
+
+
+def record(version="1.0", wire=1, **options):
+    return {"version": version, "wire": wire, "local_size": 2, "options": {"fusion_threshold": 128, **options}}
+
+
+def test_equal_ranks_agree():
+    assert _meeting.disagreement([record()] * 4) is None
+
+
+def test_a_differing_option_names_itself_the_ranks_and_the_values():
+    records = [record(), record(), record(fusion_threshold=5), record(), record(fusion_threshold=5)]
+    text = _meeting.disagreement(records)
+    assert "HVDLITE_FUSION_THRESHOLD" in text
+    assert "ranks 0-1, 3 have 128" in text and "ranks 2, 4 have 5" in text
+
+
+def test_one_differing_rank_is_in_the_singular():
+    assert "rank 1 has 7" in _meeting.disagreement([record(), record(fusion_threshold=7)])
+
+
+def test_different_versions_are_named_first():
+    text = _meeting.disagreement([record(), record(version="2.0", fusion_threshold=5)])
+    assert "rank 0 has '1.0'" in text and "rank 1 has '2.0'" in text
+    assert "wire" in _meeting.disagreement([record(), record(wire=2)])
+
+
+def place(size=2, source="HVDLITE_ variables", local=(0, 2), cross=(0, 1)):
+    return Place(0, size, *local, *cross, source)
+
+
+@pytest.mark.parametrize("source", ["torchrun", "Open MPI", "MPICH or Intel MPI", "Slurm"])
+def test_other_launchers_are_refused_above_one_rank(source):
+    text = _meeting.refusal(place(source=source))
+    assert source in text and "yet" in text and "hvdlite-run -np 2" in text
+    assert _meeting.refusal(place(1, source, (None, None), (None, None))) is None
+
+
+def test_several_hosts_are_refused():
+    assert "several hosts" in _meeting.refusal(place(4, cross=(0, 2)))
+    assert "LOCAL_RANK" in _meeting.refusal(place(local=(None, None)))
+    assert _meeting.refusal(place()) is None
+
+
+def test_without_a_store_the_remedy_is_the_launcher():
+    with pytest.raises(errors.HvdInitError, match=r"HVDLITE_STORE_ADDR.*hvdlite-run -np 2"):
+        _meeting.meet(place(), config.read({}), "1", 1)
+
+
+def test_classes_of_errors():
+    assert issubclass(errors.HvdMismatchError, ValueError) and issubclass(errors.HvdMismatchError, errors.HvdError)
+    assert issubclass(errors.HvdPeerLostError, errors.HorovodInternalError)
+    assert issubclass(errors.HvdNotInitializedError, ValueError)
+    assert issubclass(errors.HvdError, RuntimeError)
+    assert not issubclass(errors.HvdMismatchError, errors.HorovodInternalError)  # elastic must not retry a bug
+
+
+def test_codes_become_exceptions_with_the_rank():
+    lost = errors.error_of("HVD_EPEER", "rank 3 is gone", 3)
+    assert type(lost) is errors.HvdPeerLostError and lost.rank == 3 and str(lost) == "rank 3 is gone"
+    assert type(errors.error_of("HVD_EDUP", "x")) is ValueError
+    assert type(errors.error_of("HVD_ENEW", "x")) is errors.HorovodInternalError
+
+
+def test_every_code_of_the_core_has_a_class():
+    from hvdlite import _core
+
+    assert set(_core._CODE_NAMES.values()) == set(errors.CLASS_OF_CODE)

@@ -1,0 +1,130 @@
+"""The table of options: what is read, what is refused, what is told; and that reading it costs nothing heavy."""
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+from hvdlite import config
+from hvdlite.errors import HvdInitError, HvdOptionError
+
+ENGINE = [option for option in config.OPTIONS if option.flag is not None]
+
+
+def test_an_empty_environment_gives_the_defaults():
+    settings = config.read({})
+    assert settings.values == {option.name: option.default for option in config.OPTIONS}
+    assert set(settings.origin.values()) == {None} and settings.notes == []
+
+
+@pytest.mark.parametrize("option", config.OPTIONS, ids=lambda option: option.name)
+def test_a_value_is_read_under_both_names(option):
+    text = {"secret_key": "0f" * 32, "job_id": "00000000000000ff", "store_addr": "127.0.0.1"}.get(option.name, "64")
+    settings = config.read({option.variable: text})
+    assert settings.origin[option.name] == option.variable and settings.values[option.name] is not None
+    if option.alias_variable is not None:
+        aliased = config.read({option.alias_variable: text})
+        assert aliased.values[option.name] == settings.values[option.name]
+        assert aliased.notes == [f"of Horovod's variables: honoured {option.alias_variable}"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "wanted"),
+    [
+        ("HVDLITE_FUSION_THRESHOLD", "64MB", "whole number"),
+        ("HOROVOD_FUSION_THRESHOLD", "(None,)", "whole number"),
+        ("HVDLITE_FUSION_THRESHOLD", "-1", "at least 0"),
+        ("HVDLITE_FUSION_THRESHOLD", "", "whole number"),
+        ("HVDLITE_START_TIMEOUT", "soon", "a number"),
+        ("HVDLITE_START_TIMEOUT", "nan", "a number"),
+        ("HVDLITE_START_TIMEOUT", "inf", "a number"),
+        ("HVDLITE_START_TIMEOUT", "0", "at least"),
+        ("HVDLITE_LEAVE_TIMEOUT", "1e9", "at most"),
+        ("HVDLITE_TRACE_EVENTS", "1000", "power of two"),
+        ("HVDLITE_SPIN_US", "-2", "at least -1"),
+        ("HVDLITE_CACHE_CAPACITY", "1e3", "whole number"),
+        ("HOROVOD_RANK", "first", "whole number"),
+        ("HVDLITE_SIZE", "0", "at least 1"),
+        ("HVDLITE_STORE_PORT", "70000", "at most 65535"),
+        ("HVDLITE_JOB_ID", "12", "16 hexadecimal"),
+    ],
+)
+def test_a_malformed_value_names_variable_and_value(variable, value, wanted):
+    with pytest.raises(HvdOptionError) as caught:
+        config.read({variable: value})
+    assert f"{variable}={value!r}" in str(caught.value) and wanted in str(caught.value)
+    assert isinstance(caught.value, (HvdInitError)) and isinstance(caught.value, ValueError)
+
+
+def test_a_malformed_secret_is_not_shown():
+    with pytest.raises(HvdOptionError) as caught:
+        config.read({"HVDLITE_SECRET_KEY": "5ec4e7"})
+    assert "HVDLITE_SECRET_KEY" in str(caught.value) and "5ec4e7" not in str(caught.value)
+
+
+def test_two_names_that_disagree_are_an_error_that_shows_both():
+    with pytest.raises(HvdOptionError, match=r"HVDLITE_CACHE_CAPACITY='5' and HOROVOD_CACHE_CAPACITY='6'"):
+        config.read({"HVDLITE_CACHE_CAPACITY": "5", "HOROVOD_CACHE_CAPACITY": "6"})
+    assert config.read({"HVDLITE_CACHE_CAPACITY": "5", "HOROVOD_CACHE_CAPACITY": "05"}).notes == []
+
+
+def test_an_unknown_variable_is_told_with_the_nearest_name():
+    (note,) = config.read({"HVDLITE_FUSION_TRESHOLD": "1", "HVDLITE_QQQ": "1"}).notes
+    assert "HVDLITE_FUSION_TRESHOLD (did you mean HVDLITE_FUSION_THRESHOLD?)" in note
+    assert note.endswith("HVDLITE_QQQ")
+
+
+def test_one_line_says_what_became_of_horovods_variables():
+    environ = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_CACHE_CAPACITY": "7", "HOROVOD_START_TIMOUT": "3", "PATH": "/"}
+    (note,) = config.read(environ).notes
+    assert "honoured HOROVOD_CACHE_CAPACITY" in note
+    assert "HOROVOD_CYCLE_TIME (there is no cycle" in note
+    assert "HOROVOD_START_TIMOUT (did you mean HOROVOD_START_TIMEOUT?)" in note
+
+
+def test_what_the_launcher_sets_is_not_worth_a_line():
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    environ = {prefix + name: "1" for name in names for prefix in ("HVDLITE_", "HOROVOD_")}
+    assert config.read({**environ, "HOROVOD_HOSTNAME": "here"}).notes == []
+
+
+@pytest.mark.parametrize("option", ENGINE, ids=lambda option: option.name)
+def test_a_flag_becomes_the_variable_that_reads_back_as_the_same(option):
+    parser = argparse.ArgumentParser()
+    config.add_flags(parser)
+    assert config.variables_of(vars(parser.parse_args([]))) == {}
+    variables = config.variables_of(vars(parser.parse_args([option.flag, "128"])))
+    assert list(variables) == [option.variable]
+    assert config.read(variables).values[option.name] == 128 * option.flag_unit
+
+
+def test_a_size_in_megabytes_may_be_a_fraction():
+    assert config.variables_of({"fusion_threshold": "0.5"}) == {"HVDLITE_FUSION_THRESHOLD": str(1 << 19)}
+
+
+@pytest.mark.parametrize(("name", "value"), [("fusion_threshold", "big"), ("start_timeout", "-1"), ("spin_us", "x")])
+def test_a_malformed_flag_is_named(name, value):
+    with pytest.raises(HvdOptionError) as caught:
+        config.variables_of({name: value})
+    assert config.option_of(name).flag in str(caught.value)
+
+
+def test_only_options_that_all_ranks_share_are_agreed():
+    assert set(config.read({}).agreed()) == {"fusion_threshold", "cache_capacity"}
+
+
+def test_names_are_unique_and_documented():
+    for column in ("name", "variable", "alias_variable", "flag"):
+        values = [getattr(option, column) for option in config.OPTIONS if getattr(option, column) is not None]
+        assert len(values) == len(set(values)), column
+    for option in config.OPTIONS:
+        assert option.variable in config.documentation() and option.help.endswith(".")
+        if option.alias_variable is not None:
+            assert option.alias_variable.removeprefix("HOROVOD_") not in config.SUPERSEDED
+
+
+def test_the_table_needs_neither_numpy_nor_the_extension():
+    code = "import sys, hvdlite.config; print([m for m in ('numpy', 'cffi', '_cffi_backend', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,175 @@
+"""Which rank a process is, from the environments that launchers were seen to leave; all of it pure."""
+
+import pytest
+
+from hvdlite.discovery import SINGLE, Place, discover, tasks_per_node
+from hvdlite.errors import HvdInitError
+
+
+def own(rank, size, local_rank, local_size, cross_rank, cross_size, prefix="HVDLITE_"):
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    return {prefix + n: str(v) for n, v in zip(names, (rank, size, local_rank, local_size, cross_rank, cross_size))}
+
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "0",
+    "PMIX_RANK": "2",
+}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SRUN = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "2",
+    "SLURM_NTASKS": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}
+
+
+def without(environ, *names):
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def test_nothing_is_a_single_process():
+    assert discover({}) == SINGLE == Place(0, 1, 0, 1, 0, 1, "single process")
+    assert discover({"RANK": "3", "WORLD_SIZE": "4", "PATH": "/bin"}) == SINGLE  # RANK alone may be anybody's
+
+
+@pytest.mark.parametrize("prefix", ["HVDLITE_", "HOROVOD_"])
+def test_own_variables_and_their_aliases(prefix):
+    assert discover(own(3, 4, 1, 2, 1, 2, prefix))[:6] == (3, 4, 1, 2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        (TORCHRUN, Place(3, 4, 1, 2, 1, 2, "torchrun")),
+        (OPEN_MPI, Place(2, 4, 0, 2, None, None, "Open MPI")),
+        (HYDRA, Place(1, 4, 1, 2, None, None, "MPICH or Intel MPI")),
+        (SRUN, Place(2, 3, 0, 1, 1, 2, "Slurm")),
+        (without(SRUN, "SLURM_STEP_TASKS_PER_NODE"), Place(2, 3, 0, None, 1, 2, "Slurm")),
+        # srun --mpi=pmi2: PMI_RANK without MPI_LOCALRANKID
+        ({**SRUN, "PMI_RANK": "2", "PMI_SIZE": "3", "PMI_JOBID": "7"}, Place(2, 3, 0, 1, 1, 2, "Slurm")),
+        # srun --mpi=pmix
+        ({**SRUN, "PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.1"}, Place(2, 3, 0, 1, 1, 2, "Slurm")),
+        # an interactive step of one task in an allocation of four
+        (
+            {**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0",
+             "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "1"},
+            Place(0, 1, 0, 1, 0, 1, "Slurm"),
+        ),
+    ],
+)  # fmt: skip
+def test_other_launchers(environ, place):
+    assert discover(environ) == place
+
+
+def test_an_sbatch_script_itself_is_a_single_process():
+    assert discover(without(SRUN, "SLURM_STEP_ID")) == SINGLE
+
+
+def test_torchruns_names_count_only_under_torchrun():
+    assert discover(without(TORCHRUN, "TORCHELASTIC_RUN_ID")) == SINGLE
+
+
+@pytest.mark.parametrize("mpi", [OPEN_MPI, HYDRA])
+def test_mpi_inside_an_allocation_wins_over_slurm(mpi):
+    """Every rank of mpirun has SLURM_PROCID=0; under hydra it is the number of the node."""
+    lying = {**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}
+    assert discover({**lying, **mpi}).source != "Slurm"
+
+
+def test_the_first_source_wins():
+    everything = {**SRUN, **HYDRA, **OPEN_MPI, **TORCHRUN, **own(0, 2, 0, 2, 0, 1)}
+    assert discover(everything)[:6] == (0, 2, 0, 2, 0, 1)
+    everything = {**SRUN, **HYDRA, **OPEN_MPI, **TORCHRUN}
+    for source, key in (("torchrun", "RANK"), ("Open MPI", "OMPI_"), ("MPICH or Intel MPI", "PMI_"), ("Slurm", None)):
+        assert discover(everything).source == source
+        if source == "torchrun":
+            everything = without(everything, "TORCHELASTIC_RUN_ID")
+        elif key is not None:
+            everything = {name: value for name, value in everything.items() if not name.startswith((key, "MPI_LOCAL"))}
+            if source == "Open MPI":
+                everything = {**everything, **HYDRA}
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing"),
+    [
+        ({"HVDLITE_RANK": "1"}, "HVDLITE_SIZE"),
+        ({"HOROVOD_RANK": "1"}, "HVDLITE_SIZE"),
+        ({"HVDLITE_SIZE": "2"}, "HVDLITE_RANK"),
+        ({"HVDLITE_LOCAL_RANK": "0"}, "HVDLITE_RANK"),
+        (without(own(0, 2, 0, 2, 0, 1), "HVDLITE_LOCAL_SIZE"), "HVDLITE_LOCAL_SIZE"),
+        (without(own(0, 2, 0, 2, 0, 1), "HVDLITE_CROSS_RANK"), "HVDLITE_CROSS_RANK"),
+        (without(TORCHRUN, "WORLD_SIZE"), "WORLD_SIZE"),
+        (without(TORCHRUN, "RANK"), "RANK"),
+        (without(OPEN_MPI, "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE"),
+        (without(HYDRA, "PMI_SIZE"), "PMI_SIZE"),
+        (without(SRUN, "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"), "SLURM_NTASKS"),
+    ],
+)
+def test_half_a_place_is_an_error_naming_the_other_half(environ, missing):
+    with pytest.raises(HvdInitError, match=f"without {missing}"):
+        discover(environ)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        own(2, 2, 0, 2, 0, 1),
+        own(0, 2, 2, 2, 0, 1),
+        own(0, 2, 0, 3, 0, 1),
+        own(0, 2, 0, 2, 1, 1),
+        {**TORCHRUN, "RANK": "4"},
+        {**TORCHRUN, "RANK": "-1"},
+        {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "two"},
+        {**HYDRA, "PMI_RANK": ""},
+        {**SRUN, "SLURM_PROCID": "3"},
+        {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x"},
+    ],
+)
+def test_numbers_that_cannot_be_are_an_error(environ):
+    with pytest.raises(HvdInitError):
+        discover(environ)
+
+
+def test_an_unknown_mpi_is_no_job_of_ones():
+    with pytest.raises(HvdInitError, match="hvdlite-run"):
+        discover({"PMI_RANK": "0", "PMI_SIZE": "4"})
+    assert discover({"PMI_RANK": "0", "PMI_SIZE": "1"}) == SINGLE
+
+
+def test_what_follows_from_the_rest_need_not_be_set():
+    assert discover({"HVDLITE_RANK": "0", "HVDLITE_SIZE": "1"})[:6] == (0, 1, 0, 1, 0, 1)
+    one_host = {"HVDLITE_RANK": "1", "HVDLITE_SIZE": "2", "HVDLITE_LOCAL_RANK": "1", "HVDLITE_LOCAL_SIZE": "2"}
+    assert discover(one_host)[:6] == (1, 2, 1, 2, 0, 1)
+    assert discover({"HVDLITE_RANK": "1", "HVDLITE_SIZE": "2"})[:6] == (1, 2, None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("", []), ("4", [4]), ("2(x3)", [2, 2, 2]), ("2(x2),1", [2, 2, 1]), ("1,2(x2)", [1, 2, 2])]
+)
+def test_slurms_counts(text, counts):
+    assert tasks_per_node(text) == counts
+
+
+@pytest.mark.parametrize("text", ["x", "2(x", "2(3)", "-1", "2,,1", "1(x99999999)"])
+def test_slurms_counts_that_are_none(text):
+    with pytest.raises(HvdInitError, match="SLURM_STEP_TASKS_PER_NODE"):
+        tasks_per_node(text)

@@ -1,0 +1,148 @@
+"""The collectives on tensors, on 1 to 3 ranks: every op and dtype, bfloat16 among them, layouts, and gradients."""
+
+import pytest
+from ranks import as_ranks
+
+torch = pytest.importorskip("torch")
+
+import hvdlite.torch as hvd  # noqa: E402
+
+SIZES = (1, 2, 3)
+DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"]
+OPS = ["Average", "Sum", "Min", "Max", "Product"]
+
+
+def given(rank, count, dtype):
+    numbers = (torch.arange(count) * 7 + rank * 3) % 5
+    return (numbers > 1) if dtype == "bool" else numbers.to(getattr(torch, dtype))
+
+
+def reduced(tensors, op):
+    dtype = tensors[0].dtype
+    wide = torch.stack(tensors).to(torch.float64)
+    if dtype == torch.bool:
+        return wide.amax(0).bool() if op in ("Sum", "Max") else wide.amin(0).bool()
+    result = {
+        "Average": lambda: wide.sum(0) / len(tensors),
+        "Sum": lambda: wide.sum(0),
+        "Min": lambda: wide.amin(0),
+        "Max": lambda: wide.amax(0),
+        "Product": lambda: wide.prod(0),
+    }[op]()
+    return result.to(torch.float32).to(dtype) if dtype.is_floating_point else result.trunc().to(dtype)
+
+
+@pytest.mark.parametrize("op", OPS)
+@as_ranks(*SIZES)
+def test_allreduce_reduces_every_dtype(op):
+    for dtype in DTYPES:
+        for count in (1, 7, 3001):
+            tensors = [given(rank, count, dtype) for rank in range(hvd.size())]
+            if dtype == "bool" and op == "Average":
+                with pytest.raises(ValueError, match="bool"):
+                    hvd.allreduce(tensors[hvd.rank()])
+                continue
+            result = hvd.allreduce(tensors[hvd.rank()], op=getattr(hvd, op))
+            torch.testing.assert_close(result, reduced(tensors, op), msg=lambda m, d=dtype: f"{d}: {m}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@as_ranks(*SIZES)
+def test_allgather_and_broadcast_move_every_dtype(dtype):
+    mine = given(hvd.rank(), 4 * (hvd.rank() + 1), dtype).reshape(-1, 2, 2)
+    expected = torch.cat([given(r, 4 * (r + 1), dtype).reshape(-1, 2, 2) for r in range(hvd.size())])
+    assert torch.equal(hvd.allgather(mine), expected)
+    root = hvd.size() - 1
+    same = given(hvd.rank(), 9, dtype)
+    assert torch.equal(hvd.broadcast(same, root), given(root, 9, dtype))
+    assert hvd.broadcast_(same, root_rank=root, name="b") is same
+    assert torch.equal(same, given(root, 9, dtype))
+
+
+@as_ranks(*SIZES)
+def test_bfloat16_accumulates_in_float32():
+    """1 + 2^-8 is no bfloat16, but the sum of 1 and n * 2^-8 must not lose each small part on the way."""
+    mine = torch.full((100,), 256.0 if hvd.rank() == 0 else 1.0, dtype=torch.bfloat16)
+    result = hvd.allreduce(mine, op=hvd.Sum)
+    exact = torch.full((100,), 256.0 + hvd.size() - 1).to(torch.bfloat16)
+    assert torch.equal(result, exact)
+
+
+@as_ranks(*SIZES)
+def test_forms_and_layouts():
+    mine = torch.arange(24.0).reshape(2, 3, 4) + hvd.rank()
+    total = torch.arange(24.0).reshape(2, 3, 4) * hvd.size() + sum(range(hvd.size()))
+    for tensor, expected in (
+        (mine.transpose(0, 2), total.transpose(0, 2)),
+        (mine[:, ::2], total[:, ::2]),
+        (mine[:, 1], total[:, 1]),
+    ):
+        kept = tensor.clone()
+        assert torch.equal(hvd.allreduce(tensor, op=hvd.Sum), expected)
+        assert torch.equal(hvd.synchronize(hvd.allreduce_async(tensor, op=hvd.Sum)), expected)
+        assert torch.equal(tensor, kept)
+        holder = tensor.clone().transpose(0, 1) if tensor.dim() > 1 else tensor.clone()
+        assert hvd.allreduce_(holder, op=hvd.Sum) is holder
+        assert torch.equal(holder, expected.transpose(0, 1) if tensor.dim() > 1 else expected)
+    image = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last) * (hvd.rank() + 1)
+    assert (hvd.allreduce_(image, op=hvd.Max) == hvd.size()).all()
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    group = hvd.grouped_allreduce_([mine.clone(), mine[0].T.clone()], op=hvd.Sum, name="g")
+    assert torch.equal(group[0], total) and torch.equal(group[1], total[0].T)
+
+
+@as_ranks(1, 2)
+def test_what_is_no_tensor_for_us_is_refused():
+    with pytest.raises(TypeError, match=r"torch\.Tensor"):
+        hvd.allreduce([1.0, 2.0])
+    with pytest.raises(ValueError, match="complex64"):
+        hvd.allreduce(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="to_dense"):
+        hvd.allreduce(torch.eye(3).to_sparse())
+    with pytest.raises(ValueError, match="meta"):
+        hvd.allreduce(torch.zeros(2, device="meta"))
+    assert hvd.allreduce(torch.tensor(1.0), op=hvd.Sum).item() == hvd.size()
+
+
+@as_ranks(*SIZES)
+def test_gradients_are_those_of_the_sum_of_all_losses():
+    n, r = hvd.size(), hvd.rank()
+    weight = torch.arange(1.0, 4.0, dtype=torch.float64) * (r + 1)
+    weights = torch.arange(1.0, 4.0, dtype=torch.float64) * sum(range(1, n + 1))
+
+    def gradient(function):
+        x = torch.full((3,), r + 1.0, dtype=torch.float64, requires_grad=True)
+        (function(x) * weight).sum().backward()
+        return x.grad
+
+    assert torch.allclose(gradient(lambda x: hvd.allreduce(x, op=hvd.Sum, name="s")), weights)
+    assert torch.allclose(gradient(lambda x: hvd.allreduce(x)), weights / n)
+    assert torch.allclose(gradient(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0)), weights * 2)
+    assert torch.allclose(gradient(lambda x: sum(hvd.grouped_allreduce([x, x * x], op=hvd.Sum))), weights * (2 * r + 3))
+    expected = weights if r == n - 1 else weights * 0
+    assert torch.allclose(gradient(lambda x: hvd.broadcast(x, n - 1, name="b")), expected)
+    x = torch.full((r + 1, 2), 3.0, requires_grad=True)
+    everyone = hvd.allgather(x, name="g")
+    (everyone * torch.arange(len(everyone))[:, None]).sum().backward()
+    first = sum(range(1, r + 1))
+    assert torch.allclose(x.grad, torch.arange(first, first + r + 1.0)[:, None].expand(-1, 2) * n)
+
+
+@as_ranks(1, 2)
+def test_ops_without_a_gradient_say_so():
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="max"):
+        hvd.allreduce(x, op=hvd.Max).sum().backward()
+    assert not hvd.allreduce(x.detach()).requires_grad
+
+
+@as_ranks(1)
+def test_casting_knows_the_cores_names():
+    from hvdlite import _core
+    from hvdlite.numpy import NumpyAdapter
+    from hvdlite.torch.adapter import TorchAdapter
+
+    for name in _core.DTYPES:
+        assert str(TorchAdapter().cast(torch.ones(2), name).dtype) == f"torch.{name}"
+        if name != "bfloat16":
+            assert NumpyAdapter().cast(torch.ones(2).numpy(), name).dtype.name == name

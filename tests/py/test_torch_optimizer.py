@@ -1,0 +1,224 @@
+"""DistributedOptimizer trains as one process would on the batches of all ranks together.
+
+The reference is computed on every rank by a plain optimizer on the whole batch, in float64.
+"""
+
+import copy
+import warnings
+
+import pytest
+from ranks import as_ranks
+
+torch = pytest.importorskip("torch")
+
+import hvdlite.torch as hvd  # noqa: E402
+
+MAKERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
+}
+
+
+def network():
+    torch.manual_seed(7)
+    return torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3)).double()
+
+
+def batch(step, rows=4):
+    """The whole batch of a step and this rank's part of it."""
+    generator = torch.Generator().manual_seed(step)
+    whole = torch.randn(rows * hvd.size(), 5, generator=generator, dtype=torch.float64)
+    return whole, whole[hvd.rank() * rows : (hvd.rank() + 1) * rows]
+
+
+def loss_of(model, rows):
+    return (model(rows) - rows.sum(1, keepdim=True)).pow(2).mean()
+
+
+def assert_same(model, reference):
+    for (name, mine), other in zip(model.named_parameters(), reference.parameters()):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def pair(make=MAKERS["sgd"], **arguments):
+    """A model with a distributed optimizer, and its reference with a plain one."""
+    model, reference = network(), network()
+    optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters(), **arguments)
+    return model, optimizer, reference, make(reference.parameters())
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@as_ranks(1, 2, 3)
+def test_training_equals_one_process_on_the_whole_batch(maker):
+    model, optimizer, reference, plain = pair(MAKERS[maker])
+    for step in range(6):
+        whole, mine = batch(step)
+        for this, opt, rows in ((model, optimizer, mine), (reference, plain, whole)):
+            opt.zero_grad()
+            loss_of(this, rows).backward()
+            opt.step()
+    assert_same(model, reference)
+
+
+@pytest.mark.parametrize("arguments", [{"gradient_predivide_factor": 4.0}, {"op": hvd.Sum}], ids=["predivide", "sum"])
+@as_ranks(1, 2)
+def test_predivide_changes_nothing_and_sum_multiplies(arguments):
+    model, optimizer, reference, plain = pair(**arguments)
+    for step in range(3):
+        whole, mine = batch(step)
+        optimizer.zero_grad(), plain.zero_grad()
+        loss_of(model, mine).backward()
+        (loss_of(reference, whole) * (hvd.size() if "op" in arguments else 1)).backward()
+        optimizer.step(), plain.step()
+    assert_same(model, reference)
+
+
+@as_ranks(1, 2, 3)
+def test_gradients_of_several_passes_are_summed():
+    model, optimizer, reference, plain = pair(backward_passes_per_step=2)
+    for step in range(4):
+        optimizer.zero_grad(), plain.zero_grad()
+        for half in range(2):
+            whole, mine = batch(2 * step + half)
+            loss_of(model, mine).backward()
+            loss_of(reference, whole).backward()
+        optimizer.step(), plain.step()
+    whole, mine = batch(100)  # a last window of one pass only
+    optimizer.zero_grad(), plain.zero_grad()
+    loss_of(model, mine).backward(), loss_of(reference, whole).backward()
+    optimizer.step(), plain.step()
+    assert_same(model, reference)
+
+
+@as_ranks(1, 2, 3)
+def test_a_parameter_that_this_rank_does_not_use_gets_the_others_average():
+    torch.manual_seed(1)
+    branches = torch.nn.ModuleList(torch.nn.Linear(5, 2).double() for _ in range(3))
+    reference = copy.deepcopy(branches)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(branches.parameters(), lr=0.1), branches.named_parameters())
+    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(6):
+        whole, mine = batch(step)
+        optimizer.zero_grad(), plain.zero_grad()
+        branches[(hvd.rank() + step) % 3](mine).sum().backward()
+        for rank, part in enumerate(whole.split(len(mine))):
+            (reference[(rank + step) % 3](part).sum() / hvd.size()).backward()
+        optimizer.step(), plain.step()
+    assert_same(branches, reference)
+
+
+@as_ranks(1, 2)
+def test_a_rank_without_data_does_not_stop_the_others():
+    model, optimizer, _, _ = pair()
+    for step in range(3):
+        optimizer.zero_grad()
+        if hvd.rank() != step % 2:
+            loss_of(model, batch(step)[1]).backward()
+        optimizer.step()
+    states = hvd.allgather_object([p.detach() for p in model.parameters()])
+    assert all(torch.equal(a, b) for other in states for a, b in zip(states[0], other))
+
+
+@as_ranks(1, 2)
+def test_clipping_after_synchronize_averages_once():
+    for skip in (True, False):
+        model, optimizer, reference, plain = pair()
+        for step in range(3):
+            whole, mine = batch(step)
+            optimizer.zero_grad(), plain.zero_grad()
+            loss_of(model, mine).backward(), loss_of(reference, whole).backward()
+            optimizer.synchronize()
+            for this in (model, reference):
+                torch.nn.utils.clip_grad_norm_(this.parameters(), 0.1)
+            if skip:
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+            plain.step()
+        assert_same(model, reference)
+
+
+@pytest.mark.parametrize("recipe", ["plain", "horovod"])
+@as_ranks(1, 2)
+def test_grad_scaler(recipe):
+    """Scaled losses train as unscaled ones; an infinity on one rank makes every rank skip that step."""
+    model, optimizer, reference, plain = pair()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    for step in range(5):
+        whole, mine = batch(step)
+        optimizer.zero_grad(), plain.zero_grad()
+        poisoned = step == 2
+        factor = float("inf") if poisoned and hvd.rank() == hvd.size() - 1 else 1.0
+        scaler.scale(loss_of(model, mine) * factor).backward()
+        if recipe == "horovod":
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+        else:
+            scaler.step(optimizer)
+        scaler.update()
+        loss_of(reference, whole).backward()
+        if not poisoned:
+            plain.step()
+    assert_same(model, reference)
+    assert hvd.allgather_object(scaler.get_scale()) == [512.0] * hvd.size()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["scheduler made before", "scheduler made after"])
+@as_ranks(1, 2)
+def test_learning_rate_schedulers(before):
+    model, reference = network(), network()
+    inner, plain = MAKERS["sgd"](model.parameters()), MAKERS["sgd"](reference.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler = torch.optim.lr_scheduler.StepLR(inner, 2, 0.5) if before else None
+        optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+        scheduler = scheduler or torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        theirs = torch.optim.lr_scheduler.StepLR(plain, 2, 0.5)
+        for step in range(5):
+            whole, mine = batch(step)
+            optimizer.zero_grad(), plain.zero_grad()
+            loss_of(model, mine).backward(), loss_of(reference, whole).backward()
+            optimizer.step(), plain.step()
+            scheduler.step(), theirs.step()
+    assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"] == 0.05 / 4
+    assert_same(model, reference)
+
+
+@as_ranks(1, 2)
+def test_a_closure_is_averaged_at_every_call():
+    model, reference = network(), network()
+    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=4), model.named_parameters())
+    plain = torch.optim.LBFGS(reference.parameters(), max_iter=4)
+    whole, mine = batch(0)
+
+    def run(this, opt, rows):
+        def closure():
+            opt.zero_grad()
+            loss = loss_of(this, rows)
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            opt.step(closure)
+
+    run(model, optimizer, mine)
+    run(reference, plain, whole)
+    assert_same(model, reference)
+
+
+@as_ranks(1, 2)
+def test_the_class_is_the_originals():
+    model, optimizer, _, plain = pair()
+    assert isinstance(optimizer, torch.optim.SGD) and type(optimizer).__name__ == "SGD"
+    assert optimizer.defaults == plain.defaults
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.load_state_dict(copy.deepcopy(plain.state_dict()))
+    loss_of(model, batch(0)[1]).backward()
+    optimizer.step()
+    assert calls == ["pre"]  # once, also after load_state_dict has patched the class

@@ -1,0 +1,180 @@
+"""DistributedOptimizer where scripts do the unexpected: gradients dropped, doubled, replaced, frozen, or many optimizers."""
+
+import gc
+
+import pytest
+from ranks import as_ranks
+from test_torch_optimizer import assert_same, batch, loss_of, network, pair
+
+torch = pytest.importorskip("torch")
+
+import hvdlite.torch as hvd  # noqa: E402
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@as_ranks(2)
+def test_zero_grad_between_backward_and_step_drops_the_gradients(set_to_none):
+    model, optimizer, reference, plain = pair()
+    for step in range(3):
+        whole, mine = batch(step)
+        loss_of(model, batch(50)[1]).backward()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        plain.zero_grad()
+        loss_of(model, mine).backward(), loss_of(reference, whole).backward()
+        optimizer.step(), plain.step()
+    assert_same(model, reference)
+
+
+@as_ranks(2)
+def test_one_backward_too_many_is_an_error_with_the_remedy():
+    model, optimizer, _, _ = pair()
+    loss_of(model, batch(0)[1]).backward()
+    with pytest.raises(hvd.HvdError, match="backward_passes_per_step=1 .*step()"):
+        loss_of(model, batch(1)[1]).backward()
+    optimizer.zero_grad()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+
+
+@as_ranks(2)
+def test_gradients_that_the_module_itself_has_cleared_are_sent_anew():
+    """As in a GAN, whose discriminator gets gradients from the generator's loss and drops them by module.zero_grad()."""
+    model, optimizer, reference, plain = pair()
+    for step in range(3):
+        whole, mine = batch(step)
+        loss_of(model, batch(60)[1]).backward()
+        model.zero_grad(set_to_none=True)
+        plain.zero_grad()
+        loss_of(model, mine).backward(), loss_of(reference, whole).backward()
+        optimizer.step(), plain.step()
+    assert_same(model, reference)
+
+
+@as_ranks(2)
+def test_two_optimizers_with_equal_names_do_not_meet():
+    first, first_opt, reference, plain = pair()
+    second, second_opt, _, _ = pair()
+    whole, mine = batch(0)
+    plain.zero_grad()
+    loss_of(reference, whole).backward(), plain.step()
+    loss_of(first, mine).backward(), loss_of(second, mine).backward()  # both are under way
+    second_opt.step(), first_opt.step()
+    assert_same(first, reference)
+    assert_same(second, reference)
+
+
+@as_ranks(2)
+def test_an_optimizer_that_is_wrapped_anew_leaves_no_hooks_behind():
+    model = network()
+    for _ in range(3):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+        gc.collect()
+        optimizer.zero_grad()
+        loss_of(model, batch(0)[1]).backward()
+        optimizer.step()
+    hooks = [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
+    assert hooks == [1] * len(hooks)
+
+
+@as_ranks(2)
+def test_parameters_frozen_and_unfrozen_later():
+    model, optimizer, reference, plain = pair()
+    for this, opt, rows in ((model, optimizer, 1), (reference, plain, 0)):
+        for step in range(6):
+            for parameter in this[0].parameters():
+                parameter.requires_grad_(step % 3 != 1)
+            opt.zero_grad(set_to_none=True)
+            loss_of(this, batch(step)[rows]).backward()
+            opt.step()
+    assert_same(model, reference)
+    frozen = network()
+    for parameter in frozen[0].parameters():
+        parameter.requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(frozen.parameters(), lr=0.1, weight_decay=0.5))
+    before = frozen[0].weight.clone()
+    loss_of(frozen, batch(0)[1]).backward(), optimizer.step()
+    assert torch.equal(frozen[0].weight, before)  # no zero gradient, so no weight decay either
+    for parameter in frozen[0].parameters():
+        parameter.requires_grad_(True)
+    optimizer.zero_grad()
+    loss_of(frozen, batch(1)[1]).backward(), optimizer.step()
+    weights = hvd.allgather(frozen[0].weight.detach().flatten()[None])
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(frozen[0].weight, before)
+
+
+@as_ranks(2)
+def test_a_group_added_later_is_averaged_too():
+    model, extra = network(), network()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    optimizer.add_param_group({"params": list(extra.parameters())})
+    (loss_of(model, batch(0)[1]) + loss_of(extra, batch(0)[1])).backward()
+    optimizer.step()
+    weights = hvd.allgather(extra[0].weight.detach().flatten()[None])
+    assert torch.equal(weights[0], weights[1])
+
+
+@as_ranks(2)
+def test_reductions_are_under_way_before_backward_ends():
+    model, optimizer, _, _ = pair()
+    started = []
+
+    def spy(gradient):  # the first layer's gradient comes last: by then others must have left
+        started.append(len(optimizer._hvd.in_flight))
+
+    model[0].weight.register_hook(spy)
+    loss_of(model, batch(0)[1]).backward()
+    assert started and started[0] > 0
+    optimizer.step()
+
+
+@as_ranks(1)
+def test_one_rank_has_no_hooks():
+    model, optimizer, _, _ = pair()
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    optimizer.synchronize()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    optimizer.set_backward_passes_per_step(3)
+
+
+@as_ranks(2)
+def test_low_precision_models():
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        model = network().to(dtype)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+        model(batch(0)[1].to(dtype)).sum().backward()
+        mine = model[0].weight.grad.clone() if not optimizer._hvd.in_flight else None
+        optimizer.synchronize()
+        assert mine is None and model[0].weight.grad.dtype == dtype
+        everyone = hvd.allgather(model[0].weight.grad.flatten()[None])
+        assert torch.equal(everyone[0], everyone[1])
+
+
+@as_ranks(1, 2)
+def test_arguments_that_cannot_be():
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    named = list(model.named_parameters())
+    for arguments, text in (
+        ({"named_parameters": named[:-1]}, "missing"),
+        ({"named_parameters": named + named[:1]}, "unique"),
+        ({"named_parameters": model.parameters()}, "tuples"),
+        ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "hvd.Average"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step"),
+        ({"op": 99}, "op=99"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(sgd, **arguments)
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd))
+    with pytest.raises(TypeError):
+        hvd.DistributedOptimizer(model)
+
+
+@as_ranks(2)
+def test_sparse_gradients_are_refused_with_the_remedy():
+    table = torch.nn.Embedding(10, 3, sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="sparse=False"):
+        table(torch.tensor([1, 2])).sum().backward()
+    table.zero_grad(set_to_none=True)
+    del optimizer
