@@ -67,6 +67,7 @@ class _PerThread(threading.local):
 _thread = _PerThread()
 _abandoned: deque[tuple[int, Any]] = deque()
 _groups = 0  # unnamed groups so far
+_latest: dict[str, int] = {}  # name -> the last request of that name, so that a duplicate fails at the call
 _names: dict[str, Any] = {}  # name -> char[], so that the names of a model's tensors are encoded once
 
 
@@ -205,6 +206,7 @@ def forget_all() -> None:
     """After shutdown, when the core touches nothing any more: the next job counts from 1 again."""
     global _groups
     _abandoned.clear()
+    _latest.clear()
     _groups = 0
 
 
@@ -226,6 +228,7 @@ def _c_name(name: str) -> Any:
             raise ValueError(f"a tensor name must not contain a NUL character: {name!r}")
         if len(_names) >= _NAMES_KEPT:
             _names.clear()
+            _latest.clear()
         found = _names[name] = ffi.new("char[]", name.encode("utf-8", "surrogateescape"))
     return found
 
@@ -255,7 +258,16 @@ def submit(
         _sweep()
     thread = _thread
     request = thread.request
-    c_name = ffi.NULL if name is None else _c_name(name)  # held until the call returns, which copies it
+    if name is None:
+        c_name = ffi.NULL
+    else:
+        c_name = _c_name(name)  # held until the call returns, which copies it
+        earlier = _latest.get(name)
+        if earlier is not None and lib.hvd_poll(earlier) == _AGAIN:
+            raise error_for(
+                lib.HVD_EDUP,
+                f"a tensor named {name!r} is in flight already: synchronize it first, or give each tensor its own name",
+            )
     request.name = c_name
     request.kind, request.op, request.dtype, request.root = kind, op, dtype, root
     if len(shape) > _DIMS_MAX:  # the core shows shapes in errors and needs the first dimension only
@@ -271,6 +283,8 @@ def submit(
     native = lib.hvd_submit(request, thread.text, _TEXT_BYTES)
     if native <= 0:
         raise error_for(native, text_of(thread.text))
+    if name is not None:
+        _latest[name] = native
     return Pending(native, keep)
 
 

@@ -3,8 +3,8 @@
 Arrays of every dtype of the core but bfloat16, which NumPy has not. Plain numbers and NumPy scalars are taken as arrays
 without dimensions where the result is a new array. Results are ndarrays.
 
-Refused is what would silently give something else than asked: masked arrays (the mask would be lost), other byte orders,
-and read-only arrays where the result is to overwrite them.
+Refused is what would silently give something else than asked: masked arrays (the mask would be lost), other byte
+orders, and read-only arrays where the result is to overwrite them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DistributedOptimizer where scripts do the unexpected: gradients dropped, doubled, replaced, frozen, or many optimizers."""
+"""DistributedOptimizer where scripts do the unexpected: gradients dropped, doubled, replaced, frozen; two at once."""
 
 import gc
 
@@ -37,7 +37,7 @@ def test_one_backward_too_many_is_an_error_with_the_remedy():
 
 @as_ranks(2)
 def test_gradients_that_the_module_itself_has_cleared_are_sent_anew():
-    """As in a GAN, whose discriminator gets gradients from the generator's loss and drops them by module.zero_grad()."""
+    """As in a GAN: the discriminator gets gradients from the generator's loss and drops them by module.zero_grad()."""
     model, optimizer, reference, plain = pair()
     for step in range(3):
         whole, mine = batch(step)

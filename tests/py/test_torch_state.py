@@ -63,7 +63,7 @@ def test_parameters_become_the_roots():
         assert torch.equal(tensor, expected[name]), name
     other = network(hvd.rank())
     hvd.broadcast_parameters(other.named_parameters(), root_rank=root)
-    hvd.broadcast_parameters([buffer for buffer in other.buffers()], root_rank=root)
+    hvd.broadcast_parameters(list(other.buffers()), root_rank=root)
     assert torch.equal(other[0].weight, expected["0.weight"])
 
 

@@ -1,0 +1,57 @@
+"""A rank that dies, at any moment and in any way, is named by every other rank within a second; nothing is left.
+
+The moments are random but seeded: 100 times with NumPy, 12 times with torch, from before init to well into the work.
+"""
+
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import Job, gone
+
+PROGRAM = str(Path(__file__).with_name("doomed.py"))
+WAYS = {"SIGKILL": 137, "SIGSEGV": 139, "_exit": 3, "raise": 1}
+LIMIT_S = 1.0
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+def kill_one(folder, size, seed, with_torch, latest):
+    chosen = random.Random(seed)
+    plan = {"victim": chosen.randrange(size), "how": chosen.choice(list(WAYS)), "torch": with_torch}
+    plan["after"] = chosen.uniform(0, latest) if seed % 3 else chosen.uniform(0, 0.05)
+    with Job(size, [sys.executable, PROGRAM, str(folder), json.dumps(plan)]) as job:
+        code = job.wait(60)
+        said = f"{plan}, exit code {code}\n{job.text()}"
+    assert code == WAYS[plan["how"]], said
+    pids = [read(folder, path.name)["pid"] for path in folder.glob("*.started")]
+    assert len(pids) == size and not gone(pids), said
+    died = read(folder, "victim.json")["time"]
+    for rank in range(size):
+        if rank == plan["victim"]:
+            continue
+        assert (folder / f"{rank}.json").exists(), f"rank {rank} saw no error. {said}"
+        seen = read(folder, f"{rank}.json")
+        assert seen["lost"] and seen["rank"] == plan["victim"], f"{seen}, {said}"
+        assert f"rank {plan['victim']}" in seen["text"], f"{seen}, {said}"
+        assert "boom" in seen["text"] or plan["how"] != "raise", f"{seen}, {said}"
+        assert seen["seen"] - died < LIMIT_S, f"after {seen['seen'] - died:.2f} s. {seen}, {said}"
+        if (folder / f"{rank}.works").exists():
+            assert f"rank {plan['victim']}" in seen["again"] and seen["again_s"] < LIMIT_S, f"{seen}, {said}"
+    return said
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_dying_rank_is_named_by_all_others(tmp_path, seed):
+    kill_one(tmp_path, 3, seed, False, 0.3)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("seed", range(12))
+def test_a_dying_rank_is_named_by_all_others_with_torch(tmp_path, seed):
+    kill_one(tmp_path, 2, seed, True, 0.5)
