@@ -114,7 +114,13 @@ def _own(environ: Mapping[str, str]) -> Place | None:
         found = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1, **found}
     elif found.get("local_size") == found["size"]:
         found = {"cross_rank": 0, "cross_size": 1, **found}
-    return _checked(Place(*[found.get(name) for name in Place._fields[:6]], "HVDLITE_ variables"), shown)  # type: ignore[arg-type]
+    return _checked(_place([found.get(name) for name in Place._fields[:6]], "HVDLITE_ variables"), shown)
+
+
+def _place(numbers: list[int | None], source: str) -> Place:
+    rank, size, local_rank, local_size, cross_rank, cross_size = numbers
+    assert rank is not None and size is not None  # looked for by the callers
+    return Place(rank, size, local_rank, local_size, cross_rank, cross_size, source)
 
 
 def _foreign(environ: Mapping[str, str], source: _Source) -> Place | None:
@@ -128,7 +134,7 @@ def _foreign(environ: Mapping[str, str], source: _Source) -> Place | None:
         if name not in environ:
             raise HvdInitError(f"{source.title}: {shown} without {name}; the launcher's environment is not whole.")
     numbers = [None if name is None or name not in environ else _number(environ, name, 0) for name in source[2:]]
-    return _checked(Place(*numbers, source.title), shown)  # type: ignore[arg-type]
+    return _checked(_place(numbers, source.title), shown)
 
 
 def _slurm(environ: Mapping[str, str]) -> Place | None:

@@ -132,7 +132,8 @@ def _on_gradient(parameter: torch.Tensor, exchange: weakref.ref[_Exchange], numb
 
     if hasattr(parameter, "register_post_accumulate_grad_hook"):
         return parameter.register_post_accumulate_grad_hook(ready)
-    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # torch < 2.1; the node must be kept
+    node: Any = parameter.expand_as(parameter).grad_fn  # torch < 2.1
+    node = node.next_functions[0][0]  # accumulates the gradient, as long as it is kept
     return node, node.register_hook(ready)
 
 
@@ -258,7 +259,7 @@ def DistributedOptimizer(
     names = _names_of(optimizer, named_parameters)
 
     base = type(optimizer)
-    wrapped = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
+    wrapped: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
     wrapped.__dict__.update(optimizer.__dict__)
     if hasattr(wrapped.__dict__.pop("step", None), "_wrapped_by_lr_sched"):
         _tell_scheduler(optimizer, wrapped)
