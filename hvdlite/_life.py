@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import sys
 import threading
 from types import TracebackType
@@ -125,7 +124,7 @@ def _start(place: discovery.Place, settings: config.Settings, store: _store.Stor
     code = lib.hvd_init(options, lib.hvd_py_allgather, handle, text, lib.HVD_TEXT_MAX)
     if code == lib.HVD_OK and boot.error is None:
         return
-    error = boot.error or _named(_core.error_for(code, _core.text_of(text)))
+    error = boot.error or _core.error_for(code, _core.text_of(text))
     if code == lib.HVD_OK:  # interrupted in a callback whose result the engine did not need
         lib.hvd_shutdown()
     if store is not None:
@@ -133,14 +132,6 @@ def _start(place: discovery.Place, settings: config.Settings, store: _store.Stor
             store.abort(place.rank, lib.HVD_EINIT, f"{type(error).__name__}: {error}")
         store.close()
     raise error
-
-
-def _named(error: Exception) -> Exception:
-    """A rank that ended during init is named in the text; there is no engine yet that could be asked for its number."""
-    found = re.match(r"rank (\d+)\b", str(error))
-    if isinstance(error, HvdPeerLostError) and error.rank is None and found is not None:
-        error.rank = int(found[1])
-    return error
 
 
 def shutdown() -> None:

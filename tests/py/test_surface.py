@@ -1,0 +1,115 @@
+"""The public names: Horovod's signatures, the same in every adapter, cheap to import."""
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import hvdlite
+import hvdlite.numpy
+
+REDUCE = ["average", "name", "op", "prescale_factor", "postscale_factor", "process_set"]
+WANTED = {
+    "allreduce": ["tensor", *REDUCE],
+    "allreduce_": ["tensor", *REDUCE],
+    "allreduce_async": ["tensor", *REDUCE],
+    "allreduce_async_": ["tensor", *REDUCE],
+    "grouped_allreduce": ["tensors", *REDUCE],
+    "grouped_allreduce_": ["tensors", *REDUCE],
+    "grouped_allreduce_async": ["tensors", *REDUCE],
+    "grouped_allreduce_async_": ["tensors", *REDUCE],
+    "allgather": ["tensor", "name", "process_set"],
+    "allgather_async": ["tensor", "name", "process_set"],
+    "broadcast": ["tensor", "root_rank", "name", "process_set"],
+    "broadcast_": ["tensor", "root_rank", "name", "process_set"],
+    "broadcast_async": ["tensor", "root_rank", "name", "process_set"],
+    "broadcast_async_": ["tensor", "root_rank", "name", "process_set"],
+    "barrier": ["process_set"],
+    "poll": ["handle"],
+    "synchronize": ["handle"],
+    "broadcast_object": ["obj", "root_rank", "name", "process_set"],
+    "allgather_object": ["obj", "name", "process_set"],
+    "init": [],
+    "shutdown": [],
+}
+DEFAULTS = {
+    "average": None,
+    "name": None,
+    "op": None,
+    "prescale_factor": 1.0,
+    "postscale_factor": 1.0,
+    "process_set": hvdlite.numpy.global_process_set,
+}
+
+
+def adapters():
+    found = importlib.util.find_spec("torch") is not None
+    return [importlib.import_module(f"hvdlite.{name}") for name in ("numpy", *(["torch"] if found else []))]
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_signatures_are_horovods(name):
+    for module in adapters():
+        parameters = inspect.signature(getattr(module, name)).parameters
+        assert list(parameters) == WANTED[name], module
+        for parameter, default in DEFAULTS.items():
+            if parameter in parameters:
+                assert parameters[parameter].default == default
+
+
+def test_reduce_ops_have_horovods_numbers():
+    for module in adapters():
+        assert (module.Average, module.Sum, module.Min, module.Max, module.Product) == (0, 1, 3, 4, 5)
+
+
+def test_every_public_name_is_there_and_documented():
+    for module in adapters():
+        assert set(hvdlite.__all__) <= set(module.__all__)
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value):
+                assert inspect.getdoc(value), f"{module.__name__}.{name}"
+    for name in hvdlite.__all__:
+        assert getattr(hvdlite, name) is getattr(hvdlite.numpy, name) or callable(getattr(hvdlite, name))
+    assert set(hvdlite.__all__) == set(hvdlite.numpy.__all__) and set(hvdlite.__all__) <= set(dir(hvdlite))
+
+
+def test_the_version_is_the_cores():
+    from hvdlite import _core
+
+    assert hvdlite.__version__ == _core.VERSION
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="alreduce"):
+        hvdlite.alreduce  # noqa: B018
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_importing_the_package_and_the_launcher_loads_nothing_heavy():
+    code = """
+import sys, hvdlite, hvdlite.launcher.cli
+print([name for name in ("numpy", "cffi", "_cffi_backend", "hvdlite._cffi", "torch") if name in sys.modules])
+"""
+    assert python(code).strip() == "[]"
+
+
+def test_the_numpy_adapter_needs_no_torch():
+    assert python("import sys, hvdlite; hvdlite.allreduce; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_import_is_quick_beyond_numpy():
+    """CPU time, and the best of five, so that a busy machine does not count; 50 ms are promised."""
+    code = """
+import numpy, time
+before = time.process_time()
+import hvdlite
+hvdlite.allreduce
+print(time.process_time() - before)
+"""
+    assert min(float(python(code)) for _ in range(5)) < 0.050
