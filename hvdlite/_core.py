@@ -249,8 +249,11 @@ def submit(
     process_set: int = 0,
     group: int = 0,
     group_count: int = 0,
+    waits: bool = False,
 ) -> Pending:
     """Hand one contiguous tensor over. `source` and `target` are addresses; never waits for another rank.
+
+    `waits`: the caller waits at once, so the engine thread is not woken: the waiting thread does its work.
 
     Raises ValueError (unsupported dtype or op, the name is in flight), HvdNotInitializedError, HvdPeerLostError.
     """
@@ -279,7 +282,7 @@ def submit(
     request.dims[0 : len(shape)] = shape
     request.prescale, request.postscale = prescale, postscale
     request.input, request.output = ffi.cast("void *", source), ffi.cast("void *", target)
-    request.process_set, request.group, request.group_count = process_set, group, group_count
+    request.process_set, request.group, request.group_count, request.waits = process_set, group, group_count, waits
     native = lib.hvd_submit(request, thread.text, _TEXT_BYTES)
     if native <= 0:
         raise error_for(native, text_of(thread.text))

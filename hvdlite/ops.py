@@ -76,7 +76,7 @@ def synchronize(handle: Handle) -> Any:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank has called it. Raises HvdPeerLostError."""
-    pending = _core.submit(_core.BARRIER, 0, 0, None, (), 0, 0, None, process_set=number_of(process_set))
+    pending = _core.submit(_core.BARRIER, 0, 0, None, (), 0, 0, None, process_set=number_of(process_set), waits=True)
     pending.wait()
     pending.release()
 
@@ -124,7 +124,7 @@ class Collectives(Generic[T]):
 
     def _reduce(
         self, tensors: list[T], in_place: bool, names: list[str | None], op: int, scale: tuple[float, float],
-        process_set: ProcessSet, group: int
+        process_set: ProcessSet, group: int, waits: bool
     ) -> tuple[list[_core.Pending], list[T]]:  # fmt: skip
         """Submit allreduces; each Pending keeps the memory. Everything is looked at before anything is submitted."""
         sources = [self._readable(tensor) for tensor in tensors]
@@ -141,18 +141,19 @@ class Collectives(Generic[T]):
                 _core.submit(
                     _core.ALLREDUCE, op, seen.dtype, name, seen.shape, seen.address, into.address, (source, target),
                     prescale=prescale, postscale=postscale, process_set=number, group=group, group_count=count,
+                    waits=waits,
                 )
             )  # fmt: skip
         return pending, [target for target, _ in targets]
 
     def _allreduce(
         self, tensor: Any, in_place: bool, average: bool | None, name: str | None, op: int | None,
-        prescale_factor: float, postscale_factor: float, process_set: ProcessSet
+        prescale_factor: float, postscale_factor: float, process_set: ProcessSet, waits: bool = False
     ) -> Handle:  # fmt: skip
         mine = self.adapter.accept(tensor, in_place)
         names = [_full_name("allreduce.", name)]
         scale = (prescale_factor, postscale_factor)
-        pending, targets = self._reduce([mine], in_place, names, op_of(average, op), scale, process_set, 0)
+        pending, targets = self._reduce([mine], in_place, names, op_of(average, op), scale, process_set, 0, waits)
         target = targets[0]
         return Handle(pending, lambda _: self._landed(mine, target) if in_place else target)
 
@@ -164,7 +165,7 @@ class Collectives(Generic[T]):
 
     def _grouped(
         self, tensors: Sequence[Any], in_place: bool, average: bool | None, name: str | None, op: int | None,
-        prescale_factor: float, postscale_factor: float, process_set: ProcessSet
+        prescale_factor: float, postscale_factor: float, process_set: ProcessSet, waits: bool = False
     ) -> Handle:  # fmt: skip
         if isinstance(tensors, (str, bytes)) or not isinstance(tensors, Sequence):
             raise TypeError(f"a group must be a list or tuple of tensors, not {type(tensors).__name__}")
@@ -173,7 +174,7 @@ class Collectives(Generic[T]):
         count = len(mine)
         names = [None if base is None else f"{base}_{i + 1}of{count}" for i in range(count)]
         scale, group = (prescale_factor, postscale_factor), _core.group_number(base)
-        pending, targets = self._reduce(mine, in_place, names, op_of(average, op), scale, process_set, group)
+        pending, targets = self._reduce(mine, in_place, names, op_of(average, op), scale, process_set, group, waits)
 
         def finish(_: list[_core.Pending]) -> list[T]:
             return [self._landed(*pair) for pair in zip(mine, targets)] if in_place else targets
@@ -209,7 +210,7 @@ class Collectives(Generic[T]):
     ) -> T:  # fmt: skip
         """allreduce_async and synchronize: the reduced tensor, a new one."""
         return self._allreduce(
-            tensor, False, average, name, op, prescale_factor, postscale_factor, process_set
+            tensor, False, average, name, op, prescale_factor, postscale_factor, process_set, True
         ).wait()  # fmt: skip
 
     def allreduce_(
@@ -218,7 +219,7 @@ class Collectives(Generic[T]):
     ) -> T:  # fmt: skip
         """allreduce in place: overwrites and returns the tensor."""
         return self._allreduce(
-            tensor, True, average, name, op, prescale_factor, postscale_factor, process_set
+            tensor, True, average, name, op, prescale_factor, postscale_factor, process_set, True
         ).wait()  # fmt: skip
 
     def grouped_allreduce_async(
@@ -245,7 +246,7 @@ class Collectives(Generic[T]):
     ) -> list[T]:  # fmt: skip
         """allreduce of several tensors that travel as one group: the list of reduced tensors."""
         return self._grouped(
-            tensors, False, average, name, op, prescale_factor, postscale_factor, process_set
+            tensors, False, average, name, op, prescale_factor, postscale_factor, process_set, True
         ).wait()  # fmt: skip
 
     def grouped_allreduce_(
@@ -254,7 +255,7 @@ class Collectives(Generic[T]):
     ) -> list[T]:  # fmt: skip
         """grouped_allreduce in place."""
         return self._grouped(
-            tensors, True, average, name, op, prescale_factor, postscale_factor, process_set
+            tensors, True, average, name, op, prescale_factor, postscale_factor, process_set, True
         ).wait()  # fmt: skip
 
     def allgather_async(
@@ -264,12 +265,15 @@ class Collectives(Generic[T]):
 
         The other dimensions and the dtype must be the same. ValueError for a tensor without dimensions.
         """
+        return self._allgather(tensor, name, process_set, False)
+
+    def _allgather(self, tensor: Any, name: str | None, process_set: ProcessSet, waits: bool) -> Handle:
         mine, view = self._readable(self.adapter.accept(tensor))
         if not view.shape:
             raise ValueError("allgather needs a tensor of at least one dimension: a scalar can be reshaped to (1,)")
         pending = _core.submit(
             _core.ALLGATHER, 0, view.dtype, _full_name("allgather.", name), view.shape, view.address, 0, mine,
-            process_set=number_of(process_set),
+            process_set=number_of(process_set), waits=waits,
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:
@@ -282,18 +286,19 @@ class Collectives(Generic[T]):
 
     def allgather(self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
         """allgather_async and synchronize: every rank's tensor, concatenated along the first dimension."""
-        return self.allgather_async(tensor, name, process_set).wait()
+        return self._allgather(tensor, name, process_set, True).wait()
 
     def _broadcast(
-        self, tensor: Any, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet
-    ) -> Handle:
+        self, tensor: Any, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet,
+        waits: bool = False
+    ) -> Handle:  # fmt: skip
         accepted = self.adapter.accept(tensor, in_place)
         mine, view = self._readable(accepted)
         target = mine if in_place else self.adapter.like(mine, view.shape)
         into = view if in_place else self.adapter.view(target)
         pending = _core.submit(
             _core.BROADCAST, 0, view.dtype, _full_name("broadcast.", name), view.shape, view.address, into.address,
-            (mine, target), root=root_rank, process_set=number_of(process_set),
+            (mine, target), root=root_rank, process_set=number_of(process_set), waits=waits,
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(accepted, target) if in_place else target)
 
@@ -313,10 +318,10 @@ class Collectives(Generic[T]):
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
         """broadcast_async and synchronize: a new tensor."""
-        return self._broadcast(tensor, False, root_rank, name, process_set).wait()
+        return self._broadcast(tensor, False, root_rank, name, process_set, True).wait()
 
     def broadcast_(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> T:
         """broadcast in place: overwrites and returns the tensor."""
-        return self._broadcast(tensor, True, root_rank, name, process_set).wait()
+        return self._broadcast(tensor, True, root_rank, name, process_set, True).wait()

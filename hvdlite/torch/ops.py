@@ -1,9 +1,9 @@
 """The collectives on tensors, and their gradients.
 
 A tensor that requires grad keeps its history through the forms that return a new tensor at once (allreduce,
-grouped_allreduce, allgather, broadcast): the gradient is that of the sum of all ranks' losses. So backward of a sum is
-a sum, of an average an average, of allgather each rank's rows of the summed gradient, of broadcast the sum for the root
-and zero for the others. Horovod averages where this sums in the last two; this is what one process would compute.
+grouped_allreduce, allgather, broadcast). As in Horovod, backward of a sum is a sum, of an average an average, of
+allgather each rank's rows of the averaged gradient, of broadcast the average for the root and zero for the others (where
+one process would sum in the last two: scripts written for Horovod rely on the average).
 In-place and asynchronous forms have no gradient. Backward passes communicate, so every rank must run them.
 """
 
@@ -62,8 +62,8 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         name = _backward_name(ctx.name)
-        total = plain.allreduce(gradient, name=name, op=Sum, process_set=ctx.process_set)
-        return total.split(ctx.rows)[ctx.process_set.rank()], None, None
+        mean = plain.allreduce(gradient, name=name, op=Average, process_set=ctx.process_set)
+        return mean.split(ctx.rows)[ctx.process_set.rank()], None, None
 
 
 class _Broadcast(torch.autograd.Function):
@@ -75,8 +75,8 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         name = _backward_name(ctx.name)
-        total = plain.allreduce(gradient, name=name, op=Sum, process_set=ctx.process_set)
-        return (total if _core.rank() == ctx.root_rank else torch.zeros_like(total)), None, None, None
+        mean = plain.allreduce(gradient, name=name, op=Average, process_set=ctx.process_set)
+        return (mean if _core.rank() == ctx.root_rank else torch.zeros_like(mean)), None, None, None
 
 
 class TorchCollectives(Collectives[torch.Tensor]):
