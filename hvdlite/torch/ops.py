@@ -2,8 +2,8 @@
 
 A tensor that requires grad keeps its history through the forms that return a new tensor at once (allreduce,
 grouped_allreduce, allgather, broadcast). As in Horovod, backward of a sum is a sum, of an average an average, of
-allgather each rank's rows of the averaged gradient, of broadcast the average for the root and zero for the others (where
-one process would sum in the last two: scripts written for Horovod rely on the average).
+allgather each rank's rows of the averaged gradient, of broadcast the average for the root and zero for the others
+(where one process would sum in the last two: scripts written for Horovod rely on the average).
 In-place and asynchronous forms have no gradient. Backward passes communicate, so every rank must run them.
 """
 
