@@ -19,8 +19,16 @@ import threading
 from collections import deque
 from typing import Any, NamedTuple
 
-from ._cffi import ffi, lib
 from .errors import NOT_INITIALIZED, error_of
+
+try:
+    from ._cffi import ffi, lib
+except ModuleNotFoundError as error:
+    _FOLDER = os.path.dirname(os.path.abspath(__file__))
+    raise ImportError(
+        f"hvdlite in {_FOLDER} has no compiled extension: it looks like a clone that shadows the installed package. "
+        f"Start Python in another folder, or install the clone in place: pip install -e {os.path.dirname(_FOLDER)}"
+    ) from error
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = lib.HVD_ALLREDUCE, lib.HVD_ALLGATHER, lib.HVD_BROADCAST, lib.HVD_BARRIER
 _OK, _AGAIN = lib.HVD_OK, lib.HVD_AGAIN

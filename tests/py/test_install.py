@@ -7,6 +7,7 @@ portable wheel of a release is another matter (.ci/wheel.py).
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -71,6 +72,16 @@ def test_this_environment_knows_the_launcher(tmp_path):
     """Also where the project is installed in place, and from a folder that is not the project's."""
     output = run([sys.executable, "-c", "import hvdlite.launcher.cli as c; print(c.main.__module__)"], cwd=tmp_path)
     assert output.split() == ["hvdlite.launcher.cli"]
+
+
+def test_a_clone_that_shadows_the_installed_package_says_so(tmp_path):
+    shutil.copytree(ROOT / "hvdlite", tmp_path / "hvdlite", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    command = [sys.executable, "-S", "-c", "import hvdlite; hvdlite.init"]  # -S: a clone installed in place serves all
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: hvdlite in {tmp_path / 'hvdlite'} has no compiled extension")
+    assert last.endswith(f"pip install -e {tmp_path}")
 
 
 def test_the_build_depends_on_every_source_and_header_and_on_no_processor():
