@@ -302,7 +302,7 @@ static int exchange_first(struct hvd_host *host, char *parts, size_t stride, int
 int hvd_meet_exchange(struct hvd_host *host, const void *mine, size_t bytes, void *all, int fd, int *fds,
                       struct hvd_error *error)
 {
-    size_t stride = sizeof(struct part) + bytes;
+    size_t stride = HVD_ALIGN_UP(sizeof(struct part) + bytes, _Alignof(struct part)); /* parts are read in place */
     char *parts = calloc((size_t)host->size, stride);
     HVD_ASSERT(parts && bytes > 0 && host->size > 1);
     struct part *own = (struct part *)parts;
