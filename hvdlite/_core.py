@@ -14,6 +14,7 @@ Not here: how a process becomes a rank and leaves (_life), what a tensor is (ada
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import deque
@@ -34,7 +35,7 @@ ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = lib.HVD_ALLREDUCE, lib.HVD_ALLGATHER,
 _OK, _AGAIN = lib.HVD_OK, lib.HVD_AGAIN
 _DIMS_MAX, _TEXT_BYTES = lib.HVD_DIMS_MAX, lib.HVD_TEXT_MAX
 _WAIT_MS = 50
-_NAMES_KEPT = 8192
+_REQUESTS_KEPT = 8192
 _CODE_NAMES = {getattr(lib, name): name for name in dir(lib) if name.startswith("HVD_E")}
 
 
@@ -69,14 +70,13 @@ class _PerThread(threading.local):
 
     def __init__(self) -> None:
         self.text = ffi.new("char[]", _TEXT_BYTES)
-        self.request = ffi.new("struct hvd_request *")
+        self.requests: dict[Any, tuple[Any, Any]] = {}  # what a training loop asks for again and again
 
 
 _thread = _PerThread()
 _abandoned: deque[tuple[int, Any]] = deque()
 _groups = 0  # unnamed groups so far
 _latest: dict[str, int] = {}  # name -> the last request of that name, so that a duplicate fails at the call
-_names: dict[str, Any] = {}  # name -> char[], so that the names of a model's tensors are encoded once
 
 
 def error_for(code: int, text: str) -> Exception:
@@ -229,16 +229,23 @@ def group_number(name: str | None) -> int:
     return _groups
 
 
-def _c_name(name: str) -> Any:
-    found = _names.get(name)
-    if found is None:
-        if "\0" in name:
-            raise ValueError(f"a tensor name must not contain a NUL character: {name!r}")
-        if len(_names) >= _NAMES_KEPT:
-            _names.clear()
-            _latest.clear()
-        found = _names[name] = ffi.new("char[]", name.encode("utf-8", "surrogateescape"))
-    return found
+def _request(
+    kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], root: int,
+    prescale: float, postscale: float, process_set: int, group: int, group_count: int
+) -> tuple[Any, Any]:  # fmt: skip
+    """A request but for its addresses, and the name that it points to."""
+    if name is not None and "\0" in name:
+        raise ValueError(f"a tensor name must not contain a NUL character: {name!r}")
+    c_name = ffi.NULL if name is None else ffi.new("char[]", name.encode("utf-8", "surrogateescape"))
+    request = ffi.new("struct hvd_request *")
+    request.name, request.kind, request.op, request.dtype, request.root = c_name, kind, op, dtype, root
+    if len(shape) > _DIMS_MAX:  # the core shows shapes in errors and needs the first dimension only
+        shape = (*shape[: _DIMS_MAX - 1], math.prod(shape[_DIMS_MAX - 1 :]))
+    request.ndim = len(shape)
+    request.dims[0 : len(shape)] = shape
+    request.prescale, request.postscale = prescale, postscale
+    request.process_set, request.group, request.group_count = process_set, group, group_count
+    return request, c_name
 
 
 def submit(
@@ -267,34 +274,31 @@ def submit(
     """
     if _abandoned:
         _sweep()
-    thread = _thread
-    request = thread.request
-    if name is None:
-        c_name = ffi.NULL
-    else:
-        c_name = _c_name(name)  # held until the call returns, which copies it
+    if name is not None:
         earlier = _latest.get(name)
         if earlier is not None and lib.hvd_poll(earlier) == _AGAIN:
             raise error_for(
                 lib.HVD_EDUP,
                 f"a tensor named {name!r} is in flight already: synchronize it first, or give each tensor its own name",
             )
-    request.name = c_name
-    request.kind, request.op, request.dtype, request.root = kind, op, dtype, root
-    if len(shape) > _DIMS_MAX:  # the core shows shapes in errors and needs the first dimension only
-        tail = 1
-        for length in shape[_DIMS_MAX - 1 :]:
-            tail *= length
-        shape = (*shape[: _DIMS_MAX - 1], tail)
-    request.ndim = len(shape)
-    request.dims[0 : len(shape)] = shape
-    request.prescale, request.postscale = prescale, postscale
+    thread = _thread
+    key = (kind, op, dtype, name, shape, root, prescale, postscale, process_set, group, group_count)
+    known = thread.requests.get(key)
+    if known is None:
+        known = _request(*key)
+        if name is not None or group == 0:  # the numbers of unnamed groups do not come again
+            if len(thread.requests) >= _REQUESTS_KEPT:
+                thread.requests.clear()
+            thread.requests[key] = known
+    request = known[0]
     request.input, request.output = ffi.cast("void *", source), ffi.cast("void *", target)
-    request.process_set, request.group, request.group_count, request.waits = process_set, group, group_count, waits
+    request.waits = waits
     native = lib.hvd_submit(request, thread.text, _TEXT_BYTES)
     if native <= 0:
         raise error_for(native, text_of(thread.text))
     if name is not None:
+        if len(_latest) >= _REQUESTS_KEPT:
+            _latest.clear()
         _latest[name] = native
     return Pending(native, keep)
 

@@ -32,7 +32,7 @@ class TorchAdapter:
     def view(self, tensor: torch.Tensor) -> View:
         if tensor.layout is not torch.strided:
             raise ValueError(f"a tensor of layout {tensor.layout} is not supported: make it dense with .to_dense()")
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             raise ValueError(f"a tensor on device {tensor.device} is not supported yet: move it with .cpu()")
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
