@@ -328,8 +328,8 @@ def variables_of(flags: Mapping[str, Any]) -> dict[str, str]:
             except ValueError:
                 raise HvdOptionError(f"{option.flag} {text!r}: must be a number. {option.help}") from None
             text = str(int(number * option.flag_unit))
-        value = parse(option, text, option.flag)
-        result[option.variable] = str(value)
+        parse(option, text, option.flag)
+        result[option.variable] = text.strip()
     return result
 
 

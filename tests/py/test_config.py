@@ -9,7 +9,13 @@ import pytest
 from hvdlite import config
 from hvdlite.errors import HvdInitError, HvdOptionError
 
-ENGINE = [option for option in config.OPTIONS if option.flag is not None]
+TEXTS = {
+    "secret_key": "0f" * 32,
+    "job_id": "00000000000000ff",
+    "store_addr": "127.0.0.1",
+    "shared_memory": "dev_shm",
+}
+FLAGGED = [option for option in config.OPTIONS if option.flag is not None]
 
 
 def test_an_empty_environment_gives_the_defaults():
@@ -20,8 +26,9 @@ def test_an_empty_environment_gives_the_defaults():
 
 @pytest.mark.parametrize("option", config.OPTIONS, ids=lambda option: option.name)
 def test_a_value_is_read_under_both_names(option):
-    text = {"secret_key": "0f" * 32, "job_id": "00000000000000ff", "store_addr": "127.0.0.1"}.get(option.name, "64")
+    text = TEXTS.get(option.name, "64")
     settings = config.read({option.variable: text})
+    assert settings.values[option.name] != option.default
     assert settings.origin[option.name] == option.variable and settings.values[option.name] is not None
     if option.alias_variable is not None:
         aliased = config.read({option.alias_variable: text})
@@ -89,14 +96,16 @@ def test_what_the_launcher_sets_is_not_worth_a_line():
     assert config.read({**environ, "HOROVOD_HOSTNAME": "here"}).notes == []
 
 
-@pytest.mark.parametrize("option", ENGINE, ids=lambda option: option.name)
+@pytest.mark.parametrize("option", FLAGGED, ids=lambda option: option.name)
 def test_a_flag_becomes_the_variable_that_reads_back_as_the_same(option):
     parser = argparse.ArgumentParser()
     config.add_flags(parser)
     assert config.variables_of(vars(parser.parse_args([]))) == {}
-    variables = config.variables_of(vars(parser.parse_args([option.flag, "128"])))
+    text = TEXTS.get(option.name, "128")
+    variables = config.variables_of(vars(parser.parse_args([option.flag, text])))
     assert list(variables) == [option.variable]
-    assert config.read(variables).values[option.name] == 128 * option.flag_unit
+    value = config.read(variables).values[option.name]
+    assert value == (128 * option.flag_unit if text == "128" else option.type(text))
 
 
 def test_a_size_in_megabytes_may_be_a_fraction():
