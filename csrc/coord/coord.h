@@ -18,7 +18,7 @@
  * Descriptors are deltas: decide gives a slot to every fresh key that it sees, ready or not, so that each
  * travels once per rank. Where a vote has no room for all, the keys that come first in the round's order stay
  * (this keeps merge associative and the kept counts exact) and the rest are announced again in the next round.
- * The order of keys is cyclic and begins at another place in every round, so that none starves.
+ * The order of keys is shuffled anew in every round (the same on all ranks), so that none starves.
  *
  * Rules (each has a transcript in tests/c/):
  *   1. A fresh key that has a slot (a rank changed the shape of a known tensor) makes everyone forget the

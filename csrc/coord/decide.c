@@ -15,7 +15,7 @@
  * nothing is proportional to the size of the table.
  *
  * When all ranks have joined, bits say nothing any more (all are 1). If some rank still has something
- * outstanding, all slots are forgotten, so that the next round shows by descriptors what is left.
+ * outstanding, all slots but held ones are forgotten, so that the next round shows by descriptors what is left.
  */
 #include "state.h"
 
@@ -193,6 +193,17 @@ static void emit(struct hvd_coord *coord, const struct turn *turn, struct hvd_pl
     plan->items = coord->done_count;
 }
 
+/* All have joined, and bits say nothing any more. What is held for its group is settled already; forgetting
+ * that too would keep a group that does not fit into one vote from ever being complete. */
+static void forget_all(struct hvd_coord *coord)
+{
+    for (uint32_t slot = coord->used.head, next; slot != HVD_NONE; slot = next) {
+        next = coord->known[slot].next;
+        if (!(coord->known[slot].flags & HVD_KNOWN_HELD))
+            hvd_slot_forget(coord, slot);
+    }
+}
+
 /* All have joined and nothing was outstanding when the votes were written. What this rank has submitted since
  * starts afresh, its unnamed requests with the number that all ranks go on with. */
 static void end_join(struct hvd_coord *coord, const struct hvd_vote *vote, struct hvd_plan *plan)
@@ -231,8 +242,7 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
     if (turn.active > 0)
         find_ready(coord, &turn);
     else if (agreed->busy > 0)
-        while (coord->used.head != HVD_NONE)
-            hvd_slot_forget(coord, coord->used.head);
+        forget_all(coord);
     else
         end_join(coord, agreed, plan);
     if (agreed->detail_slot != HVD_NONE)

@@ -18,25 +18,40 @@ static uint64_t fold(uint64_t a, uint64_t b)
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
+struct lanes {
+    uint64_t a, b;
+};
+
+static const uint64_t odd[6] = {0xa0761d6478bd642f, 0xe7037ed1a0b428db, 0x8ebc6af09c88c6e3,
+                                0x589965cc75374cc3, 0x1d8e4e27c47d124f, 0xeb44accab455d165};
+
+static struct lanes stir(struct lanes lanes, const char *sixteen)
+{
+    uint64_t word[2];
+    memcpy(word, sixteen, sizeof word);
+    return (struct lanes){
+        fold(lanes.a ^ word[0] ^ odd[2], word[1] ^ odd[3]) + word[0],
+        fold(lanes.b ^ word[1] ^ odd[4], word[0] ^ odd[5]) + word[1],
+    };
+}
+
 struct hvd_key hvd_key_of(uint64_t set, const char *name)
 {
-    static const uint64_t odd[6] = {0xa0761d6478bd642f, 0xe7037ed1a0b428db, 0x8ebc6af09c88c6e3,
-                                    0x589965cc75374cc3, 0x1d8e4e27c47d124f, 0xeb44accab455d165};
-    size_t bytes = strlen(name), left = bytes;
-    uint64_t a = set ^ odd[0], b = fold(set ^ odd[1], odd[2]);
-    while (left > 0) {
-        uint64_t word[2] = {0, 0};
-        size_t step = left < sizeof word ? left : sizeof word;
-        if (step == sizeof word)
-            memcpy(word, name, sizeof word);
-        else
-            memcpy(word, name, step);
-        a = fold(a ^ word[0] ^ odd[2], word[1] ^ odd[3]) + word[0];
-        b = fold(b ^ word[1] ^ odd[4], word[0] ^ odd[5]) + word[1];
-        name += step;
-        left -= step;
+    size_t bytes = strlen(name);
+    struct lanes lanes = {set ^ odd[0], fold(set ^ odd[1], odd[2])};
+    if (bytes >= 16) {
+        for (size_t at = 0; at + 16 < bytes; at += 16)
+            lanes = stir(lanes, name + at);
+        lanes = stir(lanes, name + bytes - 16); /* may overlap: quicker than a short piece */
+    } else {
+        char padded[16] = {0};
+        memcpy(padded, name, bytes);
+        lanes = stir(lanes, padded);
     }
-    struct hvd_key key = {fold(a ^ bytes, odd[1] ^ b), fold(b ^ bytes ^ odd[0], odd[3] ^ a)};
+    struct hvd_key key = {
+        fold(lanes.a ^ bytes, odd[1] ^ lanes.b),
+        fold(lanes.b ^ bytes ^ odd[0], odd[3] ^ lanes.a),
+    };
     if (key.high == 0)
         key.high = 1; /* 0 is for unnamed requests */
     return key;

@@ -10,12 +10,14 @@
  */
 #include "state.h"
 
-static int key_compare(struct hvd_key a, struct hvd_key b, uint64_t pivot)
+static int key_compare(struct hvd_key a, struct hvd_key b, uint64_t round)
 {
-    uint64_t x = a.high - pivot, y = b.high - pivot;
+    if (a.high == b.high && a.low == b.low)
+        return 0;
+    uint64_t x = hvd_key_place(a, round), y = hvd_key_place(b, round);
     if (x != y)
         return x < y ? -1 : 1;
-    return a.low == b.low ? 0 : a.low < b.low ? -1 : 1;
+    return hvd_key_below(a, b) ? -1 : 1;
 }
 
 static void join_fresh(struct hvd_fresh *into, const struct hvd_fresh *from)
@@ -31,11 +33,11 @@ static void join_fresh(struct hvd_fresh *into, const struct hvd_fresh *from)
 }
 
 static uint32_t union_count(const struct hvd_fresh *a, uint32_t as, const struct hvd_fresh *b, uint32_t bs,
-                            uint64_t pivot)
+                            uint64_t round)
 {
     uint32_t i = 0, j = 0, count = 0;
     while (i < as && j < bs) {
-        int order = key_compare(a[i].key, b[j].key, pivot);
+        int order = key_compare(a[i].key, b[j].key, round);
         i += order <= 0;
         j += order >= 0;
         count++;
@@ -44,11 +46,11 @@ static uint32_t union_count(const struct hvd_fresh *a, uint32_t as, const struct
 }
 
 static uint32_t merge_fresh(struct hvd_fresh *into, uint32_t as, const struct hvd_fresh *from, uint32_t bs,
-                            uint32_t max, uint64_t pivot)
+                            uint32_t max, uint64_t round)
 {
-    uint32_t total = union_count(into, as, from, bs, pivot);
+    uint32_t total = union_count(into, as, from, bs, round);
     for (uint32_t i = as, j = bs, at = total; j > 0;) {
-        int order = i == 0 ? -1 : key_compare(into[i - 1].key, from[j - 1].key, pivot);
+        int order = i == 0 ? -1 : key_compare(into[i - 1].key, from[j - 1].key, round);
         at--;
         if (order > 0) {
             i--;
@@ -91,7 +93,7 @@ void hvd_vote_merge(const struct hvd_coord *coord, struct hvd_vote *into, const 
         size_t at = hvd_vote_fresh_at(coord, into);
         into->fresh =
             merge_fresh((struct hvd_fresh *)(into->body + at), into->fresh, (const struct hvd_fresh *)(from->body + at),
-                        from->fresh, coord->limits.fresh, hvd_round_pivot(into->round));
+                        from->fresh, coord->limits.fresh, into->round);
     }
     into->bytes = (uint32_t)hvd_vote_bytes(coord, into);
 }

@@ -1,6 +1,6 @@
 /* sort.c - the order of items, without a callback and without memory.
  *
- * Three things are sorted: the descriptors of a vote (by the round's cyclic order of keys), the new slots of a
+ * Three things are sorted: the descriptors of a vote (by the round's order of keys), the new slots of a
  * round and the items of a plan (by order, then key). All are turned into the same small triple, so one heap
  * sort serves. The items of a plan nearly always come sorted, because slots were handed out in that order:
  * looking for that first makes the usual case linear. A stable order is not needed, since no two keys are equal.

@@ -202,10 +202,18 @@ static inline size_t hvd_room_of_fresh(const struct hvd_coord *coord)
     return count * sizeof(struct hvd_fresh);
 }
 
-/* The cyclic order of keys in a round begins here. */
-static inline uint64_t hvd_round_pivot(uint64_t round)
+static inline bool hvd_key_below(struct hvd_key a, struct hvd_key b)
 {
-    return round * 0x9e3779b97f4a7c15u;
+    return a.high != b.high ? a.high < b.high : a.low < b.low;
+}
+
+/* A round's order of keys: by place, then by the key. Shuffled in every round: see vote.c. */
+static inline uint64_t hvd_key_place(struct hvd_key key, uint64_t round)
+{
+    uint64_t x = (key.high ^ key.low) + round * 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 32) * 0xd6e8feb86659fd93u;
+    x = (x ^ x >> 32) * 0xd6e8feb86659fd93u;
+    return x ^ x >> 32;
 }
 
 static inline bool hvd_bit(const uint64_t *bits, uint32_t i)

@@ -164,6 +164,15 @@ static struct hvd_mine *mine_at(struct hvd_coord *coord, uint32_t ticket)
     return &coord->mine[ticket];
 }
 
+/* What is not used is zero, what is ragged is not compared. */
+static void normalise(struct hvd_signature *signature)
+{
+    for (int i = 0; i < HVD_DIMS_MAX; i++)
+        signature->dims[i] = i < signature->ndim ? signature->dims[i] : 0;
+    if (hvd_kind_ragged(signature->kind))
+        signature->dims[0] = 0;
+}
+
 int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name, const struct hvd_signature *signature,
                      uint32_t flags)
 {
@@ -171,16 +180,14 @@ int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name,
         return HVD_ESTATE;
     struct hvd_mine *mine = mine_at(coord, ticket);
     mine->signature = *signature;
-    int ndim = signature->ndim;
-    if (ndim >= 0 && ndim < HVD_DIMS_MAX)
-        memset(mine->signature.dims + ndim, 0, sizeof(int64_t) * (size_t)(HVD_DIMS_MAX - ndim));
-    if (hvd_kind_ragged(signature->kind))
-        mine->signature.dims[0] = 0;
-    if (!hvd_signature_sane(coord->limits.names, &mine->signature) || signature->group_count > coord->limits.slots)
-        return HVD_EINVAL;
+    normalise(&mine->signature);
     mine->key = name ? hvd_key_of(coord->limits.set, name) : (struct hvd_key){0, coord->unnamed};
     uint32_t slot = hvd_map_find(&coord->slot_of, mine->key);
     const struct hvd_known *known = slot == HVD_NONE ? NULL : &coord->known[slot];
+    bool same = known && hvd_signature_same(&known->signature, &mine->signature); /* then it is sane */
+    if (!same &&
+        (!hvd_signature_sane(coord->limits.names, &mine->signature) || signature->group_count > coord->limits.slots))
+        return HVD_EINVAL;
     if (known && known->ticket != HVD_TICKET_NONE)
         return HVD_EDUP;
     if (coord->fresh_count && hvd_map_find(&coord->fresh_of, mine->key) != HVD_NONE)
@@ -192,7 +199,7 @@ int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name,
     coord->unnamed += !name;
     coord->outstanding++;
     coord->news = true;
-    if (known && (known->flags & HVD_KNOWN_MISMATCH || hvd_signature_same(&known->signature, &mine->signature)))
+    if (known && (same || known->flags & HVD_KNOWN_MISMATCH))
         hvd_slot_attach(coord, slot, ticket);
     else
         hvd_mine_announce(coord, ticket);

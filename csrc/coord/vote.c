@@ -6,8 +6,9 @@
  *
  * Where more requests are fresh than a vote can carry, the ones that come first in the round's order of keys
  * are kept. Merging keeps the first of the union in the same way; a key that is kept there was kept by every
- * rank that had it, so its count is exact. The order is cyclic and starts at a place that hops from round to
- * round by the golden ratio of the circle, which visits every part of it: no key is kept out for ever.
+ * rank that had it, so its count is exact. The order is shuffled in every round, by a hash of key and round
+ * number. A fixed one would keep the last keys out as long as earlier ones come back from a crowded table, and
+ * one that is only turned round can keep two members of a group out of each other's sight for ever.
  *
  * A joined rank says the identity of merge: all bits 1. Only where it has itself an outstanding request that
  * contradicts a slot is its bit 0, so that nothing is decided before the contradiction is seen.
@@ -19,12 +20,11 @@
 
 static uint32_t say_fresh(struct hvd_coord *coord, struct hvd_fresh *fresh)
 {
-    uint64_t pivot = hvd_round_pivot(coord->round);
     struct hvd_sortable *order = coord->order;
     uint32_t count = 0;
     for (uint32_t i = 0; i < coord->fresh_count; i++) {
         struct hvd_key key = coord->mine[coord->fresh[i]].key;
-        struct hvd_sortable item = {key.high - pivot, key.low, 0, coord->fresh[i], 0};
+        struct hvd_sortable item = {hvd_key_place(key, coord->round), key.high, key.low, coord->fresh[i], 0};
         hvd_sort_keep(order, &count, coord->limits.fresh, item);
     }
     hvd_sort(order, count);
@@ -122,17 +122,16 @@ static bool header_sane(const struct hvd_coord *coord, const struct hvd_vote *vo
 static bool fresh_sane(const struct hvd_coord *coord, const struct hvd_vote *vote)
 {
     const struct hvd_fresh *fresh = (const struct hvd_fresh *)(vote->body + hvd_vote_fresh_at(coord, vote));
-    uint64_t pivot = hvd_round_pivot(vote->round);
+    uint64_t before = 0;
     for (uint32_t i = 0; i < vote->fresh; i++) {
         if (fresh[i].count > vote->ranks - vote->joined ||
             fresh[i].flags & ~(uint32_t)(HVD_FRESH_MISMATCH | HVD_FRESH_IN_PLANE) ||
             !hvd_signature_sane(coord->limits.names, &fresh[i].signature))
             return false;
-        if (i == 0)
-            continue;
-        uint64_t before = fresh[i - 1].key.high - pivot, here = fresh[i].key.high - pivot;
-        if (before > here || (before == here && fresh[i - 1].key.low >= fresh[i].key.low))
+        uint64_t place = hvd_key_place(fresh[i].key, vote->round);
+        if (i > 0 && (before > place || (before == place && !hvd_key_below(fresh[i - 1].key, fresh[i].key))))
             return false;
+        before = place;
     }
     return true;
 }

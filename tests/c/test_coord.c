@@ -315,9 +315,9 @@ static void rule_7_a_full_table_evicts_the_oldest(void)
     transcript_play("More fresh keys than a vote can carry, different on every rank",
                     "open 2 fresh 1\n"
                     "0 a\n0 b\n0 c\n1 c\n1 d\n1 a\n"
-                    "settle\n> 1: ...\n> 2: ...\n> 3: a@2 ...\n> 4: c@3\n"
+                    "settle\n> 1: c@0 ...\n> 2: a@1 ...\n> 3: ...\n> 4:\n"
                     "0 d\n1 b\n"
-                    "settle\n> 5: b@0, d@1\n");
+                    "settle\n> 5: b@2, d@3\n");
 }
 
 static void rule_8_in_plane_needs_all_ranks(void)
