@@ -122,40 +122,26 @@ class Collectives(Generic[T]):
         tensor = self.adapter.contiguous(tensor)
         return tensor, self.adapter.view(tensor)
 
-    def _reduce(
-        self, tensors: list[T], in_place: bool, names: list[str | None], op: int, scale: tuple[float, float],
-        process_set: ProcessSet, group: int, waits: bool
-    ) -> tuple[list[_core.Pending], list[T]]:  # fmt: skip
-        """Submit allreduces; each Pending keeps the memory. Everything is looked at before anything is submitted."""
-        sources = [self._readable(tensor) for tensor in tensors]
+    def _prepare(self, tensor: T, in_place: bool) -> tuple[T, View, T, int]:
+        """What is read, its view, where the result comes, and that one's address."""
+        source, view = self._readable(tensor)
         if in_place:
-            targets = sources
-        else:
-            blank = [self.adapter.like(tensor, view.shape) for tensor, view in sources]
-            targets = [(tensor, self.adapter.view(tensor)) for tensor in blank]
-        number, count = number_of(process_set), len(tensors) if group else 0
-        prescale, postscale = float(scale[0]), float(scale[1])
-        pending = []
-        for (source, seen), (target, into), name in zip(sources, targets, names):
-            pending.append(
-                _core.submit(
-                    _core.ALLREDUCE, op, seen.dtype, name, seen.shape, seen.address, into.address, (source, target),
-                    prescale=prescale, postscale=postscale, process_set=number, group=group, group_count=count,
-                    waits=waits,
-                )
-            )  # fmt: skip
-        return pending, [target for target, _ in targets]
+            return source, view, source, view.address
+        target = self.adapter.like(source, view.shape)
+        return source, view, target, self.adapter.view(target).address
 
     def _allreduce(
         self, tensor: Any, in_place: bool, average: bool | None, name: str | None, op: int | None,
         prescale_factor: float, postscale_factor: float, process_set: ProcessSet, waits: bool = False
     ) -> Handle:  # fmt: skip
         mine = self.adapter.accept(tensor, in_place)
-        names = [_full_name("allreduce.", name)]
-        scale = (prescale_factor, postscale_factor)
-        pending, targets = self._reduce([mine], in_place, names, op_of(average, op), scale, process_set, 0, waits)
-        target = targets[0]
-        return Handle(pending, lambda _: self._landed(mine, target) if in_place else target)
+        source, view, target, address = self._prepare(mine, in_place)
+        pending = _core.submit(
+            _core.ALLREDUCE, op_of(average, op), view.dtype, _full_name("allreduce.", name), view.shape, view.address,
+            address, (source, target), prescale=float(prescale_factor), postscale=float(postscale_factor),
+            process_set=number_of(process_set), waits=waits,
+        )  # fmt: skip
+        return Handle([pending], lambda _: self._landed(mine, target) if in_place else target)
 
     def _landed(self, tensor: T, target: T) -> T:
         """In place: a result that came to a contiguous copy goes back to the caller's tensor."""
@@ -172,9 +158,19 @@ class Collectives(Generic[T]):
         mine = [self.adapter.accept(tensor, in_place) for tensor in tensors]
         base = _full_name("grouped_allreduce.", name)
         count = len(mine)
-        names = [None if base is None else f"{base}_{i + 1}of{count}" for i in range(count)]
-        scale, group = (prescale_factor, postscale_factor), _core.group_number(base)
-        pending, targets = self._reduce(mine, in_place, names, op_of(average, op), scale, process_set, group, waits)
+        # Everything is looked at before anything is submitted.
+        prepared = [self._prepare(tensor, in_place) for tensor in mine]
+        chosen, number, group = op_of(average, op), number_of(process_set), _core.group_number(base)
+        prescale, postscale = float(prescale_factor), float(postscale_factor)
+        pending = [
+            _core.submit(
+                _core.ALLREDUCE, chosen, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape,
+                view.address, address, (source, target), prescale=prescale, postscale=postscale, process_set=number,
+                group=group, group_count=count, waits=waits,
+            )
+            for i, (source, view, target, address) in enumerate(prepared, 1)
+        ]  # fmt: skip
+        targets = [target for _, _, target, _ in prepared]
 
         def finish(_: list[_core.Pending]) -> list[T]:
             return [self._landed(*pair) for pair in zip(mine, targets)] if in_place else targets
@@ -293,11 +289,9 @@ class Collectives(Generic[T]):
         waits: bool = False
     ) -> Handle:  # fmt: skip
         accepted = self.adapter.accept(tensor, in_place)
-        mine, view = self._readable(accepted)
-        target = mine if in_place else self.adapter.like(mine, view.shape)
-        into = view if in_place else self.adapter.view(target)
+        mine, view, target, address = self._prepare(accepted, in_place)
         pending = _core.submit(
-            _core.BROADCAST, 0, view.dtype, _full_name("broadcast.", name), view.shape, view.address, into.address,
+            _core.BROADCAST, 0, view.dtype, _full_name("broadcast.", name), view.shape, view.address, address,
             (mine, target), root=root_rank, process_set=number_of(process_set), waits=waits,
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(accepted, target) if in_place else target)
