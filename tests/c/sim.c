@@ -187,11 +187,9 @@ static bool act(struct sim *sim, int r, int most)
 {
     struct rank_state *rank = &sim->rank[r];
     bool acted = false;
-    if (rank->finished)
-        return false;
     while (rank->first < sim->program.ops && rank->state[rank->first] == DONE)
         rank->first++;
-    for (; most > 0; most--) {
+    for (; most > 0 && !rank->finished; most--) {
         int may[PROGRAM_OPS], count = 0, left = 0;
         for (int at = rank->first; at < sim->program.ops && sim->program.op[at].step < rank->steps; at++) {
             left += rank->state[at] != DONE;
