@@ -8,9 +8,8 @@
  *     details   mismatches that wait for their detail round; never evicted, one leaves per round
  *
  * Forgetting a slot is always safe, because nothing is lost by it: a request of this rank behind it becomes
- * fresh again and is announced in the next round, by every rank that has one. It keeps the slot's order, so a
- * tensor does not change its place in the plan. What may not be forgotten is a slot that this decide has just
- * created or planned: the plan would point to it.
+ * fresh again and is announced in the next round, by every rank that has one. What may not be forgotten is a slot that
+ * this decide has just created or planned: the plan would point to it.
  */
 #include "state.h"
 
@@ -85,7 +84,6 @@ void hvd_slot_forget(struct hvd_coord *coord, uint32_t slot)
     uint32_t ticket = hvd_slot_detach(coord, slot);
     if (ticket != HVD_TICKET_NONE) {
         coord->outstanding++;
-        coord->mine[ticket].order = known->order;
         hvd_mine_announce(coord, ticket);
     }
     if (known->flags & HVD_KNOWN_HELD)

@@ -321,12 +321,9 @@ static void run_round(struct sim *sim)
             act(sim, r, 1 + (int)below(sim, 4));
         ranks_vote(ranks, r);
     }
-    for (int again = (int)below(sim, 3); again > 0; again--) {
-        int r = (int)below(sim, (uint32_t)ranks->size);
-        act(sim, r, 2);
-        if (chance(sim, 50))
+    for (int r = 0; r < ranks->size; r++)
+        if (chance(sim, (uint32_t)sim->eagerness) && act(sim, r, 3) && chance(sim, 30))
             ranks_vote(ranks, r);
-    }
     ranks_agree(ranks, ranks->size > 40 ? 2 : 3);
     int start = (int)below(sim, (uint32_t)ranks->size);
     for (int i = 0; i < ranks->size; i++) {

@@ -29,6 +29,12 @@ static void known_tensors_are_one_bit(void)
                                                                                         "0 w\n> refused -3\n"
                                                                                         "1 w\n"
                                                                                         "round\n> 3: w@0\n");
+    transcript_play("A name is taken from the moment it is submitted", "open 2\n"
+                                                                       "0 w\n"
+                                                                       "0 w\n> refused -3\n"
+                                                                       "0 w 8\n> refused -3\n"
+                                                                       "1 w\n"
+                                                                       "round\n> 1: w@0\n");
     transcript_play("Two tensors in opposite orders are both done", "open 2\n"
                                                                     "0 a\n1 b\n"
                                                                     "round\n> 1:\n"
@@ -51,6 +57,18 @@ static void rule_1_a_changed_shape_makes_everyone_forget(void)
                     "Submit the same shape on all ranks.\n"
                     "all w 4\n"
                     "round\n> 5: w@0\n");
+    transcript_play("A slot that was made while this rank held another shape back is forgotten at once",
+                    "open 2\n"
+                    "0 w 4\n"
+                    "vote 0,1\n"
+                    "1 w 8\n"
+                    "settle\n"
+                    "> 1: ...\n"
+                    "> 2: ...\n"
+                    "> 3: ...\n"
+                    "> 4: fails on 0 1\n"
+                    "> tensor 'w': ranks disagree on the shape: rank 0 said [4], rank 1 said [8]. "
+                    "Submit the same shape on all ranks.\n");
     transcript_play("All ranks change it, in different rounds", "open 3\n"
                                                                 "all w 4\n"
                                                                 "round\n> 1: w@0\n"
@@ -264,6 +282,13 @@ static void rule_5_join_with_requests_outstanding(void)
                     "settle\n> 5: #3\n"
                     "1 #\n"
                     "settle\n> 6: #4\n");
+    transcript_play("A rank that joins with a contradiction that its vote had no room for holds the slot back",
+                    "open 2 fresh 1\n"
+                    "all w 4\n"
+                    "round\n> 1: w@0\n"
+                    "0 w 4\n"
+                    "1 w 8\n1 a\n1 b\n1 c\n1 d\n1 !join\n"
+                    "round\n> 2: ...\n");
     transcript_play("Join while a mismatch waits for its detail; its request had been made before",
                     "open 3\n"
                     "0 w 4\n1 w 5\n"

@@ -201,6 +201,10 @@ static void a_released_member_is_planned_once(void)
         hvd_coord_submit(ranks.coord[rank], 3, name[3], &member, 0);
     ranks_round(&ranks);
     CHECK(ranks.plan[0].items == 2, "%u items", ranks.plan[0].items);
+    for (int rank = 0; rank < 2; rank++) /* nor may it count for the next time */
+        hvd_coord_submit(ranks.coord[rank], 3, name[3], &member, 0);
+    ranks_round(&ranks);
+    CHECK(ranks.plan[0].items == 0, "%u items", ranks.plan[0].items);
     ranks_close(&ranks);
 }
 
