@@ -69,6 +69,22 @@ static void joined_ranks(const struct turn *turn, struct hvd_work like)
         }
 }
 
+/* Several times around any ring, after works that leave different words behind. */
+static void many_segments(const struct turn *turn, struct hvd_work like)
+{
+    for (int shape = 0; shape < HVD_BUCKET_SHAPES; shape++)
+        for (size_t k = 0; k < HVD_COUNT_OF(kinds); k++) {
+            like.kind = kinds[k];
+            like.op = HVD_OP_sum;
+            like.root = turn->arg->size - 1;
+            one(turn, &like, 9 * SEGMENT_BYTES / sizeof(double) + 5, shape, (int)k % 2, 0);
+            one(turn, &like, 3, shape, (int)k % 2, 0);
+            like.kind = HVD_BROADCAST;
+            like.root = 0;
+            one(turn, &like, 9 * SEGMENT_BYTES / sizeof(double) + 5, shape, (int)k % 2, 0);
+        }
+}
+
 static void barriers(const struct turn *turn)
 {
     struct hvd_work work = {.kind = HVD_BARRIER};
@@ -114,11 +130,11 @@ static void every_plane(const struct hvd_plane_arg *arg, void *more)
         }
         found = found || strcmp(turn.plane->name, arg->size == 1 ? "self" : "shm") == 0;
         matrix(&turn);
-        joined_ranks(&turn, (struct hvd_work){.kind = HVD_ALLREDUCE,
-                                              .dtype = HVD_DTYPE_float64,
-                                              .divide_by = arg->size,
-                                              .prescale = 1,
-                                              .postscale = 1});
+        const struct hvd_work like = {
+            .kind = HVD_ALLREDUCE, .dtype = HVD_DTYPE_float64, .divide_by = arg->size, .prescale = 1, .postscale = 1};
+        joined_ranks(&turn, like);
+        if (arg->size < 64)
+            many_segments(&turn, like);
         barriers(&turn);
         hvd_world_meet(arg);
         turn.plane->close(turn.opened);

@@ -3,7 +3,8 @@
  * How far may the root run ahead of slow readers? As far as the ring reaches: it copies segment after segment
  * into its slots and waits only before it overwrites one that somebody has not read. Readers never answer a
  * single segment with `in`, as the other collectives do, since nobody needs to hear from all of them; they
- * publish how far they have read (`finished`), half a ring at a time, which is what frees the root's slots.
+ * publish how far they have read (`finished`), once before a long broadcast and then half a ring at a time, which is
+ * what frees the root's slots.
  * The root itself reads nothing, so it says so before it begins, and may return when the last segment is
  * staged: a small broadcast costs the root no waiting at all.
  *
@@ -44,6 +45,12 @@ static int take(struct hvd_shm *shm, const struct hvd_work *work, struct hvd_err
 {
     struct hvd_shm_now *now = &shm->now;
     uint64_t i = now->entered, g = now->base + i;
+    /* The root knows of us by our last word, which may be older than what we have read since; it must not
+     * wait for news that comes only after two segments of its own. */
+    if (i == 0 && now->segments > 1 && !now->announced) {
+        now->announced = true;
+        hvd_shm_publish(shm, &shm->lane[shm->rank]->finished, g);
+    }
     int there = hvd_shm_one_in(shm, work->root, g, error);
     if (there != 1)
         return there;

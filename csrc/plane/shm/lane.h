@@ -57,7 +57,7 @@ struct hvd_shm_now {
     uint64_t active; /* bitmap of ranks that have something to reduce */
     struct hvd_scale scale;
     struct hvd_shm_cursor at[3];
-    bool tiny, joined, finished;
+    bool tiny, joined, announced, finished;
 };
 
 struct hvd_shm {
