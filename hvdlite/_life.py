@@ -179,9 +179,17 @@ def _hook() -> None:
 
 
 def _abort_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Tell everyone that this rank ends by an exception, unless the job has failed already."""
+    """Tell everyone that this rank ends by an exception, unless the job has failed already or another rank is at fault.
+
+    Where a rank left early every other one raises HvdPeerLostError: none of them is the cause.
+    """
     try:
-        if os.getpid() != _life.pid or lib.hvd_initialized() != 1 or _core.failure_of_job() is not None:
+        if (
+            isinstance(error, HvdPeerLostError)
+            or os.getpid() != _life.pid
+            or lib.hvd_initialized() != 1
+            or _core.failure_of_job() is not None
+        ):
             return
         reason = f"rank {_core.rank()} raised {describe(kind, error, trace)}"
         lib.hvd_abort(_core.rank(), lib.HVD_EPEER, ffi.new("char[]", reason.encode("utf-8", "replace")[:1500]))
