@@ -30,15 +30,24 @@ def _probe_program() -> "str | None":
     return program if done.returncode == 0 else None
 
 
-def machine_state() -> str:
-    """For example `near (61 ns)`; call it while nothing else runs."""
+def probe_ns() -> "float | None":
+    """The one-way latency in nanoseconds, None where it cannot be measured; call it while nothing else runs."""
     program = _probe_program()
     done = subprocess.run([program], capture_output=True, text=True) if program else None
-    if done is None or done.returncode:
+    return None if done is None or done.returncode else float(done.stdout)
+
+
+def state_of(ns: "float | None") -> str:
+    """`near`, `far`, `between`, `disturbed` or `unknown`."""
+    if ns is None:
         return "unknown"
-    ns = float(done.stdout)
-    name = "near" if ns < 110 else "far" if 200 <= ns < 400 else "between" if ns < 200 else "disturbed"
-    return f"{name} ({ns:.0f} ns)"
+    return "near" if ns < 110 else "far" if 200 <= ns < 400 else "between" if ns < 200 else "disturbed"
+
+
+def machine_state() -> str:
+    """For example `near (61 ns)`."""
+    ns = probe_ns()
+    return state_of(ns) if ns is None else f"{state_of(ns)} ({ns:.0f} ns)"
 
 
 def spread(values: "list[float]") -> "tuple[float, float, float]":

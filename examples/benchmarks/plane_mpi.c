@@ -1,0 +1,50 @@
+/* plane_mpi.c - the peer of tests/c/bench_plane.c: MPI_Allreduce in place, timed by the same harness.
+ *
+ * Question: what does an MPI need for what a data plane does? plane.py builds this file against the Open MPI and the
+ * MPICH of the wheels of these names and starts it with each one's own mpirun, default settings. Calls are blocking,
+ * memory is private to the process; nothing else of MPI is measured.
+ */
+#include "harness.h"
+
+#include <mpi.h>
+
+#ifdef OPEN_MPI
+#define NAME "openmpi"
+#else
+#define NAME "mpich"
+#endif
+
+static void meet(void *self)
+{
+    (void)self;
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+static void sum(void *self, float *buffer, size_t count)
+{
+    (void)self;
+    MPI_Allreduce(MPI_IN_PLACE, buffer, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static void slowest(void *self, double *microseconds, int of)
+{
+    (void)self;
+    MPI_Allreduce(MPI_IN_PLACE, microseconds, of, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+}
+
+int main(int argc, char **argv)
+{
+    struct harness harness = {.name = NAME, .meet = meet, .sum = sum, .slowest = slowest};
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &harness.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &harness.ranks);
+    float *buffer = aligned_alloc(4096, HARNESS_BYTES_MAX);
+    if (!buffer) {
+        fprintf(stderr, "no memory for %zu bytes\n", HARNESS_BYTES_MAX);
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+    harness_run(&harness, buffer);
+    free(buffer);
+    MPI_Finalize();
+    return 0;
+}
