@@ -14,6 +14,7 @@ deleted.
 import argparse
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,12 @@ def run(*command: object, **options: object) -> str:
     if done.returncode:
         raise SystemExit(f"{text}\nfailed ({done.returncode}): {' '.join(map(str, command))}")
     return text
+
+
+def processor_seconds() -> float:
+    """Of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def tools() -> Path:
@@ -131,15 +138,15 @@ def main() -> None:
     python = tools()
     (ROOT / "dist").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), processor_seconds()
         wheel = build(python, args.arch, Path(folder))
-        seconds = time.perf_counter() - started
+        seconds, worked = time.perf_counter() - started, processor_seconds() - worked
         wheel = audit(python, wheel, args.arch)
         final = ROOT / "dist" / wheel.name
         shutil.copy(wheel, final)
     size = final.stat().st_size
-    print(f"{final.relative_to(ROOT)}: {size / 1024:.0f} KiB, built in {seconds:.0f} s")
-    if size > SIZE_MAX or seconds > SECONDS_MAX:
+    print(f"{final.relative_to(ROOT)}: {size / 1024:.0f} KiB, built in {seconds:.0f} s ({worked:.0f} s of work)")
+    if size > SIZE_MAX or worked > SECONDS_MAX:  # work, so that a busy machine is no reason to fail
         raise SystemExit(f"a wheel may have {SIZE_MAX >> 10} KiB and take {SECONDS_MAX} s")
     if args.arch != os.uname().machine:
         print(f"not run: this machine is {os.uname().machine}")

@@ -6,12 +6,12 @@ portable wheel of a release is another matter (.ci/wheel.py).
 
 import os
 import re
+import resource
 import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 
@@ -26,19 +26,25 @@ def run(command, **options):
     return done.stdout
 
 
+def processor_seconds():
+    """Of all children that have ended: what a build takes on an idle machine, also when this one is busy."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """(path, seconds that building took) of a wheel made from the source distribution."""
+    """(path, processor seconds that building took) of a wheel made from the source distribution."""
     folder = tmp_path_factory.mktemp("wheel")
     run([sys.executable, "setup.py", "-q", "egg_info", "-e", folder, "sdist", "-d", folder], cwd=ROOT)
     (archive,) = folder.glob("hvdlite-*.tar.gz")
     with tarfile.open(archive) as packed:
         packed.extractall(folder / "source")
     (source,) = (folder / "source").iterdir()
-    started = time.perf_counter()
+    before = processor_seconds()
     run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, source])
     (path,) = folder.glob("*.whl")
-    return path, time.perf_counter() - started
+    return path, processor_seconds() - before
 
 
 def test_the_wheel_is_small_quickly_built_and_serves_every_python(wheel):
