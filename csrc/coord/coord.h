@@ -31,6 +31,8 @@
  *   3. Unnamed requests have the keys {0, counter}, one counter per set across kinds; their slot ends with them.
  *   4. A group (same non-zero `group` and `group_count` in the signature) is held until all its members are ready.
  *      A member that fails by rule 2 counts as arrived: the others are done, and none waits for ever.
+ *      Should more groups be incomplete than the table has slots, groups are held no longer.
+ *      The same id and count again only when all members of the earlier use are finished on this rank.
  *   5. A rank that joined votes the identity: all bits 1, nothing fresh. What is needed is size - joined.
  *      While somebody has joined, allreduce and barrier go on; other kinds fail with HVD_EINVAL on every rank
  *      that asked, in the round that would have done them. Requests that a rank submitted before it joined

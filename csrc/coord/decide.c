@@ -39,6 +39,13 @@ static void release_group(struct hvd_coord *coord, struct hvd_key group, uint64_
         plan_slot(coord, slot, round);
 }
 
+/* Entries for groups have run out: whatever is still held goes now. */
+static void release_all_groups(struct hvd_coord *coord, uint64_t round)
+{
+    for (uint32_t slot; (slot = hvd_group_release_next(coord, coord->used.head)) != HVD_NONE;)
+        plan_slot(coord, slot, round);
+}
+
 /* All active ranks are ready for this slot. */
 static void due(struct hvd_coord *coord, uint32_t slot, bool in_plane, uint64_t round)
 {
@@ -236,6 +243,7 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
     if (coord->left >= 0)
         return;
     coord->done_count = 0;
+    bool ungrouped = coord->ungrouped;
     if (agreed->detail_slot != HVD_NONE)
         tell_detail(coord, &turn, plan);
     uint32_t fresh = forget_conflicts(coord, &turn);
@@ -248,5 +256,7 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
     if (agreed->detail_slot != HVD_NONE)
         fail_groups(coord, &turn);
     accept(coord, &turn, fresh);
+    if (coord->ungrouped && !ungrouped)
+        release_all_groups(coord, turn.round);
     emit(coord, &turn, plan);
 }

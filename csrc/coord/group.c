@@ -7,13 +7,16 @@
  * A member that ranks disagree on fails by its own detail round and counts as arrived. The others are done all
  * the same: a group says "start together", not "succeed together", and holding the rest because of one failure
  * would leave them waiting for something that cannot come. A group's entry lives from its first arrival to its
- * release. There are as many entries as slots; should failed members ever use them up, a group is no longer
- * held together (which is late or early, never wrong).
+ * release. There are as many entries as slots, and failed members, which hold an entry without a slot, can use
+ * them up. To forget an arrival would leave others waiting for ever, so from then on no group is held any more:
+ * members are planned as they come. Nothing but the start together is lost by it.
  */
 #include "state.h"
 
 static uint32_t entry_of(struct hvd_coord *coord, struct hvd_key group)
 {
+    if (coord->ungrouped)
+        return HVD_NONE;
     uint32_t entry = hvd_map_find(&coord->group_of, group);
     if (entry != HVD_NONE)
         return entry;
@@ -23,6 +26,8 @@ static uint32_t entry_of(struct hvd_coord *coord, struct hvd_key group)
     else if (coord->groups_high < coord->limits.slots)
         entry = coord->groups_high++;
     else
+        coord->ungrouped = true;
+    if (coord->ungrouped)
         return HVD_NONE;
     coord->group[entry] = (struct hvd_group){.key = group, .head = HVD_NONE};
     hvd_map_put(&coord->group_of, entry);
@@ -63,7 +68,7 @@ bool hvd_group_arrive(struct hvd_coord *coord, uint32_t slot)
 
 uint32_t hvd_group_release(struct hvd_coord *coord, struct hvd_key group)
 {
-    uint32_t entry = hvd_map_find(&coord->group_of, group);
+    uint32_t entry = coord->ungrouped ? HVD_NONE : hvd_map_find(&coord->group_of, group);
     if (entry == HVD_NONE)
         return HVD_NONE;
     uint32_t slot = coord->group[entry].head;
@@ -73,6 +78,17 @@ uint32_t hvd_group_release(struct hvd_coord *coord, struct hvd_key group)
         end(coord, entry);
     known->group_next = HVD_NONE;
     known->flags &= ~(uint32_t)HVD_KNOWN_HELD;
+    hvd_bit_set(coord->listen, slot, true);
+    return slot;
+}
+
+uint32_t hvd_group_release_next(struct hvd_coord *coord, uint32_t slot)
+{
+    while (slot != HVD_NONE && !(coord->known[slot].flags & HVD_KNOWN_HELD))
+        slot = coord->known[slot].next;
+    if (slot == HVD_NONE)
+        return slot;
+    coord->known[slot].flags &= ~(uint32_t)HVD_KNOWN_HELD;
     hvd_bit_set(coord->listen, slot, true);
     return slot;
 }

@@ -105,6 +105,7 @@ struct hvd_coord {
     struct hvd_group *group;
     struct hvd_map group_of;
     uint32_t groups_high, groups_vacant;
+    bool ungrouped; /* the entries were used up once: groups are not held any more */
 
     /* MINE */
     struct hvd_mine *mine;
@@ -144,8 +145,9 @@ void hvd_mine_renumber(struct hvd_coord *coord, uint64_t unnamed); /* my unnamed
  * one, HVD_NONE at the end. */
 bool hvd_group_arrive(struct hvd_coord *coord, uint32_t slot);
 uint32_t hvd_group_release(struct hvd_coord *coord, struct hvd_key group);
-void hvd_group_leave(struct hvd_coord *coord, uint32_t slot);       /* a held slot is forgotten */
-bool hvd_group_fail(struct hvd_coord *coord, struct hvd_key group); /* a member failed; true: now complete */
+uint32_t hvd_group_release_next(struct hvd_coord *coord, uint32_t slot); /* the first held from here in `used` */
+void hvd_group_leave(struct hvd_coord *coord, uint32_t slot);            /* a held slot is forgotten */
+bool hvd_group_fail(struct hvd_coord *coord, struct hvd_key group);      /* a member failed; true: now complete */
 static inline struct hvd_key hvd_group_key(const struct hvd_signature *signature)
 {
     return (struct hvd_key){signature->group, signature->group_count};

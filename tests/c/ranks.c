@@ -214,6 +214,7 @@ uint64_t ranks_digest(const struct hvd_coord *coord)
     digest = STIR(digest, coord->unnamed_done);
     digest = STIR(digest, coord->left);
     digest = STIR(digest, coord->leaving);
+    digest = digest * 2 + coord->ungrouped;
     digest = stir(digest, coord->listen, 8 * (size_t)hvd_words(coord->high));
     for (uint32_t slot = coord->vacant; slot != HVD_NONE; slot = coord->known[slot].next)
         digest = STIR(digest, slot);

@@ -36,6 +36,9 @@ static void show(uint64_t seed, const struct sim_result *result)
     puts(result->left ? ", a rank left" : "");
 }
 
+/* Seeds of histories that ended badly once. 1438: failed members used up the entries for groups. */
+static const uint64_t kept[] = {1438};
+
 int main(int argc, char **argv)
 {
     uint64_t from = 1, count = SEEDS;
@@ -53,6 +56,8 @@ int main(int argc, char **argv)
         }
     }
     struct sim_result sum = {0};
+    for (size_t i = 0; i < sizeof kept / sizeof kept[0] && argc == 1; i++)
+        sim_run(kept[i]);
     for (uint64_t seed = from; seed < from + count; seed++) {
         struct sim_result one = sim_run(seed);
         if (verbose)
