@@ -7,8 +7,9 @@
  * the word) and fails all its handles. There are no locks in shared memory and nothing to clean up.
  *
  * Leaving is not dying: `left` in a seat says that a rank took its leave, and its process may end. Work that
- * was agreed before the leave still completes, because the leaver stays until its own part of it is done; what
- * is pending beyond that can never be agreed and fails, naming the leaver.
+ * was agreed before the leave still completes, because the leaver stays until its own part of it is done (if others
+ * keep it from that for too long, it aborts instead); what is pending beyond that can never be agreed and fails,
+ * naming the leaver.
  */
 #include "engine.h"
 
@@ -147,4 +148,48 @@ void hvd_abort_left(struct hvd_engine *engine, int rank)
     if (engine->join_slot != HVD_SLOT_NONE)
         fail_pending(&(struct pending){engine, why}, engine->join_slot);
     engine->join_slot = HVD_SLOT_NONE;
+}
+
+static bool own_part_done(void *self)
+{
+    struct hvd_engine *engine = self;
+    return atomic_load(&engine->failed) || hvd_work_empty(engine);
+}
+
+static bool leave_done(void *self)
+{
+    struct hvd_engine *engine = self;
+    return atomic_load(&engine->failed) || (atomic_load(&engine->left) && hvd_work_empty(engine));
+}
+
+/* The time is up. Others may never finish what was agreed without this rank: then its end is no leave. */
+static void give_up_unfinished(struct hvd_engine *engine)
+{
+    if (hvd_turn_take(engine) && hvd_turn_drive(engine, own_part_done, engine, 0))
+        return;
+    char text[256];
+    snprintf(text, sizeof text,
+             "rank %d ends although collectives that all ranks agreed on are not finished: another rank did not take "
+             "part in them within %d ms of its shutdown (HVDLITE_LEAVE_TIMEOUT); synchronize before the script ends",
+             engine->options.rank, engine->options.leave_timeout_ms);
+    hvd_engine_abort(engine, engine->options.rank, HVD_EPEER, text);
+}
+
+void hvd_engine_leave(struct hvd_engine *engine)
+{
+    if (engine->alone)
+        return;
+    uint64_t until_ns = hvd_now_ns() + (uint64_t)engine->options.leave_timeout_ms * 1000000u;
+    bool done = false;
+    atomic_store(&engine->leave_wanted, 1);
+    hvd_turn_kick(engine);
+    while (!done && hvd_now_ns() < until_ns) {
+        if (hvd_turn_take(engine))
+            done = hvd_turn_drive(engine, leave_done, engine, until_ns);
+        if (!done) /* the turn is elsewhere, or others are late: look again in a millisecond */
+            hvd_futex_wait(&engine->left, atomic_load(&engine->left), 1000000u);
+    }
+    if (!done)
+        give_up_unfinished(engine);
+    atomic_store_explicit(&engine->host.control->seat[engine->host.rank].left, 1, memory_order_release);
 }

@@ -13,7 +13,7 @@
 
 #include "../kernel/kernel.h"
 
-#include <limits.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -165,28 +165,6 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     return code;
 }
 
-static bool leave_done(void *self)
-{
-    struct hvd_engine *engine = self;
-    return atomic_load(&engine->failed) || (atomic_load(&engine->left) && hvd_work_empty(engine));
-}
-
-void hvd_engine_leave(struct hvd_engine *engine)
-{
-    if (engine->alone)
-        return;
-    uint64_t until_ns = hvd_now_ns() + (uint64_t)engine->options.leave_timeout_ms * 1000000u;
-    atomic_store(&engine->leave_wanted, 1);
-    hvd_turn_kick(engine);
-    for (bool done = false; !done && hvd_now_ns() < until_ns;) {
-        if (hvd_turn_take(engine))
-            done = hvd_turn_drive(engine, leave_done, engine, until_ns);
-        if (!done) /* the turn is elsewhere, or others are late: look again in a millisecond */
-            hvd_futex_wait(&engine->left, atomic_load(&engine->left), 1000000u);
-    }
-    atomic_store_explicit(&engine->host.control->seat[engine->host.rank].left, 1, memory_order_release);
-}
-
 void hvd_engine_stop(struct hvd_engine *engine)
 {
     hvd_turn_thread_stop(engine);
@@ -287,8 +265,13 @@ int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *r
     if (!engine->alone) {
         if (!request->waits)
             hvd_turn_kick(engine);
-    } else if (hvd_turn_take(engine)) {
-        hvd_turn_run(engine); /* no thread here: the submitter does it at once */
+    } else {
+        while (hvd_handles_queued(&engine->handles)) { /* no thread here: submitters do it at once, each or another */
+            if (hvd_turn_take(engine))
+                hvd_turn_run(engine);
+            else
+                sched_yield();
+        }
     }
     return handle;
 }
@@ -315,6 +298,9 @@ static void wait_asleep(struct hvd_engine *engine, struct hvd_slot *slot, bool t
         if (i % 16 == 0 && hvd_now_ns() >= try_until_ns)
             break;
     }
+    /* The holder may have looked at the queue for the last time before this request was pushed, unannounced. */
+    if (hvd_handles_queued(&engine->handles))
+        hvd_turn_kick(engine);
     uint64_t now = hvd_now_ns();
     atomic_fetch_add(&slot->waiters, 1);
     uint32_t word = atomic_load(&slot->word);

@@ -220,8 +220,10 @@ class _Distributed:
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._hvd is not None:
             last = len(self.param_groups) - 1
-            for i, parameter in enumerate(self.param_groups[last]["params"]):
-                self._hvd.add(parameter, f"noname.{last}.{i}")
+            added = [(parameter, f"noname.{last}.{i}") for i, parameter in enumerate(self.param_groups[last]["params"])]
+            suffix = _suffix_for([name for _, name in added])
+            for parameter, name in added:
+                self._hvd.add(parameter, name + suffix)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Backward passes after which gradients are averaged, from now on. ValueError below 1."""
@@ -309,8 +311,14 @@ def _names_of(
             "named_parameters does not name all parameters of the optimizer; missing (group.index): "
             + ", ".join(missing)
         )
-    earlier = max((_used_names.get(name, 0) for name in counts), default=0)
-    for name in counts:
-        _used_names[name] = earlier + 1
-    suffix = f"#{earlier + 1}" if earlier else ""
+    suffix = _suffix_for(counts)
     return [(parameter, name_of[id(parameter)] + suffix) for group in groups for parameter in group]
+
+
+def _suffix_for(names: Iterable[str]) -> str:
+    """What makes these names unlike those of earlier optimizers; the same on all ranks, which build them in one order."""
+    names = list(names)
+    earlier = max((_used_names.get(name, 0) for name in names), default=0)
+    for name in names:
+        _used_names[name] = earlier + 1
+    return f"#{earlier + 1}" if earlier else ""

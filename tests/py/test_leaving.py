@@ -28,3 +28,36 @@ def test_a_rank_that_is_done_first_is_no_failure() -> None:
     launch = [sys.executable, "-m", "hvdlite.launcher", "-np", "3", sys.executable, "-c", code]
     done = subprocess.run(launch, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+UNFINISHED = """
+import os, signal, time, numpy, hvdlite as hvd
+from hvdlite._core import ffi, lib
+
+def buckets():
+    names = [ffi.string(lib.hvd_counter_name(i)).decode() for i in range(3)]
+    return lib.hvd_counter(names.index("buckets"))
+
+hvd.init()
+other = hvd.allgather_object(os.getpid())[1]
+before = buckets()
+big = numpy.ones(200_000_000, dtype=numpy.uint8)
+handle = hvd.allreduce_async(big, op=hvd.Sum, name="big")
+if hvd.rank() == 0:
+    while buckets() == before:
+        pass
+    os.kill(other, signal.SIGSTOP)  # in the middle of the sum, and for longer than rank 0 waits at its end
+    if os.fork() == 0:
+        time.sleep(3)
+        os.kill(other, signal.SIGCONT)
+        os._exit(0)
+else:
+    hvd.synchronize(handle)
+"""
+
+
+def test_a_rank_that_ends_before_its_agreed_work_is_done_leaves_nobody_waiting() -> None:
+    launch = [sys.executable, "-m", "hvdlite.launcher", "-np", "2", sys.executable, "-c", UNFINISHED]
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "HvdPeerLostError" in done.stderr and "rank 0 ends although" in done.stderr

@@ -178,3 +178,16 @@ def test_sparse_gradients_are_refused_with_the_remedy():
         table(torch.tensor([1, 2])).sum().backward()
     table.zero_grad(set_to_none=True)
     del optimizer
+
+
+@as_ranks(2)
+def test_groups_added_to_two_optimizers_have_names_of_their_own():
+    layers = [torch.nn.Linear(3, 3) for _ in range(4)]
+    hvd.broadcast_parameters([(str(i), p) for i, layer in enumerate(layers) for p in layer.parameters()], 0)
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.1)) for layer in layers[:2]]
+    for optimizer, layer in zip(optimizers, layers[2:]):
+        optimizer.add_param_group({"params": list(layer.parameters())})
+    sum(layer(torch.ones(1, 3) * (hvd.rank() + 1)).sum() for layer in layers).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert all(torch.equal(layer.weight.grad, torch.full((3, 3), 1.5)) for layer in layers)
