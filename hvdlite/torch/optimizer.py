@@ -316,7 +316,7 @@ def _names_of(
 
 
 def _suffix_for(names: Iterable[str]) -> str:
-    """What makes these names unlike those of earlier optimizers; the same on all ranks, which build them in one order."""
+    """What makes these names unlike those of earlier optimizers; the same on all ranks if they build in one order."""
     names = list(names)
     earlier = max((_used_names.get(name, 0) for name in names), default=0)
     for name in names:

@@ -183,7 +183,7 @@ def test_sparse_gradients_are_refused_with_the_remedy():
 @as_ranks(2)
 def test_groups_added_to_two_optimizers_have_names_of_their_own():
     layers = [torch.nn.Linear(3, 3) for _ in range(4)]
-    hvd.broadcast_parameters([(str(i), p) for i, layer in enumerate(layers) for p in layer.parameters()], 0)
+    hvd.broadcast_parameters(torch.nn.ModuleList(layers).state_dict(), 0)
     optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.1)) for layer in layers[:2]]
     for optimizer, layer in zip(optimizers, layers[2:]):
         optimizer.add_param_group({"params": list(layer.parameters())})
