@@ -28,7 +28,10 @@ Product: int = _core.OPS["product"]
 
 
 class Handle:
-    """An asynchronous collective. It keeps its tensors alive; may be synchronized again and says the same."""
+    """An asynchronous collective. It keeps its tensors alive; may be synchronized again and says the same.
+
+    Several threads may have handles, but one handle is waited for by one thread at a time.
+    """
 
     __slots__ = ("_error", "_finish", "_pending", "_result")
 

@@ -25,6 +25,7 @@ from . import flags, hosts
 from .process import NOT_FOUND, NOT_RUNNABLE
 
 USAGE_ERROR = 2
+RANKS_MAX = 64  # on one host, as the core has it (HVD_LOCAL_MAX)
 
 
 class UsageError(Exception):
@@ -109,6 +110,7 @@ def _run(argv: Sequence[str]) -> int:
     if not command:
         raise UsageError("no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py")
     slots = _slots(asked)
+    _check_place()
     _check_command(command[0], environ)
     from . import job
 
@@ -160,7 +162,9 @@ def _slots(asked: argparse.Namespace) -> list[hosts.Slot]:
             raise UsageError(f"not yet: {', '.join(others)}: this version starts ranks on this host only")
         if len(places) > 1:  # several names of this host
             places = [hosts.Host("localhost", sum(place.slots for place in places))]
-        return hosts.assign(places, sum(place.slots for place in places) if size is None else size)
+        if (places[0].slots if size is None else size) > RANKS_MAX:
+            raise UsageError(f"not yet: more than {RANKS_MAX} ranks; they all run on this host in this version")
+        return hosts.assign(places, places[0].slots if size is None else size)
     except hosts.HostError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
@@ -175,6 +179,14 @@ def _count(text: str) -> int:
     if size < 1:
         raise UsageError(f"-np {text}: there must be at least 1 rank")
     return size
+
+
+def _check_place() -> None:
+    """The ranks start in this folder: is it still there? Raises UsageError."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the current folder cannot be used: {error.strerror}") from None
 
 
 def _check_command(command: str, environ: Mapping[str, str]) -> None:

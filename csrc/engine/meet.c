@@ -220,6 +220,10 @@ static int blame(struct hvd_host *host, int code, int peer, struct hvd_error *er
         return hvd_fail_rank(
             error, code, peer,
             "rank %d did not answer in time during init; is it stopped? (--start-timeout gives more time)", peer);
+    if (code == HVD_ENOMEM)
+        return hvd_fail_rank(error, HVD_EINIT, host->rank,
+                             "rank %d may open too few files for %d ranks: raise the limit (ulimit -n) to %d or more",
+                             host->rank, host->size, 64 + 8 * host->size);
     if (code != HVD_EPEER)
         return hvd_fail_rank(error, HVD_EINIT, peer, "rank %d sent something that is not of this protocol during init",
                              peer);

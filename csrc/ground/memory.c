@@ -152,7 +152,7 @@ int hvd_parcel_send(int socket, struct hvd_parcel *parcel, int watch, uint64_t d
     return HVD_OK;
 }
 
-/* Take the descriptors that came with a message; HVD_EINVAL if they are not as many as were promised. */
+/* Take the descriptors that came with a message, all or none of them. */
 static int take_fds(struct msghdr *message, struct hvd_parcel *parcel)
 {
     int taken = 0;
@@ -178,7 +178,7 @@ static int take_fds(struct msghdr *message, struct hvd_parcel *parcel)
         close(parcel->fds[i]);
         parcel->fds[i] = -1;
     }
-    return HVD_EINVAL;
+    return message->msg_flags & MSG_CTRUNC ? HVD_ENOMEM : HVD_EINVAL;
 }
 
 int hvd_parcel_receive(int socket, struct hvd_parcel *parcel, int watch, uint64_t deadline_ns)

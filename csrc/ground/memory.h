@@ -26,7 +26,8 @@ void *hvd_memory_private(size_t bytes, struct hvd_error *error);
  * a length and a number of descriptors that both sides know. Both block until deadline_ns (monotonic), wake up
  * when `watch` (-1: none) becomes readable, and fail with HVD_EPEER at end of file, HVD_ETIMEOUT, or HVD_AGAIN
  * when it was `watch` that spoke. Received descriptors are close-on-exec; a wrong number of them is closed and
- * refused with HVD_EINVAL. `done` carries the bytes moved so far across HVD_AGAIN; it starts at 0. */
+ * refused with HVD_EINVAL, or with HVD_ENOMEM where the kernel cut them off, as this process may open no more. `done`
+ * carries the bytes moved so far across HVD_AGAIN; it starts at 0. */
 struct hvd_parcel {
     void *bytes;
     size_t length, done;

@@ -193,6 +193,8 @@ def test_options_reach_the_ranks_as_variables():
         ("-np 2", 2, "no command"),
         ("true", 2, "how many ranks"),
         ("-np 0 true", 2, "-np 0: there must be at least 1 rank"),
+        ("-np 65 true", 2, "more than 64 ranks"),
+        ("-np 1000000 true", 2, "more than 64 ranks"),
         ("-np -3 true", 2, "-np -3: there must be at least 1 rank"),
         ("-np x true", 2, "-np x: must be a whole number"),
         ("-np 2 no-such-command-anywhere", 127, "no-such-command-anywhere: command not found"),

@@ -53,6 +53,13 @@ def test_a_forced_dev_shm_that_is_too_small_is_an_error_that_says_how_much_is_ne
     assert "MB more" in done.stderr and "--shm-size" in done.stderr
 
 
+def test_too_few_descriptors_are_named_with_the_limit_that_is_needed() -> None:
+    launch = [sys.executable, "-m", "hvdlite.launcher", "-np", "16", "sh", "-c", 'ulimit -n 40; exec "$@"', "sh"]
+    done = subprocess.run([*launch, sys.executable, "-c", SUM], capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    assert "ulimit -n" in done.stderr
+
+
 def test_a_wrong_value_names_variable_and_value() -> None:
     done = run_with_dev_shm("1m", "HVDLITE_SHARED_MEMORY=tape")
     assert done.returncode != 0
