@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #define COUNT  ((UINT64_C(1) << 31) + 12345)
-#define PERIOD 251 /* a prime: a shift by any power of two is seen */
+#define PERIOD 251               /* a prime: a shift by any power of two is seen */
 #if defined(__SANITIZE_THREAD__) /* its shadow memory is four times what the program touches */
 #define NEEDED ((uint64_t)40 << 30)
 #else
