@@ -170,6 +170,7 @@ void hvd_engine_stop(struct hvd_engine *engine)
     hvd_turn_thread_stop(engine);
     while (!hvd_turn_take(engine))
         hvd_pause(); /* a waiter still drives; it comes back within its patience */
+    atomic_store(&engine->stop, 1);
     hvd_fail(&engine->failure, HVD_ESTATE, "hvdlite was shut down on rank %d while this was pending",
              engine->options.rank);
     atomic_store(&engine->failed, 1);
@@ -269,6 +270,8 @@ int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *r
         while (hvd_handles_queued(&engine->handles)) { /* no thread here: submitters do it at once, each or another */
             if (hvd_turn_take(engine))
                 hvd_turn_run(engine);
+            else if (atomic_load(&engine->stop)) /* the turn is never given back, and this came too late for it */
+                return hvd_fail(error, HVD_ESTATE, "hvdlite was shut down on rank %d", engine->options.rank);
             else
                 sched_yield();
         }
