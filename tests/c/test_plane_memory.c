@@ -120,6 +120,13 @@ static void work_in_plane(const struct hvd_plane_arg *arg, const struct hvd_plan
     hvd_bucket_check(&bucket);
 }
 
+/* Races do not depend on the dtype, and the thread sanitizer takes minutes for what is seconds without it. */
+#if defined(__SANITIZE_THREAD__)
+#define WORTHWHILE(dtype) ((dtype) == HVD_DTYPE_float32 || (dtype) == HVD_DTYPE_int8)
+#else
+#define WORTHWHILE(dtype) true
+#endif
+
 static void works(const struct hvd_plane_arg *arg, void *more)
 {
     (void)more;
@@ -135,7 +142,7 @@ static void works(const struct hvd_plane_arg *arg, void *more)
                                     .prescale = 1,
                                     .postscale = 1};
             bool thorough = dtype == HVD_DTYPE_float32 || like.op == HVD_OP_sum;
-            if (hvd_reduce_check(like.op, like.dtype, 1, 1))
+            if (!WORTHWHILE(dtype) || hvd_reduce_check(like.op, like.dtype, 1, 1))
                 continue;
             for (size_t k = 0; k < HVD_COUNT_OF(counts) - (thorough ? 0 : 2); k++)
                 for (int shape = 0; shape < HVD_BUCKET_SHAPES; shape++) {
