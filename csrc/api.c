@@ -184,6 +184,21 @@ TOPOLOGY(local_size)
 TOPOLOGY(cross_rank)
 TOPOLOGY(cross_size)
 
+int hvd_set_open(const int *ranks, int count, char *text, size_t text_bytes)
+{
+    (void)ranks;
+    (void)count;
+    hvd_text_copy(text, text_bytes, "process sets are not there yet");
+    return HVD_EINVAL;
+}
+
+int hvd_set_close(int process_set, char *text, size_t text_bytes)
+{
+    (void)process_set;
+    hvd_text_copy(text, text_bytes, "process sets are not there yet");
+    return HVD_EINVAL;
+}
+
 int64_t hvd_submit(const struct hvd_request *request, char *text, size_t text_bytes)
 {
     struct hvd_engine *engine = enter();

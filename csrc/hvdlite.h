@@ -50,8 +50,10 @@ extern "C" {
 #define HVD_BROADCAST     2
 #define HVD_BARRIER       3
 #define HVD_JOIN          4
-#define HVD_ALLTOALL      5 /* reserved: later */
-#define HVD_REDUCESCATTER 6 /* reserved: later */
+#define HVD_ALLTOALL      5
+#define HVD_REDUCESCATTER 6
+#define HVD_REDUCE        7 /* an allreduce whose result only the root wants */
+#define HVD_SEND          8 /* point-to-point: from rank root to rank peer of the set; only these two submit it */
 
 #define HVD_DIMS_MAX 8
 #define HVD_NAME_MAX 255 /* bytes of a tensor name that errors can show; longer names are hashed whole */
@@ -83,16 +85,21 @@ typedef int hvd_boot_allgather(void *self, const void *mine, size_t bytes, void 
 struct hvd_request {
     const char *name; /* NULL: unnamed, matched by order of submission */
     int kind, op, dtype;
-    int root; /* broadcast: rank inside the process set */
+    int root; /* broadcast, reduce: rank inside the process set; send: the sender */
+    int peer; /* send: the receiver, a rank inside the process set; 0 for all other kinds */
     int ndim;
     int64_t dims[HVD_DIMS_MAX];
     double prescale, postscale;
-    const void *input; /* contiguous; NULL only for barrier, join and zero elements */
-    void *output;      /* allreduce, broadcast: same size as the input, may be the input itself.
-                          allgather: NULL, the engine allocates (hvd_result) */
-    int process_set;   /* 0: all ranks */
-    int waits;         /* 1: the caller waits at once, so the engine thread need not be woken for it */
-    uint64_t group;    /* 0: none; all members of a group become ready together */
+    const void *input;     /* contiguous; NULL only for barrier, join and zero elements */
+    void *output;          /* allreduce, broadcast: same size as the input, may be the input itself. reduce: NULL on
+                              others than the root. reducescatter: this rank's rows (dims[0] / size, the first
+                              dims[0] % size ranks have one more). send: the receiver's, of the same dims.
+                              allgather, alltoall: NULL, the engine allocates (hvd_result) */
+    const int64_t *splits; /* alltoall: rows of the input for each rank of the set, in order, sum <= dims[0]; lent
+                              until the handle is finished. NULL: dims[0] in equal parts */
+    int process_set;       /* 0: all ranks; else a number from hvd_set_open */
+    int waits;             /* 1: the caller waits at once, so the engine thread need not be woken for it */
+    uint64_t group;        /* 0: none; all members of a group become ready together */
     int group_count;
 };
 
@@ -100,9 +107,9 @@ struct hvd_request {
 struct hvd_output {
     void *data;
     int64_t bytes;
-    int64_t rows;           /* first dimension of the result */
-    const int64_t *rows_of; /* rows that came from each rank, `size` entries */
-    int size;
+    int64_t rows;           /* first dimension of the result; join: the rank that joined last */
+    const int64_t *rows_of; /* rows that came from each rank of the set, `size` entries */
+    int size;               /* of the process set */
 };
 
 /* Life. hvd_init blocks until all ranks have met or start_timeout_ms is over. */
@@ -123,6 +130,13 @@ int hvd_local_rank(void);
 int hvd_local_size(void);
 int hvd_cross_rank(void);
 int hvd_cross_size(void);
+
+/* Process sets: some ranks, in ascending order, that run collectives of their own. All ranks of the job, members or
+ * not, make the same calls in the same order, and the caller sees to two things: nobody submits to a set before
+ * hvd_set_open has returned on all ranks, and nobody closes one before its last collective is over on all members
+ * (Python exchanges over the global set). open returns the number of the set, which is the same on all ranks. */
+int hvd_set_open(const int *ranks, int count, char *text, size_t text_bytes);
+int hvd_set_close(int process_set, char *text, size_t text_bytes);
 
 /* Collectives. submit returns a handle > 0 or a negative code; it never waits for another rank.
  * The request is copied; tensor memory stays the caller's and must live until the handle is finished. */

@@ -32,6 +32,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = lib.HVD_ALLREDUCE, lib.HVD_ALLGATHER, lib.HVD_BROADCAST, lib.HVD_BARRIER
+JOIN, ALLTOALL, REDUCESCATTER = lib.HVD_JOIN, lib.HVD_ALLTOALL, lib.HVD_REDUCESCATTER
+REDUCE, SEND = lib.HVD_REDUCE, lib.HVD_SEND
 _OK, _AGAIN = lib.HVD_OK, lib.HVD_AGAIN
 _DIMS_MAX, _TEXT_BYTES = lib.HVD_DIMS_MAX, lib.HVD_TEXT_MAX
 _WAIT_MS = 50
@@ -230,22 +232,25 @@ def group_number(name: str | None) -> int:
 
 
 def _request(
-    kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], root: int,
-    prescale: float, postscale: float, process_set: int, group: int, group_count: int
+    kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], root: int, peer: int,
+    splits: tuple[int, ...] | None, prescale: float, postscale: float, process_set: int, group: int, group_count: int
 ) -> tuple[Any, Any]:  # fmt: skip
-    """A request but for its addresses, and the name that it points to."""
+    """A request but for its addresses, and the memory that it points to."""
     if name is not None and "\0" in name:
         raise ValueError(f"a tensor name must not contain a NUL character: {name!r}")
     c_name = ffi.NULL if name is None else ffi.new("char[]", name.encode("utf-8", "surrogateescape"))
     request = ffi.new("struct hvd_request *")
-    request.name, request.kind, request.op, request.dtype, request.root = c_name, kind, op, dtype, root
+    request.name, request.kind, request.op, request.dtype = c_name, kind, op, dtype
+    request.root, request.peer = root, peer
+    c_splits = ffi.NULL if splits is None else ffi.new("int64_t[]", splits)
+    request.splits = c_splits
     if len(shape) > _DIMS_MAX:  # the core shows shapes in errors and needs the first dimension only
         shape = (*shape[: _DIMS_MAX - 1], math.prod(shape[_DIMS_MAX - 1 :]))
     request.ndim = len(shape)
     request.dims[0 : len(shape)] = shape
     request.prescale, request.postscale = prescale, postscale
     request.process_set, request.group, request.group_count = process_set, group, group_count
-    return request, c_name
+    return request, (c_name, c_splits)
 
 
 def submit(
@@ -259,6 +264,8 @@ def submit(
     keep: Any,
     *,
     root: int = 0,
+    peer: int = 0,
+    splits: tuple[int, ...] | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set: int = 0,
@@ -282,7 +289,7 @@ def submit(
                 f"a tensor named {name!r} is in flight already: synchronize it first, or give each tensor its own name",
             )
     thread = _thread
-    key = (kind, op, dtype, name, shape, root, prescale, postscale, process_set, group, group_count)
+    key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count)
     known = thread.requests.get(key)
     if known is None:
         known = _request(*key)
@@ -300,7 +307,7 @@ def submit(
         if len(_latest) >= _REQUESTS_KEPT:
             _latest.clear()
         _latest[name] = native
-    return Pending(native, keep)
+    return Pending(native, (keep, known))  # splits are lent until the request is finished
 
 
 def op_name(op: int) -> str | None:

@@ -16,6 +16,8 @@ static const char *const kinds[] = {
     [HVD_JOIN] = "join",
     [HVD_ALLTOALL] = "alltoall",
     [HVD_REDUCESCATTER] = "reducescatter",
+    [HVD_REDUCE] = "reduce",
+    [HVD_SEND] = "send",
 };
 static const char *const ops[] = {
 #define X(number, name) [number] = #name,

@@ -13,8 +13,9 @@
 /* One tensor of a bucket. The bucket is the concatenation of its pieces; nothing is packed beforehand. */
 struct hvd_piece {
     const void *in; /* NULL: this rank has joined and gives the op's identity; allreduce only */
-    void *out;      /* NULL: nobody here wants the result (joined rank). May equal in. */
-    uint64_t count; /* elements; allgather: of this rank */
+    void *out;      /* NULL: nobody here wants the result (joined rank, reduce: not the root). May equal in, but for
+                       alltoall and reducescatter. */
+    uint64_t count; /* elements; allgather: of this rank; alltoall: that this rank gives in all; reducescatter: of in */
 };
 
 #define HVD_WORK_IN_PLANE 1u /* agreed: every rank's pieces lie in memory from alloc, at any address */
@@ -30,7 +31,11 @@ struct hvd_work {
     uint32_t pieces;
     uint64_t count;           /* sum over pieces[].count */
     const uint64_t *count_of; /* allgather: elements by piece and rank, count_of[piece * size + rank];
-                                 out of a piece receives all ranks' elements in rank order */
+                                 out of a piece receives all ranks' elements in rank order.
+                                 alltoall (one piece): from every rank to every rank, count_of[from * size + to]; in
+                                 holds what goes to rank 0, 1, ... one after the other, out receives likewise.
+                                 reducescatter (one piece): count_of[rank] is the share of rank, in order; out
+                                 receives this rank's */
     uint64_t room[24];        /* the plane's own state for this work; start may assume nothing about it */
 };
 
