@@ -91,7 +91,7 @@ int hvd_kernel_use(const char *name)
 void hvd_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void *const *src, int n, size_t count)
 {
     HVD_ASSERT(dtype >= 0 && dtype < HVD_DTYPES_MAX && n >= 1 && n <= HVD_LOCAL_MAX);
-    bool scaled = scale->divide != 1 || scale->factor != 1.0;
+    bool scaled = scale->divide != 1 || scale->factor != 1.0 || scale->first != 1.0;
     if (count == 0)
         return;
     if (n == 1 && !scaled) {

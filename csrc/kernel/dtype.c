@@ -5,7 +5,8 @@
  *
  * Folding: a scale before the combination is as good as one after it, as long as it can be pulled out:
  *   sum(p*x) = p * sum(x);  product(p*x) = p^n * product(x);  min(p*x) = p * min(x), or p * max(x) if p < 0.
- * An average is a sum with the factor 1/size, except for integers, which divide in 64 bits. The one factor
+ * An average is a sum with the factor 1/size. Integers cannot pull anything out, since each step truncates: their
+ * prescale stays with the sources, the average is a division in 64 bits, the postscale comes last. The one factor
  * that remains is computed in double, by multiplications in a fixed order (no pow: it differs by libm),
  * and rounded once to the accumulator's type by the loop.
  *
@@ -76,17 +77,22 @@ const char *hvd_reduce_check(int op, int dtype, double prescale, double postscal
 
 struct hvd_scale hvd_scale_fold(int op, int dtype, int n, int divide_by, double prescale, double postscale)
 {
-    struct hvd_scale scale = {.op = op, .divide = 1, .factor = 1.0};
+    struct hvd_scale scale = {.op = op, .divide = 1, .factor = 1.0, .first = 1.0};
     if (dtype == HVD_DTYPE_bool) {
         scale.op = op == HVD_OP_sum || op == HVD_OP_max ? HVD_OP_max : HVD_OP_min;
+        return scale;
+    }
+    if (!is_float(dtype)) {
+        scale.op = op == HVD_OP_average ? HVD_OP_sum : op;
+        scale.divide = op == HVD_OP_average ? divide_by : 1;
+        scale.first = prescale;
+        scale.factor = postscale;
         return scale;
     }
     scale.factor = prescale;
     switch (op) {
     case HVD_OP_average:
         scale.op = HVD_OP_sum;
-        if (!is_float(dtype))
-            scale.divide = divide_by;
         break;
     case HVD_OP_min:
     case HVD_OP_max:
@@ -99,7 +105,7 @@ struct hvd_scale hvd_scale_fold(int op, int dtype, int n, int divide_by, double 
         break;
     }
     scale.factor *= postscale;
-    if (op == HVD_OP_average && is_float(dtype))
+    if (op == HVD_OP_average)
         scale.factor /= divide_by;
     return scale;
 }

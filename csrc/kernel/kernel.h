@@ -9,8 +9,9 @@
  *     postscale, folded in double, rounded once to the accumulator's type) is applied in the accumulator;
  *     one rounding (to nearest even) at the store.
  *   - Integer sums and products wrap. Scaled ones (any average, any factor other than 1) are combined in 64 bits,
- *     so that only the result can fail to fit: divided by `divide` with truncation towards zero, then multiplied
- *     by `factor` in double with truncation. What does not fit wraps modulo 2^bits; NaN and infinities give 0.
+ *     so that only the result can fail to fit: each source times `first` in double with truncation (a prescale acts
+ *     on every rank's own tensor, as in Horovod), the combination divided by `divide` with truncation towards zero,
+ *     then multiplied by `factor` likewise. What does not fit wraps modulo 2^bits; NaN and infinities give 0.
  *   - bool: sum, max = or; product, min = and; average and scales are refused (hvd_reduce_check). Any byte but 0
  *     is true, and true is stored as 1.
  *   - min and max of floats: a NaN in any source gives NaN. A NaN that was computed is stored as the one positive
@@ -60,6 +61,7 @@ struct hvd_scale {
     int op;        /* sum, min, max or product; min and max are swapped under a negative prescale */
     int divide;    /* integer average: divide the 64-bit sum by this; 1 otherwise */
     double factor; /* 1.0: none */
+    double first;  /* integers: what each source is multiplied by before it is combined; 1.0 for floats */
 };
 
 /* NULL if the core can reduce this; else a sentence that names the dtype and op and the remedy. Static. */

@@ -1,9 +1,9 @@
 /* wide.h - scaled integers of one variant: accumulated in 64 bits, then divided or multiplied.
  *
  * What is the average of integers, or their sum times a factor? The sources of a block are widened to 64 bits,
- * combined there (wrapping), divided by `divide` with truncation towards zero, multiplied by `factor` in double
- * with truncation, and cut to the dtype. That is rare work, so its steps are separate passes over a block in
- * the L1 cache, shared by all dtypes; only widening and narrowing is per dtype (WIDE). Unscaled integers never
+ * multiplied by `first`, combined there (wrapping), divided by `divide` with truncation towards zero, multiplied by
+ * `factor` in double with truncation, and cut to the dtype. That is rare work, so its steps are separate passes over a
+ * block in the L1 cache, shared by all dtypes; only widening and narrowing is per dtype (WIDE). Unscaled integers never
  * come here: they stay in their own type, at the speed of memory.
  */
 
@@ -31,6 +31,13 @@ TARGET static void wide_combine(int op, int64_t *sum, const int64_t *next, size_
     }
 }
 
+TARGET static void wide_scale(int64_t *sum, size_t count, double factor)
+{
+    if (factor != 1.0)
+        for (size_t i = 0; i < count; i++)
+            sum[i] = (int64_t)hvd_wrapped((double)sum[i] * factor);
+}
+
 /* Only sums divide. `exact`: those of at most HVD_LOCAL_MAX elements stay below 2^53, where a division of doubles
  * truncates right. */
 TARGET static void wide_finish(const struct hvd_scale *scale, int64_t *sum, size_t count, bool exact)
@@ -42,9 +49,7 @@ TARGET static void wide_finish(const struct hvd_scale *scale, int64_t *sum, size
     else if (scale->divide != 1)
         for (size_t i = 0; i < count; i++)
             sum[i] = hvd_quotient(sum[i], scale->divide);
-    if (scale->factor != 1.0)
-        for (size_t i = 0; i < count; i++)
-            sum[i] = (int64_t)hvd_wrapped((double)sum[i] * scale->factor);
+    wide_scale(sum, count, scale->factor);
 }
 
 #define WIDE(NAME, ELEMENT)                                                                                 \
@@ -65,8 +70,10 @@ TARGET static void wide_finish(const struct hvd_scale *scale, int64_t *sum, size
         for (size_t at = 0; at < count; at += WIDE_BLOCK) {                                                 \
             size_t block = count - at < WIDE_BLOCK ? count - at : WIDE_BLOCK;                               \
             widen_##NAME(sum, (const ELEMENT *)src[0] + at, block);                                         \
+            wide_scale(sum, block, scale->first);                                                           \
             for (int k = 1; k < n; k++) {                                                                   \
                 widen_##NAME(next, (const ELEMENT *)src[k] + at, block);                                    \
+                wide_scale(next, block, scale->first);                                                      \
                 wide_combine(scale->op, sum, next, block);                                                  \
             }                                                                                               \
             wide_finish(scale, sum, block, sizeof(ELEMENT) <= 4);                                           \

@@ -19,7 +19,7 @@ static char *arrays[SOURCES + 1];
 
 static double gbytes_per_s(int dtype, int op, double factor, int divide, int n, size_t count)
 {
-    struct hvd_scale scale = {op, divide, factor};
+    struct hvd_scale scale = {op, divide, factor, 1.0};
     uint64_t best = UINT64_MAX;
     size_t bytes = count * (size_t)hvd_dtype_bytes(dtype) * (size_t)(n + 1);
     for (int round = 0; round < ROUNDS; round++) {

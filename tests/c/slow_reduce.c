@@ -120,11 +120,17 @@ static uint64_t low_bits(double value)
     return value < 0 ? -bits : bits;
 }
 
+static int64_t source_at(int dtype, const struct hvd_scale *scale, const void *array, size_t i)
+{
+    int64_t value = integer_at(dtype, array, i);
+    return scale->first == 1.0 ? value : (int64_t)low_bits((double)value * scale->first);
+}
+
 static uint64_t reduced_integer(int dtype, const struct hvd_scale *scale, const void *const *src, int n, size_t i)
 {
-    int64_t sum = integer_at(dtype, src[0], i);
+    int64_t sum = source_at(dtype, scale, src[0], i);
     for (int k = 1; k < n; k++) {
-        int64_t next = integer_at(dtype, src[k], i);
+        int64_t next = source_at(dtype, scale, src[k], i);
         if (scale->op == HVD_OP_sum)
             sum = (int64_t)(uint64_t)((__int128)sum + next);
         else if (scale->op == HVD_OP_product)
@@ -139,7 +145,7 @@ static uint64_t reduced_integer(int dtype, const struct hvd_scale *scale, const 
 void slow_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void *const *src, int n, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        if (n == 1 && scale->factor == 1.0 && scale->divide == 1) {
+        if (n == 1 && scale->factor == 1.0 && scale->divide == 1 && scale->first == 1.0) {
             size_t bytes = (size_t)hvd_dtype_bytes(dtype);
             memcpy((char *)dst + i * bytes, (const char *)src[0] + i * bytes, bytes);
         } else if (dtype == HVD_DTYPE_float64) {

@@ -181,8 +181,9 @@ static void run_cell(struct cell *cell)
 
 static void run_dtype(int dtype)
 {
-    static const struct hvd_scale scales[] = {{0, 1, 1.0}, {0, 1, 1.0 / 3}, {0, 1, -0x1p40},
-                                              {0, 3, 1.0}, {0, 2, 1e9},     {0, 1, 1e200}};
+    static const struct hvd_scale scales[] = {{0, 1, 1.0, 1.0}, {0, 1, 1.0 / 3, 1.0}, {0, 1, -0x1p40, 1.0},
+                                              {0, 3, 1.0, 1.0}, {0, 2, 1e9, 1.0},     {0, 1, 1e200, 1.0},
+                                              {0, 1, 1.0, 0.7}, {0, 2, 0.3, -1.5}};
     bool is_bool = dtype == HVD_DTYPE_bool;
     bool is_float = dtype >= HVD_DTYPE_float16 && !is_bool;
     for (size_t s = 0; s < HVD_COUNT_OF(sources); s++)
@@ -194,6 +195,8 @@ static void run_dtype(int dtype)
                     cell.scale.op = ops[o];
                     if (cell.scale.divide != 1 && (is_float || ops[o] != HVD_OP_sum))
                         continue; /* only integer sums divide */
+                    if (cell.scale.first != 1.0 && is_float)
+                        continue; /* folded into the factor */
                     if (f > 1 && sources[s] == 64 && counts[c] > 17)
                         continue; /* time */
                     run_cell(&cell);

@@ -107,7 +107,11 @@ static void integers_divide_and_truncate(void)
     const uint8_t v[] = {200, 100, 250};
     CHECK(reduced_uint8(HVD_OP_sum, 3, 3, 1, 1, v) == (200 + 100 + 250) % 256, "a sum wraps");
     CHECK(reduced_uint8(HVD_OP_average, 3, 3, 1, 1, v) == 183, "an average does not wrap on the way");
-    CHECK(reduced_uint8(HVD_OP_sum, 3, 3, 0.5, 1, v) == 275 % 256, "nor does a scaled sum, but its result does");
+    CHECK(reduced_uint8(HVD_OP_sum, 3, 3, 1, 0.5, v) == 275 % 256, "nor does a scaled sum, but its result does");
+    const uint8_t odd[] = {3, 5, 255};
+    CHECK(reduced_uint8(HVD_OP_sum, 2, 2, 0.5, 1, odd) == 1 + 2, "a prescale truncates every rank's own value");
+    CHECK(reduced_uint8(HVD_OP_average, 3, 3, 0.5, 3, odd) == (1 + 2 + 127) / 3 * 3, "prescale, average, postscale");
+    CHECK(reduced_uint8(HVD_OP_product, 2, 2, 0.5, 1, odd) == 1 * 2, "of a product as well");
     CHECK(reduced_uint8(HVD_OP_max, 3, 3, -1, 1, v) == 256 - 100, "max of negated values, wrapped");
     CHECK(reduced_uint8(HVD_OP_sum, 3, 3, NAN, 1, v) == 0, "NaN gives 0");
     const int64_t w[] = {-7, INT64_C(-4611686018427387904), INT64_MAX, INT64_MIN};

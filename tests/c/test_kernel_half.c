@@ -60,7 +60,7 @@ static void check_loops(int dtype)
     }
     for (size_t f = 0; f < HVD_COUNT_OF(factors); f++)
         for (int n = 1; n <= 2; n++) {
-            struct hvd_scale scale = {HVD_OP_sum, 1, factors[f]};
+            struct hvd_scale scale = {HVD_OP_sum, 1, factors[f], 1.0};
             slow_reduce(dtype, &scale, want, src, n, PATTERNS);
             hvd_reduce(dtype, &scale, result, src, n, PATTERNS);
             for (uint32_t i = 0; i < PATTERNS; i++)
