@@ -1,10 +1,10 @@
 /* self.c - the plane of a world of one rank.
  *
- * What does a collective mean when nobody else is there? An allreduce applies its factor (a sum with prescale
- * is still a multiplication), a broadcast and an allgather copy when the output is another buffer, a barrier
- * does nothing. All of it happens in `start`: there is nobody to wait for, so poll only says "done", no thread
- * is woken and no memory is shared. The kernel does the arithmetic, with one source, so that a script gives
- * the same bits on one rank here as every other plane would give.
+ * What does a collective mean when nobody else is there? An allreduce and a reducescatter apply their factor (a
+ * sum with prescale is still a multiplication), a broadcast, an allgather and an alltoall copy when the output is
+ * another buffer, a barrier does nothing. All of it happens in `start`: there is nobody to wait for, so poll only says
+ * "done", no thread is woken and no memory is shared. The kernel does the arithmetic, with one source, so that a script
+ * gives the same bits on one rank here as every other plane would give.
  */
 #include "plane.h"
 
@@ -25,8 +25,10 @@ static bool self_can(void *plane, const struct hvd_work *work)
     (void)plane;
     switch (work->kind) {
     case HVD_ALLREDUCE:
+    case HVD_REDUCESCATTER:
         return !hvd_reduce_check(work->op, work->dtype, work->prescale, work->postscale);
     case HVD_ALLGATHER:
+    case HVD_ALLTOALL:
     case HVD_BROADCAST:
     case HVD_BARRIER:
         return true;
@@ -42,13 +44,14 @@ static int self_start(void *plane, struct hvd_work *work, struct hvd_error *erro
     if (work->kind == HVD_BARRIER)
         return HVD_OK;
     struct hvd_scale scale = {0};
-    if (work->kind == HVD_ALLREDUCE)
+    bool reduces = work->kind == HVD_ALLREDUCE || work->kind == HVD_REDUCESCATTER;
+    if (reduces)
         scale = hvd_scale_fold(work->op, work->dtype, 1, work->divide_by, work->prescale, work->postscale);
     for (uint32_t i = 0; i < work->pieces; i++) {
         const struct hvd_piece *piece = &work->piece[i];
         if (!piece->in || !piece->out || piece->count == 0)
             continue;
-        if (work->kind == HVD_ALLREDUCE)
+        if (reduces)
             hvd_reduce(work->dtype, &scale, piece->out, &piece->in, 1, piece->count);
         else if (piece->out != piece->in)
             memmove(piece->out, piece->in, piece->count * (size_t)hvd_dtype_bytes(work->dtype));

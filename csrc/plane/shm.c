@@ -7,7 +7,7 @@
  *   flat                  np = 2, or under 32 KB: copy in, one word, everybody sums everything
  *   halves                np > 2: reduce-scatter and allgather through a ring of slots
  *   direct                all tensors in plane memory: each rank reduces its slice in place, for all
- *   allgather, barrier, broadcast: spread.c, broadcast.c
+ *   allgather, barrier, broadcast: spread.c, broadcast.c; alltoall, reducescatter: exchange.c
  *
  * Reading order: lane.h (the shared words and the rule of flow), pipeline.c, allreduce.c, then the rest. All
  * sums are taken in rank order, so every way gives the same bits. Memory: two shares of the host, opened here
@@ -94,9 +94,18 @@ static int shm_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_er
 static bool shm_can(void *plane, const struct hvd_work *work)
 {
     (void)plane;
-    if (work->kind == HVD_ALLREDUCE)
+    switch (work->kind) {
+    case HVD_ALLREDUCE:
+    case HVD_REDUCESCATTER:
         return !hvd_reduce_check(work->op, work->dtype, work->prescale, work->postscale);
-    return work->kind == HVD_ALLGATHER || work->kind == HVD_BROADCAST || work->kind == HVD_BARRIER;
+    case HVD_ALLGATHER:
+    case HVD_ALLTOALL:
+    case HVD_BROADCAST:
+    case HVD_BARRIER:
+        return true;
+    default:
+        return false;
+    }
 }
 
 /* Has this rank joined? Then all its inputs are missing. */
@@ -112,19 +121,23 @@ static bool has_joined(const struct hvd_work *work)
 }
 
 /* What all ranks must believe of a work alike, in the bits above the lowest. */
-static uint64_t mark_of(const struct hvd_work *work)
+static uint64_t mark_of(const struct hvd_work *work, int size)
 {
+    const uint64_t odd = UINT64_C(0x9e3779b97f4a7c15);
     uint64_t what = (uint64_t)work->kind | (uint64_t)(work->flags & HVD_WORK_IN_PLANE) << 4;
     if (work->kind != HVD_BARRIER)
         what |= (uint64_t)work->dtype << 8;
     if (work->kind == HVD_ALLGATHER || work->flags & HVD_WORK_IN_PLANE)
         what |= (uint64_t)work->pieces << 32;
-    if (work->kind == HVD_ALLREDUCE)
+    if (work->kind == HVD_ALLREDUCE || work->kind == HVD_REDUCESCATTER)
         what |= (uint64_t)work->op << 16;
     if (work->kind == HVD_BROADCAST)
         what |= (uint64_t)work->root << 16;
     if (work->kind == HVD_ALLREDUCE || work->kind == HVD_BROADCAST)
-        what ^= work->count * UINT64_C(0x9e3779b97f4a7c15);
+        what ^= work->count * odd;
+    int counts = work->kind == HVD_ALLTOALL ? size * size : work->kind == HVD_REDUCESCATTER ? size : 0;
+    for (int i = 0; i < counts; i++)
+        what = (what ^ work->count_of[i]) * odd;
     return what << 1;
 }
 
@@ -153,7 +166,7 @@ static int shm_start(void *plane, struct hvd_work *work, struct hvd_error *error
     memset(now, 0, sizeof *now);
     now->base = shm->next;
     now->element_bytes = work->kind == HVD_BARRIER ? 1 : (size_t)hvd_dtype_bytes(work->dtype);
-    now->mark = mark_of(work);
+    now->mark = mark_of(work, shm->size);
     now->joined = has_joined(work);
     switch (work->kind) {
     case HVD_ALLREDUCE:
@@ -161,6 +174,10 @@ static int shm_start(void *plane, struct hvd_work *work, struct hvd_error *error
         break;
     case HVD_ALLGATHER:
         hvd_shm_plan_allgather(shm, work);
+        break;
+    case HVD_ALLTOALL:
+    case HVD_REDUCESCATTER:
+        hvd_shm_plan_exchange(shm, work);
         break;
     case HVD_BROADCAST:
         now->tiny = work->count * now->element_bytes <= HVD_SHM_TINY_BYTES;

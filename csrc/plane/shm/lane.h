@@ -60,6 +60,13 @@ struct hvd_shm_now {
     bool tiny, joined, announced, finished;
 };
 
+/* exchange.c: what one rank gives another, in all and in the slices that travel in one segment each. */
+struct hvd_shm_pair {
+    uint64_t count, slice; /* elements; the last slice may be shorter, or empty */
+    uint64_t place;        /* where the slice lies in the giver's slot */
+    uint64_t at;           /* where the pair's first element lies in the giver's input or the taker's output */
+};
+
 struct hvd_shm {
     int rank, size;
     const struct hvd_bells *bells;
@@ -68,8 +75,9 @@ struct hvd_shm {
     uint64_t next;  /* the number of the next work's first segment */
     uint64_t floor; /* every rank has finished every segment below this */
     struct hvd_shm_now now;
-    struct hvd_shm_cursor walk[HVD_LOCAL_MAX]; /* allgather: where each rank's stream stands */
-    struct hvd_shm_arena *arena;               /* NULL: no plane memory here */
+    struct hvd_shm_cursor walk[HVD_LOCAL_MAX];                      /* allgather: where each rank's stream stands */
+    struct hvd_shm_pair gives[HVD_LOCAL_MAX], takes[HVD_LOCAL_MAX]; /* exchange: from me, to me */
+    struct hvd_shm_arena *arena;                                    /* NULL: no plane memory here */
     struct hvd_error failed;
 };
 
@@ -84,7 +92,8 @@ struct hvd_shm_way {
     void (*gather)(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i);
 };
 
-extern const struct hvd_shm_way hvd_shm_flat, hvd_shm_halves, hvd_shm_direct, hvd_shm_allgather, hvd_shm_barrier;
+extern const struct hvd_shm_way hvd_shm_flat, hvd_shm_halves, hvd_shm_direct, hvd_shm_allgather, hvd_shm_barrier,
+    hvd_shm_alltoall, hvd_shm_reducescatter;
 
 /* flow.c. all: 1 when every rank has said its word for segment g, 0 not yet, negative: a rank said nonsense. */
 void hvd_shm_publish(struct hvd_shm *shm, struct hvd_shm_word *word, uint64_t value);
@@ -100,6 +109,7 @@ int hvd_shm_broadcast(struct hvd_shm *shm, const struct hvd_work *work, bool *pr
 /* How many segments, of how many elements; fills now.segments and what the way needs besides. */
 void hvd_shm_plan_allreduce(struct hvd_shm *shm, const struct hvd_work *work);
 void hvd_shm_plan_allgather(struct hvd_shm *shm, const struct hvd_work *work);
+void hvd_shm_plan_exchange(struct hvd_shm *shm, const struct hvd_work *work);
 
 /* Elements of segment i, and where rank's staged bytes of it lie. */
 static inline uint64_t hvd_shm_length(const struct hvd_shm_now *now, uint64_t total, uint64_t i)

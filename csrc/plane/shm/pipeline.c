@@ -25,7 +25,7 @@ static int count_active(struct hvd_shm *shm, const struct hvd_work *work, struct
         active += !joined;
         now->active |= (uint64_t)!joined << rank;
     }
-    if (work->kind != HVD_ALLREDUCE)
+    if (work->kind != HVD_ALLREDUCE && work->kind != HVD_REDUCESCATTER)
         return HVD_OK;
     if (active == 0)
         return hvd_fail(error, HVD_EINTERNAL, "every rank has joined, nobody gave a tensor; please report this");
