@@ -48,6 +48,38 @@ class HvdForkError(HvdError):
     """hvdlite was called in a forked child of a rank, for example in a DataLoader worker."""
 
 
+class HvdNotYetError(HvdError, NotImplementedError):
+    """Part of Horovod's surface that comes with a later version; the text says what to do until then."""
+
+
+class HvdNotYetModuleError(ModuleNotFoundError, HvdNotYetError):
+    """A module of Horovod's that comes with a later version. `except ImportError` catches it, as scripts expect."""
+
+
+class HostsUpdatedInterrupt(Exception):
+    """Elastic training: the hosts have changed. No failure, so no HvdError; `skip_sync`: state need not be sent."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the hosts of the job have changed")
+        self.skip_sync = skip_sync
+
+
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    """Horovod's text about a framework that is not the one it was compiled against."""
+    return (
+        f"{name} {version} is in use, but {installed_version} was found when the library was installed. "
+        "hvdlite is compiled against no framework and never needs a new installation for a new one."
+    )
+
+
+class HorovodVersionMismatchError(ImportError):
+    """Horovod's: a framework is not the one it was compiled against. hvdlite never raises it."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(get_version_mismatch_message(name, version, installed_version))
+        self.name, self.version, self.installed_version = name, version, installed_version
+
+
 NOT_INITIALIZED = "hvdlite has not been initialized; use hvd.init()."
 
 # By the names of the core's codes (csrc/hvdlite.h), so that this file needs no extension to be imported.

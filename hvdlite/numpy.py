@@ -14,10 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from . import _core
+from . import _core, data
 from ._core import cross_rank, cross_size, local_rank, local_size, rank, size
 from ._life import init, is_homogeneous, is_initialized, shutdown
 from .adapter import View
+from .built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    run,
+    start_timeline,
+    stop_timeline,
+)
 from .errors import (
     HorovodInternalError,
     HvdError,
@@ -25,6 +40,7 @@ from .errors import (
     HvdInitError,
     HvdMismatchError,
     HvdNotInitializedError,
+    HvdNotYetError,
     HvdOptionError,
     HvdPeerLostError,
     HvdTimeoutError,
@@ -98,6 +114,7 @@ __all__ = [
     "HvdInitError",
     "HvdMismatchError",
     "HvdNotInitializedError",
+    "HvdNotYetError",
     "HvdOptionError",
     "HvdPeerLostError",
     "HvdTimeoutError",
@@ -118,9 +135,15 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "data",
+    "ddl_built",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
@@ -130,9 +153,17 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "rank",
+    "rocm_built",
+    "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

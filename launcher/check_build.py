@@ -17,6 +17,8 @@ import sys
 import sysconfig
 from typing import NamedTuple
 
+from .environment import HOROVOD
+
 _SECONDS = 10.0
 
 FRAMEWORKS = (
@@ -148,6 +150,13 @@ def extension() -> Finding:
     return Finding("compiled core", True, str(spec.origin))
 
 
+def horovod() -> Finding:
+    """What `import horovod` is: here without a flag, and with it. Nothing is imported."""
+    spec = importlib.util.find_spec("horovod")
+    here = f"{_version(('horovod',))}, {os.path.dirname(spec.origin or '?')}" if spec is not None else "not installed"
+    return Finding("horovod", True, f"hvdlite with --as-horovod ({HOROVOD}); without it: {here}")
+
+
 def show() -> int:
     """Prints everything; returns the exit code, 1 if hvdlite itself is incomplete."""
     from hvdlite import __version__
@@ -157,6 +166,7 @@ def show() -> int:
     for title, findings in (
         ("Core", [core]),
         ("Frameworks", frameworks()),
+        ("Alias", [horovod()]),
         ("MPI libraries", libraries("MPI")),
         ("NCCL libraries", libraries("NCCL")),
     ):

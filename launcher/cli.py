@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="put the time before the rank of each line",
     )
+    add("--as-horovod", dest="as_horovod", action="store_true", help="`import horovod` in the ranks means hvdlite")
     add("--gloo", action="store_true", help="use the built-in transport (what this version always does)")
     add("--verbose", action="store_true", help="tell what is started, with which environment, and how it ends")
     add("-cb", "--check-build", dest="check", action="store_true", help="show which frameworks and libraries are found")
@@ -123,6 +124,7 @@ def _run(argv: Sequence[str]) -> int:
         output_folder=asked.folder,
         timestamps=asked.timestamps,
         verbose=asked.verbose,
+        as_horovod=asked.as_horovod,
     )
     if asked.folder is not None:
         _check_folder(asked.folder)

@@ -16,6 +16,7 @@ from hvdlite import config
 
 from .hosts import Slot
 
+HOROVOD = os.path.join(os.path.dirname(os.path.abspath(config.__file__)), "as_horovod", "front")
 _TORCH_PORTS = (20000, 30000)  # below the ports that the kernel gives away by itself
 
 
@@ -48,6 +49,12 @@ def shared(
     if sets_threads(base, slots):
         environ["OMP_NUM_THREADS"] = "1"
     return environ
+
+
+def put_horovod_in_front(environ: dict[str, str]) -> None:
+    """`import horovod` finds the folder of hvdlite.as_horovod before any other that PYTHONPATH or the Python names."""
+    before = environ.get("PYTHONPATH")
+    environ["PYTHONPATH"] = os.pathsep.join([HOROVOD, before]) if before else HOROVOD
 
 
 def sets_threads(base: Mapping[str, str], slots: Sequence[Slot]) -> bool:

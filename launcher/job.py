@@ -49,6 +49,7 @@ class Plan(NamedTuple):
     output_folder: str | None = None
     timestamps: bool = False
     verbose: bool = False
+    as_horovod: bool = False
 
 
 class Job:
@@ -103,6 +104,8 @@ class Job:
     def _order_start(self, meeting: environment.Meeting) -> None:
         plan = self._plan
         shared = environment.shared(plan.environ, plan.options, meeting, plan.slots)
+        if plan.as_horovod:
+            environment.put_horovod_in_front(shared)
         if environment.sets_threads(plan.environ, plan.slots):
             self._console.say(
                 f"OMP_NUM_THREADS=1 is set for each of {self._size} ranks, so that they do not fight for the CPUs; "

@@ -28,7 +28,8 @@ C_FLOOR.update({"engine": 3, "": 4})
 PYTHON_FLOOR = {"errors": 0, "_wire": 0, "_cffi": 0, "_build": 0, "config": 1, "_store": 1, "discovery": 2, "_core": 2}
 PYTHON_FLOOR.update({"launcher": 3, "process_set": 3, "_meeting": 3, "_life": 4, "adapter": 4, "ops": 5, "objects": 5})
 PYTHON_FLOOR.update({"optimizer": 6, "numpy": 7, "torch": 7, "__init__": 8})
-LAUNCHER_MAY_IMPORT = {"config", "errors", "_wire", "launcher"}  # no NumPy, no extension
+PYTHON_FLOOR.update({"options": 0, "elastic": 5, "built": 5, "data": 6, "as_horovod": 9})
+LAUNCHER_MAY_IMPORT = {"config", "options", "errors", "_wire", "launcher"}  # no NumPy, no extension
 
 PURE = ("coord", "algo")
 PURE_HEADERS = {"assert", "inttypes", "limits", "stdarg", "stdbool", "stddef", "stdint", "stdio", "string"}

@@ -10,8 +10,24 @@ Collectives take and return tensors; the dtypes are those of the core, bfloat16 
 
 from __future__ import annotations
 
+from .. import data
 from .._core import cross_rank, cross_size, local_rank, local_size, rank, size
 from .._life import init, is_homogeneous, is_initialized, shutdown
+from ..built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    run,
+    start_timeline,
+    stop_timeline,
+)
 from ..errors import (
     HorovodInternalError,
     HvdError,
@@ -19,6 +35,7 @@ from ..errors import (
     HvdInitError,
     HvdMismatchError,
     HvdNotInitializedError,
+    HvdNotYetError,
     HvdOptionError,
     HvdPeerLostError,
     HvdTimeoutError,
@@ -26,9 +43,12 @@ from ..errors import (
 from ..objects import allgather_object, broadcast_object
 from ..ops import Average, Max, Min, Product, Sum, barrier, poll, synchronize
 from ..process_set import global_process_set
+from . import elastic
+from .consistency import check_consistency
 from .ops import collectives as _ops
 from .optimizer import DistributedOptimizer
-from .state import broadcast_optimizer_state, broadcast_parameters
+from .state import broadcast_optimizer_state, broadcast_parameters, broadcast_state
+from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 allreduce = _ops.allreduce
 allreduce_ = _ops.allreduce_
@@ -54,6 +74,7 @@ __all__ = [
     "HvdInitError",
     "HvdMismatchError",
     "HvdNotInitializedError",
+    "HvdNotYetError",
     "HvdOptionError",
     "HvdPeerLostError",
     "HvdTimeoutError",
@@ -61,6 +82,7 @@ __all__ = [
     "Min",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -76,9 +98,19 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "broadcast_state",
+    "ccl_built",
+    "check_consistency",
+    "convert_sync_batchnorm",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "data",
+    "ddl_built",
+    "elastic",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
@@ -88,9 +120,17 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "rank",
+    "rocm_built",
+    "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

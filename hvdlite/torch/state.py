@@ -3,10 +3,16 @@
 `broadcast_parameters` overwrites tensors in place. `broadcast_optimizer_state` sends the root's state_dict: an object
 with a placeholder for each tensor, then the tensors; the others load it. No step is taken to create state
 that is not there yet, so parameters are never touched, and every optimizer works that has a state_dict.
+`broadcast_state` does all of a training job in one call.
+
+Before anything moves, all ranks compare what they are about to send: models that differ are an error that names what
+differs, on all ranks, not a hang. Tensors of other devices travel by way of the CPU, dtypes that the core cannot reduce
+(complex, float8) as bytes: a broadcast needs no arithmetic.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +22,10 @@ from .. import _core
 from ..errors import HvdMismatchError
 from ..objects import allgather_object, broadcast_object
 from ..ops import Handle
+from ..process_set import ProcessSet, global_process_set
 from .ops import plain
+
+Named = list[tuple[str, torch.Tensor]]
 
 
 class _Placeholder(NamedTuple):
@@ -24,27 +33,27 @@ class _Placeholder(NamedTuple):
 
     number: int
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
     dtype: str
 
 
 def broadcast_parameters(
-    params: Mapping[str, torch.Tensor] | Iterable[torch.Tensor | tuple[str, torch.Tensor]], root_rank: int
+    params: Mapping[str, torch.Tensor] | Iterable[torch.Tensor | tuple[str, torch.Tensor]],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrite tensors with the root's: a state_dict, or a list of tensors or of (name, tensor).
 
     All ranks must give the same names, shapes and dtypes, else all raise HvdMismatchError saying what differs.
     ValueError for what holds other things than tensors.
     """
-    named = _named(params)
-    mine = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named]
-    _require_same(mine)
-    handles: list[Handle] = []
-    for name, tensor in named:
-        handles.append(plain.broadcast_async_(tensor, root_rank, name=f"broadcast_parameters.{name}"))
-    _wait(handles)
+    tensors = named_tensors(params)
+    require_same("broadcast_parameters", tensors, process_set)
+    _broadcast_tensors(tensors, root_rank, "broadcast_parameters", process_set)
 
 
-def _named(params: Any) -> list[tuple[str, torch.Tensor]]:
+def named_tensors(params: Any) -> Named:
+    """What `broadcast_parameters` takes, as a list of (name, tensor). ValueError for anything else."""
     if isinstance(params, Mapping):
         named = list(params.items())
     elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
@@ -54,28 +63,36 @@ def _named(params: Any) -> list[tuple[str, torch.Tensor]]:
     for pair in named:
         if len(pair) != 2 or not isinstance(pair[1], torch.Tensor):
             raise ValueError(f"invalid params: {pair[0]!r} is no tensor; send other things with hvd.broadcast_object")
+        if pair[1].layout is not torch.strided or pair[1].is_meta:
+            raise ValueError(f"invalid params: {pair[0]!r} is a {pair[1].layout} tensor on device {pair[1].device}")
     names = [name for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise ValueError(f"invalid params: these names are not unique: {', '.join(twice)}")
+        raise ValueError(f"invalid params: these names are not unique: {', '.join(map(str, twice))}")
     return named
 
 
-def _require_same(mine: list[Any]) -> None:
-    everyone = allgather_object(mine)
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
+def require_same(caller: str, named: Named, process_set: ProcessSet, advice: str = "Build the same model") -> None:
+    """HvdMismatchError on all ranks unless all have tensors of the same names, shapes and dtypes, in whatever order."""
+    mine = sorted((str(name), tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named)
+    require_equal(caller, mine, process_set, _shown, advice)
+
+
+def require_equal(caller: str, mine: list[Any], process_set: ProcessSet, shown: Any, advice: str) -> None:
+    """The same for lists of anything: digests are compared first, so that equal lists cost 16 bytes a rank."""
+    digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
+    if len(set(allgather_object(digest, None, process_set))) == 1:
+        return
+    everyone = allgather_object(mine, None, process_set)
+    ranks, first = process_set.ranks, everyone[0]
+    for rank, theirs in zip(ranks, everyone):
         if theirs == first:
             continue
         only_first = [entry for entry in first if entry not in theirs]
         only_theirs = [entry for entry in theirs if entry not in first]
-        said = [f"rank 0 has {_shown(only_first)}"] if only_first else []
-        said += [f"rank {rank} has {_shown(only_theirs)}"] if only_theirs else []
-        raise HvdMismatchError(
-            "broadcast_parameters: the ranks' parameters differ: "
-            + ("; ".join(said) or f"rank {rank} has them in another order than rank 0")
-            + ". Build the same model on every rank."
-        )
+        said = [f"rank {ranks[0]} has {shown(only_first)}"] if only_first else []
+        said += [f"rank {rank} has {shown(only_theirs)}"] if only_theirs else []
+        raise HvdMismatchError(f"{caller}: the ranks' parameters differ: {'; '.join(said)}. {advice} on every rank.")
 
 
 def _shown(entries: list[Any]) -> str:
@@ -83,39 +100,75 @@ def _shown(entries: list[Any]) -> str:
     return shown + (f" and {len(entries) - 3} more" if len(entries) > 3 else "")
 
 
-def _wait(handles: list[Handle]) -> None:
+def _broadcast_tensors(named: Named, root_rank: int, prefix: str, process_set: ProcessSet) -> None:
+    """In place, all at once. Raises the first failure when all have ended."""
+    handles: list[tuple[Handle, torch.Tensor, torch.Tensor]] = []
+    for name, tensor in named:
+        carrier = _carrier(tensor.detach())
+        handle = plain.broadcast_async_(carrier, root_rank, name=f"{prefix}.{name}", process_set=process_set)
+        handles.append((handle, tensor, carrier))
     failure: Exception | None = None
-    for handle in handles:
+    for handle, _, _ in handles:
         try:
             handle.wait()
         except Exception as error:
             failure = failure or error
     if failure is not None:
         raise failure
+    for _, tensor, carrier in handles:
+        if carrier.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+            with torch.no_grad():
+                tensor.copy_(carrier.view(tensor.dtype).view(tensor.shape).to(tensor.device))
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Give every rank the root's optimizer state and hyperparameters. Parameters are not touched.
+def _carrier(tensor: torch.Tensor) -> torch.Tensor:
+    """What the core can move: the tensor itself, or a copy on the CPU, as bytes where it knows no such dtype."""
+    known = str(tensor.dtype).removeprefix("torch.") in _core.DTYPES
+    if tensor.is_cpu and known:
+        return tensor
+    tensor = tensor.cpu().contiguous() if not tensor.is_cpu else tensor.contiguous()
+    return tensor if known else tensor.resolve_conj().view(-1).view(torch.uint8)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give every rank the root's optimizer state and hyperparameters, types and bits unchanged. Parameters stay.
 
     State that the root has not yet (before the first step) is none afterwards anywhere. `model` is Horovod's, and not
-    needed here. ValueError from torch when the optimizers have different parameter groups.
+    needed here. HvdMismatchError on all ranks when the optimizers have different parameter groups.
     """
+    groups = enumerate(optimizer.param_groups)
+    named = [(f"group {i} parameter {j}", p) for i, group in groups for j, p in enumerate(group["params"])]
+    caller = "broadcast_optimizer_state"
+    require_same(caller, named, process_set, "Give the optimizer the same parameter groups")
+    state = _broadcast_structure(optimizer.state_dict, root_rank, caller, process_set)
+    if _core.rank() != root_rank:
+        optimizer.load_state_dict(state)
+        _exact(optimizer.state_dict()["state"], state["state"])
+
+
+def _broadcast_structure(mine: Any, root_rank: int, prefix: str, process_set: ProcessSet) -> Any:
+    """The root's `mine()`; on other ranks made of what travelled, its tensors on the CPU."""
     is_root = _core.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    structure = _outline(optimizer.state_dict(), tensors) if is_root else None
-    structure = broadcast_object(structure, root_rank)
+    structure = _outline(mine(), tensors) if is_root else None
+    structure = broadcast_object(structure, root_rank, None, process_set)
     if not is_root:
-        tensors = _blanks(structure)
-    _wait([plain.broadcast_async_(tensor, root_rank) for tensor in tensors])
-    if not is_root:
-        optimizer.load_state_dict(_filled(structure, tensors))
+        _walk(structure, lambda place: tensors.append(_blank(place)))
+    _broadcast_tensors([(str(i), tensor) for i, tensor in enumerate(tensors)], root_rank, prefix, process_set)
+    return _walk(structure, lambda place: tensors[place.number])
 
 
 def _outline(part: Any, tensors: list[torch.Tensor]) -> Any:
-    """The structure with placeholders; its tensors are appended, on the CPU and contiguous."""
-    if isinstance(part, torch.Tensor):
-        tensors.append(part.detach().cpu().contiguous())
-        return _Placeholder(len(tensors) - 1, tuple(part.shape), str(part.dtype).removeprefix("torch."))
+    """The structure with placeholders; its tensors are appended."""
+    if isinstance(part, torch.Tensor) and part.layout is torch.strided:
+        tensors.append(part.detach())
+        stride = torch.empty_like(part, device="meta").stride()  # the same order of dimensions, without gaps
+        return _Placeholder(len(tensors) - 1, tuple(part.shape), stride, str(part.dtype).removeprefix("torch."))
     if isinstance(part, dict):
         return {key: _outline(value, tensors) for key, value in part.items()}
     if isinstance(part, (list, tuple)) and not hasattr(part, "_fields"):
@@ -134,11 +187,77 @@ def _walk(part: Any, visit: Any) -> Any:
     return part
 
 
-def _blanks(structure: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    _walk(structure, lambda place: found.append(torch.empty(place.shape, dtype=getattr(torch, place.dtype))))
-    return found
+def _blank(place: _Placeholder) -> torch.Tensor:
+    return torch.empty_strided(place.shape, place.stride, dtype=getattr(torch, place.dtype))
 
 
-def _filled(structure: Any, tensors: list[torch.Tensor]) -> Any:
-    return _walk(structure, lambda place: tensors[place.number])
+def _exact(loaded: Any, sent: Any) -> None:
+    """Undo what load_state_dict does to dtypes: it casts state to the parameter's, and ranks would differ."""
+    for key in sent if isinstance(sent, dict) else range(len(sent)):
+        mine, roots = loaded[key], sent[key]
+        if isinstance(roots, torch.Tensor):
+            if mine.dtype != roots.dtype:
+                loaded[key] = roots.to(mine.device)
+        elif isinstance(roots, (dict, list)):
+            _exact(mine, roots)
+
+
+def broadcast_state(
+    model: Any,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    extra: Any = None,
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """All that a training job starts or resumes from, as the root has it. Returns the root's `extra`.
+
+    model: a Module (parameters, buffers, extra state) or a state_dict; optimizer, scheduler, scaler: whatever has
+    state_dict and load_state_dict; each may be None or a list. `extra`: any object that can be pickled, such as the
+    number of the epoch. HvdMismatchError on all ranks if they differ in what they give.
+    """
+    models, optimizers = _several(model), _several(optimizer)
+    others = [*_several(scheduler), *_several(scaler)]
+    kinds = [("models", len(models)), ("optimizers", len(optimizers)), ("schedulers and scalers", len(others))]
+    require_equal(
+        "broadcast_state",
+        kinds,
+        process_set,
+        lambda have: ", ".join(f"{n} {kind}" for kind, n in have),
+        "Give the same",
+    )
+    for part in models:
+        _broadcast_model(part, root_rank, process_set)
+    for part in optimizers:
+        broadcast_optimizer_state(part, root_rank, process_set=process_set)
+    for part in others:
+        state = _broadcast_structure(part.state_dict, root_rank, "broadcast_state", process_set)
+        if _core.rank() != root_rank:
+            part.load_state_dict(state)
+    return broadcast_object(extra, root_rank, None, process_set)
+
+
+def _several(part: Any) -> list[Any]:
+    if part is None:
+        return []
+    return list(part) if isinstance(part, (list, tuple)) else [part]
+
+
+def _broadcast_model(model: Any, root_rank: int, process_set: ProcessSet) -> None:
+    if not isinstance(model, torch.nn.Module):
+        broadcast_parameters(model, root_rank, process_set)
+        return
+    broadcast_parameters(module_tensors(model), root_rank, process_set)
+    rest = {name: value for name, value in model.state_dict().items() if not isinstance(value, torch.Tensor)}
+    if rest:  # as get_extra_state gave it; all ranks have the same modules, so all have it or none
+        rest = broadcast_object(rest, root_rank, None, process_set)
+        model.load_state_dict(rest, strict=False)
+
+
+def module_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every tensor of a module by name: its state_dict's, and buffers that are not saved."""
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    for name, buffer in model.named_buffers():
+        tensors.setdefault(name, buffer)
+    return tensors

@@ -14,6 +14,7 @@ TEXTS = {
     "job_id": "00000000000000ff",
     "store_addr": "127.0.0.1",
     "shared_memory": "dev_shm",
+    "check_data": "1",
 }
 FLAGGED = [option for option in config.OPTIONS if option.flag is not None]
 

@@ -58,6 +58,8 @@ def test_the_wheel_holds_the_library_the_launcher_and_the_license(wheel):
     names = zipfile.ZipFile(wheel[0]).namelist()
     for wanted in ("hvdlite/_cffi.abi3.so", "hvdlite/py.typed", "hvdlite/launcher/cli.py", "hvdlite/torch/__init__.py"):
         assert wanted in names
+    for wanted in ("hvdlite/as_horovod/front/horovod.py", "hvdlite/torch/elastic/state.py", "hvdlite/data/shards.py"):
+        assert wanted in names
     assert any(name.endswith("LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "csrc/", "launcher/", "examples/"))]
 

@@ -1,0 +1,48 @@
+"""`horovod.common.basics`: the object through which Horovod's modules ask the library, here the library's functions.
+
+Scripts rarely touch it; frameworks on top of Horovod do, and some reach for `horovod.torch.mpi_ops._basics`. An object
+of this class holds nothing: there is one job in a process, and every such object asks about that one. The
+functions stand in hvdlite.torch as well, where a script should ask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _core, _life, built, ops
+
+
+class HorovodBasics:
+    """Horovod's questions about the job. The arguments, a path to an extension, mean nothing here."""
+
+    Average, Sum, Min, Max, Product = ops.Average, ops.Sum, ops.Min, ops.Max, ops.Product
+    Adasum = 2
+
+    def __init__(self, pkg_path: str | None = None, *args: Any) -> None:
+        pass
+
+    init = staticmethod(_life.init)
+    shutdown = staticmethod(_life.shutdown)
+    is_initialized = staticmethod(_life.is_initialized)
+    is_homogeneous = staticmethod(_life.is_homogeneous)
+    rank = staticmethod(_core.rank)
+    size = staticmethod(_core.size)
+    local_rank = staticmethod(_core.local_rank)
+    local_size = staticmethod(_core.local_size)
+    cross_rank = staticmethod(_core.cross_rank)
+    cross_size = staticmethod(_core.cross_size)
+    start_timeline = staticmethod(built.start_timeline)
+    stop_timeline = staticmethod(built.stop_timeline)
+    mpi_threads_supported = staticmethod(built.mpi_threads_supported)
+    mpi_enabled = staticmethod(built.mpi_enabled)
+    mpi_built = staticmethod(built.mpi_built)
+    gloo_enabled = staticmethod(built.gloo_enabled)
+    gloo_built = staticmethod(built.gloo_built)
+    nccl_built = staticmethod(built.nccl_built)
+    ddl_built = staticmethod(built.ddl_built)
+    ccl_built = staticmethod(built.ccl_built)
+    cuda_built = staticmethod(built.cuda_built)
+    rocm_built = staticmethod(built.rocm_built)
+
+
+_basics = HorovodBasics()

@@ -1,0 +1,102 @@
+"""How does a second name of a module come about? A finder that is asked before all others about `horovod` and below.
+
+For a row of the table it makes an empty package and fills it with the names of our modules; for a row of SAME it hands
+out our module itself. Anything else below `horovod` ends here, by a not-yet error or an ordinary ModuleNotFoundError:
+left to the other finders, files of a Horovod that is installed would be mixed with ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from ..errors import HvdNotYetModuleError
+from .names import MADE_OF, ON_DEMAND, SAME, why_not
+
+_ROOT = "horovod"
+
+
+class _Made(Loader):
+    """Fills a new package with the names of others."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None  # an ordinary one
+
+    def exec_module(self, module: ModuleType) -> None:
+        sources = [importlib.import_module(source) for source in MADE_OF[module.__name__]]
+        for source in reversed(sources):
+            shown = getattr(source, "__all__", ())
+            for name in dir(source):
+                value = getattr(source, name)
+                if not name.startswith("__") and (name in shown or not isinstance(value, ModuleType)):
+                    setattr(module, name, value)
+        if sources:
+            first = sources[0]
+            module.__doc__, module.__file__ = first.__doc__, first.__file__
+            shown = getattr(first, "__all__", None)
+            if shown is not None:
+                module.__all__ = list(shown)  # type: ignore[attr-defined]
+            version = getattr(first, "__version__", None)
+            if version is not None:
+                module.__version__ = version  # type: ignore[attr-defined]
+        for child in (*MADE_OF, *SAME):
+            if child.rpartition(".")[0] == module.__name__ and child not in ON_DEMAND:
+                importlib.import_module(child)
+
+
+class _Same(Loader):
+    """Hands out a module that exists, and leaves it as it is."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._target)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # the import system has put the alias's in its place
+
+
+class _Finder(MetaPathFinder):
+    """Answers for `horovod` and below, for nothing else."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in MADE_OF:
+            return ModuleSpec(fullname, _Made(), is_package=True)
+        if fullname in SAME:
+            return ModuleSpec(fullname, _Same(SAME[fullname]))
+        if not fullname.startswith(_ROOT + "."):
+            return None
+        reason = why_not(fullname)
+        if reason is not None:
+            raise HvdNotYetModuleError(f"{fullname}: {reason}", name=fullname)
+        raise ModuleNotFoundError(
+            f"No module named {fullname!r}: hvdlite stands for horovod, and has none", name=fullname
+        )
+
+
+def install(front: str) -> None:
+    """Makes `horovod` mean hvdlite in this process, from now on. ImportError if another `horovod` is in use already."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    present = sys.modules.get(_ROOT)
+    place = getattr(present, "__file__", None)
+    if present is not None and (place is None or os.path.dirname(os.path.abspath(place)) != front):
+        raise ImportError(f"horovod has been imported from {place} already: import hvdlite.as_horovod before it")
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    spec = finder.find_spec(_ROOT, None)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_ROOT] = module
+    spec.loader.exec_module(module)

@@ -1,0 +1,62 @@
+"""Which module of ours answers for which of Horovod's? The table, and what is missing from it and why.
+
+A row gives the modules whose public names the alias shows, the first that has a name winning. Rows of SAME are our very
+module under a second name, so that what a test or a script sets there (a registry, a patch) is seen by our code.
+
+What is not in the table is either not yet or was never public; a new row is all that a new alias takes.
+"""
+
+from __future__ import annotations
+
+_TORCH = "hvdlite.torch"
+_REST = "hvdlite.as_horovod.rest"
+_LAUNCH = "hvdlite.as_horovod.launch"
+
+MADE_OF: dict[str, tuple[str, ...]] = {
+    "horovod": ("hvdlite.as_horovod.top",),
+    "horovod.common": (),
+    "horovod.common.basics": ("hvdlite.as_horovod.basics",),
+    "horovod.common.exceptions": ("hvdlite.errors",),
+    "horovod.common.process_sets": ("hvdlite.process_set", "hvdlite.as_horovod.sets"),
+    "horovod.common.util": (_REST,),
+    "horovod.data": ("hvdlite.data",),
+    "horovod.data.data_loader_base": ("hvdlite.data",),
+    "horovod.runner": (_LAUNCH,),
+    "horovod.runner.common": (),
+    "horovod.runner.common.util": (),
+    "horovod.runner.common.util.env": (_LAUNCH,),
+    "horovod.runner.launch": (_LAUNCH,),
+    "horovod.torch": (_TORCH,),
+    "horovod.torch.compression": (_TORCH,),
+    "horovod.torch.elastic": ("hvdlite.torch.elastic",),
+    "horovod.torch.functions": (_TORCH,),
+    "horovod.torch.mpi_ops": (_TORCH, "hvdlite.as_horovod.basics", _REST),
+    "horovod.torch.optimizer": ("hvdlite.torch.optimizer", _TORCH),
+    "horovod.torch.sync_batch_norm": ("hvdlite.torch.sync_batch_norm",),
+}
+SAME: dict[str, str] = {
+    "horovod.common.elastic": "hvdlite.elastic",
+    "horovod.torch.elastic.sampler": "hvdlite.torch.elastic.sampler",
+    "horovod.torch.elastic.state": "hvdlite.torch.elastic.state",
+}
+# Imported only when asked for: these need a framework. All others come with their parent, as in Horovod.
+ON_DEMAND = {"horovod.torch"}
+
+_LATER = "comes with a later version of hvdlite"
+NOT_YET: dict[str, str] = {
+    "horovod.tensorflow": f"TensorFlow {_LATER}; PyTorch and NumPy work",
+    "horovod.keras": f"Keras {_LATER}; PyTorch and NumPy work",
+    "horovod._keras": f"Keras {_LATER}; PyTorch and NumPy work",
+    "horovod.spark": f"Spark {_LATER}",
+    "horovod.ray": f"Ray {_LATER}",
+    "horovod.mxnet": "MXNet is retired, and hvdlite does not support it",
+    "horovod.runner": f"this part of the launcher {_LATER}, or has no counterpart; hvdlite-run starts jobs",
+}
+
+
+def why_not(name: str) -> str | None:
+    """Why there is no such module of Horovod's; None if hvdlite has nothing to say about it."""
+    for start, reason in NOT_YET.items():
+        if name == start or name.startswith(start + "."):
+            return reason
+    return None

@@ -1,0 +1,93 @@
+"""What is this hvdlite made of? Horovod's questions about itself, answered truthfully, and the calls that come later.
+
+Scripts branch on these answers: is there a transport without MPI, may GPU tensors be reduced, do two libraries share
+MPI. So they say what works in this process now, not what a compiler once saw. Horovod's built-in transport is Gloo;
+hvdlite's own does the same work under that name, for scripts that ask "Gloo or MPI?" and mean "with mpirun or not?".
+Everything here can be asked before init().
+
+What a later version brings has its name and signature already, and raises HvdNotYetError when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from .errors import HvdNotYetError
+
+
+def mpi_built() -> bool:
+    """Whether MPI can be used. False: this version does not."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Whether this job runs over MPI. False: this version does not."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """Whether mpi4py may be used from several threads beside hvdlite. ValueError while MPI is not enabled."""
+    raise ValueError("MPI is not enabled: this version of hvdlite uses its own transport and never starts MPI.")
+
+
+def gloo_built() -> bool:
+    """Whether there is a transport that needs no MPI. True: hvdlite's own, which does what Gloo does for Horovod."""
+    return True
+
+
+def gloo_enabled() -> bool:
+    """Whether this job runs over the transport that needs no MPI. True."""
+    return True
+
+
+def nccl_built() -> int:
+    """NCCL's version as a number such as 22105 if GPU tensors go over NCCL, else 0. This version: 0."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """Whether IBM's DDL is used. False, always."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Whether Intel's oneCCL is used. False, always."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether CUDA tensors can be reduced. False: this version takes tensors in the memory of the CPU."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Whether ROCm tensors can be reduced. False: this version takes tensors in the memory of the CPU."""
+    return False
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
+    """Horovod's: record what is exchanged and when. Raises HvdNotYetError."""
+    raise HvdNotYetError(
+        f"start_timeline({str(file_path)!r}): the timeline comes with a later version; until then a framework's own "
+        "profiler shows the waits."
+    )
+
+
+def stop_timeline() -> NoReturn:
+    """Horovod's: end the recording that start_timeline began. Raises HvdNotYetError."""
+    raise HvdNotYetError("stop_timeline(): the timeline comes with a later version")
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    **options: Any,
+) -> NoReturn:
+    """Horovod's: call a function on every rank of a job of its own, from Python. Raises HvdNotYetError."""
+    raise HvdNotYetError(
+        f"run({getattr(func, '__name__', func)!s}): starting ranks from Python comes with a later version; put the "
+        f"call into a script and start that with: hvdlite-run -np {num_proc} python script.py"
+    )

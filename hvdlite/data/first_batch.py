@@ -1,0 +1,112 @@
+"""Do all ranks read the same data? The commonest mistake: nobody sharded, every rank trains on everything, and nothing
+fails; the job is only no faster than one process.
+
+A FirstBatch looks at the first sample (or batch) that this rank is given and compares its digest with the other ranks',
+once: one small allgather. If all are identical on several ranks, every rank's data is very likely the same, and rank 0
+says so. It is a debugging option: all ranks must come to their first sample, so it is off unless asked for.
+
+A DataLoader's workers are other processes without a rank; there the digest is not compared, and `watch`, which
+stands in the training process, is the one to use.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .. import _core, _life, config
+from ..objects import allgather_object
+from ..process_set import ProcessSet, global_process_set
+
+
+class FirstBatch:
+    """Compares the first thing it is shown, and nothing afterwards."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set: ProcessSet | None = process_set
+
+    @staticmethod
+    def wanted(check: bool | None, process_set: ProcessSet) -> FirstBatch | None:
+        """One if the argument or, where that is None, the option asks for it and there are several ranks."""
+        asked = config.load().values["check_data"] if check is None else check
+        return FirstBatch(process_set) if asked and process_set.size() > 1 else None
+
+    def look(self, batch: Any) -> None:
+        """Warns on the set's first rank if all ranks were shown the same. All ranks of the set have to call it."""
+        process_set, self._process_set = self._process_set, None
+        if process_set is None or not _is_rank():
+            return
+        everyone = allgather_object(digest(batch), "first_batch", process_set)
+        if len(set(everyone)) == 1 and process_set.rank() == 0:
+            import warnings
+
+            warnings.warn(
+                f"all {len(everyone)} ranks have read the same first batch: give each rank its own part of the data, "
+                "for instance by hvd.data.shard(dataset), or a seed of its own if each rank makes its data itself",
+                stacklevel=3,
+            )
+
+
+def watch(batches: Iterable[Any], check: bool | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """The batches of any loader, the first compared among the ranks. To be put around a DataLoader."""
+    first = FirstBatch.wanted(check, process_set)
+    return batches if first is None else _Watched(batches, first)
+
+
+class _Watched:
+    def __init__(self, batches: Any, first: FirstBatch) -> None:
+        self._batches, self._first = batches, first
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            self._first.look(batch)
+            yield batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+def _is_rank() -> bool:
+    """Whether collectives work here: not in a process that was forked from a rank."""
+    return _life.is_initialized() and _core.lib.hvd_forked() != 1
+
+
+def digest(batch: Any) -> bytes:
+    """16 bytes that depend on all of a batch: arrays by their memory, all else by how it is pickled."""
+    import hashlib  # loads OpenSSL, which few need
+
+    state = hashlib.blake2b(digest_size=16)
+    _feed(state, batch)
+    return state.digest()
+
+
+def _feed(state: Any, part: Any) -> None:
+    if isinstance(part, dict):
+        for key, value in part.items():
+            state.update(repr(key).encode())
+            _feed(state, value)
+    elif isinstance(part, (list, tuple)):
+        state.update(f"{len(part)}".encode())
+        for value in part:
+            _feed(state, value)
+    elif hasattr(part, "shape") and hasattr(part, "dtype"):
+        state.update(f"{tuple(part.shape)} {part.dtype}".encode())
+        state.update(_memory(part))
+    else:
+        import pickle
+
+        try:
+            state.update(pickle.dumps(part))
+        except Exception:  # whatever a class raises that cannot be pickled
+            state.update(repr(part).encode())
+
+
+def _memory(array: Any) -> bytes:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        array = array.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return array.tobytes() if hasattr(array, "tobytes") else repr(array).encode()

@@ -1,0 +1,118 @@
+"""Loaders of Horovod's: a class that is iterated over batches, and a mixin that prepares them in a thread.
+
+    class Loader(AsyncDataLoaderMixin, MyLoader):       MyLoader: a BaseDataLoader with _iterate
+        pass
+
+Each iteration has a thread and a queue of its own, which end with it: also when the loop is left early, when _iterate
+raises (the exception comes out of the loop) and when the loader is iterated again and again.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_END = object()
+
+
+class BaseDataLoader:
+    """Iterated over batches that `_iterate` makes. Subclasses say how many there are and make them."""
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        raise NotImplementedError
+
+    def _iterate(self) -> Iterator[Any]:
+        """Makes the batches of one pass."""
+        raise NotImplementedError
+
+    def _process_batch(self, batch: Any) -> Any:
+        """What becomes of a batch before it is given out; itself by default."""
+        return batch
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+
+class _Reading:
+    """One pass: a thread that fills a queue until it is at the end or nobody wants more."""
+
+    def __init__(self, batches: Iterator[Any], ahead: int, debug: bool) -> None:
+        self._batches, self._debug = batches, debug
+        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(ahead)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="hvdlite loader", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for batch in self._batches:
+                if not self._put(batch, None):
+                    return
+            self._put(_END, None)
+        except BaseException as error:
+            self._put(_END, error)
+
+    def _put(self, batch: Any, error: BaseException | None) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put((batch, error), timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def batches(self) -> Iterator[Any]:
+        while True:
+            if self._debug and self._queue.empty():
+                print("hvdlite: the data loader's queue is empty: training waits for data", flush=True)
+            batch, error = self._queue.get()
+            if error is not None:
+                raise error
+            if batch is _END:
+                return
+            yield batch
+
+    def stop(self) -> None:
+        self._stopped.set()
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+class AsyncDataLoaderMixin:
+    """Put before a BaseDataLoader: batches are made in a thread, `async_loader_queue_size` ahead; 0: no thread.
+
+    debug_data_loader: print when training has to wait for data.
+    """
+
+    def __init__(
+        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        self.async_loader_queue_size = async_loader_queue_size
+        self.debug_data_loader = debug_data_loader
+        self._readings: list[_Reading] = []
+        super().__init__(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.async_loader_queue_size <= 0:
+            for batch in self._iterate():  # type: ignore[attr-defined]
+                yield self._process_batch(batch)  # type: ignore[attr-defined]
+            return
+        reading = _Reading(iter(self._iterate()), self.async_loader_queue_size, self.debug_data_loader)  # type: ignore[attr-defined]
+        self._readings.append(reading)
+        try:
+            for batch in reading.batches():
+                yield self._process_batch(batch)  # type: ignore[attr-defined]
+        finally:
+            self._readings.remove(reading)
+            reading.stop()
+
+    def close_async_loader(self) -> None:
+        """End the threads of all passes that are under way. May be called more than once."""
+        for reading in list(self._readings):
+            reading.stop()

@@ -1,0 +1,239 @@
+"""Which part of the data is this rank's?
+
+One function for all kinds of data: what has a length and can be indexed is seen through a view that knows this rank's
+indices; arrays are sliced; what can only be iterated is dealt out as it comes.
+
+Ranks that take their gradients together need equally many batches, or the last one waits. So all shards are equally
+long by default: the first samples are dealt once more to fill up ("pad", as torch's DistributedSampler), or the last
+few are left out ("drop"). "keep" deals every sample once, for evaluation: lengths differ by one.
+
+Rank and size are asked once, when the shard is made: in a DataLoader's workers there is no rank. After shutdown and
+init, make new shards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..process_set import ProcessSet, global_process_set
+from .first_batch import FirstBatch
+
+UNEVEN = ("pad", "drop", "keep")
+
+
+def shard(
+    data: Any,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    uneven: str = "pad",
+    strided: bool = False,
+    check: bool | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """This rank's part of the data.
+
+    data: a dataset with __len__ and __getitem__ (gives a Shard, a view with set_epoch), a list of samples (a list), an
+    array or a tensor (rows of it), a tuple or dict of arrays of equal length (the same rows of each), or anything
+    that can be iterated (an IterableShard, lazily: every rank runs through all of it).
+    shuffle: deal in an order that depends on `seed` and the epoch alone. uneven: "pad", "drop" or "keep", see above.
+    strided: of arrays and lists every n-th row instead of a run of rows. check: compare the ranks' first samples and
+    warn if all are identical, which needs all ranks to start reading (default: HVDLITE_CHECK_DATA).
+    ValueError for arrays of different lengths; TypeError for what is no data.
+    """
+    if uneven not in UNEVEN:
+        raise ValueError(f"uneven={uneven!r}: must be one of {', '.join(map(repr, UNEVEN))}")
+    deal = _Deal(process_set.rank(), process_set.size(), shuffle, seed, uneven)
+    first = FirstBatch.wanted(check, process_set)
+    parts = _columns(data)
+    if parts is not None:
+        result = _of_arrays(data, parts, deal, strided)
+        if first is not None:
+            first.look(result)
+        return result
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not _is_iterable_dataset(data):
+        return Shard(data, deal, first)
+    if isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
+        raise TypeError(f"cannot shard a {type(data).__name__}: it has no length and cannot be iterated")
+    if shuffle:
+        raise ValueError("shuffle needs data with a length; what is iterated can be shuffled before it is sharded")
+    return _iterable(data, deal, first)
+
+
+class _Deal:
+    """How the samples 0 .. n-1 go to the ranks."""
+
+    def __init__(self, rank: int, size: int, shuffle: bool, seed: int, uneven: str) -> None:
+        self.rank, self.size, self.shuffle, self.seed, self.uneven = rank, size, shuffle, seed, uneven
+
+    def mine(self, count: int, epoch: int, strided: bool) -> range | list[int]:
+        """This rank's indices."""
+        if self.uneven == "keep" or count == 0:
+            total, most = count, -(-count // self.size)
+        else:
+            most = count // self.size if self.uneven == "drop" else -(-count // self.size)
+            total = most * self.size
+        if strided or self.shuffle:
+            found = range(self.rank, total, self.size)
+        elif self.uneven == "keep":
+            short, longer = divmod(count, self.size)
+            begin = self.rank * short + min(self.rank, longer)
+            found = range(begin, begin + short + (self.rank < longer))
+        else:
+            found = range(self.rank * most, (self.rank + 1) * most)
+        if self.shuffle:
+            import random  # loads OpenSSL, which few need
+
+            order = list(range(count))
+            random.Random(self.seed * 1_000_003 + epoch).shuffle(order)
+            return [order[index % count] for index in found]
+        return found if not found or found[-1] < count else [index % count for index in found]
+
+
+class Shard:
+    """This rank's samples of a dataset, as a dataset. Give it to a DataLoader without a sampler.
+
+    With shuffle, call set_epoch(epoch) before each epoch, on all ranks, so that samples are dealt anew.
+    """
+
+    def __init__(self, data: Any, deal: _Deal, first: FirstBatch | None = None) -> None:
+        self.data = data
+        self._deal = deal
+        self._first = first
+        self._length = len(deal.mine(len(data), 0, True))
+        self._epoch = _shared_number()
+        self._dealt: tuple[int, Any] = (-1, ())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Deal the samples in the order of this epoch. A DataLoader's workers that are alive follow."""
+        self._epoch[0] = epoch
+
+    def indices(self) -> Any:
+        """Which samples of the dataset are this rank's in this epoch, in order."""
+        epoch = int(self._epoch[0])
+        if self._dealt[0] != epoch:
+            self._dealt = (epoch, self._deal.mine(len(self.data), epoch, True))
+        return self._dealt[1]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        if not -self._length <= index < self._length:
+            raise IndexError(f"sample {index} of a shard of {self._length}")
+        sample = self.data[self.indices()[index]]
+        if self._first is not None:
+            self._first.look(sample)
+        return sample
+
+
+class IterableShard:
+    """Every n-th item, as they come. May be iterated as often as what it is made of."""
+
+    def __init__(self, data: Iterable[Any], deal: _Deal, first: FirstBatch | None = None) -> None:
+        self.data = data
+        self._deal = deal
+        self._first = first
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, workers = _worker()
+        items = _dealt(iter(self.data), self._deal)
+        for item in itertools.islice(items, worker, None, workers):
+            if self._first is not None:
+                self._first.look(item)
+            yield item
+
+
+def _dealt(items: Iterator[Any], deal: _Deal) -> Iterator[Any]:
+    """This rank's item of each round of one item per rank; the last round may be too short."""
+    beginning: list[Any] = []  # what fills up the last round
+    while True:
+        items_of_round = list(itertools.islice(items, deal.size))
+        if len(items_of_round) == deal.size:
+            if not beginning and deal.uneven == "pad":
+                beginning = items_of_round
+            yield items_of_round[deal.rank]
+            continue
+        have = len(items_of_round)
+        if have and deal.rank < have and deal.uneven != "drop":
+            yield items_of_round[deal.rank]
+        elif have and deal.uneven == "pad":
+            beginning = beginning or items_of_round
+            yield beginning[(deal.rank - have) % len(beginning)]
+        return
+
+
+def _columns(data: Any) -> list[Any] | None:
+    """The arrays that are sliced alike; None for what is no array."""
+    if isinstance(data, Mapping):
+        parts = list(data.values())
+    elif isinstance(data, tuple):
+        parts = list(data)
+    elif isinstance(data, (list, range)) or _is_array(data) or hasattr(data, "iloc"):
+        return [data]
+    else:
+        return None
+    if not parts or not all(_is_array(part) or isinstance(part, list) or hasattr(part, "iloc") for part in parts):
+        raise TypeError(f"a {type(data).__name__} of arrays is sharded row by row; this one holds other things")
+    return parts
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "__getitem__") and hasattr(value, "dtype")
+
+
+def _of_arrays(data: Any, parts: list[Any], deal: _Deal, strided: bool) -> Any:
+    lengths = [len(part) for part in parts]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"arrays that belong together must be equally long; these have {lengths} rows")
+    rows = deal.mine(lengths[0], 0, strided)
+    taken = [_rows(part, rows) for part in parts]
+    if isinstance(data, Mapping):
+        return dict(zip(data, taken))
+    return tuple(taken) if isinstance(data, tuple) else taken[0]
+
+
+def _rows(array: Any, rows: range | list[int]) -> Any:
+    """A slice where that does it: no copy."""
+    if isinstance(rows, range):
+        where = slice(rows.start, max(rows.stop, rows.start), rows.step)
+        return array.iloc[where] if hasattr(array, "iloc") else array[where]
+    if hasattr(array, "iloc"):
+        return array.iloc[rows]
+    return array[rows] if _is_array(array) else [array[row] for row in rows]
+
+
+def _torch() -> Any:
+    """torch if the program uses it."""
+    return sys.modules.get("torch")
+
+
+def _is_iterable_dataset(data: Any) -> bool:
+    torch = _torch()
+    return torch is not None and isinstance(data, torch.utils.data.IterableDataset)
+
+
+def _iterable(data: Any, deal: _Deal, first: FirstBatch | None) -> IterableShard:
+    """An IterableShard that torch's DataLoader knows as an IterableDataset, if the program uses torch."""
+    torch = _torch()
+    if torch is None:
+        return IterableShard(data, deal, first)
+    from .torch_shard import TorchIterableShard
+
+    return TorchIterableShard(data, deal, first)
+
+
+def _worker() -> tuple[int, int]:
+    """(number of this DataLoader worker, how many there are)."""
+    torch = _torch()
+    known = torch.utils.data.get_worker_info() if torch is not None else None
+    return (0, 1) if known is None else (known.id, known.num_workers)
+
+
+def _shared_number() -> Any:
+    """A number that a DataLoader's workers see change: they are other processes."""
+    torch = _torch()
+    return [0] if torch is None else torch.zeros(1, dtype=torch.int64).share_memory_()

@@ -1,0 +1,27 @@
+"""Elastic training on PyTorch: `@hvd.elastic.run`, the state it works on, and a sampler that knows what was processed.
+
+    @hvd.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, epochs):
+            ...
+            state.commit()
+
+    train(hvd.elastic.TorchState(model, optimizer, epoch=0))
+
+The ranks of a job cannot change yet in this version (see hvdlite.elastic): everything works as long as they stay.
+"""
+
+from ...elastic import ObjectState, State, run, run_fn
+from .sampler import ElasticSampler
+from .state import TorchState, get_handler_registry, set_handler_registry
+
+__all__ = [
+    "ElasticSampler",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "get_handler_registry",
+    "run",
+    "run_fn",
+    "set_handler_registry",
+]

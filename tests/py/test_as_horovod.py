@@ -1,0 +1,212 @@
+"""`import horovod` means hvdlite where it is asked for, and nowhere else: the same objects under Horovod's names."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from hvdlite.as_horovod import names
+
+HERE = Path(__file__).resolve().parent
+FRONT = str(Path(names.__file__).parent / "front")
+
+
+def python(code, *words, code_wanted=0, **environ):
+    """What a program prints, in an environment without alias and without a rank's variables."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith(("HVDLITE_", "HOROVOD_"))}
+    command = [sys.executable, *words, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**kept, **environ})
+    assert done.returncode == code_wanted, done.stdout + done.stderr
+    return done.stdout if code_wanted == 0 else done.stderr
+
+
+@pytest.fixture
+def another_horovod(tmp_path):
+    """A folder with a package named horovod that is not ours."""
+    package = tmp_path / "horovod"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = 'real'\n")
+    (package / "torch.py").write_text("rank = 'real'\n")
+    return str(tmp_path)
+
+
+def test_every_row_of_the_table_can_be_imported():
+    modules = [*names.MADE_OF, *names.SAME]
+    code = f"import importlib, sys\nfor name in {modules!r}: assert importlib.import_module(name) is sys.modules[name]"
+    python(code, PYTHONPATH=FRONT)
+
+
+def test_the_names_are_the_same_objects():
+    import horovod
+    import horovod.common.elastic
+    import horovod.torch as hvd
+    import horovod.torch.elastic.state
+    from horovod.common.exceptions import HorovodInternalError, HorovodVersionMismatchError, HostsUpdatedInterrupt
+    from horovod.common.process_sets import ProcessSet, global_process_set
+    from horovod.torch.elastic.sampler import ElasticSampler
+    from horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+    from horovod.torch.mpi_ops import allreduce_async_, poll, rank, size, synchronize
+    from horovod.torch.optimizer import DistributedOptimizer
+    from horovod.torch.sync_batch_norm import SyncBatchNorm
+
+    import hvdlite.elastic
+    import hvdlite.torch as ours
+    from hvdlite import errors, process_set
+
+    assert HorovodInternalError is errors.HorovodInternalError is hvd.HorovodInternalError
+    assert issubclass(errors.HvdPeerLostError, HorovodInternalError)
+    assert issubclass(HorovodVersionMismatchError, ImportError) and not issubclass(HostsUpdatedInterrupt, RuntimeError)
+    assert (ProcessSet, global_process_set) == (process_set.ProcessSet, process_set.global_process_set)
+    assert hvd.DistributedOptimizer is DistributedOptimizer is ours.DistributedOptimizer
+    for value in (
+        broadcast_object,
+        broadcast_optimizer_state,
+        broadcast_parameters,
+        allreduce_async_,
+        poll,
+        rank,
+        size,
+    ):
+        assert value is getattr(ours, value.__name__)
+    assert synchronize == ours.synchronize and SyncBatchNorm is ours.SyncBatchNorm
+    assert horovod.common.elastic is hvdlite.elastic and hvdlite.elastic.__spec__.name == "hvdlite.elastic"
+    assert horovod.torch.elastic.state.TorchState is hvd.elastic.TorchState is ours.elastic.TorchState
+    assert hvd.elastic.ElasticSampler is ElasticSampler
+    assert horovod.__version__ == "0.28.1" and hvd.mpi_ops.Average == ours.Average
+
+
+def test_all_of_hvdlite_torch_is_there():
+    import horovod.torch as hvd
+
+    import hvdlite.torch as ours
+
+    scope = {}
+    exec("from horovod.torch import *", scope)
+    for name in ours.__all__:
+        assert hasattr(hvd, name) and name in scope
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("horovod.tensorflow", "TensorFlow comes with a later version"),
+        ("horovod.tensorflow.keras", "TensorFlow comes with a later version"),
+        ("horovod.tensorflow.util", "TensorFlow comes with a later version"),
+        ("horovod.keras", "Keras comes with a later version"),
+        ("horovod.keras.callbacks", "Keras comes with a later version"),
+        ("horovod.spark", "Spark comes with a later version"),
+        ("horovod.ray", "Ray comes with a later version"),
+        ("horovod.mxnet", "MXNet is retired"),
+        ("horovod.runner.mpi_run", "a later version"),
+    ],
+)
+def test_what_is_not_there_yet_says_so_and_is_an_import_error(module, says):
+    import importlib
+
+    with pytest.raises(ModuleNotFoundError, match=says) as caught:
+        importlib.import_module(module)
+    assert isinstance(caught.value, NotImplementedError) and module.startswith(caught.value.name)
+
+
+def test_calls_that_come_later_say_so():
+    import horovod
+    import horovod.torch as hvd
+
+    for call in (lambda: horovod.run(print, num_proc=2), lambda: hvd.start_timeline("t.json"), hvd.stop_timeline):
+        with pytest.raises(NotImplementedError, match="later version") as caught:
+            call()
+        assert isinstance(caught.value, hvd.HvdError)
+
+
+def test_what_never_was_is_an_ordinary_import_error():
+    with pytest.raises(ModuleNotFoundError, match=r"horovod\.nonsense") as caught:
+        import horovod.nonsense  # noqa: F401
+    assert not isinstance(caught.value, NotImplementedError)
+
+
+def test_without_being_asked_for_nothing_is_named_horovod():
+    code = "import sys, hvdlite, hvdlite.torch, importlib.util as u; print('horovod' in sys.modules, sys.meta_path)"
+    printed = python(code)
+    assert printed.startswith("False") and "as_horovod" not in printed
+
+
+def test_another_horovod_is_passed_over_where_ours_is_asked_for_and_only_there(another_horovod):
+    code = "import horovod.torch as hvd, horovod; print(horovod.__version__, hvd.rank)"
+    assert python(code, PYTHONPATH=another_horovod) == "real real\n"
+    for asked in (python(code, PYTHONPATH=os.pathsep.join([FRONT, another_horovod])),):
+        assert asked.startswith("0.28.1 <function rank")
+    asked = python("import hvdlite.as_horovod\n" + code, PYTHONPATH=another_horovod)
+    assert asked.startswith("0.28.1 <function rank")
+
+
+def test_too_late_is_an_error_that_says_so(another_horovod):
+    code = "import horovod, hvdlite.as_horovod"
+    said = python(code, code_wanted=1, PYTHONPATH=another_horovod)
+    assert "ImportError: horovod has been imported from" in said and "before it" in said
+
+
+def test_the_small_functions_mean_what_they_meant(monkeypatch):
+    from horovod.common import util
+    from horovod.runner.common.util.env import get_env_rank_and_size
+
+    assert util.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]] and util.split_list([], 2) == [[], []]
+    assert util.is_iterable([]) and util.is_iterable("a") and not util.is_iterable(3)
+    assert [n for n in range(9) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8]
+    assert util.extension_available("torch") and not util.extension_available("mxnet")
+    assert not util.gpu_available("torch")
+    util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__, "mpi_lib_v2")
+    with pytest.raises(ImportError, match=r"horovod\.mxnet"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    assert util.is_version_greater_equal_than("2.13.0+cpu", "2.9") and not util.is_version_greater_equal_than(
+        "1.9", "1.10"
+    )
+    monkeypatch.setenv("HERE", "before")
+    with util.env(HERE="within", THERE="within", NOWHERE=None):
+        assert (os.environ["HERE"], os.environ["THERE"]) == ("within", "within") and "NOWHERE" not in os.environ
+    assert os.environ["HERE"] == "before" and "THERE" not in os.environ
+    choose = util.get_average_backwards_compatibility_fun(util)
+    assert (choose(None, None), choose(None, False), choose(3, None)) == (0, 1, 3)
+    with pytest.raises(ValueError, match="supersedes"):
+        choose(1, True)
+    assert get_env_rank_and_size() == (0, 1)
+
+
+def test_questions_about_the_build_are_answered_before_init():
+    import horovod.torch as hvd
+    from horovod.common.basics import HorovodBasics
+
+    for asked in (hvd, HorovodBasics(__file__, "mpi_lib_v2")):
+        assert asked.gloo_built() and asked.gloo_enabled() and asked.nccl_built() == 0
+        assert not any(
+            (asked.mpi_built(), asked.mpi_enabled(), asked.ddl_built(), asked.ccl_built(), asked.cuda_built())
+        )
+        assert not asked.rocm_built()
+        with pytest.raises(ValueError, match="MPI is not enabled"):
+            asked.mpi_threads_supported()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_script_written_for_horovod_runs_unchanged(ranks):
+    pytest.importorskip("sklearn")
+    run = [str(Path(sys.executable).with_name("hvdlite-run")), "-np", str(ranks), "--as-horovod"]
+    script = HERE / "horovod_digits.py"
+    assert "hvdlite" not in re.sub(r'""".*?"""', "", script.read_text(), flags=re.DOTALL)
+    done = subprocess.run([*run, sys.executable, str(script)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (accuracy,) = re.findall(r"accuracy ([\d.]+) % on " + str(ranks), done.stdout)
+    assert float(accuracy) > 90
+
+
+def test_without_the_flag_the_script_finds_no_horovod():
+    run = [str(Path(sys.executable).with_name("hvdlite-run")), "-np", "1", sys.executable, "-c"]
+    code = "import importlib.util, os; print(os.environ.get('PYTHONPATH'), importlib.util.find_spec('horovod'))"
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([*run, code], capture_output=True, text=True, timeout=60, env=kept)
+    assert "as_horovod" not in done.stdout, done.stdout
+    if "horovod/" not in done.stdout:  # a Horovod may well be installed here
+        assert done.stdout == "None None\n"
