@@ -41,6 +41,8 @@ static void after_fork_in_child(void)
         close(engine->host.store_fd);
     if (engine->epoll >= 0)
         close(engine->epoll);
+    if (engine->space.fd >= 0)
+        close(engine->space.fd);
 }
 
 static void watch_forks(void)
@@ -186,17 +188,30 @@ TOPOLOGY(cross_size)
 
 int hvd_set_open(const int *ranks, int count, char *text, size_t text_bytes)
 {
-    (void)ranks;
-    (void)count;
-    hvd_text_copy(text, text_bytes, "process sets are not there yet");
-    return HVD_EINVAL;
+    struct hvd_engine *engine = enter();
+    if (!engine) {
+        hvd_text_copy(text, text_bytes, text_of(state()));
+        return state();
+    }
+    struct hvd_error error = {0};
+    int number = hvd_engine_set_open(engine, ranks, count, &error);
+    hvd_text_copy(text, text_bytes, error.text);
+    go_out();
+    return number;
 }
 
 int hvd_set_close(int process_set, char *text, size_t text_bytes)
 {
-    (void)process_set;
-    hvd_text_copy(text, text_bytes, "process sets are not there yet");
-    return HVD_EINVAL;
+    struct hvd_engine *engine = enter();
+    if (!engine) {
+        hvd_text_copy(text, text_bytes, text_of(state()));
+        return state();
+    }
+    struct hvd_error error = {0};
+    int code = hvd_engine_set_close(engine, process_set, &error);
+    hvd_text_copy(text, text_bytes, error.text);
+    go_out();
+    return code;
 }
 
 int64_t hvd_submit(const struct hvd_request *request, char *text, size_t text_bytes)
@@ -299,7 +314,7 @@ const char *hvd_plane_used(void)
     struct hvd_engine *engine = enter();
     if (!engine)
         return NULL;
-    const char *name = engine->planes[0].plane->name;
+    const char *name = engine->global->planes[0].plane->name;
     go_out();
     return name;
 }

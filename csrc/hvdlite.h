@@ -53,7 +53,8 @@ extern "C" {
 #define HVD_ALLTOALL      5
 #define HVD_REDUCESCATTER 6
 #define HVD_REDUCE        7 /* an allreduce whose result only the root wants */
-#define HVD_SEND          8 /* point-to-point: from rank root to rank peer of the set; only these two submit it */
+#define HVD_SEND          8 /* point-to-point: from rank root to rank peer of the set; only these two submit it. */
+                            /* Always named: the two find each other by root, peer and name */
 
 #define HVD_DIMS_MAX 8
 #define HVD_NAME_MAX 255 /* bytes of a tensor name that errors can show; longer names are hashed whole */
@@ -97,6 +98,7 @@ struct hvd_request {
                               allgather, alltoall: NULL, the engine allocates (hvd_result) */
     const int64_t *splits; /* alltoall: rows of the input for each rank of the set, in order, sum <= dims[0]; lent
                               until the handle is finished. NULL: dims[0] in equal parts */
+    int splits_count;      /* entries of splits */
     int process_set;       /* 0: all ranks; else a number from hvd_set_open */
     int waits;             /* 1: the caller waits at once, so the engine thread need not be woken for it */
     uint64_t group;        /* 0: none; all members of a group become ready together */
@@ -134,7 +136,10 @@ int hvd_cross_size(void);
 /* Process sets: some ranks, in ascending order, that run collectives of their own. All ranks of the job, members or
  * not, make the same calls in the same order, and the caller sees to two things: nobody submits to a set before
  * hvd_set_open has returned on all ranks, and nobody closes one before its last collective is over on all members
- * (Python exchanges over the global set). open returns the number of the set, which is the same on all ranks. */
+ * (Python exchanges over the global set). open returns the number of the set, which is the same on all ranks: the
+ * lowest that is free. Where it fails on some ranks only (HVD_ENOMEM, say: /dev/shm is full), the others close theirs.
+ * A rank that is no member gets the number, too; submitting there is HVD_EINVAL. close fails what is outstanding in the
+ * set on this rank. A shutdown leaves all sets of this rank; sets without it go on. */
 int hvd_set_open(const int *ranks, int count, char *text, size_t text_bytes);
 int hvd_set_close(int process_set, char *text, size_t text_bytes);
 

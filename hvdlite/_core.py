@@ -18,6 +18,7 @@ import math
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .errors import NOT_INITIALIZED, error_of
@@ -78,7 +79,7 @@ class _PerThread(threading.local):
 _thread = _PerThread()
 _abandoned: deque[tuple[int, Any]] = deque()
 _groups = 0  # unnamed groups so far
-_latest: dict[str, int] = {}  # name -> the last request of that name, so that a duplicate fails at the call
+_latest: dict[tuple[Any, ...], int] = {}  # the last request of each name, so that a duplicate fails at the call
 
 
 def error_for(code: int, text: str) -> Exception:
@@ -108,9 +109,9 @@ def failure_of_job() -> tuple[int, int, str] | None:
     return culprit[0], code[0], text_of(text)
 
 
-def _checked(number: int) -> int:
+def _checked(number: int, text: Any = ffi.NULL) -> int:
     if number < 0:
-        raise error_for(number, "")
+        raise error_for(number, text_of(text))
     return number
 
 
@@ -142,6 +143,21 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """Number of hosts. Raises HvdNotInitializedError before init()."""
     return _checked(lib.hvd_cross_size())
+
+
+def set_open(ranks: Sequence[int]) -> int:
+    """Opens a process set here; its number, the same on all ranks if all make the same calls in the same order.
+
+    Nobody may submit to it before this has returned on all ranks: exchange something over the global set first.
+    Raises ValueError (ranks out of range, doubled, not ascending, none), MemoryError, HvdNotInitializedError.
+    """
+    number: int = lib.hvd_set_open(ffi.new("int[]", list(ranks)), len(ranks), _thread.text, _TEXT_BYTES)
+    return _checked(number, _thread.text)
+
+
+def set_close(number: int) -> None:
+    """Closes a process set here; what is still pending in it fails. Raises ValueError: 0, or there is no such set."""
+    _checked(lib.hvd_set_close(number, _thread.text, _TEXT_BYTES), _thread.text)
 
 
 class Gathered(NamedTuple):
@@ -243,7 +259,7 @@ def _request(
     request.name, request.kind, request.op, request.dtype = c_name, kind, op, dtype
     request.root, request.peer = root, peer
     c_splits = ffi.NULL if splits is None else ffi.new("int64_t[]", splits)
-    request.splits = c_splits
+    request.splits, request.splits_count = c_splits, len(splits or ())
     if len(shape) > _DIMS_MAX:  # the core shows shapes in errors and needs the first dimension only
         shape = (*shape[: _DIMS_MAX - 1], math.prod(shape[_DIMS_MAX - 1 :]))
     request.ndim = len(shape)
@@ -254,25 +270,10 @@ def _request(
 
 
 def submit(
-    kind: int,
-    op: int,
-    dtype: int,
-    name: str | None,
-    shape: tuple[int, ...],
-    source: int,
-    target: int,
-    keep: Any,
-    *,
-    root: int = 0,
-    peer: int = 0,
-    splits: tuple[int, ...] | None = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    process_set: int = 0,
-    group: int = 0,
-    group_count: int = 0,
-    waits: bool = False,
-) -> Pending:
+    kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], source: int, target: int, keep: Any, *,
+    root: int = 0, peer: int = 0, splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0,
+    process_set: int = 0, group: int = 0, group_count: int = 0, waits: bool = False
+) -> Pending:  # fmt: skip
     """Hand one contiguous tensor over. `source` and `target` are addresses; never waits for another rank.
 
     `waits`: the caller waits at once, so the engine thread is not woken: the waiting thread does its work.
@@ -281,8 +282,9 @@ def submit(
     """
     if _abandoned:
         _sweep()
+    tensor = (name, process_set, root, peer) if kind == SEND else (name, process_set)
     if name is not None:
-        earlier = _latest.get(name)
+        earlier = _latest.get(tensor)
         if earlier is not None and lib.hvd_poll(earlier) == _AGAIN:
             raise error_for(
                 lib.HVD_EDUP,
@@ -301,12 +303,11 @@ def submit(
     request.input, request.output = ffi.cast("void *", source), ffi.cast("void *", target)
     request.waits = waits
     native = lib.hvd_submit(request, thread.text, _TEXT_BYTES)
-    if native <= 0:
-        raise error_for(native, text_of(thread.text))
+    _checked(native, thread.text)
     if name is not None:
         if len(_latest) >= _REQUESTS_KEPT:
             _latest.clear()
-        _latest[name] = native
+        _latest[tensor] = native
     return Pending(native, (keep, known))  # splits are lent until the request is finished
 
 

@@ -65,11 +65,11 @@ struct hvd_key {
 /* What all ranks must have in common. Compared byte by byte: no padding, unused fields zero. */
 struct hvd_signature {
     int32_t kind, op, dtype, ndim;
-    int32_t root;
-    uint32_t group_count;
+    int32_t root, peer; /* send: the sender and the receiver */
+    uint32_t group_count, zero;
     uint64_t group;
     double prescale, postscale;
-    int64_t dims[HVD_DIMS_MAX]; /* allgather: dims[0] is 0, it may differ between ranks */
+    int64_t dims[HVD_DIMS_MAX]; /* allgather, alltoall: dims[0] is 0, it may differ between ranks */
 };
 
 #define HVD_FRESH_MISMATCH 1u /* set by merge, OR */
@@ -119,6 +119,7 @@ struct hvd_coord_limits {
     uint32_t fresh;                      /* descriptors in one vote at most */
     uint64_t set;                        /* part of the hash of every name */
     const struct hvd_coord_names *names; /* lent as long as the coordinator lives; may not be NULL */
+    const int *called;                   /* what errors call the ranks of the set, ascending; lent; NULL: 0, 1, ... */
 };
 
 struct hvd_plan_item {

@@ -114,7 +114,7 @@ static uint32_t count_bits(const uint64_t *bits, uint32_t words)
 }
 
 /* Ranks of a bitmap as "rank 3" or "ranks 0-3, 7". */
-static void add_ranks(struct text *text, const uint64_t *bits, uint32_t size)
+static void add_ranks(struct text *text, const uint64_t *bits, uint32_t size, const int *called)
 {
     uint32_t total = count_bits(bits, hvd_words(size));
     size_t end = text->left > LIST_MAX ? text->left - LIST_MAX : 1;
@@ -123,7 +123,7 @@ static void add_ranks(struct text *text, const uint64_t *bits, uint32_t size)
         if (!hvd_bit(bits, rank))
             continue;
         uint32_t first = rank;
-        while (rank + 1 < size && hvd_bit(bits, rank + 1))
+        while (rank + 1 < size && hvd_bit(bits, rank + 1) && (!called || called[rank + 1] == called[rank] + 1))
             rank++;
         if (text->left <= end) {
             add(text, ", ... (%u in all)", total);
@@ -133,7 +133,7 @@ static void add_ranks(struct text *text, const uint64_t *bits, uint32_t size)
             first == rank       ? "%s %u"
             : rank == first + 1 ? "%s %u, %u"
                                 : "%s %u-%u",
-            runs++ ? "," : "", first, rank);
+            runs++ ? "," : "", called ? (uint32_t)called[first] : first, called ? (uint32_t)called[rank] : rank);
     }
 }
 
@@ -217,7 +217,7 @@ void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agree
     for (uint32_t i = 0; i < agreed->detail; i++) {
         char list[2 * LIST_MAX];
         struct text side = {list, sizeof list};
-        add_ranks(&side, ranks + i * words, size);
+        add_ranks(&side, ranks + i * words, size, coord->limits.called);
         table = table || sizeof list - side.left > SIDE_MAX;
         spoke += count_bits(ranks + i * words, words);
     }
@@ -229,7 +229,7 @@ void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agree
     order_of_telling(ranks, agreed->detail, size, order);
     for (uint32_t i = 0; i < agreed->detail; i++) {
         add(&text, table ? "\n  " : i == 0 ? " " : fields & (fields - 1) ? "; " : ", ");
-        add_ranks(&text, ranks + order[i] * words, size);
+        add_ranks(&text, ranks + order[i] * words, size, coord->limits.called);
         add(&text, table ? ": " : " said ");
         add_saying(&text, names, fields, &said[order[i]]);
     }

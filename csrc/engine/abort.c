@@ -9,7 +9,8 @@
  * Leaving is not dying: `left` in a seat says that a rank took its leave, and its process may end. Work that
  * was agreed before the leave still completes, because the leaver stays until its own part of it is done (if others
  * keep it from that for too long, it aborts instead); what is pending beyond that can never be agreed and fails,
- * naming the leaver.
+ * naming the leaver. A rank leaves each set that it is in, by that set's own votes, so that no other set's rounds
+ * are disturbed: sets without the leaver go on.
  */
 #include "engine.h"
 
@@ -33,18 +34,29 @@ static _Atomic uint64_t *abort_word(struct hvd_engine *engine)
 void hvd_abort_text(struct hvd_engine *engine, uint32_t slot, const char *why, char *text, size_t text_bytes)
 {
     const struct hvd_request *request = &engine->handles.slot[slot].request;
+    char where[32] = "";
+    if (request->process_set)
+        snprintf(where, sizeof where, " in process set %d", request->process_set);
     if (request->name)
-        snprintf(text, text_bytes, "%s of '%.*s' on rank %d: %s", hvd_engine_kind(request->kind), HVD_NAME_MAX,
-                 request->name, engine->options.rank, why);
+        snprintf(text, text_bytes, "%s of '%.*s' on rank %d%s: %s", hvd_engine_kind(request->kind), HVD_NAME_MAX,
+                 request->name, engine->options.rank, where, why);
     else
-        snprintf(text, text_bytes, "%s on rank %d: %s", hvd_engine_kind(request->kind), engine->options.rank, why);
+        snprintf(text, text_bytes, "%s on rank %d%s: %s", hvd_engine_kind(request->kind), engine->options.rank, where,
+                 why);
 }
 
-void hvd_abort_handles(struct hvd_engine *engine, int code, const char *why)
+/* Does the request belong to the set? Of NULL, which stands for all, each does. */
+static bool belongs(const struct hvd_slot *slot, const struct hvd_set *set)
+{
+    return !set || (slot->request.process_set == set->number && slot->life == set->life &&
+                    slot->request.kind != HVD_ENGINE_SET_CLOSE);
+}
+
+void hvd_abort_handles(struct hvd_engine *engine, const struct hvd_set *set, int code, const char *why)
 {
     uint32_t high = atomic_load(&engine->handles.high);
     for (uint32_t i = 0; i < high; i++)
-        if (engine->handles.slot[i].with_turn) {
+        if (engine->handles.slot[i].with_turn && belongs(&engine->handles.slot[i], set)) {
             char text[HVD_TEXT_MAX];
             hvd_abort_text(engine, i, why, text, sizeof text);
             hvd_handles_finish(&engine->handles, i, code, text);
@@ -70,7 +82,7 @@ bool hvd_abort_seen(struct hvd_engine *engine)
     }
     atomic_store(&engine->failed, 1);
     hvd_trace_add(&engine->trace, HVD_TRACE_abort, (uint32_t)culprit, (uint64_t)(int64_t)code);
-    hvd_abort_handles(engine, failure->code, failure->text);
+    hvd_abort_handles(engine, NULL, failure->code, failure->text);
     return true;
 }
 
@@ -138,28 +150,42 @@ static void fail_pending(void *self, uint32_t ticket)
     hvd_handles_finish(&pending->engine->handles, ticket, HVD_EPEER, text);
 }
 
-void hvd_abort_left(struct hvd_engine *engine, int rank)
+void hvd_abort_left(struct hvd_engine *engine, struct hvd_set *set, int rank)
 {
     char why[256];
-    hvd_abort_left_text(rank, why, sizeof why);
-    hvd_trace_add(&engine->trace, HVD_TRACE_leave, (uint32_t)rank, 0);
-    atomic_store(&engine->left, (uint32_t)rank + 1);
-    hvd_coord_pending(engine->coord, fail_pending, &(struct pending){engine, why});
-    if (engine->join_slot != HVD_SLOT_NONE)
-        fail_pending(&(struct pending){engine, why}, engine->join_slot);
-    engine->join_slot = HVD_SLOT_NONE;
+    set->left = true;
+    set->leaver = set->member[rank];
+    hvd_abort_left_text(set->leaver, why, sizeof why);
+    hvd_trace_add(&engine->trace, HVD_TRACE_leave, (uint32_t)set->leaver, (uint64_t)set->number);
+    if (set->number == 0)
+        atomic_store(&engine->left, (uint32_t)set->leaver + 1);
+    hvd_coord_pending(set->coord, fail_pending, &(struct pending){engine, why});
+    if (set->join_slot != HVD_SLOT_NONE)
+        fail_pending(&(struct pending){engine, why}, set->join_slot);
+    set->join_slot = HVD_SLOT_NONE;
+}
+
+/* Whatever was agreed is done here; with `agreed`, in all sets that others are in a leave is agreed too. */
+static bool over(const struct hvd_engine *engine, bool agreed)
+{
+    for (int i = 0; i < engine->sets; i++) {
+        const struct hvd_set *set = engine->set[i];
+        if (!hvd_work_empty(set) || (agreed && !set->left && !set->alone))
+            return false;
+    }
+    return true;
 }
 
 static bool own_part_done(void *self)
 {
     struct hvd_engine *engine = self;
-    return atomic_load(&engine->failed) || hvd_work_empty(engine);
+    return atomic_load(&engine->failed) || over(engine, false);
 }
 
 static bool leave_done(void *self)
 {
     struct hvd_engine *engine = self;
-    return atomic_load(&engine->failed) || (atomic_load(&engine->left) && hvd_work_empty(engine));
+    return atomic_load(&engine->failed) || over(engine, true);
 }
 
 /* The time is up. Others may never finish what was agreed without this rank: then its end is no leave. */

@@ -12,6 +12,9 @@
  * all there is of a "cycle time".
  *
  * A vote read from a board was written by another process: it is copied, checked, and only then believed.
+ *
+ * Each process set has rounds of its own; nothing here knows of more than one, but for the queue, which is drained
+ * into the coordinators of all sets.
  */
 #include "engine.h"
 
@@ -68,51 +71,47 @@ static void agenda_append(struct hvd_agenda *agenda, const struct hvd_plan *plan
     agenda->count += placed;
 }
 
-int hvd_agree_open(struct hvd_engine *engine, struct hvd_error *error)
+int hvd_agree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
 {
     const struct hvd_coord_limits limits = {
-        .rank = engine->options.rank,
-        .size = engine->options.size,
+        .rank = set->rank,
+        .size = set->size,
         .slots = (uint32_t)engine->options.slots_max,
         .tickets = HVD_HANDLES_MAX,
         .fresh = FRESH_MAX,
-        .set = 0,
+        .set = (uint64_t)set->number,
         .names = &hvd_engine_names,
+        .called = set->member,
     };
-    engine->vote_bytes = round_up(hvd_vote_bytes_max(&limits));
+    set->vote_bytes = round_up(hvd_vote_bytes_max(&limits));
     size_t coord_bytes = round_up(hvd_coord_bytes(&limits));
-    engine->plan.items_max = limits.slots + limits.fresh;
-    size_t items_bytes = round_up(sizeof *engine->plan.item * engine->plan.items_max);
-    char *block = hvd_memory_private(coord_bytes + 2 * engine->vote_bytes + items_bytes, error);
+    set->plan.items_max = limits.slots + limits.fresh;
+    size_t items_bytes = round_up(sizeof *set->plan.item * set->plan.items_max);
+    set->coord_block_bytes = coord_bytes + 2 * set->vote_bytes + items_bytes;
+    char *block = hvd_memory_private(set->coord_block_bytes, error);
     if (!block)
         return HVD_ENOMEM;
-    engine->coord_block = block;
-    engine->coord_memory = block;
-    engine->coord = hvd_coord_open(block, &limits);
-    engine->agreed = (struct hvd_vote *)(block + coord_bytes);
-    engine->seen = (struct hvd_vote *)(block + coord_bytes + engine->vote_bytes);
-    engine->plan.item = (struct hvd_plan_item *)(block + coord_bytes + 2 * engine->vote_bytes);
-    engine->join_slot = HVD_SLOT_NONE;
+    set->coord_block = block;
+    set->coord = hvd_coord_open(block, &limits);
+    set->agreed = (struct hvd_vote *)(block + coord_bytes);
+    set->seen = (struct hvd_vote *)(block + coord_bytes + set->vote_bytes);
+    set->plan.item = (struct hvd_plan_item *)(block + coord_bytes + 2 * set->vote_bytes);
     return HVD_OK;
 }
 
-void hvd_agree_close(struct hvd_engine *engine)
+void hvd_agree_close(struct hvd_set *set)
 {
-    if (engine->coord_block) {
-        size_t items_bytes = round_up(sizeof *engine->plan.item * engine->plan.items_max);
-        size_t before = (size_t)((char *)engine->plan.item - (char *)engine->coord_block);
-        hvd_memory_unmap(engine->coord_block, before + items_bytes);
-    }
-    engine->coord_block = NULL;
-    free(engine->agenda.item);
-    free(engine->agenda.bucket);
-    memset(&engine->agenda, 0, sizeof engine->agenda);
+    hvd_memory_unmap(set->coord_block, set->coord_block_bytes);
+    set->coord_block = NULL;
+    free(set->agenda.item);
+    free(set->agenda.bucket);
+    memset(&set->agenda, 0, sizeof set->agenda);
 }
 
 /* Does all memory of this request lie in the plane, so that it need not be copied? */
-static uint32_t in_plane(struct hvd_engine *engine, const struct hvd_request *request)
+static uint32_t in_plane(const struct hvd_set *set, const struct hvd_request *request)
 {
-    const struct hvd_open_plane *first = &engine->planes[0];
+    const struct hvd_open_plane *first = &set->planes[0];
     if (request->kind != HVD_ALLREDUCE || !first->plane->owns)
         return 0;
     size_t bytes = (size_t)hvd_dtype_bytes(request->dtype);
@@ -124,25 +123,57 @@ static uint32_t in_plane(struct hvd_engine *engine, const struct hvd_request *re
                : 0;
 }
 
+static void refuse(struct hvd_engine *engine, uint32_t index, int code, const char *why)
+{
+    char text[HVD_TEXT_MAX];
+    hvd_abort_text(engine, index, why, text, sizeof text);
+    hvd_handles_finish(&engine->handles, index, code, text);
+}
+
+/* The set of a request, if it can still be done there; else the request is finished. */
+static struct hvd_set *set_for(struct hvd_engine *engine, uint32_t index)
+{
+    const struct hvd_slot *slot = &engine->handles.slot[index];
+    struct hvd_set *set = engine->by_number[slot->request.process_set];
+    char why[HVD_TEXT_MAX];
+    if (atomic_load_explicit(&engine->failed, memory_order_relaxed)) {
+        hvd_text_copy(why, sizeof why, engine->failure.text);
+        refuse(engine, index, engine->failure.code, why);
+    } else if (!set || set->life != slot->life) {
+        snprintf(why, sizeof why, "process set %d does not exist any more", slot->request.process_set);
+        refuse(engine, index, HVD_EINVAL, why);
+    } else if (set->left) {
+        hvd_abort_left_text(set->leaver, why, sizeof why);
+        refuse(engine, index, HVD_EPEER, why);
+    } else {
+        return set;
+    }
+    return NULL;
+}
+
+static void join(struct hvd_engine *engine, struct hvd_set *set, uint32_t index)
+{
+    if (set->join_slot != HVD_SLOT_NONE) {
+        refuse(engine, index, HVD_EDUP, "this rank has joined already; wait for that first");
+        return;
+    }
+    set->join_slot = index;
+    hvd_coord_join(set->coord);
+}
+
 static void submit_one(struct hvd_engine *engine, uint32_t index)
 {
     const struct hvd_request *request = &engine->handles.slot[index].request;
     engine->handles.slot[index].with_turn = true;
-    uint32_t left = atomic_load(&engine->left);
-    if (atomic_load(&engine->failed) || left) {
-        char why[HVD_TEXT_MAX], text[HVD_TEXT_MAX];
-        if (atomic_load(&engine->failed))
-            hvd_text_copy(why, sizeof why, engine->failure.text);
-        else
-            hvd_abort_left_text((int)left - 1, why, sizeof why);
-        hvd_abort_text(engine, index, why, text, sizeof text);
-        hvd_handles_finish(&engine->handles, index, atomic_load(&engine->failed) ? engine->failure.code : HVD_EPEER,
-                           text);
+    if (request->kind == HVD_ENGINE_SET_OPEN || request->kind == HVD_ENGINE_SET_CLOSE) {
+        hvd_set_turn(engine, index);
         return;
     }
+    struct hvd_set *set = set_for(engine, index);
+    if (!set)
+        return;
     if (request->kind == HVD_JOIN) {
-        engine->join_slot = index;
-        hvd_coord_join(engine->coord);
+        join(engine, set, index);
         return;
     }
     struct hvd_signature signature;
@@ -157,19 +188,14 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
     signature.prescale = request->kind == HVD_ALLREDUCE ? request->prescale : 1.0;
     signature.postscale = request->kind == HVD_ALLREDUCE ? request->postscale : 1.0;
     memcpy(signature.dims, request->dims, sizeof signature.dims[0] * (size_t)request->ndim);
-    int code = hvd_coord_submit(engine->coord, index, request->name, &signature, in_plane(engine, request));
-    if (code == HVD_OK)
-        return;
-    char text[HVD_TEXT_MAX];
-    hvd_abort_text(engine, index,
-                   code == HVD_EINVAL ? "the coordinator refused it (a group with more members than the cache "
-                                        "capacity, or more than 2^63 elements)"
-                   : code == HVD_EDUP
-                       ? "a tensor of this name is in flight already on this rank; wait for it first, or "
-                         "give the second one another name"
-                       : "the coordinator refused it",
-                   text, sizeof text);
-    hvd_handles_finish(&engine->handles, index, code, text);
+    int code = hvd_coord_submit(set->coord, index, request->name, &signature, in_plane(set, request));
+    if (code != HVD_OK)
+        refuse(engine, index, code,
+               code == HVD_EINVAL ? "the coordinator refused it (a group with more members than the cache "
+                                    "capacity, or more than 2^63 elements)"
+               : code == HVD_EDUP ? "a tensor of this name is in flight already on this rank; wait for it first, or "
+                                    "give the second one another name"
+                                  : "the coordinator refused it");
 }
 
 bool hvd_agree_submit_queued(struct hvd_engine *engine)
@@ -184,48 +210,56 @@ bool hvd_agree_submit_queued(struct hvd_engine *engine)
 }
 
 /* Has a peer entered the round that I have not? */
-static bool peer_entered(const struct hvd_engine *engine, uint64_t round)
+static bool peer_entered(const struct hvd_set *set, uint64_t round)
 {
-    for (int rank = 0; rank < engine->host.size; rank++)
-        if (atomic_load_explicit(&engine->host.control->seat[rank].round, memory_order_acquire) >= round)
+    for (int rank = 0; rank < set->size; rank++)
+        if (hvd_place_entered(&set->place[rank], set->life, round))
             return true;
     return false;
 }
 
-static bool all_entered(const struct hvd_engine *engine, uint64_t round)
+static bool all_entered(const struct hvd_set *set, uint64_t round)
 {
-    for (int rank = 0; rank < engine->host.size; rank++)
-        if (atomic_load_explicit(&engine->host.control->seat[rank].round, memory_order_acquire) < round)
+    for (int rank = 0; rank < set->size; rank++)
+        if (!hvd_place_entered(&set->place[rank], set->life, round))
             return false;
     return true;
 }
 
-/* Copy a peer's vote off its board and merge it; false (and an abort that names the rank) if it is not one. */
-static bool merge_board(struct hvd_engine *engine, int rank, uint64_t round, bool first)
+static struct hvd_vote *board(const struct hvd_engine *engine, const struct hvd_set *set, int rank, uint64_t round)
 {
-    const struct hvd_vote *board = hvd_host_board(&engine->host, rank, round);
-    uint32_t bytes = board->bytes;
-    struct hvd_vote *into = first ? engine->agreed : engine->seen;
-    if (bytes >= sizeof *board && bytes <= engine->vote_bytes) {
-        memcpy(into, board, bytes);
+    return (struct hvd_vote *)(void *)(set->place[rank].boards + engine->host.board_bytes * (size_t)(round & 1));
+}
+
+/* Copy a peer's vote off its board and merge it; false (and an abort that names the rank) if it is not one. */
+static bool merge_board(struct hvd_engine *engine, struct hvd_set *set, int rank, uint64_t round)
+{
+    const struct hvd_vote *from = board(engine, set, rank, round);
+    uint32_t bytes = from->bytes;
+    struct hvd_vote *into = rank == 0 ? set->agreed : set->seen;
+    if (bytes >= sizeof *from && bytes <= set->vote_bytes) {
+        memcpy(into, from, bytes);
         into->bytes = bytes;
-        if (hvd_vote_check(engine->coord, into, bytes) == HVD_OK && into->round == round) {
-            if (!first)
-                hvd_vote_merge(engine->coord, engine->agreed, engine->seen);
+        if (hvd_vote_check(set->coord, into, bytes) == HVD_OK && into->round == round) {
+            if (rank > 0)
+                hvd_vote_merge(set->coord, set->agreed, set->seen);
             return true;
         }
     }
+    atomic_thread_fence(memory_order_acquire);
+    if (!hvd_place_entered(&set->place[rank], set->life, round))
+        return false; /* it has closed the set meanwhile, as this rank is about to */
     char text[160];
     snprintf(text, sizeof text, "rank %d wrote a vote that is not one (%u bytes in round %llu); its memory is damaged",
-             rank, bytes, (unsigned long long)round);
-    hvd_engine_abort(engine, rank, HVD_EINTERNAL, text);
+             set->member[rank], bytes, (unsigned long long)round);
+    hvd_engine_abort(engine, set->member[rank], HVD_EINTERNAL, text);
     return false;
 }
 
 /* The plan is agreed: what fails, fails; what is to be done goes on the agenda. */
-static void take_plan(struct hvd_engine *engine)
+static void take_plan(struct hvd_engine *engine, struct hvd_set *set)
 {
-    struct hvd_plan *plan = &engine->plan;
+    struct hvd_plan *plan = &set->plan;
     if (plan->failed_ticket != HVD_TICKET_NONE)
         hvd_handles_finish(&engine->handles, plan->failed_ticket, HVD_EMISMATCH, plan->text);
     if (plan->items) {
@@ -233,59 +267,59 @@ static void take_plan(struct hvd_engine *engine)
         for (int dtype = 0; dtype < HVD_DTYPES_MAX; dtype++)
             bytes_of[dtype] = (uint8_t)hvd_dtype_bytes(dtype);
         hvd_plan_fuse(plan, (uint64_t)engine->options.fusion_bytes, bytes_of);
-        agenda_append(&engine->agenda, plan, ++engine->plans);
+        agenda_append(&set->agenda, plan, ++set->plans);
         hvd_trace_add(&engine->trace, HVD_TRACE_plan, plan->items, plan->buckets);
     }
-    if (plan->joined >= 0 && engine->join_slot != HVD_SLOT_NONE) {
-        engine->handles.slot[engine->join_slot].rows = plan->joined;
-        hvd_handles_finish(&engine->handles, engine->join_slot, HVD_OK, NULL);
-        engine->join_slot = HVD_SLOT_NONE;
+    if (plan->joined >= 0 && set->join_slot != HVD_SLOT_NONE) {
+        engine->handles.slot[set->join_slot].rows = plan->joined;
+        hvd_handles_finish(&engine->handles, set->join_slot, HVD_OK, NULL);
+        set->join_slot = HVD_SLOT_NONE;
     }
     if (plan->left >= 0)
-        hvd_abort_left(engine, plan->left);
+        hvd_abort_left(engine, set, plan->left);
 }
 
-static void decide(struct hvd_engine *engine)
+static void decide(struct hvd_engine *engine, struct hvd_set *set)
 {
-    hvd_coord_decide(engine->coord, engine->agreed, &engine->plan);
-    engine->entered = false;
+    hvd_coord_decide(set->coord, set->agreed, &set->plan);
+    set->entered = false;
     hvd_count(engine, HVD_COUNT_rounds, 1);
-    hvd_trace_add(&engine->trace, HVD_TRACE_round, (uint32_t)engine->plan.round, engine->plan.items);
-    take_plan(engine);
+    hvd_trace_add(&engine->trace, HVD_TRACE_round, (uint32_t)set->plan.round, set->plan.items);
+    take_plan(engine, set);
 }
 
 /* Alone: the vote is the agreement. */
-static bool agree_alone(struct hvd_engine *engine)
+static bool agree_alone(struct hvd_engine *engine, struct hvd_set *set)
 {
-    if (!hvd_coord_news(engine->coord))
+    if (!hvd_coord_news(set->coord))
         return false;
-    hvd_coord_vote(engine->coord, engine->agreed, engine->vote_bytes);
-    decide(engine);
+    hvd_coord_vote(set->coord, set->agreed, set->vote_bytes);
+    decide(engine, set);
     return true;
 }
 
-bool hvd_agree_step(struct hvd_engine *engine)
+bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
 {
-    if (atomic_load_explicit(&engine->left, memory_order_relaxed))
+    if (set->left)
         return false;
-    if (engine->alone)
-        return agree_alone(engine);
-    uint64_t round = hvd_coord_round(engine->coord);
+    if (set->alone)
+        return agree_alone(engine, set);
+    uint64_t round = hvd_coord_round(set->coord);
     bool moved = false;
-    if (!engine->entered) {
-        bool hold = engine->moving.busy && engine->agenda.count > engine->moving.items;
-        if (!peer_entered(engine, round) && (hold || !hvd_coord_news(engine->coord)))
+    if (!set->entered) {
+        bool hold = set->moving.busy && set->agenda.count > set->moving.items;
+        if (!peer_entered(set, round) && (hold || !hvd_coord_news(set->coord)))
             return false;
-        hvd_coord_vote(engine->coord, hvd_host_board(&engine->host, engine->host.rank, round), engine->vote_bytes);
-        atomic_store_explicit(&engine->host.control->seat[engine->host.rank].round, round, memory_order_release);
-        engine->entered = moved = true;
-        hvd_bells_ring_all(&engine->host.bells);
+        hvd_coord_vote(set->coord, board(engine, set, set->rank, round), set->vote_bytes);
+        hvd_place_enter(&set->place[set->rank], set->life, round);
+        set->entered = moved = true;
+        hvd_bells_ring_all(&set->bells);
     }
-    if (!all_entered(engine, round))
+    if (!all_entered(set, round))
         return moved;
-    for (int rank = 0; rank < engine->host.size; rank++)
-        if (!merge_board(engine, rank, round, rank == 0))
-            return true;
-    decide(engine);
+    for (int rank = 0; rank < set->size; rank++)
+        if (!merge_board(engine, set, rank, round))
+            return moved;
+    decide(engine, set);
     return true;
 }

@@ -7,11 +7,9 @@
  * Stop: vote leave and wait, bounded, until the others have acknowledged and own agreed work is done (peers may
  * still need it); take leave in the seat; stop the thread; finish whatever is left; close planes and host.
  *
- * Local mistakes in a request are found here, before anyone else hears of them.
+ * Local mistakes in a request are found in check.c, before anyone else hears of them.
  */
 #include "engine.h"
-
-#include "../kernel/kernel.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -51,6 +49,7 @@ static int plane_agreed(struct hvd_engine *engine, bool opened, const struct hvd
 
 static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
 {
+    struct hvd_set *set = engine->global;
     struct hvd_plane_arg arg = {.rank = engine->options.rank,
                                 .size = engine->options.size,
                                 .one_host = true,
@@ -62,7 +61,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
                                 .allgather = plane_allgather,
                                 .share = plane_share};
     char why[HVD_TEXT_MAX] = "";
-    for (int i = 0; hvd_planes[i] && engine->planes_count < HVD_PLANES_MAX; i++) {
+    for (int i = 0; hvd_planes[i] && set->planes_count < HVD_PLANES_MAX; i++) {
         struct hvd_open_plane open = {.plane = hvd_planes[i]};
         struct hvd_error mine = {0};
         bool opened = open.plane->open(&arg, &open.self, &mine) == HVD_OK, all = opened;
@@ -78,13 +77,10 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
             snprintf(why + length, sizeof why - length, "%s%s: %s", length ? "; " : "", open.plane->name, reason);
             continue;
         }
-        int at = engine->planes_count++;
-        for (; at > 0 && engine->planes[at - 1].plane->preference < open.plane->preference; at--)
-            engine->planes[at] = engine->planes[at - 1];
-        engine->planes[at] = open;
+        hvd_set_insert_plane(set, open);
         engine->bound |= open.plane->bound;
     }
-    return engine->planes_count ? HVD_OK : hvd_fail(error, HVD_EINIT, "no plane works for these ranks: %s", why);
+    return set->planes_count ? HVD_OK : hvd_fail(error, HVD_EINIT, "no plane works for these ranks: %s", why);
 }
 
 static int check_options(const struct hvd_options *options, bool in_process, struct hvd_error *error)
@@ -117,7 +113,12 @@ static int open_host(struct hvd_engine *engine, hvd_boot_allgather *allgather, v
     host->deadline_ns = hvd_now_ns() + (uint64_t)engine->options.start_timeout_ms * 1000000u;
     host->allgather = allgather;
     host->allgather_self = self;
-    return engine->alone ? HVD_OK : hvd_host_open(host, engine->vote_bytes, error);
+    if (engine->alone)
+        return HVD_OK;
+    int code = hvd_host_open(host, engine->global->vote_bytes, error);
+    if (code == HVD_OK)
+        hvd_set_meet(engine, engine->global);
+    return code == HVD_OK ? hvd_space_open(&engine->space, host, host->board_bytes, error) : code;
 }
 
 static void decide_spinning(struct hvd_engine *engine)
@@ -143,13 +144,15 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     engine->options = *options;
     engine->in_process = in_process;
     engine->alone = options->size == 1;
-    engine->epoll = -1;
+    engine->epoll = engine->space.fd = -1;
+    pthread_mutex_init(&engine->opening_lock, NULL);
+    pthread_mutex_init(&engine->records_lock, NULL);
     decide_spinning(engine);
     code = hvd_handles_open(&engine->handles, first_generation, error);
     if (code == HVD_OK)
         code = hvd_trace_open(&engine->trace, options->trace_events > 0 ? options->trace_events : 4096);
     if (code == HVD_OK)
-        code = hvd_agree_open(engine, error);
+        code = hvd_set_open_global(engine, error);
     if (code == HVD_OK)
         code = open_host(engine, allgather, self, error);
     if (code == HVD_OK)
@@ -175,90 +178,35 @@ void hvd_engine_stop(struct hvd_engine *engine)
              engine->options.rank);
     atomic_store(&engine->failed, 1);
     hvd_agree_submit_queued(engine);
-    hvd_abort_handles(engine, engine->failure.code, engine->failure.text);
+    hvd_abort_handles(engine, NULL, engine->failure.code, engine->failure.text);
+    atomic_store(&engine->stopped, 1);
     /* The turn is never given back: late waiters find their handles done. */
 }
 
 void hvd_engine_free(struct hvd_engine *engine)
 {
-    for (int i = 0; i < engine->planes_count; i++)
-        engine->planes[i].plane->close(engine->planes[i].self);
+    hvd_turn_thread_stop(engine);
+    hvd_set_close_all(engine);
+    hvd_space_close(&engine->space);
     if (!engine->alone && engine->host.size)
         hvd_host_close(&engine->host);
-    hvd_turn_thread_stop(engine);
-    hvd_work_close(engine);
-    hvd_agree_close(engine);
+    pthread_mutex_destroy(&engine->opening_lock);
+    pthread_mutex_destroy(&engine->records_lock);
     hvd_handles_close(&engine->handles);
     hvd_trace_close(&engine->trace);
     free(engine);
 }
 
-static int check_tensor(const struct hvd_request *request, struct hvd_error *error)
+int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *request,
+                        const struct hvd_membership *membership, struct hvd_error *error)
 {
-    const char *name = request->name ? request->name : "(unnamed)";
-    int bytes = hvd_dtype_bytes(request->dtype);
-    if (bytes == 0)
-        return hvd_fail(error, HVD_ETYPE, "tensor '%.200s': dtype %d is not one that hvdlite knows", name,
-                        request->dtype);
-    if (request->ndim < 0 || request->ndim > HVD_DIMS_MAX)
-        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s' has %d dimensions; at most %d are supported", name,
-                        request->ndim, HVD_DIMS_MAX);
-    int64_t total = bytes;
-    for (int i = 0; i < request->ndim; i++)
-        if (request->dims[i] < 0 || __builtin_mul_overflow(total, request->dims[i] ? request->dims[i] : 1, &total))
-            return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': dimension %d is %lld", name, i,
-                            (long long)request->dims[i]);
-    bool empty = false;
-    for (int i = 0; i < request->ndim; i++)
-        empty |= request->dims[i] == 0;
-    if (!empty && (!request->input || (request->kind != HVD_ALLGATHER && !request->output)))
-        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s' has no memory", name);
-    return HVD_OK;
-}
-
-static int check_request(const struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error)
-{
-    const char *name = request->name ? request->name : "(unnamed)", *why;
-    if (request->process_set != 0)
-        return hvd_fail(error, HVD_EINVAL, "process set %d does not exist", request->process_set);
-    if (request->group && request->group_count < 1)
-        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': a group needs a count", name);
-    switch (request->kind) {
-    case HVD_BARRIER:
-    case HVD_JOIN:
-        return HVD_OK;
-    case HVD_ALLREDUCE:
-        why = hvd_reduce_check(request->op, request->dtype, request->prescale, request->postscale);
-        if (why)
-            return hvd_fail(error, hvd_dtype_bytes(request->dtype) ? HVD_EINVAL : HVD_ETYPE,
-                            "allreduce of '%.200s': %s", name, why);
-        return check_tensor(request, error);
-    case HVD_ALLGATHER:
-        if (request->ndim < 1)
-            return hvd_fail(
-                error, HVD_EINVAL,
-                "allgather of '%.200s': a scalar has no first dimension to gather along; reshape it to (1,)", name);
-        return check_tensor(request, error);
-    case HVD_BROADCAST:
-        if (request->root < 0 || request->root >= engine->options.size)
-            return hvd_fail(error, HVD_EINVAL, "broadcast of '%.200s': root rank %d is not one of 0 to %d", name,
-                            request->root, engine->options.size - 1);
-        return check_tensor(request, error);
-    default:
-        return hvd_fail(error, HVD_EINVAL, "'%.200s': collective %d is not supported", name, request->kind);
-    }
-}
-
-int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error)
-{
-    int code = check_request(engine, request, error);
-    if (code != HVD_OK)
-        return code;
     struct hvd_slot *slot = hvd_handles_take(&engine->handles, request);
     if (!slot)
         return hvd_fail(error, HVD_ENOMEM,
                         "%d collectives are in flight on rank %d; synchronize some before submitting more",
                         HVD_HANDLES_MAX, engine->options.rank);
+    slot->life = membership->life;
+    slot->size = membership->size;
     int64_t handle = hvd_handles_handle(&engine->handles, slot);
     hvd_count(engine, HVD_COUNT_submits, 1);
     hvd_trace_add(&engine->trace, HVD_TRACE_submit, hvd_handles_index(&engine->handles, slot), (uint64_t)request->kind);
@@ -277,6 +225,15 @@ int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *r
         }
     }
     return handle;
+}
+
+int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error)
+{
+    struct hvd_membership membership;
+    int code = hvd_set_look_up(engine, request, &membership, error);
+    if (code == HVD_OK)
+        code = hvd_request_check(&membership, request, error);
+    return code == HVD_OK ? hvd_engine_push(engine, request, &membership, error) : code;
 }
 
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle)
@@ -345,11 +302,8 @@ int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_outp
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
     if (!slot || !slot_done(slot))
         return HVD_EHANDLE;
-    *output = (struct hvd_output){.data = slot->data,
-                                  .bytes = slot->bytes,
-                                  .rows = slot->rows,
-                                  .rows_of = slot->rows_of,
-                                  .size = engine->options.size};
+    *output = (struct hvd_output){
+        .data = slot->data, .bytes = slot->bytes, .rows = slot->rows, .rows_of = slot->rows_of, .size = slot->size};
     return HVD_OK;
 }
 
@@ -362,6 +316,6 @@ int hvd_engine_forget(struct hvd_engine *engine, int64_t handle)
 
 void *hvd_engine_alloc(struct hvd_engine *engine, size_t bytes)
 {
-    const struct hvd_open_plane *first = &engine->planes[0];
+    const struct hvd_open_plane *first = &engine->global->planes[0];
     return first->plane->alloc ? first->plane->alloc(first->self, bytes) : NULL;
 }

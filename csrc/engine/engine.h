@@ -6,19 +6,18 @@
  * cross: the submission queue and the handle word (handle.h); abort and leave are single words.
  *
  *   turn.c    the token, one turn, who sleeps and who wakes whom, the engine thread
- *   agree.c   votes on boards -> an agreed plan, appended to the agenda
- *   work.c    the agenda -> buckets -> a plane; results to handles
+ *   set.h     one process set: what it agrees on and what it moves (set.c, space.c, agree.c, work.c, ragged.c)
  *   abort.c   death, abort, leave: what ends a job
+ *   check.c   local mistakes in a request
  *   engine.c  open, close, submit, wait
  */
 #ifndef HVD_ENGINE_H
 #define HVD_ENGINE_H
 
-#include "../coord/coord.h"
-#include "../plane/plane.h"
 #include "../trace/trace.h"
 #include "handle.h"
 #include "host.h"
+#include "set.h"
 
 #include <pthread.h>
 
@@ -38,32 +37,17 @@ enum {
         HVD_COUNTERS_MAX
 };
 
-#define HVD_PLANES_MAX 8
+/* Kinds of request that only the engine itself submits: `input` is the set. */
+#define HVD_ENGINE_SET_OPEN  -1
+#define HVD_ENGINE_SET_CLOSE -2
 
-/* A plane that works on all ranks of the set, in order of preference. */
-struct hvd_open_plane {
-    const struct hvd_plane *plane;
-    void *self;
-};
-
-/* What was agreed and is not yet done, in plan order. */
-struct hvd_agenda {
-    struct hvd_plan_item *item; /* ring; bucket numbers are unique across plans: round << 16 or so, see agree.c */
-    uint64_t *bucket;           /* beside it: plan number << 32 | bucket */
-    uint32_t head, count, room; /* room is a power of two */
-};
-
-/* The bucket that is moving. */
-struct hvd_moving {
-    bool busy, sizes; /* sizes: it is the exchange of first dimensions, not the collective itself */
-    uint32_t items;   /* items of the agenda, from its head, that it serves */
-    const struct hvd_open_plane *by;
-    struct hvd_work work;
-    struct hvd_piece *piece;
-    uint64_t *count_of; /* allgather: elements by rank */
-    int64_t *rows;      /* allgather: first dimensions, rows[rank * sized + i] for the next `sized` items */
-    int64_t *rows_mine;
-    uint32_t sized, sized_used, piece_room, rows_room;
+/* What a rank knows of a set by its number, member or not. */
+struct hvd_set_record {
+    bool open;
+    uint32_t life;
+    int count, rank; /* rank: its own in the set, -1: no member */
+    int16_t ranks[HVD_LOCAL_MAX];
+    struct hvd_set *set;
 };
 
 struct hvd_engine {
@@ -72,8 +56,8 @@ struct hvd_engine {
     bool in_process, alone; /* alone: world of 1, no thread, no host segment */
     bool spins;             /* ranks fit the CPUs: a waiter may spin */
     uint64_t spin_ns;
-    struct hvd_open_plane planes[HVD_PLANES_MAX];
-    int planes_count;
+    struct hvd_set *global;
+    struct hvd_space space;
     bool bound; /* a plane is bound to the engine thread: waiters never take the turn */
     struct hvd_host host;
     pthread_t thread;
@@ -89,26 +73,23 @@ struct hvd_engine {
     _Atomic uint32_t dozing;       /* 1: the engine thread looks by itself every millisecond, see turn.c */
     _Atomic uint32_t waiters;      /* threads inside hvd_engine_wait */
     _Atomic uint32_t stop;         /* the engine thread shall end */
+    _Atomic uint32_t stopped;      /* the turn is never given back */
     _Atomic uint32_t leave_wanted;
-    _Atomic uint32_t left;        /* 1 + rank that has left, agreed; own leave included */
+    _Atomic uint32_t left;        /* 1 + rank that has left the global set, agreed; own leave included */
     _Atomic uint64_t abort_alone; /* stands in for control->abort in a world of 1 */
     _Atomic uint32_t witnessing;  /* 1: a thread of this rank has written an abort */
     _Atomic uint32_t failed;      /* 1: `failure` is written and will not change */
     struct hvd_error failure;
+    pthread_mutex_t opening_lock, records_lock; /* of framework threads only, see set.c */
+    struct hvd_set_record record[HVD_SETS_MAX];
+    uint32_t lives; /* under opening_lock: sets opened so far */
 
     /* Owned by the turn. */
-    bool active;           /* a waiter had the turn since the engine thread dozed off */
-    uint64_t left_turn_ns; /* when a waiter last gave it back */
-    struct hvd_coord *coord;
-    void *coord_memory, *coord_block;
-    size_t vote_bytes;
-    struct hvd_vote *agreed, *seen;
-    struct hvd_plan plan;
-    bool entered; /* my vote of this round lies on my board */
-    uint64_t plans;
-    struct hvd_agenda agenda;
-    struct hvd_moving moving;
-    uint32_t join_slot; /* HVD_SLOT_NONE: this rank has not joined */
+    bool active;                       /* a waiter had the turn since the engine thread dozed off */
+    uint64_t left_turn_ns;             /* when a waiter last gave it back */
+    struct hvd_set *set[HVD_SETS_MAX]; /* that this rank is a member of; the global one first */
+    int sets;
+    struct hvd_set *by_number[HVD_SETS_MAX];
 };
 
 /* ---- for api.c and the tests: any thread ---- */
@@ -122,6 +103,9 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
 void hvd_engine_leave(struct hvd_engine *engine);
 void hvd_engine_stop(struct hvd_engine *engine);
 void hvd_engine_free(struct hvd_engine *engine);
+/* As hvd_set_open and hvd_set_close say. */
+int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error);
+int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error);
 int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle);
 int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
@@ -138,6 +122,20 @@ static inline void hvd_count(struct hvd_engine *engine, int which, int64_t by)
     atomic_fetch_add_explicit(&engine->counter[which], by, memory_order_relaxed);
 }
 
+static inline bool hvd_engine_busy(const struct hvd_engine *engine) /* by the turn: is anything under way? */
+{
+    for (int i = 0; i < engine->sets; i++)
+        if (engine->set[i]->entered || !hvd_work_empty(engine->set[i]))
+            return true;
+    return false;
+}
+
+/* engine.c: a checked request goes to the turn; its handle. check.c: what is wrong with it. */
+int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *request,
+                        const struct hvd_membership *membership, struct hvd_error *error);
+int hvd_request_check(const struct hvd_membership *membership, const struct hvd_request *request,
+                      struct hvd_error *error);
+
 /* names.c */
 extern const struct hvd_coord_names hvd_engine_names;
 const char *hvd_engine_kind(int kind);
@@ -153,21 +151,12 @@ void hvd_turn_kick(struct hvd_engine *engine); /* any thread: there is news; wak
 int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error);
 void hvd_turn_thread_stop(struct hvd_engine *engine);
 
-/* agree.c: by the turn */
-bool hvd_agree_step(struct hvd_engine *engine);
-int hvd_agree_open(struct hvd_engine *engine, struct hvd_error *error);
-void hvd_agree_close(struct hvd_engine *engine);
-bool hvd_agree_submit_queued(struct hvd_engine *engine); /* drain the queue into the coordinator */
-
-/* work.c: by the turn */
-bool hvd_work_step(struct hvd_engine *engine);
-void hvd_work_close(struct hvd_engine *engine);
-bool hvd_work_empty(const struct hvd_engine *engine);
-
 /* abort.c */
 bool hvd_abort_seen(struct hvd_engine *engine); /* by the turn: take note of an abort; true if it was new */
-void hvd_abort_handles(struct hvd_engine *engine, int code, const char *why); /* by the turn: fail all BUSY handles */
-void hvd_abort_left(struct hvd_engine *engine, int rank);                     /* by the turn: a rank has left, agreed */
+/* By the turn: fail all BUSY handles, of one set or (NULL) of all. */
+void hvd_abort_handles(struct hvd_engine *engine, const struct hvd_set *set, int code, const char *why);
+/* By the turn: a member of the set has left, agreed; `rank` is its number in the set. */
+void hvd_abort_left(struct hvd_engine *engine, struct hvd_set *set, int rank);
 void hvd_abort_text(struct hvd_engine *engine, uint32_t slot, const char *why, char *text, size_t text_bytes);
 void hvd_abort_lost(struct hvd_engine *engine, int rank); /* any thread: its process has ended */
 void hvd_abort_left_text(int rank, char *text, size_t text_bytes);

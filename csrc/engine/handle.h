@@ -23,6 +23,8 @@ struct hvd_slot {
     _Atomic uint32_t word;
     _Atomic uint32_t waiters;
     _Atomic uint32_t next; /* in the free list or the queue: index + 1, 0 ends */
+    uint32_t life;         /* of the process set that the request was checked against */
+    int size;              /* of that set */
     bool with_turn;        /* the turn's own note: drained from the queue and not yet finished */
     int code;
     char *text;                 /* of a failure, malloc'ed */

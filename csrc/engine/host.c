@@ -109,12 +109,10 @@ static struct hvd_share *share_in_process(struct hvd_host *host, size_t bytes, s
     return share;
 }
 
-struct hvd_share *hvd_host_share(struct hvd_host *host, size_t bytes, struct hvd_error *error)
+/* Map everyone's segment; `fd` is this rank's, negative if it has none (and `error` says why). */
+static struct hvd_share *share_between_processes(struct hvd_host *host, size_t bytes, int fd, struct hvd_error *error)
 {
-    bytes = HVD_ALIGN_UP(bytes, (size_t)HVD_PAGE);
-    if (host->in_process)
-        return share_in_process(host, bytes, error);
-    int fd = hvd_memory_create(bytes, host->source, error), fds[HVD_LOCAL_MAX];
+    int fds[HVD_LOCAL_MAX];
     uint64_t all[HVD_LOCAL_MAX], mine = bytes;
     struct hvd_share *share = NULL;
     if (hvd_host_exchange(host, &mine, sizeof mine, all, fd, fds, error) == HVD_OK) {
@@ -133,8 +131,34 @@ struct hvd_share *hvd_host_share(struct hvd_host *host, size_t bytes, struct hvd
             share = NULL;
         }
     }
+    return share;
+}
+
+struct hvd_share *hvd_host_share(struct hvd_host *host, size_t bytes, struct hvd_error *error)
+{
+    bytes = HVD_ALIGN_UP(bytes, (size_t)HVD_PAGE);
+    if (host->in_process)
+        return share_in_process(host, bytes, error);
+    int fd = hvd_memory_create(bytes, host->source, error);
+    struct hvd_share *share = share_between_processes(host, bytes, fd, error);
     if (fd >= 0)
         close(fd);
+    return share;
+}
+
+struct hvd_share *hvd_host_share_sparse(struct hvd_host *host, size_t bytes, int *fd, struct hvd_error *error)
+{
+    bytes = HVD_ALIGN_UP(bytes, (size_t)HVD_PAGE);
+    *fd = -1;
+    if (host->in_process)
+        return share_in_process(host, bytes, error);
+    bool reserved = true;
+    int mine = hvd_memory_create_sparse(bytes, host->source, &reserved, error);
+    struct hvd_share *share = share_between_processes(host, bytes, mine, error);
+    if (share && !reserved)
+        *fd = mine;
+    else if (mine >= 0)
+        close(mine);
     return share;
 }
 

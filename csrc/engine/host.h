@@ -75,13 +75,15 @@ int hvd_host_exchange(struct hvd_host *host, const void *mine, size_t bytes, voi
                       struct hvd_error *error);
 /* Collective: every rank gets `bytes` of its own that all map. NULL on failure, then on all ranks. */
 struct hvd_share *hvd_host_share(struct hvd_host *host, size_t bytes, struct hvd_error *error);
+/* The same, but memory is there only as far as it is touched. *fd: -1, or this rank's own segment (the caller closes
+ * it), of which every part must be reserved before it is touched (hvd_memory_reserve). */
+struct hvd_share *hvd_host_share_sparse(struct hvd_host *host, size_t bytes, int *fd, struct hvd_error *error);
 
-/* The board of a rank for rounds of this parity. */
-static inline struct hvd_vote *hvd_host_board(const struct hvd_host *host, int rank, uint64_t round)
+/* A rank's two boards in the global set, for rounds of even and odd number. */
+static inline char *hvd_host_boards(const struct hvd_host *host, int rank)
 {
     size_t seats = HVD_ALIGN_UP(sizeof *host->control + sizeof(struct hvd_seat) * (size_t)host->size, (size_t)HVD_PAGE);
-    return (struct hvd_vote *)((char *)host->control + seats +
-                               host->board_bytes * (2 * (size_t)rank + (size_t)(round & 1)));
+    return (char *)host->control + seats + 2 * host->board_bytes * (size_t)rank;
 }
 
 /* Parts of meeting as processes, for host.c only (meet.c). */

@@ -41,5 +41,7 @@ const struct hvd_coord_names hvd_engine_names = {
 
 const char *hvd_engine_kind(int kind)
 {
+    if (kind == HVD_ENGINE_SET_OPEN || kind == HVD_ENGINE_SET_CLOSE)
+        return "process set";
     return kind >= 0 && kind < hvd_engine_names.kinds && kinds[kind] ? kinds[kind] : "collective";
 }

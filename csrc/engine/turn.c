@@ -1,9 +1,9 @@
 /* turn.c - who runs the engine, who sleeps, and who wakes whom.
  *
- * THE TURN is a token: one atomic word. Its holder passes over everything (abort word, submissions, votes, the
- * moving bucket) again and again while anything moves. The engine thread holds it when work goes on in the
- * background; a thread that waits for a collective takes it while the engine thread sleeps, which spares two
- * hand-offs between threads (some 20 us each on a virtual machine). A plane that is bound to one thread
+ * THE TURN is a token: one atomic word. Its holder passes over everything (abort word, submissions, and of each
+ * process set the votes and the moving bucket) again and again while anything moves. The engine thread holds it when
+ * work goes on in the background; a thread that waits for a collective takes it while the engine thread sleeps, which
+ * spares two hand-offs between threads (some 20 us each on a virtual machine). A plane that is bound to one thread
  * forbids that.
  *
  * SLEEPING. The engine thread sleeps in epoll: own doorbell (eventfd), the peers' pidfds, the store. The seat's
@@ -64,18 +64,26 @@ void hvd_turn_kick(struct hvd_engine *engine)
     }
 }
 
+static void leave_all_sets(struct hvd_engine *engine)
+{
+    atomic_store(&engine->leave_wanted, 2);
+    for (int i = 0; i < engine->sets; i++)
+        if (!engine->set[i]->alone)
+            hvd_coord_leave(engine->set[i]->coord);
+}
+
 bool hvd_turn_once(struct hvd_engine *engine)
 {
     bool moved = hvd_abort_seen(engine);
     if (hvd_handles_queued(&engine->handles))
         moved |= hvd_agree_submit_queued(engine);
     if (!atomic_load_explicit(&engine->failed, memory_order_relaxed)) {
-        if (atomic_load_explicit(&engine->leave_wanted, memory_order_relaxed) == 1) {
-            atomic_store(&engine->leave_wanted, 2);
-            hvd_coord_leave(engine->coord);
+        if (atomic_load_explicit(&engine->leave_wanted, memory_order_relaxed) == 1)
+            leave_all_sets(engine);
+        for (int i = 0; i < engine->sets; i++) {
+            moved |= hvd_agree_step(engine, engine->set[i]);
+            moved |= hvd_work_step(engine, engine->set[i]);
         }
-        moved |= hvd_agree_step(engine);
-        moved |= hvd_work_step(engine);
     }
     return moved;
 }
@@ -94,7 +102,7 @@ bool hvd_turn_take(struct hvd_engine *engine)
 /* A waiter has what it came for. True: the turn was released to a dozing engine thread. */
 static bool leave_dozing(struct hvd_engine *engine)
 {
-    if (engine->entered || !hvd_work_empty(engine) || hvd_handles_queued(&engine->handles))
+    if (hvd_engine_busy(engine) || hvd_handles_queued(&engine->handles))
         return false; /* there is work: somebody must do it now */
     if (!atomic_load_explicit(&engine->dozing, memory_order_relaxed)) {
         uint64_t now = hvd_now_ns(), before = engine->left_turn_ns;
@@ -236,7 +244,7 @@ static int look_around(struct hvd_engine *engine)
             ;
         bool active = engine->active;
         engine->active = false;
-        if (active && !engine->entered && hvd_work_empty(engine)) {
+        if (active && !hvd_engine_busy(engine)) {
             atomic_store(&engine->turn, 0);
             return DOZE_MS;
         }

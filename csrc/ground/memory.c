@@ -33,26 +33,63 @@ bool hvd_memory_has_memfd(void)
     return fd >= 0;
 }
 
-static int create_in_dev_shm(size_t bytes, struct hvd_error *error)
+static int open_dev_shm(struct hvd_error *error)
 {
     int fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0)
-        return hvd_fail(error, HVD_EINIT,
-                        "no shared memory: memfd_create is refused here and /dev/shm cannot be opened (%s)",
-                        strerror(errno));
+        hvd_fail(error, HVD_EINIT, "no shared memory: memfd_create is refused here and /dev/shm cannot be opened (%s)",
+                 strerror(errno));
+    return fd;
+}
+
+int hvd_memory_reserve(int fd, size_t from, size_t bytes, struct hvd_error *error)
+{
     /* Asked first, since a tmpfs as large as the memory would take all of it before fallocate fails. */
     struct statvfs room;
     uint64_t free_bytes = fstatvfs(fd, &room) == 0 ? (uint64_t)room.f_bavail * room.f_frsize : 0;
-    int failed = bytes > free_bytes ? ENOSPC : posix_fallocate(fd, 0, (off_t)bytes);
-    if (failed) {
+    int failed = bytes > free_bytes ? ENOSPC : posix_fallocate(fd, (off_t)from, (off_t)bytes);
+    if (!failed)
+        return HVD_OK;
+    return hvd_fail(error, HVD_EINIT,
+                    "/dev/shm is too small: this rank needs %.1f MB more of it and %.1f MB are free (%s). Make it "
+                    "larger, by that much for each rank (docker run --shm-size=1g; mount -o remount,size=1g "
+                    "/dev/shm), or let memfd_create be used (HVDLITE_SHARED_MEMORY=auto)",
+                    (double)bytes / 1e6, (double)free_bytes / 1e6, strerror(failed));
+}
+
+static int create_in_dev_shm(size_t bytes, struct hvd_error *error)
+{
+    int fd = open_dev_shm(error);
+    if (fd >= 0 && hvd_memory_reserve(fd, 0, bytes, error) != HVD_OK) {
         close(fd);
-        return hvd_fail(error, HVD_EINIT,
-                        "/dev/shm is too small: this rank needs %.1f MB more of it and %.1f MB are free (%s). Make it "
-                        "larger, by that much for each rank (docker run --shm-size=1g; mount -o remount,size=1g "
-                        "/dev/shm), or let memfd_create be used (HVDLITE_SHARED_MEMORY=auto)",
-                        (double)bytes / 1e6, (double)free_bytes / 1e6, strerror(failed));
+        return error->code;
     }
-    return fd;
+    return fd >= 0 ? fd : HVD_EINIT;
+}
+
+static int cut_to(int fd, size_t bytes, struct hvd_error *error)
+{
+    if (ftruncate(fd, (off_t)bytes) == 0)
+        return fd;
+    int failed = errno;
+    close(fd);
+    return hvd_fail(error, HVD_EINIT, "a shared segment of %.1f MB could not be made (%s)", (double)bytes / 1e6,
+                    strerror(failed));
+}
+
+int hvd_memory_create_sparse(size_t bytes, enum hvd_memory_source source, bool *reserved, struct hvd_error *error)
+{
+    int fd = source == HVD_MEMORY_BEST ? (int)syscall(SYS_memfd_create, "hvdlite", MFD_CLOEXEC) : -1;
+    *reserved = fd >= 0;
+    if (fd < 0)
+        fd = open_dev_shm(error);
+    return fd < 0 ? HVD_EINIT : cut_to(fd, bytes, error);
+}
+
+void hvd_memory_clear(void *memory, size_t bytes, bool shared)
+{
+    if (shared ? madvise(memory, bytes, MADV_REMOVE) : madvise(memory, bytes, MADV_DONTNEED))
+        memset(memory, 0, bytes);
 }
 
 int hvd_memory_create(size_t bytes, enum hvd_memory_source source, struct hvd_error *error)
@@ -60,13 +97,7 @@ int hvd_memory_create(size_t bytes, enum hvd_memory_source source, struct hvd_er
     int fd = source == HVD_MEMORY_BEST ? (int)syscall(SYS_memfd_create, "hvdlite", MFD_CLOEXEC) : -1;
     if (fd < 0)
         return create_in_dev_shm(bytes, error);
-    if (ftruncate(fd, (off_t)bytes) != 0) {
-        int failed = errno;
-        close(fd);
-        return hvd_fail(error, HVD_EINIT, "a shared segment of %.1f MB could not be made (%s)", (double)bytes / 1e6,
-                        strerror(failed));
-    }
-    return fd;
+    return cut_to(fd, bytes, error);
 }
 
 void *hvd_memory_map(int fd, size_t bytes, struct hvd_error *error)

@@ -16,6 +16,12 @@ enum hvd_memory_source { HVD_MEMORY_BEST, HVD_MEMORY_DEV_SHM };
 bool hvd_memory_has_memfd(void);
 /* A new descriptor of `bytes` zero-filled bytes, close-on-exec; negative HVD_E* on failure. */
 int hvd_memory_create(size_t bytes, enum hvd_memory_source source, struct hvd_error *error);
+/* The same, but its memory is not there yet: where `*reserved` is false every part of it must be reserved before it is
+ * touched, or the first touch may kill the process. */
+int hvd_memory_create_sparse(size_t bytes, enum hvd_memory_source source, bool *reserved, struct hvd_error *error);
+int hvd_memory_reserve(int fd, size_t from, size_t bytes, struct hvd_error *error);
+/* Whole pages read as zero again and their memory goes back. shared: they are mapped from a descriptor. */
+void hvd_memory_clear(void *memory, size_t bytes, bool shared);
 /* Map it, shared; NULL on failure. Pages cost memory when they are touched. */
 void *hvd_memory_map(int fd, size_t bytes, struct hvd_error *error);
 void hvd_memory_unmap(void *memory, size_t bytes);

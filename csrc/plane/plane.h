@@ -64,7 +64,9 @@ struct hvd_plane_arg {
     int rank, size;     /* in the set */
     bool one_host;      /* all ranks of the set proved to be on this host */
     int cpus;           /* usable by this process */
-    size_t arena_bytes; /* of plane memory (alloc) per rank, sparse; 0: as much as the machine has */
+    size_t arena_bytes; /* of plane memory (alloc) per rank, sparse; 0: as much as the machine has; HVD_ARENA_NONE:
+                           open none, and ask for one share at most: then neither function below blocks, and
+                           allgather may not be called */
     struct hvd_bells *bells;
     void *self; /* first argument of the two below */
     int (*allgather)(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error);
@@ -72,11 +74,17 @@ struct hvd_plane_arg {
     struct hvd_share *(*share)(void *self, size_t bytes, struct hvd_error *error);
 };
 
+#define HVD_PLANE_SHARE_MAX ((size_t)2 << 20) /* what a plane may ask of `share` per rank, but for plane memory */
+#define HVD_ARENA_NONE      SIZE_MAX
+
 enum hvd_plane_order { HVD_ORDER_SET, HVD_ORDER_DEVICE }; /* see DESIGN: overlapping sets */
 
 struct hvd_plane {
     const char *name;
-    int preference; /* the working plane with the highest wins */
+    int preference;                           /* the working plane with the highest wins */
+#define HVD_PLANE_SHARE_MAX ((size_t)2 << 20) /* what a plane may ask of `share` per rank, but for plane memory */
+#define HVD_ARENA_NONE      SIZE_MAX
+
     enum hvd_plane_order order;
     bool bound; /* its calls must all come from one thread: a waiting caller must not take the turn */
 

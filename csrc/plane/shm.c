@@ -81,7 +81,7 @@ static int shm_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_er
     int code = shm->share ? HVD_OK : hvd_fail(error, HVD_ENOMEM, "no shared memory for plane shm");
     for (int rank = 0; !code && rank < arg->size; rank++)
         shm->lane[rank] = shm->share->map[rank];
-    if (!code)
+    if (!code && arg->arena_bytes != HVD_ARENA_NONE)
         code = open_arena(shm, arg, error);
     if (code) {
         shm_close(shm);

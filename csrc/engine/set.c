@@ -1,0 +1,336 @@
+/* set.c - process sets are opened and closed; the global one, whose planes are opened by all ranks together, first.
+ *
+ * Opening a set talks to nobody. Its number is the lowest free one, its life counts the sets that this job has
+ * opened: both are the same on all ranks because all make the same calls in the same order. A member lays out a
+ * coordinator, takes its place in the set space (space.h), opens the planes on it and hands the set to the turn through
+ * the submission queue; from then on it votes there. A rank that is no member writes down the number and the ranks.
+ *
+ * What makes it safe: the caller lets all ranks exchange something over the global set before anybody submits to the
+ * new one, so that every member has zeroed its place; until then peers may find an earlier set's words there,
+ * which are dated by its life and not believed. Before a set is closed the caller makes sure in the same way that
+ * its last collective is over everywhere. Who closes while something is outstanding gets it back as failed.
+ *
+ * Two locks, of framework threads only: `opening` makes opens and closes follow each other, `records` guards what
+ * a submission looks up. The turn takes neither.
+ */
+#include "engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The planes of a set that is not the global one ask for this; the engine's places are their segments. */
+struct places {
+    struct hvd_engine *engine;
+    struct hvd_set *set;
+};
+
+static int no_allgather(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error)
+{
+    (void)self, (void)mine, (void)bytes, (void)all;
+    return hvd_fail(error, HVD_EINTERNAL, "a plane wants to exchange bytes while a process set is opened");
+}
+
+static void free_share(struct hvd_share *share)
+{
+    free(share);
+}
+
+static struct hvd_share *share_places(void *self, size_t bytes, struct hvd_error *error)
+{
+    struct places *places = self;
+    struct hvd_set *set = places->set;
+    if (set->alone) {
+        hvd_fail(error, HVD_EINIT, "a process set of one rank shares nothing");
+        return NULL;
+    }
+    if (hvd_space_take_share(&places->engine->space, set->number, bytes, error) != HVD_OK)
+        return NULL;
+    struct hvd_share *share = calloc(1, sizeof *share);
+    HVD_ASSERT(share);
+    share->bytes = bytes;
+    share->size = set->size;
+    share->unmap = free_share;
+    atomic_store(&share->references, 1);
+    for (int rank = 0; rank < set->size; rank++)
+        share->map[rank] = set->place[rank].share;
+    return share;
+}
+
+void hvd_set_insert_plane(struct hvd_set *set, struct hvd_open_plane open)
+{
+    int at = set->planes_count++;
+    for (; at > 0 && set->planes[at - 1].plane->preference < open.plane->preference; at--)
+        set->planes[at] = set->planes[at - 1];
+    set->planes[at] = open;
+}
+
+/* Local, so all ranks must come to the same: what opens here for a set of this size opens everywhere. */
+static int open_planes(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
+{
+    struct places places = {engine, set};
+    struct hvd_plane_arg arg = {.rank = set->rank,
+                                .size = set->size,
+                                .one_host = true,
+                                .cpus = hvd_cpus_usable(),
+                                .arena_bytes = HVD_ARENA_NONE,
+                                .bells = set->alone ? NULL : &set->bells,
+                                .self = &places,
+                                .allgather = no_allgather,
+                                .share = share_places};
+    struct hvd_error why = {0};
+    for (int i = 0; hvd_planes[i] && set->planes_count < HVD_PLANES_MAX; i++) {
+        struct hvd_open_plane open = {.plane = hvd_planes[i]};
+        struct hvd_error mine = {0};
+        bool serves = false; /* the planes of the global set are those that work on all ranks */
+        for (int k = 0; k < engine->global->planes_count; k++)
+            serves |= engine->global->planes[k].plane == open.plane;
+        if (!serves && !set->alone)
+            continue;
+        if (open.plane->open(&arg, &open.self, &mine) == HVD_OK)
+            hvd_set_insert_plane(set, open);
+        else
+            hvd_fail(&why, mine.code, "%s", mine.text);
+    }
+    return set->planes_count ? HVD_OK : hvd_fail(error, why.code ? why.code : HVD_EINTERNAL, "%s", why.text);
+}
+
+/* Places and bells of the members. */
+void hvd_set_meet(struct hvd_engine *engine, struct hvd_set *set)
+{
+    set->bells.rank = set->rank;
+    set->bells.size = set->size;
+    for (int rank = 0; rank < set->size; rank++) {
+        int member = set->member[rank];
+        set->bells.asleep[rank] = engine->host.bells.asleep[member];
+        set->bells.eventfd[rank] = engine->host.bells.eventfd[member];
+        if (set->number == 0)
+            set->place[rank] = (struct hvd_place){.round = &engine->host.control->seat[member].round,
+                                                  .boards = hvd_host_boards(&engine->host, member)};
+        else
+            set->place[rank] = hvd_space_place(&engine->space, member, set->number);
+    }
+}
+
+static struct hvd_set *new_set(int number, uint32_t life, const int *ranks, int count, int rank)
+{
+    struct hvd_set *set = aligned_alloc(HVD_CACHE_LINE, HVD_ALIGN_UP(sizeof *set, (size_t)HVD_CACHE_LINE));
+    if (!set)
+        return NULL;
+    memset(set, 0, sizeof *set);
+    set->number = number;
+    set->life = life;
+    set->rank = rank;
+    set->size = count;
+    set->alone = count == 1;
+    set->join_slot = HVD_SLOT_NONE;
+    for (int i = 0; i < count; i++)
+        set->member[i] = ranks ? ranks[i] : i;
+    return set;
+}
+
+static void free_set(struct hvd_engine *engine, struct hvd_set *set)
+{
+    for (int i = 0; i < set->planes_count; i++)
+        set->planes[i].plane->close(set->planes[i].self);
+    hvd_work_close(set);
+    hvd_agree_close(set);
+    if (set->number > 0 && !set->alone && engine->space.share)
+        hvd_space_clear(&engine->space, set->number);
+    free(set);
+}
+
+int hvd_set_open_global(struct hvd_engine *engine, struct hvd_error *error)
+{
+    const struct hvd_options *options = &engine->options;
+    struct hvd_set *set = new_set(0, 0, NULL, options->size, options->rank);
+    if (!set)
+        return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+    engine->global = engine->set[0] = engine->by_number[0] = set;
+    engine->sets = 1;
+    return hvd_agree_open(engine, set, error);
+}
+
+void hvd_set_close_all(struct hvd_engine *engine)
+{
+    while (engine->sets > 0)
+        free_set(engine, engine->set[--engine->sets]);
+    engine->global = NULL;
+}
+
+static int check_ranks(const struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error)
+{
+    int size = engine->options.size;
+    if (count < 1 || !ranks)
+        return hvd_fail(error, HVD_EINVAL, "a process set needs at least one rank");
+    for (int i = 0; i < count; i++) {
+        if (ranks[i] < 0 || ranks[i] >= size)
+            return hvd_fail(error, HVD_EINVAL, "process set: rank %d is not one of 0 to %d", ranks[i], size - 1);
+        if (i > 0 && ranks[i] == ranks[i - 1])
+            return hvd_fail(error, HVD_EINVAL, "process set: rank %d is named twice", ranks[i]);
+        if (i > 0 && ranks[i] < ranks[i - 1])
+            return hvd_fail(error, HVD_EINVAL, "process set: ranks must ascend, and %d comes after %d", ranks[i],
+                            ranks[i - 1]);
+    }
+    return HVD_OK;
+}
+
+/* A request to the turn, and what became of it. */
+static int ask_turn(struct hvd_engine *engine, int kind, struct hvd_set *set, struct hvd_error *error)
+{
+    struct hvd_request request = {.kind = kind, .process_set = set->number, .input = set, .waits = 1};
+    char text[HVD_TEXT_MAX] = "";
+    int64_t handle = hvd_engine_push(engine, &request, &(struct hvd_membership){.life = set->life}, error);
+    if (handle < 0)
+        return (int)handle;
+    int code = HVD_AGAIN;
+    for (int late = 0; code == HVD_AGAIN && late < 3; late += atomic_load(&engine->stopped) != 0)
+        code = hvd_engine_wait(engine, handle, 50, text, sizeof text);
+    if (code == HVD_AGAIN) /* it came when the turn had ended; the set stays with the slot */
+        return hvd_fail(error, HVD_ESTATE, "hvdlite was shut down on rank %d", engine->options.rank);
+    hvd_engine_forget(engine, handle);
+    return code == HVD_OK ? code : hvd_fail(error, code, "%s", text);
+}
+
+void hvd_set_turn(struct hvd_engine *engine, uint32_t index)
+{
+    const struct hvd_request *request = &engine->handles.slot[index].request;
+    struct hvd_set *set = (struct hvd_set *)(uintptr_t)request->input;
+    if (request->kind == HVD_ENGINE_SET_OPEN) {
+        engine->by_number[set->number] = engine->set[engine->sets++] = set;
+        if (atomic_load(&engine->leave_wanted))
+            hvd_coord_leave(set->coord);
+    } else {
+        char why[128];
+        snprintf(why, sizeof why, "process set %d was removed while this was pending", set->number);
+        hvd_abort_handles(engine, set, HVD_EINVAL, why);
+        engine->by_number[set->number] = NULL;
+        int at = 0;
+        while (engine->set[at] != set)
+            at++;
+        engine->set[at] = engine->set[--engine->sets];
+        if (!set->alone) /* entered nothing: whoever still looks there finds that this rank has gone */
+            hvd_place_enter(&set->place[set->rank], set->life, 0);
+    }
+    hvd_handles_finish(&engine->handles, index, HVD_OK, NULL);
+}
+
+static int open_member(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
+{
+    int code = HVD_OK;
+    if (!set->alone) {
+        code = hvd_space_take(&engine->space, set->number, error);
+        if (code == HVD_OK) {
+            hvd_set_meet(engine, set);
+            hvd_place_enter(&set->place[set->rank], set->life, 0);
+        }
+    }
+    if (code == HVD_OK)
+        code = hvd_agree_open(engine, set, error);
+    if (code == HVD_OK)
+        code = open_planes(engine, set, error);
+    if (code == HVD_EINIT) /* so say those that lack shared memory, whom init calls otherwise */
+        code = error->code = HVD_ENOMEM;
+    return code == HVD_OK ? ask_turn(engine, HVD_ENGINE_SET_OPEN, set, error) : code;
+}
+
+static int open_record(struct hvd_engine *engine, int number, const int *ranks, int count, struct hvd_error *error)
+{
+    struct hvd_set_record record = {.open = true, .life = ++engine->lives, .count = count, .rank = -1};
+    for (int i = 0; i < count; i++) {
+        record.ranks[i] = (int16_t)ranks[i];
+        if (ranks[i] == engine->options.rank)
+            record.rank = i;
+    }
+    int code = HVD_OK;
+    if (record.rank >= 0) {
+        record.set = new_set(number, record.life, ranks, count, record.rank);
+        code = record.set ? open_member(engine, record.set, error) : HVD_ENOMEM;
+        if (code != HVD_OK && record.set && code != HVD_ESTATE)
+            free_set(engine, record.set);
+    }
+    if (code != HVD_OK)
+        return hvd_fail(error, code, "rank %d has no memory for a process set", engine->options.rank);
+    pthread_mutex_lock(&engine->records_lock);
+    engine->record[number] = record;
+    pthread_mutex_unlock(&engine->records_lock);
+    return number;
+}
+
+int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error)
+{
+    int code = check_ranks(engine, ranks, count, error), number = 1;
+    if (code != HVD_OK)
+        return code;
+    pthread_mutex_lock(&engine->opening_lock);
+    while (number < HVD_SETS_MAX && engine->record[number].open)
+        number++;
+    if (number == HVD_SETS_MAX)
+        code = hvd_fail(error, HVD_EINVAL, "%d process sets are open, more are not supported: remove some",
+                        HVD_SETS_MAX - 1);
+    else
+        code = open_record(engine, number, ranks, count, error);
+    pthread_mutex_unlock(&engine->opening_lock);
+    return code;
+}
+
+int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error)
+{
+    if (number == 0)
+        return hvd_fail(error, HVD_EINVAL, "the global process set cannot be removed");
+    pthread_mutex_lock(&engine->opening_lock);
+    struct hvd_set *set = NULL;
+    int code = HVD_OK;
+    if (number < 0 || number >= HVD_SETS_MAX || !engine->record[number].open) {
+        code = hvd_fail(error, HVD_EINVAL, "process set %d does not exist", number);
+    } else {
+        pthread_mutex_lock(&engine->records_lock);
+        set = engine->record[number].set;
+        engine->record[number] = (struct hvd_set_record){.open = false};
+        pthread_mutex_unlock(&engine->records_lock);
+    }
+    if (set) {
+        code = ask_turn(engine, HVD_ENGINE_SET_CLOSE, set, error);
+        if (code == HVD_OK)
+            free_set(engine, set);
+    }
+    pthread_mutex_unlock(&engine->opening_lock);
+    return code;
+}
+
+static int not_a_member(const struct hvd_engine *engine, const struct hvd_request *request,
+                        const struct hvd_set_record *record, struct hvd_error *error)
+{
+    char list[160] = "";
+    size_t length = 0;
+    for (int i = 0; i < record->count && length < sizeof list - 16; i++)
+        length += (size_t)snprintf(list + length, sizeof list - length, "%s%d", i ? ", " : "", record->ranks[i]);
+    return hvd_fail(
+        error, HVD_EINVAL,
+        "%s of '%.200s': Rank %d is not a member of the provided process set. Process set %d has the rank%s "
+        "%s: only they may use it",
+        hvd_engine_kind(request->kind), request->name ? request->name : "(unnamed)", engine->options.rank,
+        request->process_set, record->count == 1 ? "" : "s", list);
+}
+
+int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_membership *membership,
+                    struct hvd_error *error)
+{
+    int number = request->process_set;
+    *membership = (struct hvd_membership){.rank = engine->options.rank, .size = engine->options.size};
+    if (number == 0)
+        return HVD_OK;
+    struct hvd_set_record record = {.open = false};
+    if (number > 0 && number < HVD_SETS_MAX) {
+        pthread_mutex_lock(&engine->records_lock);
+        record = engine->record[number];
+        pthread_mutex_unlock(&engine->records_lock);
+    }
+    if (!record.open)
+        return hvd_fail(error, HVD_EINVAL, "%s of '%.200s': process set %d does not exist (any more)",
+                        hvd_engine_kind(request->kind), request->name ? request->name : "(unnamed)", number);
+    if (record.rank < 0)
+        return not_a_member(engine, request, &record, error);
+    *membership = (struct hvd_membership){.rank = record.rank, .size = record.count, .life = record.life};
+    return HVD_OK;
+}

@@ -1,0 +1,126 @@
+/* set.h - one process set as a member rank sees it: who is in it, what they vote on, what moves.
+ *
+ * Set 0 holds all ranks; it is open from the engine's start to its end. The others are opened and closed by the
+ * caller, in the same order on all ranks of the job, so that the lowest free number is the same everywhere. Sets know
+ * nothing of each other: each has its coordinator, its rounds, its agenda and its planes, and the turn passes over
+ * all of them, so ranks that are in several sets never wait for one set while another could move. Death and abort are
+ * the job's (abort.c); a rank leaves every set that it is in.
+ *
+ *   set.c     open and close
+ *   space.c   where the ranks of a set meet in shared memory
+ *   agree.c   votes on boards -> an agreed plan, appended to the agenda
+ *   work.c    the agenda -> buckets -> a plane; results to handles; ragged.c: sizes first
+ */
+#ifndef HVD_SET_H
+#define HVD_SET_H
+
+#include "../coord/coord.h"
+#include "../plane/plane.h"
+#include "space.h"
+
+#define HVD_PLANES_MAX 8
+
+struct hvd_engine;
+struct hvd_host;
+
+/* A plane that works on all ranks of the set, in order of preference. */
+struct hvd_open_plane {
+    const struct hvd_plane *plane;
+    void *self;
+};
+
+/* What was agreed and is not yet done, in plan order. */
+struct hvd_agenda {
+    struct hvd_plan_item *item; /* ring */
+    uint64_t *bucket;           /* beside it: plan number << 32 | bucket */
+    uint32_t head, count, room; /* room is a power of two */
+};
+
+/* The bucket that is moving. */
+struct hvd_moving {
+    bool busy, sizes; /* sizes: it is the exchange of numbers of rows, not the collective itself */
+    uint32_t items;   /* items of the agenda, from its head, that it serves */
+    const struct hvd_open_plane *by;
+    struct hvd_work work;
+    struct hvd_piece *piece;
+    uint64_t *count_of; /* as the plane wants it */
+    int64_t *rows;      /* what each rank said: rows[rank * width + i], some numbers for each sized item */
+    int64_t *rows_mine;
+    uint32_t sized;        /* items at the head whose numbers are known */
+    uint32_t width, place; /* numbers of each rank; the first that belongs to the head */
+    uint32_t piece_room;
+    size_t rows_room;
+};
+
+struct hvd_set {
+    /* Set at open. */
+    int number;
+    int rank, size;
+    uint32_t life;             /* which of the sets that this job has opened; 0: the global one */
+    int member[HVD_LOCAL_MAX]; /* rank in the job of each rank in the set */
+    bool alone;                /* this rank only: decided without anybody */
+    struct hvd_bells bells;    /* of the members */
+    struct hvd_place place[HVD_LOCAL_MAX];
+    size_t vote_bytes; /* the largest that may arise */
+    struct hvd_open_plane planes[HVD_PLANES_MAX];
+    int planes_count;
+
+    /* Owned by the turn. */
+    struct hvd_coord *coord;
+    void *coord_block;
+    size_t coord_block_bytes;
+    struct hvd_vote *agreed, *seen;
+    struct hvd_plan plan;
+    bool entered; /* my vote of this round lies on my board */
+    bool left;    /* a member has left, agreed: nothing more is voted on */
+    int leaver;   /* who, by its number in the job */
+    uint64_t plans;
+    struct hvd_agenda agenda;
+    struct hvd_moving moving;
+    uint32_t join_slot; /* HVD_SLOT_NONE: this rank has not joined */
+};
+
+/* What a submission needs to know about a set before the turn sees it. */
+struct hvd_membership {
+    int rank, size;
+    uint32_t life;
+};
+
+/* set.c. Any thread: may this rank submit there? */
+int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_membership *membership,
+                    struct hvd_error *error);
+/* The global set, in the order of an engine's open: what it votes on; after the host is met, where; its planes, as
+ * they turn out to work everywhere. close_all: all sets, when nobody is inside any more. */
+int hvd_set_open_global(struct hvd_engine *engine, struct hvd_error *error);
+void hvd_set_meet(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_set_insert_plane(struct hvd_set *set, struct hvd_open_plane open);
+void hvd_set_close_all(struct hvd_engine *engine);
+/* By the turn: a request to open or close has come through the queue. */
+void hvd_set_turn(struct hvd_engine *engine, uint32_t index);
+
+/* agree.c: by the turn, but open and close, which nobody else sees meanwhile */
+int hvd_agree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error);
+void hvd_agree_close(struct hvd_set *set);
+bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set);
+bool hvd_agree_submit_queued(struct hvd_engine *engine); /* drain the queue into the coordinators */
+
+/* work.c: by the turn */
+bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_work_close(struct hvd_set *set);
+static inline bool hvd_work_empty(const struct hvd_set *set)
+{
+    return !set->moving.busy && set->agenda.count == 0;
+}
+
+/* Between work.c and ragged.c. */
+struct hvd_plan_item *hvd_work_item(struct hvd_set *set, uint32_t i); /* i-th of the agenda */
+uint64_t hvd_work_bucket(const struct hvd_set *set, uint32_t i);
+struct hvd_slot *hvd_work_slot(struct hvd_engine *engine, const struct hvd_plan_item *item);
+void hvd_work_pieces(struct hvd_moving *moving, uint32_t pieces); /* room for so many */
+void hvd_work_describe(struct hvd_set *set, const struct hvd_plan_item *item);
+void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_ragged_counts(struct hvd_set *set);                           /* room for moving.count_of */
+void hvd_ragged_start(struct hvd_engine *engine, struct hvd_set *set); /* the head is an allgather or alltoall */
+void hvd_ragged_send(struct hvd_engine *engine, struct hvd_set *set);
+
+#endif

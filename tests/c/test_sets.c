@@ -1,0 +1,284 @@
+/* test_sets.c - process sets: overlapping, opened and closed again, in threads and in processes; wrong arguments. */
+#include "crew.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+static void meet(struct hvd_engine *engine)
+{
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    struct hvd_request request = {.kind = HVD_BARRIER};
+    CHECK_CODE(crew_wait(engine, hvd_engine_submit(engine, &request, &error), text), HVD_OK, text);
+}
+
+/* What Python does: open, then nobody goes on before all have. */
+static int open_set(struct hvd_engine *engine, const int *ranks, int count)
+{
+    struct hvd_error error = {0};
+    int number = hvd_engine_set_open(engine, ranks, count, &error);
+    CHECK_CODE(number > 0, 1, error.text);
+    meet(engine);
+    return number;
+}
+
+static void close_set(struct hvd_engine *engine, int number)
+{
+    struct hvd_error error = {0};
+    meet(engine);
+    CHECK_CODE(hvd_engine_set_close(engine, number, &error), HVD_OK, error.text);
+}
+
+static int index_in(const int *ranks, int count, int rank)
+{
+    for (int i = 0; i < count; i++)
+        if (ranks[i] == rank)
+            return i;
+    return -1;
+}
+
+static int64_t submit_sum(struct hvd_engine *engine, int set, const char *name, float *memory, int64_t count,
+                          struct hvd_error *error)
+{
+    struct hvd_request request = {.name = name,
+                                  .kind = HVD_ALLREDUCE,
+                                  .op = HVD_OP_sum,
+                                  .dtype = HVD_DTYPE_float32,
+                                  .ndim = 1,
+                                  .dims = {count},
+                                  .prescale = 1.0,
+                                  .postscale = 1.0,
+                                  .input = memory,
+                                  .output = memory,
+                                  .process_set = set};
+    memset(error, 0, sizeof *error);
+    return hvd_engine_submit(engine, &request, error);
+}
+
+/* The sum of 2^rank over the members: every subset has its own. */
+static void sum_over(struct hvd_engine *engine, int set, const int *ranks, int count, int rank, const char *name,
+                     int64_t elements)
+{
+    struct hvd_error error;
+    char text[HVD_TEXT_MAX] = "";
+    float want = 0, *memory = malloc(sizeof *memory * (size_t)(elements + 1));
+    for (int i = 0; i < count; i++)
+        want += (float)(1 << ranks[i]);
+    for (int64_t i = 0; i < elements; i++)
+        memory[i] = (float)(1 << rank);
+    int64_t handle = submit_sum(engine, set, name, memory, elements, &error);
+    CHECK_CODE(handle > 0, 1, error.text);
+    CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
+    for (int64_t i = 0; i < elements; i++)
+        CHECK(memory[i] == want);
+    free(memory);
+}
+
+/* Even ranks, the upper half, and one rank alone; names are the same in all of them. */
+static void overlapping(struct hvd_engine *engine, int rank, int size)
+{
+    static const int64_t counts[] = {0, 1, 1000, 70000, 300001};
+    int even[HVD_LOCAL_MAX], upper[HVD_LOCAL_MAX], last[1] = {size - 1}, all[HVD_LOCAL_MAX], evens = 0, uppers = 0;
+    for (int r = 0; r < size; r++) {
+        all[r] = r;
+        if (r % 2 == 0)
+            even[evens++] = r;
+        if (r >= size / 2)
+            upper[uppers++] = r;
+    }
+    const struct {
+        const int *ranks;
+        int count;
+    } sets[] = {{all, size}, {even, evens}, {upper, uppers}, {last, 1}, {all, size}};
+    int number[5] = {0};
+    for (int i = 1; i < 5; i++) {
+        number[i] = open_set(engine, sets[i].ranks, sets[i].count);
+        CHECK(number[i] == i);
+    }
+    for (int step = 0; step < 4; step++)
+        for (size_t c = 0; c < HVD_COUNT_OF(counts); c++)
+            for (int i = 0; i < 5; i++)
+                if (index_in(sets[i].ranks, sets[i].count, rank) >= 0)
+                    sum_over(engine, number[i], sets[i].ranks, sets[i].count, rank, step % 2 ? NULL : "same",
+                             counts[c]);
+    for (int i = 1; i < 5; i++)
+        close_set(engine, number[i]);
+}
+
+static int all_processes_status[HVD_LOCAL_MAX];
+
+static void overlapping_process(struct hvd_engine *engine, int rank, int size)
+{
+    CHECK_CODE(engine != NULL, 1, crew_open_error.text);
+    overlapping(engine, rank, size);
+}
+
+/* A number that was closed is given out again, to other ranks; what the earlier set left there is not believed. */
+static void numbers_are_used_again(struct hvd_engine *engine, int rank, int size)
+{
+    for (int step = 0; step < 12; step++) {
+        int first[HVD_LOCAL_MAX], count = 0, second[2] = {step % size, (step + 1) % size};
+        for (int r = 0; r < size; r++)
+            if (r != step % size || size == 1)
+                first[count++] = r;
+        if (second[0] > second[1]) {
+            int swap = second[0];
+            second[0] = second[1];
+            second[1] = swap;
+        }
+        int pair = second[0] == second[1] ? 1 : 2;
+        int a = open_set(engine, first, count), b = open_set(engine, second, pair);
+        CHECK(a == 1 && b == 2);
+        for (int i = 0; i < 1 + step % 3; i++) { /* an odd and an even number of rounds */
+            if (index_in(first, count, rank) >= 0)
+                sum_over(engine, a, first, count, rank, "x", 100);
+            if (index_in(second, pair, rank) >= 0)
+                sum_over(engine, b, second, pair, rank, "x", 100000);
+        }
+        close_set(engine, a);
+        close_set(engine, b);
+    }
+}
+
+static void wrong_arguments(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    const int outside[] = {0, size}, negative[] = {-1}, twice[] = {0, 0}, descending[] = {1, 0}, zero[] = {0};
+    CHECK(hvd_engine_set_open(engine, outside, 2, &error) == HVD_EINVAL && strstr(error.text, "is not one of 0 to"));
+    memset(&error, 0, sizeof error);
+    CHECK(hvd_engine_set_open(engine, negative, 1, &error) == HVD_EINVAL && strstr(error.text, "rank -1"));
+    memset(&error, 0, sizeof error);
+    CHECK(hvd_engine_set_open(engine, twice, 2, &error) == HVD_EINVAL && strstr(error.text, "twice"));
+    memset(&error, 0, sizeof error);
+    CHECK(size == 1 ||
+          (hvd_engine_set_open(engine, descending, 2, &error) == HVD_EINVAL && strstr(error.text, "ascend")));
+    memset(&error, 0, sizeof error);
+    CHECK(hvd_engine_set_open(engine, NULL, 0, &error) == HVD_EINVAL && strstr(error.text, "at least one"));
+    memset(&error, 0, sizeof error);
+    CHECK(hvd_engine_set_close(engine, 0, &error) == HVD_EINVAL && strstr(error.text, "global"));
+    memset(&error, 0, sizeof error);
+    CHECK(hvd_engine_set_close(engine, 7, &error) == HVD_EINVAL && strstr(error.text, "does not exist"));
+    CHECK(hvd_engine_set_close(engine, -1, &error) == HVD_EINVAL);
+    CHECK(hvd_engine_set_close(engine, HVD_SETS_MAX, &error) == HVD_EINVAL);
+    float memory[4] = {0};
+    CHECK(submit_sum(engine, 5, "x", memory, 4, &error) == HVD_EINVAL && strstr(error.text, "does not exist"));
+    CHECK(submit_sum(engine, -1, "x", memory, 4, &error) == HVD_EINVAL);
+    CHECK(submit_sum(engine, HVD_SETS_MAX, "x", memory, 4, &error) == HVD_EINVAL);
+    int number = open_set(engine, zero, 1);
+    CHECK(number == 1); /* no failed open has consumed a number */
+    if (rank == 0) {
+        sum_over(engine, number, zero, 1, rank, "x", 8);
+    } else {
+        char name[64];
+        snprintf(name, sizeof name, "Rank %d is not a member of the provided process set", rank);
+        CHECK(submit_sum(engine, number, "x", memory, 4, &error) == HVD_EINVAL);
+        CHECK_CODE(strstr(error.text, name) && strstr(error.text, "rank 0:"), 1, error.text);
+    }
+    close_set(engine, number);
+    CHECK(submit_sum(engine, number, "x", memory, 4, &error) == HVD_EINVAL && strstr(error.text, "does not exist"));
+    CHECK(hvd_engine_set_close(engine, number, &error) == HVD_EINVAL);
+}
+
+/* Closing gives back what was outstanding; the ranks of an error are the job's. */
+static void outstanding_at_close(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error;
+    char text[HVD_TEXT_MAX] = "";
+    float memory[8] = {0};
+    const int ranks[] = {0, size - 1};
+    int number = open_set(engine, ranks, 2);
+    if (rank == 0) {
+        int64_t handle = submit_sum(engine, number, "alone", memory, 4, &error);
+        meet(engine);
+        CHECK(hvd_engine_set_close(engine, number, &error) == HVD_OK);
+        CHECK_CODE(crew_wait(engine, handle, text), HVD_EINVAL, text);
+        CHECK_CODE(strstr(text, "was removed") && strstr(text, "alone"), 1, text);
+    } else {
+        close_set(engine, number);
+    }
+    number = open_set(engine, ranks, 2);
+    if (rank == 0 || rank == size - 1) {
+        int64_t handle = submit_sum(engine, number, "shape", memory, rank ? 5 : 4, &error);
+        CHECK_CODE(crew_wait(engine, handle, text), HVD_EMISMATCH, text);
+        char name[64];
+        snprintf(name, sizeof name, "rank %d said [5]", size - 1);
+        CHECK_CODE(strstr(text, name) && strstr(text, "rank 0 said [4]"), 1, text);
+    }
+    close_set(engine, number);
+}
+
+/* All places are taken; then one is free again. */
+static void as_many_as_there_are(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    int all[HVD_LOCAL_MAX];
+    for (int r = 0; r < size; r++)
+        all[r] = r;
+    for (int i = 1; i < HVD_SETS_MAX; i++)
+        CHECK_CODE(hvd_engine_set_open(engine, all, i % 8 == 1 ? size : 1, &error), i, error.text);
+    CHECK(hvd_engine_set_open(engine, all, 1, &error) == HVD_EINVAL && strstr(error.text, "remove some"));
+    meet(engine);
+    for (int i = 1; i < HVD_SETS_MAX; i += 24)
+        sum_over(engine, i, all, size, rank, "x", 100);
+    meet(engine);
+    CHECK(hvd_engine_set_close(engine, 100, &error) == HVD_OK);
+    CHECK(hvd_engine_set_open(engine, all, size, &error) == 100);
+    meet(engine);
+    sum_over(engine, 100, all, size, rank, "x", 100);
+}
+
+/* Who leaves, leaves its sets; sets without it go on. */
+static void leaving(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error;
+    char text[HVD_TEXT_MAX] = "";
+    float memory[4] = {0};
+    int others[HVD_LOCAL_MAX];
+    const int with[] = {0, size - 1};
+    for (int r = 0; r < size - 1; r++)
+        others[r] = r;
+    int a = open_set(engine, with, 2), b = open_set(engine, others, size - 1);
+    if (rank == size - 1)
+        return;
+    if (rank == 0) {
+        int64_t handle = submit_sum(engine, a, "after", memory, 4, &error);
+        CHECK_CODE(crew_wait(engine, handle, text), HVD_EPEER, text);
+        char name[64];
+        snprintf(name, sizeof name, "process set %d: rank %d left", a, size - 1);
+        CHECK_CODE(strstr(text, name) != NULL, 1, text);
+    }
+    for (int step = 0; step < 3; step++)
+        sum_over(engine, b, others, size - 1, rank, "on", 1000);
+}
+
+int main(void)
+{
+    static const int sizes[] = {1, 2, 3, 4, 7};
+    static const struct {
+        const char *name;
+        crew_body *body;
+        int least;
+    } tests[] = {
+        {"overlapping sets", overlapping, 1},
+        {"numbers are used again", numbers_are_used_again, 1},
+        {"wrong arguments", wrong_arguments, 1},
+        {"outstanding at close, and a mismatch", outstanding_at_close, 2},
+        {"as many as there are", as_many_as_there_are, 1},
+        {"leaving", leaving, 2},
+    };
+    crew_deadline(300);
+    for (size_t i = 0; i < HVD_COUNT_OF(tests); i++)
+        for (size_t k = 0; k < HVD_COUNT_OF(sizes); k++)
+            if (sizes[k] >= tests[i].least) {
+                uint64_t begun = hvd_now_ns();
+                crew_threads(sizes[k], tests[i].body);
+                printf("%s, %d ranks: %.0f ms\n", tests[i].name, sizes[k], (double)(hvd_now_ns() - begun) / 1e6);
+                fflush(stdout);
+            }
+    for (int size = 2; size <= 4; size += 2) {
+        crew_processes(size, overlapping_process, NULL, all_processes_status);
+        for (int rank = 0; rank < size; rank++)
+            CHECK_CODE(all_processes_status[rank], 0, "a rank failed");
+    }
+    return 0;
+}
