@@ -1,0 +1,95 @@
+"""The training examples do what they promise: resume to the same bits, learn the same on any number of ranks, compete.
+
+Each runs as a program under the launcher, with sizes that end in seconds.
+"""
+
+import re
+
+import pytest
+from test_examples import run
+
+torch = pytest.importorskip("torch")
+
+
+def numbers(output, what):
+    """The numbers after a word, in the order they were printed."""
+    return [float(text) for text in re.findall(rf"\b{what} (-?\d+\.\d+)", output)]
+
+
+RESNET = ("04_train_resnet.py", "--width", 8, "--samples", 160, "--batch-size", 8, "--epochs", 3)
+
+
+def test_a_resnet_that_was_stopped_and_resumed_ends_with_the_same_bits(tmp_path):
+    whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
+    code, output = run(2, *RESNET, "--checkpoint", whole)
+    assert code == 0, output
+    losses = numbers(output, "loss")[::2]  # each line has a training and a test loss
+    assert len(losses) == 3 and losses[-1] < losses[0], output
+
+    code, first = run(2, *RESNET, "--checkpoint", parts, "--stop-after", 1)
+    assert code == 0 and first.count("epoch ") == 1, first
+    code, second = run(2, *RESNET, "--checkpoint", parts)
+    assert code == 0, second
+    assert second.count(f"resumed from {parts} after epoch 1") == 1, "rank 0 alone reads"
+    assert numbers(second, "loss") == numbers(output, "loss")[2:]
+
+    one, other = (torch.load(path, weights_only=True) for path in (whole, parts))
+    assert one["epochs"] == other["epochs"] == 3
+    for name, tensor in one["model"].items():
+        assert torch.equal(tensor, other["model"][name]), name
+    for number, state in one["optimizer"]["state"].items():
+        assert torch.equal(state["momentum_buffer"], other["optimizer"]["state"][number]["momentum_buffer"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parts.pt", "whole.pt"], "nothing half written is left"
+
+
+def test_a_bottleneck_resnet_runs(tmp_path):
+    code, output = run(2, *RESNET[:-1], 1, "--depth", 50, "--samples", 32, "--checkpoint", tmp_path / "r50.pt")
+    assert code == 0, output
+    model = torch.load(tmp_path / "r50.pt", weights_only=True)["model"]
+    assert sum("conv" in n or t.dim() == 4 for n, t in model.items()) == 1 + 16 * 3 + 4, "convolutions of ResNet-50"
+
+
+WRITER = ("05_language_model.py", "--width", 32, "--heads", 2, "--layers", 1, "--characters", 60_000, "--write", 40)
+
+
+def test_a_language_model_learns_the_same_on_one_rank_and_on_two():
+    """Only if the averaged gradient was clipped: --clip is so small that every step is."""
+    settings = (*WRITER, "--amp", "none", "--steps", 20, "--every", 10, "--clip", 0.1)
+    outputs = []
+    for ranks, passes in ((1, 4), (2, 2)):
+        code, output = run(ranks, *settings, "--accumulate", passes)
+        assert code == 0, output
+        outputs.append(output)
+    one, two = (numbers(output, "gradient") for output in outputs)
+    assert one == pytest.approx(two, abs=0.002) and min(one) > 0.1, outputs
+    one, two = (numbers(output, "loss") for output in outputs)
+    assert len(one) == 2 and one[1] < one[0] - 0.2
+    # one rank prints the mean of its 4 batches, two ranks that of both sums of 2: the same batches
+    assert one == pytest.approx(two, abs=0.003), outputs
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_a_language_model_learns_in_mixed_precision(half):
+    code, output = run(2, *WRITER, "--amp", half, "--steps", 40, "--every", 10)
+    assert code == 0, output
+    losses = numbers(output, "loss")
+    assert len(losses) == 4 and losses[-1] < 3.6 < losses[0], output
+    assert "def " in output, "it writes"
+
+
+def test_a_text_that_is_too_short_is_named(tmp_path):
+    (tmp_path / "short.txt").write_text("too short")
+    code, output = run(2, *WRITER, "--text", tmp_path / "short.txt")
+    assert code == 1
+    assert "short.txt is too short a text for --length 64" in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_gan_learns_to_draw(ranks):
+    """The example itself compares the networks of all ranks when it has ended."""
+    pytest.importorskip("sklearn")
+    code, output = run(ranks, "06_gan_digits.py", "--epochs", 6 * ranks)
+    assert code == 0, output
+    distances = numbers(output, "distance")
+    assert distances[-1] < 1.7 < distances[0], output
+    assert output.count("##") > 20, "it shows what it draws"
