@@ -108,9 +108,7 @@ def resume(path: "Path | None", model: nn.Module, optimizer: torch.optim.Optimiz
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["epochs"]
         print(f"resumed from {path} after epoch {done}")
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    return hvd.broadcast_object(done, root_rank=0)
+    return hvd.broadcast_state(model, optimizer, extra=done)
 
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int) -> None:

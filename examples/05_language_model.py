@@ -127,7 +127,7 @@ def train(args: argparse.Namespace) -> None:
         raise SystemExit(f"05_language_model: {args.text} is too short a text for --length {args.length}")
     model = Writer(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_state(model, optimizer)
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=args.accumulate
     )

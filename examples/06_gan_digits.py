@@ -55,8 +55,7 @@ def train(args: argparse.Namespace) -> None:
 
     draws = network(args.noise, args.hidden, PIXELS * PIXELS)
     judges = network(PIXELS * PIXELS, args.hidden, 1)
-    hvd.broadcast_parameters(draws.state_dict(), root_rank=0)
-    hvd.broadcast_parameters(judges.state_dict(), root_rank=0)
+    hvd.broadcast_state([draws, judges])
     artist = torch.optim.Adam(draws.parameters(), lr=args.lr, betas=(0.5, 0.999))
     critic = torch.optim.Adam(judges.parameters(), lr=args.lr, betas=(0.5, 0.999))
     artist = hvd.DistributedOptimizer(artist, named_parameters=draws.named_parameters())

@@ -11,6 +11,12 @@ from test_examples import run
 torch = pytest.importorskip("torch")
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Also for jobs of one rank: other tests run beside."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def numbers(output, what):
     """The numbers after a word, in the order they were printed."""
     return [float(text) for text in re.findall(rf"\b{what} (-?\d+\.\d+)", output)]
@@ -50,22 +56,6 @@ def test_a_bottleneck_resnet_runs(tmp_path):
 
 
 WRITER = ("05_language_model.py", "--width", 32, "--heads", 2, "--layers", 1, "--characters", 60_000, "--write", 40)
-
-
-def test_a_language_model_learns_the_same_on_one_rank_and_on_two():
-    """Only if the averaged gradient was clipped: --clip is so small that every step is."""
-    settings = (*WRITER, "--amp", "none", "--steps", 20, "--every", 10, "--clip", 0.1)
-    outputs = []
-    for ranks, passes in ((1, 4), (2, 2)):
-        code, output = run(ranks, *settings, "--accumulate", passes)
-        assert code == 0, output
-        outputs.append(output)
-    one, two = (numbers(output, "gradient") for output in outputs)
-    assert one == pytest.approx(two, abs=0.002) and min(one) > 0.1, outputs
-    one, two = (numbers(output, "loss") for output in outputs)
-    assert len(one) == 2 and one[1] < one[0] - 0.2
-    # one rank prints the mean of its 4 batches, two ranks that of both sums of 2: the same batches
-    assert one == pytest.approx(two, abs=0.003), outputs
 
 
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
