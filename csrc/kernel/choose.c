@@ -60,7 +60,7 @@ static const struct {
 
 static const struct hvd_loops *_Atomic chosen;
 
-static const struct hvd_loops *choose(void)
+const struct hvd_loops *hvd_loops_chosen(void)
 {
     const struct hvd_loops *loops = atomic_load_explicit(&chosen, memory_order_relaxed);
     for (size_t i = 0; !loops; i++)
@@ -72,7 +72,7 @@ static const struct hvd_loops *choose(void)
 
 const char *hvd_kernel_name(void)
 {
-    return choose()->name;
+    return hvd_loops_chosen()->name;
 }
 
 int hvd_kernel_use(const char *name)
@@ -99,7 +99,7 @@ void hvd_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void 
             hvd_copy(dst, src[0], count * (size_t)hvd_dtype_bytes(dtype));
         return;
     }
-    const struct hvd_loops *loops = choose();
+    const struct hvd_loops *loops = hvd_loops_chosen();
     hvd_loop *loop = scaled && loops->wide[dtype] ? loops->wide[dtype] : loops->reduce[dtype][scale->op];
     loop(scale, dst, src, n, count);
 }

@@ -67,6 +67,8 @@ const char *hvd_reduce_check(int op, int dtype, double prescale, double postscal
         return "this dtype is unknown to the core: cast the tensor to float32, int32 or another supported dtype";
     if (!hvd_op_name(op))
         return "this reduce op is unknown to the core: use average, sum, min, max or product";
+    if (op == HVD_OP_adasum)
+        return "adasum combines whole tensors, not elements: use it with allreduce, or use sum or average here";
     if (dtype == HVD_DTYPE_bool && op == HVD_OP_average)
         return "average is not defined for bool: use sum or max (or), min or product (and), "
                "or cast the tensor to float32";

@@ -19,6 +19,8 @@
 #include "halves.h"
 #include "wide.h"
 
+#include "dots.h"
+
 #define NAMED(verb) verb##_uint8
 #define ELEMENT     uint8_t
 #define ACCUMULATOR uint8_t
@@ -141,4 +143,11 @@ const struct hvd_loops TABLE_OF(VARIANT) = {
      [HVD_DTYPE_int16] = wide_int16,
      [HVD_DTYPE_int32] = wide_int32,
      [HVD_DTYPE_int64] = wide_int64},
+    {[HVD_DTYPE_float16] = doubles_float16,
+     [HVD_DTYPE_bfloat16] = doubles_bfloat16,
+     [HVD_DTYPE_float32] = doubles_float32,
+     [HVD_DTYPE_float64] = doubles_float64},
+    dot_of_doubles,
+    {[HVD_DTYPE_float16] = floats_float16, [HVD_DTYPE_bfloat16] = floats_bfloat16},
+    {[HVD_DTYPE_float16] = halves_float16, [HVD_DTYPE_bfloat16] = halves_bfloat16},
 };

@@ -39,10 +39,12 @@
     X(10, bfloat16, 2)
 #define HVD_DTYPES_MAX 11
 
-/* Numbers as Horovod's ReduceOp; 2 is Adasum, later. */
+/* Numbers as Horovod's ReduceOp. adasum is no reduction of elements: planes refuse it (hvd_reduce_check), the engine
+ * composes it of other works (adasum.h). */
 #define HVD_OPS(X) \
     X(0, average)  \
     X(1, sum)      \
+    X(2, adasum)   \
     X(3, min)      \
     X(4, max)      \
     X(5, product)

@@ -1,7 +1,7 @@
 /* loops.h - what one SIMD variant offers: a table of reduce loops by dtype and op.
  *
  * Private to kernel/. Each variant is one small source that includes every_dtype.h under its own target;
- * choose.c is the only reader of the tables.
+ * choose.c chooses among the tables.
  */
 #ifndef HVD_KERNEL_LOOPS_H
 #define HVD_KERNEL_LOOPS_H
@@ -14,7 +14,8 @@
 #define HVD_KERNEL_X86 0
 #endif
 
-#define HVD_OPS_MAX 6
+#define HVD_OPS_MAX   6
+#define HVD_DOT_LANES 16 /* partial sums of a dot, in every variant */
 
 /* The arguments of hvd_reduce, whose contract holds, for one dtype and one op of sum, min, max, product. */
 typedef void hvd_loop(const struct hvd_scale *scale, void *dst, const void *const *src, int n, size_t count);
@@ -23,7 +24,15 @@ struct hvd_loops {
     const char *name;
     hvd_loop *reduce[HVD_DTYPES_MAX][HVD_OPS_MAX]; /* floats apply the factor; integers ignore the scale */
     hvd_loop *wide[HVD_DTYPES_MAX];                /* integers with a scale, any op; NULL for other dtypes */
+    /* For adasum.h; NULL for dtypes that are no floats, floats and halves also for those of 32 and 64 bits. */
+    void (*doubles[HVD_DTYPES_MAX])(double *to, const void *from, size_t count);
+    double (*dot)(const double *a, const double *b, size_t count); /* count: a multiple of HVD_DOT_LANES */
+    void (*floats[HVD_DTYPES_MAX])(float *to, const void *from, size_t count, float factor);
+    void (*halves[HVD_DTYPES_MAX])(void *to, const float *from, size_t count);
 };
+
+/* choose.c: the table for this processor. */
+const struct hvd_loops *hvd_loops_chosen(void);
 
 extern const struct hvd_loops hvd_loops_portable; /* SSE2 on x86-64, NEON on aarch64 */
 #if HVD_KERNEL_X86
