@@ -78,10 +78,17 @@ class _Reading:
 
     def stop(self) -> None:
         self._stopped.set()
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._drain()
+        self._thread.join()
+        self._drain()
+        self._queue.put((_END, None))  # for whoever still waits
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self._queue.get_nowait()
+        except queue.Empty:
+            pass
 
 
 class AsyncDataLoaderMixin:

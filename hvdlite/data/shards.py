@@ -48,6 +48,8 @@ def shard(
         raise ValueError(f"uneven={uneven!r}: must be one of {', '.join(map(repr, UNEVEN))}")
     deal = _Deal(process_set.rank(), process_set.size(), shuffle, seed, uneven)
     first = FirstBatch.wanted(check, process_set)
+    if isinstance(data, (str, bytes)):
+        raise TypeError(f"cannot shard a {type(data).__name__}: make it a list of samples")
     parts = _columns(data)
     if parts is not None:
         result = _of_arrays(data, parts, deal, strided)
@@ -56,7 +58,7 @@ def shard(
         return result
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not _is_iterable_dataset(data):
         return Shard(data, deal, first)
-    if isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
+    if not isinstance(data, Iterable):
         raise TypeError(f"cannot shard a {type(data).__name__}: it has no length and cannot be iterated")
     if shuffle:
         raise ValueError("shuffle needs data with a length; what is iterated can be shuffled before it is sharded")
