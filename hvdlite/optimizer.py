@@ -1,29 +1,45 @@
 """The gradient book: when is a parameter's gradient complete, so that it may travel? Knows no framework.
 
-Parameters are numbers. A backward pass that reaches a parameter is counted; after `passes_per_step` passes the gradient
-is due, and the optimizer's hook sends it while backward goes on with the rest. What was not sent by the time of
-`synchronize` is sent then, complete or not, so that ranks that took different branches never wait for each other:
-every rank sends every parameter once per step.
+Parameters are numbers. The book is told of each backward pass: that it begins, which parameters it reaches, that it
+ends. After `passes_per_step` passes a gradient is due, and the optimizer's hook sends it while backward goes on with
+the rest. A *window* is the passes whose gradients travel together; a *round* is the exchange of all of them. A round is
+over when every parameter has landed: what was not due by the end of the window's last pass, or by `synchronize`, is
+sent then, complete or not, so that ranks that took different branches never wait for each other: every rank sends every
+parameter once per round.
 
 Gradients of several passes are summed, as in Horovod, because that is what backward does; who wants their mean divides
 the loss.
+
+Two things make this more than a counter. One backward may reach a parameter several times (a weight shared between
+re-entrant checkpoints): that is one pass, and since nobody knows which time is the last, such a parameter is learned
+and from then on travels at the end of the pass. And a pass may come after a round but before the step: its gradients
+are added to what is reduced already, which the book tells the optimizer (`reduced`).
 """
 
 from __future__ import annotations
 
 
 class GradientBook:
-    """Counts passes since the last step. Not thread-safe: backward hooks of one model run in one thread at a time."""
+    """Counts passes, and what has travelled since the last step. Not thread-safe: the optimizer holds a lock."""
 
     def __init__(self, passes_per_step: int = 1) -> None:
         self._per_step = 1
-        self._passes: list[int] = []
+        self._passes: list[int] = []  # of this window
+        self._latest: list[int] = []  # the backward that reached the parameter last
         self._sent: set[int] = set()
+        self._often: set[int] = set()  # one backward reached it more than once
+        self._once: set[int] = set()  # a nested backward reached it, and none did again in the same pass
+        self._nested: set[int] = set()  # what may become `once` when this pass has ended
+        self._ended = 0  # passes of this window
+        self._closing = False  # passes that were not counted wait for the next one to close the window
+        self.accumulating = False  # passes are not counted (no_sync)
+        self.reduced = False  # gradients hold what a round brought since the last step
+        self.complete = False  # ... and no pass has begun since
         self.passes_per_step = passes_per_step
 
     @property
     def passes_per_step(self) -> int:
-        """Backward passes after which a gradient is due. Setting it: ValueError below 1."""
+        """Backward passes after which a gradient is due. Setting it begins the window anew: ValueError below 1."""
         return self._per_step
 
     @passes_per_step.setter
@@ -31,41 +47,83 @@ class GradientBook:
         if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
             raise ValueError(f"backward_passes_per_step={passes!r}: must be a whole number of at least 1")
         self._per_step = passes
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._passes = [0] * len(self._passes)
+        self._ended, self._closing = 0, False
 
     def add(self) -> int:
         """The number of a new parameter."""
         self._passes.append(0)
+        self._latest.append(-1)
+        self.complete = False
         return len(self._passes) - 1
 
-    def passed(self, parameter: int) -> bool:
-        """Count a pass; True if the gradient is due now. A gradient that was sent must be `recall`ed before."""
+    def begun(self) -> None:
+        """A backward pass reaches its first parameter."""
+        self.complete = False
+
+    def reached(self, parameter: int, backward: int) -> None:
+        """The pass of this number is about to add to a gradient that is not under way."""
         if parameter in self._sent:
-            raise AssertionError("a gradient that is under way was counted again")
-        self._passes[parameter] += 1
-        return self._passes[parameter] >= self._per_step
+            raise AssertionError("a gradient that is under way was reached again")
+        if self._latest[parameter] == backward:
+            self._often.add(parameter)
+            self._once.discard(parameter)
+        else:
+            self._latest[parameter] = backward
+            if not self.accumulating:
+                self._passes[parameter] += 1
+
+    def due(self, parameter: int, nested: bool = False) -> bool:
+        """Whether a gradient that backward has just added to is complete for this round."""
+        if self.accumulating or parameter in self._often or parameter in self._sent:
+            return False
+        if nested and parameter not in self._once:
+            self._nested.add(parameter)
+            return False
+        return self._closing or self._passes[parameter] >= self._per_step
+
+    def ended(self) -> bool:
+        """A pass has ended; True if it was the last of its window."""
+        self._once |= self._nested - self._often
+        self._nested.clear()
+        if self.accumulating:
+            self._closing = True
+            return False
+        self._ended += 1
+        return self._closing or self._ended >= self._per_step
 
     def sent(self, parameter: int) -> None:
         """The gradient is under way."""
         self._sent.add(parameter)
 
     def is_sent(self, parameter: int) -> bool:
-        """Whether it has been sent since the last step."""
+        """Whether it is under way, or has arrived in a round that is not over."""
         return parameter in self._sent
 
     def recall(self, parameter: int) -> None:
-        """What was sent no longer counts: its passes begin anew."""
+        """What was sent has arrived and will be sent again in this round: backward reached it once more."""
         self._sent.discard(parameter)
-        self._passes[parameter] = 0
+        self._often.add(parameter)
+
+    def under_way(self) -> bool:
+        """Whether a round has begun."""
+        return bool(self._sent)
 
     def unsent(self) -> list[int]:
-        """Parameters that have yet to travel in this step."""
+        """Parameters that have yet to travel in this round."""
         return [parameter for parameter in range(len(self._passes)) if parameter not in self._sent]
 
-    def whole(self) -> bool:
-        """Whether something was sent and no parameter is between two of its passes: a step could be taken."""
-        return bool(self._sent) and not any(0 < passes < self._per_step for passes in self._passes)
+    def landed(self) -> None:
+        """The round is over: all gradients are reduced."""
+        self._sent.clear()
+        self._begin_window()
+        self.reduced = self.complete = True
 
     def reset(self) -> None:
-        """A step is over: nothing is sent, nothing is counted."""
+        """A step is over, or gradients are zero: nothing is sent, counted or reduced."""
         self._sent.clear()
-        self._passes = [0] * len(self._passes)
+        self._begin_window()
+        self.reduced = self.complete = False

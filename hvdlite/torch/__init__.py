@@ -44,9 +44,10 @@ from ..objects import allgather_object, broadcast_object
 from ..ops import Average, Max, Min, Product, Sum, barrier, poll, synchronize
 from ..process_set import global_process_set
 from . import elastic
+from .compression import Compression
 from .consistency import check_consistency
 from .ops import collectives as _ops
-from .optimizer import DistributedOptimizer
+from .optimizer import DistributedOptimizer, WeightedAverage, uneven_inputs
 from .state import broadcast_optimizer_state, broadcast_parameters, broadcast_state
 from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
@@ -67,6 +68,7 @@ broadcast_async_ = _ops.broadcast_async_
 
 __all__ = [
     "Average",
+    "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
     "HvdError",
@@ -82,6 +84,7 @@ __all__ = [
     "Min",
     "Product",
     "Sum",
+    "WeightedAverage",
     "SyncBatchNorm",
     "allgather",
     "allgather_async",
@@ -133,4 +136,5 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
     "synchronize",
+    "uneven_inputs",
 ]

@@ -1,0 +1,75 @@
+"""In what form does a gradient cross the wire? Classes that make it smaller before and whole again after.
+
+A user's own compression is a subclass of `Compressor` (or anything with the same two functions), given to
+`DistributedOptimizer(compression=...)` or `allreduce(compression=...)`. The ranks' compressed tensors are added up by
+the core, so a form that cannot be added (top-k, say) does not fit here. `fp16` and `bf16` halve the bytes; the core
+sums them in float32 and rounds once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Compressor:
+    """Two functions; `ctx` is whatever `decompress` needs."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The tensor that travels, of the same number of elements or fewer, and a ctx."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """The reduced tensor in its original form."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Leaves tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor
+
+
+class _Narrow(Compressor):
+    """Floating-point tensors travel in 16 bits, others as they are."""
+
+    @staticmethod
+    def _as(dtype: torch.dtype, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return (tensor.to(dtype), tensor.dtype) if tensor.dtype.is_floating_point else (tensor, tensor.dtype)
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+class FP16Compressor(_Narrow):
+    """float16: 11 bits of precision, values up to 65504."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return _Narrow._as(torch.float16, tensor)
+
+
+class BF16Compressor(_Narrow):
+    """bfloat16: 8 bits of precision, the range of float32."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return _Narrow._as(torch.bfloat16, tensor)
+
+
+class Compression:
+    """What `compression=` accepts besides your own."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

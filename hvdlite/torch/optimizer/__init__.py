@@ -1,0 +1,14 @@
+"""Distributed optimizers, in reading order:
+
+`wrap` makes one of any torch optimizer; `methods` is what a training loop calls on it; `exchange` takes a gradient from
+its hook to its average, as the gradient book (hvdlite.optimizer) says; `backward` knows when a backward pass ends;
+`wire` knows in what form a gradient travels, `names` under which name. `buckets` are for comm hooks, `weights` and
+`uneven` for batches that differ, `delta` for Adasum.
+"""
+
+from .buckets import GradBucket
+from .uneven import uneven_inputs
+from .weights import WeightedAverage
+from .wrap import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer", "GradBucket", "WeightedAverage", "uneven_inputs"]

@@ -1,0 +1,155 @@
+"""Which backward pass is this gradient a part of, and when does it end?
+
+A hook of a parameter learns from autograd only the number of the graph task it runs in. Usually that task is the
+backward pass that the user started, and a callback queued in it runs when everything is accumulated and before
+`backward()` returns. That is where averaged gradients are waited for, so that clipping in a plain loop sees them.
+
+A backward pass may start others: re-entrant checkpointing calls `backward` for each segment inside the backward of a
+node. A hook in such a nested task must not take its end for the end of all. The nodes whose backward is running stand
+on the Python stack of the same thread (autograd stays in it); the outermost of them belongs to the pass that the user
+started. Its successors run in that pass, later: a hook that stands ready before them queues the callback there.
+
+All distributed optimizers that one pass has reached share one callback: first each sends what it has left, then each
+waits. One after the other, two ranks that met them in different orders would wait for each other.
+
+An exception in backward drops the task together with its callbacks. Its record is found to be stale when the same
+thread begins another pass, or when an optimizer begins a step (`left_by`), whichever comes first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+_serials = itertools.count()
+_of_task: dict[int, Backward] = {}
+_of_thread: dict[int, Backward] = {}
+
+task_number = torch._C._current_graph_task_id  # -1 outside of autograd's engine
+
+
+class Participant(Protocol):
+    """What a backward pass asks of the exchange of an optimizer; `serial` is the same on all ranks."""
+
+    serial: int
+
+    def left(self, backward: Backward) -> bool:
+        """The pass is over; whether a round is complete and to be waited for."""
+
+    def abandoned(self, backward: Backward) -> None:
+        """The pass has ended with an exception."""
+
+    def send_rest(self) -> None:
+        """Send what has yet to travel in this round; does not wait."""
+
+    def land(self) -> None:
+        """Wait for the round. Raises its first failure."""
+
+
+class Backward:
+    """One pass that a user started, with everything nested in it."""
+
+    def __init__(self) -> None:
+        self.serial = next(_serials)
+        self.outer: int | None = None  # its task, once known
+        self.tasks: list[int] = []
+        self.participants: list[Participant] = []
+        self.scouts: list[Any] = []
+        self.thread = threading.get_ident()
+
+    def is_nested(self, task: int) -> bool:
+        """Whether this task is a part of the pass that another task started."""
+        return task != self.outer
+
+    def _queue(self, task: int) -> None:
+        """Called in the outermost task: be called when it ends."""
+        if self.outer is None:
+            self.outer = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _scout(self, node: Any) -> None:
+        """Called in a nested task: queue the callback as soon as the outermost task runs on after this node."""
+
+        def arrived(*_: Any) -> None:
+            self._queue(task_number())
+
+        if self.outer is None and not self.scouts:
+            self.scouts = [follower.register_prehook(arrived) for follower, _ in node.next_functions if follower]
+
+    def forget(self) -> None:
+        """Take it off the records."""
+        for scout in self.scouts:
+            scout.remove()
+        self.scouts = []
+        for task in self.tasks:
+            _of_task.pop(task, None)
+        if _of_thread.get(self.thread) is self:
+            del _of_thread[self.thread]
+
+    def _end(self) -> None:
+        self.forget()
+        waiting = [each for each in sorted(self.participants, key=lambda one: one.serial) if each.left(self)]
+        failure: Exception | None = None
+        for work in ("send_rest", "land"):
+            for participant in waiting:
+                try:
+                    getattr(participant, work)()
+                except Exception as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+
+
+def running(task: int) -> Backward:
+    """The pass that this task is a part of. Call it in a hook, in the thread that runs the task."""
+    found = _of_task.get(task)
+    if found is None:
+        node, thread = _outermost_node(), threading.get_ident()
+        found = _of_thread.get(thread)
+        if found is not None and _is_stale(found, task, node is not None):
+            for participant in found.participants:
+                participant.abandoned(found)
+            found.forget()
+            found = None
+        if found is None:
+            found = _of_thread[thread] = Backward()
+        found.tasks.append(task)
+        _of_task[task] = found
+        if node is None:
+            found._queue(task)
+        else:
+            found._scout(node)
+    return found
+
+
+def left_by(participant: Participant) -> None:
+    """The optimizer is at another point of its script: what it takes part in has ended, if with an exception."""
+    for backward in list(_of_thread.values()):
+        if participant in backward.participants and backward.thread == threading.get_ident():
+            backward.participants.remove(participant)
+            participant.abandoned(backward)
+            if not backward.participants:
+                backward.forget()
+
+
+def _is_stale(backward: Backward, task: int, nested: bool) -> bool:
+    if nested:
+        return False  # taken to be of the pass that is known: nothing tells otherwise
+    return backward.outer is not None or min(backward.tasks) < task  # an enclosing task began before those it encloses
+
+
+def _outermost_node() -> Any:
+    """The outermost node whose backward is running Python code in this thread, None if there is none."""
+    frame, node = sys._getframe(2), None
+    while frame is not None:
+        if frame.f_code.co_name == "apply":
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, BackwardCFunction):
+                node = owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return node

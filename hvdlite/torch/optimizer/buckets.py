@@ -1,0 +1,195 @@
+"""How does a user's function reduce the gradients? Communication hooks on buckets, as DistributedDataParallel has them.
+
+A hook may use collectives without names, which are matched by their order, so it must be called for the same buckets in
+the same order on every rank, whatever order gradients become ready in. The layout is therefore the same everywhere: at
+first the reverse order of the parameters, since backward comes from the end; in the first round the set's first rank
+notes the order in which its gradients become ready and broadcasts it, and from the second round on buckets follow it.
+A bucket goes when all its gradients are there and all buckets before it have gone.
+
+A layout is cut at `cap` bytes and where the dtype changes; frozen parameters are left out while they are frozen, on all
+ranks alike. The flat tensor is made when the bucket goes, and the result is copied back into the gradients.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...ops import Handle
+from ..ops import plain
+from .wire import Flight
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+_MB = 1 << 20
+_FIRST_CAP = _MB
+
+
+class GradBucket:
+    """What a comm hook gets: gradients, flat and one after the other, as torch.distributed.GradBucket."""
+
+    def __init__(self, index: int, last: bool, parameters: list[torch.Tensor]) -> None:
+        self._index, self._last, self._parameters = index, last, parameters
+        self._buffer = torch.cat([p.grad.reshape(-1) for p in parameters])  # type: ignore[union-attr]
+
+    def index(self) -> int:
+        """The bucket's number in this round; 0 goes first."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether it is the last of this round."""
+        return self._last
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters, in the order of their gradients in the buffer."""
+        return list(self._parameters)
+
+    def buffer(self) -> torch.Tensor:
+        """The flat tensor of all gradients of the bucket, 1-D and of one dtype. The hook may write to it."""
+        return self._buffer
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Replace the flat tensor by one of as many elements."""
+        if buffer.numel() != self._buffer.numel():
+            raise ValueError(f"the buffer has {self._buffer.numel()} elements, not {buffer.numel()}")
+        self._buffer = buffer
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients as views of the buffer, each of its parameter's shape."""
+        parts = self._buffer.split([parameter.numel() for parameter in self._parameters])
+        return [part.view(parameter.shape) for part, parameter in zip(parts, self._parameters)]
+
+
+class InBuckets:
+    """Gradients travel in buckets that a hook reduces."""
+
+    def __init__(self, exchange: Exchange, state: Any, hook: Callable[[Any, Any], Any], cap_mb: float) -> None:
+        if not cap_mb > 0:
+            raise ValueError(f"bucket_cap_mb={cap_mb!r} must be above 0")
+        self._exchange = weakref.ref(exchange)
+        self.state, self.hook, self.cap = state, hook, int(cap_mb * _MB)
+        self.order: list[int] | None = None  # of readiness, agreed
+        self.seen: list[int] = []
+        self.order_handle: tuple[Handle, torch.Tensor] | None = None
+        self.layout: list[list[int]] = []
+        self.shape: list[Any] = []  # what the layout was made for
+        self.ready_now: set[int] = set()
+        self.launched: set[int] = set()
+        self.gone = 0
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange that owns this carrier."""
+        return self._exchange()  # type: ignore[return-value]
+
+    def ready(self, number: int) -> None:
+        exchange = self.exchange
+        if number in self.launched or exchange.wire.is_sparse(number):  # reached once more, after its bucket had gone
+            exchange.in_flight[number] = exchange.wire.send(number)
+            return
+        exchange.wire.fill(number)
+        if not self.layout:
+            self._lay_out()
+        if self.order is None:
+            self.seen.append(number)
+        self.ready_now.add(number)
+        while self.gone < len(self.layout) and self.ready_now.issuperset(self.layout[self.gone]):
+            self._launch()
+
+    def rest(self) -> None:
+        if self.ready_now and not self.layout:
+            self._lay_out()
+        while self.gone < len(self.layout):
+            self._launch()
+        if self.order is None and self.order_handle is None and self.seen:
+            self._tell_order()
+        self.ready_now.clear()
+        self.launched.clear()
+        self.layout, self.gone = [], 0
+
+    def take_back(self, number: int) -> None:
+        self.ready_now.discard(number)
+        if number in self.seen:
+            self.seen.remove(number)
+
+    def _lay_out(self) -> None:
+        """Cut the parameters into buckets, the same on all ranks."""
+        wire = self.exchange.wire
+        if self.order_handle is not None:
+            handle, order = self.order_handle
+            handle.wait()
+            self.order, self.order_handle = order.tolist(), None
+        count = len(wire.parameters)
+        known = self.order or []
+        later = set(known)
+        order_now = [*known, *(number for number in reversed(range(count)) if number not in later)]
+        self.layout, held, cap, dtype = [], 0, min(_FIRST_CAP, self.cap), None
+        for number in order_now:
+            parameter = wire.parameters[number]
+            if not (parameter.requires_grad or parameter.grad is not None) or wire.is_sparse(number):
+                continue
+            size = parameter.numel() * parameter.element_size()
+            if not self.layout or held + size > cap or parameter.dtype != dtype:
+                if self.layout:
+                    cap = self.cap
+                self.layout.append([])
+                held, dtype = 0, parameter.dtype
+            self.layout[-1].append(number)
+            held += size
+
+    def _launch(self) -> None:
+        exchange, members = self.exchange, self.layout[self.gone]
+        parameters = [exchange.wire.parameters[number] for number in members]
+        for number in members:
+            exchange.wire.fill(number)
+        bucket = GradBucket(self.gone, self.gone == len(self.layout) - 1, parameters)
+        self.gone += 1
+        self.launched.update(members)
+        outcome = self.hook(self.state, bucket)
+
+        def arrive(result: Any) -> None:
+            self._spread(result, bucket, parameters)
+
+        flight = Flight(members, _Outcome(outcome), arrive)
+        for number in members:
+            exchange.in_flight[number] = flight
+
+    def _spread(self, result: Any, bucket: GradBucket, parameters: list[torch.Tensor]) -> None:
+        if isinstance(result, (list, tuple)) and len(result) == 1:
+            result = result[0]
+        wanted = sum(parameter.numel() for parameter in parameters)
+        if not isinstance(result, torch.Tensor) or result.numel() != wanted:
+            got = f"{result.numel()} elements" if isinstance(result, torch.Tensor) else type(result).__name__
+            raise ValueError(
+                f"the comm hook returned {got} for bucket {bucket.index()}: it must return a tensor of {wanted} "
+                "elements, a torch.futures.Future of one, or the handle of an asynchronous collective"
+            )
+        for part, parameter in zip(result.view(-1).split([p.numel() for p in parameters]), parameters):
+            parameter.grad.copy_(part.view(parameter.shape))  # type: ignore[union-attr]
+
+    def _tell_order(self) -> None:
+        """Let all ranks know the first one's order; nobody waits for it before the next round begins."""
+        wire = self.exchange.wire
+        members = set(self.seen)
+        missing = [number for number in range(len(wire.parameters)) if number not in members]
+        order = torch.tensor([*self.seen, *missing], dtype=torch.int64)
+        name = "optimizer.order" + wire.suffix
+        handle = plain.broadcast_async_(order, wire.process_set.ranks[0], name=name, process_set=wire.process_set)
+        self.order_handle = (handle, order)
+
+
+class _Outcome:
+    """What a hook returned, to be waited for."""
+
+    def __init__(self, outcome: Any) -> None:
+        self.outcome = outcome
+
+    def wait(self) -> Any:
+        outcome = self.outcome
+        if isinstance(outcome, (Handle, torch.futures.Future)):
+            return outcome.wait()
+        return outcome

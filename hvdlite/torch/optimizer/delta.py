@@ -1,0 +1,125 @@
+"""Adasum: the ranks combine not their gradients but the changes that their own steps would make.
+
+Each rank steps with its local gradient, sends the difference that this made to its parameters through Adasum, and all
+start over from the same point plus the combined difference. So the original's rule (momentum, Adam's division) comes
+before the combination, and nothing travels in backward. Optimizer state (momenta) is each rank's own.
+
+GradScaler decides by a rank's own gradients whether to skip a step; here they are never averaged. When it looks for
+infinities, the ranks agree first whether any has found one, and then all find one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._compile import _disable_dynamo
+
+from ...ops import Max
+from ...process_set import ProcessSet
+from ..ops import plain
+from .methods import Copyless, asked_by_grad_scaler
+from .names import added_later
+
+Adasum = 2  # its number in the core and in Horovod
+
+
+class Combination:
+    """What the delta optimizer holds besides the original."""
+
+    def __init__(self, pairs: list[tuple[torch.Tensor, str]], suffix: str, compression: Any, process_set: ProcessSet):
+        self.pairs, self.suffix, self.compression, self.process_set = pairs, suffix, compression, process_set
+
+    def combine(self, starts: list[torch.Tensor]) -> None:
+        """Parameters become their start plus the Adasum of all ranks' changes. Raises the first failure."""
+        under_way = []
+        for (parameter, name), start in zip(self.pairs, starts):
+            packed, ctx = self.compression.compress(parameter.detach() - start)
+            handle = plain.allreduce_async_(packed, name=name, op=Adasum, process_set=self.process_set)
+            under_way.append((parameter, start, handle, ctx))
+        failure: Exception | None = None
+        for parameter, start, handle, ctx in under_way:
+            try:
+                parameter.copy_(start + self.compression.decompress(handle.wait(), ctx))
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def agree_on_infinities(self) -> None:
+        """If a rank's gradients are not finite, let no rank's be."""
+        gradients = [parameter.grad for parameter, _ in self.pairs if parameter.grad is not None]
+        values = [g if g.layout is torch.strided else g.coalesce().values() for g in gradients]
+        bad = any(not torch.isfinite(value).all() for value in values)
+        flag = torch.tensor([float(bad)])
+        plain.allreduce_(flag, name="optimizer.infinite" + self.suffix, op=Max, process_set=self.process_set)
+        if flag.item() and not bad:
+            parameter = self.pairs[0][0]
+            parameter.grad = torch.full_like(parameter, float("inf"))
+
+
+class Delta(Copyless):
+    """The original's step is taken locally, and its effect combined."""
+
+    _hvd_delta: Combination
+    _hvd_passes = 1
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups."""
+        if asked_by_grad_scaler():
+            self._hvd_delta.agree_on_infinities()
+        return self.__dict__["param_groups"]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """What the optimizer was made with. Gradients do not travel, so nothing depends on it."""
+        return self._hvd_passes
+
+    @_disable_dynamo
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The original's step with local gradients; then parameters move by the Adasum of the ranks' changes."""
+        with torch.no_grad():
+            starts = [parameter.detach().clone() for parameter, _ in self._hvd_delta.pairs]
+        if closure is not None:
+            args = (closure, *args)
+        result = super().step(*args, **kwargs)  # type: ignore[misc]
+        with torch.no_grad():
+            self._hvd_delta.combine(starts)
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: step() combines."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """AssertionError, as in Horovod: every step of this optimizer combines."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        yield
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Nothing travels in backward."""
+        yield
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The original's add_param_group; the changes of the new parameters are combined, too."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        last = len(self.param_groups) - 1
+        self._hvd_delta.pairs += added_later(last, self.param_groups[last]["params"])
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Kept, and of no consequence here."""
+        self._hvd_passes = passes
+
+    def register_comm_hook(self, state: Any, hook: Any, bucket_cap_mb: float = 25.0) -> None:
+        """ValueError: there are no gradients to be reduced."""
+        raise ValueError("op=hvd.Adasum combines the changes of parameters, not gradients: it takes no comm hook")

@@ -1,0 +1,219 @@
+"""The methods of a distributed optimizer: what a training loop calls, put before those of the optimizer's own class.
+
+Each asks the exchange to complete a round where that has not happened yet, then does what the original does. In the
+plain loop backward has completed it already. With one rank (or outside of the process set) `_hvd` is None, and the
+methods are the original's.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._compile import _disable_dynamo
+
+from ...ops import Average, Sum
+from ...optimizer import GradientBook
+from ..ops import plain
+from .buckets import InBuckets
+from .exchange import Exchange
+from .names import added_later
+
+_SLOW_STEP = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
+    "cause training slowdown. You may want to consider using optimizer.skip_synchronize() context if you use "
+    "optimizer.synchronize() in your code."
+)
+
+
+class Copyless:
+    """A distributed optimizer is one of a kind: its hooks and names belong to this process and these parameters."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"a DistributedOptimizer ({type(self).__name__}) cannot be copied or pickled, since its copy would have no "
+            "hooks: save optimizer.state_dict(); for a copied model make a new optimizer, load that state into it and "
+            "wrap it in hvd.DistributedOptimizer"
+        )
+
+
+class Distributed(Copyless):
+    """Gradients are averaged before the original's step."""
+
+    _hvd: Exchange | None = None
+    _hvd_passes = 1
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups. GradScaler, which looks for infinities in them, finds averaged gradients always."""
+        exchange = self._hvd
+        if exchange is not None and not exchange.book.complete and not exchange.skipping and asked_by_grad_scaler():
+            exchange.finish()
+        return self.__dict__["param_groups"]
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Backward passes whose gradients are summed before they travel."""
+        return self._hvd_passes if self._hvd is None else self._hvd.book.passes_per_step
+
+    @property
+    def wait_in_backward(self) -> bool:
+        """Whether backward returns when gradients are averaged. False: synchronize() and step() wait instead, which
+        leaves more time to overlap, and clipping needs synchronize(). Set it to the same on all ranks."""
+        return self._hvd is None or self._hvd.wait_in_backward
+
+    @wait_in_backward.setter
+    def wait_in_backward(self, wait: bool) -> None:
+        if self._hvd is not None:
+            self._hvd.wait_in_backward = bool(wait)
+
+    @_disable_dynamo
+    def synchronize(self) -> None:
+        """Returns when all gradients are averaged, sending those that backward did not reach.
+
+        Backward has done so in a plain loop; where a rank may skip backward, call this before clipping.
+        Raises HvdMismatchError, HvdPeerLostError as `hvd.synchronize` does.
+        """
+        if self._hvd is not None:
+            if not self._hvd.book.complete:
+                self._hvd.finish()
+            self._hvd.asked = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within, step() does not synchronize: for use after synchronize(), when gradients were clipped or unscaled."""
+        if self._hvd is None:
+            yield
+            return
+        self._hvd.skipping = True
+        try:
+            yield
+        finally:
+            self._hvd.skipping = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes within only accumulate; the next one outside sends the sum. step() always sends the rest."""
+        if self._hvd is None:
+            yield
+            return
+        book = self._hvd.book
+        before, book.accumulating = book.accumulating, True
+        try:
+            yield
+        finally:
+            book.accumulating = before
+
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The original's step, on averaged gradients. Returns what it returns.
+
+        A closure's gradients are averaged after each of its calls; for LBFGS, which decides by it, so is the loss.
+        """
+        exchange = self._hvd
+        if exchange is None:
+            if closure is not None:
+                args = (closure, *args)
+            return super().step(*args, **kwargs)  # type: ignore[misc]
+        if not exchange.book.complete or exchange.asked:
+            self._before_step(closure is not None)
+        if closure is None:
+            result = super().step(*args, **kwargs)  # type: ignore[misc]
+        elif exchange.skipping:
+            result = super().step(closure, *args, **kwargs)  # type: ignore[misc]
+        else:
+            result = super().step(self._averaging(closure), *args, **kwargs)  # type: ignore[misc]
+        exchange.book.reset()
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # the original's step runs torch's step hooks, not this one too
+
+    @_disable_dynamo
+    def _before_step(self, closure: bool) -> None:
+        exchange: Any = self._hvd
+        if exchange.skipping or closure:
+            if exchange.book.under_way():
+                exchange.finish()
+        elif not exchange.book.complete:
+            exchange.finish()
+        elif exchange.asked:
+            warnings.warn(_SLOW_STEP, stacklevel=3)
+        exchange.asked = False
+
+    def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        exchange: Any = self._hvd
+
+        def averaged() -> Any:
+            exchange.book.complete = False
+            loss = closure()
+            if not exchange.book.complete:
+                exchange.finish()
+            return self._average_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
+
+        return averaged
+
+    def _average_loss(self, loss: Any) -> Any:
+        wire: Any = self._hvd.wire  # type: ignore[union-attr]
+        if wire.op not in (Average, Sum) or wire.shares is not None:
+            return loss
+        value = torch.as_tensor(loss).detach().clone()
+        return plain.allreduce(value, name="optimizer.loss" + wire.suffix, op=wire.op, process_set=wire.process_set)
+
+    @_disable_dynamo
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The original's zero_grad (set_to_none=...). What is under way is waited for and dropped."""
+        if self._hvd is not None:
+            self._hvd.restart()
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The original's load_state_dict; backward passes are counted anew."""
+        if self._hvd is not None:
+            self._hvd.restart(drop=True)
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """The original's add_param_group; the new parameters are averaged, too, under numbered names."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        if self._hvd is not None:
+            last = len(self.param_groups) - 1
+            for parameter, name in added_later(last, self.param_groups[last]["params"]):
+                self._hvd.add(parameter, name)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Backward passes after which gradients are averaged, from now on. ValueError below 1."""
+        book = GradientBook() if self._hvd is None else self._hvd.book
+        book.passes_per_step = passes
+        self._hvd_passes = passes
+
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any], bucket_cap_mb: float = 25.0) -> None:
+        """Let `hook(state, bucket)` reduce the gradients, as in DistributedDataParallel.
+
+        A bucket is a flat tensor with many gradients (`bucket.buffer()`, see GradBucket); buckets are of at most
+        `bucket_cap_mb` MB, the first of 1 MB, in the order in which gradients become ready on the set's first rank, and
+        the hook is called for them in the same order on every rank. It returns the reduced flat tensor, or a
+        torch.futures.Future of it, or the handle of an asynchronous collective. What the hook returns is the gradient:
+        averaging, scaling and compression are its business. Sparse gradients do not pass it. Once per optimizer.
+        """
+        if not callable(hook):
+            raise TypeError(f"register_comm_hook expects hook(state, bucket), not {type(hook).__name__}")
+        if self._hvd is None:
+            return
+        if isinstance(self._hvd.carrier, InBuckets):
+            raise RuntimeError("register_comm_hook can only be called once for an optimizer")
+        if not self._hvd.wire.uncompressed or self._hvd.wire.weights is not None:
+            raise ValueError("a comm hook replaces op and compression: leave them at their defaults")
+        self._hvd.restart()
+        self._hvd.carrier = InBuckets(self._hvd, state, hook, bucket_cap_mb)
+
+
+def asked_by_grad_scaler() -> bool:
+    """Whether the property is read by GradScaler: it looks for infinities, on which all ranks must agree."""
+    return sys._getframe(2).f_globals.get("__name__") == "torch.amp.grad_scaler"

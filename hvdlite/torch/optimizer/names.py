@@ -1,0 +1,97 @@
+"""Under which names do an optimizer's gradients travel, and which of them as one?
+
+Names come from `named_parameters`, or are made of the group's and the parameter's number. Two optimizers may have equal
+names (a GAN, an ensemble): each further one gets a suffix that counts them, the same on all ranks if all build their
+optimizers in the same order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+_used: dict[str, int] = {}  # how many optimizers have a parameter of that name
+
+
+def suffix_for(names: Iterable[str]) -> str:
+    """What makes these names unlike those of earlier optimizers."""
+    names = list(names)
+    earlier = max((_used.get(name, 0) for name in names), default=0)
+    for name in names:
+        _used[name] = earlier + 1
+    return f"#{earlier + 1}" if earlier else ""
+
+
+def named(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> list[tuple[torch.Tensor, str]]:
+    """Every parameter of the optimizer with its name, in order. ValueError as Horovod raises it."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    if named_parameters is None:
+        pairs = [(f"noname.{g}.{i}", p) for g, group in enumerate(groups) for i, p in enumerate(group)]
+    else:
+        pairs = list(named_parameters)
+    if any(not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)) for pair in pairs):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually model.named_parameters()"
+        )
+    counts: dict[str, int] = {}
+    for name, _ in pairs:
+        counts[name] = counts.get(name, 0) + 1
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        raise ValueError(f"names in named_parameters must be unique; these are not: {', '.join(twice)}")
+    name_of = {id(parameter): name for name, parameter in pairs}
+    missing = [f"{g}.{i}" for g, group in enumerate(groups) for i, p in enumerate(group) if id(p) not in name_of]
+    if missing:
+        raise ValueError(
+            "named_parameters does not name all parameters of the optimizer; missing (group.index): "
+            + ", ".join(missing)
+        )
+    suffix = suffix_for(counts)
+    return [(parameter, name_of[id(parameter)] + suffix) for group in groups for parameter in group]
+
+
+def added_later(group: int, parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
+    """Names of a parameter group that comes after the optimizer was wrapped."""
+    names = [f"noname.{group}.{i}" for i in range(len(parameters))]
+    suffix = suffix_for(names)
+    return [(parameter, name + suffix) for parameter, name in zip(parameters, names)]
+
+
+def grouped(groups: Any, num_groups: int, parameters: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The numbers of the parameters of each group. ValueError as Horovod raises it."""
+    if num_groups != 0:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return []
+    if isinstance(groups, (list, tuple)):
+        return _listed(groups, parameters)
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise ValueError(f"groups={groups!r}: groups should be a positive integer or a list of lists of torch.Tensor")
+    trainable = [number for number, parameter in enumerate(parameters) if parameter.requires_grad]
+    count = min(groups, len(trainable))
+    size, larger = divmod(len(trainable), count) if count else (0, 0)
+    ends = [index * size + min(index, larger) for index in range(count + 1)]
+    return [trainable[begin:end] for begin, end in zip(ends, ends[1:])]
+
+
+def _listed(groups: Sequence[Any], parameters: Sequence[torch.Tensor]) -> list[list[int]]:
+    number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
+    seen: set[int] = set()
+    for group in groups:
+        if not isinstance(group, (list, tuple)):
+            raise ValueError("groups should be a positive integer or a list of lists of torch.Tensor")
+        for parameter in group:
+            if not isinstance(parameter, torch.Tensor):
+                raise ValueError("groups must consist of torch.Tensor.")
+            if id(parameter) in seen:
+                raise ValueError("A parameter can only appear once in groups.")
+            if id(parameter) not in number_of:
+                raise ValueError("a tensor in groups is not a parameter of the optimizer")
+            seen.add(id(parameter))
+    return [[number_of[id(parameter)] for parameter in group] for group in groups if group]

@@ -1,0 +1,268 @@
+"""In what form does a gradient travel, and what is done to it before and after?
+
+A `Wire` knows an optimizer's reduction: op, scales, compression, process set, weights. It starts the exchange of one
+gradient or of a group, and gives back a `Flight`, whose `land` waits and puts the result into `p.grad`. In the plain
+case (dense, not compressed, not weighted) the gradient's own memory is reduced in place and nothing else is done.
+
+Sparse gradients travel as two allgathers, of indices and values, after duplicates have been added up on each rank. The
+indices go under the name that the dense gradient would have, so that a rank which never saw this gradient, and
+therefore takes it for dense, makes an error that names both kinds instead of a wait without end.
+
+A gradient that was reduced in an earlier round of the same step and got more passes since is reduced once more. For an
+average that is right as it is: the average of equal values is the value, so the earlier part is kept and the new part
+averaged. A sum would count the earlier part size times; it is divided first (`again`). Min, Max and Product of such
+a mixture mean nothing: that is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ... import _core
+from ...errors import HvdError
+from ...ops import Average, Handle, Sum
+from ...process_set import ProcessSet, number_of
+from ..ops import plain
+from .weights import Shares, WeightedAverage
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+class Flight:
+    """Gradients that are under way together. `arrive` gets what the handle's wait returns."""
+
+    __slots__ = ("_arrive", "_handle", "numbers")
+
+    def __init__(self, numbers: Sequence[int], handle: Any, arrive: Callable[[Any], None] | None) -> None:
+        self.numbers = numbers
+        self._handle, self._arrive = handle, arrive
+
+    def land(self) -> None:
+        """Wait, and put the result where it belongs. Raises why the exchange failed."""
+        result = self._handle.wait()
+        if self._arrive is not None:
+            self._arrive(result)
+
+
+class Wire:
+    """How the gradients of one optimizer travel."""
+
+    def __init__(
+        self, op: int | WeightedAverage, predivide: float, compression: Any, process_set: ProcessSet, suffix: str,
+        bare: bool, sparse_as_dense: bool
+    ) -> None:  # fmt: skip
+        self.process_set, self.compression, self.sparse_as_dense = process_set, compression, sparse_as_dense
+        self.weights = op if isinstance(op, WeightedAverage) else None
+        self.op: int = Sum if isinstance(op, WeightedAverage) else op
+        self.predivide = predivide
+        self.uncompressed = bare
+        self.suffix = suffix
+        self.parameters: list[torch.Tensor] = []
+        self.names: list[str] = []
+        self.known_sparse: dict[int, int] = {}  # and how many of its dimensions are
+        self.shares: Shares | None = None
+        if self.weights is not None:
+            self.shares = Shares("optimizer.weight" + suffix, process_set, self.weights.current)
+        self.settings: dict[str, Any] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Settings of an allreduce; they depend on the size, which another init() may have changed."""
+        op, prescale, postscale = self.op, 1.0, 1.0
+        if self.predivide != 1.0:
+            op, prescale, postscale = Sum, 1.0 / self.predivide, self.predivide / self.process_set.size()
+        self.settings = {
+            "op": op, "prescale_factor": prescale, "postscale_factor": postscale, "process_set": self.process_set
+        }  # fmt: skip
+
+    def count_active(self, on: bool) -> None:
+        """Divide averages by the ranks that still have data (`uneven_inputs`), or by all again."""
+        if self.weights is None and self.op == Average:
+            name = "optimizer.active" + self.suffix
+            self.shares = Shares(name, self.process_set, lambda: 1.0) if on else None
+
+    def send(self, number: int) -> Flight:
+        """Start the exchange of one gradient; zeros where backward did not reach it."""
+        gradient = self._gradient(number)
+        if gradient.layout is not torch.strided:
+            return self._send_sparse(number, gradient)
+        if self.uncompressed and self.shares is None and number not in self.known_sparse:
+            return Flight((number,), plain.allreduce_async_(gradient, name=self.names[number], **self.settings), None)
+        packed, unpack = self._pack(number, gradient)
+        return Flight((number,), plain.allreduce_async_(packed, name=self.names[number], **self.settings), unpack)
+
+    def send_group(self, numbers: Sequence[int], name: str) -> Flight:
+        """Start the exchange of several dense gradients as one."""
+        gradients = [self._gradient(number) for number in numbers]
+        for number, gradient in zip(numbers, gradients):
+            if gradient.layout is not torch.strided:
+                raise ValueError(
+                    f"the gradient of {self.names[number]!r} is sparse and cannot travel in a group: use "
+                    "sparse_as_dense=True, or leave this parameter out of groups"
+                )
+        packed, unpack = zip(*[self._pack(*pair) for pair in zip(numbers, gradients)])
+
+        def arrive(results: list[torch.Tensor]) -> None:
+            for each, result in zip(unpack, results):
+                each(result)
+
+        return Flight(numbers, plain.grouped_allreduce_async_(list(packed), name=name, **self.settings), arrive)
+
+    def is_sparse(self, number: int) -> bool:
+        """Whether this gradient travels as indices and values."""
+        gradient = self.parameters[number].grad
+        return number in self.known_sparse or (gradient is not None and gradient.layout is not torch.strided)
+
+    def fill(self, number: int) -> None:
+        """Zeros where backward did not reach a gradient."""
+        if self.parameters[number].grad is None:
+            self._gradient(number)
+
+    def _gradient(self, number: int) -> torch.Tensor:
+        parameter = self.parameters[number]
+        gradient = parameter.grad
+        if gradient is None:
+            dims = self.known_sparse.get(number)
+            if dims is None or self.sparse_as_dense:
+                gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+            else:
+                gradient = _no_rows(parameter, dims)
+            parameter.grad = gradient
+        if gradient.layout is not torch.strided:
+            self.known_sparse[number] = gradient.sparse_dim()
+            if self.sparse_as_dense or (self.shares is not None and self.weights is None):
+                gradient = parameter.grad.to_dense()  # type: ignore[union-attr]
+        return gradient
+
+    def _pack(self, number: int, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], None]]:
+        """What travels for a dense gradient, and what to do with the result."""
+        dims = self.known_sparse.get(number)  # it was made dense to travel
+        tensor = self._weighted(gradient)
+        packed, ctx = (tensor, None) if self.uncompressed else self.compression.compress(tensor)
+        if not isinstance(packed, torch.Tensor):
+            raise TypeError(f"{self.compression!r}.compress returned {type(packed).__name__} instead of a tensor")
+
+        def unpack(result: torch.Tensor) -> None:
+            out = result if self.uncompressed else self.compression.decompress(result, ctx)
+            if self.shares is not None:
+                out = self._shared(out)
+            if out is not gradient:
+                gradient.copy_(out)
+            if dims is not None:
+                self.parameters[number].grad = gradient.to_sparse(dims)
+
+        return packed, unpack
+
+    def _weighted(self, gradient: torch.Tensor) -> torch.Tensor:
+        if self.shares is None:
+            return gradient
+        mine = self.shares.mine()
+        if self.weights is None:
+            return gradient
+        return gradient.float().mul_(mine) if gradient.dtype in _NARROW else gradient.mul_(mine)
+
+    def _shared(self, result: torch.Tensor) -> torch.Tensor:
+        """The sum divided by the sum of weights; the average over all as one over active ranks."""
+        assert self.shares is not None
+        total = self.shares.total()
+        if self.weights is not None:
+            return result.div_(total)
+        factor = self.process_set.size() / total
+        return result if factor == 1.0 else result.mul_(factor)
+
+    def _send_sparse(self, number: int, gradient: torch.Tensor) -> Flight:
+        """Start the two allgathers of a sparse gradient."""
+        name = self.names[number]
+        if self.op not in (Average, Sum):
+            raise ValueError(
+                f"the gradient of {name!r} is sparse, and op={_core.op_name(self.op)} has no meaning for it: use "
+                "hvd.Average or hvd.Sum, or sparse_as_dense=True"
+            )
+        parameter = self.parameters[number]
+        mine = gradient.coalesce()
+        values = mine.values()
+        if self.shares is not None:
+            values = values * self.shares.mine()
+        packed, ctx = (values, None) if self.uncompressed else self.compression.compress(values)
+        rows = mine.indices().t().contiguous()
+        handles = [
+            _gather(rows, f"allreduce.{name}", self.process_set),
+            plain.allgather_async(packed, f"{name}.values", self.process_set),
+        ]
+
+        def arrive(_: Any) -> None:
+            indices, every = (handle.wait() for handle in handles)
+            out = every if self.uncompressed else self.compression.decompress(every, ctx)
+            if self.shares is not None:
+                out = out / self.shares.total()
+            elif self.op == Average:
+                out = out / self.process_set.size()
+            if parameter.grad is not None:
+                parameter.grad = torch.sparse_coo_tensor(indices.t(), out, gradient.shape).coalesce()
+
+        return Flight((number,), _Both(handles), arrive)
+
+    def again(self, numbers: Sequence[int]) -> None:
+        """Make reduced gradients ready to be added to and reduced once more. HvdError where that has no meaning."""
+        if self.weights is not None or self.op == Average:
+            return
+        reduced = [number for number in numbers if self.parameters[number].grad is not None]
+        if not reduced:
+            return
+        if self.op != Sum:
+            raise HvdError(
+                f"the gradient of {self.names[reduced[0]]!r} holds the result of op={_core.op_name(self.op)} over the "
+                f"ranks, and another backward pass would add to it: call step() or zero_grad() of the optimizer in "
+                "between, or accumulate with backward_passes_per_step or no_sync()"
+            )
+        for number in reduced:
+            self.parameters[number].grad.div_(self.process_set.size())  # type: ignore[union-attr]
+
+    def round_over(self) -> None:
+        """All flights have landed."""
+        if self.shares is not None:
+            self.shares.close()
+
+
+class _Both:
+    """The handles of a sparse gradient, waited for as one."""
+
+    def __init__(self, handles: list[Handle]) -> None:
+        self.handles = handles
+
+    def wait(self) -> None:
+        failure: Exception | None = None
+        for handle in self.handles:
+            if failure is None or handle.done():  # after a mismatch of the first, nobody may answer the second
+                try:
+                    handle.wait()
+                except Exception as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
+
+
+def _gather(rows: torch.Tensor, name: str, process_set: ProcessSet) -> Handle:
+    """An allgather under a name of another kind of collective."""
+    view = plain.adapter.view(rows)
+    pending = _core.submit(
+        _core.ALLGATHER, 0, view.dtype, name, view.shape, view.address, 0, rows, process_set=number_of(process_set)
+    )
+
+    def finish(pending: list[_core.Pending]) -> torch.Tensor:
+        gathered = pending[0].gathered()
+        result = torch.empty((gathered.rows, *view.shape[1:]), dtype=rows.dtype)
+        _core.copy(result.data_ptr(), gathered.address, gathered.bytes)
+        return result
+
+    return Handle([pending], finish)
+
+
+def _no_rows(parameter: torch.Tensor, sparse_dims: int) -> torch.Tensor:
+    """A sparse gradient of a parameter that nothing was added to."""
+    indices = torch.empty((sparse_dims, 0), dtype=torch.int64)
+    values = torch.empty((0, *parameter.shape[sparse_dims:]), dtype=parameter.dtype)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape)

@@ -1,0 +1,123 @@
+"""How does any torch optimizer become one whose gradients are averaged over all ranks, while backward still runs?
+
+`DistributedOptimizer` returns an object of a new class, made of our methods and the class of the optimizer it is given:
+isinstance, LR schedulers and GradScaler see the original. It takes over state and parameter groups, not copies. Hooks
+on the parameters start each gradient's allreduce in place when backward has accumulated it; the end of backward waits
+for all. With one rank there are no hooks.
+
+What users should know:
+  - Every rank sends every trainable parameter once per backward (of the last of `backward_passes_per_step`). Where
+    backward did not reach one on this rank, zeros are sent and its gradient becomes the average of the others; where it
+    was reached on no rank, the gradient becomes zero, not None, so weight decay and momentum act on it. Frozen
+    parameters (requires_grad=False) are left alone.
+  - Ranks run the same number of backward passes per step. One that skips backward altogether takes part in `step` (or
+    `synchronize`); until then it must call no other collective that blocks, since the others wait in backward for it.
+    `optimizer.wait_in_backward = False` moves their waiting to step() as well.
+  - A user's hooks on a parameter run first, those on its AccumulateGrad node may not.
+  - Several threads that run backward for one optimizer at once need backward_passes_per_step = their number.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ... import _core
+from ...ops import Average, op_of
+from ...optimizer import GradientBook
+from ...process_set import ProcessSet, global_process_set, number_of
+from ..compression import Compression
+from .delta import Adasum, Combination, Delta
+from .exchange import Exchange, InGroups
+from .methods import Copyless, Distributed
+from .names import grouped, named, suffix_for
+from .weights import WeightedAverage
+from .wire import Wire
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int | WeightedAverage = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """An optimizer of the same class whose step() uses gradients averaged over all ranks.
+
+    `named_parameters` (usually model.named_parameters()) name the tensors; all ranks must give the same names.
+    `compression` is Compression.none, .fp16, .bf16 or a Compressor of your own.
+    `backward_passes_per_step`: gradients of so many passes are summed before they travel.
+    `op`: Average, Sum, Min, Max, Product, hvd.WeightedAverage(weight), or Adasum, which combines the changes that local
+    steps make.
+    `gradient_predivide_factor` f, with Average only: each gradient is divided by f before the sum and by size/f after,
+    which keeps fp16 sums in range.
+    `groups`: gradients that travel as one, as lists of parameters or as a number of groups to make (`num_groups` is its
+    old name). Results do not depend on it.
+    `sparse_as_dense`: sparse gradients travel dense and become sparse again; otherwise indices and values are gathered.
+    `process_set`: average over these ranks; on others the optimizer stays local.
+
+    Raises ValueError for names that are missing or not unique and for arguments that do not go together,
+    HvdNotInitializedError before init().
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if isinstance(optimizer, Copyless):
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    size = _core.size()
+    weighted = isinstance(op, WeightedAverage)
+    chosen: Any = op if weighted else op_of(None, op)  # type: ignore[arg-type]
+    if gradient_predivide_factor != 1.0 and (weighted or chosen != Average):
+        raise ValueError("gradient_predivide_factor not supported with op != Average: it needs op=hvd.Average")
+    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
+        raise ValueError(f"compression={compression!r} must have the functions compress and decompress of a Compressor")
+    GradientBook(backward_passes_per_step)  # its check, for one rank as well
+    if size > 1 and process_set.included():
+        number_of(process_set)
+    pairs = named(optimizer, named_parameters)
+    serial = suffix_for(["optimizer"])
+    members = grouped(groups, num_groups, [parameter for parameter, _ in pairs])
+
+    alone = size == 1 or not process_set.included() or process_set.size() == 1
+    if chosen == Adasum and not weighted and not alone:
+        wrapped = _wrapped(optimizer, Delta)
+        wrapped.__dict__["_hvd_delta"] = Combination(pairs, serial, compression, process_set)
+        wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
+        return wrapped
+    wrapped = _wrapped(optimizer, Distributed)
+    wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
+    if not alone:
+        bare = compression is Compression.none
+        wire = Wire(chosen, gradient_predivide_factor, compression, process_set, serial, bare, bool(sparse_as_dense))
+        exchange = Exchange(wire, backward_passes_per_step)
+        for parameter, name in pairs:
+            exchange.add(parameter, name)
+        if members:
+            exchange.carrier = InGroups(exchange, members)
+        wrapped.__dict__["_hvd"] = exchange
+        weakref.finalize(wrapped, _unhook, exchange.hooks)
+    return wrapped
+
+
+def _wrapped(optimizer: torch.optim.Optimizer, methods: type) -> Any:
+    """The optimizer as an object of a class with our methods before its own."""
+    base = type(optimizer)
+    wrapped: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": base.__module__}))
+    wrapped.__dict__.update(optimizer.__dict__)
+    if hasattr(wrapped.__dict__.pop("step", None), "_wrapped_by_lr_sched"):
+        # A scheduler made before wrapping watches the original for step(), to warn of a wrong order: let it see ours.
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        wrapped._hvd_original = optimizer  # the scheduler itself holds it as well; the groups are shared
+    return wrapped
+
+
+def _unhook(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
