@@ -1,8 +1,9 @@
 """How does a second name of a module come about? A finder that is asked before all others about `horovod` and below.
 
 For a row of the table it makes an empty package and fills it with the names of our modules; for a row of SAME it hands
-out our module itself. Anything else below `horovod` ends here, by a not-yet error or an ordinary ModuleNotFoundError:
-left to the other finders, files of a Horovod that is installed would be mixed with ours.
+out our module itself, and for one of HOLLOW an empty one whose names raise when they are called. Anything else below
+`horovod` ends here, by a not-yet error or an ordinary ModuleNotFoundError: left to the other finders, files of a
+Horovod that is installed would be mixed with ours.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from ..errors import HvdNotYetModuleError
-from .names import MADE_OF, ON_DEMAND, SAME, why_not
+from ..errors import HvdNotYetError, HvdNotYetModuleError
+from .names import HOLLOW, MADE_OF, ON_DEMAND, SAME, why_not
 
 _ROOT = "horovod"
 
@@ -65,6 +66,28 @@ class _Same(Loader):
         module.__spec__ = self._spec  # the import system has put the alias's in its place
 
 
+class _Hollow(Loader):
+    """A module that has every name; each is a class that raises when it is called."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        def missing(name: str) -> type:
+            if name.startswith("__"):
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+            def refuse(cls: type, *args: object, **kwargs: object) -> None:
+                raise HvdNotYetError(
+                    f"{module.__name__}.{name} comes with a later version of hvdlite, or has no counterpart there: "
+                    "hvdlite-run starts jobs"
+                )
+
+            return type(name, (), {"__new__": refuse, "__module__": module.__name__})
+
+        module.__getattr__ = missing  # type: ignore[method-assign]
+
+
 class _Finder(MetaPathFinder):
     """Answers for `horovod` and below, for nothing else."""
 
@@ -75,6 +98,8 @@ class _Finder(MetaPathFinder):
             return ModuleSpec(fullname, _Made(), is_package=True)
         if fullname in SAME:
             return ModuleSpec(fullname, _Same(SAME[fullname]))
+        if fullname in HOLLOW:
+            return ModuleSpec(fullname, _Hollow(), is_package=True)
         if not fullname.startswith(_ROOT + "."):
             return None
         reason = why_not(fullname)

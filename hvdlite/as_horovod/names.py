@@ -42,6 +42,20 @@ SAME: dict[str, str] = {
 # Imported only when asked for: these need a framework. All others come with their parent, as in Horovod.
 ON_DEMAND = {"horovod.torch"}
 
+# Modules of Horovod's launcher and elastic driver. They can be imported, for scripts that import more than they use;
+# what is taken from them raises HvdNotYetError when it is called.
+_HOLLOW = """
+gloo_run js_run mpi_run run_task task_fn
+driver driver.driver_service task task.task_service http http.http_client http.http_server
+common.service common.service.driver_service common.service.task_service
+common.util.codec common.util.config_parser common.util.host_hash common.util.hosts common.util.network
+common.util.safe_shell_exec common.util.secret common.util.settings common.util.timeout common.util.tiny_shell_exec
+elastic elastic.constants elastic.discovery elastic.driver elastic.registration elastic.rendezvous elastic.settings
+elastic.worker
+util util.cache util.lsf util.network util.remote util.streams util.threads
+"""
+HOLLOW = {f"horovod.runner.{name}" for name in _HOLLOW.split()}
+
 _LATER = "comes with a later version of hvdlite"
 NOT_YET: dict[str, str] = {
     "horovod.tensorflow": f"TensorFlow {_LATER}; PyTorch and NumPy work",
@@ -50,7 +64,6 @@ NOT_YET: dict[str, str] = {
     "horovod.spark": f"Spark {_LATER}",
     "horovod.ray": f"Ray {_LATER}",
     "horovod.mxnet": "MXNet is retired, and hvdlite does not support it",
-    "horovod.runner": f"this part of the launcher {_LATER}, or has no counterpart; hvdlite-run starts jobs",
 }
 
 

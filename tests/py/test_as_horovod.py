@@ -102,7 +102,6 @@ def test_all_of_hvdlite_torch_is_there():
         ("horovod.spark", "Spark comes with a later version"),
         ("horovod.ray", "Ray comes with a later version"),
         ("horovod.mxnet", "MXNet is retired"),
-        ("horovod.runner.mpi_run", "a later version"),
     ],
 )
 def test_what_is_not_there_yet_says_so_and_is_an_import_error(module, says):
@@ -121,6 +120,20 @@ def test_calls_that_come_later_say_so():
         with pytest.raises(NotImplementedError, match="later version") as caught:
             call()
         assert isinstance(caught.value, hvd.HvdError)
+
+
+def test_parts_of_the_launcher_can_be_imported_and_say_so_when_they_are_used():
+    from horovod.runner.common.util import settings, timeout
+    from horovod.runner.elastic.discovery import HostDiscovery
+    from horovod.runner.mpi_run import is_open_mpi
+
+    class Mine(HostDiscovery):
+        pass
+
+    for call in (is_open_mpi, Mine, settings.Settings, timeout.Timeout):
+        with pytest.raises(NotImplementedError, match=r"horovod\.runner\..* comes with a later version"):
+            call()
+    assert not hasattr(settings, "__wrapped__")
 
 
 def test_what_never_was_is_an_ordinary_import_error():
