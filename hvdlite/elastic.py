@@ -132,10 +132,10 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         skip_sync = False
         while True:
-            if not skip_sync:
-                state.sync()
             cause: Exception
             try:
+                if not skip_sync:
+                    state.sync()
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
                 cause, skip_sync = error, False

@@ -56,7 +56,7 @@ class HvdNotYetModuleError(ModuleNotFoundError, HvdNotYetError):
     """A module of Horovod's that comes with a later version. `except ImportError` catches it, as scripts expect."""
 
 
-class HostsUpdatedInterrupt(Exception):
+class HostsUpdatedInterrupt(RuntimeError):
     """Elastic training: the hosts have changed. No failure, so no HvdError; `skip_sync`: state need not be sent."""
 
     def __init__(self, skip_sync: bool = False) -> None:

@@ -10,11 +10,12 @@ orders, and read-only arrays where the result is to overwrite them.
 from __future__ import annotations
 
 import numbers
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core, data
+from . import _core
 from ._core import cross_rank, cross_size, local_rank, local_size, rank, size
 from ._life import init, is_homogeneous, is_initialized, shutdown
 from .adapter import View
@@ -48,6 +49,17 @@ from .errors import (
 from .objects import allgather_object, broadcast_object
 from .ops import Average, Collectives, Max, Min, Product, Sum, barrier, poll, synchronize
 from .process_set import global_process_set
+
+if TYPE_CHECKING:
+    from . import data
+
+
+def __getattr__(name: str) -> Any:
+    """hvdlite.data is imported when it is used first: most programs shard by other means."""
+    if name == "data":
+        return import_module(f"{__package__}.data")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _DTYPES = {np.dtype(name): number for name, number in _core.DTYPES.items() if name != "bfloat16"}
 

@@ -60,7 +60,9 @@ def test_the_names_are_the_same_objects():
 
     assert HorovodInternalError is errors.HorovodInternalError is hvd.HorovodInternalError
     assert issubclass(errors.HvdPeerLostError, HorovodInternalError)
-    assert issubclass(HorovodVersionMismatchError, ImportError) and not issubclass(HostsUpdatedInterrupt, RuntimeError)
+    assert issubclass(HorovodVersionMismatchError, ImportError) and not issubclass(
+        HostsUpdatedInterrupt, errors.HvdError
+    )
     assert (ProcessSet, global_process_set) == (process_set.ProcessSet, process_set.global_process_set)
     assert hvd.DistributedOptimizer is DistributedOptimizer is ours.DistributedOptimizer
     for value in (

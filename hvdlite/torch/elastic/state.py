@@ -57,7 +57,7 @@ class StateDictHandler(StateHandler):
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), root_rank=0))
+        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
         self.save()
 
 
