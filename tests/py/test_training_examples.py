@@ -22,7 +22,7 @@ def numbers(output, what):
     return [float(text) for text in re.findall(rf"\b{what} (-?\d+\.\d+)", output)]
 
 
-RESNET = ("04_train_resnet.py", "--width", 8, "--samples", 160, "--batch-size", 8, "--epochs", 3)
+RESNET = ("04_train_resnet.py", "--width", 8, "--samples", 128, "--batch-size", 8, "--epochs", 3)
 
 
 def test_a_resnet_that_was_stopped_and_resumed_ends_with_the_same_bits(tmp_path):
@@ -58,12 +58,28 @@ def test_a_bottleneck_resnet_runs(tmp_path):
 WRITER = ("05_language_model.py", "--width", 32, "--heads", 2, "--layers", 1, "--characters", 60_000, "--write", 40)
 
 
+def test_a_language_model_learns_the_same_on_one_rank_and_on_two():
+    """Only if the averaged gradient was clipped: --clip is so small that every step is."""
+    settings = (*WRITER, "--amp", "none", "--steps", 20, "--every", 10, "--clip", 0.1)
+    outputs = []
+    for ranks, passes in ((1, 4), (2, 2)):
+        code, output = run(ranks, *settings, "--accumulate", passes)
+        assert code == 0, output
+        outputs.append(output)
+    one, two = (numbers(output, "gradient") for output in outputs)
+    assert one == pytest.approx(two, abs=0.002) and min(one) > 0.1, outputs
+    one, two = (numbers(output, "loss") for output in outputs)
+    assert len(one) == 2 and one[1] < one[0] - 0.2
+    # one rank prints the mean of its 4 batches, two ranks that of both sums of 2: the same batches
+    assert one == pytest.approx(two, abs=0.003), outputs
+
+
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
 def test_a_language_model_learns_in_mixed_precision(half):
-    code, output = run(2, *WRITER, "--amp", half, "--steps", 40, "--every", 10)
+    code, output = run(2, *WRITER, "--amp", half, "--steps", 30, "--every", 10)
     assert code == 0, output
     losses = numbers(output, "loss")
-    assert len(losses) == 4 and losses[-1] < 3.6 < losses[0], output
+    assert len(losses) == 3 and losses[-1] < losses[0] - 0.5, output
     assert "def " in output, "it writes"
 
 
@@ -74,11 +90,10 @@ def test_a_text_that_is_too_short_is_named(tmp_path):
     assert "short.txt is too short a text for --length 64" in output and "Traceback" not in output
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_gan_learns_to_draw(ranks):
+def test_a_gan_learns_to_draw():
     """The example itself compares the networks of all ranks when it has ended."""
     pytest.importorskip("sklearn")
-    code, output = run(ranks, "06_gan_digits.py", "--epochs", 6 * ranks)
+    code, output = run(2, "06_gan_digits.py", "--epochs", 12)
     assert code == 0, output
     distances = numbers(output, "distance")
     assert distances[-1] < 1.7 < distances[0], output
