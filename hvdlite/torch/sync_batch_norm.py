@@ -98,7 +98,7 @@ class _Normalize(torch.autograd.Function):
         mean, variance, count = _statistics(rows, dims, process_set)
         if count < 2:
             raise ValueError(f"expected more than 1 value per channel on all ranks together, got input {input.shape}")
-        mean, variance = mean.to(rows.dtype), variance.to(rows.dtype)
+        mean, variance = mean.to(rows.device, rows.dtype), variance.to(rows.device, rows.dtype)
         inverse = torch.rsqrt(variance + eps)
         shape = [1, -1] + [1] * (input.dim() - 2)
         scale = inverse if weight is None else inverse * weight.to(rows.dtype)
@@ -123,8 +123,8 @@ class _Normalize(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             channels = mean.numel()
             name = f"sync_batch_norm.{channels}.backward"
-            total = plain.allreduce(sums.to(torch.float64), name=name, op=Sum, process_set=ctx.process_set)
-            of_all, with_normal = (total / ctx.count).to(mean.dtype)
+            total = plain.allreduce(sums.cpu().double(), name=name, op=Sum, process_set=ctx.process_set)
+            of_all, with_normal = (total / ctx.count).to(mean.device, mean.dtype)
             scale = inverse if weight is None else inverse * weight.to(mean.dtype)
             of_input = (
                 (gradient - of_all.view(shape)).sub_(normal.mul_(with_normal.view(shape))).mul_(scale.view(shape))
@@ -136,13 +136,12 @@ class _Normalize(torch.autograd.Function):
 
 
 def _statistics(rows: torch.Tensor, dims: list[int], process_set: ProcessSet) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Mean, biased variance (float64, per channel) and number of values per channel, of all ranks."""
+    """Mean, biased variance (per channel, on the CPU) and number of values per channel, of all ranks."""
     channels = rows.size(1)
     mine = rows.numel() // max(channels, 1)
-    packed = torch.zeros(2 * channels + 1, dtype=torch.float64, device=rows.device)
+    packed = torch.zeros(2 * channels + 1, dtype=torch.float64)
     if mine:
-        variance, mean = torch.var_mean(rows, dims, correction=0)
-        mean, variance = mean.double(), variance.double()
+        variance, mean = torch.stack(torch.var_mean(rows, dims, correction=0)).cpu().double()
         packed[0] = mine
         packed[1 : channels + 1] = mean * mine
         packed[channels + 1 :] = (variance + mean * mean) * mine

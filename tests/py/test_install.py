@@ -71,6 +71,9 @@ def test_an_installed_copy_runs_and_launches(wheel, tmp_path):
     program = "import hvdlite as h; h.init(); print(h.__file__, h.rank(), h.size(), flush=True)"
     output = run([sys.executable, "-c", program], cwd=tmp_path, env=environment)
     assert output.split() == [str(site / "hvdlite/__init__.py"), "0", "1"]
+    launched = [sys.executable, "-m", "hvdlite.launcher", "-np", "1", "--as-horovod", sys.executable, "-c"]
+    asked = run([*launched, "import horovod; print(horovod.__version__)"], cwd=tmp_path, env=environment)
+    assert asked.split() == ["0.28.1"]
     launched = [sys.executable, "-m", "hvdlite.launcher", "-np", "2", sys.executable, "-c", program]
     output = run(launched, cwd=tmp_path, env=environment)
     assert sorted(line.split()[-2:] for line in output.splitlines() if str(site) in line) == [["0", "2"], ["1", "2"]]
