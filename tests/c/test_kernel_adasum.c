@@ -1,6 +1,7 @@
 /* test_kernel_adasum.c - dots, coefficients and conversions, against slow ones, in every variant. */
 #include "check.h"
 #include "kernel/adasum.h"
+#include "slow_adasum.h"
 #include "slow_reduce.h"
 
 #include <math.h>
@@ -10,34 +11,6 @@ enum { ARRAYS = 9, COUNT = 1337 };
 
 static const int dtypes[] = {HVD_DTYPE_float16, HVD_DTYPE_bfloat16, HVD_DTYPE_float32, HVD_DTYPE_float64};
 static const char *const variants[] = {"portable", "neon", "avx2", "avx512"};
-
-/* -1 .. 1, the same on every run. */
-static double random_value(uint64_t *seed)
-{
-    *seed ^= *seed << 13;
-    *seed ^= *seed >> 7;
-    *seed ^= *seed << 17;
-    return (double)(int64_t)(*seed >> 11) * 0x1p-52 - 1.0;
-}
-
-static void put(int dtype, void *array, size_t i, double value)
-{
-    if (dtype == HVD_DTYPE_float64)
-        ((double *)array)[i] = value;
-    else if (dtype == HVD_DTYPE_float32)
-        ((float *)array)[i] = (float)value;
-    else
-        ((uint16_t *)array)[i] = slow_half_of_value(dtype, value);
-}
-
-static double get(int dtype, const void *array, size_t i)
-{
-    if (dtype == HVD_DTYPE_float64)
-        return ((const double *)array)[i];
-    if (dtype == HVD_DTYPE_float32)
-        return (double)((const float *)array)[i];
-    return slow_value_of_half(dtype, ((const uint16_t *)array)[i]);
-}
 
 static void dots_are_right_and_the_same_in_every_variant(int dtype, size_t count)
 {
@@ -50,7 +23,7 @@ static void dots_are_right_and_the_same_in_every_variant(int dtype, size_t count
     for (int i = 0; i < ARRAYS; i++) {
         src[i] = (char *)memory[i] + element; /* off the cache line */
         for (size_t k = 0; k < count; k++)
-            put(dtype, (char *)memory[i] + element, k, random_value(&seed));
+            slow_put(dtype, (char *)memory[i] + element, k, slow_random(&seed));
     }
     for (size_t v = 0; v < HVD_COUNT_OF(variants); v++) {
         double gram[HVD_GRAM_COUNT(ARRAYS)];
@@ -63,7 +36,7 @@ static void dots_are_right_and_the_same_in_every_variant(int dtype, size_t count
             for (int j = 0; j <= i; j++) {
                 long double wanted = 3;
                 for (size_t k = 0; k < count; k++)
-                    wanted += (long double)get(dtype, src[i], k) * (long double)get(dtype, src[j], k);
+                    wanted += (long double)slow_get(dtype, src[i], k) * (long double)slow_get(dtype, src[j], k);
                 CHECK(fabs((double)(wanted - gram[HVD_GRAM_AT(i, j)])) <= 1e-15 * (double)(count + 3),
                       "%s, %s: dot %d, %d of %zu is %.17g, not %.17g", variants[v], hvd_dtype_name(dtype), i, j, count,
                       gram[HVD_GRAM_AT(i, j)], (double)wanted);
@@ -76,39 +49,21 @@ static void dots_are_right_and_the_same_in_every_variant(int dtype, size_t count
     CHECK(have_first && hvd_kernel_use(NULL) == HVD_OK, "no variant runs here");
 }
 
-/* The definition, on the arrays themselves: combines a[begin, end) into a[begin]. */
-static void tree(double (*a)[COUNT], int n, size_t count)
-{
-    for (int width = 1; width < n; width *= 2)
-        for (int i = 0; i + width < n; i += 2 * width) {
-            double both = 0, left = 0, right = 0;
-            for (size_t k = 0; k < count; k++) {
-                both += a[i][k] * a[i + width][k];
-                left += a[i][k] * a[i][k];
-                right += a[i + width][k] * a[i + width][k];
-            }
-            for (size_t k = 0; k < count; k++)
-                a[i][k] = (left > 0 ? 1 - both / (2 * left) : 1) * a[i][k] +
-                          (right > 0 ? 1 - both / (2 * right) : 1) * a[i + width][k];
-        }
-}
-
 /* a: n arrays, which are used up. */
 static void compare_with_the_tree(double (*a)[COUNT], int n, size_t count, const char *what)
 {
     double gram[HVD_GRAM_COUNT(HVD_LOCAL_MAX)] = {0}, coefficient[HVD_LOCAL_MAX], sum[COUNT] = {0};
-    const void *src[HVD_LOCAL_MAX];
-    double largest = 0;
+    double *array[HVD_LOCAL_MAX], largest = 0;
     for (int i = 0; i < n; i++)
-        src[i] = a[i];
-    hvd_gram_add(HVD_DTYPE_float64, src, n, count, gram);
+        array[i] = a[i];
+    hvd_gram_add(HVD_DTYPE_float64, (const void *const *)array, n, count, gram);
     hvd_adasum_coefficients(gram, n, coefficient);
     for (int i = 0; i < n; i++)
         for (size_t k = 0; k < count; k++) {
             sum[k] += coefficient[i] * a[i][k];
             largest = fmax(largest, fabs(a[i][k]));
         }
-    tree(a, n, count);
+    slow_adasum(array, n, count);
     for (size_t k = 0; k < count; k++)
         CHECK(fabs(sum[k] - a[0][k]) <= 1e-12 * largest * n, "%s, %d arrays: element %zu is %.17g, not %.17g", what, n,
               k, sum[k], a[0][k]);
@@ -123,7 +78,7 @@ static void coefficients_are_those_of_the_tree(int n)
             for (int i = 0; i < n; i++) {
                 bool zero = (zeros == 1 && i == 0) || (zeros == 2 && i % 2) || (zeros == 3 && i < n - 1);
                 for (size_t k = 0; k < 50; k++) {
-                    double value = random_value(&seed) + (alike ? sin((double)k) * 3 : 0);
+                    double value = slow_random(&seed) + (alike ? sin((double)k) * 3 : 0);
                     a[i][k] = zero ? 0 : value;
                 }
             }
