@@ -7,7 +7,7 @@
  */
 #include "engine.h"
 
-#include "../kernel/kernel.h"
+#include "../kernel/adasum.h"
 
 static int check_tensor(const struct hvd_request *request, struct hvd_error *error)
 {
@@ -43,7 +43,9 @@ int hvd_request_check(const struct hvd_membership *membership, const struct hvd_
     case HVD_JOIN:
         return HVD_OK;
     case HVD_ALLREDUCE:
-        why = hvd_reduce_check(request->op, request->dtype, request->prescale, request->postscale);
+        why = request->kind == HVD_ALLREDUCE && request->op == HVD_OP_adasum
+                  ? hvd_adasum_check(request->dtype)
+                  : hvd_reduce_check(request->op, request->dtype, request->prescale, request->postscale);
         if (why)
             return hvd_fail(error, hvd_dtype_bytes(request->dtype) ? HVD_EINVAL : HVD_ETYPE,
                             "allreduce of '%.200s': %s", name, why);

@@ -16,6 +16,7 @@
 
 #include "../coord/coord.h"
 #include "../plane/plane.h"
+#include "adasum.h"
 #include "space.h"
 
 #define HVD_PLANES_MAX 8
@@ -39,7 +40,9 @@ struct hvd_agenda {
 /* The bucket that is moving. */
 struct hvd_moving {
     bool busy, sizes; /* sizes: it is the exchange of numbers of rows, not the collective itself */
-    uint32_t items;   /* items of the agenda, from its head, that it serves */
+    bool composed;    /* adasum has more works for this bucket */
+    struct hvd_adasum adasum;
+    uint32_t items; /* items of the agenda, from its head, that it serves */
     const struct hvd_open_plane *by;
     struct hvd_work work;
     struct hvd_piece *piece;

@@ -6,7 +6,8 @@
  *
  * What a collective is to the engine may be something simpler to a plane: a reduce is an allreduce that all but the
  * root give no place for the result; a barrier is nothing, since the agreement itself was the barrier; a send is an
- * alltoall with one cell that is not zero (ragged.c, which also does allgather and alltoall).
+ * alltoall with one cell that is not zero (ragged.c, which also does allgather and alltoall). An Adasum is a series
+ * of works (adasum.c), and its bucket is done with the last of them.
  *
  * A plane that fails after it started cannot be undone on the others: the job ends, naming this rank.
  */
@@ -135,6 +136,16 @@ static struct hvd_piece piece_of(const struct hvd_set *set, const struct hvd_pla
     return piece;
 }
 
+/* The next plane work of an Adasum. False: that was the last. */
+static bool compose(struct hvd_engine *engine, struct hvd_set *set)
+{
+    struct hvd_moving *moving = &set->moving;
+    moving->composed = hvd_adasum_next(&moving->adasum, &moving->work) == HVD_AGAIN;
+    if (moving->composed)
+        hvd_work_start(engine, set);
+    return moving->composed;
+}
+
 /* Allreduce, reduce and broadcast: all consecutive items of the head's bucket. */
 static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
 {
@@ -151,7 +162,13 @@ static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
     }
     moving->work.pieces = moving->items = items;
     moving->sizes = false;
-    hvd_work_start(engine, set);
+    if (moving->work.kind == HVD_ALLREDUCE && moving->work.op == HVD_OP_adasum) {
+        hvd_adasum_open(&moving->adasum, &moving->work, set->rank, set->size);
+        bool more = compose(engine, set);
+        HVD_ASSERT(more);
+    } else {
+        hvd_work_start(engine, set);
+    }
 }
 
 /* Rows of a reducescatter that are rank's: the first ranks have one more where they do not divide evenly. */
@@ -222,6 +239,8 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
         hvd_engine_abort(engine, culprit, code, error.text);
         return true;
     }
+    if (moving->composed && compose(engine, set))
+        return true;
     for (uint32_t i = 0; i < moving->items; i++)
         finish(engine, hvd_work_item(set, i), HVD_OK, NULL);
     pop(set, moving->items);
@@ -230,6 +249,7 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
 
 void hvd_work_close(struct hvd_set *set)
 {
+    hvd_adasum_close(&set->moving.adasum);
     free(set->moving.piece);
     free(set->moving.count_of);
     free(set->moving.rows);

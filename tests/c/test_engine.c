@@ -210,7 +210,7 @@ static void local_mistakes(struct hvd_engine *engine, int rank, int size)
     float memory[4] = {0};
     char text[HVD_TEXT_MAX];
     CHECK(crew_submit(engine, HVD_ALLREDUCE, "x", HVD_OP_sum, 99, memory, memory, 4, &error) == HVD_ETYPE);
-    CHECK(crew_submit(engine, HVD_ALLREDUCE, "x", 2, HVD_DTYPE_float32, memory, memory, 4, &error) == HVD_EINVAL);
+    CHECK(crew_submit(engine, HVD_ALLREDUCE, "x", 6, HVD_DTYPE_float32, memory, memory, 4, &error) == HVD_EINVAL);
     CHECK(crew_submit(engine, HVD_ALLREDUCE, "x", HVD_OP_average, HVD_DTYPE_bool, memory, memory, 4, &error) ==
           HVD_EINVAL);
     CHECK(crew_submit(engine, HVD_ALLREDUCE, "x", HVD_OP_sum, HVD_DTYPE_float32, NULL, memory, 4, &error) ==
