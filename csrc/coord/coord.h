@@ -34,7 +34,7 @@
  *      Should more groups be incomplete than the table has slots, groups are held no longer.
  *      The same id and count again only when all members of the earlier use are finished on this rank.
  *   5. A rank that joined votes the identity: all bits 1, nothing fresh. What is needed is size - joined.
- *      While somebody has joined, allreduce and barrier go on; other kinds fail with HVD_EINVAL on every rank
+ *      While somebody has joined, allreduce, reduce and barrier go on; other kinds fail with HVD_EINVAL on every rank
  *      that asked, in the round that would have done them. Requests that a rank submitted before it joined
  *      (or submits later) are still announced, with a count of 0. When all have joined and nothing is
  *      outstanding anywhere, plan.joined names the last rank that did (greatest round, then greatest rank),
@@ -48,6 +48,10 @@
  *   9. Items of a plan are sorted by (order, key), order being the smallest submission number any rank gave
  *      when the slot was made: gradients keep the order in which backward produces them, also those whose
  *      shape has changed since.
+ *  10. A send concerns two ranks, its sender and its receiver. The others say "ready" from the start: their bits of
+ *      its slot are 1 as long as the slot lives, and two announcements are all. They get the item without a
+ *      ticket, because the plane moves it with everybody's help. Sends are named, in no group, and matched by sender,
+ *      receiver and name.
  */
 #ifndef HVD_COORD_H
 #define HVD_COORD_H
@@ -59,7 +63,8 @@
 #define HVD_SLOTLESS    UINT32_MAX /* in a plan: done without a slot */
 
 struct hvd_key {
-    uint64_t high, low; /* {0, counter}: unnamed; else a 128-bit hash of set and name, high != 0 */
+    uint64_t high, low; /* {0, counter}: unnamed; else a 128-bit hash of set and name (of a send also of sender and
+                           receiver), high != 0 */
 };
 
 /* What all ranks must have in common. Compared byte by byte: no padding, unused fields zero. */
@@ -127,7 +132,7 @@ struct hvd_plan_item {
     struct hvd_key key;
     uint64_t order;
     uint64_t count;  /* elements: product of dims; allgather: of one row */
-    uint32_t ticket; /* what submit was given; HVD_TICKET_NONE on a rank that has joined */
+    uint32_t ticket; /* what submit was given; HVD_TICKET_NONE on a rank that has joined, or that a send passes by */
     uint32_t slot;
     uint32_t flags;  /* HVD_FRESH_IN_PLANE as agreed */
     uint32_t bucket; /* set by fuse */
@@ -159,7 +164,8 @@ size_t hvd_vote_bytes_max(const struct hvd_coord_limits *limits);
 /* This rank is ready. `name` (NULL: unnamed) and its memory are lent until the ticket is planned or failed.
  * The signature's ragged dimension (dims[0] of allgather and alltoall) and dims beyond ndim are cleared here.
  * Returns HVD_OK, HVD_EDUP (the name is in flight on this rank), HVD_ESTATE (somebody has left), HVD_EINVAL (a
- * number that no table has, a negative dimension, 2^63 elements or more, a group that has more members than slots).
+ * number that no table has, a negative dimension, 2^63 elements or more, a group that has more members than slots, a
+ * send that is not this rank's, has no name or is in a group).
  * Ticket < limits.tickets and not in use, which the engine sees to: a ticket is free again when decide has planned or
  * failed it. */
 int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name, const struct hvd_signature *signature,
@@ -190,7 +196,8 @@ void hvd_plan_fuse(struct hvd_plan *plan, uint64_t bucket_bytes, const uint8_t *
 /* Requests of this rank that are outstanding, for errors and reports: calls see() for each. */
 void hvd_coord_pending(const struct hvd_coord *coord, void (*see)(void *self, uint32_t ticket), void *self);
 
-/* Hash of a name in a set: 128 bits, high never 0. */
+/* Hash of a name in a set: 128 bits, high never 0. key_for: of a send with its ranks. */
 struct hvd_key hvd_key_of(uint64_t set, const char *name);
+struct hvd_key hvd_key_for(uint64_t set, const char *name, const struct hvd_signature *signature);
 
 #endif

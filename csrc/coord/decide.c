@@ -26,6 +26,13 @@ struct turn {
     uint32_t active; /* ranks whose saying is needed */
 };
 
+/* How many ranks must announce it; those that have joined do not count. Of a send's two ranks one may have joined,
+ * which a descriptor does not show: then the bits of its slot tell in the next round (see accept). */
+static uint32_t needed(const struct hvd_signature *signature, const struct turn *turn)
+{
+    return signature->kind == HVD_SEND && turn->active > 2 ? 2 : turn->active;
+}
+
 static void plan_slot(struct hvd_coord *coord, uint32_t slot, uint64_t round)
 {
     const struct hvd_known *known = &coord->known[slot];
@@ -104,11 +111,13 @@ static uint32_t forget_conflicts(struct hvd_coord *coord, const struct turn *tur
         uint32_t slot = hvd_map_find(&coord->slot_of, fresh->key);
         if (slot != HVD_NONE) {
             hvd_slot_forget(coord, slot);
-            /* All active ranks say the same new thing and joined ranks say nothing: nobody needs the next round. */
-            if (fresh->count < turn->active || fresh->flags & HVD_FRESH_MISMATCH || turn->vote->busy)
+            /* All whom it concerns say the same new thing, joined ranks nothing: nobody needs the next round. */
+            if (fresh->count < needed(&fresh->signature, turn) || fresh->flags & HVD_FRESH_MISMATCH || turn->vote->busy)
                 continue;
         }
-        coord->order[count++] = (struct hvd_sortable){fresh->order, fresh->key.high, fresh->key.low, i, 0};
+        /* A send whose other rank has joined is refused by way of a slot only: others may not keep it from one. */
+        uint64_t order = fresh->signature.kind == HVD_SEND && turn->vote->joined ? 0 : fresh->order;
+        coord->order[count++] = (struct hvd_sortable){order, fresh->key.high, fresh->key.low, i, 0};
     }
     hvd_sort(coord->order, count);
     return count;
@@ -131,11 +140,13 @@ static void accept(struct hvd_coord *coord, const struct turn *turn, uint32_t co
     for (uint32_t i = 0; i < count; i++) {
         struct hvd_sortable item = coord->order[i];
         const struct hvd_fresh *fresh = &turn->fresh[item.id];
-        bool complete = fresh->count >= turn->active;
+        bool complete = fresh->count >= needed(&fresh->signature, turn);
         uint32_t slot = hvd_slot_take(coord, fresh, turn->round);
         if (slot != HVD_NONE) {
             if (complete)
                 due(coord, slot, fresh->flags & HVD_FRESH_IN_PLANE, turn->round);
+            else if (fresh->signature.kind == HVD_SEND && turn->vote->joined)
+                coord->news = true; /* its other rank may have joined, and then nobody else would ask for a round */
         } else if (complete && !(fresh->flags & HVD_FRESH_MISMATCH) && fresh->signature.group == 0) {
             item.id |= HVD_DONE_DIRECT;
             coord->done[coord->done_count++] = item;
@@ -164,8 +175,8 @@ static uint64_t elements(const struct hvd_signature *signature)
 
 static int code_of(const struct hvd_signature *signature, const struct hvd_vote *vote)
 {
-    bool may = vote->joined == 0 || signature->kind == HVD_ALLREDUCE || signature->kind == HVD_BARRIER;
-    return may ? HVD_OK : HVD_EINVAL;
+    bool may = signature->kind == HVD_ALLREDUCE || signature->kind == HVD_REDUCE || signature->kind == HVD_BARRIER;
+    return may || vote->joined == 0 ? HVD_OK : HVD_EINVAL;
 }
 
 static void emit(struct hvd_coord *coord, const struct turn *turn, struct hvd_plan *plan)
@@ -194,7 +205,9 @@ static void emit(struct hvd_coord *coord, const struct turn *turn, struct hvd_pl
         item->count = elements(&item->signature);
         item->code = code_of(&item->signature, turn->vote);
         unnamed_done(coord, item->key);
-        if (item->key.high == 0 && item->slot != HVD_SLOTLESS)
+        /* Of a send whose two ranks have joined all bits are 1 although nobody asks: refused once, not in every round. */
+        bool over = item->key.high == 0 || (item->signature.kind == HVD_SEND && item->code != HVD_OK);
+        if (over && item->slot != HVD_SLOTLESS)
             hvd_slot_forget(coord, item->slot);
     }
     plan->items = coord->done_count;

@@ -82,7 +82,7 @@ bool hvd_detail_check(const struct hvd_coord *coord, const struct hvd_vote *vote
         return false;
     uint32_t tail = (uint32_t)coord->limits.size % 64;
     for (uint32_t i = 0; i < vote->detail; i++) {
-        if (!hvd_signature_sane(coord->limits.names, &section.said[i]) ||
+        if (!hvd_signature_sane(&coord->limits, &section.said[i]) ||
             (i > 0 && memcmp(&section.said[i - 1], &section.said[i], sizeof section.said[i]) >= 0))
             return false;
         if (tail && section.ranks[(i + 1) * section.words - 1] >> tail)

@@ -105,3 +105,10 @@ void hvd_map_drop(struct hvd_map *map, uint32_t index)
     }
     map->cell[hole] = 0;
 }
+
+struct hvd_key hvd_key_for(uint64_t set, const char *name, const struct hvd_signature *signature)
+{
+    /* Sets are numbered below 2^16 and ranks below 2^20: no two sends get the same seed. */
+    uint64_t pair = ((uint64_t)(uint32_t)signature->root + 1) << 16 | ((uint64_t)(uint32_t)signature->peer + 1) << 40;
+    return hvd_key_of(signature->kind == HVD_SEND ? set ^ pair : set, name);
+}

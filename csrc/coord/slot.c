@@ -55,6 +55,13 @@ void hvd_slot_queue(struct hvd_coord *coord, uint32_t slot)
     hvd_bit_set(coord->listen, slot, false);
 }
 
+/* The bits of a slot without a request of mine. */
+static void say_ready(struct hvd_coord *coord, uint32_t slot, bool ready)
+{
+    hvd_bit_set(coord->ready, slot, ready);
+    hvd_bit_set(coord->plane, slot, ready);
+}
+
 void hvd_slot_attach(struct hvd_coord *coord, uint32_t slot, uint32_t ticket)
 {
     struct hvd_mine *mine = &coord->mine[ticket];
@@ -73,8 +80,7 @@ uint32_t hvd_slot_detach(struct hvd_coord *coord, uint32_t slot)
     coord->known[slot].ticket = HVD_TICKET_NONE;
     coord->mine[ticket].state = HVD_MINE_IDLE;
     coord->outstanding--;
-    hvd_bit_set(coord->ready, slot, false);
-    hvd_bit_set(coord->plane, slot, false);
+    say_ready(coord, slot, false);
     return ticket;
 }
 
@@ -88,6 +94,7 @@ void hvd_slot_forget(struct hvd_coord *coord, uint32_t slot)
     }
     if (known->flags & HVD_KNOWN_HELD)
         hvd_group_leave(coord, slot);
+    say_ready(coord, slot, false);
     list_remove(coord, known->flags & HVD_KNOWN_QUEUED ? &coord->details : &coord->used, slot);
     hvd_map_drop(&coord->slot_of, slot);
     hvd_bit_set(coord->listen, slot, false);
@@ -143,6 +150,8 @@ uint32_t hvd_slot_take(struct hvd_coord *coord, const struct hvd_fresh *fresh, u
     list_push(coord, &coord->used, slot);
     hvd_map_put(&coord->slot_of, slot);
     hvd_bit_set(coord->listen, slot, true);
+    if (hvd_passes_by(coord, &known->signature))
+        say_ready(coord, slot, true);
     adopt(coord, slot);
     return slot;
 }

@@ -160,8 +160,14 @@ void hvd_detail_merge(const struct hvd_coord *coord, struct hvd_vote *into, cons
 void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agreed, struct hvd_key key, char *text,
                      size_t text_bytes);
 
-/* A signature made of numbers that the tables have, with at most INT64_MAX elements? */
-bool hvd_signature_sane(const struct hvd_coord_names *names, const struct hvd_signature *signature);
+/* A signature made of numbers that the tables have and of ranks of the set, with at most INT64_MAX elements? */
+bool hvd_signature_sane(const struct hvd_coord_limits *limits, const struct hvd_signature *signature);
+/* Is it a send between two other ranks? */
+static inline bool hvd_passes_by(const struct hvd_coord *coord, const struct hvd_signature *signature)
+{
+    return signature->kind == HVD_SEND && signature->root != coord->limits.rank &&
+           signature->peer != coord->limits.rank;
+}
 static inline bool hvd_kind_ragged(int32_t kind)
 {
     return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL;

@@ -93,12 +93,23 @@ static bool has_name(const char *const *name, int names, int32_t number)
     return number >= 0 && number < names && name[number];
 }
 
-bool hvd_signature_sane(const struct hvd_coord_names *names, const struct hvd_signature *signature)
+/* Ranks of the set where the kind names ranks, 0 elsewhere. */
+static bool ranks_sane(int size, const struct hvd_signature *signature)
 {
+    bool send = signature->kind == HVD_SEND;
+    if (signature->root < 0 || signature->peer < 0 || signature->root >= size || signature->peer >= size)
+        return false;
+    return send ? signature->root != signature->peer && signature->group == 0 : signature->peer == 0;
+}
+
+bool hvd_signature_sane(const struct hvd_coord_limits *limits, const struct hvd_signature *signature)
+{
+    const struct hvd_coord_names *names = limits->names;
     if (!has_name(names->kind, names->kinds, signature->kind) || !has_name(names->op, names->ops, signature->op) ||
         !has_name(names->dtype, names->dtypes, signature->dtype))
         return false;
-    if (signature->ndim < 0 || signature->ndim > HVD_DIMS_MAX)
+    if (signature->ndim < 0 || signature->ndim > HVD_DIMS_MAX || signature->zero ||
+        !ranks_sane(limits->size, signature))
         return false;
     int64_t count = 1;
     bool empty = false;
@@ -178,15 +189,17 @@ int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name,
 {
     if (coord->left >= 0)
         return HVD_ESTATE;
+    if (signature->kind == HVD_SEND && (!name || hvd_passes_by(coord, signature)))
+        return HVD_EINVAL;
     struct hvd_mine *mine = mine_at(coord, ticket);
     mine->signature = *signature;
     normalise(&mine->signature);
-    mine->key = name ? hvd_key_of(coord->limits.set, name) : (struct hvd_key){0, coord->unnamed};
+    mine->key = name ? hvd_key_for(coord->limits.set, name, signature) : (struct hvd_key){0, coord->unnamed};
     uint32_t slot = hvd_map_find(&coord->slot_of, mine->key);
     const struct hvd_known *known = slot == HVD_NONE ? NULL : &coord->known[slot];
     bool same = known && hvd_signature_same(&known->signature, &mine->signature); /* then it is sane */
     if (!same &&
-        (!hvd_signature_sane(coord->limits.names, &mine->signature) || signature->group_count > coord->limits.slots))
+        (!hvd_signature_sane(&coord->limits, &mine->signature) || signature->group_count > coord->limits.slots))
         return HVD_EINVAL;
     if (known && known->ticket != HVD_TICKET_NONE)
         return HVD_EDUP;

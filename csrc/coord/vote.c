@@ -126,7 +126,7 @@ static bool fresh_sane(const struct hvd_coord *coord, const struct hvd_vote *vot
     for (uint32_t i = 0; i < vote->fresh; i++) {
         if (fresh[i].count > vote->ranks - vote->joined ||
             fresh[i].flags & ~(uint32_t)(HVD_FRESH_MISMATCH | HVD_FRESH_IN_PLANE) ||
-            !hvd_signature_sane(coord->limits.names, &fresh[i].signature))
+            !hvd_signature_sane(&coord->limits, &fresh[i].signature))
             return false;
         uint64_t place = hvd_key_place(fresh[i].key, vote->round);
         if (i > 0 && (before > place || (before == place && !hvd_key_below(fresh[i - 1].key, fresh[i].key))))

@@ -161,6 +161,27 @@ static void join(struct hvd_engine *engine, struct hvd_set *set, uint32_t index)
     hvd_coord_join(set->coord);
 }
 
+/* What the ranks must have in common; what a kind has no use for is 0. */
+static struct hvd_signature sign(const struct hvd_request *request)
+{
+    int kind = request->kind;
+    bool reduces = kind == HVD_ALLREDUCE || kind == HVD_REDUCE || kind == HVD_REDUCESCATTER;
+    struct hvd_signature signature;
+    memset(&signature, 0, sizeof signature);
+    signature.kind = kind;
+    signature.op = reduces ? request->op : 0;
+    signature.dtype = kind == HVD_BARRIER ? 0 : request->dtype;
+    signature.ndim = request->ndim;
+    signature.root = kind == HVD_BROADCAST || kind == HVD_REDUCE || kind == HVD_SEND ? request->root : 0;
+    signature.peer = kind == HVD_SEND ? request->peer : 0;
+    signature.group = request->group;
+    signature.group_count = request->group ? (uint32_t)request->group_count : 0;
+    signature.prescale = reduces ? request->prescale : 1.0;
+    signature.postscale = reduces ? request->postscale : 1.0;
+    memcpy(signature.dims, request->dims, sizeof signature.dims[0] * (size_t)request->ndim);
+    return signature;
+}
+
 static void submit_one(struct hvd_engine *engine, uint32_t index)
 {
     const struct hvd_request *request = &engine->handles.slot[index].request;
@@ -176,18 +197,7 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
         join(engine, set, index);
         return;
     }
-    struct hvd_signature signature;
-    memset(&signature, 0, sizeof signature);
-    signature.kind = request->kind;
-    signature.op = request->kind == HVD_ALLREDUCE ? request->op : 0;
-    signature.dtype = request->kind == HVD_BARRIER ? 0 : request->dtype;
-    signature.ndim = request->ndim;
-    signature.root = request->kind == HVD_BROADCAST ? request->root : 0;
-    signature.group = request->group;
-    signature.group_count = request->group ? (uint32_t)request->group_count : 0;
-    signature.prescale = request->kind == HVD_ALLREDUCE ? request->prescale : 1.0;
-    signature.postscale = request->kind == HVD_ALLREDUCE ? request->postscale : 1.0;
-    memcpy(signature.dims, request->dims, sizeof signature.dims[0] * (size_t)request->ndim);
+    struct hvd_signature signature = sign(request);
     int code = hvd_coord_submit(set->coord, index, request->name, &signature, in_plane(set, request));
     if (code != HVD_OK)
         refuse(engine, index, code,

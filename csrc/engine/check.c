@@ -1,67 +1,188 @@
 /* check.c - local mistakes in a request.
  *
  * What is wrong with a request by itself is found at submit, before anyone else hears of it, and the job goes on:
- * an unknown dtype or op, memory that is not there, a root that is no rank of the set, a scalar where rows are meant.
- * What ranks disagree on is not seen here: the coordinator tells that. The texts keep the words of Horovod where a
- * script may look for them, and name the tensor.
+ * an unknown dtype or op, memory that is not there, a root that is no rank of the set, a scalar where rows are meant,
+ * splits that do not fit. What ranks disagree on is not seen here: the coordinator tells that. The texts keep the words
+ * of Horovod where a script may look for them, and name the tensor.
  */
 #include "engine.h"
 
 #include "../kernel/adasum.h"
 
-static int check_tensor(const struct hvd_request *request, struct hvd_error *error)
+static const char *name_of(const struct hvd_request *request)
 {
-    const char *name = request->name ? request->name : "(unnamed)";
+    return request->name ? request->name : "(unnamed)";
+}
+
+/* Which of the two memories must this rank give, unless the tensor is empty? */
+static bool lacks_memory(const struct hvd_membership *membership, const struct hvd_request *request)
+{
+    switch (request->kind) {
+    case HVD_ALLGATHER:
+    case HVD_ALLTOALL:
+        return !request->input;
+    case HVD_REDUCE:
+        return !request->input || (request->root == membership->rank && !request->output);
+    case HVD_REDUCESCATTER: /* of fewer rows than ranks, the last ranks get none */
+        return !request->input || (request->dims[0] > membership->rank && !request->output);
+    case HVD_SEND:
+        return request->root == membership->rank ? !request->input : !request->output;
+    default:
+        return !request->input || !request->output;
+    }
+}
+
+static int check_tensor(const struct hvd_membership *membership, const struct hvd_request *request,
+                        struct hvd_error *error)
+{
     int bytes = hvd_dtype_bytes(request->dtype);
     if (bytes == 0)
-        return hvd_fail(error, HVD_ETYPE, "tensor '%.200s': dtype %d is not one that hvdlite knows", name,
+        return hvd_fail(error, HVD_ETYPE, "tensor '%.200s': dtype %d is not one that hvdlite knows", name_of(request),
                         request->dtype);
     if (request->ndim < 0 || request->ndim > HVD_DIMS_MAX)
-        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s' has %d dimensions; at most %d are supported", name,
-                        request->ndim, HVD_DIMS_MAX);
+        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s' has %d dimensions; at most %d are supported",
+                        name_of(request), request->ndim, HVD_DIMS_MAX);
     int64_t total = bytes;
     for (int i = 0; i < request->ndim; i++)
         if (request->dims[i] < 0 || __builtin_mul_overflow(total, request->dims[i] ? request->dims[i] : 1, &total))
-            return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': dimension %d is %lld", name, i,
+            return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': dimension %d is %lld", name_of(request), i,
                             (long long)request->dims[i]);
     bool empty = false;
     for (int i = 0; i < request->ndim; i++)
         empty |= request->dims[i] == 0;
-    if (!empty && (!request->input || (request->kind != HVD_ALLGATHER && !request->output)))
-        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s' has no memory", name);
+    if (!empty && lacks_memory(membership, request))
+        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s' has no memory", name_of(request));
     return HVD_OK;
 }
 
-int hvd_request_check(const struct hvd_membership *membership, const struct hvd_request *request,
+static int check_reduction(const struct hvd_request *request, struct hvd_error *error)
+{
+    const char *why = request->kind == HVD_ALLREDUCE && request->op == HVD_OP_adasum
+                          ? hvd_adasum_check(request->dtype)
+                          : hvd_reduce_check(request->op, request->dtype, request->prescale, request->postscale);
+    if (why)
+        return hvd_fail(error, hvd_dtype_bytes(request->dtype) ? HVD_EINVAL : HVD_ETYPE, "%s of '%.200s': %s",
+                        hvd_engine_kind(request->kind), name_of(request), why);
+    return HVD_OK;
+}
+
+/* Kinds that cut the tensor along its first dimension need one. */
+static int check_rows(const struct hvd_request *request, const char *verb, struct hvd_error *error)
+{
+    if (request->ndim < 1)
+        return hvd_fail(error, HVD_EINVAL,
+                        "%s of '%.200s': a scalar has no first dimension to %s along; reshape it to (1,)",
+                        hvd_engine_kind(request->kind), name_of(request), verb);
+    return HVD_OK;
+}
+
+static int check_rank(const struct hvd_membership *membership, const struct hvd_request *request, int rank,
+                      const char *what, struct hvd_error *error)
+{
+    if (rank < 0 || rank >= membership->size)
+        return hvd_fail(error, HVD_EINVAL, "%s of '%.200s': %s %d is not one of 0 to %d",
+                        hvd_engine_kind(request->kind), name_of(request), what, rank, membership->size - 1);
+    return HVD_OK;
+}
+
+static int check_splits(const struct hvd_membership *membership, const struct hvd_request *request,
+                        struct hvd_error *error)
+{
+    const char *name = name_of(request);
+    int64_t rows = request->dims[0], sum = 0;
+    if (!request->splits)
+        return rows % membership->size == 0
+                   ? HVD_OK
+                   : hvd_fail(
+                         error, HVD_EINVAL,
+                         "alltoall of '%.200s': splits not provided, but first dimension of tensor (%lld) is not an "
+                         "even multiple of the number of workers (%d)",
+                         name, (long long)rows, membership->size);
+    if (request->splits_count != membership->size)
+        return hvd_fail(error, HVD_EINVAL,
+                        "alltoall of '%.200s': Number of entries in splits does not equal number of workers (%d, and "
+                        "the process set has %d ranks)",
+                        name, request->splits_count, membership->size);
+    for (int rank = 0; rank < membership->size; rank++)
+        if (request->splits[rank] < 0)
+            return hvd_fail(error, HVD_EINVAL, "alltoall of '%.200s': splits must not be negative (%lld for rank %d)",
+                            name, (long long)request->splits[rank], rank);
+        else if (__builtin_add_overflow(sum, request->splits[rank], &sum) || sum > rows)
+            return hvd_fail(error, HVD_EINVAL,
+                            "alltoall of '%.200s': Sum of splits entries is greater than the first dimension of tensor "
+                            "(%lld rows)",
+                            name, (long long)rows);
+    return HVD_OK;
+}
+
+static int check_send(const struct hvd_membership *membership, const struct hvd_request *request,
                       struct hvd_error *error)
 {
-    const char *name = request->name ? request->name : "(unnamed)", *why;
-    if (request->group && request->group_count < 1)
-        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': a group needs a count", name);
+    const char *name = name_of(request);
+    int code = check_rank(membership, request, request->root, "the sender's rank", error);
+    if (code == HVD_OK)
+        code = check_rank(membership, request, request->peer, "the receiver's rank", error);
+    if (code != HVD_OK)
+        return code;
+    if (request->root == request->peer)
+        return hvd_fail(error, HVD_EINVAL, "send of '%.200s': rank %d would send to itself; copy the tensor instead",
+                        name, request->root);
+    if (!request->name)
+        return hvd_fail(error, HVD_EINVAL,
+                        "send from rank %d to rank %d: it needs a name, by which the two find each other",
+                        request->root, request->peer);
+    if (request->group)
+        return hvd_fail(error, HVD_EINVAL, "send of '%.200s': it cannot be in a group", name);
+    if (membership->rank != request->root && membership->rank != request->peer)
+        return hvd_fail(error, HVD_EINVAL, "send of '%.200s' from rank %d to rank %d: rank %d has no part in it", name,
+                        request->root, request->peer, membership->rank);
+    return HVD_OK;
+}
+
+/* What is special about the kind; HVD_AGAIN: and a tensor has to be checked, too. */
+static int check_kind(const struct hvd_membership *membership, const struct hvd_request *request,
+                      struct hvd_error *error)
+{
+    int code;
     switch (request->kind) {
     case HVD_BARRIER:
     case HVD_JOIN:
         return HVD_OK;
     case HVD_ALLREDUCE:
-        why = request->kind == HVD_ALLREDUCE && request->op == HVD_OP_adasum
-                  ? hvd_adasum_check(request->dtype)
-                  : hvd_reduce_check(request->op, request->dtype, request->prescale, request->postscale);
-        if (why)
-            return hvd_fail(error, hvd_dtype_bytes(request->dtype) ? HVD_EINVAL : HVD_ETYPE,
-                            "allreduce of '%.200s': %s", name, why);
-        return check_tensor(request, error);
+        code = check_reduction(request, error);
+        break;
+    case HVD_REDUCE:
+        code = check_rank(membership, request, request->root, "root rank", error);
+        code = code == HVD_OK ? check_reduction(request, error) : code;
+        break;
+    case HVD_REDUCESCATTER:
+        code = check_rows(request, "scatter", error);
+        code = code == HVD_OK ? check_reduction(request, error) : code;
+        break;
     case HVD_ALLGATHER:
-        if (request->ndim < 1)
-            return hvd_fail(
-                error, HVD_EINVAL,
-                "allgather of '%.200s': a scalar has no first dimension to gather along; reshape it to (1,)", name);
-        return check_tensor(request, error);
+        code = check_rows(request, "gather", error);
+        break;
+    case HVD_ALLTOALL:
+        code = check_rows(request, "split", error);
+        code = code == HVD_OK ? check_splits(membership, request, error) : code;
+        break;
     case HVD_BROADCAST:
-        if (request->root < 0 || request->root >= membership->size)
-            return hvd_fail(error, HVD_EINVAL, "broadcast of '%.200s': root rank %d is not one of 0 to %d", name,
-                            request->root, membership->size - 1);
-        return check_tensor(request, error);
+        code = check_rank(membership, request, request->root, "root rank", error);
+        break;
+    case HVD_SEND:
+        code = check_send(membership, request, error);
+        break;
     default:
-        return hvd_fail(error, HVD_EINVAL, "'%.200s': collective %d is not supported", name, request->kind);
+        return hvd_fail(error, HVD_EINVAL, "'%.200s': collective %d is not supported", name_of(request), request->kind);
     }
+    return code == HVD_OK ? HVD_AGAIN : code;
+}
+
+int hvd_request_check(const struct hvd_membership *membership, const struct hvd_request *request,
+                      struct hvd_error *error)
+{
+    if (request->group && request->group_count < 1)
+        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': a group needs a count", name_of(request));
+    int code = check_kind(membership, request, error);
+    return code == HVD_AGAIN ? check_tensor(membership, request, error) : code;
 }

@@ -26,7 +26,7 @@ struct recipe recipe_random(uint64_t *seed, bool small, int group_max)
 }
 
 /* Of a name: always the same. Version: the shape changes with it. */
-static struct hvd_signature signature_of(int name, int version)
+static struct hvd_signature signature_of(int name, int version, int size)
 {
     struct hvd_signature signature = ranks_signature(8 + version);
     signature.kind = name % 11 == 7 ? HVD_BROADCAST : name % 11 == 5 ? HVD_ALLGATHER : HVD_ALLREDUCE;
@@ -39,6 +39,12 @@ static struct hvd_signature signature_of(int name, int version)
         signature.dims[0] = 0;
         signature.dims[1] += 8 * version;
     }
+    if (name % 5 == 3 && size > 1) {
+        signature.kind = HVD_SEND;
+        signature.op = 0;
+        signature.root = name % size;
+        signature.peer = (signature.root + 1 + name % (size - 1)) % size;
+    }
     return signature;
 }
 
@@ -48,7 +54,7 @@ static void add_groups(struct program *program, int first, int group_max, uint64
         int members = 1 + (int)ranks_below(seed, (uint32_t)group_max);
         bool same = at + members <= program->ops && members > 1;
         for (int i = at; same && i < at + members; i++)
-            same = program->op[i].name >= 0;
+            same = program->op[i].name >= 0 && program->op[i].signature.kind != HVD_SEND;
         if (!same || !chance(seed, 30)) {
             at++;
             continue;
@@ -88,7 +94,7 @@ void program_make(struct program *program, const struct recipe *recipe, uint64_t
                 .previous = last[name],
                 .group = -1,
                 .variants = chance(seed, recipe->spoiled) ? 2 + (int)ranks_below(seed, 6) : 1,
-                .signature = signature_of(name, version[name]),
+                .signature = signature_of(name, version[name], unnamed ? 0 : recipe->size),
             };
             if (!unnamed)
                 last[name] = program->ops;
@@ -99,13 +105,22 @@ void program_make(struct program *program, const struct recipe *recipe, uint64_t
     }
 }
 
+bool program_concerns(const struct program *program, int op, int rank)
+{
+    const struct hvd_signature *signature = &program->op[op].signature;
+    return signature->kind != HVD_SEND || signature->root == rank || signature->peer == rank;
+}
+
 struct hvd_signature program_signature(const struct program *program, int op, int rank)
 {
     struct hvd_signature signature = program->op[op].signature;
     if (program->op[op].variants == 1)
         return signature;
     uint64_t seed = (uint64_t)op << 32 | (uint32_t)rank;
-    switch (ranks_below(&seed, (uint32_t)program->op[op].variants)) {
+    uint32_t variant = ranks_below(&seed, (uint32_t)program->op[op].variants);
+    if (signature.kind == HVD_SEND && variant > 2) /* who sends to whom is what makes it this send */
+        variant = 1;
+    switch (variant) {
     case 1:
         signature.dims[1] += 100;
         break;

@@ -36,10 +36,13 @@ struct recipe {
     int names, steps, unnamed;
     int group_max;
     int spoiled, reshaped, skipped;
+    int size; /* of the set, for sends between its ranks; below 2: none */
 };
 
 struct recipe recipe_random(uint64_t *seed, bool small, int group_max);
 void program_make(struct program *program, const struct recipe *recipe, uint64_t *seed);
+/* Has this rank a part in it? Of a send only two have. */
+bool program_concerns(const struct program *program, int op, int rank);
 /* What this rank says of an op. */
 struct hvd_signature program_signature(const struct program *program, int op, int rank);
 

@@ -5,8 +5,8 @@
 #include "check.h"
 #include "coord/state.h"
 
-static const char *const kind_name[] = {"allreduce", "allgather", "broadcast",    "barrier",
-                                        "join",      "alltoall",  "reducescatter"};
+static const char *const kind_name[] = {"allreduce", "allgather",     "broadcast", "barrier", "join",
+                                        "alltoall",  "reducescatter", "reduce",    "send"};
 static const char *const op_name[] = {"average", "sum", NULL, "min", "max", "product"};
 static const char *const dtype_name[] = {"uint8",   "int8",    "uint16",  "int16", "int32",   "int64",
                                          "float16", "float32", "float64", "bool",  "bfloat16"};

@@ -64,6 +64,7 @@ static void choose(struct sim *sim)
     bool large = size > 40;
     sim->ample = chance(sim, 60);
     sim->recipe = recipe_random(&sim->seed, large, sim->ample ? 8 : 2);
+    sim->recipe.size = sim->first_seed % 2 ? size : 0;
     uint32_t slots = sim->ample ? 3 * PROGRAM_NAMES + 2 * PROGRAM_OPS : 4 + below(sim, 20);
     uint32_t fresh = sim->ample ? 2 * PROGRAM_OPS : 1 + below(sim, 6);
     sim->window = (int)below(sim, 3);
@@ -71,9 +72,7 @@ static void choose(struct sim *sim)
     sim->joins = chance(sim, 50);
     sim->leaves = chance(sim, 10);
     sim->eagerness = 2 + (int)below(sim, 60);
-    sim->tickets = PROGRAM_OPS;
-    sim->left = -1;
-    sim->result.size = size;
+    sim->tickets = PROGRAM_OPS, sim->left = -1, sim->result.size = size;
     ranks_open(&sim->ranks, size, slots, fresh, sim->tickets, ranks_random(&sim->seed));
     sim->rank = calloc((size_t)size, sizeof *sim->rank);
     for (int r = 0; r < size; r++) {
@@ -93,10 +92,8 @@ static void choose(struct sim *sim)
 static void close_sim(struct sim *sim)
 {
     for (int r = 0; r < sim->ranks.size; r++) {
-        free(sim->rank[r].state);
-        free(sim->rank[r].plane);
-        free(sim->rank[r].op_of);
-        free(sim->rank[r].tickets);
+        free(sim->rank[r].state), free(sim->rank[r].plane);
+        free(sim->rank[r].op_of), free(sim->rank[r].tickets);
     }
     free(sim->rank);
     ranks_close(&sim->ranks);
@@ -111,7 +108,8 @@ static void begin_epoch(struct sim *sim)
         rank->steps = sim->joins ? (int)below(sim, (uint32_t)sim->program.steps + 1) : sim->program.steps;
         rank->first = rank->unnamed_first = 0;
         rank->joined = rank->finished = false;
-        memset(rank->state, WAITING, PROGRAM_OPS);
+        for (int op = 0; op < sim->program.ops; op++)
+            rank->state[op] = program_concerns(&sim->program, op, r) ? WAITING : DONE;
     }
     for (int op = 0; op < sim->program.ops; op++) {
         sim->outcome[op] = OPEN;
@@ -121,7 +119,7 @@ static void begin_epoch(struct sim *sim)
         sim->mixed[op] = false;
         struct hvd_signature first;
         for (int r = 0; r < sim->ranks.size; r++) {
-            if (sim->rank[r].steps <= sim->program.op[op].step)
+            if (sim->rank[r].steps <= sim->program.op[op].step || !program_concerns(&sim->program, op, r))
                 continue;
             struct hvd_signature signature = program_signature(&sim->program, op, r);
             if (sim->participants[op]++ == 0)
@@ -234,7 +232,10 @@ static void finish(struct sim *sim, int r, uint32_t ticket, int outcome)
 static void take_item(struct sim *sim, int r, const struct hvd_plan_item *item)
 {
     if (item->ticket == HVD_TICKET_NONE) {
-        SIM_CHECK(sim, sim->rank[r].joined, "rank %d has no request for a planned item and has not joined", r);
+        const struct hvd_signature *said = &item->signature;
+        bool passes_by = said->kind == HVD_SEND && said->root != r && said->peer != r;
+        SIM_CHECK(sim, sim->rank[r].joined || passes_by, "rank %d has no request for a planned item", r);
+        sim->result.sends += passes_by;
         return;
     }
     SIM_CHECK(sim, item->ticket < sim->tickets && sim->rank[r].op_of[item->ticket] >= 0, "ticket %u", item->ticket);
@@ -285,7 +286,8 @@ static bool complete(const struct sim *sim, int at)
     if (sim->submitted[at] < sim->participants[at])
         return false;
     for (int r = 0; r < sim->ranks.size; r++)
-        if (sim->rank[r].steps <= sim->program.op[at].step && !sim->rank[r].joined)
+        if (program_concerns(&sim->program, at, r) && sim->rank[r].steps <= sim->program.op[at].step &&
+            !sim->rank[r].joined)
             return false;
     return true;
 }

@@ -8,7 +8,7 @@
  *   - every tree of merges gives the same bytes (ranks.c);
  *   - each request is planned or failed exactly once, with its own ticket and signature, on all ranks alike;
  *     it fails with a mismatch if and only if two ranks said different things of it;
- *   - an item without a ticket means that the rank has joined;
+ *   - an item without a ticket means that the rank has joined, or that it is a send between two others;
  *   - the plane flag of an item is the AND of what its ranks gave;
  *   - nobody waits for ever: without news nothing that all have submitted is pending; with room in the tables
  *     what all have submitted is done two rounds later, a mismatch some rounds more;
@@ -22,7 +22,7 @@
 
 struct sim_result {
     int size;
-    uint64_t rounds, submissions, planned, mismatches, refused, joins, slotless;
+    uint64_t rounds, submissions, planned, mismatches, refused, joins, slotless, sends;
     bool left; /* a rank left before the end */
 };
 

@@ -136,7 +136,7 @@ static void what_cannot_be_is_refused_at_submit(void)
     struct hvd_signature bad[9];
     for (int i = 0; i < 9; i++)
         bad[i] = ranks_signature(4);
-    bad[0].kind = 7;
+    bad[0].kind = 9;
     bad[1].kind = -1;
     bad[2].op = 2; /* a hole in the table */
     bad[3].dtype = 11;

@@ -36,8 +36,9 @@ static void show(uint64_t seed, const struct sim_result *result)
     puts(result->left ? ", a rank left" : "");
 }
 
-/* Seeds of histories that ended badly once. 1438: failed members used up the entries for groups. */
-static const uint64_t kept[] = {1438};
+/* Seeds of histories that ended badly once. 1438: failed members used up the entries for groups. 1115: a send found no
+ * slot to be refused in. */
+static const uint64_t kept[] = {1438, 1115};
 
 int main(int argc, char **argv)
 {
@@ -69,8 +70,9 @@ int main(int argc, char **argv)
         sum.refused += one.refused;
         sum.joins += one.joins;
         sum.slotless += one.slotless;
+        sum.sends += one.sends;
     }
     /* A simulation in which nothing of the kind happened would prove nothing about it. */
-    CHECK(count < 200 || (sum.mismatches && sum.refused && sum.joins && sum.slotless), "too tame");
+    CHECK(count < 200 || (sum.mismatches && sum.refused && sum.joins && sum.slotless && sum.sends), "too tame");
     return 0;
 }

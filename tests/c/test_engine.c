@@ -217,8 +217,7 @@ static void local_mistakes(struct hvd_engine *engine, int rank, int size)
           HVD_EINVAL);
     CHECK(crew_submit(engine, HVD_ALLREDUCE, "x", HVD_OP_sum, HVD_DTYPE_float32, memory, memory, -4, &error) ==
           HVD_EINVAL);
-    CHECK(crew_submit(engine, HVD_ALLTOALL, "x", HVD_OP_sum, HVD_DTYPE_float32, memory, memory, 4, &error) ==
-          HVD_EINVAL);
+    CHECK(crew_submit(engine, 99, "x", HVD_OP_sum, HVD_DTYPE_float32, memory, memory, 4, &error) == HVD_EINVAL);
     struct hvd_request request = {.name = "x",
                                   .kind = HVD_BROADCAST,
                                   .dtype = HVD_DTYPE_int8,

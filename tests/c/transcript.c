@@ -46,7 +46,7 @@ static void see_item(struct play *play, const struct hvd_plan_item *item, uint32
     if (item->key.high == 0)
         see(play, "#%d", (int)item->key.low);
     for (int n = 0; n < play->names; n++) {
-        struct hvd_key key = hvd_key_of(play->ranks.limits.set, play->name[n]);
+        struct hvd_key key = hvd_key_for(play->ranks.limits.set, play->name[n], &item->signature);
         if (memcmp(&key, &item->key, sizeof key) == 0)
             see(play, "%s", play->name[n]);
     }
@@ -127,6 +127,8 @@ static void read_word(struct hvd_signature *signature, uint32_t *flags, const ch
         *flags = HVD_FRESH_IN_PLANE;
     } else if (sscanf(word, "root=%d", &number) == 1) {
         signature->root = number;
+    } else if (sscanf(word, "peer=%d", &number) == 1) {
+        signature->peer = number;
     } else if (sscanf(word, "pre=%lf", &scale) == 1) {
         signature->prescale = scale;
     } else if (sscanf(word, "post=%lf", &scale) == 1) {
