@@ -175,3 +175,11 @@ int crew_wait(struct hvd_engine *engine, int64_t handle, char *text)
         CHECK(hvd_engine_forget(engine, handle) == HVD_OK);
     return code;
 }
+
+void crew_barrier(struct hvd_engine *engine)
+{
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    struct hvd_request request = {.kind = HVD_BARRIER};
+    CHECK_CODE(crew_wait(engine, hvd_engine_submit(engine, &request, &error), text), HVD_OK, text);
+}

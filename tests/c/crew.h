@@ -48,6 +48,7 @@ extern pid_t crew_pid[HVD_LOCAL_MAX];
 void crew_meet(void);
 
 /* Shorthands of a rank's program. */
+void crew_barrier(struct hvd_engine *engine);
 int64_t crew_submit(struct hvd_engine *engine, int kind, const char *name, int op, int dtype, const void *in, void *out,
                     int64_t count, struct hvd_error *error);
 int crew_wait(struct hvd_engine *engine, int64_t handle,

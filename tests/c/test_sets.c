@@ -4,28 +4,20 @@
 #include <pthread.h>
 #include <unistd.h>
 
-static void meet(struct hvd_engine *engine)
-{
-    struct hvd_error error = {0};
-    char text[HVD_TEXT_MAX] = "";
-    struct hvd_request request = {.kind = HVD_BARRIER};
-    CHECK_CODE(crew_wait(engine, hvd_engine_submit(engine, &request, &error), text), HVD_OK, text);
-}
-
 /* What Python does: open, then nobody goes on before all have. */
 static int open_set(struct hvd_engine *engine, const int *ranks, int count)
 {
     struct hvd_error error = {0};
     int number = hvd_engine_set_open(engine, ranks, count, &error);
     CHECK_CODE(number > 0, 1, error.text);
-    meet(engine);
+    crew_barrier(engine);
     return number;
 }
 
 static void close_set(struct hvd_engine *engine, int number)
 {
     struct hvd_error error = {0};
-    meet(engine);
+    crew_barrier(engine);
     CHECK_CODE(hvd_engine_set_close(engine, number, &error), HVD_OK, error.text);
 }
 
@@ -189,7 +181,7 @@ static void outstanding_at_close(struct hvd_engine *engine, int rank, int size)
     int number = open_set(engine, ranks, 2);
     if (rank == 0) {
         int64_t handle = submit_sum(engine, number, "alone", memory, 4, &error);
-        meet(engine);
+        crew_barrier(engine);
         CHECK(hvd_engine_set_close(engine, number, &error) == HVD_OK);
         CHECK_CODE(crew_wait(engine, handle, text), HVD_EINVAL, text);
         CHECK_CODE(strstr(text, "was removed") && strstr(text, "alone"), 1, text);
@@ -217,13 +209,13 @@ static void as_many_as_there_are(struct hvd_engine *engine, int rank, int size)
     for (int i = 1; i < HVD_SETS_MAX; i++)
         CHECK_CODE(hvd_engine_set_open(engine, all, i % 8 == 1 ? size : 1, &error), i, error.text);
     CHECK(hvd_engine_set_open(engine, all, 1, &error) == HVD_EINVAL && strstr(error.text, "remove some"));
-    meet(engine);
+    crew_barrier(engine);
     for (int i = 1; i < HVD_SETS_MAX; i += 24)
         sum_over(engine, i, all, size, rank, "x", 100);
-    meet(engine);
+    crew_barrier(engine);
     CHECK(hvd_engine_set_close(engine, 100, &error) == HVD_OK);
     CHECK(hvd_engine_set_open(engine, all, size, &error) == 100);
-    meet(engine);
+    crew_barrier(engine);
     sum_over(engine, 100, all, size, rank, "x", 100);
 }
 
