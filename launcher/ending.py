@@ -7,7 +7,8 @@ passed on and gives `TERM_S` before SIGKILL; SIGINT after any signal kills at on
 sent them a signal decides nothing any more. A rank that exits with 0 is never a failure by itself.
 
 The exit code is the culprit's, 128+n for a signal, also 128+n when signal n ended the launcher's job. A culprit that
-exited with 0 (it left without a word while others needed it) hands the code over to the next that failed.
+exited with 0 (it left without a word while others needed it) hands the code over to the next that failed. One that has
+said what went wrong and had not ended when the grace was over counts as what it was about to be: failed, with code 1.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Ending:
         self.abort: Abort | None = None
         self.asked: int | None = None  # the signal that ended the job from outside
         self._failed: list[int] = []  # ranks with a non-zero code, in order, before any signal of ours
+        self._stopped = False  # the culprit, which had said why it fails, ended by our signal
         self._sent = False  # a signal of ours has gone out
         self._next: tuple[float, Send] | None = None
 
@@ -62,6 +64,9 @@ class Ending:
         """A rank's process has ended."""
         self.living.discard(rank)
         self.codes[rank] = code
+        if code < 0 and self._sent and self.abort is not None and self.abort.reporter == self.abort.culprit == rank:
+            self.codes[rank] = UNKNOWN  # it was on its way out
+            self._stopped = True
         if code != 0 and not self._sent:
             self._failed.append(rank)
             self._failing(now)
@@ -116,7 +121,8 @@ class Ending:
         culprit = self.culprit()
         if self.asked or culprit not in self.pids or not any(self.codes.values()):
             return None  # one that was never started has been reported already
-        line = f"rank {culprit} (pid {self.pids[culprit]}) {how(self.codes.get(culprit))}"
+        end = "failed, was stopped while it was ending" if self._stopped else how(self.codes.get(culprit))
+        line = f"rank {culprit} (pid {self.pids[culprit]}) {end}"
         code = self.codes.get(culprit, 0)
         if self.abort is None or code < 0:
             return line

@@ -77,6 +77,19 @@ def test_an_abort_record_starts_the_grace():
     assert job.headline() == "rank 1 (pid 101) exited with code 1: ValueError: boom (train.py:12)"
 
 
+def test_a_culprit_that_has_said_why_and_ends_too_slowly_is_still_the_one_that_failed():
+    """It is no rank killed by SIGTERM with code 143: on a busy machine a process takes longer to end than the grace."""
+    job = ending(2)
+    job.aborted(5.0, Abort(1, 1, "rank 1 raised ValueError: boom (train.py:12)"))
+    assert job.act(7.0) == TERM
+    job.ended(7.1, 1, -15)
+    job.ended(7.1, 0, -15)
+    assert job.exit_code() == 1
+    assert job.headline() == (
+        "rank 1 (pid 101) failed, was stopped while it was ending: rank 1 raised ValueError: boom (train.py:12)"
+    )
+
+
 def test_a_culprit_that_exits_with_0_hands_the_code_on():
     job = ending(2)
     job.ended(0.0, 1, 0)
