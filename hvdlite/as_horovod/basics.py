@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _core, _life, built, ops
+from .. import built, ops
+from .._core import cross_rank, cross_size, local_rank, local_size, rank, size
+from .._life import init, is_homogeneous, is_initialized, shutdown
 
 
 class HorovodBasics:
@@ -21,16 +23,16 @@ class HorovodBasics:
     def __init__(self, pkg_path: str | None = None, *args: Any) -> None:
         pass
 
-    init = staticmethod(_life.init)
-    shutdown = staticmethod(_life.shutdown)
-    is_initialized = staticmethod(_life.is_initialized)
-    is_homogeneous = staticmethod(_life.is_homogeneous)
-    rank = staticmethod(_core.rank)
-    size = staticmethod(_core.size)
-    local_rank = staticmethod(_core.local_rank)
-    local_size = staticmethod(_core.local_size)
-    cross_rank = staticmethod(_core.cross_rank)
-    cross_size = staticmethod(_core.cross_size)
+    init = staticmethod(init)
+    shutdown = staticmethod(shutdown)
+    is_initialized = staticmethod(is_initialized)
+    is_homogeneous = staticmethod(is_homogeneous)
+    rank = staticmethod(rank)
+    size = staticmethod(size)
+    local_rank = staticmethod(local_rank)
+    local_size = staticmethod(local_size)
+    cross_rank = staticmethod(cross_rank)
+    cross_size = staticmethod(cross_size)
     start_timeline = staticmethod(built.start_timeline)
     stop_timeline = staticmethod(built.stop_timeline)
     mpi_threads_supported = staticmethod(built.mpi_threads_supported)

@@ -30,7 +30,7 @@ class _Made(Loader):
         return None  # an ordinary one
 
     def exec_module(self, module: ModuleType) -> None:
-        sources = [importlib.import_module(source) for source in MADE_OF[module.__name__]]
+        sources = [importlib.import_module(source) for source in MADE_OF.get(module.__name__, ())]
         for source in reversed(sources):
             shown = getattr(source, "__all__", ())
             for name in dir(source):
@@ -46,6 +46,8 @@ class _Made(Loader):
             version = getattr(first, "__version__", None)
             if version is not None:
                 module.__version__ = version  # type: ignore[attr-defined]
+        if module.__name__ in HOLLOW:
+            _hollow_out(module)
         for child in (*MADE_OF, *SAME):
             if child.rpartition(".")[0] == module.__name__ and child not in ON_DEMAND:
                 importlib.import_module(child)
@@ -66,26 +68,22 @@ class _Same(Loader):
         module.__spec__ = self._spec  # the import system has put the alias's in its place
 
 
-class _Hollow(Loader):
-    """A module that has every name; each is a class that raises when it is called."""
+def _hollow_out(module: ModuleType) -> None:
+    """Gives a module every name that it has not; each is a class that raises when it is called."""
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
+    def missing(name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
-    def exec_module(self, module: ModuleType) -> None:
-        def missing(name: str) -> type:
-            if name.startswith("__"):
-                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        def refuse(cls: type, *args: object, **kwargs: object) -> None:
+            raise HvdNotYetError(
+                f"{module.__name__}.{name} comes with a later version of hvdlite, or has no counterpart there: "
+                "hvdlite-run starts jobs"
+            )
 
-            def refuse(cls: type, *args: object, **kwargs: object) -> None:
-                raise HvdNotYetError(
-                    f"{module.__name__}.{name} comes with a later version of hvdlite, or has no counterpart there: "
-                    "hvdlite-run starts jobs"
-                )
+        return type(name, (), {"__new__": refuse, "__module__": module.__name__})
 
-            return type(name, (), {"__new__": refuse, "__module__": module.__name__})
-
-        module.__getattr__ = missing  # type: ignore[method-assign]
+    module.__getattr__ = missing  # type: ignore[method-assign]
 
 
 class _Finder(MetaPathFinder):
@@ -94,12 +92,10 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname in MADE_OF:
+        if fullname in MADE_OF or fullname in HOLLOW:
             return ModuleSpec(fullname, _Made(), is_package=True)
         if fullname in SAME:
             return ModuleSpec(fullname, _Same(SAME[fullname]))
-        if fullname in HOLLOW:
-            return ModuleSpec(fullname, _Hollow(), is_package=True)
         if not fullname.startswith(_ROOT + "."):
             return None
         reason = why_not(fullname)

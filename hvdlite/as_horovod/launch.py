@@ -10,13 +10,32 @@ from __future__ import annotations
 from .. import config, discovery
 from ..built import gloo_built, run
 
-__all__ = ["get_env_rank_and_size", "gloo_built", "run", "run_commandline"]
+__all__ = [
+    "get_env_rank_and_size",
+    "gloo_built",
+    "is_intel_mpi",
+    "is_mpich",
+    "is_open_mpi",
+    "is_spectrum_mpi",
+    "mpi_available",
+    "run",
+    "run_commandline",
+]
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
     """(rank, size) as the environment has it; (0, 1) without a launcher. HvdInitError if it contradicts itself."""
     place = discovery.discover(config.environ())
     return place.rank, place.size
+
+
+def mpi_available(env: object = None) -> bool:
+    """Whether jobs can be started by mpirun. False: this version has its own launcher only."""
+    return False
+
+
+# Which MPI would start a job: none does.
+is_open_mpi = is_spectrum_mpi = is_mpich = is_intel_mpi = mpi_available
 
 
 def run_commandline() -> None:

@@ -14,7 +14,7 @@ _LAUNCH = "hvdlite.as_horovod.launch"
 
 MADE_OF: dict[str, tuple[str, ...]] = {
     "horovod": ("hvdlite.as_horovod.top",),
-    "horovod.common": (),
+    "horovod.common": ("hvdlite.as_horovod.basics",),
     "horovod.common.basics": ("hvdlite.as_horovod.basics",),
     "horovod.common.exceptions": ("hvdlite.errors",),
     "horovod.common.process_sets": ("hvdlite.process_set", "hvdlite.as_horovod.sets"),
@@ -26,6 +26,7 @@ MADE_OF: dict[str, tuple[str, ...]] = {
     "horovod.runner.common.util": (),
     "horovod.runner.common.util.env": (_LAUNCH,),
     "horovod.runner.launch": (_LAUNCH,),
+    "horovod.runner.mpi_run": (_LAUNCH,),
     "horovod.torch": (_TORCH,),
     "horovod.torch.compression": (_TORCH,),
     "horovod.torch.elastic": ("hvdlite.torch.elastic",),
@@ -43,7 +44,7 @@ SAME: dict[str, str] = {
 ON_DEMAND = {"horovod.torch"}
 
 # Modules of Horovod's launcher and elastic driver. They can be imported, for scripts that import more than they use;
-# what is taken from them raises HvdNotYetError when it is called.
+# what is taken from them raises HvdNotYetError when it is called. Of one in MADE_OF this is so for other names only.
 _HOLLOW = """
 gloo_run js_run mpi_run run_task task_fn
 driver driver.driver_service task task.task_service http http.http_client http.http_server
