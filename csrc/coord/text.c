@@ -71,9 +71,10 @@ static void add_shape(struct text *text, const struct hvd_signature *said)
     add(text, "]");
 }
 
-static void add_field(struct text *text, const struct hvd_coord_names *names, int field,
+static void add_field(struct text *text, const struct hvd_coord_limits *limits, int field,
                       const struct hvd_signature *said)
 {
+    const struct hvd_coord_names *names = limits->names;
     switch (field) {
     case KIND:
         add(text, "%s", names->kind[said->kind]);
@@ -88,7 +89,7 @@ static void add_field(struct text *text, const struct hvd_coord_names *names, in
         add_shape(text, said);
         break;
     case ROOT:
-        add(text, "%d", said->root);
+        add(text, "%d", limits->called ? limits->called[said->root] : said->root);
         break;
     case PRESCALE:
         add(text, "%.17g", said->prescale);
@@ -138,7 +139,7 @@ static void add_ranks(struct text *text, const uint64_t *bits, uint32_t size, co
 }
 
 /* All fields that differ of one saying; alone, a value needs no name beside it. */
-static void add_saying(struct text *text, const struct hvd_coord_names *names, uint32_t fields,
+static void add_saying(struct text *text, const struct hvd_coord_limits *limits, uint32_t fields,
                        const struct hvd_signature *said)
 {
     bool alone = (fields & (fields - 1)) == 0, first = true;
@@ -147,7 +148,7 @@ static void add_saying(struct text *text, const struct hvd_coord_names *names, u
             add(text, first ? "" : ", ");
             if (!alone && field != KIND && field != GROUP)
                 add(text, "%s ", field_name[field]);
-            add_field(text, names, field, said);
+            add_field(text, limits, field, said);
             first = false;
         }
 }
@@ -210,7 +211,6 @@ void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agree
     struct text text = {into, text_bytes};
     const struct hvd_signature *said = hvd_detail_signatures(agreed);
     const uint64_t *ranks = (const uint64_t *)(said + HVD_DETAIL_MAX);
-    const struct hvd_coord_names *names = coord->limits.names;
     uint32_t size = (uint32_t)coord->limits.size, words = hvd_words(size), spoke = 0;
     uint32_t fields = fields_that_differ(said, agreed->detail);
     bool table = agreed->detail > 2;
@@ -231,7 +231,7 @@ void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agree
         add(&text, table ? "\n  " : i == 0 ? " " : fields & (fields - 1) ? "; " : ", ");
         add_ranks(&text, ranks + order[i] * words, size, coord->limits.called);
         add(&text, table ? ": " : " said ");
-        add_saying(&text, names, fields, &said[order[i]]);
+        add_saying(&text, &coord->limits, fields, &said[order[i]]);
     }
     uint32_t active = size > agreed->joined ? size - agreed->joined : 0;
     if (agreed->detail == HVD_DETAIL_MAX && spoke < active)

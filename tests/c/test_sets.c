@@ -1,8 +1,7 @@
 /* test_sets.c - process sets: overlapping, opened and closed again, in threads and in processes; wrong arguments. */
 #include "crew.h"
 
-#include <pthread.h>
-#include <unistd.h>
+#include <sys/resource.h>
 
 /* What Python does: open, then nobody goes on before all have. */
 static int open_set(struct hvd_engine *engine, const int *ranks, int count)
@@ -195,6 +194,11 @@ static void outstanding_at_close(struct hvd_engine *engine, int rank, int size)
         char name[64];
         snprintf(name, sizeof name, "rank %d said [5]", size - 1);
         CHECK_CODE(strstr(text, name) && strstr(text, "rank 0 said [4]"), 1, text);
+        struct hvd_request request = {.name = "root", .kind = HVD_BROADCAST, .dtype = HVD_DTYPE_float32};
+        request.input = request.output = memory, request.root = rank != 0, request.process_set = number;
+        CHECK_CODE(crew_wait(engine, hvd_engine_submit(engine, &request, &error), text), HVD_EMISMATCH, text);
+        snprintf(name, sizeof name, "rank %d said %d", size - 1, size - 1);
+        CHECK_CODE(strstr(text, name) && strstr(text, "rank 0 said 0"), 1, text);
     }
     close_set(engine, number);
 }
@@ -243,6 +247,33 @@ static void leaving(struct hvd_engine *engine, int rank, int size)
         sum_over(engine, b, others, size - 1, rank, "on", 1000);
 }
 
+/* Where addresses are short there are no sets; the rest works, and the error says what is missing. */
+static void limit_addresses(int rank)
+{
+    unsigned long pages = 0;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    CHECK(statm && fscanf(statm, "%lu", &pages) == 1);
+    fclose(statm);
+    rlim_t most = pages * HVD_PAGE + (400u << 20);
+    (void)rank;
+    CHECK(setrlimit(RLIMIT_AS, &(struct rlimit){most, most}) == 0);
+}
+
+static void without_room(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    int all[HVD_LOCAL_MAX], own[1] = {rank};
+    CHECK_CODE(engine != NULL, 1, crew_open_error.text);
+    for (int r = 0; r < size; r++)
+        all[r] = r;
+    CHECK_CODE(hvd_engine_set_open(engine, all, size, &error), HVD_ENOMEM, error.text);
+    CHECK_CODE(strstr(error.text, "no shared memory for process sets") && strstr(error.text, "MB"), 1, error.text);
+    memset(&error, 0, sizeof error);
+    CHECK_CODE(hvd_engine_set_open(engine, own, 1, &error), 1, error.text); /* which needs none */
+    sum_over(engine, 1, own, 1, rank, "x", 100);
+    sum_over(engine, 0, all, size, rank, "x", 100000);
+}
+
 int main(void)
 {
     static const int sizes[] = {1, 2, 3, 4, 7};
@@ -272,5 +303,9 @@ int main(void)
         for (int rank = 0; rank < size; rank++)
             CHECK_CODE(all_processes_status[rank], 0, "a rank failed");
     }
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they need addresses themselves */
+    crew_processes(2, without_room, limit_addresses, all_processes_status);
+    CHECK_CODE(all_processes_status[0] | all_processes_status[1], 0, "a rank failed");
+#endif
     return 0;
 }
