@@ -28,7 +28,7 @@ MADE_OF: dict[str, tuple[str, ...]] = {
     "horovod.runner.launch": (_LAUNCH,),
     "horovod.runner.mpi_run": (_LAUNCH,),
     "horovod.torch": (_TORCH,),
-    "horovod.torch.compression": (_TORCH,),
+    "horovod.torch.compression": ("hvdlite.torch.compression", _TORCH),
     "horovod.torch.elastic": ("hvdlite.torch.elastic",),
     "horovod.torch.functions": (_TORCH,),
     "horovod.torch.mpi_ops": (_TORCH, "hvdlite.as_horovod.basics", _REST),

@@ -5,11 +5,31 @@
     for line in hvd.data.shard(open("corpus.txt")):     anything that can be iterated
     loader = hvd.data.watch(DataLoader(train))          warns if all ranks read the same, with HVDLITE_CHECK_DATA=1
 
-BaseDataLoader and AsyncDataLoaderMixin are Horovod's.
+BaseDataLoader and AsyncDataLoaderMixin are Horovod's. All are imported when they are used first: this package comes
+with every import of hvdlite.
 """
 
-from .first_batch import watch
-from .loaders import AsyncDataLoaderMixin, BaseDataLoader
-from .shards import IterableShard, Shard, shard
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .first_batch import watch
+    from .loaders import AsyncDataLoaderMixin, BaseDataLoader
+    from .shards import IterableShard, Shard, shard
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader", "IterableShard", "Shard", "shard", "watch"]
+
+_HOME = {"AsyncDataLoaderMixin": "loaders", "BaseDataLoader": "loaders", "watch": "first_batch"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOME.get(name, 'shards')}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))
