@@ -207,6 +207,7 @@ SUPERSEDED = {
     "GLOO_RENDEZVOUS_PORT": "ranks meet in the store of hvdlite-run",
     "BATCH_D2D_MEMCOPIES": "always on where it applies",
     "ENABLE_ASYNC_COMPLETION": "always on where it applies",
+    "DYNAMIC_PROCESS_SETS": "process sets can be added at any time",
     "SECRET_KEY": "hvdlite-run makes a secret of its own",
 }
 QUIET_ALIASES = {"HOROVOD_HOSTNAME"}
