@@ -165,17 +165,18 @@ static bool breathe(const struct hvd_engine *engine, uint32_t *idle, uint64_t *s
 bool hvd_turn_drive(struct hvd_engine *engine, bool (*done)(void *self), void *self, uint64_t until_ns)
 {
     uint64_t since_ns = 0;
+    bool over;
     do {
         uint32_t idle = 0;
-        while (!done(self)) {
+        while (!(over = done(self))) {
             if (hvd_turn_once(engine)) {
                 idle = 0;
             } else if (!breathe(engine, &idle, &since_ns) || (since_ns && hvd_now_ns() >= until_ns)) {
                 break;
             }
         }
-    } while (!leave(engine, done(self)));
-    return done(self);
+    } while (!leave(engine, over));
+    return over; /* done may look at what the turn owns, and that is not ours any more */
 }
 
 void hvd_turn_run(struct hvd_engine *engine)
