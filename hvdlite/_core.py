@@ -78,7 +78,7 @@ class _PerThread(threading.local):
 
 _thread = _PerThread()
 _abandoned: deque[tuple[int, Any]] = deque()
-_groups = 0  # unnamed groups so far
+_groups: dict[int, int] = {}  # process set -> unnamed groups so far
 _latest: dict[tuple[Any, ...], int] = {}  # the last request of each name, so that a duplicate fails at the call
 
 
@@ -230,21 +230,19 @@ def _sweep() -> None:
 
 def forget_all() -> None:
     """After shutdown, when the core touches nothing any more: the next job counts from 1 again."""
-    global _groups
     _abandoned.clear()
     _latest.clear()
-    _groups = 0
+    _groups.clear()
 
 
-def group_number(name: str | None) -> int:
+def group_number(name: str | None, process_set: int = 0) -> int:
     """The number that the members of a group have in common: of its name, else of how many unnamed came before."""
-    global _groups
     if name is not None:
         import hashlib  # loads OpenSSL, which few need
 
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1 << 63
-    _groups += 1
-    return _groups
+    _groups[process_set] = _groups.get(process_set, 0) + 1
+    return _groups[process_set]
 
 
 def _request(
@@ -316,34 +314,11 @@ def op_name(op: int) -> str | None:
     return _OP_NAMES.get(op)
 
 
-def copy(target: int, source: Any, count: int) -> None:
-    """Copies `count` bytes from the core's memory to an address."""
-    if count:
-        ffi.memmove(ffi.cast("void *", target), source, count)
+def dtype_name(dtype: int) -> str:
+    """The name of a dtype that the core has."""
+    return text_of(lib.hvd_dtype_name(dtype))
 
 
-def allgather_bytes(mine: bytes, name: str | None, process_set: int = 0) -> list[bytes]:
-    """Every rank's bytes, in rank order. Blocks."""
-    block = ffi.from_buffer(mine)
-    address = int(ffi.cast("uintptr_t", block))
-    pending = submit(
-        ALLGATHER, 0, DTYPES["uint8"], name, (len(mine),), address, 0, (mine, block), process_set=process_set
-    )
-    pending.wait()
-    gathered, parts, at = pending.gathered(), [], 0
-    for count in gathered.rows_of:
-        parts.append(bytes(ffi.buffer(ffi.cast("char *", gathered.address) + at, count)) if count else b"")
-        at += count
-    pending.release()
-    return parts
-
-
-def broadcast_bytes(block: bytearray, root: int, name: str | None, process_set: int = 0) -> None:
-    """Fills `block`, which is as long on every rank, with the root's. Blocks."""
-    view = ffi.from_buffer(block)
-    address = int(ffi.cast("uintptr_t", view))
-    pending = submit(
-        BROADCAST, 0, DTYPES["uint8"], name, (len(block),), address, address, view, root=root, process_set=process_set
-    )
-    pending.wait()
-    pending.release()
+def dtype_bytes(dtype: int) -> int:
+    """Bytes of one element."""
+    return lib.hvd_dtype_bytes(dtype)

@@ -15,12 +15,14 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _meeting, config, discovery
+from . import _core, _meeting, config, discovery, process_set
 from ._core import ffi, lib
-from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdPeerLostError
+from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdNotYetError, HvdPeerLostError
+from .process_set import ProcessSet
 
 if TYPE_CHECKING:
     from . import _store
@@ -35,6 +37,7 @@ class _Life:
         self.store: _store.Store | None = None
         self.homogeneous = True
         self.inits = 0
+        self.sets: list[ProcessSet] = []  # static ones, of the last init that named any
 
 
 _life = _Life()
@@ -71,8 +74,11 @@ def hvd_py_allgather(self: Any, mine: Any, count: int, everyone: Any, text: Any,
         return lib.HVD_EPEER if isinstance(error, HvdPeerLostError) else lib.HVD_EINIT
 
 
-def init() -> None:
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Makes this process a rank of its job; returns when all ranks have met. Calling it again changes nothing.
+
+    process_sets: ProcessSets to register from the start, the same on all ranks; "dynamic", as in Horovod, is accepted
+    and not needed: sets can always be added. Without it, those of the last init come back. comm: None, or all ranks.
 
     Without a launcher this is rank 0 of 1. Raises HvdInitError (HvdOptionError for a malformed variable, naming it and
     its value) or HvdPeerLostError if a rank ends meanwhile, each naming the rank and what to do.
@@ -80,7 +86,11 @@ def init() -> None:
     with _life.lock:
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")
+        sets = _sets_of(process_sets)
         if lib.hvd_initialized() == 1:
+            new = [each for each in sets or [] if each.process_set_id is None]
+            if new:
+                raise ValueError(f"init() has been called before: register {new[0]!r} with hvd.add_process_set()")
             return
         environ = config.environ()
         settings = config.read(environ)
@@ -91,14 +101,68 @@ def init() -> None:
         if place.rank == 0 and _life.inits == 0:
             for note in settings.notes:
                 print(f"hvdlite: {note}", file=sys.stderr, flush=True)
+        _require_all(comm, place.size)
+        sets = _chosen(sets, place.size)
         store, homogeneous = None, True
         if place.size > 1:
-            store, records = _meeting.meet(place, settings, _core.VERSION, _core.WIRE_VERSION)
+            store, records = _meeting.meet(
+                place, settings, _core.VERSION, _core.WIRE_VERSION, [each.ranks for each in sets]
+            )
             homogeneous = len({record["local_size"] for record in records}) == 1
         _start(place, settings, store)
         _life.store, _life.homogeneous = store, homogeneous
         _life.inits += 1
         _hook()
+        _register(sets)
+
+
+def _sets_of(process_sets: Any) -> list[ProcessSet] | None:
+    """The static sets that a caller of init names; None for none. ValueError for what is no list of sets."""
+    if process_sets is None or process_sets == "dynamic":
+        return None
+    if isinstance(process_sets, (str, ProcessSet)) or not isinstance(process_sets, Iterable):
+        raise ValueError(f'process_sets must be a list of hvd.ProcessSet or "dynamic", not {process_sets!r}')
+    sets = [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
+    sets = [each for each in sets if each is not process_set.global_process_set]
+    for i, each in enumerate(sets):
+        if any(each.ranks == other.ranks for other in sets[:i]):
+            raise ValueError(f"process_sets names the ranks {each.ranks} twice: each set once")
+    return sets
+
+
+def _require_all(comm: Any, size: int) -> None:
+    """Raises HvdNotYetError if init is to make a job of some ranks only, or over a communicator."""
+    if comm is None or (isinstance(comm, (list, tuple, range)) and sorted(comm) in ([], list(range(size)))):
+        return
+    said = f"comm={comm!r}" if isinstance(comm, (list, tuple, range)) else f"a comm of type {type(comm).__name__}"
+    raise HvdNotYetError(
+        f"hvd.init with {said} comes with a later version of hvdlite: this job has {size} ranks, and init takes all. "
+        "Leave comm out, and use hvd.ProcessSet for some of them."
+    )
+
+
+def _chosen(sets: list[ProcessSet] | None, size: int) -> list[ProcessSet]:
+    """The static sets: those named now, or those of last time, as far as this job has their ranks."""
+    if sets is None:
+        return [each for each in _life.sets if each.ranks[-1] < size and len(each.ranks) < size]
+    for each in sets:
+        if each.ranks[-1] >= size:
+            raise ValueError(f"there is no rank {each.ranks[-1]} in a job of {size} ranks: {each!r}")
+        if len(each.ranks) == size:
+            raise ValueError(f"{each!r} has all ranks of the job: use hvd.global_process_set")
+    _life.sets = sets
+    return sets
+
+
+def _register(sets: list[ProcessSet]) -> None:
+    """On failure there is no job."""
+    try:
+        for each in sets:
+            process_set.add_process_set(each)
+    except BaseException:
+        _life.sets = []
+        shutdown()
+        raise
 
 
 def _start(place: discovery.Place, settings: config.Settings, store: _store.Store | None) -> None:
@@ -144,6 +208,7 @@ def shutdown() -> None:
             raise _core.error_for(lib.HVD_EFORK, "")
         lib.hvd_shutdown()
         _core.forget_all()
+        process_set.forget_all()
         store, _life.store = _life.store, None
         if store is not None:
             store.bye()

@@ -7,6 +7,7 @@ names the option, the ranks and the values, the same on every rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import config
@@ -39,8 +40,13 @@ def refusal(place: Place) -> str | None:
     return None
 
 
-def meet(place: Place, settings: config.Settings, version: str, wire: int) -> tuple[_store.Store, list[dict[str, Any]]]:
-    """The joined store and every rank's record. Raises HvdInitError or HvdPeerLostError; nothing stays open then."""
+def meet(
+    place: Place, settings: config.Settings, version: str, wire: int, process_sets: Sequence[Sequence[int]] = ()
+) -> tuple[_store.Store, list[dict[str, Any]]]:
+    """The joined store and every rank's record. process_sets: the ranks of the static sets.
+
+    Raises HvdInitError or HvdPeerLostError; nothing stays open then.
+    """
     import json  # here, because a rank that is alone needs neither JSON nor sockets
 
     from . import _store
@@ -64,6 +70,7 @@ def meet(place: Place, settings: config.Settings, version: str, wire: int) -> tu
     )
     try:
         mine = {"version": version, "wire": wire, "local_size": place.local_size, "options": settings.agreed()}
+        mine["process_sets"] = [list(ranks) for ranks in process_sets]
         records = [json.loads(part) for part in store.allgather(json.dumps(mine).encode())]
         complaint = disagreement(records)
         if complaint is not None:
@@ -81,6 +88,9 @@ def disagreement(records: list[dict[str, Any]]) -> str | None:
         text = _split(records, [record.get(name) for record in records])
         if text is not None:
             return f"{shown} differs: {text}. Install the same hvdlite for all ranks."
+    text = _split(records, [record.get("process_sets") for record in records])
+    if text is not None:
+        return f"the process sets given to init() differ: {text}. Give the same sets in the same order on all ranks."
     names = sorted({name for record in records for name in record["options"]})
     for name in names:
         text = _split(records, [record["options"].get(name) for record in records])

@@ -38,6 +38,10 @@ class Adapter(Protocol[T]):
     def like(self, tensor: T, shape: tuple[int, ...]) -> T:
         """A new contiguous tensor of the same dtype and device, its contents undefined."""
 
+    def new(self, shape: tuple[int, ...], dtype: str) -> T:
+        """A new contiguous tensor in CPU memory of a dtype by its name in the core's table, its contents undefined.
+        ValueError if the framework has no such dtype."""
+
     def contiguous(self, tensor: T) -> T:
         """A contiguous copy of a tensor that is not."""
 

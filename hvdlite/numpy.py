@@ -15,40 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core
-from ._core import cross_rank, cross_size, local_rank, local_size, rank, size
-from ._life import init, is_homogeneous, is_initialized, shutdown
+from . import _core, _public
+from ._public import *  # noqa: F403
 from .adapter import View
-from .built import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-    run,
-    start_timeline,
-    stop_timeline,
-)
-from .errors import (
-    HorovodInternalError,
-    HvdError,
-    HvdForkError,
-    HvdInitError,
-    HvdMismatchError,
-    HvdNotInitializedError,
-    HvdNotYetError,
-    HvdOptionError,
-    HvdPeerLostError,
-    HvdTimeoutError,
-)
-from .objects import allgather_object, broadcast_object
-from .ops import Average, Collectives, Max, Min, Product, Sum, barrier, poll, synchronize
-from .process_set import global_process_set
+from .ops import Collectives
+from .ops.terms import Compressor, NoneCompressor
 
 if TYPE_CHECKING:
     from . import data
@@ -91,6 +62,11 @@ class NumpyAdapter:
     def like(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return np.empty(shape, tensor.dtype)
 
+    def new(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        if dtype == "bfloat16":
+            raise ValueError("NumPy has no bfloat16: receive it with hvdlite.torch")
+        return np.empty(shape, dtype)
+
     def contiguous(self, tensor: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(tensor)
 
@@ -101,81 +77,96 @@ class NumpyAdapter:
         return tensor.astype(dtype)
 
 
+class FP16Compressor(Compressor):
+    """Floating-point arrays travel as float16, others as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """The array that travels, and its own dtype."""
+        array = np.asarray(tensor)
+        return (array.astype(np.float16) if array.dtype.kind == "f" else array), array.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The array in its own dtype again."""
+        return tensor.astype(ctx, copy=False)
+
+
+class Compression:
+    """What `compression=` accepts besides your own Compressor; NumPy has no bfloat16."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+
+
 _ops: Collectives[np.ndarray] = Collectives(NumpyAdapter())
 
+allgather = _ops.allgather
+allgather_async = _ops.allgather_async
 allreduce = _ops.allreduce
 allreduce_ = _ops.allreduce_
 allreduce_async = _ops.allreduce_async
 allreduce_async_ = _ops.allreduce_async_
-grouped_allreduce = _ops.grouped_allreduce
-grouped_allreduce_ = _ops.grouped_allreduce_
-grouped_allreduce_async = _ops.grouped_allreduce_async
-grouped_allreduce_async_ = _ops.grouped_allreduce_async_
-allgather = _ops.allgather
-allgather_async = _ops.allgather_async
+alltoall = _ops.alltoall
+alltoall_async = _ops.alltoall_async
 broadcast = _ops.broadcast
 broadcast_ = _ops.broadcast_
 broadcast_async = _ops.broadcast_async
 broadcast_async_ = _ops.broadcast_async_
+gather = _ops.gather
+gather_async = _ops.gather_async
+grouped_allgather = _ops.grouped_allgather
+grouped_allgather_async = _ops.grouped_allgather_async
+grouped_allreduce = _ops.grouped_allreduce
+grouped_allreduce_ = _ops.grouped_allreduce_
+grouped_allreduce_async = _ops.grouped_allreduce_async
+grouped_allreduce_async_ = _ops.grouped_allreduce_async_
+grouped_reducescatter = _ops.grouped_reducescatter
+grouped_reducescatter_async = _ops.grouped_reducescatter_async
+recv = _ops.recv
+recv_async = _ops.recv_async
+reduce = _ops.reduce
+reduce_async = _ops.reduce_async
+reducescatter = _ops.reducescatter
+reducescatter_async = _ops.reducescatter_async
+scatter = _ops.scatter
+scatter_async = _ops.scatter_async
+send = _ops.send
+send_async = _ops.send_async
 
-__all__ = [
-    "Average",
-    "HorovodInternalError",
-    "HvdError",
-    "HvdForkError",
-    "HvdInitError",
-    "HvdMismatchError",
-    "HvdNotInitializedError",
-    "HvdNotYetError",
-    "HvdOptionError",
-    "HvdPeerLostError",
-    "HvdTimeoutError",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
+__all__ = ["Compression", "data"]
+__all__ += _public.__all__
+__all__ += [
     "allgather",
     "allgather_async",
-    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
-    "barrier",
+    "alltoall",
+    "alltoall_async",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "broadcast_object",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "data",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
+    "gather",
+    "gather_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "rocm_built",
-    "run",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "recv",
+    "recv_async",
+    "reduce",
+    "reduce_async",
+    "reducescatter",
+    "reducescatter_async",
+    "scatter",
+    "scatter_async",
+    "send",
+    "send_async",
 ]

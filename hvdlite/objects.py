@@ -11,8 +11,8 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from . import _core
-from .process_set import ProcessSet, global_process_set, number_of
+from . import _bytes, _core
+from .process_set import ProcessSet, global_process_set, number_of, rank_in
 
 
 def _pickled(obj: Any) -> bytes:
@@ -24,22 +24,24 @@ def _pickled(obj: Any) -> bytes:
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The root's object on every rank; the root gets its own back, uncopied. `obj` of other ranks is not looked at.
+    """The object of rank root_rank (a global rank) on every rank of the set; the root gets its own back, uncopied.
+
+    `obj` of other ranks is not looked at.
 
     Two broadcasts: the length, then the bytes. Raises HvdMismatchError when ranks name different roots.
     """
-    number = number_of(process_set)
+    number, root = number_of(process_set), rank_in(process_set, root_rank)
     is_root = _core.rank() == root_rank
     block = bytearray(_pickled(obj)) if is_root else bytearray()
     length = bytearray(len(block).to_bytes(8, "little"))
-    _core.broadcast_bytes(length, root_rank, None if name is None else f"broadcast_object.{name}.length", number)
+    _bytes.broadcast_bytes(length, root, None if name is None else f"broadcast_object.{name}.length", number)
     if not is_root:
         block = bytearray(int.from_bytes(length, "little"))
-    _core.broadcast_bytes(block, root_rank, None if name is None else f"broadcast_object.{name}", number)
+    _bytes.broadcast_bytes(block, root, None if name is None else f"broadcast_object.{name}", number)
     return obj if is_root else pickle.loads(block)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Every rank's object, in rank order. One allgather of the pickled bytes."""
     full = None if name is None else f"allgather_object.{name}"
-    return [pickle.loads(part) for part in _core.allgather_bytes(_pickled(obj), full, number_of(process_set))]
+    return [pickle.loads(part) for part in _bytes.allgather_bytes(_pickled(obj), full, number_of(process_set))]

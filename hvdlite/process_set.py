@@ -1,47 +1,291 @@
-"""Which ranks take part in a collective? So far there is one answer: all of them.
+"""Which ranks take part in a collective? A process set: some ranks of the job, in ascending order.
 
-Every collective takes `process_set`, as in Horovod, and the only set that exists is `global_process_set`. Sets of some
-ranks get their constructor when the engine can run them; until then there is no name here that would promise it.
+Every collective takes `process_set`; `global_process_set` holds all ranks and is always there. Sets of some ranks are
+given to `init(process_sets=[...])` or added later. Either way all ranks of the job, members or not, name the same sets
+in the same order; they compare what they name before anything is made, so that a difference is an error on all of them
+and no hang. Sets may overlap, and each runs collectives of its own.
 
-A set is asked anew each time, never cached: after shutdown and init the job may have another size.
+A ProcessSet object is valid from then until it is removed or the job ends; it keeps its ranks over `shutdown`, so that
+it can be given to the next `init`. The sets of the last `init(process_sets=[...])` come back by themselves with a plain
+`init()` after `shutdown()`, as elastic training does it.
+
+The core knows a set by a number (`process_set_id`), the same on all ranks, and counts ranks from 0 in each set. Users
+name ranks globally everywhere: roots, destinations, sources. `rank_in` translates.
 """
 
 from __future__ import annotations
 
-from . import _core
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from . import _bytes, _core
+from .errors import HvdMismatchError, HvdNotYetError
+
+_lock = threading.RLock()
+_valid: dict[int, list[ProcessSet]] = {}  # by number; several objects may stand for one set
+_at_new_life: list[Callable[[], None]] = []  # what else counts from the beginning with each job
 
 
 class ProcessSet:
-    """An ordered set of ranks. Not to be constructed by users yet: use `global_process_set`."""
+    """Some ranks of the job, by their global ranks. ValueError for what is no list of ranks, or an empty one.
+
+    process_set_id is None until the set is given to `init` or `add_process_set`, and again after it was removed.
+    """
+
+    process_set_id: int | None = None
+    ranks: Any = None  # list[int]
+    mpi_comm = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        if hasattr(ranks_or_comm, "Get_rank"):
+            raise HvdNotYetError(
+                "process sets from an mpi4py communicator come with a later version of hvdlite: give a list of ranks"
+            )
+        said = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
+        if isinstance(ranks_or_comm, (str, bytes)) or not isinstance(ranks_or_comm, Iterable):
+            raise ValueError(f"{said}, not {ranks_or_comm!r}")
+        ranks = list(ranks_or_comm)
+        if any(isinstance(rank, bool) or not hasattr(rank, "__index__") for rank in ranks):
+            raise ValueError(f"{said}, not {ranks!r}")
+        ranks = sorted(rank.__index__() for rank in ranks)
+        if len(set(ranks)) < len(ranks):
+            raise ValueError(f"a process set names each rank once: {ranks}")
+        if not ranks or ranks[0] < 0:
+            raise ValueError(f"a process set needs at least one rank, and ranks count from 0: {ranks}")
+        self.ranks = ranks
+
+    def _ranks(self) -> list[int]:
+        if self.process_set_id is None:
+            raise ValueError(
+                f"{self!r} is not registered: give it to hvd.init(process_sets=[...]) or hvd.add_process_set() on all "
+                "ranks, and again after hvd.shutdown()"
+            )
+        return self.ranks
+
+    def size(self) -> int:
+        """Number of ranks in the set. ValueError if the set is not registered."""
+        return len(self._ranks())
+
+    def rank(self) -> int:
+        """This process's rank within the set. ValueError if it is no member or the set is not registered."""
+        return rank_in(self, _core.rank())
+
+    def included(self) -> bool:
+        """Whether this process belongs to the set. ValueError if the set is not registered."""
+        return _core.rank() in self._ranks()
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+
+class _Global(ProcessSet):
+    """All ranks. Asked anew each time: after shutdown and init the job may have another size."""
 
     process_set_id = 0
 
+    def __init__(self) -> None:
+        pass
+
     @property
-    def ranks(self) -> list[int]:
-        """The ranks of the set, in order. Raises HvdNotInitializedError before init()."""
+    def ranks(self) -> list[int]:  # type: ignore[override]
+        """The ranks of the job, in order. Raises HvdNotInitializedError before init()."""
         return list(range(_core.size()))
 
+    def _ranks(self) -> list[int]:
+        return self.ranks
+
     def size(self) -> int:
-        """Number of ranks in the set."""
+        """Number of ranks of the job."""
         return _core.size()
 
     def rank(self) -> int:
-        """This process's rank within the set."""
+        """This process's rank."""
         return _core.rank()
 
     def included(self) -> bool:
-        """Whether this process belongs to the set."""
+        """True: every rank belongs to it."""
         return True
+
+    def __reduce__(self) -> str:
+        return "global_process_set"
 
     def __repr__(self) -> str:
         return "global_process_set"
 
 
-global_process_set = ProcessSet()
+global_process_set: ProcessSet = _Global()
 
 
 def number_of(process_set: ProcessSet) -> int:
-    """The number by which the core knows a set. TypeError for anything that is not one."""
+    """The number by which the core knows a set. ValueError on ranks outside it, TypeError for what is no set."""
+    if process_set is global_process_set:
+        return 0
     if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set must be hvd.global_process_set, not {process_set!r}")
-    return process_set.process_set_id
+        raise TypeError(f"process_set must be a hvd.ProcessSet or hvd.global_process_set, not {process_set!r}")
+    ranks, mine = process_set._ranks(), _core.rank()
+    if mine not in ranks:
+        raise ValueError(
+            f"Process is not part of provided process set. Rank {mine} is not a member of the set of ranks {ranks}: "
+            "call this on members only, or ask process_set.included() first."
+        )
+    return process_set.process_set_id or 0
+
+
+def rank_in(process_set: ProcessSet, global_rank: int) -> int:
+    """The rank inside a set of a global rank. ValueError naming both if it is no member."""
+    if isinstance(global_rank, bool) or not hasattr(global_rank, "__index__"):
+        raise TypeError(f"a rank is a whole number, not {global_rank!r}")
+    number = global_rank.__index__()
+    if process_set is global_process_set:
+        if not 0 <= number < _core.size():
+            raise ValueError(f"there is no rank {number} in a job of {_core.size()} ranks")
+        return number
+    ranks = process_set._ranks()
+    if number not in ranks:
+        raise ValueError(
+            f"Process is not part of provided process set. Rank {number} is not a member of the set of ranks {ranks}; "
+            "ranks are the global ones, also with process sets."
+        )
+    return ranks.index(number)
+
+
+def share_of(process_set: ProcessSet, rows: int) -> int:
+    """How many of `rows` a reducescatter gives to this rank: equal parts, what is left over to the first ranks."""
+    each, more = divmod(rows, process_set.size())
+    return each + (process_set.rank() < more)
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a set after init(); a list of ranks becomes a ProcessSet, and the set is returned.
+
+    All ranks call it, members or not. Raises HvdMismatchError when they name different sets, ValueError for a set whose
+    ranks are registered already (all ranks: hvd.global_process_set) or not in the job.
+    """
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    with _lock:
+        return _add(process_set, process_set.ranks)
+
+
+def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
+    wrong = _refusal(process_set, ranks)
+    _agree("add_process_set", ranks, wrong)
+    number, failure = 0, None
+    try:
+        number = _core.set_open(ranks)
+    except Exception as error:
+        failure = error
+    said = _exchange("opened", [number, None if failure is None else str(failure)])
+    failed = {rank: text for rank, (_, text) in enumerate(said) if text is not None}
+    if failed or len({opened for opened, _ in said}) > 1:
+        if failure is None:
+            _core.set_close(number)
+        first = min(failed, default=0)
+        raise failure or RuntimeError(f"add_process_set of ranks {ranks} failed on rank {first}: {failed.get(first)}")
+    process_set.process_set_id = number
+    _valid[number] = [process_set]
+    return process_set
+
+
+def _refusal(process_set: ProcessSet, ranks: list[int]) -> str | None:
+    """Why a set cannot be added, as far as this rank can see."""
+    size = _core.size()
+    if ranks[-1] >= size:
+        return f"there is no rank {ranks[-1]} in a job of {size} ranks: {ranks}"
+    if process_set.process_set_id is not None:
+        return f"{process_set!r} is registered already"
+    if ranks == list(range(size)):
+        return f"A process set containing the same ranks already exists: {ranks} are all, use hvd.global_process_set."
+    same = next((sets[0] for sets in _valid.values() if sets[0].ranks == ranks), None)
+    return None if same is None else f"A process set containing the same ranks already exists: {same!r}."
+
+
+def _exchange(verb: str, mine: Any) -> list[Any]:
+    """Everyone's word, by an allgather over all ranks that has a name of its own."""
+    import json  # sets are rare, and so is the need for it
+
+    block = json.dumps(mine).encode()
+    return [json.loads(part) for part in _bytes.allgather_bytes(block, f"process_set.{verb}")]
+
+
+def _agree(call: str, ranks: Any, wrong: str | None) -> None:
+    """Raises on all ranks if they make different calls, or if one of them sees what is wrong with it."""
+    said = _exchange("agree", [call, ranks, wrong])
+    for rank, word in enumerate(said):
+        if word[:2] != said[0][:2]:
+            raise HvdMismatchError(
+                f"process sets: rank 0 calls {said[0][0]} of ranks {said[0][1]}, but rank {rank} calls {word[0]} of "
+                f"ranks {word[1]}. All ranks, members or not, add and remove the same sets in the same order."
+            )
+    if wrong is not None:
+        raise ValueError(wrong)
+    first = next((rank for rank, word in enumerate(said) if word[2] is not None), None)
+    if first is not None:
+        raise ValueError(f"rank {first}: {said[first][2]}")
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Unregister a set; whether that was done: False for the global set and one that is not registered.
+
+    All ranks call it, members or not, after the set's last collective is synchronized on them: what is still pending
+    fails. Raises HvdMismatchError when they name different sets.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r}")
+    _core.rank()  # there must be a job
+    if process_set is global_process_set or process_set.process_set_id is None:
+        return False
+    with _lock:
+        number = process_set.process_set_id or 0
+        _agree("remove_process_set", process_set.ranks, None)
+        for same in _valid.pop(number, []):
+            same.process_set_id = None
+        _core.set_close(number)
+        return True
+
+
+def process_set_by_id(process_set_id: int) -> ProcessSet:
+    """The registered set of a number; 0 is the global one. ValueError if there is none."""
+    found = process_sets_by_number().get(process_set_id)
+    if found is None:
+        raise ValueError(f"No known process set with id {process_set_id}")
+    return found
+
+
+def process_sets_by_number() -> dict[int, ProcessSet]:
+    """All registered sets, the global one under 0."""
+    with _lock:
+        return {0: global_process_set, **{number: sets[0] for number, sets in sorted(_valid.items())}}
+
+
+def process_sets() -> list[ProcessSet]:
+    """All registered sets in the order of their numbers, the global one first."""
+    return list(process_sets_by_number().values())
+
+
+def existing_or_added(ranks: Sequence[int]) -> ProcessSet:
+    """The set of these ranks, registered now if it was not. Collective like `add_process_set`."""
+    wanted = sorted(ranks)
+    with _lock:
+        for known in process_sets():
+            if known.ranks == wanted:
+                _agree("add_process_set", wanted, None)
+                return known
+        return _add(ProcessSet(wanted), wanted)
+
+
+def on_new_life(forget: Callable[[], None]) -> None:
+    """Call this when a job ends, too."""
+    _at_new_life.append(forget)
+
+
+def forget_all() -> None:
+    """For `shutdown`: no set but the global one is valid any more."""
+    with _lock:
+        for sets in _valid.values():
+            for each in sets:
+                each.process_set_id = None
+        _valid.clear()
+        for forget in _at_new_life:
+            forget()

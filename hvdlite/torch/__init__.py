@@ -10,131 +10,97 @@ Collectives take and return tensors; the dtypes are those of the core, bfloat16 
 
 from __future__ import annotations
 
-from .. import data
-from .._core import cross_rank, cross_size, local_rank, local_size, rank, size
-from .._life import init, is_homogeneous, is_initialized, shutdown
-from ..built import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-    run,
-    start_timeline,
-    stop_timeline,
-)
-from ..errors import (
-    HorovodInternalError,
-    HvdError,
-    HvdForkError,
-    HvdInitError,
-    HvdMismatchError,
-    HvdNotInitializedError,
-    HvdNotYetError,
-    HvdOptionError,
-    HvdPeerLostError,
-    HvdTimeoutError,
-)
-from ..objects import allgather_object, broadcast_object
-from ..ops import Average, Max, Min, Product, Sum, barrier, poll, synchronize
-from ..process_set import global_process_set
+from .. import _public, data
+from .._public import *  # noqa: F403
 from . import elastic
 from .compression import Compression
 from .consistency import check_consistency
 from .ops import collectives as _ops
+from .ops.sparse import sparse_allreduce_async
 from .optimizer import DistributedOptimizer, WeightedAverage, uneven_inputs
 from .state import broadcast_optimizer_state, broadcast_parameters, broadcast_state
 from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
+allgather = _ops.allgather
+allgather_async = _ops.allgather_async
 allreduce = _ops.allreduce
 allreduce_ = _ops.allreduce_
 allreduce_async = _ops.allreduce_async
 allreduce_async_ = _ops.allreduce_async_
-grouped_allreduce = _ops.grouped_allreduce
-grouped_allreduce_ = _ops.grouped_allreduce_
-grouped_allreduce_async = _ops.grouped_allreduce_async
-grouped_allreduce_async_ = _ops.grouped_allreduce_async_
-allgather = _ops.allgather
-allgather_async = _ops.allgather_async
+alltoall = _ops.alltoall
+alltoall_async = _ops.alltoall_async
 broadcast = _ops.broadcast
 broadcast_ = _ops.broadcast_
 broadcast_async = _ops.broadcast_async
 broadcast_async_ = _ops.broadcast_async_
+gather = _ops.gather
+gather_async = _ops.gather_async
+grouped_allgather = _ops.grouped_allgather
+grouped_allgather_async = _ops.grouped_allgather_async
+grouped_allreduce = _ops.grouped_allreduce
+grouped_allreduce_ = _ops.grouped_allreduce_
+grouped_allreduce_async = _ops.grouped_allreduce_async
+grouped_allreduce_async_ = _ops.grouped_allreduce_async_
+grouped_reducescatter = _ops.grouped_reducescatter
+grouped_reducescatter_async = _ops.grouped_reducescatter_async
+recv = _ops.recv
+recv_async = _ops.recv_async
+reduce = _ops.reduce
+reduce_async = _ops.reduce_async
+reducescatter = _ops.reducescatter
+reducescatter_async = _ops.reducescatter_async
+scatter = _ops.scatter
+scatter_async = _ops.scatter_async
+send = _ops.send
+send_async = _ops.send_async
 
 __all__ = [
-    "Average",
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "HvdError",
-    "HvdForkError",
-    "HvdInitError",
-    "HvdMismatchError",
-    "HvdNotInitializedError",
-    "HvdNotYetError",
-    "HvdOptionError",
-    "HvdPeerLostError",
-    "HvdTimeoutError",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "WeightedAverage",
     "SyncBatchNorm",
+    "WeightedAverage",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "broadcast_state",
+    "check_consistency",
+    "data",
+    "convert_sync_batchnorm",
+    "elastic",
+    "sparse_allreduce_async",
+    "uneven_inputs",
+]
+__all__ += _public.__all__
+__all__ += [
     "allgather",
     "allgather_async",
-    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
-    "barrier",
+    "alltoall",
+    "alltoall_async",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "broadcast_state",
-    "ccl_built",
-    "check_consistency",
-    "convert_sync_batchnorm",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "data",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
+    "gather",
+    "gather_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "rocm_built",
-    "run",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
-    "uneven_inputs",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "recv",
+    "recv_async",
+    "reduce",
+    "reduce_async",
+    "reducescatter",
+    "reducescatter_async",
+    "scatter",
+    "scatter_async",
+    "send",
+    "send_async",
 ]

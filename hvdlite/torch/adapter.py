@@ -31,7 +31,10 @@ class TorchAdapter:
 
     def view(self, tensor: torch.Tensor) -> View:
         if tensor.layout is not torch.strided:
-            raise ValueError(f"a tensor of layout {tensor.layout} is not supported: make it dense with .to_dense()")
+            raise ValueError(
+                f"a tensor of layout {tensor.layout} is not supported: make it dense with .to_dense(), "
+                "or use hvd.sparse_allreduce_async"
+            )
         if not tensor.is_cpu:
             raise ValueError(f"a tensor on device {tensor.device} is not supported yet: move it with .cpu()")
         dtype = _DTYPES.get(tensor.dtype)
@@ -42,6 +45,12 @@ class TorchAdapter:
 
     def like(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+
+    def new(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        found = getattr(torch, dtype, None)
+        if found is None:
+            raise ValueError(f"PyTorch {torch.__version__} has no dtype {dtype}")
+        return torch.empty(shape, dtype=found, device="cpu")
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().resolve_neg().contiguous()

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ... import _core
+from ... import _bytes, _core
 from ...errors import HvdError
 from ...ops import Average, Handle, Sum
 from ...process_set import ProcessSet, number_of
@@ -255,7 +255,7 @@ def _gather(rows: torch.Tensor, name: str, process_set: ProcessSet) -> Handle:
     def finish(pending: list[_core.Pending]) -> torch.Tensor:
         gathered = pending[0].gathered()
         result = torch.empty((gathered.rows, *view.shape[1:]), dtype=rows.dtype)
-        _core.copy(result.data_ptr(), gathered.address, gathered.bytes)
+        _bytes.copy(result.data_ptr(), gathered.address, gathered.bytes)
         return result
 
     return Handle([pending], finish)

@@ -1,0 +1,99 @@
+"""The public names that need no framework, stated once: `hvdlite`, `hvdlite.numpy` and `hvdlite.torch` all show them.
+
+Whoever adds such a name adds it here, twice (the import and `__all__`; a linter compares them), and nowhere else. What
+takes tensors is bound to an adapter in hvdlite/numpy.py and hvdlite/torch/__init__.py.
+
+Nothing here loads NumPy: a script that only asks for its rank does not pay for it.
+"""
+
+from __future__ import annotations
+
+from ._core import cross_rank, cross_size, local_rank, local_size, rank, size
+from ._life import init, is_homogeneous, is_initialized, shutdown
+from .built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    run,
+    start_timeline,
+    stop_timeline,
+)
+from .errors import (
+    HorovodInternalError,
+    HvdError,
+    HvdForkError,
+    HvdInitError,
+    HvdMismatchError,
+    HvdNotInitializedError,
+    HvdNotYetError,
+    HvdOptionError,
+    HvdPeerLostError,
+    HvdTimeoutError,
+)
+from .mesh import Mesh
+from .objects import allgather_object, broadcast_object
+from .ops import Adasum, Average, Handle, Max, Min, Product, Sum, barrier, join, poll, synchronize
+from .ops.terms import Compressor
+from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compressor",
+    "Handle",
+    "HorovodInternalError",
+    "HvdError",
+    "HvdForkError",
+    "HvdInitError",
+    "HvdMismatchError",
+    "HvdNotInitializedError",
+    "HvdNotYetError",
+    "HvdOptionError",
+    "HvdPeerLostError",
+    "HvdTimeoutError",
+    "Max",
+    "Mesh",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather_object",
+    "barrier",
+    "broadcast_object",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "run",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]

@@ -1,0 +1,72 @@
+"""Ranks on a grid with named axes: `Mesh(dp=2, tp=2)` gives every rank its process set along each axis.
+
+Ranks fill the grid in row-major order: the last axis is the fastest, so its neighbours are neighbouring ranks, which
+usually share a host. Rank 3 of Mesh(dp=2, tp=2) has the coordinates dp=1, tp=1; its tp group is ranks 2 and 3, its dp
+group ranks 1 and 3. All sets of all axes are registered, in the same order on every rank; where one exists already
+(another mesh's, or all ranks), that one is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from . import _core
+from .process_set import ProcessSet, existing_or_added
+
+
+class Mesh:
+    """All ranks of the job, on axes of the given lengths; one of them may be -1, "what is left".
+
+    Every rank makes the same mesh. Raises ValueError when the product is not the number of ranks, HvdMismatchError when
+    ranks differ, HvdNotInitializedError before init().
+    """
+
+    def __init__(self, **axes: int) -> None:
+        size = _core.size()
+        for axis, length in axes.items():
+            if isinstance(length, bool) or not isinstance(length, int) or (length < 1 and length != -1):
+                raise ValueError(f"axis {axis}={length!r}: must be a whole number of at least 1, or -1 for the rest")
+        product = math.prod(length for length in axes.values() if length != -1)
+        free = [axis for axis, length in axes.items() if length == -1]
+        if not axes or len(free) > 1 or (product != size if not free else size % product):
+            given = ", ".join(f"{axis}={length}" for axis, length in axes.items())
+            raise ValueError(f"Mesh({given}) does not fit {size} ranks: the axes' product must be the number of ranks")
+        self.shape = {axis: size // product if length == -1 else length for axis, length in axes.items()}
+        self._coordinates = list(itertools.product(*(range(length) for length in self.shape.values())))
+        self._mine = dict(zip(self.shape, self._coordinates[_core.rank()]))
+        self._sets = {axis: self._along(i) for i, axis in enumerate(self.shape)}
+
+    def _along(self, axis: int) -> list[ProcessSet]:
+        lines: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(self._coordinates):
+            lines.setdefault(place[:axis] + place[axis + 1 :], []).append(rank)
+        return [existing_or_added(ranks) for ranks in lines.values()]
+
+    def _known(self, axis: str) -> str:
+        if axis not in self.shape:
+            raise ValueError(f"the mesh has no axis {axis!r}; it has {', '.join(self.shape)}")
+        return axis
+
+    def group(self, axis: str) -> ProcessSet:
+        """The set of the ranks that differ from this one in this axis only, this rank among them."""
+        return next(each for each in self._sets[self._known(axis)] if _core.rank() in each.ranks)
+
+    def coordinate(self, axis: str) -> int:
+        """This rank's place on an axis; its rank within `group(axis)`."""
+        return self._mine[self._known(axis)]
+
+    def sets(self, axis: str) -> list[ProcessSet]:
+        """All sets along an axis, by their lowest rank."""
+        return list(self._sets[self._known(axis)])
+
+    def rank_at(self, **coordinates: int) -> int:
+        """The global rank at a place; axes that are left out are this rank's own. ValueError outside the grid."""
+        place = {**self._mine, **{self._known(axis): at for axis, at in coordinates.items()}}
+        wanted = tuple(place.values())
+        if wanted not in self._coordinates:
+            raise ValueError(f"{place} lies outside the mesh {self.shape}")
+        return self._coordinates.index(wanted)
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{axis}={length}' for axis, length in self.shape.items())})"

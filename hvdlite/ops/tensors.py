@@ -1,0 +1,85 @@
+"""From a caller's tensor to an address for the core, and from the core's memory to a tensor for the caller.
+
+What all collectives share: which tensor is read and which is written (in place the same, else a new one; of a tensor
+that is not contiguous a copy that is, which goes back afterwards), how a group becomes requests that are ready as one,
+and how the result of a ragged collective, which the engine allocates, becomes a tensor.
+
+`_now` is where a framework comes in between a call and its result: PyTorch hangs gradients there. Every collective is
+started by a function (tensor, name, terms, waits), so that one such place serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+
+from .. import _bytes, _core
+from ..adapter import Adapter, T, View
+from ..process_set import number_of
+from .handle import Handle
+from .terms import Terms, full_name
+
+
+class Tensors(Generic[T]):
+    """What the collectives of a framework are made of."""
+
+    def __init__(self, adapter: Adapter[T]) -> None:
+        self.adapter = adapter
+
+    def _now(self, kind: str, start: Callable[..., Handle], tensor: Any, name: str | None, terms: Terms) -> Any:
+        """A collective and its result at once. `kind` is the name of its gradient; `tensor` may be a list of them."""
+        return start(tensor, name, terms, True).wait()
+
+    def _readable(self, tensor: Any, writable: bool = False) -> tuple[T, View]:
+        """A caller's tensor, contiguous."""
+        mine = self.adapter.accept(tensor, writable)
+        view = self.adapter.view(mine)
+        if view.contiguous:
+            return mine, view
+        mine = self.adapter.contiguous(mine)
+        return mine, self.adapter.view(mine)
+
+    def _rows(self, kind: str, tensor: Any) -> tuple[T, View]:
+        """A caller's tensor whose first dimension will be cut or joined."""
+        mine, view = self._readable(tensor)
+        if not view.shape:
+            raise ValueError(f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,)")
+        return mine, view
+
+    def _landed(self, tensor: T, target: T) -> T:
+        """In place: a result that came to a contiguous copy goes back to the caller's tensor."""
+        if target is not tensor:
+            self.adapter.copy(tensor, target)
+        return tensor
+
+    def _submit_all(
+        self, kind: int, members: Sequence[tuple[View, Any, int]], base: str | None, terms: Terms, waits: bool
+    ) -> list[_core.Pending]:
+        """Requests that become ready as one. Members: view, what to keep alive, address of the result (0: none)."""
+        number, count = number_of(terms.process_set), len(members)
+        group = _core.group_number(base, number)
+        return [
+            _core.submit(
+                kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape, view.address,
+                address, keep, prescale=terms.prescale, postscale=terms.postscale, process_set=number, group=group,
+                group_count=count, waits=waits,
+            )
+            for i, (view, keep, address) in enumerate(members, 1)
+        ]  # fmt: skip
+
+    def _fetched(self, pending: _core.Pending, like: T, rest: tuple[int, ...]) -> tuple[T, list[int]]:
+        """What a ragged collective brought, as a new tensor of rows of shape `rest`; how many came from each rank."""
+        gathered = pending.gathered()
+        result = self.adapter.like(like, (gathered.rows, *rest))
+        _bytes.copy(self.adapter.view(result).address, gathered.address, gathered.bytes)
+        return result, gathered.rows_of
+
+
+def group_of(tensors: Any) -> list[Any]:
+    """The members of a group. TypeError for what is no list of tensors."""
+    if isinstance(tensors, (str, bytes)) or not isinstance(tensors, Sequence):
+        raise TypeError(f"a group must be a list or tuple of tensors, not {type(tensors).__name__}")
+    return list(tensors)
+
+
+__all__ = ["Tensors", "Terms", "full_name", "group_of"]

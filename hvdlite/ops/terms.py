@@ -1,0 +1,105 @@
+"""What was asked for: reduce op, scales, root, splits, process set. One value, checked once, for every collective.
+
+The public forms take Horovod's arguments and make a `Terms` of them; what submits, and what computes a gradient later,
+reads it. Root ranks stay global here, as users name them; the place inside a set is looked up at submission.
+
+A compressor belongs here too: it changes what travels. `Compressor` has two static functions, `compress(tensor)`, which
+returns a tensor and whatever `decompress` needs, and `decompress(tensor, ctx)`. Users may write their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import _core
+from ..process_set import ProcessSet, global_process_set
+
+Average: int = _core.OPS["average"]
+Sum: int = _core.OPS["sum"]
+Adasum: int = _core.OPS.get("adasum", 2)
+Min: int = _core.OPS["min"]
+Max: int = _core.OPS["max"]
+Product: int = _core.OPS["product"]
+
+
+class Terms(NamedTuple):
+    """Of one call, or of all members of a group."""
+
+    process_set: ProcessSet = global_process_set
+    op: int = Sum
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root_rank: int = 0  # global
+    splits: Any = None  # as the caller gave them
+    exact: bool = False  # the gradient: the exact one, not Horovod's
+    tracked: bool = False  # scatter: the root wants a gradient, which all must help to compute
+
+
+def op_of(average: bool | None, op: int | None) -> int:
+    """The reduction that Horovod's two arguments ask for. ValueError if both are given or the core has no such op."""
+    if average is not None:
+        if op is not None:
+            raise ValueError("average and op must not both be given: op replaces average")
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if _core.op_name(op) is None:
+        known = "hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product"
+        raise ValueError(f"op={op!r} is not supported: use {known}")
+    return int(op)
+
+
+def reduction(
+    average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
+) -> Terms:
+    """The terms of a reduction. ValueError as op_of, TypeError for factors that are no numbers."""
+    return Terms(process_set, op_of(average, op), float(prescale), float(postscale))
+
+
+def full_name(kind: str, name: str | None) -> str | None:
+    """`allreduce.grad` of `grad`; None of None. TypeError for what is no text."""
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str or None, not {type(name).__name__}")
+    return kind + name
+
+
+class Compressor:
+    """Makes a tensor smaller for the way, and large again. Subclass it to write your own."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """The tensor that travels, and what `decompress` will want to know. Every rank must choose the same dtype."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """What the caller gets, of the tensor that arrived."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Leaves tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """The tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The tensor itself."""
+        return tensor
+
+
+def compress(compression: Any, tensor: Any) -> tuple[Any, Any]:
+    """`compression.compress(tensor)`. TypeError if it is no compressor."""
+    function = getattr(compression, "compress", None)
+    if function is None or not hasattr(compression, "decompress"):
+        raise TypeError(
+            f"compression must be hvd.Compression.none, .fp16, .bf16 or a class with compress and decompress, "
+            f"not {compression!r}"
+        )
+    small, ctx = function(tensor)
+    return small, ctx

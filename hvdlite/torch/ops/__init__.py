@@ -1,0 +1,39 @@
+"""The collectives on tensors, and their gradients: `plain` without, `collectives` with them.
+
+A tensor that requires grad keeps its history through the forms that return a new tensor at once. In-place and
+asynchronous forms, send and recv have no gradient. Backward passes communicate, so every rank must run them.
+What each collective's gradient is stands in `gradients`; sparse tensors are in `sparse`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...ops import Collectives, Handle, Terms
+from ..adapter import TorchAdapter
+from .gradients import Past, attach, join_scatter, tracked
+
+
+class TorchCollectives(Collectives[torch.Tensor]):
+    """The collectives, with gradients where a tensor asks for one."""
+
+    def _now(self, kind: str, start: Any, tensor: Any, name: str | None, terms: Terms) -> Any:
+        grouped = isinstance(tensor, (list, tuple))
+        asks = any(map(tracked, tensor)) if grouped else tracked(tensor)
+        if kind == "scatter":
+            terms = terms._replace(tracked=asks)
+        handle: Handle = start(tensor, name, terms, True)
+        result = handle.wait()
+        if kind == "scatter":
+            return join_scatter(self, tensor if asks else None, result, handle.brought[0], name, terms)
+        if not asks:
+            return result
+        tensors = tuple(tensor) if grouped else (tensor,)
+        past = Past(self, kind, name, terms, handle.brought, [each.shape for each in tensors])
+        return attach(past, result, tensors)
+
+
+plain: Collectives[torch.Tensor] = Collectives(TorchAdapter())
+collectives = TorchCollectives(plain.adapter)
