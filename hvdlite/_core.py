@@ -199,7 +199,7 @@ class Pending:
         code = lib.hvd_result(self.native, output)
         if code != _OK:
             raise error_for(code, "the result of this collective is no longer there")
-        rows_of = [output.rows_of[i] for i in range(output.size)]
+        rows_of = [] if output.rows_of == ffi.NULL else [output.rows_of[i] for i in range(output.size)]  # join has none
         return Gathered(output.data, output.bytes, output.rows, rows_of)
 
     def release(self) -> None:
