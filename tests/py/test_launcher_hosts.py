@@ -106,6 +106,14 @@ def test_a_users_own_master_address_stays():
     assert (shared["MASTER_ADDR"], shared["MASTER_PORT"]) == ("10.0.0.1", "29500")
 
 
+def test_the_alias_of_horovod_comes_before_what_pythonpath_has():
+    for before, after in ((None, []), ("", []), ("/a:/b", ["/a", "/b"])):
+        environ = {} if before is None else {"PYTHONPATH": before}
+        environment.put_horovod_in_front(environ)
+        assert environ["PYTHONPATH"].split(":") == [environment.HOROVOD, *after]
+    assert environment.HOROVOD.endswith("/hvdlite/as_horovod/front")
+
+
 @pytest.mark.parametrize(
     "words, own",
     [

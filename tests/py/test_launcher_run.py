@@ -167,6 +167,7 @@ def test_check_build_tells_what_was_found_and_why_not():
     assert re.search(r"\[X\] NumPy: \d+\.\d+", out)
     for title in ("PyTorch", "TensorFlow", "MPI", "NCCL"):
         assert re.search(rf"\[[X ]\] {title}: \S+", out), out
+    assert re.search(r"\[X\] horovod: hvdlite with --as-horovod \(/.*/as_horovod/front\); without it: \S+", out), out
     if "[ ] NCCL" in out:
         assert re.search(r"NCCL: .*libnccl.so.*(cannot open|No such file)", out)
 
