@@ -9,12 +9,6 @@ torch = pytest.importorskip("torch")
 import hvdlite.torch as hvd  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def needs_sets():
-    if not hasattr(hvd, "add_process_set"):
-        pytest.skip("process sets are not there yet")
-
-
 def outer():
     """Ranks 0 and 2 of 3, registered; on rank 1, too, which is no member."""
     return hvd.add_process_set([0, 2])
