@@ -27,6 +27,7 @@ from .built import (
 )
 from .errors import (
     HorovodInternalError,
+    HvdArgumentError,
     HvdError,
     HvdForkError,
     HvdInitError,
@@ -49,6 +50,7 @@ __all__ = [
     "Compressor",
     "Handle",
     "HorovodInternalError",
+    "HvdArgumentError",
     "HvdError",
     "HvdForkError",
     "HvdInitError",

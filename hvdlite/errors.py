@@ -20,6 +20,11 @@ class HvdMismatchError(HvdError, ValueError):
     """The ranks disagree about one tensor: its shape, dtype, op, root or scale. The engine goes on working."""
 
 
+class HvdArgumentError(HvdError, ValueError):
+    """A tensor that a collective cannot take, or cannot take now (another rank has joined). A ValueError and, as every
+    HvdError, a RuntimeError: Horovod raises the one at the call and the other when it synchronizes."""
+
+
 class HvdNotInitializedError(HvdError, ValueError):
     """A call before init() or after shutdown()."""
 
@@ -84,8 +89,8 @@ NOT_INITIALIZED = "hvdlite has not been initialized; use hvd.init()."
 
 # By the names of the core's codes (csrc/hvdlite.h), so that this file needs no extension to be imported.
 CLASS_OF_CODE: dict[str, type[Exception]] = {
-    "HVD_EINVAL": ValueError,
-    "HVD_ETYPE": ValueError,
+    "HVD_EINVAL": HvdArgumentError,
+    "HVD_ETYPE": HvdArgumentError,
     "HVD_EDUP": ValueError,
     "HVD_EMISMATCH": HvdMismatchError,
     "HVD_EPEER": HvdPeerLostError,

@@ -18,6 +18,7 @@ from typing import Any
 
 from .. import _bytes, _core
 from ..adapter import T
+from ..errors import HvdArgumentError
 from ..process_set import ProcessSet, global_process_set, number_of, on_new_life, rank_in
 from .handle import Handle
 from .tensors import Tensors
@@ -32,10 +33,10 @@ class Exchanges(Tensors[T]):
     """alltoall, gather, scatter, send, recv."""
 
     def _splits(self, splits: Any, rows: int, size: int) -> tuple[tuple[int, ...], str]:
-        """Rows for each rank, and the dtype in which the caller counts. ValueError in Horovod's words."""
+        """Rows for each rank, and the dtype in which the caller counts. HvdArgumentError in Horovod's words."""
         if splits is None:
             if rows % size:
-                raise ValueError(
+                raise HvdArgumentError(
                     f"splits not provided, but first dimension of tensor ({rows}) is not an even multiple of the "
                     f"number of workers ({size}): give splits"
                 )
@@ -45,18 +46,20 @@ class Exchanges(Tensors[T]):
             view = self.adapter.view(self.adapter.accept(splits))
             known = {_core.DTYPES["int32"]: "int32", _core.DTYPES["int64"]: "int64"}
             if view.dtype not in known:
-                raise ValueError("alltoall expects splits to contain 32-bit integer elements (or 64-bit ones)")
+                raise HvdArgumentError("alltoall expects splits to contain 32-bit integer elements (or 64-bit ones)")
             if len(view.shape) != 1:
-                raise ValueError(f"alltoall expects a 1D splits tensor, not one of {len(view.shape)} dimensions")
+                raise HvdArgumentError(f"alltoall expects a 1D splits tensor, not one of {len(view.shape)} dimensions")
             dtype, splits = known[view.dtype], splits.tolist()
         if any(isinstance(count, bool) or not isinstance(count, int) for count in splits):
-            raise ValueError("alltoall expects splits to contain integer elements: how many rows go to each rank")
+            raise HvdArgumentError("alltoall expects splits to contain integer elements: how many rows go to each rank")
         if len(splits) != size:
-            raise ValueError(f"Number of entries in splits ({len(splits)}) does not equal number of workers ({size}).")
+            raise HvdArgumentError(
+                f"Number of entries in splits ({len(splits)}) does not equal number of workers ({size})."
+            )
         if any(count < 0 for count in splits):
-            raise ValueError(f"splits must not be negative: {list(splits)}")
+            raise HvdArgumentError(f"splits must not be negative: {list(splits)}")
         if sum(splits) > rows:
-            raise ValueError(
+            raise HvdArgumentError(
                 f"Sum of splits entries ({sum(splits)}) is greater than the first dimension of tensor ({rows})."
             )
         return tuple(splits), dtype

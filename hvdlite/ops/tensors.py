@@ -15,6 +15,7 @@ from typing import Any, Generic
 
 from .. import _bytes, _core
 from ..adapter import Adapter, T, View
+from ..errors import HvdArgumentError
 from ..process_set import number_of
 from .handle import Handle
 from .terms import Terms, full_name
@@ -43,7 +44,7 @@ class Tensors(Generic[T]):
         """A caller's tensor whose first dimension will be cut or joined."""
         mine, view = self._readable(tensor)
         if not view.shape:
-            raise ValueError(f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,)")
+            raise HvdArgumentError(f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,)")
         return mine, view
 
     def _landed(self, tensor: T, target: T) -> T:
