@@ -14,6 +14,7 @@
 
 struct hvd_error crew_open_error;
 pid_t crew_pid[HVD_LOCAL_MAX];
+int crew_shared_memory;
 
 static void too_late(int signal)
 {
@@ -45,6 +46,7 @@ struct hvd_options crew_options(int rank, int size)
                                   .start_timeout_ms = 20000,
                                   .leave_timeout_ms = 2000,
                                   .spin_us = -1,
+                                  .shared_memory = crew_shared_memory,
                                   .trace_events = 1024};
     memset(options.secret, 7, sizeof options.secret);
     return options;
