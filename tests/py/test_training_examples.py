@@ -98,3 +98,25 @@ def test_a_gan_learns_to_draw():
     distances = numbers(output, "distance")
     assert distances[-1] < 1.7 < distances[0], output
     assert output.count("##") > 20, "it shows what it draws"
+
+
+@pytest.mark.parametrize("dp, tp", [(2, 2), (1, 2), (3, 1)])
+def test_a_mesh_trains_as_one_process_does(dp, tp):
+    pytest.importorskip("sklearn")
+    shape = ("--dp", dp, "--tp", tp, "--batch-size", 48)
+    code, output = run(dp * tp, "07_mesh.py", *shape, "--hidden", 32, "--epochs", 3, "--check")
+    assert code == 0, output
+    assert all(
+        f"rank {rank}: dp {rank // tp}, tp {rank % tp}, share {rank % tp} of {tp}" in output for rank in range(dp * tp)
+    )
+    losses = numbers(output, "loss")
+    assert losses[-1] < losses[0] / 2, output
+    (apart,) = re.findall(r"weights differ from those of one process by (\S+) at most", output)
+    assert float(apart) < 2e-5, output
+
+
+def test_a_mesh_says_how_many_ranks_it_needs():
+    pytest.importorskip("sklearn")
+    code, output = run(2, "07_mesh.py")
+    assert code == 1 and "Traceback" not in output
+    assert "a mesh of 2 x 2 needs 4 ranks, and this job has 2: start it with hvdlite-run -np 4" in output

@@ -1,0 +1,314 @@
+"""MIGRATING.md and README.md keep their word: names exist, programs print what they should, symptoms look as said.
+
+Each row of the table of symptoms is produced here: `row(text)` is the text if the table has it. What the tables say of
+the optimizer and of collectives in detail is tested where those are.
+"""
+
+import copy
+import inspect
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from ranks import as_ranks, environment
+
+torch = pytest.importorskip("torch")
+
+import hvdlite  # noqa: E402
+import hvdlite.torch as hvd  # noqa: E402
+from hvdlite import config  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "MIGRATING.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RUN = str(Path(sys.executable).with_name("hvdlite-run"))
+SYMPTOMS = [line.split(" | ")[0] for line in PAGE.split("## What you see")[1].splitlines() if line.startswith("| ")][2:]
+
+
+def row(text):
+    assert any(text in cell for cell in SYMPTOMS), f"no row of the table of symptoms says {text!r}"
+    return re.escape(text)
+
+
+def finished(*command, **extra):
+    """(exit code, output) of a command."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, env=environment(**extra)
+    )
+    return done.returncode, done.stdout
+
+
+def launched(program, *flags, ranks=2, **extra):
+    return finished(RUN, "-np", str(ranks), *flags, sys.executable, "-c", program, OMP_NUM_THREADS="1", **extra)
+
+
+def test_every_row_of_the_symptoms_is_shown_here():
+    shown = re.findall(r'row\("(.+?)"\)', inspect.getsource(sys.modules[__name__]))
+    missing = [cell for cell in SYMPTOMS if not any(text in cell for text in shown)]
+    assert len(SYMPTOMS) > 12 and not missing, missing
+
+
+@pytest.mark.parametrize("page", ["MIGRATING.md", "README.md"])
+def test_every_name_of_the_pages_exists(page):
+    text = re.sub(r"<!--.*?-->", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    names = set(re.findall(r"\bhvd\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", text))
+    assert len(names) > 5
+    for dotted in sorted(names):
+        found = hvd
+        for part in dotted.split("."):
+            assert hasattr(found, part), f"{page}: hvd.{dotted} does not exist"
+            found = getattr(found, part)
+
+
+def test_the_collectives_of_the_readme_are_there_for_torch_and_numpy():
+    table = README.partition("## Collectives")[2].partition("\n\nWith")[0]
+    rows = [re.findall(r"`(\w+)`", line.split(" | ")[0]) for line in table.splitlines() if line.startswith("| `")]
+    assert len(rows) == 8
+    for module in (hvd, hvdlite):
+        assert [name for names in rows for name in names if not callable(getattr(module, name, None))] == []
+        moving = [name for names in rows[:-2] for name in names]
+        assert [name for name in moving if not callable(getattr(module, name + "_async", None))] == []
+        for name in ("allreduce", "grouped_allreduce", "broadcast"):
+            assert callable(getattr(module, name + "_")) and callable(getattr(module, name + "_async_"))
+
+
+def test_methods_of_the_optimizer_that_the_pages_name_exist():
+    hvd.init()
+    try:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1))
+        named = set(re.findall(r"\boptimizer\.(\w+)\(", PAGE + README)) - {"load_state_dict"}
+        assert {"no_sync", "step", "synchronize", "register_comm_hook"} <= named
+        assert [method for method in named if not callable(getattr(optimizer, method, None))] == []
+    finally:
+        hvd.shutdown()
+
+
+def test_flags_and_variables_of_the_page_are_what_it_says():
+    _, help_text = finished(RUN, "--help")
+    _, _, table = PAGE.partition("### Variables and flags")
+    rows = [line for line in table.partition("###")[0].splitlines() if line.startswith("| `")]
+    assert len(rows) >= 6
+    aliases = {option.alias_variable for option in config.OPTIONS}
+    for line in rows:
+        left, _, right = line.partition(" | ")
+        for flag in re.findall(r"`(--?[a-z][\w-]*)`", left):
+            refused = "refused" in right
+            assert (flag in help_text) != refused, line
+            if refused:
+                code, output = finished(RUN, flag, "1", "-np", "1", sys.executable, "-c", "pass")
+                assert code != 0 and f"not yet: {flag}: " in output, output
+        for variable in re.findall(r"`(HOROVOD_\w+)`", left):
+            assert (variable in aliases) != ("ignored" in right), line
+        for variable in re.findall(r"`(HVDLITE_\w+)`", right):
+            assert variable in help_text
+
+
+def test_variables_of_horovod_are_reported_once():
+    code, output = launched(
+        "import hvdlite as hvd; hvd.init()", HOROVOD_FUSION_THRESHOLD="1000", HOROVOD_CYCLE_TIME="5", HOROVOD_ODD="1"
+    )
+    assert code == 0, output
+    assert output.count("honoured HOROVOD_FUSION_THRESHOLD; ignored HOROVOD_CYCLE_TIME") == 1
+    assert output.count("HOROVOD_ODD") == 1
+
+
+def test_a_script_for_horovod_runs_by_flag_and_by_import():
+    script = "import horovod.torch as hvd; hvd.init(); print('size', hvd.size())"
+    code, output = launched(script, "--as-horovod")
+    assert code == 0 and output.count("size 2") == 2, output
+    code, output = launched("import hvdlite.as_horovod; " + script)
+    assert code == 0 and output.count("size 2") == 2, output
+    code, output = launched(script)
+    if code:
+        assert re.search(row("No module named 'horovod'"), output), output
+
+
+def programs():
+    found = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", PAGE, flags=re.DOTALL))
+    assert set(found) == {"ddp", "hvdlite"}
+    return found
+
+
+def test_the_two_programs_print_the_same_loss():
+    losses = {}
+    for name, text in programs().items():
+        code, output = launched(text, ranks=3)
+        assert code == 0, output
+        (losses[name],) = re.findall(r"loss (\d+\.\d+)", output)
+    assert float(losses["ddp"]) == pytest.approx(float(losses["hvdlite"]), abs=2e-5) and float(losses["ddp"]) < 1
+
+
+def test_a_script_can_use_both():
+    code, output = launched("""
+import torch, torch.distributed as dist, hvdlite.torch as hvd
+hvd.init()
+dist.init_process_group("gloo")
+assert dist.get_rank() == hvd.rank()
+tensor = torch.tensor([float(hvd.rank())])
+dist.all_reduce(tensor)
+assert tensor == hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum) == 1
+dist.destroy_process_group()
+""")
+    assert code == 0, output
+
+
+def test_a_checkpoint_of_ddp_loads_as_the_page_says():
+    code = re.search(r"`(model\.load_state_dict.*?)`", PAGE, flags=re.DOTALL).group(1)
+    model = torch.nn.Linear(2, 1)
+    saved = {f"module.{key}": torch.full_like(value, 7) for key, value in model.state_dict().items()}
+    exec(code, {"model": model, "saved": saved})
+    assert all((value == 7).all() for value in model.state_dict().values())
+
+
+def test_what_is_not_there_yet_says_so():
+    code, output = launched(
+        "import hvdlite.as_horovod, horovod.torch as hvd\n"
+        "import horovod, hvdlite\n"
+        "for call in (lambda: horovod.run(print), lambda: hvd.start_timeline('x')):\n"
+        "    try: call()\n"
+        "    except hvd.HvdNotYetError as error: print('not yet', type(error).__name__)\n"
+        "try: import horovod.tensorflow\n"
+        "except ImportError as error: print('not yet', type(error).__name__)\n"
+        "assert not hvd.nccl_built() and not hvd.cuda_built()\n",
+        ranks=1,
+    )
+    assert code == 0, output
+    assert output.count("not yet HvdNotYetError") == 2 and output.count("not yet HvdNotYetModuleError") == 1, output
+
+
+def test_without_the_launcher_there_is_one_rank():
+    row("`hvd.size()` is 1")
+    code, output = finished(sys.executable, "-c", "import hvdlite.torch as hvd; hvd.init(); print('size', hvd.size())")
+    assert code == 0 and "size 1" in output, output
+
+
+def test_a_call_before_init_is_named():
+    with pytest.raises(ValueError, match=row("hvdlite has not been initialized; use hvd.init().")):
+        hvd.allreduce(torch.ones(1))
+
+
+def test_what_the_others_of_a_failed_rank_see():
+    code, output = launched(
+        "import torch, hvdlite.torch as hvd\nhvd.init()\nif hvd.rank() == 1: raise ValueError('boom')\n"
+        "hvd.allreduce(torch.ones(1), name='x')\n"
+    )
+    assert code == 1
+    assert re.search("HvdPeerLostError.*" + row("rank 1 raised") + " ValueError: boom", output), output
+    assert "boom" in output.strip().splitlines()[-1], "the launcher's last lines say it"
+
+
+def test_the_launcher_says_that_it_sets_threads():
+    row("each rank is slower than one process alone")
+    for given, shown in (("", "OMP_NUM_THREADS=1 is set"), ("OMP_NUM_THREADS=2", "threads 2")):
+        program = "import os; print('threads', os.environ['OMP_NUM_THREADS'])"
+        extra = dict([given.split("=")]) if given else {}
+        assert shown in finished(RUN, "-np", "2", sys.executable, "-c", program, **extra)[1]
+
+
+@as_ranks(2)
+def test_ranks_that_disagree_are_named():
+    with pytest.raises(hvd.HvdMismatchError, match=row("ranks disagree on the shape")) as raised:
+        hvd.allreduce(torch.ones(2 + hvd.rank()), name="x")
+    assert isinstance(raised.value, ValueError) and not isinstance(raised.value, hvd.HorovodInternalError)
+    assert "rank 0 said [2], rank 1 said [3]" in str(raised.value)
+
+
+@as_ranks(2)
+def test_a_name_in_flight_twice_is_named():
+    if hvd.rank() == 0:  # the other comes later, so the first is in flight for sure
+        first = hvd.allreduce_async(torch.ones(3), name="twice")
+        with pytest.raises(ValueError, match=row("is in flight already")):
+            hvd.allreduce_async(torch.ones(3), name="twice")
+        hvd.allreduce(torch.ones(1), name="both")
+        hvd.synchronize(first)
+    else:
+        hvd.allreduce(torch.ones(1), name="both")
+        hvd.allreduce(torch.ones(3), name="twice")
+
+
+@as_ranks(2)
+def test_a_call_that_one_rank_does_not_make_is_waited_for():
+    row("one rank waits for ever")
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(torch.ones(1), name="alone")
+    hvd.allreduce(torch.ones(1), name="together")
+    if hvd.rank() == 0:
+        assert not hvd.poll(handle)
+    else:
+        handle = hvd.allreduce_async(torch.ones(1), name="alone")
+    assert hvd.synchronize(handle) == 1
+
+
+@as_ranks(2)
+def test_parameters_without_a_name_are_named():
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=row("named_parameters does not name all parameters")):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), [("weight", model.weight)])
+
+
+@as_ranks(2)
+def test_a_tensor_elsewhere_is_named():
+    with pytest.raises(ValueError, match=row("is not supported yet: move it with .cpu()")):
+        hvd.allreduce(torch.ones(2, device="meta"))
+
+
+@as_ranks(2)
+def test_weights_that_drifted_apart_are_named():
+    model = torch.nn.Linear(2, 2)
+    hvd.broadcast_state(model)
+    hvd.check_consistency(model)
+    with torch.no_grad():
+        model.bias += hvd.rank()
+    with pytest.raises(hvd.HvdMismatchError, match="'bias' on rank 1 " + row("is not what rank 0 has")):
+        hvd.check_consistency(model)
+
+
+@as_ranks(2)
+def test_a_step_sees_the_samples_of_all_ranks():
+    row("loss falls more slowly than on one process, per epoch")
+    assert len(hvd.data.shard(list(range(100)))) == 50
+
+
+@as_ranks(2)
+def test_identical_data_is_warned_of():
+    loader = torch.utils.data.DataLoader(torch.arange(6.0), batch_size=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(list(hvd.data.watch(loader, check=True))) == 3
+    text = "ranks have read the same first batch"
+    assert row("ranks have read the same first batch")
+    assert [text in str(each.message) for each in caught] == ([True] if hvd.rank() == 0 else [])
+
+
+@as_ranks(2)
+def test_each_rank_measures_its_own_share():
+    row("accuracy printed by the ranks differs")
+    mine = torch.tensor(0.5 + 0.25 * hvd.rank())
+    assert hvd.allreduce(mine).item() == 0.625
+
+
+class Asking(torch.utils.data.Dataset):
+    """A dataset that calls hvdlite where it must not."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return hvd.allreduce(torch.ones(1))
+
+
+@as_ranks(2)
+def test_a_worker_that_asks_is_told():
+    with pytest.raises(hvd.HvdError, match="(?s)" + row("is a forked child of a rank")):
+        list(torch.utils.data.DataLoader(Asking(), num_workers=1, multiprocessing_context="fork"))
+
+
+@as_ranks(2)
+def test_an_optimizer_is_not_copied():
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1))
+    with pytest.raises(TypeError, match=row("cannot be copied or pickled")):
+        copy.deepcopy(optimizer)
