@@ -33,6 +33,17 @@ _of_thread: dict[int, Backward] = {}
 task_number = torch._C._current_graph_task_id  # -1 outside of autograd's engine
 
 
+def only_captures(parameter: torch.Tensor) -> bool:
+    """Whether this is torch.autograd.grad, which runs a tensor's hooks, too, but adds nothing to its gradient."""
+    with torch.enable_grad():
+        node: Any = parameter.expand_as(parameter).grad_fn
+    try:
+        torch._C._will_engine_execute_node(node.next_functions[0][0])
+    except RuntimeError:  # that is what it says of a leaf that is captured
+        return True
+    return False
+
+
 class Participant(Protocol):
     """What a backward pass asks of the exchange of an optimizer; `serial` is the same on all ranks."""
 
@@ -70,7 +81,13 @@ class Backward:
         """Called in the outermost task: be called when it ends."""
         if self.outer is None:
             self.outer = task
+            self.own(task)
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def own(self, task: int) -> None:
+        """The task is a part of this pass."""
+        self.tasks.append(task)
+        _of_task[task] = self
 
     def _scout(self, node: Any) -> None:
         """Called in a nested task: queue the callback as soon as the outermost task runs on after this node."""
@@ -118,11 +135,10 @@ def running(task: int) -> Backward:
             found = None
         if found is None:
             found = _of_thread[thread] = Backward()
-        found.tasks.append(task)
-        _of_task[task] = found
         if node is None:
             found._queue(task)
         else:
+            found.own(task)
             found._scout(node)
     return found
 

@@ -114,6 +114,7 @@ class Exchange:
         self._lock = threading.RLock()
         self._open: set[passes.Backward] = set()
         self._task, self._pass, self._nested = -1, -1, False
+        self._captured = False  # this task adds to no gradient
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
         """One more parameter. Hooks stay through freezing and unfreezing."""
@@ -133,7 +134,9 @@ class Exchange:
         with self._lock:
             task = _current_task()
             if task != self._task or task < 0:
-                self._enter(task)
+                self._enter(task, number)
+            if self._captured:
+                return
             if self.book.is_sent(number):
                 self._recall(number)
             self.book.reached(number, self._pass)
@@ -144,7 +147,11 @@ class Exchange:
             if self.book.due(number, self._nested):
                 self._go(number)
 
-    def _enter(self, task: int) -> None:
+    def _enter(self, task: int, number: int) -> None:
+        self._captured = passes.only_captures(self.wire.parameters[number])
+        if self._captured:
+            self._task = task
+            return
         if task < 0:  # hooks called by something else than autograd's engine: step() sends
             self._begin(None)
             self._task, self._nested = task, True
