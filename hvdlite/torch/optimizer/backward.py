@@ -44,6 +44,21 @@ def only_captures(parameter: torch.Tensor) -> bool:
     return False
 
 
+def uncompiled(function: Any) -> Any:
+    """The function, never to be looked into by torch.compile, nor what it calls.
+
+    Hooks run in whatever calls backward, also in a function that torch.compile works on. The public way costs more per
+    call than a hook does all in all.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+        return function
+    except (ImportError, TypeError):  # an older torch
+        return torch.compiler.disable(function)
+
+
 class Participant(Protocol):
     """What a backward pass asks of the exchange of an optimizer; `serial` is the same on all ranks."""
 
@@ -108,6 +123,7 @@ class Backward:
         if _of_thread.get(self.thread) is self:
             del _of_thread[self.thread]
 
+    @uncompiled
     def _end(self) -> None:
         self.forget()
         waiting = [each for each in sorted(self.participants, key=lambda one: one.serial) if each.left(self)]

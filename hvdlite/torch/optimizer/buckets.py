@@ -190,6 +190,6 @@ class _Outcome:
 
     def wait(self) -> Any:
         outcome = self.outcome
-        if isinstance(outcome, (Handle, torch.futures.Future)):
+        if isinstance(outcome, (Handle, torch._C.Future)):  # then() returns a plain one of C
             return outcome.wait()
         return outcome

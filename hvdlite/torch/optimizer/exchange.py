@@ -266,7 +266,7 @@ def _before(parameter: torch.Tensor, exchange: weakref.ref[Exchange], number: in
             alive.reaching(number)
 
     parameter_of = weakref.ref(parameter)
-    return reaching
+    return passes.uncompiled(reaching)
 
 
 def _after(exchange: weakref.ref[Exchange], number: int) -> Any:
@@ -275,8 +275,9 @@ def _after(exchange: weakref.ref[Exchange], number: int) -> Any:
         if alive is not None:
             alive.ready(number)
 
-    ready.sends = True  # type: ignore[attr-defined]
-    return ready
+    hook = passes.uncompiled(ready)
+    hook.sends = True
+    return hook
 
 
 def _to_the_end(hooks: dict[int, Any]) -> None:
