@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ... import ops
-from ...ops import Average, Sum
+from ...ops import Average, Sum, join
 from ..state import broadcast_optimizer_state, broadcast_parameters
 from .delta import Delta
 from .methods import Distributed
@@ -50,7 +49,7 @@ def uneven_inputs(optimizer: Any, *others: Any, model: Any = None) -> Iterator[N
     finally:
         for exchange in exchanges:
             exchange.wire.count_active(False)
-    last = getattr(ops, "join")()  # noqa: B009
+    last = join()
     for each in optimizers:
         parameters = [parameter for group in each.param_groups for parameter in group["params"]]
         broadcast_parameters(parameters, last)
