@@ -17,13 +17,11 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
-from ...ops import Max
+from ...ops import Adasum, Max
 from ...process_set import ProcessSet
 from ..ops import plain
 from .methods import Copyless, asked_by_grad_scaler
 from .names import added_later
-
-Adasum = 2  # its number in the core and in Horovod
 
 
 class Combination:

@@ -26,11 +26,11 @@ from typing import Any
 import torch
 
 from ... import _core
-from ...ops import Average, op_of
+from ...ops import Adasum, Average, op_of
 from ...optimizer import GradientBook
-from ...process_set import ProcessSet, global_process_set, number_of
+from ...process_set import ProcessSet, global_process_set
 from ..compression import Compression
-from .delta import Adasum, Combination, Delta
+from .delta import Combination, Delta
 from .exchange import Exchange, InGroups
 from .methods import Copyless, Distributed
 from .names import grouped, named, suffix_for
@@ -71,6 +71,8 @@ def DistributedOptimizer(
         raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if isinstance(optimizer, Copyless):
         raise ValueError("this optimizer is a DistributedOptimizer already")
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r}")
     size = _core.size()
     weighted = isinstance(op, WeightedAverage)
     chosen: Any = op if weighted else op_of(None, op)  # type: ignore[arg-type]
@@ -79,8 +81,6 @@ def DistributedOptimizer(
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
         raise ValueError(f"compression={compression!r} must have the functions compress and decompress of a Compressor")
     GradientBook(backward_passes_per_step)  # its check, for one rank as well
-    if size > 1 and process_set.included():
-        number_of(process_set)
     pairs = named(optimizer, named_parameters)
     serial = suffix_for(["optimizer"])
     members = grouped(groups, num_groups, [parameter for parameter, _ in pairs])
