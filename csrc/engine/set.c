@@ -129,15 +129,23 @@ static struct hvd_set *new_set(int number, uint32_t life, const int *ranks, int 
     return set;
 }
 
-static void free_set(struct hvd_engine *engine, struct hvd_set *set)
+static void free_set(struct hvd_set *set)
 {
     for (int i = 0; i < set->planes_count; i++)
         set->planes[i].plane->close(set->planes[i].self);
     hvd_work_close(set);
     hvd_agree_close(set);
-    if (set->number > 0 && !set->alone && engine->space.share)
-        hvd_space_clear(&engine->space, set->number);
     free(set);
+}
+
+/* For a set that all members close. At the engine's end places stay as they are: who leaves is faster than others, who
+ * may still read its last vote and its part of the last work. */
+static void free_and_clear(struct hvd_engine *engine, struct hvd_set *set)
+{
+    int number = set->alone || !engine->space.share ? 0 : set->number;
+    free_set(set);
+    if (number > 0)
+        hvd_space_clear(&engine->space, number);
 }
 
 int hvd_set_open_global(struct hvd_engine *engine, struct hvd_error *error)
@@ -154,7 +162,7 @@ int hvd_set_open_global(struct hvd_engine *engine, struct hvd_error *error)
 void hvd_set_close_all(struct hvd_engine *engine)
 {
     while (engine->sets > 0)
-        free_set(engine, engine->set[--engine->sets]);
+        free_set(engine->set[--engine->sets]);
     engine->global = NULL;
 }
 
@@ -247,7 +255,7 @@ static int open_record(struct hvd_engine *engine, int number, const int *ranks, 
         record.set = new_set(number, record.life, ranks, count, record.rank);
         code = record.set ? open_member(engine, record.set, error) : HVD_ENOMEM;
         if (code != HVD_OK && record.set && code != HVD_ESTATE)
-            free_set(engine, record.set);
+            free_and_clear(engine, record.set);
     }
     if (code != HVD_OK)
         return hvd_fail(error, code, "rank %d has no memory for a process set", engine->options.rank);
@@ -292,7 +300,7 @@ int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error
     if (set) {
         code = ask_turn(engine, HVD_ENGINE_SET_CLOSE, set, error);
         if (code == HVD_OK)
-            free_set(engine, set);
+            free_and_clear(engine, set);
     }
     pthread_mutex_unlock(&engine->opening_lock);
     return code;

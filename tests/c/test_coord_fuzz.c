@@ -41,6 +41,12 @@ static void submit_some(struct history *history, int rank)
         signature.kind = (int32_t)(which % 4);
         signature.group = which % 3;
         signature.group_count = signature.group ? 2 : 0;
+        if (which == 5 || which == 6) { /* rank 2 may not: that is refused */
+            signature.kind = HVD_SEND;
+            signature.group = signature.group_count = 0;
+            signature.root = which == 5;
+            signature.peer = which == 6;
+        }
         while (ticket < TICKETS && history->taken[rank][ticket])
             ticket++;
         if (ticket == TICKETS)

@@ -1,7 +1,9 @@
 /* test_sets.c - process sets: overlapping, opened and closed again, in threads and in processes; wrong arguments. */
 #include "crew.h"
 
+#include <poll.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 /* What Python does: open, then nobody goes on before all have. */
 static int open_set(struct hvd_engine *engine, const int *ranks, int count)
@@ -248,6 +250,48 @@ static void leaving(struct hvd_engine *engine, int rank, int size)
         sum_over(engine, b, others, size - 1, rank, "on", 1000);
 }
 
+static void hold_turn(struct hvd_engine *engine)
+{
+    while (!hvd_turn_take(engine))
+        usleep(100);
+}
+
+/* Rank 1 has voted and is stopped before it reads the votes; rank 0 votes to leave, reads, ends. What it said in the
+ * set must still be there when rank 1 goes on. */
+static void who_leaves_takes_nothing_away(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error;
+    char text[HVD_TEXT_MAX] = "";
+    float memory[2] = {0};
+    const int both[2] = {0, 1};
+    CHECK_CODE(engine != NULL, 1, crew_open_error.text);
+    CHECK(size == 2 && open_set(engine, both, 2) == 1);
+    crew_meet();
+    hold_turn(engine);
+    crew_meet();
+    if (rank == 0) {
+        crew_meet();
+        atomic_store(&engine->leave_wanted, 1);
+        while (!engine->set[0]->left || !engine->set[1]->left)
+            hvd_turn_once(engine);
+        hvd_turn_run(engine);
+        return;
+    }
+    int64_t handle[2];
+    for (int set = 0; set < 2; set++)
+        CHECK((handle[set] = submit_sum(engine, set, "x", &memory[set], 1, &error)) > 0);
+    while (!engine->set[0]->entered || !engine->set[1]->entered)
+        hvd_turn_once(engine);
+    crew_meet();
+    struct pollfd ended = {.fd = engine->host.pidfd[0], .events = POLLIN};
+    CHECK(ended.fd < 0 || poll(&ended, 1, 20000) == 1);
+    hvd_turn_run(engine);
+    for (int set = 0; set < 2; set++) {
+        CHECK_CODE(crew_wait(engine, handle[set], text), HVD_EPEER, text);
+        CHECK_CODE(strstr(text, "rank 0 left") != NULL, 1, text);
+    }
+}
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static void without_much_room(void) /* sanitizers need addresses themselves */ {}
 #else
@@ -315,6 +359,8 @@ int main(void)
         for (int rank = 0; rank < size; rank++)
             CHECK_CODE(all_processes_status[rank], 0, "a rank failed");
     }
+    crew_processes(2, who_leaves_takes_nothing_away, NULL, all_processes_status);
+    CHECK_CODE(all_processes_status[0] | all_processes_status[1], 0, "a rank failed");
     without_much_room();
     return 0;
 }
