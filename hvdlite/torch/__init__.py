@@ -15,6 +15,7 @@ from .._public import *  # noqa: F403
 from . import elastic
 from .compression import Compression
 from .consistency import check_consistency
+from .off_graph import keep_off_graph as _keep_off_graph
 from .ops import collectives as _ops
 from .ops.sparse import sparse_allreduce_async
 from .optimizer import DistributedOptimizer, WeightedAverage, uneven_inputs
@@ -104,3 +105,5 @@ __all__ += [
     "send",
     "send_async",
 ]
+
+_keep_off_graph(*(globals()[name] for name in __all__ if name != "DistributedOptimizer"))
