@@ -27,12 +27,12 @@ MADE_OF: dict[str, tuple[str, ...]] = {
     "horovod.runner.common.util.env": (_LAUNCH,),
     "horovod.runner.launch": (_LAUNCH,),
     "horovod.runner.mpi_run": (_LAUNCH,),
-    "horovod.torch": (_TORCH,),
+    "horovod.torch": (_TORCH, _REST),
     "horovod.torch.compression": ("hvdlite.torch.compression", _TORCH),
     "horovod.torch.elastic": ("hvdlite.torch.elastic",),
     "horovod.torch.functions": (_TORCH,),
     "horovod.torch.mpi_ops": (_TORCH, "hvdlite.as_horovod.basics", _REST),
-    "horovod.torch.optimizer": ("hvdlite.torch.optimizer", _TORCH),
+    "horovod.torch.optimizer": ("hvdlite.torch.optimizer", _TORCH, _REST),
     "horovod.torch.sync_batch_norm": ("hvdlite.torch.sync_batch_norm",),
 }
 SAME: dict[str, str] = {
