@@ -75,11 +75,11 @@ hvd.init()
 model = torch.nn.Linear(2, 1)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
 for step in range(100):
-    optimizer.zero_grad()
-    model(torch.ones(1, 2)).sum().backward()
-    if step == 3 and hvd.rank() == 1:
-        raise ValueError("boom")
     try:
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        if step == 3 and hvd.rank() == 1:
+            raise ValueError("boom")
         optimizer.step()
     except hvd.HorovodInternalError as error:
         print("seen", type(error).__name__, error.rank, error, flush=True)
