@@ -171,6 +171,11 @@ def test_how_tensors_travel_together_changes_no_bit(threshold):
 
 
 @as_ranks(3)
+def test_groups_change_no_bit():
+    assert_replayed(train("adam", groups=3), "adam", 1.0 / hvd.size())
+
+
+@as_ranks(3)
 def test_another_order_of_addition_gives_other_bits():
     """The tests above can fail: rank order is what makes the bits."""
     if hvd.rank() == 0:
