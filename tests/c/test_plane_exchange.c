@@ -139,14 +139,18 @@ static void reducescatter(const struct turn *turn, struct hvd_work work, uint64_
     run(turn, &work, &blocks, pattern);
 }
 
-/* Only the root gives an output; private memory, which every plane takes. */
-static void reduce(const struct turn *turn, struct hvd_work work, uint64_t count, bool in_place)
+/* Only the root gives an output. `in_plane`: memory from alloc, if this plane has any. */
+static void reduce(const struct turn *turn, struct hvd_work work, uint64_t count, bool in_place, bool in_plane)
 {
     bool root = turn->arg->rank == turn->arg->size - 1;
     size_t element = (size_t)hvd_dtype_bytes(work.dtype);
     struct hvd_bucket expected = {.work = work, .size = turn->arg->size};
-    unsigned char *in = malloc((count + 1) * element), *out = in_place && root ? in : calloc(count + 1, element);
-    unsigned char *wanted = malloc((count + 1) * element);
+    size_t bytes = (count + 1) * element;
+    in_plane = in_plane && turn->plane->alloc;
+    unsigned char *in = in_plane ? turn->plane->alloc(turn->opened, bytes) : malloc(bytes), *out = in;
+    if (!in_place || !root)
+        out = in_plane ? turn->plane->alloc(turn->opened, bytes) : malloc(bytes);
+    unsigned char *wanted = malloc(bytes);
     CHECK(in && out && wanted, "no memory");
     for (uint64_t i = 0; i < count; i++)
         hvd_bucket_value(work.dtype, work.op, turn->arg->rank, i, in + i * element);
@@ -158,6 +162,7 @@ static void reduce(const struct turn *turn, struct hvd_work work, uint64_t count
     struct hvd_piece piece = {in, root ? out : NULL, count};
     struct hvd_error error = {0};
     work.kind = HVD_ALLREDUCE;
+    work.flags = in_plane ? HVD_WORK_IN_PLANE : 0;
     work.piece = &piece;
     work.pieces = 1;
     work.count = count;
@@ -166,8 +171,8 @@ static void reduce(const struct turn *turn, struct hvd_work work, uint64_t count
     CHECK(memcmp(root ? out : in, wanted, count * element) == 0, "reduce of %llu %s on rank %d of %d",
           (unsigned long long)count, hvd_dtype_name(work.dtype), turn->arg->rank, turn->arg->size);
     if (out != in)
-        free(out);
-    free(in);
+        (in_plane ? turn->plane->release : free)(out);
+    (in_plane ? turn->plane->release : free)(in);
     free(wanted);
 }
 
@@ -223,7 +228,8 @@ static void reductions(const struct turn *turn, struct hvd_work work, bool thoro
         for (int pattern = 0; pattern < PATTERNS; pattern++)
             reducescatter(turn, work, counts[i], pattern);
         reducescatter_is_a_slice_of_allreduce(turn, work, counts[i]);
-        reduce(turn, work, counts[i], i % 2);
+        reduce(turn, work, counts[i], i % 2, false);
+        reduce(turn, work, counts[i], (i + 1) % 2, true);
     }
     if (scaled) {
         work.prescale = 2;
@@ -264,9 +270,35 @@ static void one_pair_among_bystanders(const struct turn *turn)
         alltoall(turn, HVD_DTYPE_uint8, 3, ONE_CELL);
         alltoall(turn, HVD_DTYPE_uint8, 3, EVEN);
         reducescatter(turn, work, 3 * SEGMENT_BYTES, ONE_CELL);
-        reduce(turn, work, (uint64_t)1000 * (uint64_t)times + 50000, false);
+        reduce(turn, work, (uint64_t)1000 * (uint64_t)times + 50000, false, times == 1);
         alltoall(turn, HVD_DTYPE_float32, SEGMENT_BYTES, LOPSIDED);
     }
+}
+
+/* Rank 0 sends to rank 1. The others are through before either has started; so is rank 0 before rank 1, if the message
+ * fits a few slots. */
+static void bystanders_wait_for_nobody(const struct hvd_plane_arg *arg, void *more)
+{
+    (void)more;
+    struct turn turn = {.arg = arg};
+    turn.plane = hvd_world_open(arg, "shm", &turn.opened);
+    for (int times = 0; times < 20; times++) {
+        /* One pair as cell() has it: from rank 0 to the last. */
+        int sender = 0, receiver = arg->size - 1;
+        uint64_t count = times % 2 ? 9 * SEGMENT_BYTES : 3 * SEGMENT_BYTES / 2;
+        if (arg->rank != sender && arg->rank != receiver)
+            alltoall(&turn, HVD_DTYPE_uint8, count, ONE_CELL);
+        hvd_world_meet(arg);
+        if (arg->rank == sender || (times % 2 && arg->rank == receiver))
+            alltoall(&turn, HVD_DTYPE_uint8, count, ONE_CELL);
+        hvd_world_meet(arg);
+        if (times % 2 == 0 && arg->rank == receiver)
+            alltoall(&turn, HVD_DTYPE_uint8, count, ONE_CELL);
+        if (times % 5 == 4)
+            alltoall(&turn, HVD_DTYPE_int32, 1000, UNEVEN);
+    }
+    hvd_world_meet(arg);
+    turn.plane->close(turn.opened);
 }
 
 static void every_plane(const struct hvd_plane_arg *arg, void *more)
@@ -296,6 +328,8 @@ int main(void)
         printf("world of %d: %ld works\n", sizes[i], (works_done - before) / sizes[i]);
         CHECK(works_done - before > 100, "too few works for a world of %d", sizes[i]);
     }
+    hvd_world_run(HVD_WORLD_THREADS, 3, 60, bystanders_wait_for_nobody, NULL);
+    hvd_world_run(HVD_WORLD_PROCESSES, 5, 60, bystanders_wait_for_nobody, NULL);
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, every_plane, NULL);
     return 0;
 }

@@ -11,26 +11,38 @@
  * that lie in n slots, in rank order and with the work's scale, so the bits are those of an allreduce. What a
  * rank gives itself never leaves the process: it is read from the input.
  *
- * Invariants: the parts of one segment fit a slot (plan); slices but the last are whole cache lines when there are
- * several segments. Input and output never overlap. Cost: one synchronisation per segment; each byte is written
- * once and read once.
+ * Point-to-point is an alltoall of one pair, so a *bystander* must cost little: a rank says `in` only for segments in
+ * which it gives, waits only for those that give it something, and one that does neither says `finished` for the whole
+ * work and is through at once. Who does not give to the end says `finished` as it takes, half a ring at a time, as in
+ * a broadcast; who does, says it with `in`. Bystanders' bells are rung for the last words only, which the flow of the
+ * next work needs.
+ *
+ * Invariants: the parts of one segment fit a slot (plan); taken + 1 >= given, or nothing is left to take: the rule of
+ * flow. Input and output never overlap. Cost: one word per segment and giver; each byte is written once, read once.
  */
 #include "lane.h"
+
+#define STEPS_PER_POLL 6
+#define AHEAD          1 /* segments given before the oldest is taken; at most RING - 2 */
 
 static uint64_t count_between(const struct hvd_work *work, int size, int from, int to)
 {
     return work->count_of[work->kind == HVD_ALLTOALL ? from * size + to : to];
 }
 
-/* The most elements that one rank has to put into its slot, or to take from itself. */
-static uint64_t largest_load(const struct hvd_work *work, int size)
+/* The most elements that one rank has to put into its slot, or to take from itself; `active`: who is no bystander. */
+static uint64_t largest_load(const struct hvd_work *work, int size, uint64_t *active)
 {
     uint64_t largest = 0;
+    *active = 0;
     for (int from = 0; from < size; from++) {
-        uint64_t own = count_between(work, size, from, from), others = 0;
-        for (int to = 0; to < size; to++)
-            others += count_between(work, size, from, to);
-        others -= own;
+        uint64_t own = 0, others = 0;
+        for (int to = 0; to < size; to++) {
+            uint64_t count = count_between(work, size, from, to);
+            *(from == to ? &own : &others) += count;
+            if (count > 0)
+                *active |= UINT64_C(1) << from | UINT64_C(1) << to;
+        }
         largest = own > largest ? own : largest;
         largest = others > largest ? others : largest;
     }
@@ -57,12 +69,20 @@ static uint64_t place_of(const struct hvd_shm *shm, const struct hvd_work *work,
     return place;
 }
 
+/* Segments that a pair has something in. */
+static uint64_t segments_of(const struct hvd_shm_pair *pair)
+{
+    return pair->count ? (pair->count + pair->slice - 1) / pair->slice : 0;
+}
+
 void hvd_shm_plan_exchange(struct hvd_shm *shm, const struct hvd_work *work)
 {
     struct hvd_shm_now *now = &shm->now;
     const uint64_t slot = HVD_SHM_SLOT_BYTES / now->element_bytes, line = HVD_CACHE_LINE / now->element_bytes;
-    uint64_t load = largest_load(work, shm->size), room = slot - (uint64_t)shm->size * line; /* for whole lines */
-    now->way = work->kind == HVD_ALLTOALL ? &hvd_shm_alltoall : &hvd_shm_reducescatter;
+    uint64_t load = largest_load(work, shm->size, &now->active),
+             room = slot - (uint64_t)shm->size * line; /* for whole lines */
+    if (work->kind == HVD_REDUCESCATTER)
+        now->scale = hvd_scale_fold(work->op, work->dtype, shm->size, work->divide_by, work->prescale, work->postscale);
     now->tiny = load * now->element_bytes <= HVD_SHM_TINY_BYTES;
     now->segments = load <= slot ? load > 0 : (load + room - 1) / room;
     uint64_t place = 0, given = 0, taken = 0;
@@ -78,6 +98,9 @@ void hvd_shm_plan_exchange(struct hvd_shm *shm, const struct hvd_work *work)
         if (work->kind == HVD_ALLTOALL)
             take->at = taken;
         taken += take->count;
+        uint64_t gives = rank == shm->rank ? 0 : segments_of(give), takes = segments_of(take);
+        now->gives = gives > now->gives ? gives : now->gives;
+        now->takes = takes > now->takes ? takes : now->takes;
     }
     HVD_ASSERT(place <= slot);
 }
@@ -107,20 +130,42 @@ static char *in_output(const struct hvd_shm *shm, const struct hvd_work *work, i
     return (char *)work->piece[0].out + (pair->at + i * pair->slice) * shm->now.element_bytes;
 }
 
-static void enter_exchange(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i)
+/* Tell whom it concerns; near the end all, as they may be in the next work already. */
+static void publish(struct hvd_shm *shm, struct hvd_shm_word *word, uint64_t value)
 {
+    const struct hvd_shm_now *now = &shm->now;
+    if (value + HVD_SHM_RING >= now->base + now->segments) {
+        hvd_shm_publish(shm, word, value);
+        return;
+    }
+    atomic_store_explicit(&word->value, value, memory_order_release);
+    for (int rank = 0; rank < shm->size; rank++)
+        if (rank != shm->rank && now->active >> rank & 1)
+            hvd_bells_ring(shm->bells, rank);
+}
+
+static bool give(struct hvd_shm *shm, const struct hvd_work *work)
+{
+    struct hvd_shm_now *now = &shm->now;
+    uint64_t i = now->entered, g = now->base + i;
+    if (i == now->gives || i > now->combined + AHEAD || !hvd_shm_may_enter(shm, g))
+        return false;
     for (int step = 1; step < shm->size; step++) {
         int to = (shm->rank + step) % shm->size;
         const struct hvd_shm_pair *pair = &shm->gives[to];
         uint64_t count = slice_count(pair, i);
         if (count > 0)
-            hvd_copy(in_slot(shm, shm->rank, pair, i), in_input(shm, work, to, i), count * shm->now.element_bytes);
+            hvd_copy(in_slot(shm, shm->rank, pair, i), in_input(shm, work, to, i), count * now->element_bytes);
     }
+    struct hvd_shm_word *word = &shm->lane[shm->rank]->in[g % HVD_SHM_RING];
+    word->mark = now->mark;
+    now->entered++;
+    publish(shm, word, g + 1);
+    return true;
 }
 
-static int combine_alltoall(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i, struct hvd_error *error)
+static void take_parts(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i)
 {
-    (void)error;
     for (int step = 0; step < shm->size; step++) { /* not all from rank 0 first */
         int from = (shm->rank + step) % shm->size;
         const struct hvd_shm_pair *pair = &shm->takes[from];
@@ -129,22 +174,62 @@ static int combine_alltoall(struct hvd_shm *shm, const struct hvd_work *work, ui
         if (count > 0)
             hvd_copy(in_output(shm, work, from, i), source, count * shm->now.element_bytes);
     }
-    return HVD_OK;
 }
 
-static int combine_reducescatter(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i, struct hvd_error *error)
+static void take_sums(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i)
 {
-    (void)error;
     const void *source[HVD_LOCAL_MAX];
-    uint64_t count = slice_count(&shm->takes[shm->rank], i);
-    if (count == 0)
-        return HVD_OK;
     for (int rank = 0; rank < shm->size; rank++)
         source[rank] =
             rank == shm->rank ? (const void *)in_input(shm, work, rank, i) : in_slot(shm, rank, &shm->takes[rank], i);
-    hvd_reduce(work->dtype, &shm->now.scale, in_output(shm, work, shm->rank, i), source, shm->size, count);
-    return HVD_OK;
+    hvd_reduce(work->dtype, &shm->now.scale, in_output(shm, work, shm->rank, i), source, shm->size,
+               slice_count(&shm->takes[shm->rank], i));
 }
 
-const struct hvd_shm_way hvd_shm_alltoall = {"alltoall", 1, enter_exchange, combine_alltoall, NULL};
-const struct hvd_shm_way hvd_shm_reducescatter = {"reducescatter", 1, enter_exchange, combine_reducescatter, NULL};
+/* 1: moved, 0: nothing to do yet, negative: error. */
+static int take(struct hvd_shm *shm, const struct hvd_work *work, struct hvd_error *error)
+{
+    struct hvd_shm_now *now = &shm->now;
+    uint64_t i = now->combined;
+    if (i == now->segments)
+        return 0;
+    /* Givers know of us by our last word, and must not wait for news that comes only after a segment of theirs. */
+    if (i == 0 && now->segments > 1 && now->gives < now->segments && now->takes > 0 && !now->announced) {
+        now->announced = true;
+        publish(shm, &shm->lane[shm->rank]->finished, now->base);
+    }
+    for (; i < now->takes && now->from_in < shm->size; now->from_in++) {
+        int from = now->from_in;
+        bool gives = from != shm->rank && slice_count(&shm->takes[from], i) > 0;
+        int there = gives ? hvd_shm_one_in(shm, from, now->base + i, error) : 1;
+        if (there != 1)
+            return there;
+    }
+    now->from_in = 0;
+    if (i < now->takes && work->kind == HVD_ALLTOALL)
+        take_parts(shm, work, i);
+    else if (i < now->takes)
+        take_sums(shm, work, i);
+    now->combined = i + 1 < now->takes ? i + 1 : now->segments;
+    if (now->gives < now->segments && (now->combined == now->segments || now->combined % (HVD_SHM_RING / 2) == 0))
+        publish(shm, &shm->lane[shm->rank]->finished, now->base + now->combined);
+    return 1;
+}
+
+int hvd_shm_exchange(struct hvd_shm *shm, const struct hvd_work *work, bool *progress, struct hvd_error *error)
+{
+    struct hvd_shm_now *now = &shm->now;
+    for (int step = 0; step < STEPS_PER_POLL; step++) {
+        bool given = give(shm, work);
+        int taken = take(shm, work, error);
+        if (taken < 0)
+            return taken;
+        if (given || taken)
+            *progress = true;
+        if (now->entered == now->gives && now->combined == now->segments)
+            return HVD_OK;
+        if (!given && !taken)
+            return HVD_AGAIN;
+    }
+    return HVD_AGAIN;
+}

@@ -7,8 +7,8 @@
  *
  *   in[slot]    = g + 1: my part of segment g is in my slot (or, if it is tiny, in the word's own cache line)
  *   out[slot]   = g + 1: my slice of segment g is reduced and lies in my slot, or where it belongs
- *   finished    = g: I have read all I want of every segment below g. Published by broadcasts only: in all other
- *                 works `in` says it too, by the rule of flow.
+ *   finished    = g: I have read all I want of every segment below g. Published by broadcasts and exchanges only: in
+ * all other works `in` says it too, by the rule of flow.
  *
  * The rule of flow: a rank that publishes in(g) has finished every segment up to g - HVD_SHM_RING + 1. So whoever
  * has seen in(g - 1) of all ranks may overwrite the slot of segment g - HVD_SHM_RING, which is that of g. One
@@ -54,7 +54,8 @@ struct hvd_shm_now {
     size_t element_bytes;
     uint64_t segment_count; /* elements of a full segment */
     uint64_t mark;
-    uint64_t active; /* bitmap of ranks that have something to reduce */
+    uint64_t active;       /* bitmap of ranks that have something to reduce; exchange: to give or to take */
+    uint64_t gives, takes; /* exchange: segments in which this rank does */
     struct hvd_scale scale;
     struct hvd_shm_cursor at[3];
     bool tiny, joined, announced, finished;
@@ -92,8 +93,7 @@ struct hvd_shm_way {
     void (*gather)(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i);
 };
 
-extern const struct hvd_shm_way hvd_shm_flat, hvd_shm_halves, hvd_shm_direct, hvd_shm_allgather, hvd_shm_barrier,
-    hvd_shm_alltoall, hvd_shm_reducescatter;
+extern const struct hvd_shm_way hvd_shm_flat, hvd_shm_halves, hvd_shm_direct, hvd_shm_allgather, hvd_shm_barrier;
 
 /* flow.c. all: 1 when every rank has said its word for segment g, 0 not yet, negative: a rank said nonsense. */
 void hvd_shm_publish(struct hvd_shm *shm, struct hvd_shm_word *word, uint64_t value);
@@ -102,9 +102,10 @@ int hvd_shm_all_in(struct hvd_shm *shm, uint64_t g, struct hvd_error *error);
 int hvd_shm_all_out(struct hvd_shm *shm, uint64_t g, struct hvd_error *error);
 int hvd_shm_one_in(struct hvd_shm *shm, int rank, uint64_t g, struct hvd_error *error);
 
-/* pipeline.c and broadcast.c: some steps of the work in flight; HVD_OK: it is done. */
+/* pipeline.c, broadcast.c and exchange.c: some steps of the work in flight; HVD_OK: it is done. */
 int hvd_shm_pipeline(struct hvd_shm *shm, const struct hvd_work *work, bool *progress, struct hvd_error *error);
 int hvd_shm_broadcast(struct hvd_shm *shm, const struct hvd_work *work, bool *progress, struct hvd_error *error);
+int hvd_shm_exchange(struct hvd_shm *shm, const struct hvd_work *work, bool *progress, struct hvd_error *error);
 
 /* How many segments, of how many elements; fills now.segments and what the way needs besides. */
 void hvd_shm_plan_allreduce(struct hvd_shm *shm, const struct hvd_work *work);

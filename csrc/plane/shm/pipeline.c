@@ -1,4 +1,5 @@
-/* pipeline.c - every collective but broadcast: three stages per segment, a few segments under way.
+/* pipeline.c - every collective but broadcast, alltoall and reducescatter: three stages per segment, a few segments
+ * under way.
  *
  * How does a collective advance without ever blocking? It is cut into segments, and a segment passes three
  * stages: *enter* (put my part where all can read it, say `in`), *combine* (once everyone has entered: reduce
@@ -25,7 +26,7 @@ static int count_active(struct hvd_shm *shm, const struct hvd_work *work, struct
         active += !joined;
         now->active |= (uint64_t)!joined << rank;
     }
-    if (work->kind != HVD_ALLREDUCE && work->kind != HVD_REDUCESCATTER)
+    if (work->kind != HVD_ALLREDUCE)
         return HVD_OK;
     if (active == 0)
         return hvd_fail(error, HVD_EINTERNAL, "every rank has joined, nobody gave a tensor; please report this");
