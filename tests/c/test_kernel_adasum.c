@@ -53,7 +53,7 @@ static void dots_are_right_and_the_same_in_every_variant(int dtype, size_t count
 static void compare_with_the_tree(double (*a)[COUNT], int n, size_t count, const char *what)
 {
     double gram[HVD_GRAM_COUNT(HVD_LOCAL_MAX)] = {0}, coefficient[HVD_LOCAL_MAX], sum[COUNT] = {0};
-    double *array[HVD_LOCAL_MAX], largest = 0;
+    double *array[HVD_LOCAL_MAX] = {0}, largest = 0;
     for (int i = 0; i < n; i++)
         array[i] = a[i];
     hvd_gram_add(HVD_DTYPE_float64, (const void *const *)array, n, count, gram);
