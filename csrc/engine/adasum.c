@@ -89,9 +89,9 @@ static void begin_chunk(struct hvd_adasum *adasum, uint32_t tensor, uint64_t fro
 /* The chunk that follows; none are left in the batch if it has no parts. */
 static void next_chunk(struct hvd_adasum *adasum)
 {
-    struct part part = part_of(adasum, 0);
-    if (part.from + part.count < part.piece->count)
-        begin_chunk(adasum, adasum->tensor, part.from + part.count);
+    struct part last = part_of(adasum, adasum->parts - 1);
+    if (last.from + last.count < last.piece->count)
+        begin_chunk(adasum, last.tensor, last.from + last.count);
     else
         begin_chunk(adasum, adasum->tensor + adasum->parts, 0);
 }

@@ -32,7 +32,11 @@ static void check(const double *found, int tensor, int size, int joined)
     }
     slow_adasum(a, size, (size_t)count_of(tensor));
     for (int64_t i = 0; i < count_of(tensor); i++)
-        CHECK(fabs(found[i] - a[0][i]) < 1e-11 * size);
+        if (!(fabs(found[i] - a[0][i]) < 1e-11 * size)) {
+            fprintf(stderr, "%d ranks, %d joined: element %lld of tensor %d is %.17g, not %.17g\n", size, size - joined,
+                    (long long)i, tensor, found[i], a[0][i]);
+            abort();
+        }
     for (int rank = 0; rank < size; rank++)
         free(a[rank]);
 }

@@ -5,10 +5,9 @@ import pytest
 from ranks import as_ranks
 
 import hvdlite as hvd
-from hvdlite import _core
 
 SIZES = (1, 2, 3, 4)
-ADASUM = _core.OPS["adasum"]
+ADASUM = hvd.Adasum
 COUNTS = (1, 7, 1000, 300001)
 PRECISION = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12}
 
