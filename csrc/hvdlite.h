@@ -86,7 +86,7 @@ typedef int hvd_boot_allgather(void *self, const void *mine, size_t bytes, void 
 struct hvd_request {
     const char *name; /* NULL: unnamed, matched by order of submission */
     int kind, op, dtype;
-    int root; /* broadcast, reduce: rank inside the process set; send: the sender */
+    int root; /* broadcast, reduce: rank inside the process set; send: the sender; alltoall: only compared (gather) */
     int peer; /* send: the receiver, a rank inside the process set; 0 for all other kinds */
     int ndim;
     int64_t dims[HVD_DIMS_MAX];

@@ -286,7 +286,8 @@ def submit(
         if earlier is not None and lib.hvd_poll(earlier) == _AGAIN:
             raise error_for(
                 lib.HVD_EDUP,
-                f"a tensor named {name!r} is in flight already: synchronize it first, or give each tensor its own name",
+                "Requested a collective of a tensor with the same name as another tensor that is currently being "
+                f"processed: {name!r} is in flight already. Synchronize it first, or give each tensor its own name.",
             )
     thread = _thread
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count)

@@ -172,7 +172,8 @@ static struct hvd_signature sign(const struct hvd_request *request)
     signature.op = reduces ? request->op : 0;
     signature.dtype = kind == HVD_BARRIER ? 0 : request->dtype;
     signature.ndim = request->ndim;
-    signature.root = kind == HVD_BROADCAST || kind == HVD_REDUCE || kind == HVD_SEND ? request->root : 0;
+    bool rooted = kind == HVD_BROADCAST || kind == HVD_REDUCE || kind == HVD_SEND || kind == HVD_ALLTOALL;
+    signature.root = rooted ? request->root : 0;
     signature.peer = kind == HVD_SEND ? request->peer : 0;
     signature.group = request->group;
     signature.group_count = request->group ? (uint32_t)request->group_count : 0;

@@ -163,7 +163,8 @@ static int check_kind(const struct hvd_membership *membership, const struct hvd_
         code = check_rows(request, "gather", error);
         break;
     case HVD_ALLTOALL:
-        code = check_rows(request, "split", error);
+        code = check_rank(membership, request, request->root, "root rank", error);
+        code = code == HVD_OK ? check_rows(request, "split", error) : code;
         code = code == HVD_OK ? check_splits(membership, request, error) : code;
         break;
     case HVD_BROADCAST:

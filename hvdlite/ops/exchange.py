@@ -107,10 +107,9 @@ class Exchanges(Tensors[T]):
         mine, view = self._rows("gather", tensor)
         number, root = number_of(terms.process_set), rank_in(terms.process_set, terms.root_rank)
         splits = tuple(view.shape[0] if rank == root else 0 for rank in range(terms.process_set.size()))
-        full = full_name(f"gather.to{root}.", name)  # ranks that mean different roots do not meet
         pending = _core.submit(
-            _core.ALLTOALL, 0, view.dtype, full, view.shape, view.address, 0, mine, splits=splits, process_set=number,
-            waits=waits,
+            _core.ALLTOALL, 0, view.dtype, full_name("gather.", name), view.shape, view.address, 0, mine, root=root,
+            splits=splits, process_set=number, waits=waits,
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:
@@ -173,8 +172,8 @@ class Exchanges(Tensors[T]):
             block, lengths = bytearray(), (0,) * terms.process_set.size()
         address, keep = _bytes.address_of(block)
         pending = _core.submit(
-            _core.ALLTOALL, 0, _core.DTYPES["uint8"], full_name(f"scatter.from{root}.", name), (len(block),), address,
-            0, keep, splits=lengths, process_set=number, waits=waits,
+            _core.ALLTOALL, 0, _core.DTYPES["uint8"], full_name("scatter.", name), (len(block),), address, 0,
+            keep, root=root, splits=lengths, process_set=number, waits=waits,
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:

@@ -8,6 +8,7 @@ import pytest
 from ranks import as_ranks
 
 import hvdlite as hvd
+from hvdlite.numpy import Compression
 
 SIZES = (1, 2, 3, 4)
 DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool"]
@@ -79,6 +80,16 @@ def test_scales_are_applied_before_and_after():
     np.testing.assert_allclose(result, np.full(5, 2.0 * total))
     lowest = hvd.allreduce(mine, op=hvd.Min, prescale_factor=-1.0)
     np.testing.assert_allclose(lowest, np.full(5, -float(hvd.size())))
+
+
+@as_ranks(1, 2)
+def test_compression_halves_what_travels():
+    mine, whole = np.full(5, hvd.rank() + 0.5), np.arange(4)
+    for compression in (Compression.fp16, hvd.numpy.Compression.none):
+        result = hvd.allreduce(mine, compression=compression, op=hvd.Sum)
+        assert result.dtype == np.float64 and (result == sum(r + 0.5 for r in range(hvd.size()))).all()
+        (result,) = hvd.grouped_allreduce([whole], compression=compression, op=hvd.Sum)
+        assert result.dtype == whole.dtype and (result == whole * hvd.size()).all()
 
 
 @as_ranks(*SIZES)

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 import hvdlite.torch as hvd  # noqa: E402
 
 SIZES = (1, 2, 3)
-DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"]
+DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"]
 OPS = ["Average", "Sum", "Min", "Max", "Product"]
 
 

@@ -196,9 +196,13 @@ def test_ranks_that_disagree_are_named_with_the_tensor():
         ("kind", lambda: hvd.reducescatter(torch.ones(4), name="kind", op=hvd.Max if last else hvd.Sum)),
         ("rows", lambda: hvd.reducescatter(torch.ones(5 if last else 4), name="rows")),
         ("root", lambda: hvd.reduce(torch.ones(4), 0 if last else 1, name="root")),
+        ("gather", lambda: hvd.gather(torch.ones(4), 0 if last else 1)),
+        ("scatter", lambda: hvd.scatter(torch.ones(hvd.size()), 0 if last else 1)),
         ("dtype", lambda: hvd.grouped_allgather([torch.ones(2, dtype=torch.int32 if last else None)], name="dtype")),
     ):
-        with pytest.raises(hvd.HvdMismatchError, match=f"(?s)(?=.*{name})(?=.*rank 0|.*ranks 0)(?=.*{hvd.size() - 1})"):
+        with pytest.raises(
+            hvd.HvdMismatchError, match=f"(?s)(?=.*({name}|root rank))(?=.*rank 0|.*ranks 0)(?=.*{hvd.size() - 1})"
+        ):
             call()
     if hvd.rank() < 2:
         tensor = torch.ones(3 + hvd.rank())
