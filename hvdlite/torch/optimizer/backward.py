@@ -24,6 +24,7 @@ import threading
 from typing import Any, Protocol
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.autograd.function import BackwardCFunction
 
 _serials = itertools.count()
@@ -56,7 +57,7 @@ def uncompiled(function: Any) -> Any:
         set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
         return function
     except (ImportError, TypeError):  # an older torch
-        return torch.compiler.disable(function)
+        return _disable_dynamo(function)
 
 
 class Participant(Protocol):

@@ -173,6 +173,8 @@ class Exchange:
 
     def _add_on(self) -> None:
         """What was reduced will be reduced again, with something added to it."""
+        if self.wire.predivide != 1.0:
+            self.wire.refresh()
         if self.book.reduced:
             with torch.no_grad():
                 self.wire.again(range(len(self.wire.names)))
