@@ -78,11 +78,13 @@ static void begin_chunk(struct hvd_adasum *adasum, uint32_t tensor, uint64_t fro
     adasum->parts = 0;
     adasum->elements = 0;
     while (adasum->tensor + adasum->parts < adasum->batch_end) {
-        uint64_t count = part_of(adasum, adasum->parts).count;
-        if (adasum->parts > 0 && adasum->elements + count > CHUNK)
+        struct part part = part_of(adasum, adasum->parts);
+        if (adasum->parts > 0 && adasum->elements + part.count > CHUNK)
             break;
-        adasum->elements += count;
+        adasum->elements += part.count;
         adasum->parts++;
+        if (part.from + part.count < part.piece->count) /* it goes on in the next chunk, which begins with it */
+            break;
     }
 }
 
