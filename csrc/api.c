@@ -229,6 +229,21 @@ int64_t hvd_submit(const struct hvd_request *request, char *text, size_t text_by
     return handle;
 }
 
+int hvd_check(const struct hvd_request *request, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine) {
+        hvd_text_copy(text, text_bytes, text_of(state()));
+        return state();
+    }
+    struct hvd_error error = {0};
+    int code = hvd_engine_check(engine, request, &error);
+    if (code < 0)
+        hvd_text_copy(text, text_bytes, error.text);
+    go_out();
+    return code;
+}
+
 int hvd_poll(int64_t handle)
 {
     struct hvd_engine *engine = enter();

@@ -146,6 +146,8 @@ int hvd_set_close(int process_set, char *text, size_t text_bytes);
 /* Collectives. submit returns a handle > 0 or a negative code; it never waits for another rank.
  * The request is copied; tensor memory stays the caller's and must live until the handle is finished. */
 int64_t hvd_submit(const struct hvd_request *request, char *text, size_t text_bytes);
+/* Would submit take it, as far as this process can see alone? So that of a group all members are submitted or none. */
+int hvd_check(const struct hvd_request *request, char *text, size_t text_bytes);
 int hvd_poll(int64_t handle); /* HVD_OK: finished (well or not), HVD_AGAIN, HVD_EHANDLE */
 int hvd_wait(int64_t handle, int timeout_ms, char *text, size_t text_bytes); /* HVD_OK, HVD_AGAIN, or why it failed */
 int hvd_result(int64_t handle,

@@ -252,7 +252,7 @@ def _request(
     """A request but for its addresses, and the memory that it points to."""
     if name is not None and "\0" in name:
         raise ValueError(f"a tensor name must not contain a NUL character: {name!r}")
-    c_name = ffi.NULL if name is None else ffi.new("char[]", name.encode("utf-8", "surrogateescape"))
+    c_name = ffi.NULL if name is None else ffi.new("char[]", name.encode("utf-8", "surrogatepass"))
     request = ffi.new("struct hvd_request *")
     request.name, request.kind, request.op, request.dtype = c_name, kind, op, dtype
     request.root, request.peer = root, peer
@@ -270,11 +270,12 @@ def _request(
 def submit(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], source: int, target: int, keep: Any, *,
     root: int = 0, peer: int = 0, splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0,
-    process_set: int = 0, group: int = 0, group_count: int = 0, waits: bool = False
+    process_set: int = 0, group: int = 0, group_count: int = 0, waits: bool = False, only_check: bool = False
 ) -> Pending:  # fmt: skip
     """Hand one contiguous tensor over. `source` and `target` are addresses; never waits for another rank.
 
     `waits`: the caller waits at once, so the engine thread is not woken: the waiting thread does its work.
+    `only_check`: raise what a submission would raise, and submit nothing.
 
     Raises ValueError (unsupported dtype or op, the name is in flight), HvdNotInitializedError, HvdPeerLostError.
     """
@@ -301,8 +302,10 @@ def submit(
     request = known[0]
     request.input, request.output = ffi.cast("void *", source), ffi.cast("void *", target)
     request.waits = waits
-    native = lib.hvd_submit(request, thread.text, _TEXT_BYTES)
+    native = (lib.hvd_check if only_check else lib.hvd_submit)(request, thread.text, _TEXT_BYTES)
     _checked(native, thread.text)
+    if only_check:
+        return Pending(0, None)
     if name is not None:
         if len(_latest) >= _REQUESTS_KEPT:
             _latest.clear()

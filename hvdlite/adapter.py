@@ -48,5 +48,8 @@ class Adapter(Protocol[T]):
     def copy(self, into: T, source: T) -> None:
         """Overwrite a tensor of any layout."""
 
+    def written(self, tensor: T) -> None:
+        """The core has overwritten a tensor's memory behind the framework's back."""
+
     def cast(self, tensor: T, dtype: str) -> T:
         """The tensor with another dtype, by its name in the core's table."""

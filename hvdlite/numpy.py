@@ -73,6 +73,9 @@ class NumpyAdapter:
     def copy(self, into: np.ndarray, source: np.ndarray) -> None:
         into[...] = source
 
+    def written(self, tensor: np.ndarray) -> None:
+        """NumPy keeps no account of writing."""
+
     def cast(self, tensor: np.ndarray, dtype: str) -> np.ndarray:
         return tensor.astype(dtype)
 

@@ -11,9 +11,9 @@ Gradients of several passes are summed, as in Horovod, because that is what back
 the loss.
 
 Two things make this more than a counter. One backward may reach a parameter several times (a weight shared between
-re-entrant checkpoints): that is one pass, and since nobody knows which time is the last, such a parameter is learned
-and from then on travels at the end of the pass. And a pass may come after a round but before the step: its gradients
-are added to what is reduced already, which the book tells the optimizer (`reduced`).
+re-entrant checkpoints): that is one pass, and since nobody knows which time is the last, on this rank or another, what
+a nested backward has reached travels at the end of the pass from then on. And a pass may come after a round but before
+the step: its gradients are added to what is reduced already, which the book tells the optimizer (`reduced`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ class GradientBook:
         self._passes: list[int] = []  # of this window
         self._latest: list[int] = []  # the backward that reached the parameter last
         self._sent: set[int] = set()
-        self._often: set[int] = set()  # one backward reached it more than once
-        self._once: set[int] = set()  # a nested backward reached it, and none did again in the same pass
-        self._nested: set[int] = set()  # what may become `once` when this pass has ended
+        self._often: set[int] = set()  # one backward may reach it more than once
         self._ended = 0  # passes of this window
         self._closing = False  # passes that were not counted wait for the next one to close the window
         self.accumulating = False  # passes are not counted (no_sync)
@@ -70,7 +68,6 @@ class GradientBook:
             raise AssertionError("a gradient that is under way was reached again")
         if self._latest[parameter] == backward:
             self._often.add(parameter)
-            self._once.discard(parameter)
         else:
             self._latest[parameter] = backward
             if not self.accumulating:
@@ -78,17 +75,14 @@ class GradientBook:
 
     def due(self, parameter: int, nested: bool = False) -> bool:
         """Whether a gradient that backward has just added to is complete for this round."""
+        if nested:
+            self._often.add(parameter)
         if self.accumulating or parameter in self._often or parameter in self._sent:
-            return False
-        if nested and parameter not in self._once:
-            self._nested.add(parameter)
             return False
         return self._closing or self._passes[parameter] >= self._per_step
 
     def ended(self) -> bool:
         """A pass has ended; True if it was the last of its window."""
-        self._once |= self._nested - self._often
-        self._nested.clear()
         if self.accumulating:
             self._closing = True
             return False

@@ -205,7 +205,7 @@ static void emit(struct hvd_coord *coord, const struct turn *turn, struct hvd_pl
         item->count = elements(&item->signature);
         item->code = code_of(&item->signature, turn->vote);
         unnamed_done(coord, item->key);
-        /* Of a send whose two ranks have joined all bits are 1 although nobody asks: refused once, not in every round. */
+        /* Of a send whose ranks have both joined all bits are 1 although nobody asks: refused once, not every round. */
         bool over = item->key.high == 0 || (item->signature.kind == HVD_SEND && item->code != HVD_OK);
         if (over && item->slot != HVD_SLOTLESS)
             hvd_slot_forget(coord, item->slot);

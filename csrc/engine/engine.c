@@ -227,6 +227,13 @@ int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *req
     return handle;
 }
 
+int hvd_engine_check(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error)
+{
+    struct hvd_membership membership;
+    int code = hvd_set_look_up(engine, request, &membership, error);
+    return code == HVD_OK ? hvd_request_check(&membership, request, error) : code;
+}
+
 int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error)
 {
     struct hvd_membership membership;

@@ -14,6 +14,7 @@ import itertools
 import math
 from array import array
 from collections.abc import Iterator
+from operator import index
 from typing import Any
 
 from .. import _bytes, _core
@@ -29,6 +30,17 @@ _unnamed: dict[tuple[int, int, int], Iterator[int]] = {}  # (set, sender, receiv
 on_new_life(_unnamed.clear)
 
 
+def _count(value: Any) -> int:
+    try:
+        if not isinstance(value, bool):
+            return index(value)
+    except TypeError:
+        pass
+    raise HvdArgumentError(
+        f"alltoall expects splits to contain integer elements: how many rows go to each rank, not {value!r}"
+    )
+
+
 class Exchanges(Tensors[T]):
     """alltoall, gather, scatter, send, recv."""
 
@@ -42,7 +54,13 @@ class Exchanges(Tensors[T]):
                 )
             return (rows // size,) * size, "int32"
         dtype = "int32"
-        if not isinstance(splits, (list, tuple)):
+        if isinstance(splits, range) or (hasattr(splits, "__array_interface__") and hasattr(splits, "tolist")):
+            splits = list(splits) if isinstance(splits, range) else splits.tolist()  # an array of NumPy's
+        if isinstance(splits, (list, tuple)):
+            splits = [_count(count) for count in splits]
+        elif not hasattr(splits, "tolist"):
+            raise HvdArgumentError(f"alltoall expects splits to be a 1D tensor or a list, not {splits!r}")
+        else:
             view = self.adapter.view(self.adapter.accept(splits))
             known = {_core.DTYPES["int32"]: "int32", _core.DTYPES["int64"]: "int64"}
             if view.dtype not in known:
@@ -50,8 +68,6 @@ class Exchanges(Tensors[T]):
             if len(view.shape) != 1:
                 raise HvdArgumentError(f"alltoall expects a 1D splits tensor, not one of {len(view.shape)} dimensions")
             dtype, splits = known[view.dtype], splits.tolist()
-        if any(isinstance(count, bool) or not isinstance(count, int) for count in splits):
-            raise HvdArgumentError("alltoall expects splits to contain integer elements: how many rows go to each rank")
         if len(splits) != size:
             raise HvdArgumentError(
                 f"Number of entries in splits ({len(splits)}) does not equal number of workers ({size})."

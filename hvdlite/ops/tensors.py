@@ -51,6 +51,8 @@ class Tensors(Generic[T]):
         """In place: a result that came to a contiguous copy goes back to the caller's tensor."""
         if target is not tensor:
             self.adapter.copy(tensor, target)
+        else:
+            self.adapter.written(tensor)
         return tensor
 
     def _submit_all(
@@ -59,14 +61,19 @@ class Tensors(Generic[T]):
         """Requests that become ready as one. Members: view, what to keep alive, address of the result (0: none)."""
         number, count = number_of(terms.process_set), len(members)
         group = _core.group_number(base, number)
-        return [
-            _core.submit(
-                kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape, view.address,
-                address, keep, prescale=terms.prescale, postscale=terms.postscale, process_set=number, group=group,
-                group_count=count, waits=waits,
-            )
-            for i, (view, keep, address) in enumerate(members, 1)
-        ]  # fmt: skip
+
+        def all_of(only_check: bool) -> list[_core.Pending]:
+            return [
+                _core.submit(
+                    kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape,
+                    view.address, address, keep, prescale=terms.prescale, postscale=terms.postscale,
+                    process_set=number, group=group, group_count=count, waits=waits, only_check=only_check,
+                )
+                for i, (view, keep, address) in enumerate(members, 1)
+            ]  # fmt: skip
+
+        all_of(only_check=True)  # half a group would never become ready
+        return all_of(only_check=False)
 
     def _fetched(self, pending: _core.Pending, like: T, rest: tuple[int, ...]) -> tuple[T, list[int]]:
         """What a ragged collective brought, as a new tensor of rows of shape `rest`; how many came from each rank."""

@@ -43,8 +43,8 @@ def op_of(average: bool | None, op: int | None) -> int:
         return Average if average else Sum
     if op is None:
         return Average
-    if _core.op_name(op) is None:
-        known = "hvd.Average, hvd.Sum, hvd.Min, hvd.Max or hvd.Product"
+    if isinstance(op, bool) or not hasattr(op, "__index__") or _core.op_name(int(op)) is None:
+        known = "hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max or hvd.Product"
         raise ValueError(f"op={op!r} is not supported: use {known}")
     return int(op)
 

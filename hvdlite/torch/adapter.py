@@ -59,5 +59,10 @@ class TorchAdapter:
         with torch.no_grad():
             into.copy_(source)
 
+    def written(self, tensor: torch.Tensor) -> None:
+        """So that autograd finds out when backward needs what was there before."""
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
     def cast(self, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
         return tensor.to(getattr(torch, dtype))

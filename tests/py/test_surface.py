@@ -123,13 +123,16 @@ def test_the_numpy_adapter_needs_no_torch():
     assert python("import sys, hvdlite; hvdlite.allreduce; print('torch' in sys.modules)").strip() == "False"
 
 
-def test_import_is_quick_beyond_numpy():
-    """CPU time, and the best of five, so that a busy machine does not count; 50 ms are promised."""
+def test_what_is_imported_beyond_numpy_is_little():
+    """What makes the import slow is what it imports (examples/benchmarks measures the milliseconds)."""
     code = """
-import numpy, time
-before = time.process_time()
+import numpy, sys
+before = set(sys.modules)
 import hvdlite
 hvdlite.allreduce
-print(time.process_time() - before)
+slow = {"asyncio", "cloudpickle", "hashlib", "hvdlite.data", "hvdlite.elastic", "ssl", "torch", "yaml"}
+print(sorted((set(sys.modules) - before) & slow), len(set(sys.modules) - before))
 """
-    assert min(float(python(code)) for _ in range(5)) < 0.050
+    loaded, count = python(code).strip().rsplit(" ", 1)
+    assert loaded == "[]"
+    assert int(count) < 60, "a new import has come in: is it needed before the first collective?"

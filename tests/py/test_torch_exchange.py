@@ -3,6 +3,7 @@
 With the errors that this process sees alone, in Horovod's words, and those that ranks only see together.
 """
 
+import numpy
 import pytest
 from ranks import as_ranks
 
@@ -236,3 +237,41 @@ def test_joined_ranks_give_nothing_and_the_last_one_is_told():
     last = hvd.join()
     assert hvd.allgather_object(last) == [last] * n and last == n - 1
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == n
+
+
+@as_ranks(2)
+def test_a_refused_group_leaves_nothing_behind():
+    good = torch.ones(2)
+    for collective in (hvd.grouped_allreduce, hvd.grouped_reducescatter):
+        with pytest.raises(ValueError, match="bool"):
+            collective([good, good.bool()], name="half", op=hvd.Average)
+        assert [tensor.tolist() for tensor in collective([good, good], name="half")] == [
+            [1.0] * (2 if collective is hvd.grouped_allreduce else 1)
+        ] * 2
+
+
+@as_ranks(2)
+def test_autograd_finds_out_that_a_tensor_was_overwritten():
+    for overwrite in (
+        lambda tensor: hvd.allreduce_(tensor, op=hvd.Sum),
+        lambda tensor: hvd.broadcast_(tensor, 0),
+        lambda tensor: hvd.grouped_allreduce_([tensor]),
+    ):
+        weight, factor = torch.ones(2, requires_grad=True), torch.ones(2)
+        result = (weight * factor).sum()
+        overwrite(factor)
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            result.backward()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "numpy numbers", "tensors", "range"])
+@as_ranks(2)
+def test_splits_may_be_any_list_of_whole_numbers(kind):
+    splits = {
+        "numpy": numpy.array([1, 1], numpy.int32),
+        "numpy numbers": [numpy.int64(1)] * 2,
+        "tensors": [torch.tensor(1)] * 2,
+        "range": range(1, 3),
+    }[kind]
+    result, received = hvd.alltoall(torch.arange(3.0), splits)
+    assert received.tolist() == [int(splits[hvd.rank()])] * 2 and len(result) == sum(received)

@@ -193,3 +193,21 @@ def test_groups_added_to_two_optimizers_have_names_of_their_own():
     for optimizer in optimizers:
         optimizer.step()
     assert all(torch.equal(layer.weight.grad, torch.full((3, 3), 1.5)) for layer in layers)
+
+
+@as_ranks(2)
+def test_the_newer_of_two_optimizers_has_the_parameters():
+    model = torch.nn.Linear(2, 1)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    older = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    newer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for _ in range(3):
+        newer.zero_grad()
+        model(torch.full((2,), 1.0 + hvd.rank())).sum().backward()
+        assert model.weight.grad.tolist() == [[1.5, 1.5]]
+        newer.step()
+    with pytest.raises(hvd.HvdError, match=r"newer DistributedOptimizer has parameter 'bias"):
+        older.step()
+    newer.zero_grad()
+    model(torch.ones(2)).sum().backward()
+    newer.step()

@@ -323,3 +323,27 @@ def test_backward_of_some_inputs_is_one():
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             optimizer.step()
     assert_same(worlds[0], worlds[2])
+
+
+@as_ranks(2)
+def test_a_checkpointed_layer_that_ranks_use_unequally_often_is_reduced_once():
+    layer, alone = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    hvd.broadcast_parameters(layer.state_dict(), 0)
+    alone.load_state_dict(layer.state_dict())
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.01), layer.named_parameters())
+    single = torch.optim.SGD(alone.parameters(), lr=0.01)
+
+    def loss(model, rank, step):
+        x = (torch.arange(6.0).view(2, 3) / 6 * (rank + 1) + step * 0.1).requires_grad_()
+        for _ in range(2 if rank == 0 and step % 2 == 1 else 1):
+            x = checkpoint(model, x, use_reentrant=True)
+        return x.pow(2).mean()
+
+    for step in range(4):
+        optimizer.zero_grad()
+        loss(layer, hvd.rank(), step).backward()
+        optimizer.step()
+        single.zero_grad()
+        sum(loss(alone, rank, step) for rank in range(2)).div(2).backward()
+        single.step()
+        assert torch.allclose(layer.weight, alone.weight, atol=1e-6)

@@ -159,3 +159,16 @@ def test_an_exception_within_uneven_inputs_goes_on_at_once():
         raise KeyError
     assert optimizer._hvd.wire.shares is None
     hvd.barrier()
+
+
+@as_ranks(2)
+def test_uneven_inputs_with_weights_and_sparse_gradients():
+    table = torch.nn.Embedding(6, 2, sparse=True)
+    weighted = hvd.WeightedAverage(1.0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), op=weighted)
+    with hvd.uneven_inputs(optimizer, model=table):
+        for step in range(2 + 2 * hvd.rank()):
+            optimizer.zero_grad()
+            table(torch.tensor([hvd.rank(), step])).sum().backward()
+            optimizer.step()
+    hvd.check_consistency(table)

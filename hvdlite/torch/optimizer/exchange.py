@@ -25,11 +25,13 @@ from typing import Any, Protocol
 
 import torch
 
+from ...errors import HvdError
 from ...optimizer import GradientBook
 from . import backward as passes
 from .wire import Flight, Wire
 
 _serials = itertools.count()
+_owner_of: dict[int, weakref.ref[Exchange]] = {}  # by id of a parameter, which its exchange keeps alive
 _current_task = passes.task_number
 
 
@@ -111,6 +113,7 @@ class Exchange:
         self.wait_in_backward = True
         self.skipping = False  # within skip_synchronize
         self.asked = False  # the user called synchronize since the last backward
+        self.lost: str | None = None  # a parameter that a newer optimizer has taken over
         self._lock = threading.RLock()
         self._open: set[passes.Backward] = set()
         self._task, self._pass, self._nested = -1, -1, False
@@ -118,6 +121,7 @@ class Exchange:
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
         """One more parameter. Hooks stay through freezing and unfreezing."""
+        self._take_over(parameter, name)
         wire, number = self.wire, self.book.add()
         wire.parameters.append(parameter)
         wire.names.append(name)
@@ -128,6 +132,15 @@ class Exchange:
         self.hooks.append(parameter.register_hook(_before(parameter, myself, number)))
         self.hooks.append(parameter.register_post_accumulate_grad_hook(_after(myself, number)))
         parameter.requires_grad_(trainable)
+
+    def _take_over(self, parameter: torch.Tensor, name: str) -> None:
+        """Two optimizers that reduce one gradient, each in place, would spoil it: the newer one has it."""
+        earlier = _owner_of.get(id(parameter), lambda: None)()
+        if earlier is not None and earlier is not self:
+            earlier.lost = name
+            for hook in earlier.hooks:
+                hook.remove()
+        _owner_of[id(parameter)] = weakref.ref(self)
 
     def reaching(self, number: int) -> None:
         """Backward is about to add to this gradient."""
@@ -210,6 +223,11 @@ class Exchange:
 
     def send_rest(self) -> None:
         """Send what has not been sent in this round; does not wait."""
+        if self.lost is not None:
+            raise HvdError(
+                f"a newer DistributedOptimizer has parameter {self.lost!r}: use that one, or wrap an optimizer once. "
+                "Gradients can be averaged for one optimizer only."
+            )
         with self._lock, torch.no_grad():
             self._add_on()
             for number in self.book.unsent():

@@ -64,6 +64,7 @@ class Wire:
         self.names: list[str] = []
         self.known_sparse: dict[int, int] = {}  # and how many of its dimensions are
         self.shares: Shares | None = None
+        self.uneven = False  # ranks may have run out of data
         if self.weights is not None:
             self.shares = Shares("optimizer.weight" + suffix, process_set, self.weights.current)
         self.settings: dict[str, Any] = {}
@@ -80,6 +81,7 @@ class Wire:
 
     def count_active(self, on: bool) -> None:
         """Divide averages by the ranks that still have data (`uneven_inputs`), or by all again."""
+        self.uneven = on
         if self.weights is None and self.op == Average:
             name = "optimizer.active" + self.suffix
             self.shares = Shares(name, self.process_set, lambda: 1.0) if on else None
@@ -133,7 +135,7 @@ class Wire:
             parameter.grad = gradient
         if gradient.layout is not torch.strided:
             self.known_sparse[number] = gradient.sparse_dim()
-            if self.sparse_as_dense or (self.shares is not None and self.weights is None):
+            if self.sparse_as_dense or self.uneven:  # who has joined takes part in allreduces only
                 gradient = parameter.grad.to_dense()  # type: ignore[union-attr]
         return gradient
 
@@ -201,7 +203,9 @@ class Wire:
             elif self.op == Average:
                 out = out / self.process_set.size()
             if parameter.grad is not None:
-                parameter.grad = torch.sparse_coo_tensor(indices.t(), out, gradient.shape).coalesce()
+                parameter.grad = torch.sparse_coo_tensor(
+                    indices.t(), out, gradient.shape, check_invariants=False
+                ).coalesce()
 
         return Flight((number,), _Both(handles), arrive)
 

@@ -73,7 +73,10 @@ def DistributedOptimizer(
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r}")
-    size = _core.size()
+    size, _ = _core.size(), process_set.size()  # ValueError for a set that was not added
+    predivides = isinstance(gradient_predivide_factor, (int, float)) and gradient_predivide_factor > 0
+    if not predivides or isinstance(gradient_predivide_factor, bool):
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0")
     weighted = isinstance(op, WeightedAverage)
     chosen: Any = op if weighted else op_of(None, op)  # type: ignore[arg-type]
     if gradient_predivide_factor != 1.0 and (weighted or chosen != Average):
