@@ -59,7 +59,7 @@ class Exchanges(Tensors[T]):
         if isinstance(splits, (list, tuple)):
             splits = [_count(count) for count in splits]
         elif not hasattr(splits, "tolist"):
-            raise HvdArgumentError(f"alltoall expects splits to be a 1D tensor or a list, not {splits!r}")
+            raise TypeError(f"alltoall expects splits to be a 1D tensor or a list, not {splits!r}")
         else:
             view = self.adapter.view(self.adapter.accept(splits))
             known = {_core.DTYPES["int32"]: "int32", _core.DTYPES["int64"]: "int64"}

@@ -147,7 +147,7 @@ def test_splits_that_do_not_fit_are_refused_in_horovods_words():
             ValueError, match="splits not provided, but first dimension of tensor .* not an even multiple"
         ):
             hvd.alltoall(torch.ones(2 * n + 1))
-    with pytest.raises(TypeError, match=r"torch\.Tensor"):
+    with pytest.raises(TypeError, match="splits to be a 1D tensor"):
         hvd.alltoall(ones, "12")
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == n
 
