@@ -141,6 +141,8 @@ def broadcast_optimizer_state(
     State that the root has not yet (before the first step) is none afterwards anywhere. `model` is Horovod's, and not
     needed here. HvdMismatchError on all ranks when the optimizers have different parameter groups.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"broadcast_optimizer_state expects a torch.optim.Optimizer, not {type(optimizer).__name__}")
     groups = enumerate(optimizer.param_groups)
     named = [(f"group {i} parameter {j}", p) for i, group in groups for j, p in enumerate(group["params"])]
     caller = "broadcast_optimizer_state"
@@ -219,6 +221,9 @@ def broadcast_state(
     """
     models, optimizers = _several(model), _several(optimizer)
     others = [*_several(scheduler), *_several(scaler)]
+    for other in others:
+        if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
+            raise TypeError(f"broadcast_state: {other!r} has no state_dict: give it as extra")
     kinds = [("models", len(models)), ("optimizers", len(optimizers)), ("schedulers and scalers", len(others))]
     require_equal(
         "broadcast_state",

@@ -158,6 +158,8 @@ def convert_sync_batchnorm(module: torch.nn.Module, process_set: ProcessSet = gl
     Parameters and buffers stay the same objects, so that optimizers made before stay valid. ValueError for a lazy layer
     that has seen no batch yet.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"convert_sync_batchnorm expects a torch.nn.Module, not {type(module).__name__}")
     return _converted(module, process_set, {})
 
 

@@ -211,3 +211,30 @@ def test_the_newer_of_two_optimizers_has_the_parameters():
     newer.zero_grad()
     model(torch.ones(2)).sum().backward()
     newer.step()
+
+
+@as_ranks(1, 2)
+def test_wrong_arguments_are_refused_at_the_call_on_any_number_of_ranks():
+    def wrap(parameter=None, **arguments):
+        parameters = [torch.nn.Parameter(torch.ones(2)) if parameter is None else parameter]
+        return hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), **arguments)
+
+    for wrong in (0, -1.0, "a", None, True):
+        with pytest.raises(ValueError, match="gradient_predivide_factor="):
+            wrap(gradient_predivide_factor=wrong)
+    for wrong in (True, [], 9, "sum"):
+        with pytest.raises(ValueError, match=r"hvd\.Adasum"):
+            wrap(op=wrong)
+    with pytest.raises(TypeError, match="process_set"):
+        wrap(process_set=3)
+    with pytest.raises(ValueError, match="is not registered"):
+        wrap(process_set=hvd.ProcessSet([0]))
+    with pytest.raises(ValueError, match=r"'noname\.0\.0.*complex64"):
+        wrap(torch.nn.Parameter(torch.ones(2, dtype=torch.complex64)))
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(TypeError, match="Optimizer, not Linear"):
+        hvd.broadcast_optimizer_state(model, 0)
+    with pytest.raises(TypeError, match="no state_dict"):
+        hvd.broadcast_state(model, scaler=4)
+    with pytest.raises(TypeError, match="Module, not int"):
+        hvd.convert_sync_batchnorm(3)

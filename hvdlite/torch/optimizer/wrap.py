@@ -96,6 +96,9 @@ def DistributedOptimizer(
         return wrapped
     wrapped = _wrapped(optimizer, Distributed)
     wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
+    for parameter, name in pairs:
+        if parameter.is_complex():
+            raise ValueError(f"parameter {name!r} is {parameter.dtype}, which cannot be averaged: keep it as two reals")
     if not alone:
         bare = compression is Compression.none
         wire = Wire(chosen, gradient_predivide_factor, compression, process_set, serial, bare, bool(sparse_as_dense))
