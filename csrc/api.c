@@ -244,6 +244,16 @@ int hvd_check(const struct hvd_request *request, char *text, size_t text_bytes)
     return code;
 }
 
+int hvd_kick(void)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return state();
+    hvd_engine_kick(engine);
+    go_out();
+    return HVD_OK;
+}
+
 int hvd_poll(int64_t handle)
 {
     struct hvd_engine *engine = enter();

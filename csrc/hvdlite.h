@@ -100,7 +100,9 @@ struct hvd_request {
                               until the handle is finished. NULL: dims[0] in equal parts */
     int splits_count;      /* entries of splits */
     int process_set;       /* 0: all ranks; else a number from hvd_set_open */
-    int waits;             /* 1: the caller waits at once, so the engine thread need not be woken for it */
+    int quiet;             /* 1: do not wake the engine for this one: the caller soon waits for it, submits one that is
+                              not quiet, or calls hvd_kick. Forgotten it is not lost: polls and peers send it, too */
+    int32_t priority;      /* the same on all ranks; of what is ready together, greater goes first */
     uint64_t group;        /* 0: none; all members of a group become ready together */
     int group_count;
 };
@@ -148,6 +150,7 @@ int hvd_set_close(int process_set, char *text, size_t text_bytes);
 int64_t hvd_submit(const struct hvd_request *request, char *text, size_t text_bytes);
 /* Would submit take it, as far as this process can see alone? So that of a group all members are submitted or none. */
 int hvd_check(const struct hvd_request *request, char *text, size_t text_bytes);
+int hvd_kick(void);           /* what was submitted quietly is sent now; wakes the engine if it sleeps */
 int hvd_poll(int64_t handle); /* HVD_OK: finished (well or not), HVD_AGAIN, HVD_EHANDLE */
 int hvd_wait(int64_t handle, int timeout_ms, char *text, size_t text_bytes); /* HVD_OK, HVD_AGAIN, or why it failed */
 int hvd_result(int64_t handle,

@@ -247,11 +247,14 @@ def group_number(name: str | None, process_set: int = 0) -> int:
 
 def _request(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], root: int, peer: int,
-    splits: tuple[int, ...] | None, prescale: float, postscale: float, process_set: int, group: int, group_count: int
+    splits: tuple[int, ...] | None, prescale: float, postscale: float, process_set: int, group: int, group_count: int,
+    priority: int
 ) -> tuple[Any, Any]:  # fmt: skip
     """A request but for its addresses, and the memory that it points to."""
     if name is not None and "\0" in name:
         raise ValueError(f"a tensor name must not contain a NUL character: {name!r}")
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise ValueError(f"priority must be an int of 32 bits, not {priority!r} (tensor {name!r})")
     c_name = ffi.NULL if name is None else ffi.new("char[]", name.encode("utf-8", "surrogatepass"))
     request = ffi.new("struct hvd_request *")
     request.name, request.kind, request.op, request.dtype = c_name, kind, op, dtype
@@ -264,20 +267,25 @@ def _request(
     request.dims[0 : len(shape)] = shape
     request.prescale, request.postscale = prescale, postscale
     request.process_set, request.group, request.group_count = process_set, group, group_count
+    request.priority = priority
     return request, (c_name, c_splits)
 
 
 def submit(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], source: int, target: int, keep: Any, *,
     root: int = 0, peer: int = 0, splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0,
-    process_set: int = 0, group: int = 0, group_count: int = 0, waits: bool = False, only_check: bool = False
+    process_set: int = 0, group: int = 0, group_count: int = 0, priority: int = 0, quiet: bool = False,
+    only_check: bool = False
 ) -> Pending:  # fmt: skip
     """Hand one contiguous tensor over. `source` and `target` are addresses; never waits for another rank.
 
-    `waits`: the caller waits at once, so the engine thread is not woken: the waiting thread does its work.
+    `quiet`: the engine is not woken for it, because the caller soon waits, submits another one that is not quiet, or
+    calls `kick()`. Forgotten it is not lost: `done()` and the other ranks' tensors send it, too.
+    `priority`: the same on all ranks; of what is ready together, greater goes first.
     `only_check`: raise what a submission would raise, and submit nothing.
 
-    Raises ValueError (unsupported dtype or op, the name is in flight), HvdNotInitializedError, HvdPeerLostError.
+    Raises ValueError (unsupported dtype or op, the name is in flight, no int32 as priority), HvdNotInitializedError,
+    HvdPeerLostError.
     """
     if _abandoned:
         _sweep()
@@ -291,7 +299,8 @@ def submit(
                 f"processed: {name!r} is in flight already. Synchronize it first, or give each tensor its own name.",
             )
     thread = _thread
-    key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count)
+    key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
+           priority)  # fmt: skip
     known = thread.requests.get(key)
     if known is None:
         known = _request(*key)
@@ -301,7 +310,7 @@ def submit(
             thread.requests[key] = known
     request = known[0]
     request.input, request.output = ffi.cast("void *", source), ffi.cast("void *", target)
-    request.waits = waits
+    request.quiet = quiet
     native = (lib.hvd_check if only_check else lib.hvd_submit)(request, thread.text, _TEXT_BYTES)
     _checked(native, thread.text)
     if only_check:
@@ -311,6 +320,11 @@ def submit(
             _latest.clear()
         _latest[tensor] = native
     return Pending(native, (keep, known))  # splits are lent until the request is finished
+
+
+def kick() -> None:
+    """Sends what was submitted quietly. Raises HvdNotInitializedError."""
+    _checked(lib.hvd_kick())
 
 
 def op_name(op: int) -> str | None:

@@ -71,7 +71,8 @@ struct hvd_key {
 struct hvd_signature {
     int32_t kind, op, dtype, ndim;
     int32_t root, peer; /* send: the sender and the receiver */
-    uint32_t group_count, zero;
+    uint32_t group_count;
+    int32_t priority;
     uint64_t group;
     double prescale, postscale;
     int64_t dims[HVD_DIMS_MAX]; /* allgather, alltoall: dims[0] is 0, it may differ between ranks */

@@ -108,8 +108,7 @@ bool hvd_signature_sane(const struct hvd_coord_limits *limits, const struct hvd_
     if (!has_name(names->kind, names->kinds, signature->kind) || !has_name(names->op, names->ops, signature->op) ||
         !has_name(names->dtype, names->dtypes, signature->dtype))
         return false;
-    if (signature->ndim < 0 || signature->ndim > HVD_DIMS_MAX || signature->zero ||
-        !ranks_sane(limits->size, signature))
+    if (signature->ndim < 0 || signature->ndim > HVD_DIMS_MAX || !ranks_sane(limits->size, signature))
         return false;
     int64_t count = 1;
     bool empty = false;

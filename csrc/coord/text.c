@@ -15,10 +15,11 @@
 #define LIST_MAX 120 /* characters of a rank list */
 #define SIDE_MAX 48  /* ... that still goes into a sentence */
 
-enum { KIND, OP, DTYPE, SHAPE, ROOT, PRESCALE, POSTSCALE, GROUP, FIELDS };
+enum { KIND, OP, DTYPE, SHAPE, ROOT, PRESCALE, POSTSCALE, PRIORITY, GROUP, FIELDS };
 
 static const char *const field_name[FIELDS] = {
-    "collective", "reduce op", "dtype", "shape", "root rank", "prescale factor", "postscale factor", "group",
+    "collective",      "reduce op",        "dtype",    "shape", "root rank",
+    "prescale factor", "postscale factor", "priority", "group",
 };
 
 struct text {
@@ -55,6 +56,8 @@ static bool differs(int field, const struct hvd_signature *a, const struct hvd_s
         return memcmp(&a->prescale, &b->prescale, sizeof a->prescale) != 0;
     case POSTSCALE:
         return memcmp(&a->postscale, &b->postscale, sizeof a->postscale) != 0;
+    case PRIORITY:
+        return a->priority != b->priority;
     default:
         return a->group != b->group || a->group_count != b->group_count;
     }
@@ -96,6 +99,9 @@ static void add_field(struct text *text, const struct hvd_coord_limits *limits, 
         break;
     case POSTSCALE:
         add(text, "%.17g", said->postscale);
+        break;
+    case PRIORITY:
+        add(text, "%" PRId32, said->priority);
         break;
     default:
         if (said->group)

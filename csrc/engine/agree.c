@@ -175,6 +175,7 @@ static struct hvd_signature sign(const struct hvd_request *request)
     bool rooted = kind == HVD_BROADCAST || kind == HVD_REDUCE || kind == HVD_SEND || kind == HVD_ALLTOALL;
     signature.root = rooted ? request->root : 0;
     signature.peer = kind == HVD_SEND ? request->peer : 0;
+    signature.priority = request->priority;
     signature.group = request->group;
     signature.group_count = request->group ? (uint32_t)request->group_count : 0;
     signature.prescale = reduces ? request->prescale : 1.0;

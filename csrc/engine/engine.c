@@ -212,7 +212,7 @@ int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *req
     hvd_trace_add(&engine->trace, HVD_TRACE_submit, hvd_handles_index(&engine->handles, slot), (uint64_t)request->kind);
     hvd_handles_push(&engine->handles, slot);
     if (!engine->alone) {
-        if (!request->waits)
+        if (!request->quiet)
             hvd_turn_kick(engine);
     } else {
         while (hvd_handles_queued(&engine->handles)) { /* no thread here: submitters do it at once, each or another */
@@ -243,10 +243,22 @@ int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *r
     return code == HVD_OK ? hvd_engine_push(engine, request, &membership, error) : code;
 }
 
+/* The queue holds what nobody has looked at yet: quiet submissions, or what a waiter is about to fetch. */
+void hvd_engine_kick(struct hvd_engine *engine)
+{
+    if (hvd_handles_queued(&engine->handles))
+        hvd_turn_kick(engine);
+}
+
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle)
 {
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
-    return !slot ? HVD_EHANDLE : hvd_slot_state(slot) == HVD_SLOT_DONE ? HVD_OK : HVD_AGAIN;
+    if (!slot)
+        return HVD_EHANDLE;
+    if (hvd_slot_state(slot) == HVD_SLOT_DONE)
+        return HVD_OK;
+    hvd_engine_kick(engine); /* it may have been submitted quietly, and a poll promises that it goes on */
+    return HVD_AGAIN;
 }
 
 static bool slot_done(void *self)
@@ -266,8 +278,7 @@ static void wait_asleep(struct hvd_engine *engine, struct hvd_slot *slot, bool t
             break;
     }
     /* The holder may have looked at the queue for the last time before this request was pushed, unannounced. */
-    if (hvd_handles_queued(&engine->handles))
-        hvd_turn_kick(engine);
+    hvd_engine_kick(engine);
     uint64_t now = hvd_now_ns();
     atomic_fetch_add(&slot->waiters, 1);
     uint32_t word = atomic_load(&slot->word);

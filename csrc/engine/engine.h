@@ -108,6 +108,7 @@ int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, 
 int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error);
 int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
 int hvd_engine_check(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
+void hvd_engine_kick(struct hvd_engine *engine);
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle);
 int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_output *output);

@@ -186,7 +186,7 @@ static int check_ranks(const struct hvd_engine *engine, const int *ranks, int co
 /* A request to the turn, and what became of it. */
 static int ask_turn(struct hvd_engine *engine, int kind, struct hvd_set *set, struct hvd_error *error)
 {
-    struct hvd_request request = {.kind = kind, .process_set = set->number, .input = set, .waits = 1};
+    struct hvd_request request = {.kind = kind, .process_set = set->number, .input = set, .quiet = 1};
     char text[HVD_TEXT_MAX] = "";
     int64_t handle = hvd_engine_push(engine, &request, &(struct hvd_membership){.life = set->life}, error);
     if (handle < 0)

@@ -39,7 +39,7 @@ class Reductions(Tensors[T]):
         pending = _core.submit(
             _core.ALLREDUCE, terms.op, view.dtype, full_name("allreduce.", name), view.shape, view.address, address,
             (source, target), prescale=terms.prescale, postscale=terms.postscale,
-            process_set=number_of(terms.process_set), waits=waits,
+            process_set=number_of(terms.process_set), quiet=waits,
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(mine, target) if in_place else target)
 
@@ -151,7 +151,7 @@ class Reductions(Tensors[T]):
         pending = _core.submit(
             _core.REDUCE, terms.op, view.dtype, full_name("reduce.", name), view.shape, view.address,
             self.adapter.view(target).address if is_root else 0, (mine, target), root=root, prescale=terms.prescale,
-            postscale=terms.postscale, process_set=number, waits=waits,
+            postscale=terms.postscale, process_set=number, quiet=waits,
         )  # fmt: skip
         return Handle([pending], lambda _: target)
 
@@ -193,7 +193,7 @@ class Reductions(Tensors[T]):
         pending = _core.submit(
             _core.REDUCESCATTER, terms.op, view.dtype, full_name("reducescatter.", name), view.shape, view.address,
             address, (mine, target), prescale=terms.prescale, postscale=terms.postscale, process_set=number,
-            waits=waits,
+            quiet=waits,
         )  # fmt: skip
         return Handle([pending], lambda _: target)
 

@@ -67,7 +67,7 @@ class Tensors(Generic[T]):
                 _core.submit(
                     kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape,
                     view.address, address, keep, prescale=terms.prescale, postscale=terms.postscale,
-                    process_set=number, group=group, group_count=count, waits=waits, only_check=only_check,
+                    process_set=number, group=group, group_count=count, quiet=waits, only_check=only_check,
                 )
                 for i, (view, keep, address) in enumerate(members, 1)
             ]  # fmt: skip

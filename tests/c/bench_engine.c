@@ -41,7 +41,7 @@ static void latency(struct hvd_engine *engine, int rank, int64_t count, const ch
                                       .postscale = 1,
                                       .input = memory,
                                       .output = memory,
-                                      .waits = 1};
+                                      .quiet = 1};
         int64_t handle = hvd_engine_submit(engine, &request, &error);
         CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
         took[i] = (double)(hvd_now_ns() - begun) / 1e3;

@@ -32,6 +32,7 @@ static void nothing_before_init(void)
     CHECK(!hvd_initialized() && hvd_rank() == HVD_ESTATE && hvd_size() == HVD_ESTATE);
     CHECK(submit(&value, text) == HVD_ESTATE && strstr(text, "use hvd.init()"));
     CHECK(hvd_wait(1 << 16, 0, text, sizeof text) == HVD_ESTATE && hvd_poll(1 << 16) == HVD_ESTATE);
+    CHECK(hvd_kick() == HVD_ESTATE);
     CHECK(hvd_forget(1 << 16) == HVD_ESTATE && hvd_failure(&culprit, &code, text, sizeof text) == HVD_ESTATE);
     CHECK(hvd_alloc(100) == NULL && hvd_plane_used() == NULL && hvd_abort(0, HVD_EPEER, "x") == HVD_ESTATE);
     CHECK(hvd_shutdown() == HVD_OK);
@@ -66,7 +67,7 @@ static void lives(void)
         CHECK(hvd_init(&options, NULL, NULL, text, sizeof text) == HVD_OK); /* twice is once */
         float value = 21;
         int64_t handle = submit(&value, text);
-        CHECK(handle > 0 && handle != stale && hvd_poll(stale) == HVD_EHANDLE);
+        CHECK(handle > 0 && handle != stale && hvd_poll(stale) == HVD_EHANDLE && hvd_kick() == HVD_OK);
         CHECK(hvd_wait(handle, 1000, text, sizeof text) == HVD_OK && value == 42);
         CHECK(hvd_poll(handle) == HVD_OK && hvd_forget(handle) == HVD_OK && hvd_forget(handle) == HVD_EHANDLE);
         stale = handle;
@@ -122,7 +123,7 @@ static void children(void)
             float value = 1;
             int64_t code = submit(&value, text);
             bool right = code == HVD_EFORK && strstr(text, "forked child") && hvd_forked() && !hvd_initialized() &&
-                         hvd_rank() == HVD_EFORK && hvd_shutdown() == HVD_EFORK &&
+                         hvd_rank() == HVD_EFORK && hvd_kick() == HVD_EFORK && hvd_shutdown() == HVD_EFORK &&
                          hvd_init(&options, NULL, NULL, text, sizeof text) == HVD_EFORK;
             _exit(right ? 0 : 1);
         }

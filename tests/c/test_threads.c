@@ -31,7 +31,7 @@ static void call(struct worker *worker, struct hvd_request request)
 {
     struct hvd_error error = {0};
     char text[HVD_TEXT_MAX] = "";
-    request.waits = 1;
+    request.quiet = 1;
     request.prescale = request.postscale = 1.0;
     int64_t handle = hvd_engine_submit(worker->engine, &request, &error);
     CHECK_CODE(handle > 0, 1, error.text);

@@ -1,0 +1,73 @@
+"""What Python hands to the core: quiet submissions and what sends them, priorities, wrong values."""
+
+import numpy as np
+import pytest
+from ranks import as_ranks
+
+import hvdlite as hvd
+from hvdlite import _core
+from hvdlite.errors import HvdMismatchError, HvdNotInitializedError
+
+
+def submit(name, array, **more):
+    return _core.submit(
+        _core.ALLREDUCE, hvd.Sum, _core.DTYPES[str(array.dtype)], name, array.shape, array.ctypes.data,
+        array.ctypes.data, array, **more,
+    )  # fmt: skip
+
+
+def landed(pending):
+    pending.wait()
+    pending.release()
+
+
+@as_ranks(1, 2, 3)
+def test_quiet_submissions_are_sent_by_a_kick_a_poll_or_a_wait():
+    for step in range(6):
+        arrays = [np.full(10, float(hvd.rank() + i)) for i in range(5)]
+        pending = [submit(f"quiet.{i}", array, quiet=True) for i, array in enumerate(arrays)]
+        if (step + hvd.rank()) % 3 == 0:
+            _core.kick()
+        elif (step + hvd.rank()) % 3 == 1:
+            while not all(each.done() for each in pending):
+                pass
+        for each in pending:
+            landed(each)
+        total = sum(range(hvd.size()))
+        assert all((array == total + i * hvd.size()).all() for i, array in enumerate(arrays))
+
+
+@as_ranks(2)
+def test_what_is_submitted_quietly_and_forgotten_goes_when_a_peer_wants_it():
+    array = np.full(3, 1.0 + hvd.rank())
+    hvd.barrier()
+    pending = submit("wanted", array, quiet=hvd.rank() == 0)
+    if hvd.rank() == 1:
+        landed(pending)
+    hvd.allgather_object(None)  # rank 1 has its result: rank 0's engine took part with nobody waiting for it
+    assert pending.native == 0 or _core.lib.hvd_poll(pending.native) == 0
+    if hvd.rank() == 0:
+        landed(pending)
+    assert (array == 3).all()
+
+
+@as_ranks(2)
+def test_priorities_are_the_same_on_all_ranks_or_an_error():
+    array = np.ones(4)
+    with pytest.raises(HvdMismatchError, match=r"'late'.*priority"):
+        landed(submit("late", array, priority=5 + hvd.rank()))
+    for priority in (-(2**31), 2**31 - 1, 0):
+        landed(submit("late", array, priority=priority))
+    assert (array == 8).all()
+
+
+@as_ranks(1)
+@pytest.mark.parametrize("wrong", [2**31, -(2**31) - 1, 1.0, "1", None, True])
+def test_a_priority_that_is_no_int32_is_refused(wrong):
+    with pytest.raises(ValueError, match="priority"):
+        submit("refused", np.ones(1), priority=wrong)
+
+
+def test_a_kick_needs_a_job():
+    with pytest.raises(HvdNotInitializedError):
+        _core.kick()
