@@ -1,9 +1,8 @@
 /* bench_plane.c - how long does a collective take in the plane alone, without engine, vote and Python?
  *
- * Usage: bench_plane [ranks [allreduce|alltoall|reducescatter]]. Ranks are processes (world.h), two by default; prints
- * lines `name bytes microseconds` as examples/benchmarks/harness.h explains, for private memory (`private`) and for
- * memory from the plane's alloc
- * (`in-plane`). Beside its peers: examples/benchmarks/plane.py.
+ * Usage: bench_plane [ranks [words]]. Ranks are processes (world.h), two by default; the words (allreduce, float32,
+ * quick, ...) and the lines it prints are explained in examples/benchmarks/harness.h, for private memory (`private`)
+ * and for memory from the plane's alloc (`in-plane`). Beside its peers: examples/benchmarks/run_all.py --only plane.
  *
  * The rank polls as a waiting caller would: it pauses while every rank can have a processor of its own, and yields
  * after a while; when there are more ranks than processors it yields soon, since who it waits for may not be running.
@@ -26,7 +25,7 @@ struct bench {
     void *opened;
     struct hvd_work work;
     int pauses;
-    float *out;
+    void *out;
 };
 
 static void finish(struct bench *bench, struct hvd_work *work)
@@ -53,7 +52,7 @@ static void meet(void *self)
     finish(self, &barrier);
 }
 
-static void sum(void *self, float *buffer, size_t count)
+static void sum(void *self, void *buffer, size_t count)
 {
     struct bench *bench = self;
     struct hvd_piece piece = {buffer, buffer, count};
@@ -86,35 +85,37 @@ static void rank_main(const struct hvd_plane_arg *given, void *more)
     static const int kinds[] = {[HARNESS_ALLREDUCE] = HVD_ALLREDUCE,
                                 [HARNESS_ALLTOALL] = HVD_ALLTOALL,
                                 [HARNESS_REDUCESCATTER] = HVD_REDUCESCATTER};
-    const enum harness_kind *kind = more;
+    static const int dtypes[] = {[HARNESS_FLOAT32] = HVD_DTYPE_float32,
+                                 [HARNESS_BFLOAT16] = HVD_DTYPE_bfloat16,
+                                 [HARNESS_FLOAT16] = HVD_DTYPE_float16};
+    struct harness harness = *(const struct harness *)more;
     struct hvd_plane_arg arg = *given;
     arg.arena_bytes = ARENA_BYTES;
     struct bench bench = {.arg = &arg,
                           .pauses = arg.size <= arg.cpus ? PAUSES : PAUSES_CROWDED,
-                          .work = {.kind = kinds[*kind],
+                          .work = {.kind = kinds[harness.kind],
                                    .op = HVD_OP_sum,
-                                   .dtype = HVD_DTYPE_float32,
+                                   .dtype = dtypes[harness.dtype],
                                    .divide_by = arg.size,
                                    .prescale = 1,
                                    .postscale = 1,
                                    .pieces = 1}};
-    struct harness harness = {.kind = *kind,
-                              .rank = arg.rank,
-                              .ranks = arg.size,
-                              .self = &bench,
-                              .meet = meet,
-                              .sum = sum,
-                              .slowest = slowest};
+    harness.rank = arg.rank;
+    harness.ranks = arg.size;
+    harness.self = &bench;
+    harness.meet = meet;
+    harness.sum = sum;
+    harness.slowest = slowest;
     bench.plane = hvd_world_open(&arg, "shm", &bench.opened);
 
     harness.name = "private";
-    float *buffer = aligned_alloc(HVD_PAGE, HARNESS_BYTES_MAX);
+    void *buffer = aligned_alloc(HVD_PAGE, HARNESS_BYTES_MAX);
     bench.out = harness.out = aligned_alloc(HVD_PAGE, HARNESS_BYTES_MAX);
     CHECK(buffer && bench.out, "no memory for %zu bytes", HARNESS_BYTES_MAX);
     harness_run(&harness, buffer);
     free(buffer);
     free(bench.out);
-    if (*kind == HARNESS_ALLREDUCE) {
+    if (harness.kind == HARNESS_ALLREDUCE) {
         harness.name = "in-plane";
         bench.work.flags = HVD_WORK_IN_PLANE;
         buffer = bench.plane->alloc(bench.opened, HARNESS_BYTES_MAX);
@@ -130,11 +131,12 @@ static void rank_main(const struct hvd_plane_arg *given, void *more)
 int main(int argc, char **argv)
 {
     int ranks = argc > 1 ? atoi(argv[1]) : 2;
-    enum harness_kind kind = harness_kind_of(argc > 2 ? argv[2] : "allreduce");
+    struct harness harness = {0};
+    harness_read(&harness, argc > 2 ? argc - 2 : 0, argv + 2);
     if (ranks < 2 || ranks > HVD_LOCAL_MAX) {
-        fprintf(stderr, "usage: bench_plane [ranks [collective]], from 2 to %d\n", HVD_LOCAL_MAX);
+        fprintf(stderr, "usage: bench_plane [ranks [words]], from 2 to %d\n", HVD_LOCAL_MAX);
         return 2;
     }
-    hvd_world_run(HVD_WORLD_PROCESSES, ranks, SECONDS, rank_main, &kind);
+    hvd_world_run(HVD_WORLD_PROCESSES, ranks, SECONDS, rank_main, &harness);
     return 0;
 }
