@@ -80,7 +80,7 @@ def launch(program: str, command: "list[str]") -> Launch:
     state = states.pop() if len(states) == 1 else "disturbed" if "disturbed" in states else "mixed"
     times: dict[str, dict[int, float]] = {}
     for line in printed.splitlines():
-        name, size, microseconds = line.split()
+        name, _, size, microseconds = line.split()
         times.setdefault(name, {})[int(size)] = float(microseconds)
     probes = " -> ".join("?" if ns is None else f"{ns:.0f}" for ns in (before, after))
     print(f"  {program:8} probes {probes} ns: {state}", flush=True)
