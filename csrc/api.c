@@ -254,6 +254,30 @@ int hvd_kick(void)
     return HVD_OK;
 }
 
+int hvd_tune(int64_t fusion_bytes, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine) {
+        hvd_text_copy(text, text_bytes, text_of(state()));
+        return state();
+    }
+    struct hvd_error error = {0};
+    int code = hvd_engine_tune(engine, fusion_bytes, &error);
+    hvd_text_copy(text, text_bytes, error.text);
+    go_out();
+    return code;
+}
+
+int64_t hvd_fusion_bytes(void)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine)
+        return state();
+    int64_t answer = atomic_load(&engine->fusion_bytes);
+    go_out();
+    return answer;
+}
+
 int hvd_poll(int64_t handle)
 {
     struct hvd_engine *engine = enter();

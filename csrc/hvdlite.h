@@ -157,6 +157,13 @@ int hvd_result(int64_t handle,
                struct hvd_output *output); /* after hvd_wait returned HVD_OK; ragged collectives and join */
 int hvd_forget(int64_t handle); /* frees the slot and the engine's output; waits if the work is still in flight */
 
+/* Proposes a size of buckets for the global set (others keep the option's). It rides in this rank's next vote and is in
+ * force on all ranks from the plan of the round that decides it; of several proposed in one round, the greatest.
+ * Returns when the engine knows, not when it is agreed. HVD_EINVAL: negative. fusion_bytes: what is in force on this
+ * rank. */
+int hvd_tune(int64_t fusion_bytes, char *text, size_t text_bytes);
+int64_t hvd_fusion_bytes(void);
+
 /* Memory that a plane can move without a copy (shared by the ranks of this host). Freed by hvd_free,
  * also after shutdown. NULL when the plane has none to give. */
 void *hvd_alloc(size_t bytes);

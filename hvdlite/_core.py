@@ -37,8 +37,7 @@ JOIN, ALLTOALL, REDUCESCATTER = lib.HVD_JOIN, lib.HVD_ALLTOALL, lib.HVD_REDUCESC
 REDUCE, SEND = lib.HVD_REDUCE, lib.HVD_SEND
 _OK, _AGAIN = lib.HVD_OK, lib.HVD_AGAIN
 _DIMS_MAX, _TEXT_BYTES = lib.HVD_DIMS_MAX, lib.HVD_TEXT_MAX
-_WAIT_MS = 50
-_REQUESTS_KEPT = 8192
+_WAIT_MS, _REQUESTS_KEPT = 50, 8192
 _CODE_NAMES = {getattr(lib, name): name for name in dir(lib) if name.startswith("HVD_E")}
 
 
@@ -64,8 +63,7 @@ def _ops() -> dict[str, int]:
 DTYPES = _dtypes()
 OPS = _ops()
 _OP_NAMES = {number: name for name, number in OPS.items()}
-VERSION = text_of(lib.hvd_version())
-WIRE_VERSION: int = lib.hvd_wire_version()
+VERSION, WIRE_VERSION = text_of(lib.hvd_version()), lib.hvd_wire_version()
 
 
 class _PerThread(threading.local):
@@ -325,6 +323,16 @@ def submit(
 def kick() -> None:
     """Sends what was submitted quietly. Raises HvdNotInitializedError."""
     _checked(lib.hvd_kick())
+
+
+def tune(fusion_bytes: int) -> None:
+    """Proposes a size of buckets for the global set (`hvd_tune`). Raises TypeError, OverflowError, ValueError."""
+    _checked(lib.hvd_tune(fusion_bytes, _thread.text, _TEXT_BYTES), _thread.text)
+
+
+def fusion_bytes() -> int:
+    """The size of buckets in force in the global set on this rank. Raises HvdNotInitializedError."""
+    return _checked(lib.hvd_fusion_bytes())
 
 
 def op_name(op: int) -> str | None:

@@ -52,6 +52,8 @@
  *      its slot are 1 as long as the slot lives, and two announcements are all. They get the item without a
  *      ticket, because the plane moves it with everybody's help. Sends are named, in no group, and matched by sender,
  *      receiver and name.
+ *  11. A setting that a rank proposes rides in its next vote; of several in one round the greatest is agreed, and
+ *      all ranks apply it to the plan of that very round.
  */
 #ifndef HVD_COORD_H
 #define HVD_COORD_H
@@ -109,6 +111,7 @@ struct hvd_vote {
     uint32_t detail;      /* signatures in the detail section */
     uint32_t name_bytes;
     uint32_t zero;
+    uint64_t tune; /* proposed size of a bucket + 1, 0: none; greatest */
     uint64_t body[];
 };
 
@@ -148,6 +151,7 @@ struct hvd_plan {
     int32_t left;           /* rank that has left, -1: none; pending and later requests fail */
     uint32_t leaving;       /* ranks that have left so far */
     int32_t joined;         /* all have joined, this one last; -1: not yet */
+    int64_t tuned;          /* size of a bucket, agreed in this round, -1: none */
     uint32_t failed_ticket; /* a mismatch was resolved (`text` is not empty, the same on all ranks): this
                                request of this rank, if it has one, fails with HVD_EMISMATCH and the text */
     char text[HVD_TEXT_MAX];
@@ -174,6 +178,8 @@ int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name,
 /* This rank joins (its ticket-less request ends with plan.joined) or leaves. */
 void hvd_coord_join(struct hvd_coord *coord);
 void hvd_coord_leave(struct hvd_coord *coord);
+/* This rank proposes a size of buckets; all ranks hear of it in plan.tuned. */
+void hvd_coord_tune(struct hvd_coord *coord, int64_t bucket_bytes);
 
 /* Would my vote say something that the last one did not, or must a round be held for something agreed (a
  * detail)? Then a round is wanted. */

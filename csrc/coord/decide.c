@@ -246,6 +246,9 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
     plan->items = plan->buckets = 0;
     plan->active = turn.active;
     plan->joined = -1;
+    plan->tuned = (int64_t)agreed->tune - 1;
+    if (coord->tune == coord->said_tune) /* else a later proposal, not said yet */
+        coord->tune = 0;
     plan->failed_ticket = HVD_TICKET_NONE;
     plan->text[0] = 0;
     if (agreed->leaving && coord->left < 0)

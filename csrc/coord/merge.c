@@ -84,6 +84,8 @@ void hvd_vote_merge(const struct hvd_coord *coord, struct hvd_vote *into, const 
     }
     if (from->leave_rank < into->leave_rank)
         into->leave_rank = from->leave_rank;
+    if (from->tune > into->tune)
+        into->tune = from->tune;
     size_t words = hvd_vote_detail_at(into->slots);
     for (size_t i = 0; i < words; i++)
         into->body[i] &= from->body[i];

@@ -118,7 +118,8 @@ struct hvd_coord {
     uint32_t fresh_count;
     struct hvd_map fresh_of;
     bool news, joined, leave, said_busy, said_leave;
-    uint64_t join_round; /* first round that said so; 0: not said yet */
+    uint64_t join_round;      /* first round that said so; 0: not said yet */
+    uint64_t tune, said_tune; /* as in a vote: my proposal, and as far as it was said */
 
     /* Scratch of one call. */
     struct hvd_sortable *done;  /* slots + fresh: what this decide plans; id is a slot, or DIRECT | descriptor */

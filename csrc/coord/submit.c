@@ -230,6 +230,13 @@ void hvd_coord_leave(struct hvd_coord *coord)
     coord->leave = true;
 }
 
+void hvd_coord_tune(struct hvd_coord *coord, int64_t bucket_bytes)
+{
+    HVD_ASSERT(bucket_bytes >= 0);
+    coord->tune = (uint64_t)bucket_bytes + 1;
+    coord->news = true;
+}
+
 bool hvd_coord_news(const struct hvd_coord *coord)
 {
     if (coord->left >= 0 || coord->leave)

@@ -76,6 +76,7 @@ size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t roo
         vote->join_rank = (uint32_t)coord->limits.rank;
         vote->busy = coord->outstanding > 0;
     }
+    vote->tune = coord->tune;
     HVD_ASSERT(room >= hvd_vote_bytes(coord, vote) + (stopped ? 0 : hvd_room_of_fresh(coord)));
     memcpy(vote->body, coord->ready, 8 * (size_t)words);
     memcpy(vote->body + words, coord->plane, 8 * (size_t)words);
@@ -89,6 +90,7 @@ size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t roo
     coord->news = false;
     coord->said_busy = vote->busy;
     coord->said_leave = coord->leave;
+    coord->said_tune = coord->tune;
     return vote->bytes;
 }
 
@@ -115,6 +117,8 @@ static bool header_sane(const struct hvd_coord *coord, const struct hvd_vote *vo
                      : vote->join_rank || vote->join_round)
         return false;
     if (vote->leaving > vote->ranks || (vote->leaving ? vote->leave_rank >= size : vote->leave_rank != HVD_NONE))
+        return false;
+    if (vote->tune > (uint64_t)INT64_MAX + 1)
         return false;
     return vote->slots == coord->high && vote->detail_slot == detail_slot && vote->fresh <= coord->limits.fresh;
 }

@@ -188,7 +188,7 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
 {
     const struct hvd_request *request = &engine->handles.slot[index].request;
     engine->handles.slot[index].with_turn = true;
-    if (request->kind == HVD_ENGINE_SET_OPEN || request->kind == HVD_ENGINE_SET_CLOSE) {
+    if (request->kind < 0) {
         hvd_set_turn(engine, index);
         return;
     }
@@ -274,11 +274,14 @@ static void take_plan(struct hvd_engine *engine, struct hvd_set *set)
     struct hvd_plan *plan = &set->plan;
     if (plan->failed_ticket != HVD_TICKET_NONE)
         hvd_handles_finish(&engine->handles, plan->failed_ticket, HVD_EMISMATCH, plan->text);
+    if (plan->tuned >= 0 && set->number == 0)
+        atomic_store(&engine->fusion_bytes, plan->tuned);
     if (plan->items) {
         uint8_t bytes_of[HVD_DTYPES_MAX];
         for (int dtype = 0; dtype < HVD_DTYPES_MAX; dtype++)
             bytes_of[dtype] = (uint8_t)hvd_dtype_bytes(dtype);
-        hvd_plan_fuse(plan, (uint64_t)engine->options.fusion_bytes, bytes_of);
+        int64_t bucket_bytes = set->number == 0 ? atomic_load(&engine->fusion_bytes) : engine->options.fusion_bytes;
+        hvd_plan_fuse(plan, (uint64_t)bucket_bytes, bytes_of);
         agenda_append(&set->agenda, plan, ++set->plans);
         hvd_trace_add(&engine->trace, HVD_TRACE_plan, plan->items, plan->buckets);
     }

@@ -142,6 +142,7 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
         return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
     memset(engine, 0, sizeof *engine);
     engine->options = *options;
+    atomic_store(&engine->fusion_bytes, options->fusion_bytes);
     engine->in_process = in_process;
     engine->alone = options->size == 1;
     engine->epoll = engine->space.fd = -1;

@@ -40,6 +40,7 @@ enum {
 /* Kinds of request that only the engine itself submits: `input` is the set. */
 #define HVD_ENGINE_SET_OPEN  -1
 #define HVD_ENGINE_SET_CLOSE -2
+#define HVD_ENGINE_TUNE      -3 /* of the global one, to dims[0] bytes */
 
 /* What a rank knows of a set by its number, member or not. */
 struct hvd_set_record {
@@ -68,6 +69,7 @@ struct hvd_engine {
     struct hvd_handles handles;
     struct hvd_trace_ring trace;
     _Atomic int64_t counter[HVD_COUNTERS_MAX];
+    _Atomic int64_t fusion_bytes;  /* in force in the global set; written by the turn */
     _Atomic uint32_t turn;         /* 0 free, 1 held */
     _Atomic uint32_t asleep_alone; /* stands in for the seat's word in a world of 1 */
     _Atomic uint32_t dozing;       /* 1: the engine thread looks by itself every millisecond, see turn.c */
@@ -106,6 +108,7 @@ void hvd_engine_free(struct hvd_engine *engine);
 /* As hvd_set_open and hvd_set_close say. */
 int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error);
 int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error);
+int hvd_engine_tune(struct hvd_engine *engine, int64_t fusion_bytes, struct hvd_error *error); /* as hvd_tune */
 int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
 int hvd_engine_check(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
 void hvd_engine_kick(struct hvd_engine *engine);

@@ -184,9 +184,9 @@ static int check_ranks(const struct hvd_engine *engine, const int *ranks, int co
 }
 
 /* A request to the turn, and what became of it. */
-static int ask_turn(struct hvd_engine *engine, int kind, struct hvd_set *set, struct hvd_error *error)
+static int ask_turn(struct hvd_engine *engine, int kind, struct hvd_set *set, int64_t value, struct hvd_error *error)
 {
-    struct hvd_request request = {.kind = kind, .process_set = set->number, .input = set, .quiet = 1};
+    struct hvd_request request = {.kind = kind, .process_set = set->number, .input = set, .dims = {value}, .quiet = 1};
     char text[HVD_TEXT_MAX] = "";
     int64_t handle = hvd_engine_push(engine, &request, &(struct hvd_membership){.life = set->life}, error);
     if (handle < 0)
@@ -208,6 +208,8 @@ void hvd_set_turn(struct hvd_engine *engine, uint32_t index)
         engine->by_number[set->number] = engine->set[engine->sets++] = set;
         if (atomic_load(&engine->leave_wanted))
             hvd_coord_leave(set->coord);
+    } else if (request->kind == HVD_ENGINE_TUNE) {
+        hvd_coord_tune(set->coord, request->dims[0]);
     } else {
         char why[128];
         snprintf(why, sizeof why, "process set %d was removed while this was pending", set->number);
@@ -239,7 +241,7 @@ static int open_member(struct hvd_engine *engine, struct hvd_set *set, struct hv
         code = open_planes(engine, set, error);
     if (code == HVD_EINIT) /* so say those that lack shared memory, whom init calls otherwise */
         code = error->code = HVD_ENOMEM;
-    return code == HVD_OK ? ask_turn(engine, HVD_ENGINE_SET_OPEN, set, error) : code;
+    return code == HVD_OK ? ask_turn(engine, HVD_ENGINE_SET_OPEN, set, 0, error) : code;
 }
 
 static int open_record(struct hvd_engine *engine, int number, const int *ranks, int count, struct hvd_error *error)
@@ -298,12 +300,22 @@ int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error
         pthread_mutex_unlock(&engine->records_lock);
     }
     if (set) {
-        code = ask_turn(engine, HVD_ENGINE_SET_CLOSE, set, error);
+        code = ask_turn(engine, HVD_ENGINE_SET_CLOSE, set, 0, error);
         if (code == HVD_OK)
             free_and_clear(engine, set);
     }
     pthread_mutex_unlock(&engine->opening_lock);
     return code;
+}
+
+int hvd_engine_tune(struct hvd_engine *engine, int64_t fusion_bytes, struct hvd_error *error)
+{
+    if (fusion_bytes < 0)
+        return hvd_fail(error, HVD_EINVAL, "the size of a bucket must not be negative, and rank %d proposes %lld bytes",
+                        engine->options.rank, (long long)fusion_bytes);
+    if (atomic_load(&engine->failed))
+        return hvd_fail(error, engine->failure.code, "%s", engine->failure.text);
+    return ask_turn(engine, HVD_ENGINE_TUNE, engine->global, fusion_bytes, error);
 }
 
 static int not_a_member(const struct hvd_engine *engine, const struct hvd_request *request,

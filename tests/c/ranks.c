@@ -134,7 +134,8 @@ void ranks_agree(struct ranks *ranks, int shapes)
 static void compare_plans(const struct hvd_plan *a, const struct hvd_plan *b, int rank)
 {
     CHECK(a->round == b->round && a->items == b->items && a->active == b->active && a->left == b->left &&
-              a->leaving == b->leaving && a->joined == b->joined && strcmp(a->text, b->text) == 0,
+              a->leaving == b->leaving && a->joined == b->joined && a->tuned == b->tuned &&
+              strcmp(a->text, b->text) == 0,
           "plans of ranks 0 and %d differ in round %llu", rank, (unsigned long long)a->round);
     for (uint32_t i = 0; i < a->items; i++) {
         const struct hvd_plan_item *x = &a->item[i], *y = &b->item[i];

@@ -292,6 +292,21 @@ static void rule_9_items_keep_the_order_of_submission(void)
                                                                      "round\n> 2: c@0, b@1, a@2\n");
 }
 
+static void rule_11_a_setting_is_agreed_with_the_plan(void)
+{
+    transcript_play("The greatest proposal of a round goes with its plan; one made after the vote rides in the next",
+                    "open 3\n"
+                    "all w\n0 !tune 8\n2 !tune 4\n"
+                    "round\n> 1: w@0 tuned to 8\n"
+                    "0 !tune 5\n1 w\n"
+                    "vote all\n"
+                    "0 !tune 6\n"
+                    "round\n> 2: tuned to 5 ...\n"
+                    "round\n> 3: tuned to 6\n"
+                    "1 !tune 0\n"
+                    "settle\n> 4: tuned to 0\n");
+}
+
 int main(void)
 {
     known_tensors_are_one_bit();
@@ -303,5 +318,6 @@ int main(void)
     rule_7_a_full_table_evicts_the_oldest();
     rule_8_in_plane_needs_all_ranks();
     rule_9_items_keep_the_order_of_submission();
+    rule_11_a_setting_is_agreed_with_the_plan();
     return 0;
 }

@@ -84,6 +84,8 @@ static void play_round(struct play *play)
     }
     if (plan->joined >= 0)
         see(play, " joined, %d last", plan->joined);
+    if (plan->tuned >= 0)
+        see(play, " tuned to %d", (int)plan->tuned);
     if (plan->left >= 0)
         see(play, " left %d", plan->left);
     if (plan->text[0]) {
@@ -200,6 +202,8 @@ static void play_line(struct play *play, char *line)
             continue;
         else if (strcmp(word[1], "!join") == 0)
             hvd_coord_join(play->ranks.coord[rank]);
+        else if (strcmp(word[1], "!tune") == 0)
+            hvd_coord_tune(play->ranks.coord[rank], signature.dims[0]);
         else if (strcmp(word[1], "!leave") == 0)
             hvd_coord_leave(play->ranks.coord[rank]);
         else

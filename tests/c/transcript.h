@@ -3,7 +3,7 @@
  *     open SIZE [slots N] [fresh N]        first line
  *     RANKS NAME [SHAPE] [WORD...]         submit; RANKS is `all` or 0,2; NAME # is unnamed; SHAPE is 64x3;
  *                                          a WORD is a kind, an op, a dtype, plane, or root=1 peer=2 pre=2 post=2
- * group=9/3 RANKS !join, RANKS !leave vote RANKS                           these vote now: what they submit later is
+ * group=9/3 RANKS !join, RANKS !leave, RANKS !tune 8 vote RANKS                           these vote now: what they submit later is
  * not in this round's vote round                                the others vote, all decide settle rounds until nobody
  * has news
  *
