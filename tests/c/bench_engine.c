@@ -96,6 +96,44 @@ static void gradients(struct hvd_engine *engine, int rank)
     free(memory);
 }
 
+/* Many small tensors, as optimizers without buckets send them; loud: the engine is woken for each. */
+static void small_ones(struct hvd_engine *engine, int rank, int quiet)
+{
+    enum { TENSORS = 100, COUNT = 16384, STEPS = 300 };
+    float *memory = calloc((size_t)COUNT * TENSORS, sizeof *memory);
+    int64_t handle[TENSORS];
+    double took[STEPS], submitting[STEPS];
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX], name[32];
+    for (int step = 0; step < STEPS; step++) {
+        uint64_t begun = hvd_now_ns();
+        for (int i = 0; i < TENSORS; i++) {
+            snprintf(name, sizeof name, "small.%d", i);
+            struct hvd_request request = {.name = name,
+                                          .kind = HVD_ALLREDUCE,
+                                          .op = HVD_OP_sum,
+                                          .dtype = HVD_DTYPE_float32,
+                                          .ndim = 1,
+                                          .dims = {COUNT},
+                                          .prescale = 1,
+                                          .postscale = 1,
+                                          .input = memory + i * COUNT,
+                                          .output = memory + i * COUNT,
+                                          .quiet = quiet};
+            handle[i] = hvd_engine_submit(engine, &request, &error);
+        }
+        submitting[step] = (double)(hvd_now_ns() - begun) / 1e3;
+        for (int i = 0; i < TENSORS; i++)
+            CHECK_CODE(crew_wait(engine, handle[i], text), HVD_OK, text);
+        took[step] = (double)(hvd_now_ns() - begun) / 1e3;
+    }
+    double p50 = median(took, STEPS), submitted = median(submitting, STEPS);
+    if (rank == 0)
+        printf("100 x 64 KB, quiet %d: p50 %.0f us, p10 %.0f, p90 %.0f; until all are submitted %.0f us\n", quiet, p50,
+               took[STEPS / 10], took[STEPS * 9 / 10], submitted);
+    free(memory);
+}
+
 static void all(struct hvd_engine *engine, int rank, int size)
 {
     CHECK_CODE(engine != NULL, 1, crew_open_error.text);
@@ -103,6 +141,8 @@ static void all(struct hvd_engine *engine, int rank, int size)
     latency(engine, rank, 1, "a");
     latency(engine, rank, 1024, "b");
     latency(engine, rank, 1024, NULL);
+    small_ones(engine, rank, 0);
+    small_ones(engine, rank, 1);
     gradients(engine, rank);
 }
 
