@@ -12,6 +12,7 @@ from hvdlite.errors import HvdNotInitializedError
 @as_ranks(1, 2, 3)
 def test_a_proposal_of_rank_0_is_in_force_everywhere_at_the_next_collective():
     option = _core.fusion_bytes()
+    hvd.barrier()  # everybody has seen it before anything is proposed
     for size in (1 << 20, 0, 2**63 - 1, option):
         if hvd.rank() == 0:
             _core.tune(size)

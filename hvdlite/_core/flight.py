@@ -1,161 +1,35 @@
-"""Where Python meets the C core: the only file that imports hvdlite._cffi.
-
-What is decided here: how a request is handed over, how a thread waits for it, which exception a code of the core
-becomes, and how tensor memory is kept alive while the core works on it (`Pending`).
+"""How is a request handed over, how does a thread wait for it, and what keeps tensor memory alive meanwhile?
 
 Invariants:
   - A Pending holds on to everything that the core may touch until the core has finished with it. Dropped early (an
     exception, a user who never synchronizes), it hands that on to `_abandoned`, which later submissions sweep.
-  - Waiting returns to Python every 50 ms, so that Ctrl-C works; the GIL is free during every call.
-  - No layout of a struct and no number of a dtype is repeated here: cffi has them from the header, the tables from C.
-
-Not here: how a process becomes a rank and leaves (_life), what a tensor is (adapters), what a collective means (ops).
+  - Waiting returns to Python every 50 ms, so that Ctrl-C works.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .errors import NOT_INITIALIZED, error_of
+from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, text_of, thread
 
-try:
-    from ._cffi import ffi, lib
-except ModuleNotFoundError as error:
-    _FOLDER = os.path.dirname(os.path.abspath(__file__))
-    raise ImportError(
-        f"hvdlite in {_FOLDER} has no compiled extension: it looks like a clone that shadows the installed package. "
-        f"Start Python in another folder, or install the clone in place: pip install -e {os.path.dirname(_FOLDER)}"
-    ) from error
-
-ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = lib.HVD_ALLREDUCE, lib.HVD_ALLGATHER, lib.HVD_BROADCAST, lib.HVD_BARRIER
-JOIN, ALLTOALL, REDUCESCATTER = lib.HVD_JOIN, lib.HVD_ALLTOALL, lib.HVD_REDUCESCATTER
-REDUCE, SEND = lib.HVD_REDUCE, lib.HVD_SEND
-_OK, _AGAIN = lib.HVD_OK, lib.HVD_AGAIN
-_DIMS_MAX, _TEXT_BYTES = lib.HVD_DIMS_MAX, lib.HVD_TEXT_MAX
+_OK, _AGAIN, _DIMS_MAX = lib.HVD_OK, lib.HVD_AGAIN, lib.HVD_DIMS_MAX
 _WAIT_MS, _REQUESTS_KEPT = 50, 8192
-_CODE_NAMES = {getattr(lib, name): name for name in dir(lib) if name.startswith("HVD_E")}
 
 
-def text_of(pointer: Any) -> str:
-    """The C string as text; empty for NULL."""
-    return "" if pointer == ffi.NULL else ffi.string(pointer).decode("utf-8", "replace")
-
-
-def _dtypes() -> dict[str, int]:
-    found: dict[str, int] = {}
-    while lib.hvd_dtype_name(len(found)) != ffi.NULL:
-        found[text_of(lib.hvd_dtype_name(len(found)))] = len(found)
-    return found
-
-
-def _ops() -> dict[str, int]:
-    found: dict[str, int] = {}
-    while (number := lib.hvd_op_number(len(found))) >= 0:
-        found[text_of(lib.hvd_op_name(number))] = number
-    return found
-
-
-DTYPES = _dtypes()
-OPS = _ops()
-_OP_NAMES = {number: name for name, number in OPS.items()}
-VERSION, WIRE_VERSION = text_of(lib.hvd_version()), lib.hvd_wire_version()
-
-
-class _PerThread(threading.local):
-    """What each thread reuses in its calls into the core."""
+class _Requests(threading.local):
+    """What a thread's training loop asks for again and again."""
 
     def __init__(self) -> None:
-        self.text = ffi.new("char[]", _TEXT_BYTES)
-        self.requests: dict[Any, tuple[Any, Any]] = {}  # what a training loop asks for again and again
+        self.known: dict[Any, tuple[Any, Any]] = {}
 
 
-_thread = _PerThread()
+_requests = _Requests()
 _abandoned: deque[tuple[int, Any]] = deque()
 _groups: dict[int, int] = {}  # process set -> unnamed groups so far
 _latest: dict[tuple[Any, ...], int] = {}  # the last request of each name, so that a duplicate fails at the call
-
-
-def error_for(code: int, text: str) -> Exception:
-    """The exception for a code of the core, with the rank at fault where the core knows it."""
-    name = _CODE_NAMES.get(code, "HVD_EINTERNAL")
-    if name == "HVD_EFORK":
-        text = (
-            f"process {os.getpid()} is a forked child of a rank and no rank itself: hvdlite works only in the process "
-            "that called init(). In DataLoader workers and other subprocesses do without it."
-        )
-    elif name == "HVD_ESTATE" and (not text or lib.hvd_initialized() != 1):
-        text = text if "shut down" in text else NOT_INITIALIZED
-    return error_of(name, text or f"hvdlite: {name}", failed_rank() if name == "HVD_EPEER" else None)
-
-
-def failed_rank() -> int | None:
-    """The rank whose end or abort made this job fail; None if the job has not failed or nobody is named."""
-    failure = failure_of_job()
-    return failure[0] if failure is not None and failure[0] >= 0 else None
-
-
-def failure_of_job() -> tuple[int, int, str] | None:
-    """(culprit, code, text) of the first failure of the job, or None."""
-    culprit, code, text = ffi.new("int *"), ffi.new("int *"), ffi.new("char[]", _TEXT_BYTES)
-    if lib.hvd_failure(culprit, code, text, _TEXT_BYTES) != 1:
-        return None
-    return culprit[0], code[0], text_of(text)
-
-
-def _checked(number: int, text: Any = ffi.NULL) -> int:
-    if number < 0:
-        raise error_for(number, text_of(text))
-    return number
-
-
-def rank() -> int:
-    """Number of this rank, from 0. Raises HvdNotInitializedError (a ValueError) before init()."""
-    return _checked(lib.hvd_rank())
-
-
-def size() -> int:
-    """Number of ranks. Raises HvdNotInitializedError before init()."""
-    return _checked(lib.hvd_size())
-
-
-def local_rank() -> int:
-    """Number of this rank on its host. Raises HvdNotInitializedError before init()."""
-    return _checked(lib.hvd_local_rank())
-
-
-def local_size() -> int:
-    """Number of ranks on this host. Raises HvdNotInitializedError before init()."""
-    return _checked(lib.hvd_local_size())
-
-
-def cross_rank() -> int:
-    """Number of this rank's host. Raises HvdNotInitializedError before init()."""
-    return _checked(lib.hvd_cross_rank())
-
-
-def cross_size() -> int:
-    """Number of hosts. Raises HvdNotInitializedError before init()."""
-    return _checked(lib.hvd_cross_size())
-
-
-def set_open(ranks: Sequence[int]) -> int:
-    """Opens a process set here; its number, the same on all ranks if all make the same calls in the same order.
-
-    Nobody may submit to it before this has returned on all ranks: exchange something over the global set first.
-    Raises ValueError (ranks out of range, doubled, not ascending, none), MemoryError, HvdNotInitializedError.
-    """
-    number: int = lib.hvd_set_open(ffi.new("int[]", list(ranks)), len(ranks), _thread.text, _TEXT_BYTES)
-    return _checked(number, _thread.text)
-
-
-def set_close(number: int) -> None:
-    """Closes a process set here; what is still pending in it fails. Raises ValueError: 0, or there is no such set."""
-    _checked(lib.hvd_set_close(number, _thread.text, _TEXT_BYTES), _thread.text)
 
 
 class Gathered(NamedTuple):
@@ -182,10 +56,10 @@ class Pending:
 
     def wait(self) -> None:
         """Blocks until the request is finished. Raises why it failed."""
-        native, text = self.native, _thread.text
-        code = lib.hvd_wait(native, _WAIT_MS, text, _TEXT_BYTES)
+        native, text = self.native, thread.text
+        code = lib.hvd_wait(native, _WAIT_MS, text, TEXT_BYTES)
         while code == _AGAIN:
-            code = lib.hvd_wait(native, _WAIT_MS, text, _TEXT_BYTES)
+            code = lib.hvd_wait(native, _WAIT_MS, text, TEXT_BYTES)
         if code != _OK:
             reason = text_of(text)
             self.release()
@@ -296,21 +170,21 @@ def submit(
                 "Requested a collective of a tensor with the same name as another tensor that is currently being "
                 f"processed: {name!r} is in flight already. Synchronize it first, or give each tensor its own name.",
             )
-    thread = _thread
+    requests = _requests.known
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
            priority)  # fmt: skip
-    known = thread.requests.get(key)
+    known = requests.get(key)
     if known is None:
         known = _request(*key)
         if name is not None or group == 0:  # the numbers of unnamed groups do not come again
-            if len(thread.requests) >= _REQUESTS_KEPT:
-                thread.requests.clear()
-            thread.requests[key] = known
+            if len(requests) >= _REQUESTS_KEPT:
+                requests.clear()
+            requests[key] = known
     request = known[0]
     request.input, request.output = ffi.cast("void *", source), ffi.cast("void *", target)
     request.quiet = quiet
-    native = (lib.hvd_check if only_check else lib.hvd_submit)(request, thread.text, _TEXT_BYTES)
-    _checked(native, thread.text)
+    native = (lib.hvd_check if only_check else lib.hvd_submit)(request, thread.text, TEXT_BYTES)
+    checked(native, thread.text)
     if only_check:
         return Pending(0, None)
     if name is not None:
@@ -322,29 +196,4 @@ def submit(
 
 def kick() -> None:
     """Sends what was submitted quietly. Raises HvdNotInitializedError."""
-    _checked(lib.hvd_kick())
-
-
-def tune(fusion_bytes: int) -> None:
-    """Proposes a size of buckets for the global set (`hvd_tune`). Raises TypeError, OverflowError, ValueError."""
-    _checked(lib.hvd_tune(fusion_bytes, _thread.text, _TEXT_BYTES), _thread.text)
-
-
-def fusion_bytes() -> int:
-    """The size of buckets in force in the global set on this rank. Raises HvdNotInitializedError."""
-    return _checked(lib.hvd_fusion_bytes())
-
-
-def op_name(op: int) -> str | None:
-    """The name of a reduce op, None if the core has none of that number."""
-    return _OP_NAMES.get(op)
-
-
-def dtype_name(dtype: int) -> str:
-    """The name of a dtype that the core has."""
-    return text_of(lib.hvd_dtype_name(dtype))
-
-
-def dtype_bytes(dtype: int) -> int:
-    """Bytes of one element."""
-    return lib.hvd_dtype_bytes(dtype)
+    checked(lib.hvd_kick())

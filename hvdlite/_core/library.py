@@ -1,0 +1,168 @@
+"""The compiled core as Python sees it: tables, errors, topology, process sets. Only this file imports hvdlite._cffi.
+
+No layout of a struct and no number of a dtype is repeated in Python: cffi has them from the header, the tables are
+asked for here. A code of the core becomes an exception in `error_for`. The GIL is free during every call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import NOT_INITIALIZED, error_of
+
+try:
+    from .._cffi import ffi, lib
+except ModuleNotFoundError as error:
+    _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    raise ImportError(
+        f"hvdlite in {_FOLDER} has no compiled extension: it looks like a clone that shadows the installed package. "
+        f"Start Python in another folder, or install the clone in place: pip install -e {os.path.dirname(_FOLDER)}"
+    ) from error
+
+ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = lib.HVD_ALLREDUCE, lib.HVD_ALLGATHER, lib.HVD_BROADCAST, lib.HVD_BARRIER
+JOIN, ALLTOALL, REDUCESCATTER = lib.HVD_JOIN, lib.HVD_ALLTOALL, lib.HVD_REDUCESCATTER
+REDUCE, SEND = lib.HVD_REDUCE, lib.HVD_SEND
+TEXT_BYTES = lib.HVD_TEXT_MAX
+_CODE_NAMES = {getattr(lib, name): name for name in dir(lib) if name.startswith("HVD_E")}
+
+
+def text_of(pointer: Any) -> str:
+    """The C string as text; empty for NULL."""
+    return "" if pointer == ffi.NULL else ffi.string(pointer).decode("utf-8", "replace")
+
+
+def _dtypes() -> dict[str, int]:
+    found: dict[str, int] = {}
+    while lib.hvd_dtype_name(len(found)) != ffi.NULL:
+        found[text_of(lib.hvd_dtype_name(len(found)))] = len(found)
+    return found
+
+
+def _ops() -> dict[str, int]:
+    found: dict[str, int] = {}
+    while (number := lib.hvd_op_number(len(found))) >= 0:
+        found[text_of(lib.hvd_op_name(number))] = number
+    return found
+
+
+DTYPES = _dtypes()
+OPS = _ops()
+_OP_NAMES = {number: name for name, number in OPS.items()}
+VERSION, WIRE_VERSION = text_of(lib.hvd_version()), lib.hvd_wire_version()
+
+
+class _PerThread(threading.local):
+    """Where the core writes a thread's error texts."""
+
+    def __init__(self) -> None:
+        self.text = ffi.new("char[]", TEXT_BYTES)
+
+
+thread = _PerThread()
+
+
+def error_for(code: int, text: str) -> Exception:
+    """The exception for a code of the core, with the rank at fault where the core knows it."""
+    name = _CODE_NAMES.get(code, "HVD_EINTERNAL")
+    if name == "HVD_EFORK":
+        text = (
+            f"process {os.getpid()} is a forked child of a rank and no rank itself: hvdlite works only in the process "
+            "that called init(). In DataLoader workers and other subprocesses do without it."
+        )
+    elif name == "HVD_ESTATE" and (not text or lib.hvd_initialized() != 1):
+        text = text if "shut down" in text else NOT_INITIALIZED
+    return error_of(name, text or f"hvdlite: {name}", failed_rank() if name == "HVD_EPEER" else None)
+
+
+def failed_rank() -> int | None:
+    """The rank whose end or abort made this job fail; None if the job has not failed or nobody is named."""
+    failure = failure_of_job()
+    return failure[0] if failure is not None and failure[0] >= 0 else None
+
+
+def failure_of_job() -> tuple[int, int, str] | None:
+    """(culprit, code, text) of the first failure of the job, or None."""
+    culprit, code, text = ffi.new("int *"), ffi.new("int *"), ffi.new("char[]", TEXT_BYTES)
+    if lib.hvd_failure(culprit, code, text, TEXT_BYTES) != 1:
+        return None
+    return culprit[0], code[0], text_of(text)
+
+
+def checked(number: int, text: Any = ffi.NULL) -> int:
+    """The number, unless it is a code of an error."""
+    if number < 0:
+        raise error_for(number, text_of(text))
+    return number
+
+
+def rank() -> int:
+    """Number of this rank, from 0. Raises HvdNotInitializedError (a ValueError) before init()."""
+    return checked(lib.hvd_rank())
+
+
+def size() -> int:
+    """Number of ranks. Raises HvdNotInitializedError before init()."""
+    return checked(lib.hvd_size())
+
+
+def local_rank() -> int:
+    """Number of this rank on its host. Raises HvdNotInitializedError before init()."""
+    return checked(lib.hvd_local_rank())
+
+
+def local_size() -> int:
+    """Number of ranks on this host. Raises HvdNotInitializedError before init()."""
+    return checked(lib.hvd_local_size())
+
+
+def cross_rank() -> int:
+    """Number of this rank's host. Raises HvdNotInitializedError before init()."""
+    return checked(lib.hvd_cross_rank())
+
+
+def cross_size() -> int:
+    """Number of hosts. Raises HvdNotInitializedError before init()."""
+    return checked(lib.hvd_cross_size())
+
+
+def set_open(ranks: Sequence[int]) -> int:
+    """Opens a process set here; its number, the same on all ranks if all make the same calls in the same order.
+
+    Nobody may submit to it before this has returned on all ranks: exchange something over the global set first.
+    Raises ValueError (ranks out of range, doubled, not ascending, none), MemoryError, HvdNotInitializedError.
+    """
+    number: int = lib.hvd_set_open(ffi.new("int[]", list(ranks)), len(ranks), thread.text, TEXT_BYTES)
+    return checked(number, thread.text)
+
+
+def set_close(number: int) -> None:
+    """Closes a process set here; what is still pending in it fails. Raises ValueError: 0, or there is no such set."""
+    checked(lib.hvd_set_close(number, thread.text, TEXT_BYTES), thread.text)
+
+
+def tune(fusion_bytes: int) -> None:
+    """Proposes a size of buckets for the global set (`hvd_tune`). Raises TypeError, OverflowError, ValueError."""
+    checked(lib.hvd_tune(fusion_bytes, thread.text, TEXT_BYTES), thread.text)
+
+
+def fusion_bytes() -> int:
+    """The size of buckets in force in the global set on this rank. Raises HvdNotInitializedError."""
+    return checked(lib.hvd_fusion_bytes())
+
+
+def op_name(op: int) -> str | None:
+    """The name of a reduce op, None if the core has none of that number."""
+    return _OP_NAMES.get(op)
+
+
+def dtype_name(dtype: int) -> str:
+    """The name of a dtype that the core has."""
+    return text_of(lib.hvd_dtype_name(dtype))
+
+
+def dtype_bytes(dtype: int) -> int:
+    """Bytes of one element."""
+    return lib.hvd_dtype_bytes(dtype)
