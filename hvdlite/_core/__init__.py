@@ -1,4 +1,7 @@
-"""Where Python meets the C core: `library` is its tables, errors and topology, `flight` hands requests over and waits.
+"""Where Python meets the C core: the only package that imports hvdlite._cffi.
+
+`library` is the compiled core as Python sees it: tables, errors, topology, process sets. `flight` hands requests
+over, waits for them, and keeps tensor memory alive while the core works on it.
 
 Not here: how a process becomes a rank and leaves (_life), what a tensor is (adapters), what a collective means (ops).
 """

@@ -1,7 +1,8 @@
-"""The compiled core as Python sees it: tables, errors, topology, process sets. Only this file imports hvdlite._cffi.
+"""What is in the compiled core, and what does a code of it mean? Tables, errors, topology, process sets, settings.
 
-No layout of a struct and no number of a dtype is repeated in Python: cffi has them from the header, the tables are
-asked for here. A code of the core becomes an exception in `error_for`. The GIL is free during every call.
+No layout of a struct and no number of a dtype is repeated in Python: cffi has them from the header, and the tables are
+asked for here, once, at import. A code of the core becomes an exception in `error_for`, in words that scripts
+may look for them. The GIL is free during every call. Only this file imports hvdlite._cffi.
 """
 
 from __future__ import annotations
