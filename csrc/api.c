@@ -9,7 +9,7 @@
  * worker would keep a dead rank's sockets open) and from then on every call fails with HVD_EFORK. The handler
  * must be async-signal-safe, so it frees and locks nothing.
  */
-#include "engine/engine.h"
+#include "api.h"
 
 #include "kernel/kernel.h"
 
@@ -78,6 +78,23 @@ static struct hvd_engine *enter(void)
 static void go_out(void)
 {
     atomic_fetch_sub(&process.inside, 1);
+}
+
+struct hvd_engine *hvd_api_enter(void)
+{
+    return enter();
+}
+
+void hvd_api_go_out(void)
+{
+    go_out();
+}
+
+int hvd_api_state(char *text, size_t text_bytes)
+{
+    int code = state();
+    hvd_text_copy(text, text_bytes, text_of(code));
+    return code;
 }
 
 int hvd_init(const struct hvd_options *options, hvd_boot_allgather *allgather, void *self, char *text,
@@ -254,30 +271,6 @@ int hvd_kick(void)
     return HVD_OK;
 }
 
-int hvd_tune(int64_t fusion_bytes, char *text, size_t text_bytes)
-{
-    struct hvd_engine *engine = enter();
-    if (!engine) {
-        hvd_text_copy(text, text_bytes, text_of(state()));
-        return state();
-    }
-    struct hvd_error error = {0};
-    int code = hvd_engine_tune(engine, fusion_bytes, &error);
-    hvd_text_copy(text, text_bytes, error.text);
-    go_out();
-    return code;
-}
-
-int64_t hvd_fusion_bytes(void)
-{
-    struct hvd_engine *engine = enter();
-    if (!engine)
-        return state();
-    int64_t answer = atomic_load(&engine->fusion_bytes);
-    go_out();
-    return answer;
-}
-
 int hvd_poll(int64_t handle)
 {
     struct hvd_engine *engine = enter();
@@ -366,34 +359,4 @@ const char *hvd_plane_used(void)
     const char *name = engine->global->planes[0].plane->name;
     go_out();
     return name;
-}
-
-int hvd_trace(struct hvd_event *events, int count)
-{
-    struct hvd_engine *engine = enter();
-    if (!engine)
-        return state();
-    int copied = hvd_trace_copy(&engine->trace, events, count);
-    go_out();
-    return copied;
-}
-
-const char *hvd_counter_name(int i)
-{
-    static const char *const names[] = {
-#define X(name) #name,
-        HVD_COUNTERS(X)
-#undef X
-    };
-    return i >= 0 && i < HVD_COUNTERS_MAX ? names[i] : NULL;
-}
-
-int64_t hvd_counter(int i)
-{
-    struct hvd_engine *engine = enter();
-    if (!engine)
-        return state();
-    int64_t value = i >= 0 && i < HVD_COUNTERS_MAX ? atomic_load(&engine->counter[i]) : 0;
-    go_out();
-    return value;
 }

@@ -164,6 +164,15 @@ int hvd_forget(int64_t handle); /* frees the slot and the engine's output; waits
 int hvd_tune(int64_t fusion_bytes, char *text, size_t text_bytes);
 int64_t hvd_fusion_bytes(void);
 
+/* Many at once, for a call of hundreds of small ones costs more than its work. submit_many: as hvd_submit for each, in
+ * order; returns how many were taken. If that is less than count, text says why the next one was refused; handles of
+ * the others are valid. The engine wakes once, if the last one taken is not quiet; quiet of the others means nothing.
+ * wait_many: HVD_AGAIN, or all are finished: then all are forgotten, and HVD_OK or why the first of those that failed
+ * did. Handles that are 0 are passed over. None of them may be waited for or forgotten by others meanwhile. */
+int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_t *handles, char *text,
+                    size_t text_bytes);
+int hvd_wait_many(const int64_t *handles, int count, int timeout_ms, char *text, size_t text_bytes);
+
 /* Memory that a plane can move without a copy (shared by the ranks of this host). Freed by hvd_free,
  * also after shutdown. NULL when the plane has none to give. */
 void *hvd_alloc(size_t bytes);
@@ -192,6 +201,10 @@ const char *hvd_trace_name(int what);
 /* Counters since init, in the order that hvd_counter_name gives. */
 const char *hvd_counter_name(int i);
 int64_t hvd_counter(int i);
+
+/* What this rank's memory is used for by the core, and how many bytes cost memory now; NULL past the end. */
+const char *hvd_usage_name(int i);
+int64_t hvd_usage_bytes(int i);
 
 /* cffi: end */
 

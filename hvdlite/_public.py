@@ -38,6 +38,7 @@ from .errors import (
     HvdPeerLostError,
     HvdTimeoutError,
 )
+from .memory import memory_stats
 from .mesh import Mesh
 from .objects import allgather_object, broadcast_object
 from .ops import Adasum, Average, Handle, Max, Min, Product, Sum, barrier, join, poll, synchronize
@@ -84,6 +85,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "memory_stats",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

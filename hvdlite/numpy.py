@@ -9,6 +9,7 @@ orders, and read-only arrays where the result is to overwrite them.
 
 from __future__ import annotations
 
+import math
 import numbers
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import numpy as np
 from . import _core, _public
 from ._public import *  # noqa: F403
 from .adapter import View
+from .memory import block, shape_of
 from .ops import Collectives
 from .ops.terms import Compressor, NoneCompressor
 
@@ -102,6 +104,21 @@ class Compression:
     fp16 = FP16Compressor
 
 
+def empty(shape: Any, dtype: Any = float) -> np.ndarray:
+    """A new contiguous array, contents undefined, in memory that collectives need not copy, where there is some.
+
+    As np.empty; an allreduce_ of it is fastest if all ranks have theirs from here (see hvdlite.memory). Raises
+    ValueError for a dtype that cannot travel, HvdNotInitializedError before init().
+    """
+    _core.size()
+    dims, kind = shape_of(shape), np.dtype(dtype)
+    array = np.empty(0, kind)
+    _ops.adapter.view(array)  # ValueError
+    count = math.prod(dims)
+    buffer = block(count * kind.itemsize) if count else None
+    return np.empty(dims, kind) if buffer is None else np.frombuffer(buffer, kind).reshape(dims)
+
+
 _ops: Collectives[np.ndarray] = Collectives(NumpyAdapter())
 
 allgather = _ops.allgather
@@ -137,7 +154,7 @@ scatter_async = _ops.scatter_async
 send = _ops.send
 send_async = _ops.send_async
 
-__all__ = ["Compression", "data"]
+__all__ = ["Compression", "data", "empty"]
 __all__ += _public.__all__
 __all__ += [
     "allgather",

@@ -30,6 +30,22 @@
     X(sleeps)           \
     X(turns_taken_by_waiters)
 
+/* X(name): what memory of ours is for, see measure.c. */
+#define HVD_USAGES(X) \
+    X(lanes)          \
+    X(arena)          \
+    X(results)        \
+    X(boards)         \
+    X(sets)           \
+    X(records)
+
+enum {
+#define X(name) HVD_USAGE_##name,
+    HVD_USAGES(X)
+#undef X
+        HVD_USAGES_MAX
+};
+
 enum {
 #define X(name) HVD_COUNT_##name,
     HVD_COUNTERS(X)
@@ -117,6 +133,12 @@ int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, c
 int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_output *output);
 int hvd_engine_forget(struct hvd_engine *engine, int64_t handle);
 void *hvd_engine_alloc(struct hvd_engine *engine, size_t bytes);
+int64_t hvd_engine_usage(struct hvd_engine *engine, int kind); /* bytes that this rank uses for HVD_USAGE_* */
+/* As hvd_submit_many and hvd_wait_many say. */
+int hvd_engine_submit_many(struct hvd_engine *engine, const struct hvd_request *const *requests, int count,
+                           int64_t *handles, struct hvd_error *error);
+int hvd_engine_wait_many(struct hvd_engine *engine, const int64_t *handles, int count, int timeout_ms, char *text,
+                         size_t text_bytes);
 /* Tell everyone why the job ends; the first call of the job wins. */
 void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const char *reason);
 

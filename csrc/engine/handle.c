@@ -26,8 +26,10 @@ int hvd_handles_open(struct hvd_handles *handles, uint32_t first_generation, str
     return handles->slot ? HVD_OK : HVD_ENOMEM;
 }
 
-static void slot_clear(struct hvd_slot *slot)
+static void slot_clear(struct hvd_handles *handles, struct hvd_slot *slot)
 {
+    if (slot->data)
+        atomic_fetch_sub_explicit(&handles->result_bytes, slot->bytes, memory_order_relaxed);
     free(slot->text);
     free(slot->name_long);
     free(slot->data);
@@ -43,7 +45,7 @@ void hvd_handles_close(struct hvd_handles *handles)
     if (!handles->slot)
         return;
     for (uint32_t i = 0; i < atomic_load(&handles->high); i++)
-        slot_clear(&handles->slot[i]);
+        slot_clear(handles, &handles->slot[i]);
     hvd_memory_unmap(handles->slot, TABLE_BYTES);
     handles->slot = NULL;
 }
@@ -169,7 +171,7 @@ int hvd_handles_forget(struct hvd_handles *handles, int64_t handle)
     /* Somebody may be reading the result: the caller promises that nobody is, as with free(). */
     if (!atomic_compare_exchange_strong(&slot->word, &done, (next ? next : 1) << 2 | HVD_SLOT_FREE))
         return HVD_EHANDLE;
-    slot_clear(slot);
+    slot_clear(handles, slot);
     push_free(handles, slot);
     return HVD_OK;
 }

@@ -37,10 +37,11 @@ struct hvd_slot {
 };
 
 struct hvd_handles {
-    struct hvd_slot *slot;      /* HVD_HANDLES_MAX, sparse: memory is used as slots are */
-    _Atomic uint64_t free_list; /* tag << 32 | index + 1 */
-    _Atomic uint32_t high;      /* slots ever used */
-    _Atomic uint32_t queue;     /* newest submission: index + 1 */
+    struct hvd_slot *slot;        /* HVD_HANDLES_MAX, sparse: memory is used as slots are */
+    _Atomic uint64_t free_list;   /* tag << 32 | index + 1 */
+    _Atomic uint32_t high;        /* slots ever used */
+    _Atomic uint32_t queue;       /* newest submission: index + 1 */
+    _Atomic int64_t result_bytes; /* of all slots' data */
     uint32_t first_generation;
 };
 

@@ -153,6 +153,7 @@ static int result_for(struct hvd_engine *engine, struct hvd_set *set, const stru
                              (double)slot->bytes / 1e6, hvd_engine_kind(item->signature.kind),
                              slot->request.name ? slot->request.name : "(unnamed)");
     slot->data = memory;
+    atomic_fetch_add_explicit(&engine->handles.result_bytes, slot->bytes, memory_order_relaxed);
     return HVD_OK;
 }
 

@@ -128,6 +128,21 @@ void hvd_memory_unmap(void *memory, size_t bytes)
         munmap(memory, bytes);
 }
 
+uint64_t hvd_memory_resident(const void *memory, size_t bytes)
+{
+    unsigned char there[1024]; /* for 4 MB at a time */
+    uintptr_t at = (uintptr_t)memory / HVD_PAGE * HVD_PAGE, end = (uintptr_t)memory + bytes;
+    uint64_t pages = 0;
+    for (; at < end; at += sizeof there * HVD_PAGE) {
+        size_t part = HVD_ALIGN_UP(end - at, HVD_PAGE);
+        part = part < sizeof there * HVD_PAGE ? part : sizeof there * HVD_PAGE;
+        if (mincore((void *)at, part, there) == 0)
+            for (size_t i = 0; i < part / HVD_PAGE; i++)
+                pages += there[i] & 1;
+    }
+    return pages * HVD_PAGE;
+}
+
 /* Wait until the socket is ready for `events`; the codes of the parcel functions. */
 static int wait_ready(int socket, short events, int watch, uint64_t deadline_ns)
 {

@@ -105,6 +105,9 @@ struct hvd_plane {
     void *(*alloc)(void *plane, size_t bytes);
     void (*release)(void *memory);
     bool (*owns)(void *plane, const void *memory, size_t bytes);
+    /* Any thread: this rank's bytes that are resident for moving, and those that alloc has handed out and not yet got
+     * back; added to both. May be NULL. */
+    void (*usage)(void *plane, uint64_t *resident, uint64_t *handed_out);
 };
 
 /* The table the build makes from the file names (-DHVD_PLANE_LIST="X(self) X(shm)"), NULL-terminated. */

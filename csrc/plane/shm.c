@@ -18,6 +18,8 @@
  */
 #include "shm/lane.h"
 
+#include "../ground/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -219,6 +221,13 @@ static bool shm_owns(void *plane, const void *memory, size_t bytes)
     return shm->arena && hvd_shm_arena_owns(shm->arena, memory, bytes);
 }
 
+static void shm_usage(void *plane, uint64_t *resident, uint64_t *handed_out)
+{
+    struct hvd_shm *shm = plane;
+    *resident += hvd_memory_resident(shm->lane[shm->rank], sizeof *shm->lane[shm->rank]);
+    *handed_out += shm->arena ? hvd_shm_arena_used(shm->arena) : 0;
+}
+
 const struct hvd_plane hvd_plane_shm = {
     .name = "shm",
     .preference = 100,
@@ -231,4 +240,5 @@ const struct hvd_plane hvd_plane_shm = {
     .alloc = shm_alloc,
     .release = hvd_shm_arena_release,
     .owns = shm_owns,
+    .usage = shm_usage,
 };

@@ -15,6 +15,7 @@ from .._public import *  # noqa: F403
 from . import elastic
 from .compression import Compression
 from .consistency import check_consistency
+from .memory import empty
 from .off_graph import keep_off_graph as _keep_off_graph
 from .ops import collectives as _ops
 from .ops.sparse import sparse_allreduce_async
@@ -67,6 +68,7 @@ __all__ = [
     "data",
     "convert_sync_batchnorm",
     "elastic",
+    "empty",
     "sparse_allreduce_async",
     "uneven_inputs",
 ]

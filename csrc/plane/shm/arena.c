@@ -19,6 +19,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define MAGIC       UINT64_C(0x6876646c69746521)
 #define PUNCH_BYTES (1u << 20) /* from here on pages go back: refaulting costs about 2 us per page */
@@ -33,7 +34,8 @@ struct hvd_shm_arena {
     pthread_mutex_t mutex;
     struct hvd_share *share;
     int rank;
-    size_t users;
+    pid_t owner;        /* in a forked child the blocks are the parent's, and releasing one would take its pages away */
+    size_t users, used; /* used: bytes in blocks, with their heads */
     struct block *first;
 };
 
@@ -58,7 +60,7 @@ struct hvd_shm_arena *hvd_shm_arena_new(struct hvd_share *share, int rank)
     all->bytes = share->bytes;
     all->free = true;
     *arena = (struct hvd_shm_arena){
-        .mutex = PTHREAD_MUTEX_INITIALIZER, .share = share, .rank = rank, .users = 1, .first = all};
+        .mutex = PTHREAD_MUTEX_INITIALIZER, .share = share, .rank = rank, .owner = getpid(), .users = 1, .first = all};
     return arena;
 }
 
@@ -128,6 +130,7 @@ void *hvd_shm_arena_alloc(struct hvd_shm_arena *arena, size_t bytes)
         head = (struct head *)(base + block->at);
         *head = (struct head){.arena = arena, .block = block, .magic = MAGIC ^ (uintptr_t)head};
         arena->users++;
+        arena->used += block->bytes;
         hvd_share_keep(arena->share);
     }
     pthread_mutex_unlock(&arena->mutex);
@@ -142,6 +145,8 @@ void hvd_shm_arena_release(void *memory)
     HVD_ASSERT(head->magic == (MAGIC ^ (uintptr_t)head));
     struct hvd_shm_arena *arena = head->arena;
     struct block *block = head->block;
+    if (arena->owner != getpid())
+        return;
     head->magic = 0;
     pthread_mutex_lock(&arena->mutex);
     char *base = arena->share->map[arena->rank];
@@ -150,6 +155,7 @@ void hvd_shm_arena_release(void *memory)
     if (block->bytes >= PUNCH_BYTES)
         (void)madvise((void *)from, end - from, MADV_REMOVE); /* refused: the pages just stay ours */
     block->free = true;
+    arena->used -= block->bytes;
     if (block->after && block->after->free)
         join(block);
     if (block->before && block->before->free)
@@ -171,6 +177,14 @@ uint64_t hvd_shm_arena_offset(const struct hvd_shm_arena *arena, const void *mem
 char *hvd_shm_arena_map(const struct hvd_shm_arena *arena, int rank)
 {
     return arena->share->map[rank];
+}
+
+size_t hvd_shm_arena_used(struct hvd_shm_arena *arena)
+{
+    pthread_mutex_lock(&arena->mutex);
+    size_t used = arena->used;
+    pthread_mutex_unlock(&arena->mutex);
+    return used;
 }
 
 size_t hvd_shm_arena_bytes(const struct hvd_shm_arena *arena)

@@ -23,6 +23,7 @@ void hvd_shm_arena_release(void *memory);
 bool hvd_shm_arena_owns(const struct hvd_shm_arena *arena, const void *memory, size_t bytes);
 uint64_t hvd_shm_arena_offset(const struct hvd_shm_arena *arena, const void *memory);
 char *hvd_shm_arena_map(const struct hvd_shm_arena *arena, int rank);
+size_t hvd_shm_arena_used(struct hvd_shm_arena *arena); /* bytes in blocks that were not released, any thread */
 size_t hvd_shm_arena_bytes(const struct hvd_shm_arena *arena);
 
 #endif

@@ -1,0 +1,103 @@
+/* api_more.c - the public C API, continued: many requests in one call, and looking into the engine from outside.
+ *
+ * See api.c for the rules, which hold here, too: every call counts itself in and out, and a failure writes one
+ * sentence. These are only ways in: engine/many.c does the work of the first two; then come tuning, the trace,
+ * counters, and what memory is used for (engine/measure.c). Nothing is remembered here.
+ */
+#include "api.h"
+
+int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_t *handles, char *text,
+                    size_t text_bytes)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
+    struct hvd_error error = {0};
+    int taken = hvd_engine_submit_many(engine, requests, count, handles, &error);
+    if (taken < count)
+        hvd_text_copy(text, text_bytes, error.text);
+    hvd_api_go_out();
+    return taken;
+}
+
+int hvd_wait_many(const int64_t *handles, int count, int timeout_ms, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
+    int code = hvd_engine_wait_many(engine, handles, count, timeout_ms, text, text_bytes);
+    hvd_api_go_out();
+    return code;
+}
+
+const char *hvd_usage_name(int i)
+{
+    static const char *const names[] = {
+#define X(name) #name,
+        HVD_USAGES(X)
+#undef X
+    };
+    return i >= 0 && i < HVD_USAGES_MAX ? names[i] : NULL;
+}
+
+int64_t hvd_usage_bytes(int i)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    int64_t bytes = i >= 0 && i < HVD_USAGES_MAX ? hvd_engine_usage(engine, i) : 0;
+    hvd_api_go_out();
+    return bytes;
+}
+
+int hvd_tune(int64_t fusion_bytes, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
+    struct hvd_error error = {0};
+    int code = hvd_engine_tune(engine, fusion_bytes, &error);
+    hvd_text_copy(text, text_bytes, error.text);
+    hvd_api_go_out();
+    return code;
+}
+
+int64_t hvd_fusion_bytes(void)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    int64_t answer = atomic_load(&engine->fusion_bytes);
+    hvd_api_go_out();
+    return answer;
+}
+
+int hvd_trace(struct hvd_event *events, int count)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    int copied = hvd_trace_copy(&engine->trace, events, count);
+    hvd_api_go_out();
+    return copied;
+}
+
+const char *hvd_counter_name(int i)
+{
+    static const char *const names[] = {
+#define X(name) #name,
+        HVD_COUNTERS(X)
+#undef X
+    };
+    return i >= 0 && i < HVD_COUNTERS_MAX ? names[i] : NULL;
+}
+
+int64_t hvd_counter(int i)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    int64_t value = i >= 0 && i < HVD_COUNTERS_MAX ? atomic_load(&engine->counter[i]) : 0;
+    hvd_api_go_out();
+    return value;
+}

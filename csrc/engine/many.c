@@ -1,0 +1,86 @@
+/* many.c - hundreds of requests in one call: the gradients of a model.
+ *
+ * What is saved is not the engine's work but the way to it: one call from Python instead of one per gradient, one
+ * wake-up per call, one look at the clock. A request that is refused ends the call; those before it are on their way,
+ * since a submission cannot be taken back, and the caller is told how many.
+ *
+ * Waiting goes through the handles in order. Whoever finished before costs a look; the caller sleeps, or drives the
+ * engine, on the first that has not. Failures are looked at when all have finished: the memory of every tensor is the
+ * caller's again then, also of those that went well.
+ */
+#include "engine.h"
+
+int hvd_engine_submit_many(struct hvd_engine *engine, const struct hvd_request *const *requests, int count,
+                           int64_t *handles, struct hvd_error *error)
+{
+    int taken = 0;
+    for (; taken < count; taken++) {
+        struct hvd_request request = *requests[taken];
+        request.quiet |= taken + 1 < count;
+        handles[taken] = hvd_engine_submit(engine, &request, error);
+        if (handles[taken] < 0)
+            break;
+    }
+    if (taken < count)
+        hvd_engine_kick(engine); /* the last one taken was quiet, and there is none to come */
+    return taken;
+}
+
+struct waited {
+    struct hvd_engine *engine;
+    const int64_t *handles;
+    int count, first; /* all before first are finished */
+};
+
+/* For whoever drives the engine: it is asked again and again. */
+static bool all_done(void *self)
+{
+    struct waited *waited = self;
+    for (; waited->first < waited->count; waited->first++) {
+        int64_t handle = waited->handles[waited->first];
+        struct hvd_slot *slot = handle ? hvd_handles_find(&waited->engine->handles, handle) : NULL;
+        if (slot && hvd_slot_state(slot) != HVD_SLOT_DONE)
+            return false;
+    }
+    return true;
+}
+
+/* All are finished: the first failure's code and text, and nothing is left of them. */
+static int forget_many(struct hvd_engine *engine, const int64_t *handles, int count, char *text, size_t text_bytes)
+{
+    int code = HVD_OK;
+    for (int i = 0; i < count; i++) {
+        if (!handles[i])
+            continue;
+        struct hvd_slot *slot = hvd_handles_find(&engine->handles, handles[i]);
+        if (code == HVD_OK && (!slot || slot->code != HVD_OK)) {
+            code = slot ? slot->code : HVD_EHANDLE;
+            hvd_text_copy(text, text_bytes, slot && slot->text ? slot->text : "this handle is unknown");
+        }
+        hvd_handles_forget(&engine->handles, handles[i]);
+    }
+    return code;
+}
+
+int hvd_engine_wait_many(struct hvd_engine *engine, const int64_t *handles, int count, int timeout_ms, char *text,
+                         size_t text_bytes)
+{
+    uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
+    struct waited waited = {engine, handles, count, 0};
+    bool patient = !engine->bound;
+    while (!all_done(&waited)) {
+        uint64_t now_ns = hvd_now_ns();
+        if (now_ns >= until_ns)
+            return HVD_AGAIN;
+        if (patient && hvd_turn_take(engine)) {
+            hvd_count(engine, HVD_COUNT_turns_taken_by_waiters, 1);
+            atomic_fetch_add(&engine->waiters, 1);
+            patient = hvd_turn_drive(engine, all_done, &waited, until_ns);
+            atomic_fetch_sub(&engine->waiters, 1);
+        } else { /* all_done may have gone on: `first` may be finished, and the wait is over at once */
+            int left_ms = (int)((until_ns - now_ns + 999999u) / 1000000u);
+            hvd_engine_wait(engine, handles[waited.first], left_ms, NULL, 0);
+        }
+    }
+    return forget_many(engine, handles, count, text, text_bytes);
+}

@@ -1,0 +1,54 @@
+"""Memory of the core: how much it uses (`memory_stats`), and memory that travels without a copy (`block`, `hvd.empty`).
+
+Ranks of one host reduce a tensor in place, each its part of it for all, if all have it in *plane memory*: memory
+that every rank of the host maps. Elsewhere each rank copies its bytes in and the result out again. What the core sums
+for everyone lies in the caller's array, so a forked child that writes to it writes to its parent's.
+
+A block is freed by its last view, also after shutdown() and after another init(), whose collectives treat it as memory
+like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import _core
+from ._core import ffi, lib
+
+_KINDS: list[str] = []
+while (_name := lib.hvd_usage_name(len(_KINDS))) != ffi.NULL:
+    _KINDS.append(_core.text_of(_name))
+
+
+def memory_stats() -> dict[str, int]:
+    """Bytes that the core uses on this rank, by what for; their sum under "total".
+
+    lanes: through which tensors outside of plane memory travel; arena: blocks of plane memory that were asked for
+    (`hvd.empty`, gradients that an optimizer keeps there); results: of allgathers and alltoalls that were not picked up
+    yet; boards: votes; sets: what process sets use; records: what is known of tensors, handles, the trace.
+    Raises HvdNotInitializedError before init().
+    """
+    _core.size()
+    stats = {kind: int(lib.hvd_usage_bytes(index)) for index, kind in enumerate(_KINDS)}
+    return {**stats, "total": sum(stats.values())}
+
+
+def block(count: int) -> Any | None:
+    """A writable buffer of `count` > 0 bytes of plane memory, contents undefined; None where there is none to be had
+    (one rank, no shared memory left). Its last user frees it."""
+    memory = lib.hvd_alloc(count)
+    if memory == ffi.NULL:
+        return None
+    return ffi.buffer(ffi.gc(memory, lib.hvd_free), count)
+
+
+def shape_of(shape: Any) -> tuple[int, ...]:
+    """A shape as its users write it: a number or a sequence of them. ValueError below 0, TypeError for what is none."""
+    dims = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
+    if any(isinstance(dim, bool) or not hasattr(dim, "__index__") for dim in dims):
+        raise TypeError(f"a shape is a whole number or a sequence of them, not {shape!r}")
+    numbers = tuple(dim.__index__() for dim in dims)
+    if any(number < 0 for number in numbers):
+        raise ValueError(f"a shape has no negative numbers: {shape!r}")
+    return numbers

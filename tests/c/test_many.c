@@ -1,0 +1,149 @@
+/* test_many.c - many requests in one call: all arrive, one wake-up; what is refused; what fails among those that do
+ * not; and what memory the engine says it uses. */
+#include "crew.h"
+
+#define MANY 300
+
+static struct hvd_request sum_of(const char *name, float *memory)
+{
+    return (struct hvd_request){.name = name,
+                                .kind = HVD_ALLREDUCE,
+                                .op = HVD_OP_sum,
+                                .dtype = HVD_DTYPE_float32,
+                                .ndim = 1,
+                                .dims = {1},
+                                .prescale = 1,
+                                .postscale = 1,
+                                .input = memory,
+                                .output = memory};
+}
+
+struct many {
+    float memory[MANY];
+    char name[MANY][16];
+    struct hvd_request request[MANY];
+    const struct hvd_request *given[MANY];
+    int64_t handle[MANY];
+};
+
+static struct many *prepare(int rank)
+{
+    struct many *many = calloc(1, sizeof *many);
+    CHECK(many);
+    for (int i = 0; i < MANY; i++) {
+        snprintf(many->name[i], sizeof many->name[i], "tensor %d", i);
+        many->memory[i] = (float)(i + rank);
+        many->request[i] = sum_of(many->name[i], &many->memory[i]);
+        many->given[i] = &many->request[i];
+    }
+    return many;
+}
+
+static int wait_all(struct hvd_engine *engine, const int64_t *handles, int count, char *text)
+{
+    int code = HVD_AGAIN;
+    for (int tries = 0; code == HVD_AGAIN && tries < 400; tries++)
+        code = hvd_engine_wait_many(engine, handles, count, 50, text, HVD_TEXT_MAX);
+    return code;
+}
+
+static void all_arrive(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    for (int step = 0; step < 6; step++) {
+        struct many *many = prepare(rank);
+        int first = step % 2 ? MANY / 3 : 0; /* in one call or two */
+        CHECK_CODE(hvd_engine_submit_many(engine, many->given, first, many->handle, &error), first, error.text);
+        CHECK_CODE(hvd_engine_submit_many(engine, many->given + first, MANY - first, many->handle + first, &error),
+                   MANY - first, error.text);
+        int64_t one = many->handle[7];
+        CHECK_CODE(wait_all(engine, many->handle, MANY, text), HVD_OK, text);
+        for (int i = 0; i < MANY; i++)
+            CHECK(many->memory[i] == (float)(size * i + size * (size - 1) / 2));
+        CHECK(hvd_engine_poll(engine, one) == HVD_EHANDLE); /* forgotten */
+        free(many);
+    }
+    CHECK_CODE(hvd_engine_wait_many(engine, (int64_t[]){0, 0}, 2, 0, text, sizeof text), HVD_OK, text);
+}
+
+static void a_wait_ends_in_time(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    struct many *many = prepare(rank);
+    int late = rank == size - 1 ? 5 : 0; /* the last rank gives the first five later */
+    CHECK(hvd_engine_submit_many(engine, many->given + late, 10 - late, many->handle + late, &error) == 10 - late);
+    if (rank == 0)
+        CHECK_CODE(hvd_engine_wait_many(engine, many->handle, 10, 20, text, sizeof text), HVD_AGAIN, text);
+    int64_t meet = crew_submit(engine, HVD_BARRIER, NULL, 0, 0, NULL, NULL, 0, &error);
+    CHECK_CODE(crew_wait(engine, meet, text), HVD_OK, text);
+    CHECK(hvd_engine_submit_many(engine, many->given, late, many->handle, &error) == late);
+    CHECK_CODE(wait_all(engine, many->handle, 10, text), HVD_OK, text);
+    CHECK(many->memory[0] == (float)(size * (size - 1) / 2));
+    free(many);
+}
+
+static void a_refusal_tells_how_many_are_on_their_way(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    struct many *many = prepare(rank);
+    many->request[4].dtype = 99;
+    CHECK_CODE(hvd_engine_submit_many(engine, many->given, 9, many->handle, &error), 4, error.text);
+    CHECK_CODE(error.code, HVD_ETYPE, error.text);
+    CHECK_CODE(wait_all(engine, many->handle, 4, text), HVD_OK, text);
+    CHECK(many->memory[3] == (float)(size * 3 + size * (size - 1) / 2));
+    free(many);
+}
+
+static void one_that_fails_is_told_when_all_have_ended(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    struct many *many = prepare(rank);
+    many->request[2].op = rank ? HVD_OP_max : HVD_OP_sum;
+    CHECK(hvd_engine_submit_many(engine, many->given, 6, many->handle, &error) == 6);
+    CHECK_CODE(wait_all(engine, many->handle, 6, text), HVD_EMISMATCH, text);
+    CHECK(strstr(text, "tensor 2"));
+    CHECK(many->memory[5] == (float)(size * 5 + size * (size - 1) / 2));
+    free(many);
+}
+
+static void usage(struct hvd_engine *engine, int rank, int size)
+{
+    char text[HVD_TEXT_MAX] = "";
+    struct hvd_error error = {0};
+    (void)rank, (void)size;
+    for (int kind = 0; kind < HVD_USAGES_MAX; kind++)
+        CHECK(hvd_engine_usage(engine, kind) >= 0);
+    int64_t arena = hvd_engine_usage(engine, HVD_USAGE_arena), results = hvd_engine_usage(engine, HVD_USAGE_results);
+    void *block = hvd_engine_alloc(engine, 100000);
+    CHECK(block && hvd_engine_usage(engine, HVD_USAGE_arena) >= arena + 100000);
+    hvd_planes[0]->release ? hvd_planes[0]->release(block) : hvd_planes[1]->release(block);
+    CHECK(hvd_engine_usage(engine, HVD_USAGE_arena) == arena);
+    float mine[1000] = {0};
+    int64_t handle = crew_submit(engine, HVD_ALLGATHER, "rows", 0, HVD_DTYPE_float32, mine, NULL, 1000, &error);
+    int code = HVD_AGAIN;
+    while (code == HVD_AGAIN)
+        code = hvd_engine_wait(engine, handle, 50, text, sizeof text);
+    CHECK_CODE(code, HVD_OK, text);
+    CHECK(hvd_engine_usage(engine, HVD_USAGE_results) == results + 4000 * size);
+    hvd_engine_forget(engine, handle);
+    CHECK(hvd_engine_usage(engine, HVD_USAGE_results) == results);
+}
+
+int main(void)
+{
+    crew_deadline(60);
+    for (int size = 1; size <= 4; size = size * 2) {
+        crew_threads(size, all_arrive);
+        crew_threads(size, a_refusal_tells_how_many_are_on_their_way);
+        if (size > 1) {
+            crew_threads(size, a_wait_ends_in_time);
+            crew_threads(size, one_that_fails_is_told_when_all_have_ended);
+            crew_threads(size, usage);
+        }
+    }
+    return 0;
+}
