@@ -6,7 +6,8 @@ Three ideas:
 * The header is written once. cffi reads csrc/hvdlite.h between the marks `cffi: begin` and `cffi: end`; the one thing
   that Python itself implements, the bootstrap's allgather, is declared here because `extern "Python"` is not C.
 * The file name is the registration. Every csrc/**/*.c is compiled; every csrc/plane/x.c (the table itself aside)
-  becomes an X(x) in HVD_PLANE_LIST, which csrc/plane/table.c expands. tests/Makefile makes the same list.
+  becomes an X(x) in HVD_PLANE_LIST, which csrc/plane/table.c expands; so does csrc/algo. tests/Makefile makes the same
+  lists.
 * Dependencies are honest. All headers are dependencies, and the list of sources stands in the generated file, so that
   a file that was changed, added or removed rebuilds the extension.
 
@@ -44,11 +45,15 @@ def declarations() -> str:
     return found.group(1) + CALLBACK
 
 
+def plug_ins(folder: str) -> str:
+    """X(name) for each plug-in of csrc/folder, in the order of the alphabet."""
+    return " ".join(f"X({path.stem})" for path in sorted((CSRC / folder).glob("*.c")) if path.stem != "table")
+
+
 def builder() -> cffi.FFI:
     """The cffi builder of hvdlite._cffi."""
     sources = _relative(CSRC.rglob("*.c"))
     headers = _relative(CSRC.rglob("*.h"))
-    planes = [path.stem for path in sorted((CSRC / "plane").glob("*.c")) if path.stem != "table"]
     # abi3 does not exist for free-threaded Pythons: there the extension serves one version only.
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     result = cffi.FFI()
@@ -59,7 +64,7 @@ def builder() -> cffi.FFI:
         sources=sources,
         depends=[*headers, "hvdlite/_build.py"],
         include_dirs=["csrc"],
-        define_macros=[("HVD_PLANE_LIST", " ".join(f"X({plane})" for plane in planes))]
+        define_macros=[("HVD_PLANE_LIST", plug_ins("plane")), ("HVD_ALGO_LIST", plug_ins("algo"))]
         + ([] if free_threaded else ABI3),
         py_limited_api=not free_threaded,
         extra_compile_args=FLAGS,

@@ -38,7 +38,7 @@ PURE = ("coord", "algo")
 PURE_HEADERS = {"assert", "inttypes", "limits", "stdarg", "stdbool", "stddef", "stdint", "stdio", "string"}
 PURE_FORBIDDEN = re.compile(
     r"(pthread_\w+|clock\w*|time|gettimeofday|\w*sleep|sched_\w+|malloc|calloc|realloc|free|mmap|munmap|alloca|f?printf|fopen|"
-    r"f?puts|putchar|fflush|std(in|out|err)|socket|sendto|recv\w*|poll|epoll\w*|syscall|getenv|rand\w*|hvd_now_ns|atomic_\w+)"
+    r"f?puts|putchar|fflush|std(in|out|err)|socket|send(to|m?msg)|recv(from|m?msg)?|poll|epoll\w*|syscall|getenv|rand\w*|hvd_now_ns|atomic_\w+)"
 )
 PLUG_INS = ("plane", "algo", "link", "codec")  # csrc/plane/x.c exports hvd_plane_x and nothing else
 FORBIDDEN_WORDS = {"manager", "helper", "helpers", "util", "utils", "common", "context", "info"}

@@ -1,0 +1,91 @@
+/* algo.h - who exchanges what with whom in step i. Pure: peer and range arithmetic, nothing else.
+ *
+ * An algorithm is a function from a step number to one exchange: at most one send and one receive. It knows no bytes,
+ * no sockets and no time; the one loop that does I/O is the interpreter of plane p2p. That is why every algorithm can
+ * be proved for every world size before a byte is sent (tests/c/test_algo.c), and why its cost needs no table: it is
+ * the sum of its own steps (table.c).
+ *
+ * Steps are aligned: what a rank sends in step i its partner receives in step i, in the same range of the buffer. Each
+ * rank has the same number of steps; in some it may have nothing to do. A rank may run ahead as far as its data go.
+ *
+ * THE BUFFER. All kinds but alltoall work in place on one buffer of `count` elements, the concatenation of one chunk
+ * per rank:
+ *     allreduce       begins with everyone's values, ends with the combination everywhere; chunks are cut equally
+ *     reducescatter   begins likewise; chunk r is complete on rank r at the end, the rest is undefined
+ *     allgather       chunk r is filled on rank r and in the end everywhere
+ *     broadcast       filled on the root, in the end everywhere
+ *     reduce          complete on the root at the end, undefined elsewhere
+ *     alltoall        sends out of an input (ranges for rank 0, 1, ...) into an output (ranges from rank 0, 1, ...);
+ * what a rank gives to itself is the interpreter's business
+ *
+ * One file csrc/algo/x.c per algorithm, exporting only hvd_algo_x; nobody edits a list.
+ */
+#ifndef HVD_ALGO_H
+#define HVD_ALGO_H
+
+#include "../ground/ground.h"
+
+struct hvd_shape {
+    int kind; /* HVD_ALLREDUCE, HVD_ALLGATHER, HVD_BROADCAST, HVD_REDUCE, HVD_REDUCESCATTER, HVD_ALLTOALL */
+    int rank, size, root;
+    uint64_t count;           /* elements in the buffer; alltoall: not looked at */
+    uint64_t grain;           /* elements in one segment of a pipelined algorithm, at least 1 */
+    const uint64_t *count_of; /* allgather, reducescatter: elements of chunk r, they add up to count; alltoall: from
+                                 every rank to every rank, count_of[from * size + to]. NULL: chunks are cut equally */
+    int64_t room[16];         /* the algorithm's own; written by steps() */
+};
+
+/* What becomes of what arrives. */
+enum hvd_step_how {
+    HVD_STEP_COPY,   /* it replaces the range */
+    HVD_STEP_REDUCE, /* it is combined into the range */
+    HVD_STEP_STAGE   /* it is kept, until fold */
+};
+
+struct hvd_step {
+    int to, from; /* -1: nobody */
+    uint64_t send_at, send_count, recv_at, recv_count;
+    enum hvd_step_how how;
+    bool fold; /* after this step: this rank's own chunk := the combination, in rank order, of its own value and of what
+                  was kept from every other rank */
+};
+
+struct hvd_algo {
+    const char *name;
+    bool ordered; /* every element is combined in rank order, wherever it lies in the buffer: results are the same bits
+                     whatever a tensor shares its bucket with */
+    bool (*can)(int kind, int size);
+    int (*steps)(struct hvd_shape *shape); /* how many; lays out `room`. Call it before step */
+    /* Step i of shape->rank. *step was zeroed, to and from are -1. */
+    void (*step)(const struct hvd_shape *shape, int i, struct hvd_step *step);
+};
+
+/* The table the build makes from the file names (-DHVD_ALGO_LIST="X(ring) X(direct)"), NULL-terminated. */
+extern const struct hvd_algo *const hvd_algos[];
+
+/* Where chunk r begins; r == size: the end of the last. */
+uint64_t hvd_algo_cut(const struct hvd_shape *shape, int r);
+/* rank + by, around the ring. */
+int hvd_algo_around(const struct hvd_shape *shape, int rank, int by);
+/* Fill in that chunk r goes to `to`, or comes from `from`. */
+void hvd_algo_send_chunk(const struct hvd_shape *shape, struct hvd_step *step, int to, int r);
+void hvd_algo_recv_chunk(const struct hvd_shape *shape, struct hvd_step *step, int from, int r);
+/* The exchange of shape->rank in step i: zeroes, then asks the algorithm. */
+struct hvd_step hvd_algo_step(const struct hvd_algo *algo, const struct hvd_shape *shape, int i);
+
+/* What one exchange costs: alpha_ns, and beta_ps per byte of the longer of the two ways. Agreed among ranks. */
+struct hvd_cost {
+    uint64_t alpha_ns, beta_ps;
+};
+/* Nanoseconds: the sum over steps of the dearest exchange in each, looked at on up to HVD_COST_RANKS ranks spread over
+ * the world. Integers only, from agreed values only: the same on every rank. shape->rank is not looked at. */
+#define HVD_COST_RANKS 16
+uint64_t hvd_algo_cost(const struct hvd_algo *algo, const struct hvd_shape *shape, uint64_t element_bytes,
+                       struct hvd_cost cost);
+/* The cheapest that can; of equal ones the first by name. `ordered`: only such. NULL: none can. */
+const struct hvd_algo *hvd_algo_choose(const struct hvd_shape *shape, uint64_t element_bytes, struct hvd_cost cost,
+                                       bool ordered);
+/* By name; NULL: no such algorithm. */
+const struct hvd_algo *hvd_algo_named(const char *name);
+
+#endif
