@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _meeting, config, discovery, process_set
+from . import _core, _meeting, autotune, config, discovery, process_set
 from ._core import ffi, lib
 from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdNotYetError, HvdPeerLostError
 from .process_set import ProcessSet
@@ -102,6 +102,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             for note in settings.notes:
                 print(f"hvdlite: {note}", file=sys.stderr, flush=True)
         _require_all(comm, place.size)
+        autotune.check(settings, place.rank)
         sets = _chosen(sets, place.size)
         store, homogeneous = None, True
         if place.size > 1:
@@ -114,6 +115,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _life.inits += 1
         _hook()
         _register(sets)
+        autotune.begin(settings, place.rank, place.size)
 
 
 def _sets_of(process_sets: Any) -> list[ProcessSet] | None:
@@ -206,6 +208,7 @@ def shutdown() -> None:
     with _life.lock:
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")
+        autotune.end()
         lib.hvd_shutdown()
         _core.forget_all()
         process_set.forget_all()

@@ -8,6 +8,7 @@ Nothing here loads NumPy: a script that only asks for its rank does not pay for 
 
 from __future__ import annotations
 
+from . import autotune
 from ._core import cross_rank, cross_size, local_rank, local_size, rank, size
 from ._life import init, is_homogeneous, is_initialized, shutdown
 from .built import (
@@ -69,6 +70,7 @@ __all__ = [
     "Sum",
     "add_process_set",
     "allgather_object",
+    "autotune",
     "barrier",
     "broadcast_object",
     "ccl_built",

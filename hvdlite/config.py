@@ -117,16 +117,26 @@ def write(name: str, value: str | None) -> None:
 
 
 def add_flags(parser: Any) -> None:
-    """Give an argparse parser (or group) a flag for every option that has one. Unset flags parse to None."""
+    """Give an argparse parser (or group) a flag for every option that has one. Unset flags parse to None.
+
+    An option that is on or off has two flags, --x and --no-x.
+    """
     for option in OPTIONS:
-        if option.flag is not None:
-            default = option.default / option.flag_unit if option.flag_unit != 1 else option.default
-            parser.add_argument(
-                option.flag,
-                dest=option.name,
-                metavar="MB" if option.flag_unit == 1 << 20 else option.name.upper(),
-                help=f"{option.help} Default {default:g}; environment {option.variable}.",
-            )
+        if option.flag is None:
+            continue
+        if option.is_switch:
+            add = {"dest": option.name, "action": "store_const"}
+            parser.add_argument(option.flag, const="1", help=f"{option.help} Environment {option.variable}.", **add)
+            parser.add_argument("--no-" + option.flag[2:], const="0", help=f"Not {option.flag}.", **add)
+            continue
+        default = option.default / option.flag_unit if option.flag_unit != 1 else option.default
+        shown = "none" if default is None else f"{default:g}"
+        parser.add_argument(
+            option.flag,
+            dest=option.name,
+            metavar="MB" if option.flag_unit == 1 << 20 else option.name.upper(),
+            help=f"{option.help} Default {shown}; environment {option.variable}.",
+        )
 
 
 def variables_of(flags: Mapping[str, Any]) -> dict[str, str]:

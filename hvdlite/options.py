@@ -44,6 +44,11 @@ class Option(NamedTuple):
         """Horovod's environment variable of the same meaning, if there is one."""
         return None if self.alias is None else ALIAS_PREFIX + (self.alias or self.name.upper())
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off; its flag is --x or --no-x then."""
+        return self.type is _switch
+
 
 def _whole(text: str) -> int:
     return int(text, 10)
@@ -129,6 +134,45 @@ OPTIONS = (
         high=1 << 20,
     ),
     Option(
+        "autotune",
+        _switch,
+        False,
+        "1: search the fusion threshold with the shortest training step while training, within 50 steps.",
+        flag="--autotune",
+    ),
+    Option(
+        "autotune_log",
+        str,
+        None,
+        "File that gets a row (CSV) for every trial of the search.",
+        flag="--autotune-log-file",
+    ),
+    Option(
+        "autotune_warmup_samples",
+        _whole,
+        3,
+        "Samples at the start of the search that do not count.",
+        flag="--autotune-warmup-samples",
+        low=0,
+    ),
+    Option(
+        "autotune_steps_per_sample",
+        _whole,
+        1,
+        "Training steps of one sample; fewer where the search would not end within 50 steps.",
+        flag="--autotune-steps-per-sample",
+        low=1,
+    ),
+    Option(
+        "autotune_max_samples",
+        _whole,
+        45,
+        "Samples of the search at most; with fewer than 16 it could tell nothing.",
+        alias="AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        flag="--autotune-bayes-opt-max-samples",
+        low=16,
+    ),
+    Option(
         "start_timeout",
         finite_number,
         30.0,
@@ -198,6 +242,10 @@ OPTIONS = (
 # Variables of Horovod that hvdlite knows and needs no value of. A variable that gets a meaning moves to OPTIONS.
 SUPERSEDED = {
     "CYCLE_TIME": "there is no cycle: rounds are driven by events",
+    "HIERARCHICAL_ALLREDUCE": "chosen at run time",
+    "HIERARCHICAL_ALLGATHER": "chosen at run time",
+    "TORUS_ALLREDUCE": "chosen at run time",
+    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "the noise is measured",
     "CONTROLLER": "chosen at run time",
     "CPU_OPERATIONS": "chosen at run time",
     "HOSTNAME": "set by the launcher for scripts that read it",

@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-cb", "--check-build", dest="check", action="store_true", help="show which frameworks and libraries are found")
     add("-v", "--version", dest="version", action="store_true", help="show the version")
     config.add_flags(parser.add_argument_group("options of the library"))
+    flags.add_obsolete(parser)
     return parser
 
 
@@ -108,6 +109,9 @@ def _run(argv: Sequence[str]) -> int:
         settings = config.read(_with_flags(environ, options))
     except HvdOptionError as error:
         raise UsageError(str(error)) from None
+    note = flags.note_of(asked.obsolete)
+    if note is not None:
+        print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
     if not command:
         raise UsageError("no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py")
     slots = _slots(asked)

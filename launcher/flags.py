@@ -2,13 +2,16 @@
 
 argparse cannot stop at the first word that is no option without guessing, so this file asks the parser which flags it
 knows and which of them take a value, and finds the place. A flag that nobody knows is refused with the nearest that
-somebody does; one of Horovod, torchrun or mpirun that a later version will have is refused with the reason.
+somebody does; one of Horovod, torchrun or mpirun that a later version will have is refused with the reason. One of
+Horovod that needs no successor is taken, its value checked, and its reason told: what it asked for happens anyway, or
+there is nothing left of what it was for.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 _ELASTIC = "elastic training comes with a later version"
 _HOSTS = "several hosts come with a later version; this one starts ranks on this host only"
@@ -35,7 +38,6 @@ NOT_YET = {
     "--ssh-identity-file": _HOSTS,
     "--network-interface": _HOSTS,
     "--network-interfaces": _HOSTS,
-    "--disable-cache": _HOSTS,
     "--nnodes": _HOSTS,
     "--node-rank": _HOSTS,
     "--nproc-per-node": "say -np N; torchrun's spellings come with a later version",
@@ -47,23 +49,8 @@ NOT_YET = {
     "--no-mpi-threads-disable": _MPI,
     "--jsrun": "jsrun is not supported; start hvdlite-run inside the allocation",
     "--config-file": "the file of options comes with a later version; give flags or HVDLITE_ variables",
-    "--cycle-time-ms": "there is no cycle: rounds are driven by events",
-    "--hierarchical-allreduce": _TUNING,
-    "--no-hierarchical-allreduce": _TUNING,
-    "--hierarchical-allgather": _TUNING,
-    "--no-hierarchical-allgather": _TUNING,
-    "--torus-allreduce": _TUNING,
-    "--no-torus-allreduce": _TUNING,
-    "--autotune": _TUNING,
-    "--no-autotune": _TUNING,
-    "--autotune-log-file": _TUNING,
-    "--autotune-warmup-samples": _TUNING,
-    "--autotune-steps-per-sample": _TUNING,
-    "--autotune-bayes-opt-max-samples": _TUNING,
-    "--autotune-gaussian-process-noise": _TUNING,
     "--thread-affinity": _TUNING,
     "--num-nccl-streams": _TUNING,
-    "--gloo-timeout-seconds": "there is no Gloo; --start-timeout bounds the start",
     "--timeline-filename": _TIMELINE,
     "--timeline-mark-cycles": _TIMELINE,
     "--no-timeline-mark-cycles": _TIMELINE,
@@ -79,8 +66,44 @@ NOT_YET = {
 }
 
 
+_ALGORITHM = "the way of an allreduce or allgather is chosen at run time"
+
+OBSOLETE: dict[str, tuple[Callable[[str], Any] | None, str]] = {  # flag: type of its value, reason
+    "--cycle-time-ms": (float, "there is no cycle: rounds are driven by events"),
+    "--hierarchical-allreduce": (None, _ALGORITHM),
+    "--no-hierarchical-allreduce": (None, _ALGORITHM),
+    "--hierarchical-allgather": (None, _ALGORITHM),
+    "--no-hierarchical-allgather": (None, _ALGORITHM),
+    "--torus-allreduce": (None, _ALGORITHM),
+    "--no-torus-allreduce": (None, _ALGORITHM),
+    "--autotune-gaussian-process-noise": (float, "the noise is measured"),
+    "--gloo-timeout-seconds": (int, "there is no Gloo; --start-timeout bounds the start"),
+    "--disable-cache": (None, "nothing is remembered between launches"),
+}
+
+
 class FlagError(ValueError):
     """A flag that cannot be; the text names it."""
+
+
+class _Obsolete(argparse.Action):
+    """Keeps the flag in `obsolete`."""
+
+    def __call__(self, parser: Any, asked: Any, values: Any, option_string: Any = None) -> None:
+        asked.obsolete = [*(asked.obsolete or []), option_string]
+
+
+def add_obsolete(parser: argparse.ArgumentParser) -> None:
+    """Make the parser take flags of OBSOLETE; `obsolete` of what it parses has those that were given, or is None."""
+    for flag, (kind, _) in OBSOLETE.items():
+        count = 0 if kind is None else None
+        parser.add_argument(flag, dest="obsolete", action=_Obsolete, nargs=count, type=kind, help=argparse.SUPPRESS)
+
+
+def note_of(obsolete: Sequence[str] | None) -> str | None:
+    """One line on the flags that were given and change nothing."""
+    reasons = [f"{flag} ({OBSOLETE[flag][1]})" for flag in dict.fromkeys(obsolete or [])]
+    return f"without effect: {', '.join(reasons)}" if reasons else None
 
 
 def split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:

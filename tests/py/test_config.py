@@ -15,6 +15,8 @@ TEXTS = {
     "store_addr": "127.0.0.1",
     "shared_memory": "dev_shm",
     "check_data": "1",
+    "autotune": "1",
+    "autotune_log": "trials.csv",
 }
 FLAGGED = [option for option in config.OPTIONS if option.flag is not None]
 
@@ -103,7 +105,8 @@ def test_a_flag_becomes_the_variable_that_reads_back_as_the_same(option):
     config.add_flags(parser)
     assert config.variables_of(vars(parser.parse_args([]))) == {}
     text = TEXTS.get(option.name, "128")
-    variables = config.variables_of(vars(parser.parse_args([option.flag, text])))
+    words = [option.flag] if option.is_switch else [option.flag, text]
+    variables = config.variables_of(vars(parser.parse_args(words)))
     assert list(variables) == [option.variable]
     value = config.read(variables).values[option.name]
     assert value == (128 * option.flag_unit if text == "128" else option.type(text))

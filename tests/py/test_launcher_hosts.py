@@ -153,4 +153,16 @@ def test_a_flag_nobody_knows_is_refused_with_advice(word, says):
 
 def test_no_flag_is_both_known_and_refused():
     known = {flag for action in cli._parser()._actions for flag in action.option_strings}
-    assert not known & set(flags.NOT_YET)
+    assert not known & set(flags.NOT_YET) and not set(flags.OBSOLETE) & set(flags.NOT_YET)
+    assert set(flags.OBSOLETE) <= known
+
+
+def test_an_obsolete_flag_is_taken_with_its_value_and_told_once():
+    words = "--cycle-time-ms 3.5 --cycle-time-ms=4 --no-torus-allreduce -np 2 true --torus-allreduce"
+    own, command = flags.split(cli._parser(), words.split())
+    assert command == ["true", "--torus-allreduce"]
+    asked = cli._parser().parse_args(own)
+    note = flags.note_of(asked.obsolete)
+    assert asked.np == "2" and "--no-torus-allreduce (the way" in note
+    assert note.count("--cycle-time-ms (there is no cycle: ") == 1
+    assert flags.note_of(cli._parser().parse_args(["-np", "2"]).obsolete) is None

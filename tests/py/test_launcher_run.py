@@ -210,12 +210,22 @@ def test_options_reach_the_ranks_as_variables():
         ("-np 2 --hostfile /no/such/file true", 2, "--hostfile /no/such/file: No such file"),
         ("-np 2 --start-timeout soon true", 2, "--start-timeout='soon': must be a number"),
         ("-np 2 --failure-grace -1 true", 2, "--failure-grace"),
+        ("-np 2 --cycle-time-ms fast true", 2, "--cycle-time-ms: invalid float value: 'fast'"),
+        ("-np 2 --autotune-gaussian-process-noise loud true", 2, "--autotune-gaussian-process-noise: invalid float"),
+        ("-np 2 --autotune-steps-per-sample 0 true", 2, "--autotune-steps-per-sample='0': must be at least 1"),
+        ("-np 2 --autotune=1 true", 2, "--autotune"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(words, code, says):
     ended, out, err = launch(*words.split())
     assert (ended, out) == (code, "") and says in err and "Traceback" not in err, err
     assert err.startswith("hvdlite-run: ")
+
+
+def test_an_obsolete_flag_is_one_line_and_the_job_runs():
+    code, out, err = launch("--cycle-time-ms", 3, "--hierarchical-allreduce", "-np", 1, "echo", "here")
+    assert code == 0 and "here" in out
+    assert err.count("hvdlite-run: without effect: --cycle-time-ms (there is no cycle") == 1
 
 
 def test_a_malformed_variable_is_named():

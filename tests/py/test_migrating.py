@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 import hvdlite  # noqa: E402
 import hvdlite.torch as hvd  # noqa: E402
 from hvdlite import config  # noqa: E402
+from hvdlite.launcher import flags  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "MIGRATING.md").read_text(encoding="utf-8")
@@ -96,11 +97,13 @@ def test_flags_and_variables_of_the_page_are_what_it_says():
     for line in rows:
         left, _, right = line.partition(" | ")
         for flag in re.findall(r"`(--?[a-z][\w-]*)`", left):
-            refused = "refused" in right
-            assert (flag in help_text) != refused, line
+            refused, ignored = "refused" in right, "ignored" in right
+            assert (flag in help_text) != (refused or ignored), line
             if refused:
                 code, output = finished(RUN, flag, "1", "-np", "1", sys.executable, "-c", "pass")
                 assert code != 0 and f"not yet: {flag}: " in output, output
+            if ignored:
+                assert f"without effect: {flag} (" in flags.note_of([flag])
         for variable in re.findall(r"`(HOROVOD_\w+)`", left):
             assert (variable in aliases) != ("ignored" in right), line
         for variable in re.findall(r"`(HVDLITE_\w+)`", right):

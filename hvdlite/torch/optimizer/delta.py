@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
+from ... import autotune
 from ...ops import Adasum, Max
 from ...process_set import ProcessSet
 from ..ops import plain
@@ -90,6 +91,8 @@ class Delta(Copyless):
         result = super().step(*args, **kwargs)  # type: ignore[misc]
         with torch.no_grad():
             self._hvd_delta.combine(starts)
+        if autotune.watching:
+            autotune.step(self)
         return result
 
     step.hooked = True  # type: ignore[attr-defined]

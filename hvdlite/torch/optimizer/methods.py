@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
+from ... import autotune
 from ...ops import Average, Sum
 from ...optimizer import GradientBook
 from ..ops import plain
@@ -131,6 +132,8 @@ class Distributed(Copyless):
         else:
             result = super().step(self._averaging(closure), *args, **kwargs)  # type: ignore[misc]
         exchange.book.reset()
+        if autotune.watching:
+            autotune.step(self)
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # the original's step runs torch's step hooks, not this one too

@@ -1,0 +1,116 @@
+"""Finds the size of buckets that makes training steps shortest, while the training runs: `hvdlite-run --autotune ...`.
+
+    hvd.autotune.step()      a step is over; hvd.DistributedOptimizer says so by itself
+    hvd.autotune.reopen()    search anew, from now on
+
+It is over within 50 steps and keeps the default unless another setting is better beyond the noise that it has measured
+(search.py). HVDLITE_AUTOTUNE_LOG names a file that gets a row for every trial (trials.py). A fusion threshold that the
+user has given stays as it is. The setting changes on all ranks in the same round; rank 0 alone measures and proposes,
+and on the others these calls do nothing. Results do not depend on it: sums are the same, bit by bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..errors import NOT_INITIALIZED, HvdError, HvdNotInitializedError
+
+if TYPE_CHECKING:
+    from ..config import Settings
+    from .tuner import Tuner
+
+__all__ = ["reopen", "step"]
+
+watching = False  # whether steps matter here and now: what an optimizer looks at before it calls `step`
+_settings: Settings | None = None  # of the job that this process is a rank of
+_rank, _size = 0, 1
+_tuner: Tuner | None = None
+
+
+def step(source: Any = None) -> None:
+    """Says that a training step is over. For loops without hvd.DistributedOptimizer, which says so by itself.
+
+    Call it once per step, on any ranks; what counts is rank 0's clock. With it, steps of optimizers do not count.
+    """
+    global watching
+    if not watching or _tuner is None:
+        return
+    try:
+        _tuner.step(source)
+    except HvdError:
+        watching = False  # the job has failed, and its next collective says why
+        return
+    watching = _tuner.searching
+
+
+def reopen() -> None:
+    """Searches anew, from the next step on: for a model, a batch or a machine that is not what it was.
+
+    Call it on all ranks or on rank 0. It needs no HVDLITE_AUTOTUNE; the file of trials goes on. Nothing happens, and a
+    line says so, if there is nothing to tune. Raises HvdNotInitializedError before init(), HvdOptionError if the file
+    of HVDLITE_AUTOTUNE_LOG cannot be written.
+    """
+    if _settings is None:
+        raise HvdNotInitializedError(NOT_INITIALIZED)
+    _search()
+
+
+def check(settings: Settings, rank: int) -> None:
+    """Before ranks meet: can rank 0 write the file of trials? HvdOptionError if not."""
+    filename = settings.values["autotune_log"]
+    if rank == 0 and filename and settings.values["autotune"]:
+        from . import trials
+
+        trials.check(filename)
+
+
+def begin(settings: Settings, rank: int, size: int) -> None:
+    """This process has become a rank."""
+    global _settings, _rank, _size
+    _settings, _rank, _size = settings, rank, size
+    if settings.values["autotune"]:
+        _search()
+    elif rank == 0 and settings.values["autotune_log"]:
+        from .tuner import say
+
+        say(f"{settings.origin['autotune_log']} waits for HVDLITE_AUTOTUNE=1 or hvd.autotune.reopen()")
+
+
+def end() -> None:
+    """This process is no rank any more."""
+    global _settings, _tuner, watching
+    tuner, unfinished = _tuner, watching
+    _settings, _tuner, watching = None, None, False
+    if tuner is None:
+        return
+    if unfinished:
+        from .tuner import say
+
+        counted = "hvd.DistributedOptimizer counts its own, hvd.autotune.step() those of other loops"
+        say(f"no verdict after {tuner.steps} steps" if tuner.steps else f"it has seen no steps: {counted}")
+    tuner.trials.close()
+
+
+def _search() -> None:
+    """A search on rank 0, the first of this job or a new one."""
+    global _tuner, watching
+    if _rank != 0 or _settings is None:
+        return
+    from .trials import Trials
+    from .tuner import Tuner, say
+
+    values, origin = _settings.values, _settings.origin
+    if _tuner is not None:
+        _tuner.restart()
+        watching = True
+        return
+    trials = Trials(values["autotune_log"] or None)
+    given = origin["fusion_threshold"]
+    if given is not None or _size == 1:
+        say(f"nothing to tune: {f'{given} is given and stays' if given else 'there is only one rank'}")
+        trials.close()
+        return
+    asked = [values["autotune_" + name] for name in ("warmup_samples", "steps_per_sample", "max_samples")]
+    _tuner = Tuner(values["fusion_threshold"], (asked[0], asked[1], asked[2]), _core.tune, trials)
+    watching = True

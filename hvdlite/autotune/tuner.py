@@ -1,0 +1,137 @@
+"""From calls of step() to settings that all ranks use: the clock, the budget and the words of a search. Rank 0 only.
+
+Each call ends a step, and the step before it is the sample of the setting that was proposed at the call before. A
+proposal takes effect on all ranks in the round of agreement that decides it, which is the first of the next step, so no
+step is half one setting and half another. Only one thing is a step: the first optimizer that steps is the one whose
+steps count (a script with two would be measured in halves), unless the script says hvd.autotune.step() by itself.
+
+Where a script pauses between steps, to evaluate or to save, the sample is long and means nothing; medians and pairs
+cope with some of those.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from .search import STEPS_MAX, Budget, Verdict, budget, search
+from .trials import Trials
+
+OTHERS = (8 << 20, 32 << 20, 2 << 20, 512 << 10)  # beside the default; where samples are few the last are left out
+
+
+def say(text: str) -> None:
+    """One line for the user."""
+    print(f"hvdlite: autotune: {text}", file=sys.stderr, flush=True)
+
+
+def shown(fusion_bytes: int) -> str:
+    """Of bytes: `8 MB`."""
+    return f"{fusion_bytes / (1 << 20):g} MB"
+
+
+class Tuner:
+    """One search after the other, from the first step to a verdict. `propose` makes all ranks use a setting."""
+
+    def __init__(
+        self,
+        default: int,
+        asked: tuple[int, int, int],
+        propose: Callable[[int], None],
+        trials: Trials,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """asked: warm-up samples, steps per sample, samples at most."""
+        self.budget: Budget = budget(*asked)
+        if self.budget.cut:
+            warmup, steps, samples = self.budget[:3]
+            whole = f"{asked[0]} warm-up samples and {asked[2]} samples of {asked[1]} steps"
+            cut = f"{warmup} and {samples} samples of {steps}"
+            say(f"{whole} would be {(asked[0] + asked[2]) * asked[1]} steps; to end within {STEPS_MAX} it takes {cut}")
+        self.settings = (default, *(other for other in OTHERS if other != default))
+        self.propose, self.trials, self.clock = propose, trials, clock
+        self.steps = 0  # calls that counted, over all searches
+        self.verdict: Verdict | None = None
+        self._by_script = False
+        self._optimizer: Callable[[], Any] = lambda: None  # whose steps count
+        self._in_force = default
+        self.restart()
+
+    @property
+    def searching(self) -> bool:
+        """Whether calls of step() still matter."""
+        return self.verdict is None
+
+    def restart(self) -> None:
+        """A new search from the default on."""
+        self.verdict = None
+        self._search = search(self.settings, self.budget.samples)
+        self._warmup = self.budget.warmup
+        self._times: list[float] = []
+        self._last: float | None = None
+        self._setting = self.settings[0] if self._warmup else next(self._search)
+
+    def step(self, source: Any = None) -> None:
+        """A step is over. source: the optimizer that made it; None: the script says so itself."""
+        if not self.searching or not self._counts(source):
+            return
+        now, last = self.clock(), self._last
+        self._last = now
+        self.steps += 1
+        if last is None:
+            self._use(self._setting)
+            return
+        self._times.append(max(1000 * (now - last), 1e-6))
+        if len(self._times) == self.budget.steps:
+            milliseconds, self._times = median(self._times), []
+            self._sample(milliseconds)
+
+    def _counts(self, source: Any) -> bool:
+        """The script's own steps rather than an optimizer's; of optimizers those of the first that is still there."""
+        if source is None:
+            if not self._by_script:
+                self._by_script, self._last, self._times = True, None, []
+            return True
+        if self._by_script:
+            return False
+        if self._optimizer() is None:
+            self._optimizer, self._last = weakref.ref(source), None
+        return self._optimizer() is source
+
+    def _use(self, setting: int) -> None:
+        self._setting = setting
+        if setting != self._in_force:
+            self.propose(setting)
+            self._in_force = setting
+
+    def _sample(self, milliseconds: float) -> None:
+        if self._warmup:
+            self._warmup -= 1
+            if not self._warmup:
+                self._use(next(self._search))
+            return
+        self.trials.add(self._setting, self.steps, milliseconds)
+        try:
+            following = self._search.send(milliseconds)
+        except StopIteration as end:
+            self._finish(end.value)
+            following = end.value.chosen
+        self._use(following)
+
+    def _finish(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.trials.add(verdict.chosen, self.steps, verdict.milliseconds, chosen=True)
+        default, rival = self.settings[0], shown(verdict.rival)
+        if verdict.chosen != default:
+            text = f"{100 * verdict.gain:.1f} % shorter steps than with the default of {shown(default)}"
+            text = f"chose {rival}: {text}, noise {100 * verdict.noise:.1f} %"
+        elif not verdict.pairs:
+            text = f"kept the default of {shown(default)}: no other setting had a shorter step"
+        else:
+            text = f"{100 * verdict.gain:+.1f} % in {verdict.pairs} pairs, noise {100 * verdict.noise:.1f} %"
+            text = f"kept the default of {shown(default)}: {rival} did not gain enough ({text})"
+        say(f"{text}; {self.steps} steps, {self.trials.count} trials")
