@@ -10,7 +10,7 @@ whether the row is a verdict: the last row of a search, which repeats the chosen
 from __future__ import annotations
 
 import sys
-from typing import TextIO
+from typing import Literal, TextIO
 
 from ..errors import HvdOptionError
 
@@ -65,7 +65,7 @@ def check(filename: str) -> None:
     _open(filename, "a").close()
 
 
-def _open(filename: str, mode: str) -> TextIO:
+def _open(filename: str, mode: Literal["a", "w"]) -> TextIO:
     try:
         return open(filename, mode, encoding="utf-8", newline="\n")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
