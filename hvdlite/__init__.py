@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     """A public name, or `__all__`, on first use. Modules of this package are left to the import system."""
     private = name.startswith("_") and name != "__all__"
-    if private or (name not in ("data", "autotune") and find_spec(f"{__name__}.{name}") is not None):
+    if name == "autotune":  # a public module, which the modules of the public names import
+        return import_module(f"{__name__}.{name}")
+    if private or (name != "data" and find_spec(f"{__name__}.{name}") is not None):
         raise AttributeError(f"module 'hvdlite' has no attribute {name!r}")
     public = import_module("._public", __name__)
     source = public if name in public.__all__ else import_module(".numpy", __name__)
