@@ -42,6 +42,7 @@ setup(
         "torch": TORCH,
         "pytorch": TORCH,  # Horovod's name of it
         "examples": TORCH + EXAMPLES,
+        "bench": [*TORCH, "matplotlib"],
         "test": CHECKS + EXAMPLES,
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.

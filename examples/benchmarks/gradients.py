@@ -1,27 +1,22 @@
-"""The 161 gradients of a ResNet-50 (102 MB of float32): how long until all are averaged?
+"""The 161 gradients of a ResNet-50 (102 MB of float32), submitted at once: how long until all are summed?
 
-    hvdlite-run -np 2 python examples/benchmarks/gradients.py
+    hvdlite-run -np 2 python examples/benchmarks/gradients.py --library hvdlite     # or gloo, horovod
+    python examples/benchmarks/run_all.py --only gradients                          # beside each other
 
-A fake backward hands out ready-made gradients one after the other, last layer first, as autograd does, and computes
-nothing. Three times are taken, by turns, with hvdlite and with its peers over Gloo in the same processes:
-
-* hooks: from the last gradient's hook to the end of optimizer.synchronize(); for DistributedDataParallel to the end of
-  backward, which waits for its reductions. What is reduced while earlier hooks fire is not counted in either.
-* at once: all 161 gradients are submitted together and waited for; beside it, one Gloo allreduce of the same 102 MB.
-
-What counts is the slower rank of each iteration. Sums are checked in every iteration of hvdlite.
+They lie in ordinary memory, and with hvdlite also in plane memory (hvd.empty), which moves without a copy. All are
+written anew before each time, as backward does, which is not counted. Beside the 161, one tensor of as many bytes. What
+counts is the slower rank of each iteration; sums are checked in every one.
 """
 
 import argparse
 import math
-import time
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
-import hvdlite.torch as hvd
-from measure import report
+from libraries import NAMES, library
+from measure import PATIENCE, report, timed_us
+
+ITERATIONS = {"full": (3, 12), "quick": (3, 5), "tiny": (1, 2)}  # to warm up, counted
 
 
 def resnet50_shapes() -> "list[tuple[int, ...]]":
@@ -43,134 +38,48 @@ def resnet50_shapes() -> "list[tuple[int, ...]]":
     return shapes
 
 
-class HandOut(torch.autograd.Function):
-    """Passes a token on; backward gives its parameter a gradient that was ready before."""
+def iterate(lib, gradients: "list[torch.Tensor]", prefix: str, times: int) -> "list[float]":
+    """Milliseconds of each time, of the slower rank."""
 
-    @staticmethod
-    def forward(ctx, token, parameter, ready):
-        ctx.ready = ready
-        return token.clone()
-
-    @staticmethod
-    def backward(ctx, token):
-        return token, ctx.ready, None
-
-
-class Model(nn.Module):
-    """Parameters without a computation; `loss.backward()` hands each its gradient, last layer first."""
-
-    def __init__(self, shapes) -> None:
-        super().__init__()
-        self.layers = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
-        self.ready = [torch.full(shape, hvd.rank() + 1.0) for shape in shapes]
-        self.token = torch.zeros((), requires_grad=True)
-
-    def forward(self) -> torch.Tensor:
-        token = self.token
-        for parameter, ready in zip(self.layers, self.ready):
-            token = HandOut.apply(token, parameter, ready)
-        return token
-
-
-class Clock:
-    """The time of the last hook of a backward pass."""
-
-    def __init__(self, model: Model) -> None:
-        self.last = 0.0
-        for parameter in model.layers:
-            parameter.register_post_accumulate_grad_hook(self.tick)
-
-    def tick(self, _) -> None:
-        self.last = time.perf_counter()
-
-
-def by_hooks(shapes):
-    """Milliseconds from the last hook to the end of synchronize()."""
-    model = Model(shapes)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    clock = Clock(model)  # after the optimizer, so that its hook has run when the clock ticks
-
-    def iterate() -> float:
-        optimizer.zero_grad()
-        loss = model()
-        loss.backward()
-        optimizer.synchronize()
-        taken = 1000 * (time.perf_counter() - clock.last)
-        expected = (hvd.size() + 1) / 2
-        assert all(p.grad.view(-1)[[0, -1]].eq(expected).all() for p in model.layers), "a wrong average"
-        return taken
-
-    return iterate
-
-
-def by_ddp(shapes):
-    """The same with DistributedDataParallel over Gloo, which waits at the end of backward."""
-    model = Model(shapes)
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    clock = Clock(model)
-
-    def iterate() -> float:
-        model.zero_grad()
-        wrapped().backward()
-        return 1000 * (time.perf_counter() - clock.last)
-
-    return iterate
-
-
-def at_once(shapes):
-    """Milliseconds to reduce 161 ready gradients that are submitted together."""
-    gradients = [torch.zeros(shape) for shape in shapes]
-
-    def iterate() -> float:
-        started = time.perf_counter()
-        handles = [hvd.allreduce_async_(g, name=f"g{i}", op=hvd.Average) for i, g in enumerate(gradients)]
+    def all_of_them() -> None:
+        handles = [lib.start(gradient, f"{prefix}.{i}") for i, gradient in enumerate(gradients)]
         for handle in handles:
-            hvd.synchronize(handle)
-        return 1000 * (time.perf_counter() - started)
+            lib.finish(handle)
 
-    return iterate
-
-
-def flat_gloo(shapes):
-    """Milliseconds of one Gloo allreduce of as many bytes."""
-    tensor = torch.zeros(sum(map(math.prod, shapes)))
-
-    def iterate() -> float:
-        started = time.perf_counter()
-        dist.all_reduce(tensor)
-        return 1000 * (time.perf_counter() - started)
-
-    return iterate
+    taken = []
+    for _ in range(times):
+        for gradient in gradients:
+            gradient.fill_(lib.rank + 1.0)
+        lib.barrier()
+        taken.append(timed_us(all_of_them) / 1000)
+        expected = lib.size * (lib.size + 1) / 2
+        assert all(gradient.view(-1)[[0, -1]].eq(expected).all() for gradient in gradients), "a wrong sum"
+    return [max(of_ranks) for of_ranks in zip(*lib.gather(taken))]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Averaging the gradients of a ResNet-50.")
-    parser.add_argument("--iterations", type=int, default=15)
-    parser.add_argument("--warm-up", type=int, default=3)
+    parser = argparse.ArgumentParser(description="Summing the gradients of a ResNet-50.")
+    parser.add_argument("--library", choices=NAMES, default="hvdlite")
+    parser.add_argument("--patience", choices=PATIENCE, default="full")
     args = parser.parse_args()
-    hvd.init()
-    dist.init_process_group("gloo", init_method="env://", rank=hvd.rank(), world_size=hvd.size())
-    shapes = resnet50_shapes()
-    rivals = {
-        "161 gradients of ResNet-50, last hook to all averaged": (by_hooks(shapes), 20),
-        "  the same by DistributedDataParallel over Gloo": (by_ddp(shapes), None),
-        "161 gradients of ResNet-50, submitted at once": (at_once(shapes), None),
-        "  one Gloo allreduce of the same 102 MB": (flat_gloo(shapes), None),
-    }
-    times: dict = {name: [] for name in rivals}
-    for number in range(args.warm_up + args.iterations):
-        for name, (iterate, _) in rivals.items():
-            hvd.barrier()
-            taken = max(hvd.allgather_object(iterate()))
-            if number >= args.warm_up:
-                times[name].append(taken)
-    if hvd.rank() == 0:
-        medians = [report(name, "ms", times[name], target) for name, (_, target) in rivals.items()]
-        print(f"DDP over Gloo takes {medians[1] / medians[0]:.1f} times as long as hvdlite after the last hook")
-        print(f"One flat Gloo allreduce takes {medians[3] / medians[2]:.1f} times as long as 161 of hvdlite at once")
-    dist.destroy_process_group()
-    hvd.shutdown()
+    lib, shapes = library(args.library), resnet50_shapes()
+    elements = sum(map(math.prod, shapes))
+    if args.patience == "tiny":
+        shapes, elements = shapes[:5], 1000
+    rivals = [
+        ("161 gradients of ResNet-50", args.library, [torch.empty(shape) for shape in shapes]),
+        ("one tensor of 102 MB", args.library, [torch.empty(elements)]),
+    ]
+    if lib.plane_memory((1,)) is not None:
+        column = f"{args.library}, plane memory"
+        rivals.append((rivals[0][0], column, [lib.plane_memory(shape) for shape in shapes]))
+        rivals.append((rivals[1][0], column, [lib.plane_memory((elements,))]))
+    warm_up, counted = ITERATIONS[args.patience]
+    for number, (work, column, gradients) in enumerate(rivals):
+        taken = iterate(lib, gradients, f"g{number}", warm_up + counted)[warm_up:]
+        if lib.rank == 0:
+            report(work, column, "ms", taken)
+    lib.close()
 
 
 if __name__ == "__main__":

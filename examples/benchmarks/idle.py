@@ -46,7 +46,7 @@ def main() -> None:
     share = 100 * sum(after[task] - before.get(task, 0.0) for task in after) / elapsed
     shares = hvd.allgather_object(share)
     if hvd.rank() == 0:
-        report("idle job: threads of the busiest rank", "% of a core", [max(shares)], 1.0)
+        report("idle job: threads of the busiest rank", "hvdlite", "% of a core", [max(shares)])
     hvd.shutdown()
 
 

@@ -1,7 +1,8 @@
-"""What the benchmarks share: medians, the state of the machine, and one line per result that run_all.py collects.
+"""What the benchmarks share: medians, the machine's state, how often to repeat, and one line per result.
 
-A figure without its peer in the same run and without the state of the machine says little: see probe.c. `near` and
-`far` are a one-way cache-line latency below 110 ns and from 200 ns to 400 ns; anything else is printed as it is.
+Programs that are measured print `RESULT {...}` lines, which run_all.py collects: a work (what was done), a column (by
+whom, in what memory), a unit, the median and the tenth and ninetieth percentile. A figure without its peer in the same
+run and without the state of the machine says little: see probe.c, and table.py for what is made of it.
 """
 
 import functools
@@ -9,9 +10,11 @@ import json
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 MARK = "RESULT "
+PATIENCE = ("full", "quick", "tiny")  # tiny shows only that a program works
 
 
 @functools.cache
@@ -37,28 +40,42 @@ def probe_ns() -> "float | None":
     return None if done is None or done.returncode else float(done.stdout)
 
 
-def state_of(ns: "float | None") -> str:
-    """`near`, `far`, `between`, `disturbed` or `unknown`."""
-    if ns is None:
-        return "unknown"
-    return "near" if ns < 110 else "far" if 200 <= ns < 400 else "between" if ns < 200 else "disturbed"
-
-
-def machine_state() -> str:
-    """For example `near (61 ns)`."""
-    ns = probe_ns()
-    return state_of(ns) if ns is None else f"{state_of(ns)} ({ns:.0f} ns)"
-
-
 def spread(values: "list[float]") -> "tuple[float, float, float]":
     """The tenth percentile, the median and the ninetieth percentile."""
     ordered = sorted(values)
     return tuple(ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))] for share in (0.1, 0.5, 0.9))
 
 
-def report(name: str, unit: str, values: "list[float]", target: "float | None" = None) -> float:
-    """Print one result, for people and for run_all.py; the median."""
+def report(work: str, column: str, unit: str, values: "list[float]") -> None:
+    """Print one result."""
     low, median, high = spread(values)
-    result = {"name": name, "unit": unit, "median": median, "low": low, "high": high, "target": target}
+    result = {"work": work, "column": column, "unit": unit, "median": median, "low": low, "high": high}
     print(MARK + json.dumps(result), flush=True)
-    return median
+
+
+def size_text(size: int) -> str:
+    """For example `64 KB`."""
+    for unit, bytes_of in (("MB", 1 << 20), ("KB", 1 << 10)):
+        if size >= bytes_of:
+            return f"{size // bytes_of} {unit}"
+    return f"{size} B"
+
+
+def timed_us(work) -> float:
+    """Microseconds of one call."""
+    started = time.perf_counter_ns()
+    work()
+    return (time.perf_counter_ns() - started) / 1000
+
+
+def repetitions(library, work, seconds: float, most: int) -> int:
+    """How often all ranks do `work` so that it takes about so long: the same on all, from 3 to `most`."""
+    library.barrier()
+    taken = [timed_us(work) for _ in range(4)][1:]
+    slowest = max(library.gather(sorted(taken)[1]))
+    return int(min(most, max(3, seconds * 1e6 / max(slowest, 0.1))))
+
+
+def slower_rank(library, values: "list[float]") -> "list[float]":
+    """The values of the rank whose median is greatest."""
+    return max(library.gather(values), key=lambda of_rank: spread(of_rank)[1])

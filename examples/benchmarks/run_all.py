@@ -1,62 +1,141 @@
-"""Runs every benchmark and prints one table: medians, what they should be, and the state of the machine around each.
+"""Compares hvdlite with every peer found here, by turns in one run, and prints a table with ratios.
 
-    python examples/benchmarks/run_all.py                 # two ranks; alone on the machine, a minute or two
-    python examples/benchmarks/run_all.py -np 4 --only gradients
+    python examples/benchmarks/run_all.py --quick          # two minutes; alone on the machine
+    python examples/benchmarks/run_all.py                  # ten minutes, 2 and 4 ranks, three rounds
+    python examples/benchmarks/run_all.py --only plane -np 2 --append     # one part; its launches join those before
+    python examples/benchmarks/run_all.py --report --pictures pictures    # the table once more, and pictures
 
-The targets of `plane` are the best peer's time in the same run over what is asked for at that size; plane.py alone
-prints more of it.
+In each round every program of a part is launched once, one after the other, and the machine is probed before and after
+each launch (probe.c). Launches go to a file (--results), one JSON line each; table.py makes tables of them: states of
+the machine apart, launches that straddle a change of state dropped. `--only` and `--append` cut a long run into pieces.
+Parts: plane (C, float32, with Open MPI and MPICH), halves (bfloat16, float16), calls, gradients, step (Python, with
+Gloo, DistributedDataParallel, and Horovod if it is installed), hook, idle, startup.
 """
 
 import argparse
+import datetime
 import json
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
-from measure import MARK, machine_state
+from measure import MARK, probe_ns, size_text
+from programs import PARTS, RANKS, ROOT, prepare, programs, run_quietly
+from table import tables
 
-HERE = Path(__file__).resolve().parent
-BENCHMARKS = {
-    "latency": True,
-    "gradients": True,
-    "idle": True,
-    "startup": False,
-    "plane": False,
-}  # True: needs hvdlite-run
+LAUNCH_SECONDS = 140
+ROUNDS = {"full": 3, "quick": 1, "tiny": 1}
 
 
-def run(name: str, ranks: int) -> "list[dict]":
-    """The results of one benchmark, each with the state of the machine before and after."""
-    command = [sys.executable, str(HERE / f"{name}.py")]
-    if name == "plane":
-        command += ["-np", str(ranks)]
-    if BENCHMARKS[name]:
-        command = [str(Path(sys.executable).with_name("hvdlite-run")), "-np", str(ranks), *command]
-    before = machine_state()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    after = machine_state()
-    if done.returncode:
-        raise SystemExit(f"{name} failed ({done.returncode}):\n{done.stdout}")
-    lines = [line.partition(MARK)[2] for line in done.stdout.splitlines() if MARK in line]
-    return [{**json.loads(line), "state": f"{before} -> {after}"} for line in lines]
+def machine() -> "dict[str, str]":
+    """What a reader must know of where the figures come from."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    try:
+        import torch
+
+        torch_version = torch.__version__
+    except ImportError:
+        torch_version = "none"
+    return {
+        "processor": f"{len(os.sched_getaffinity(0))} x {models[0] if models else platform.processor()}",
+        "system": f"{platform.system()} {platform.release()}, glibc {platform.libc_ver()[1]}",
+        "python": platform.python_version(),
+        "torch": torch_version,
+        "commit": commit.stdout.strip(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }
 
 
-def row(result: dict) -> str:
-    target = result["target"]
-    verdict = "" if target is None else f"<= {target:g}: " + ("yes" if result["median"] <= target else "NO")
-    figures = f"{result['median']:10.2f} {result['low']:10.2f} {result['high']:10.2f} {result['unit']:11}"
-    return f"{result['name']:62} {figures} {verdict:12} {result['state']}"
+def results_of(printed: str, program: str) -> "list[dict]":
+    """RESULT lines, and the harness's lines `name dtype bytes microseconds`."""
+    found = []
+    for line in printed.splitlines():
+        if MARK in line:
+            found.append(json.loads(line.partition(MARK)[2]))
+            continue
+        words = line.split()
+        if len(words) == 4 and words[2].isdigit():
+            column = {"private": program, "in-plane": f"{program}, plane memory"}.get(words[0], program)
+            work, taken = f"allreduce {words[1]} {size_text(int(words[2]))}", float(words[3])
+            found.append({"work": work, "column": column, "unit": "us", "median": taken, "low": taken, "high": taken})
+    return found
+
+
+def launch(part: str, ranks: int, program: str, command: "list[str]") -> dict:
+    """Run one program once; the record of it."""
+    before = probe_ns()
+    try:
+        printed, failed = run_quietly(command, LAUNCH_SECONDS), ""
+    except (RuntimeError, OSError) as error:
+        printed, failed = "", str(error)
+        print(f"  {failed}", flush=True)
+    record = {"part": part, "ranks": ranks, "program": program, "before": before, "after": probe_ns()}
+    return {**record, "results": results_of(printed, program), "failed": failed}
+
+
+def measure(args: argparse.Namespace, patience: str) -> None:
+    """All launches, each written down as soon as it is over."""
+    parts = args.only or list(PARTS)
+    prepare(parts, args.cache)
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    with args.results.open("a" if args.append else "w") as file:
+        file.write(json.dumps({"machine": machine()}) + "\n")
+        for part in parts:
+            for ranks in ranks_of(part, args):
+                for number in range(args.rounds or ROUNDS[patience]):
+                    for program, command in programs(part, ranks, patience, args.cache):
+                        record = launch(part, ranks, program, command)
+                        file.write(json.dumps(record) + "\n")
+                        file.flush()
+                        around = [record["before"], record["after"]]
+                        probes = " -> ".join("?" if ns is None else f"{ns:.0f} ns" for ns in around)
+                        print(f"  {part}, {ranks} ranks, round {number + 1}: {program:22} {probes}", flush=True)
+
+
+def ranks_of(part: str, args: argparse.Namespace) -> "list[int]":
+    """With how many ranks a part is launched."""
+    if part not in RANKS:
+        return [2]
+    if args.np:
+        return args.np
+    return [2] if args.quick and part != "plane" else list(RANKS[part])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run all benchmarks and print one table.")
-    parser.add_argument("-np", type=int, default=2)
-    parser.add_argument("--only", choices=sorted(BENCHMARKS), action="append", help="may be given more than once")
+    parser = argparse.ArgumentParser(description="hvdlite beside its peers.")
+    parser.add_argument("--quick", action="store_true", help="two minutes instead of ten")
+    parser.add_argument("--tiny", action="store_true", help="only to see that everything works; figures mean nothing")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be given more than once")
+    parser.add_argument("-np", type=int, action="append", help="so many ranks; may be given more than once")
+    parser.add_argument("--rounds", type=int, help="launches of each program")
+    default = ROOT / "tests/out/benchmarks.jsonl"
+    parser.add_argument("--results", type=Path, default=default, help="where launches are kept (%(default)s)")
+    parser.add_argument("--append", action="store_true", help="keep the launches that are in the file already")
+    parser.add_argument("--report", action="store_true", help="measure nothing, print the table of what was measured")
+    parser.add_argument("--pictures", type=Path, help="draw into this folder (needs matplotlib)")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvdlite" / "benchmarks"
+    parser.add_argument("--cache", type=Path, default=cache, help="where the MPIs are kept (%(default)s)")
     args = parser.parse_args()
-    print(f"{'':62} {'median':>10} {'p10':>10} {'p90':>10} {'':11} {'target':12} machine before -> after")
-    for name in args.only or BENCHMARKS:
-        for result in run(name, args.np):
-            print(row(result), flush=True)
+    args.cache = args.cache.resolve()
+    if any(ranks < 2 for ranks in args.np or ()):
+        parser.error("-np: a comparison needs two ranks at least")
+    if not args.report:
+        measure(args, "tiny" if args.tiny else "quick" if args.quick else "full")
+    try:
+        records = [json.loads(line) for line in args.results.read_text().splitlines()]
+    except FileNotFoundError:
+        parser.error(f"{args.results} does not exist: run without --report first")
+    print(tables(records))
+    if args.pictures:
+        from pictures import draw
+
+        draw(records, args.pictures)
+    if any(record.get("failed") for record in records):
+        sys.exit("some launches failed; see above")
 
 
 if __name__ == "__main__":

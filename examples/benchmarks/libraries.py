@@ -1,0 +1,96 @@
+"""The libraries that the benchmarks in Python compare, behind one set of names: hvdlite, Gloo, Horovod.
+
+Each rank makes one of them, and a process has only one, so that no idle thread of another disturbs it. Sums of torch
+tensors are taken in place. hvdlite and Horovod are the same class, because their calls are the same.
+"""
+
+import importlib
+import os
+
+import torch
+import torch.distributed as dist
+
+NAMES = ("hvdlite", "gloo", "horovod")
+
+
+class LikeHorovod:
+    """hvdlite.torch or horovod.torch."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls = importlib.import_module(f"{name}.torch")
+        self.calls.init()
+        self.rank, self.size = self.calls.rank(), self.calls.size()
+
+    def barrier(self) -> None:
+        self.calls.barrier()
+
+    def gather(self, value) -> list:
+        """Every rank's value, on all ranks."""
+        return self.calls.allgather_object(value)
+
+    def reduce(self, tensor: torch.Tensor, name: str) -> None:
+        self.calls.allreduce_(tensor, name=name, op=self.calls.Sum)
+
+    def start(self, tensor: torch.Tensor, name: str):
+        return self.calls.allreduce_async_(tensor, name=name, op=self.calls.Sum)
+
+    def finish(self, handle) -> None:
+        self.calls.synchronize(handle)
+
+    def plane_memory(self, shape: "tuple[int, ...]") -> "torch.Tensor | None":
+        """A float32 tensor that is moved without a copy, if the library has such memory."""
+        empty = getattr(self.calls, "empty", None)
+        return None if empty is None else empty(shape, dtype=torch.float32)
+
+    def distribute(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
+        """The model and optimizer of data-parallel training."""
+        named = list(model.named_parameters())
+        self.calls.broadcast_parameters(model.state_dict(), root_rank=0)
+        return model, self.calls.DistributedOptimizer(optimizer, named_parameters=named)
+
+    def close(self) -> None:
+        self.calls.shutdown()
+
+
+class Gloo:
+    """torch.distributed with its gloo backend; training is by DistributedDataParallel."""
+
+    name = "gloo"
+
+    def __init__(self) -> None:
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("gloo", init_method="env://", rank=self.rank, world_size=self.size)
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def gather(self, value) -> list:
+        """Every rank's value, on all ranks."""
+        values = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def reduce(self, tensor: torch.Tensor, name: str) -> None:
+        dist.all_reduce(tensor)
+
+    def start(self, tensor: torch.Tensor, name: str):
+        return dist.all_reduce(tensor, async_op=True)
+
+    def finish(self, handle) -> None:
+        handle.wait()
+
+    def plane_memory(self, shape: "tuple[int, ...]") -> None:
+        """None: there is no such memory."""
+
+    def distribute(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer):
+        """The model and optimizer of data-parallel training."""
+        return torch.nn.parallel.DistributedDataParallel(model), optimizer
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def library(name: str) -> "LikeHorovod | Gloo":
+    """Start the library of this name on this rank."""
+    return Gloo() if name == "gloo" else LikeHorovod(name)

@@ -1,0 +1,116 @@
+"""The benchmarks run, in a configuration whose figures mean nothing; and what table.py makes of launches is right.
+
+Nothing is timed here. That a peer is missing is no failure: MPI is not installed for a test.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "examples/benchmarks"
+SECONDS = 240
+
+
+@pytest.fixture(scope="module", autouse=True)
+def benchmarks_importable():
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+def run_all(*arguments):
+    command = [sys.executable, str(BENCHMARKS / "run_all.py"), "--tiny", *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "part, works",
+    [
+        ("calls", ["allreduce_ of 4 B", "allreduce_ of 64 KB", "100 x 64 KB async"]),
+        ("gradients", ["161 gradients of ResNet-50"]),
+        ("step", ["exposed communication", "of it negotiation", "rounds in a step"]),
+        ("hook", ["gradient hook, by the clock"]),
+        ("idle", ["idle job"]),
+        ("startup", ["import hvdlite beyond numpy"]),
+    ],
+)
+def test_a_part_runs_and_its_launches_are_kept(part, works, tmp_path):
+    pytest.importorskip("torch")
+    results = tmp_path / "launches.jsonl"
+    printed = run_all("--only", part, "-np", 2, "--results", results)
+    records = [json.loads(line) for line in results.read_text().splitlines()]
+    found = {result["work"].strip() for record in records[1:] for result in record["results"]}
+    assert "processor" in records[0]["machine"]
+    for work in works:
+        assert any(name.startswith(work) for name in found), (work, found)
+        assert work in printed
+
+
+def test_the_plane_is_measured_in_c_in_every_dtype():
+    programs = importlib.import_module("programs")
+    for dtype in ("float32", "bfloat16", "float16"):
+        lines = programs.run_quietly([programs.ours(), "2", dtype, "tiny"], SECONDS).splitlines()
+        assert {line.split()[0] for line in lines} == {"private", "in-plane"}
+        assert all(line.split()[1] == dtype for line in lines) and len(lines) == 6, lines
+
+
+def test_a_word_that_the_harness_does_not_know_is_refused():
+    programs = importlib.import_module("programs")
+    with pytest.raises(RuntimeError, match="float64: expected a collective"):
+        programs.run_quietly([programs.ours(), "2", "float64"], SECONDS)
+
+
+def launch(program, before, after, **medians):
+    results = [
+        {"work": work.replace("_", " "), "column": program, "unit": "us", "median": us, "low": us, "high": us}
+        for work, us in medians.items()
+    ]
+    keys = {"part": "plane", "ranks": 2, "program": program, "before": before, "after": after}
+    return {**keys, "results": results, "failed": ""}
+
+
+def test_states_are_kept_apart_and_launches_that_straddle_a_change_are_dropped():
+    table = importlib.import_module("table")
+    records = [
+        launch("hvdlite", 60, 62, allreduce_float32_1_MB=40.0),
+        launch("openmpi", 61, 60, allreduce_float32_1_MB=100.0),
+        launch("hvdlite", 270, 268, allreduce_float32_1_MB=90.0),
+        launch("openmpi", 272, 275, allreduce_float32_1_MB=60.0),
+        launch("hvdlite", 60, 270, allreduce_float32_1_MB=1.0),
+        launch("hvdlite", 60, 4000, allreduce_float32_1_MB=1.0),
+    ]
+    groups, dropped = table.by_state(records)
+    assert dropped == 2
+    assert [key[2].split(",")[0] for key in groups] == ["near", "far"]
+    near, far = (part for part in table.tables(records).split("\n\n") if part.lstrip().startswith("plane"))
+    assert "2.50 x of openmpi" in near and near.rstrip().endswith("yes")
+    assert "0.67 x of openmpi" in far and far.rstrip().endswith("NO")
+
+
+def test_probes_that_hover_about_a_limit_are_one_state():
+    table = importlib.import_module("table")
+    records = [launch("hvdlite", ns, ns + 7, work=1.0) for ns in (104, 108, 112, 120)]
+    groups, dropped = table.by_state(records)
+    assert dropped == 0 and len(groups) == 1
+
+
+def test_a_median_over_launches_has_its_spread_beside_it():
+    table = importlib.import_module("table")
+    records = [launch("hvdlite", 60, 60, work=us) for us in (3.0, 1.0, 2.0)]
+    assert "2.00       1.00       3.00 us            3" in table.tables(records)
+
+
+def test_bars_are_judged_by_what_they_ask():
+    table = importlib.import_module("table")
+    assert table.bar_of("allreduce float32 4 KB", "hvdlite", 2, "near") == ("ratio", 1.0)
+    assert table.bar_of("allreduce float32 16 MB", "hvdlite, plane memory", 2, "near") == ("ratio", 3.0)
+    assert table.bar_of("allreduce float32 16 MB", "hvdlite, plane memory", 2, "far") == ("ratio", 2.0)
+    assert table.bar_of("allreduce_ of 4 B", "hvdlite", 4, "near") == ("at most", 60.0)
+    assert table.bar_of("allreduce float32 4 KB", "hvdlite", 4, "near") is None
