@@ -24,8 +24,9 @@
 #include <string.h>
 #include <time.h>
 
-#define HARNESS_BATCHES   32
-#define HARNESS_BYTES_MAX ((size_t)128 << 20)
+#define HARNESS_BATCHES     32
+#define HARNESS_BYTES_MAX   ((size_t)128 << 20)
+#define HARNESS_PATIENCE_US 400e3
 
 enum harness_kind { HARNESS_ALLREDUCE, HARNESS_ALLTOALL, HARNESS_REDUCESCATTER };
 enum harness_dtype { HARNESS_FLOAT32, HARNESS_BFLOAT16, HARNESS_FLOAT16 };
@@ -40,6 +41,7 @@ struct harness {
     enum harness_kind kind;
     enum harness_dtype dtype;
     enum harness_patience patience;
+    size_t only[4]; /* these sizes and no others; 0: no more */
     int rank, ranks;
     void *out;  /* HARNESS_BYTES_MAX bytes; allreduce: not used */
     void *self; /* first argument of the functions; all are collective and may block */
@@ -56,10 +58,13 @@ static inline int harness_place_of(const char *word, const char *const *words)
     return -1;
 }
 
-/* Words in any order, each from one of the three lists; the first of each list is what it is without a word. */
+/* Words in any order, each from one of the three lists (the first of each list is what it is without a word), and up to
+ * four sizes in bytes, for those alone. */
 static inline void harness_read(struct harness *harness, int words, char **word)
 {
+    size_t only = 0;
     for (int i = 0; i < words; i++) {
+        size_t size = (size_t)strtoull(word[i], NULL, 10);
         int kind = harness_place_of(word[i], harness_kinds), dtype = harness_place_of(word[i], harness_dtypes);
         int patience = harness_place_of(word[i], harness_patiences);
         if (kind >= 0)
@@ -68,10 +73,12 @@ static inline void harness_read(struct harness *harness, int words, char **word)
             harness->dtype = (enum harness_dtype)dtype;
         else if (patience >= 0)
             harness->patience = (enum harness_patience)patience;
+        else if (size > 0 && only < sizeof harness->only / sizeof *harness->only)
+            harness->only[only++] = size;
         else {
             fprintf(stderr,
                     "%s: expected a collective (allreduce, alltoall, reducescatter), a dtype (float32, bfloat16, "
-                    "float16) or a patience (full, quick, tiny)\n",
+                    "float16), a patience (full, quick, tiny) or bytes\n",
                     word[i]);
             exit(2);
         }
@@ -162,6 +169,34 @@ static inline double harness_median(const struct harness *harness, void *buffer,
     return batches % 2 ? taken[batches / 2] : 0.5 * (taken[batches / 2 - 1] + taken[batches / 2]);
 }
 
+/* Fewer batches and rounds where an operation is slow, the same on every rank, as the slowest says; 0: far too slow, as
+ * with an MPI that never yields when ranks outnumber processors. This size and larger ones are left out then. */
+static inline int harness_limit(const struct harness *harness, void *buffer, size_t count, int *batches, int *rounds)
+{
+    static const double budget_us[] = {600e3, 150e3, 10e3};
+    static const int at_most[] = {HARNESS_BATCHES, 7, 3};
+    double budget = budget_us[harness->patience], start = harness_now_us();
+    for (int i = 0; i < 3; i++)
+        harness->sum(harness->self, buffer, count);
+    double one = (harness_now_us() - start) / 3;
+    harness->slowest(harness->self, &one, 1);
+    if (one > HARNESS_PATIENCE_US)
+        return 0;
+    if (*batches > at_most[harness->patience])
+        *batches = at_most[harness->patience];
+    if (*batches > budget / one)
+        *batches = budget / one < 3 ? 3 : (int)(budget / one);
+    if (*rounds > budget / *batches / one)
+        *rounds = budget / *batches / one < 1 ? 1 : (int)(budget / *batches / one);
+    return 1;
+}
+
+static inline int harness_wants(const struct harness *harness, size_t bytes)
+{
+    const size_t *only = harness->only;
+    return !only[0] || only[0] == bytes || only[1] == bytes || only[2] == bytes || only[3] == bytes;
+}
+
 /* buffer: HARNESS_BYTES_MAX bytes. */
 static inline void harness_run(const struct harness *harness, void *buffer)
 {
@@ -177,20 +212,19 @@ static inline void harness_run(const struct harness *harness, void *buffer)
                  {(size_t)16 << 20, 11, 3},
                  {(size_t)32 << 20, 7, 2},
                  {HARNESS_BYTES_MAX, 7, 1}};
-    static const int at_most[] = {HARNESS_BATCHES, 7, 3};
     size_t largest = harness->patience == HARNESS_TINY ? (size_t)64 << 10 : HARNESS_BYTES_MAX;
     harness_write(buffer, largest, 0); /* every page is there */
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && sizes[i].bytes <= largest; i++) {
+        if (!harness_wants(harness, sizes[i].bytes))
+            continue;
         size_t count = sizes[i].bytes / harness_element(harness), ranks = (size_t)harness->ranks;
         if (harness->kind != HARNESS_ALLREDUCE) /* equal parts */
             count = count < ranks ? ranks : count / ranks * ranks;
         int writes = sizes[i].bytes >= 4096, batches = sizes[i].batches, rounds = sizes[i].rounds;
-        if (batches > at_most[harness->patience])
-            batches = at_most[harness->patience];
-        if (harness->patience == HARNESS_TINY)
-            rounds = 2;
         harness_check(harness, buffer, count);
         harness_write(buffer, count * harness_element(harness), 0); /* sums of what is not written anew stay finite */
+        if (!harness_limit(harness, buffer, count, &batches, &rounds))
+            break;
         double both = harness_median(harness, buffer, count, batches, rounds, writes, 1);
         double alone = writes ? harness_median(harness, buffer, count, batches, rounds, 1, 0) : 0;
         if (harness->rank == 0)

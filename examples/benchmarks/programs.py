@@ -78,7 +78,7 @@ def in_c(part: str, ranks: int, patience: str, cache: Path) -> "list[Program]":
     dtypes = ("float32",) if part == "plane" else ("float32", "bfloat16", "float16")
     found = []
     for dtype in dtypes:
-        words = [dtype, patience]
+        words = [dtype, patience] + ([] if part == "plane" else [str(16 << 20), str(32 << 20)])
         found.append(("hvdlite", [ours(), str(ranks), *words]))
         for wheel in MPIS:
             try:

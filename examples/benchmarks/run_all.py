@@ -19,6 +19,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from measure import MARK, probe_ns, size_text
@@ -67,14 +68,15 @@ def results_of(printed: str, program: str) -> "list[dict]":
 
 def launch(part: str, ranks: int, program: str, command: "list[str]") -> dict:
     """Run one program once; the record of it."""
-    before = probe_ns()
+    before, started = probe_ns(), time.monotonic()
     try:
         printed, failed = run_quietly(command, LAUNCH_SECONDS), ""
     except (RuntimeError, OSError) as error:
         printed, failed = "", str(error)
         print(f"  {failed}", flush=True)
+    seconds = round(time.monotonic() - started, 1)
     record = {"part": part, "ranks": ranks, "program": program, "before": before, "after": probe_ns()}
-    return {**record, "results": results_of(printed, program), "failed": failed}
+    return {**record, "seconds": seconds, "results": results_of(printed, program), "failed": failed}
 
 
 def measure(args: argparse.Namespace, patience: str) -> None:
@@ -91,9 +93,14 @@ def measure(args: argparse.Namespace, patience: str) -> None:
                         record = launch(part, ranks, program, command)
                         file.write(json.dumps(record) + "\n")
                         file.flush()
-                        around = [record["before"], record["after"]]
-                        probes = " -> ".join("?" if ns is None else f"{ns:.0f} ns" for ns in around)
-                        print(f"  {part}, {ranks} ranks, round {number + 1}: {program:22} {probes}", flush=True)
+                        print(f"  {part}, {ranks} ranks, round {number + 1}: {told(record)}", flush=True)
+
+
+def told(record: dict) -> str:
+    """A launch in a few words."""
+    around = (record["before"], record["after"])
+    probes = " -> ".join("?" if ns is None else f"{ns:.0f} ns" for ns in around)
+    return f"{record['program']:22} {probes}, {record['seconds']} s"
 
 
 def ranks_of(part: str, args: argparse.Namespace) -> "list[int]":

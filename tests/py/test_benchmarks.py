@@ -59,6 +59,8 @@ def test_the_plane_is_measured_in_c_in_every_dtype():
         lines = programs.run_quietly([programs.ours(), "2", dtype, "tiny"], SECONDS).splitlines()
         assert {line.split()[0] for line in lines} == {"private", "in-plane"}
         assert all(line.split()[1] == dtype for line in lines) and len(lines) == 6, lines
+    lines = programs.run_quietly([programs.ours(), "2", "tiny", "4096"], SECONDS).splitlines()
+    assert [line.split()[2] for line in lines] == ["4096", "4096"]
 
 
 def test_a_word_that_the_harness_does_not_know_is_refused():
@@ -114,3 +116,24 @@ def test_bars_are_judged_by_what_they_ask():
     assert table.bar_of("allreduce float32 16 MB", "hvdlite, plane memory", 2, "far") == ("ratio", 2.0)
     assert table.bar_of("allreduce_ of 4 B", "hvdlite", 4, "near") == ("at most", 60.0)
     assert table.bar_of("allreduce float32 4 KB", "hvdlite", 4, "near") is None
+
+
+def test_pictures_are_drawn_of_what_there_is(tmp_path):
+    pytest.importorskip("matplotlib")
+    pictures = importlib.import_module("pictures")
+    records = [
+        launch("hvdlite", 60, 60, allreduce_float32_4_KB=1.0, allreduce_float32_1_MB=100.0),
+        launch("mpich", 60, 60, allreduce_float32_4_KB=2.0, allreduce_float32_1_MB=300.0),
+        {**launch("hvdlite", 60, 60, step_alone=200.0, exposed_communication=10.0), "part": "step"},
+    ]
+    pictures.draw(records, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"bandwidth.png", "bandwidth.svg", "step.png", "step.svg"}
+    assert "MPICH 5" in (tmp_path / "bandwidth.svg").read_text()
+
+
+def test_at_128_mb_a_peer_as_shipped_is_another_bar():
+    table = importlib.import_module("table")
+    work = "allreduce_float32_128_MB"
+    times = {"hvdlite": 10.0, "mpich": 19.0, "mpich, malloc tuned": 16.0}
+    printed = table.tables([launch(who, 60, 60, **{work: us}) for who, us in times.items()])
+    assert "1.60 x of mpich, malloc tuned" in printed and "1.90 x of mpich as shipped, 2 x NO" in printed
