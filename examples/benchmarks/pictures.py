@@ -57,7 +57,7 @@ def columns_of(*found: dict) -> "list[str]":
 def finish(figure, folder: Path, name: str, below: str) -> None:
     """Write both files."""
     figure.text(0.01, 0.005, below, fontsize=7, color="#555555")
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    figure.tight_layout(rect=(0, 0.03 if name != "ranks" else 0.1, 1, 1))
     figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
@@ -68,7 +68,7 @@ def draw_bandwidth(plot, records: "list[dict]", folder: Path, below: str) -> Non
     from_python = most_met(records, "calls")[1]
     if not by_ranks:
         return
-    figure, panels = plot.subplots(1, len(by_ranks), figsize=(5.2 * len(by_ranks), 4.2), sharey=True, squeeze=False)
+    figure, panels = plot.subplots(1, len(by_ranks), figsize=(5.2 * len(by_ranks), 4.2), squeeze=False)
     for panel, (ranks, found) in zip(panels[0], by_ranks.items()):
         called = from_python.get(ranks, {})
         gloo = {
@@ -101,7 +101,7 @@ def draw_ranks(plot, records: "list[dict]", folder: Path, below: str) -> None:
     if len(by_ranks) < 2:
         return
     works = [f"allreduce float32 {size}" for size in ("4 KB", "1 MB", "128 MB")]
-    figure, panels = plot.subplots(1, len(works), figsize=(10.4, 3.6), squeeze=False)
+    figure, panels = plot.subplots(1, len(works), figsize=(10.4, 4.0), squeeze=False)
     for panel, work in zip(panels[0], works):
         for column in columns_of(*by_ranks.values()):
             points = [(n, found[work, column]) for n, found in by_ranks.items() if (work, column) in found]
@@ -122,7 +122,7 @@ def draw_ranks(plot, records: "list[dict]", folder: Path, below: str) -> None:
         panel.set_title(work.removeprefix("allreduce float32 "))
         panel.grid(True, color="#dddddd", linewidth=0.6)
     panels[0][0].set_ylabel("microseconds of an allreduce")
-    panels[0][-1].legend(fontsize=7, frameon=False)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), ncols=3, fontsize=7, frameon=False, loc="lower right")
     finish(figure, folder, "ranks", f"{below}; {state}")
 
 
@@ -132,7 +132,7 @@ def draw_step(plot, records: "list[dict]", folder: Path, below: str) -> None:
     if not by_ranks:
         return
     bars = [(ranks, column, found) for ranks, found in by_ranks.items() for column in reversed(columns_of(found))]
-    figure, panel = plot.subplots(figsize=(8, 0.9 + 0.55 * len(bars)))
+    figure, panel = plot.subplots(figsize=(9, 1.3 + 0.5 * len(bars)))
     for place, (_, column, found) in enumerate(reversed(bars)):
         alone, exposed, negotiation = (
             statistics.median(found.get((work, column), [0.0]))
@@ -147,15 +147,11 @@ def draw_step(plot, records: "list[dict]", folder: Path, below: str) -> None:
     names = {"gloo": "DistributedDataParallel, Gloo"}
     panel.set_yticks(range(len(bars)))
     panel.set_yticklabels([f"{names.get(column, label(column))}, {n} ranks" for n, column, _ in reversed(bars)])
-    panel.set_xlim(0, 1.25 * panel.get_xlim()[1])
+    panel.set_xlim(0, 1.3 * panel.get_xlim()[1])
     panel.set_xlabel("milliseconds of a training step, ResNet-50, 64 x 64 pixels, batch 2 per rank")
-    panel.legend(
-        [plot.Rectangle((0, 0), 1, 1, color=c) for _, c in PARTS_OF_STEP],
-        [n for n, _ in PARTS_OF_STEP],
-        fontsize=7,
-        frameon=False,
-        loc="lower right",
-    )
+    patches = [plot.Rectangle((0, 0), 1, 1, color=color) for _, color in PARTS_OF_STEP]
+    names_of_parts = [name for name, _ in PARTS_OF_STEP]
+    panel.legend(patches, names_of_parts, fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     panel.spines[["top", "right"]].set_visible(False)
     finish(figure, folder, "step", f"{below}; {state}")
 

@@ -8,8 +8,8 @@ DistributedDataParallel over Gloo). A step is zero_grad, forward, backward and t
 together, one thread each, and it takes as long as on its slowest rank. *Exposed communication* is the median of a
 distributed step less the median of a step alone: what is not hidden behind backward.
 
-With hvdlite its trace divides that further: *negotiation* is the time from the moment the last gradient was submitted
-to the last plan, if that came later, and *moving* what comes between that and the last tensor's finish.
+With hvdlite its trace divides the time from the last gradient's submission to the last one's finish: *moving*, while
+a bucket is under way, and *negotiation*, the rest.
 """
 
 import argparse
@@ -67,15 +67,26 @@ class Trace:
         """Milliseconds of negotiation and moving since the last call, and how much counters have grown."""
         before, self.counted = self.counted, self._counters()
         grown = {name: float(count - before[name]) for name, count in self.counted.items()}
-        last: dict = {}
+        happened = []
         for i in range(self.lib.hvd_trace(self.events, self.EVENTS)):
             event = self.events[i]
-            name = self.ffi.string(self.lib.hvd_trace_name(event.what)).decode()
-            last[name] = max(last.get(name, 0), event.time_ns)
-        submitted, planned = last.get("submit", 0), last.get("plan", 0)
-        grown["negotiation"] = max(0, planned - submitted) / 1e6
-        grown["moving"] = max(0, last.get("finish", 0) - max(planned, submitted)) / 1e6
+            happened.append((self.ffi.string(self.lib.hvd_trace_name(event.what)).decode(), event.time_ns))
+        grown["negotiation"], grown["moving"] = divided(happened)
         return grown
+
+
+def divided(happened: "list[tuple[str, int]]") -> "tuple[float, float]":
+    """Milliseconds of negotiation and of moving after the last submission; events are (name, nanoseconds)."""
+    submitted = max((ns for name, ns in happened if name == "submit"), default=0)
+    moving, started, finished = 0, None, submitted
+    for name, ns in [*happened, ("start", 0)]:
+        if name == "finish":
+            finished = max(finished, ns)
+        elif name == "start":
+            if started is not None:
+                moving += max(0, finished - max(started, submitted))
+            started = ns
+    return (finished - submitted - moving) / 1e6, moving / 1e6
 
 
 def measured(lib, alone: Trainer, distributed: Trainer, trace: "Trace | None", steps: int) -> "dict[str, list[float]]":

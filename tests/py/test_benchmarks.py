@@ -137,3 +137,20 @@ def test_at_128_mb_a_peer_as_shipped_is_another_bar():
     times = {"hvdlite": 10.0, "mpich": 19.0, "mpich, malloc tuned": 16.0}
     printed = table.tables([launch(who, 60, 60, **{work: us}) for who, us in times.items()])
     assert "1.60 x of mpich, malloc tuned" in printed and "1.90 x of mpich as shipped, 2 x NO" in printed
+
+
+def test_time_after_the_last_gradient_is_moving_or_negotiation():
+    pytest.importorskip("torch")
+    step = importlib.import_module("step")
+    happened = [
+        ("start", 1),
+        ("submit", 2),
+        ("submit", 10),
+        ("finish", 14),
+        ("plan", 16),
+        ("start", 20),
+        ("finish", 29),
+    ]
+    negotiation, moving = step.divided([(name, 1_000_000 * ms) for name, ms in happened])
+    assert (negotiation, moving) == (6.0, 13.0)  # 14 to 20; 10 to 14 and 20 to 29
+    assert step.divided([]) == (0.0, 0.0)
