@@ -159,6 +159,18 @@ def test_of_two_optimizers_the_first_counts():
     assert machine.tuner.steps == 11  # now it is the one
 
 
+def test_an_optimizer_that_steps_no_more_gives_way_to_one_that_does():
+    machine, old, new = Machine({}), Source(), Source()
+    machine.train(3, old)
+    machine.train(50, new)
+    assert machine.tuner.steps == 3
+    machine.train(2, new)
+    assert machine.tuner.steps == 5
+    machine.tuner.restart()
+    machine.train(4, old)  # a new search takes who comes first
+    assert machine.tuner.steps == 9
+
+
 def test_where_the_script_says_its_steps_those_of_optimizers_do_not_count():
     machine, optimizer = Machine({2 << 20: 80}), Source()
     machine.train(1, optimizer)
