@@ -4,6 +4,7 @@ import csv
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from launching import Launch
@@ -146,3 +147,10 @@ def test_a_file_that_cannot_be_written_ends_the_job_at_init(ranks):
     code, out, err = launch("-np", ranks, *flags, sys.executable, "-c", "import hvdlite; hvdlite.init(); print('on')")
     assert code != 0 and "on" not in out
     assert f"HVDLITE_AUTOTUNE_LOG='{filename}' cannot be written by rank 0: No such file" in err
+
+
+def test_the_benchmark_runs():
+    pytest.importorskip("torch")
+    program = Path(__file__).resolve().parents[2] / "examples/benchmarks/autotune.py"
+    code, out, err = launch("-np", 2, sys.executable, program, "--rounds", 2, "--largest-kb", 8)
+    assert code == 0 and out.count("RESULT {") == 6 and "chosen / default, round by round" in out, out + err
