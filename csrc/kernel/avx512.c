@@ -8,7 +8,7 @@
 #if HVD_KERNEL_X86
 #define NAME              "avx512"
 #define VARIANT           avx512
-#define TARGET            __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#define TARGET            __attribute__((target("prfchw,avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
 #define VECTOR            64
 #define WIDEN(from)       _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from)))
 #define NARROW(to, value) _mm256_storeu_si256((__m256i *)(to), _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT))

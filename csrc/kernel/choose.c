@@ -91,7 +91,7 @@ int hvd_kernel_use(const char *name)
 void hvd_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void *const *src, int n, size_t count)
 {
     HVD_ASSERT(dtype >= 0 && dtype < HVD_DTYPES_MAX && n >= 1 && n <= HVD_LOCAL_MAX);
-    bool scaled = scale->divide != 1 || scale->factor != 1.0 || scale->first != 1.0;
+    bool scaled = hvd_is_scaled(scale);
     if (count == 0)
         return;
     if (n == 1 && !scaled) {
@@ -102,11 +102,4 @@ void hvd_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void 
     const struct hvd_loops *loops = hvd_loops_chosen();
     hvd_loop *loop = scaled && loops->wide[dtype] ? loops->wide[dtype] : loops->reduce[dtype][scale->op];
     loop(scale, dst, src, n, count);
-}
-
-void hvd_copy(void *dst, const void *src, size_t bytes)
-{
-    /* Measured on two processors, 64 KB to 64 MB: `rep movsb` is as fast, streaming stores are slower below the last
-     * cache's size and no faster above it. */
-    memcpy(dst, src, bytes);
 }

@@ -137,6 +137,15 @@ const struct hvd_loops TABLE_OF(VARIANT) = {
         HVD_DTYPES(X)
 #undef X
     },
+    {
+#define X(number, dtype, bytes)                  \
+    [number] = {[HVD_OP_sum] = both_sum_##dtype, \
+                [HVD_OP_min] = both_min_##dtype, \
+                [HVD_OP_max] = both_max_##dtype, \
+                [HVD_OP_product] = both_product_##dtype},
+        HVD_DTYPES(X)
+#undef X
+    },
     {[HVD_DTYPE_uint8] = wide_uint8,
      [HVD_DTYPE_int8] = wide_int8,
      [HVD_DTYPE_uint16] = wide_uint16,

@@ -113,15 +113,41 @@ TARGET HVD_INLINE void halves_reduce(int dtype, int op, float factor, uint16_t *
     memcpy(dst + i, part, bytes);
 }
 
-#define LOOP(op, dtype)                                                                                      \
-    TARGET static void op##_##dtype(const struct hvd_scale *scale, void *dst, const void *const *src, int n, \
-                                    size_t count)                                                            \
-    {                                                                                                        \
-        float factor = (float)scale->factor;                                                                 \
-        if (n == 2)                                                                                          \
-            halves_reduce(HVD_DTYPE_##dtype, HVD_OP_##op, factor, dst, src, 2, count);                       \
-        else                                                                                                 \
-            halves_reduce(HVD_DTYPE_##dtype, HVD_OP_##op, factor, dst, src, n, count);                       \
+TARGET HVD_INLINE void halves_both(int dtype, int op, float factor, uint16_t *c, uint16_t *d, const uint16_t *a,
+                                   const uint16_t *b, size_t count)
+{
+    size_t i = 0;
+    for (; i + HALVES <= count; i += HALVES) {
+        size_t ahead = count - i > HVD_AHEAD_BYTES / 2 ? i + HVD_AHEAD_BYTES / 2 : count - 1;
+        __builtin_prefetch(c + ahead, 1);
+        __builtin_prefetch(d + ahead, 1);
+        struct pair sum = pair_load(dtype, a + i), next = pair_load(dtype, b + i);
+        sum.a = lanes_combined(op, sum.a, next.a);
+        sum.b = lanes_combined(op, sum.b, next.b);
+        pair_store(dtype, c + i, sum, factor);
+        pair_store(dtype, d + i, sum, factor); /* the same registers once more: no load waits for the store */
+    }
+    if (i < count) {
+        const void *src[] = {a + i, b + i};
+        halves_reduce(dtype, op, factor, c + i, src, 2, count - i);
+        memcpy(d + i, c + i, (count - i) * sizeof *c);
+    }
+}
+
+#define LOOP(op, dtype)                                                                                                \
+    TARGET static void op##_##dtype(const struct hvd_scale *scale, void *dst, const void *const *src, int n,           \
+                                    size_t count)                                                                      \
+    {                                                                                                                  \
+        float factor = (float)scale->factor;                                                                           \
+        if (n == 2)                                                                                                    \
+            halves_reduce(HVD_DTYPE_##dtype, HVD_OP_##op, factor, dst, src, 2, count);                                 \
+        else                                                                                                           \
+            halves_reduce(HVD_DTYPE_##dtype, HVD_OP_##op, factor, dst, src, n, count);                                 \
+    }                                                                                                                  \
+    TARGET static void both_##op##_##dtype(const struct hvd_scale *scale, void *first, void *second, const void *left, \
+                                           const void *right, size_t count)                                            \
+    {                                                                                                                  \
+        halves_both(HVD_DTYPE_##dtype, HVD_OP_##op, (float)scale->factor, first, second, left, right, count);          \
     }
 LOOP(sum, bfloat16)
 LOOP(min, bfloat16)

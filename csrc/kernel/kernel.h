@@ -77,8 +77,15 @@ struct hvd_scale hvd_scale_fold(int op, int dtype, int n, int divide_by, double 
  * that of the dtype. dst is one of the sources or overlaps none. */
 void hvd_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void *const *src, int n, size_t count);
 
+/* The same result in every one of dst[0 .. dsts-1], dsts >= 1; each is one of the sources or overlaps none. For memory
+ * that other cores have in their caches. */
+void hvd_reduce_to(int dtype, const struct hvd_scale *scale, void *const *dst, int dsts, const void *const *src, int n,
+                   size_t count);
+
 /* memcpy for large blocks that are read by another core soon; the ranges do not overlap. */
 void hvd_copy(void *dst, const void *src, size_t bytes);
+/* The same, of what another core has written and this one will write next: src is fetched with the right to write. */
+void hvd_copy_back(void *dst, const void *src, size_t bytes);
 
 /* Name of the instruction set in use: "avx512", "avx2", "neon", "portable". */
 const char *hvd_kernel_name(void);

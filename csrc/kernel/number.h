@@ -24,8 +24,10 @@
 #if defined(__clang__)
 #pragma clang diagnostic ignored "-Wpass-failed" /* not vectorised under a sanitizer: that is fine */
 #define HVD_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#define HVD_ONE_VECTOR  _Pragma("clang loop vectorize(enable)")
 #else
 #define HVD_INDEPENDENT _Pragma("GCC ivdep")
+#define HVD_ONE_VECTOR  _Pragma("GCC unroll 1") /* unrolled first, a loop of few iterations becomes no vector */
 #endif
 
 #define HVD_FLOAT16_NAN  0x7e00u

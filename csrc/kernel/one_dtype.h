@@ -6,6 +6,9 @@
  * accumulator's type. A block of every source is read before that block of dst is written, and a pass over two
  * reads i before it writes i: therefore dst may be one of the sources.
  *
+ * Two arrays into two places: line by line, and each line of the places was asked for before (places.c). A line is made
+ * in an array that nothing can alias, which a compiler keeps in registers.
+ *
  * Plain loops over plain C: the compiler makes the vectors (-O3), for whichever target the variant names. `op`
  * is a constant wherever combine() is inlined.
  *
@@ -18,6 +21,8 @@
  */
 
 #define BLOCK (4096 / sizeof(ACCUMULATOR))
+#define LINE  (HVD_CACHE_LINE / sizeof(ELEMENT))
+#define AHEAD (HVD_AHEAD_BYTES / sizeof(ELEMENT))
 
 HVD_INLINE ACCUMULATOR NAMED(combine)(int op, ACCUMULATOR a, ACCUMULATOR b)
 {
@@ -88,6 +93,31 @@ TARGET static void NAMED(blocks)(void (*more)(ACCUMULATOR *sum, const ELEMENT *s
         for (size_t i = 0; i < count; i++)                                                                             \
             dst[i] = STORE(SCALED(NAMED(combine)(HVD_OP_##op, LOAD(a[i]), LOAD(b[i])), factor));                       \
     }                                                                                                                  \
+    TARGET static void NAMED(both_##op)(const struct hvd_scale *scale, void *first, void *second, const void *left,    \
+                                        const void *right, size_t count)                                               \
+    {                                                                                                                  \
+        ACCUMULATOR factor = (ACCUMULATOR)scale->factor;                                                               \
+        ELEMENT *c = first, *d = second, made[LINE];                                                                   \
+        const ELEMENT *a = left, *b = right;                                                                           \
+        size_t at = 0;                                                                                                 \
+        (void)factor;                                                                                                  \
+        for (; count - at >= LINE; at += LINE) {                                                                       \
+            size_t ahead = count - at > AHEAD ? at + AHEAD : count - 1;                                                \
+            __builtin_prefetch(c + ahead, 1);                                                                          \
+            __builtin_prefetch(d + ahead, 1);                                                                          \
+            HVD_ONE_VECTOR                                                                                             \
+            for (size_t i = 0; i < LINE; i++)                                                                          \
+                made[i] = STORE(SCALED(NAMED(combine)(HVD_OP_##op, LOAD(a[at + i]), LOAD(b[at + i])), factor));        \
+            for (size_t k = 0; k < LINE; k += VECTOR / sizeof(ELEMENT)) {                                              \
+                words vector; /* copied as such: an array would go through the stack in smaller pieces */              \
+                memcpy(&vector, made + k, sizeof vector);                                                              \
+                memcpy(c + at + k, &vector, sizeof vector);                                                            \
+                memcpy(d + at + k, &vector, sizeof vector);                                                            \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (; at < count; at++)                                                                                       \
+            c[at] = d[at] = STORE(SCALED(NAMED(combine)(HVD_OP_##op, LOAD(a[at]), LOAD(b[at])), factor));              \
+    }                                                                                                                  \
     TARGET static void NAMED(op)(const struct hvd_scale *scale, void *dst, const void *const *src, int n,              \
                                  size_t count)                                                                         \
     {                                                                                                                  \
@@ -106,6 +136,8 @@ LOOP(product)
 
 #undef LOOP
 #undef BLOCK
+#undef LINE
+#undef AHEAD
 #undef NAMED
 #undef ELEMENT
 #undef ACCUMULATOR

@@ -4,8 +4,8 @@
  * that every rank chooses the same:
  *
  *   up to 48 bytes        the value rides in the cache line of the word that announces it
- *   flat                  np = 2, or under 32 KB: copy in, one word, everybody sums everything
- *   halves                np > 2: reduce-scatter and allgather through a ring of slots
+ *   flat                  under 32 KB: copy in, one word, everybody sums everything
+ *   halves                reduce-scatter and allgather through a ring of slots
  *   direct                all tensors in plane memory: each rank reduces its slice in place, for all
  *   allgather, barrier, broadcast: spread.c, broadcast.c; alltoall, reducescatter: exchange.c
  *
@@ -110,19 +110,20 @@ static bool shm_can(void *plane, const struct hvd_work *work)
     }
 }
 
-/* Has this rank joined? Then all its inputs are missing. */
-static bool has_joined(const struct hvd_work *work)
+/* The mark's low bits: has this rank joined, so that all its inputs are missing? Does it want no result? */
+static uint64_t part_of(const struct hvd_work *work)
 {
-    bool joined = false, gives = false;
+    bool joined = false, gives = false, takes = false;
     for (uint32_t i = 0; work->kind == HVD_ALLREDUCE && i < work->pieces; i++) {
         joined |= work->piece[i].count > 0 && !work->piece[i].in;
         gives |= work->piece[i].count > 0 && work->piece[i].in;
+        takes |= work->piece[i].count > 0 && work->piece[i].out;
     }
     HVD_ASSERT(!(joined && gives));
-    return joined;
+    return (joined ? HVD_SHM_JOINED : 0) | (takes ? 0 : HVD_SHM_TAKES_NOTHING);
 }
 
-/* What all ranks must believe of a work alike, in the bits above the lowest. */
+/* What all ranks must believe of a work alike, in the bits above the lowest two. */
 static uint64_t mark_of(const struct hvd_work *work, int size)
 {
     const uint64_t odd = UINT64_C(0x9e3779b97f4a7c15);
@@ -140,7 +141,7 @@ static uint64_t mark_of(const struct hvd_work *work, int size)
     int counts = work->kind == HVD_ALLTOALL ? size * size : work->kind == HVD_REDUCESCATTER ? size : 0;
     for (int i = 0; i < counts; i++)
         what = (what ^ work->count_of[i]) * odd;
-    return what << 1;
+    return what << HVD_SHM_PART_BITS;
 }
 
 /* Some steps; the first failure is kept. */
@@ -170,8 +171,7 @@ static int shm_start(void *plane, struct hvd_work *work, struct hvd_error *error
     memset(now, 0, sizeof *now);
     now->base = shm->next;
     now->element_bytes = work->kind == HVD_BARRIER ? 1 : (size_t)hvd_dtype_bytes(work->dtype);
-    now->mark = mark_of(work, shm->size);
-    now->joined = has_joined(work);
+    now->mark = mark_of(work, shm->size) | part_of(work);
     switch (work->kind) {
     case HVD_ALLREDUCE:
         hvd_shm_plan_allreduce(shm, work);

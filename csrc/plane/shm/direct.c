@@ -7,8 +7,8 @@
  *
  * A segment here is a group of up to HVD_SHM_PLACES pieces, not a range of bytes: entering it publishes for each
  * piece where this rank's input and output lie in its arena (blocks lie at different offsets on each rank), in
- * the word's own line if there are few. The reduction goes through the slice in blocks, so that a poll stays
- * short, and each block is copied to the other outputs while it is hot.
+ * the word's own line if there are few. The reduction goes through the slice in steps, so that a poll stays
+ * short; one loop stores to all outputs (hvd_reduce_to).
  *
  * A peer's offset is believed only after it was found inside the peer's arena, from one copy of it: the peer
  * could change it while we look. A joined rank says NOWHERE and is left out.
@@ -18,7 +18,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define HOT_BYTES  (8u << 10)
 #define STEP_BYTES (256u << 10)
 #define NOWHERE    UINT64_MAX
 
@@ -74,13 +73,13 @@ static char *reach(struct hvd_shm *shm, int rank, uint64_t offset, uint64_t skip
     return NULL;
 }
 
-/* Reduce `count` elements at `skip` of piece `index`, number k of group i, into every output. */
-static int reduce_block(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i, uint32_t k, uint64_t skip,
-                        uint64_t count, struct hvd_error *error)
+/* Reduce `count` elements at `skip` of piece number k of group i into every output. */
+static int reduce_run(struct hvd_shm *shm, const struct hvd_work *work, uint64_t i, uint32_t k, uint64_t skip,
+                      uint64_t count, struct hvd_error *error)
 {
     const struct hvd_shm_now *now = &shm->now;
     const void *source[HVD_LOCAL_MAX];
-    char *output[HVD_LOCAL_MAX];
+    void *output[HVD_LOCAL_MAX];
     int sources = 0, outputs = 0;
     for (int step = 0; step < shm->size; step++) {
         struct place place;
@@ -91,9 +90,7 @@ static int reduce_block(struct hvd_shm *shm, const struct hvd_work *work, uint64
             return HVD_EINTERNAL;
     }
     if (outputs > 0)
-        hvd_reduce(work->dtype, &now->scale, output[0], source, sources, count);
-    for (int to = 1; to < outputs; to++)
-        hvd_copy(output[to], output[0], count * now->element_bytes);
+        hvd_reduce_to(work->dtype, &now->scale, output, outputs, source, sources, count);
     return HVD_OK;
 }
 
@@ -110,14 +107,13 @@ static int combine_direct(struct hvd_shm *shm, const struct hvd_work *work, uint
     }
     uint64_t at = hvd_shm_cut(shm, now->group_count, shm->rank) + now->part;
     uint64_t end = hvd_shm_cut(shm, now->group_count, shm->rank + 1);
-    uint64_t step = STEP_BYTES / now->element_bytes, hot = HOT_BYTES / now->element_bytes;
+    uint64_t step = STEP_BYTES / now->element_bytes;
     uint64_t stop = end - at < step ? end : at + step;
     while (at < stop) {
         uint64_t position = now->group_begin + at;
         struct hvd_shm_cursor *cursor = &now->at[0];
-        struct hvd_shm_run run =
-            hvd_shm_run(work, cursor, position, stop - at < hot ? stop - at : hot, now->element_bytes);
-        int code = reduce_block(shm, work, i, cursor->piece - first, position - cursor->begin, run.count, error);
+        struct hvd_shm_run run = hvd_shm_run(work, cursor, position, stop - at, now->element_bytes);
+        int code = reduce_run(shm, work, i, cursor->piece - first, position - cursor->begin, run.count, error);
         if (code)
             return code;
         at += run.count;

@@ -57,7 +57,7 @@ int hvd_shm_one_in(struct hvd_shm *shm, int rank, uint64_t g, struct hvd_error *
 {
     struct hvd_shm_word *word = &shm->lane[rank]->in[g % HVD_SHM_RING];
     int there = check_word(rank, read_word(word), g + 1, error);
-    if (there != 1 || (word->mark & ~UINT64_C(1)) == (shm->now.mark & ~UINT64_C(1)))
+    if (there != 1 || word->mark >> HVD_SHM_PART_BITS == shm->now.mark >> HVD_SHM_PART_BITS)
         return there;
     return hvd_fail_rank(error, HVD_EINTERNAL, rank,
                          "rank %d works on another collective than rank %d at segment %" PRIu64

@@ -2,11 +2,12 @@
  *
  * Private to plane/shm. Everything that moves is cut into *segments*, numbered without end from 0 and never
  * reset, the same on every rank; a work takes as many numbers as all ranks compute from agreed fields, so no
- * barrier stands between works. Each rank has a *lane*: one shared memory segment that it alone writes, a ring
- * of HVD_SHM_RING slots for staged bytes with three kinds of words:
+ * barrier stands between works. Each rank has a *lane*: one shared memory segment, a ring of HVD_SHM_RING slots for
+ * staged bytes with three kinds of words. It alone writes the words; into a slot others write only their sums, between
+ * its `in` and their `out` of that segment (halves).
  *
  *   in[slot]    = g + 1: my part of segment g is in my slot (or, if it is tiny, in the word's own cache line)
- *   out[slot]   = g + 1: my slice of segment g is reduced and lies in my slot, or where it belongs
+ *   out[slot]   = g + 1: my slice of segment g is reduced and lies where it belongs
  *   finished    = g: I have read all I want of every segment below g. Published by broadcasts and exchanges only: in
  * all other works `in` says it too, by the rule of flow.
  *
@@ -28,9 +29,14 @@
 #define HVD_SHM_PLACES     (HVD_SHM_SLOT_BYTES / 16) /* pieces whose place in plane memory fits a slot */
 #define HVD_SHM_TINY_BYTES 48 /* with word and mark they fill one cache line: one transfer carries all */
 
+/* The low bits of a mark are the rank's own part in the work; the rest must be the same on all. */
+#define HVD_SHM_JOINED        UINT64_C(1)
+#define HVD_SHM_TAKES_NOTHING UINT64_C(2)
+#define HVD_SHM_PART_BITS     2
+
 struct hvd_shm_word {
     _Atomic uint64_t value;
-    uint64_t mark; /* in only: what this rank believes the work to be, and whether it has joined */
+    uint64_t mark; /* in only: what this rank believes the work to be, and its part in it */
     unsigned char tiny[HVD_SHM_TINY_BYTES];
     char pad[HVD_CACHE_LINE]; /* processors fetch lines in pairs */
 };
@@ -55,10 +61,11 @@ struct hvd_shm_now {
     uint64_t segment_count; /* elements of a full segment */
     uint64_t mark;
     uint64_t active;       /* bitmap of ranks that have something to reduce; exchange: to give or to take */
+    uint64_t takers;       /* allreduce: bitmap of ranks that want the result */
     uint64_t gives, takes; /* exchange: segments in which this rank does */
     struct hvd_scale scale;
     struct hvd_shm_cursor at[3];
-    bool tiny, joined, announced, finished;
+    bool tiny, announced, finished;
 };
 
 /* exchange.c: what one rank gives another, in all and in the slices that travel in one segment each. */

@@ -45,6 +45,17 @@ void hvd_shm_copy_in(const struct hvd_work *work, struct hvd_shm_cursor *at, uin
     }
 }
 
+void hvd_shm_take_back(const struct hvd_work *work, struct hvd_shm_cursor *at, uint64_t from, uint64_t count,
+                       size_t element_bytes, const void *staged)
+{
+    for (uint64_t done = 0; done < count;) {
+        struct hvd_shm_run run = hvd_shm_run(work, at, from + done, count - done, element_bytes);
+        if (run.out)
+            hvd_copy_back(run.out, (const char *)staged + done * element_bytes, run.count * element_bytes);
+        done += run.count;
+    }
+}
+
 void hvd_shm_copy_out(const struct hvd_work *work, struct hvd_shm_cursor *at, uint64_t from, uint64_t count,
                       size_t element_bytes, const void *staged)
 {

@@ -28,5 +28,8 @@ void hvd_shm_copy_in(const struct hvd_work *work, struct hvd_shm_cursor *at, uin
                      size_t element_bytes, void *to);
 void hvd_shm_copy_out(const struct hvd_work *work, struct hvd_shm_cursor *at, uint64_t from, uint64_t count,
                       size_t element_bytes, const void *staged);
+/* The same, of staged bytes that another core wrote and this one will write next. */
+void hvd_shm_take_back(const struct hvd_work *work, struct hvd_shm_cursor *at, uint64_t from, uint64_t count,
+                       size_t element_bytes, const void *staged);
 
 #endif

@@ -20,11 +20,13 @@ static int count_active(struct hvd_shm *shm, const struct hvd_work *work, struct
 {
     struct hvd_shm_now *now = &shm->now;
     int active = 0;
-    now->active = 0;
+    now->active = now->takers = 0;
     for (int rank = 0; rank < shm->size; rank++) {
-        bool joined = rank == shm->rank ? now->joined : shm->lane[rank]->in[now->base % HVD_SHM_RING].mark & 1;
+        uint64_t mark = rank == shm->rank ? now->mark : shm->lane[rank]->in[now->base % HVD_SHM_RING].mark;
+        bool joined = mark & HVD_SHM_JOINED;
         active += !joined;
         now->active |= (uint64_t)!joined << rank;
+        now->takers |= (uint64_t) !(mark & HVD_SHM_TAKES_NOTHING) << rank;
     }
     if (work->kind != HVD_ALLREDUCE)
         return HVD_OK;
@@ -42,7 +44,7 @@ static bool enter(struct hvd_shm *shm, const struct hvd_work *work)
     if (now->entered == now->segments || now->entered > done + now->way->ahead || !hvd_shm_may_enter(shm, g))
         return false;
     struct hvd_shm_word *word = &shm->lane[shm->rank]->in[g % HVD_SHM_RING];
-    word->mark = now->mark | now->joined;
+    word->mark = now->mark;
     now->way->enter(shm, work, now->entered++);
     hvd_shm_publish(shm, word, g + 1);
     return true;
