@@ -45,9 +45,9 @@
  *      Outstanding requests of an evicted slot are announced again. A key for which no slot can be had is done
  *      without one if all have announced it, else it is announced again. All computed in decide.
  *   8. IN_PLANE ("my buffers lie in plane memory") is merged with AND, for fresh and known alike.
- *   9. Items of a plan are sorted by (order, key), order being the smallest submission number any rank gave
- *      when the slot was made: gradients keep the order in which backward produces them, also those whose
- *      shape has changed since.
+ *   9. Items of a plan are sorted by (greater priority, order, key), order being the smallest submission number any
+ * rank gave when the slot was made: gradients keep the order in which backward produces them, also those whose shape
+ * has changed since.
  *  10. A send concerns two ranks, its sender and its receiver. The others say "ready" from the start: their bits of
  *      its slot are 1 as long as the slot lives, and two announcements are all. They get the item without a
  *      ticket, because the plane moves it with everybody's help. Sends are named, in no group, and matched by sender,

@@ -1,14 +1,16 @@
 /* sort.c - the order of items, without a callback and without memory.
  *
  * Three things are sorted: the descriptors of a vote (by the round's order of keys), the new slots of a
- * round and the items of a plan (by order, then key). All are turned into the same small triple, so one heap
- * sort serves. The items of a plan nearly always come sorted, because slots were handed out in that order:
- * looking for that first makes the usual case linear. A stable order is not needed, since no two keys are equal.
+ * round and the items of a plan (greatest priority first, then by order, then key). All are turned into the same small
+ * tuple, so one heap sort serves. The items of a plan nearly always come sorted, because slots were handed out in that
+ * order: looking for that first makes the usual case linear. A stable order is not needed, since no two keys are equal.
  */
 #include "state.h"
 
 static bool less(const struct hvd_sortable *a, const struct hvd_sortable *b)
 {
+    if (a->front != b->front)
+        return a->front < b->front;
     if (a->major != b->major)
         return a->major < b->major;
     if (a->high != b->high)

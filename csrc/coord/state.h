@@ -32,10 +32,10 @@ uint32_t hvd_map_find(const struct hvd_map *map, struct hvd_key key); /* index o
 void hvd_map_put(struct hvd_map *map, uint32_t index);                /* its key is not in the map */
 void hvd_map_drop(struct hvd_map *map, uint32_t index);               /* it is in the map */
 
-/* What sorting sees of an item: compared by major, high, low. */
+/* What sorting sees of an item: compared by front, major, high, low. */
 struct hvd_sortable {
     uint64_t major, high, low;
-    uint32_t id, pad;
+    uint32_t id, front;
 };
 
 void hvd_sort(struct hvd_sortable *item, uint32_t count);

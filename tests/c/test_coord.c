@@ -290,6 +290,20 @@ static void rule_9_items_keep_the_order_of_submission(void)
                                                                      "round\n> 1: c@0, b@1, a@2\n"
                                                                      "0 a\n0 b\n0 c\n1 a\n1 b\n1 c\n"
                                                                      "round\n> 2: c@0, b@1, a@2\n");
+    transcript_play("Of what is ready together greater priority goes first, known, fresh or without a slot",
+                    "open 2 slots 3\n"
+                    "all a priority=-2147483648\nall b\nall c priority=2147483647\nall d priority=7\n"
+                    "all e priority=7\n"
+                    "round\n> 1: c@2, d@none, e@none, b@1, a@0\n"
+                    "all a priority=-2147483648\nall b\nall c priority=2147483647\n"
+                    "round\n> 2: c@2, b@1, a@0\n"
+                    "all a priority=1\nall b\n"
+                    "round\n> 3: a@0, b@1\n");
+    transcript_play("Priority is part of the signature", "open 2\n"
+                                                         "0 a priority=1\n1 a priority=2\n"
+                                                         "settle\n> 1: ...\n> 2: fails on 0 1\n"
+                                                         "> tensor 'a': ranks disagree on the priority: rank 0 said 1, "
+                                                         "rank 1 said 2. Submit the same priority on all ranks.\n");
 }
 
 static void rule_11_a_setting_is_agreed_with_the_plan(void)

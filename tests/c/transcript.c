@@ -131,6 +131,8 @@ static void read_word(struct hvd_signature *signature, uint32_t *flags, const ch
         signature->root = number;
     } else if (sscanf(word, "peer=%d", &number) == 1) {
         signature->peer = number;
+    } else if (sscanf(word, "priority=%d", &number) == 1) {
+        signature->priority = number;
     } else if (sscanf(word, "pre=%lf", &scale) == 1) {
         signature->prescale = scale;
     } else if (sscanf(word, "post=%lf", &scale) == 1) {
