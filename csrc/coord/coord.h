@@ -52,7 +52,16 @@
  *      its slot are 1 as long as the slot lives, and two announcements are all. They get the item without a
  *      ticket, because the plane moves it with everybody's help. Sends are named, in no group, and matched by sender,
  *      receiver and name.
- *  11. A setting that a rank proposes rides in its next vote; of several in one round the greatest is agreed, and
+ *  11. A LEARNED plan. When rank 0 has submitted the same sequence of named allreduces twice, it proposes their slots,
+ * as a list, in its vote. decide adopts it, unless what it plans in that round is no prefix of the list from where rank
+ * 0 stands. From then on the list repeats for ever: a vote says "of the learned, the next k are ready", merged with
+ * MIN, and has no bits of them (none at all, if nothing else is outstanding). What is fresh or not in the list travels
+ * beside it as before. A rank that gets something of the list out of turn, or with memory that lies in the plane now
+ * and did not before, says so (deviates, OR): all forget the list in that decide, what is outstanding goes back to
+ * bits, and the next list is proposed after twice as many repetitions, at most HVD_PATIENCE_MAX. So a dynamic graph
+ *      costs one more round, now and then. The list is forgotten, too, when one of its slots is, or a rank has joined.
+ *      Lists are of what is in no group.
+ *  12. A setting that a rank proposes rides in its next vote; of several in one round the greatest is agreed, and
  *      all ranks apply it to the plan of that very round.
  */
 #ifndef HVD_COORD_H
@@ -60,9 +69,10 @@
 
 #include "../ground/ground.h"
 
-#define HVD_DETAIL_MAX  4 /* different signatures that an error can show */
-#define HVD_TICKET_NONE UINT32_MAX
-#define HVD_SLOTLESS    UINT32_MAX /* in a plan: done without a slot */
+#define HVD_DETAIL_MAX   4  /* different signatures that an error can show */
+#define HVD_PATIENCE_MAX 64 /* repetitions that a list needs at most */
+#define HVD_TICKET_NONE  UINT32_MAX
+#define HVD_SLOTLESS     UINT32_MAX /* in a plan: done without a slot */
 
 struct hvd_key {
     uint64_t high, low; /* {0, counter}: unnamed; else a 128-bit hash of set and name (of a send also of sender and
@@ -91,10 +101,10 @@ struct hvd_fresh {
     uint32_t flags;
 };
 
-/* The wire form, aligned to 8 bytes: a header, then ready bits, in-plane bits, at most one detail section (its
- * size depends on the size of the set only), descriptors. `bytes` is the length of all; a reader checks every
- * field before it believes it (hvd_vote_check), because votes come from other processes. A vote has one
- * spelling: what is unused is zero, so that equal sayings are equal bytes. */
+/* The wire form, aligned to 8 bytes: a header, then ready bits, in-plane bits (both or, while a list is learned, none),
+ * at most one detail section (its size depends on the size of the set only), a proposed list of slots, descriptors.
+ * `bytes` is the length of all; a reader checks every field before it believes it (hvd_vote_check), because votes come
+ * from other processes. A vote has one spelling: what is unused is zero, so that equal sayings are equal bytes. */
 struct hvd_vote {
     uint32_t bytes, wire;
     uint64_t round;
@@ -105,13 +115,17 @@ struct hvd_vote {
     uint32_t busy;        /* ranks that have joined and still have requests outstanding */
     uint32_t leaving;     /* ranks that have left */
     uint32_t leave_rank;  /* smallest, UINT32_MAX if none */
-    uint32_t slots;       /* bits in each of the two maps; agreed, rounded up to 64 in storage */
+    uint32_t slots;       /* bits in each of the two maps, rounded up to 64 in storage; agreed, or 0: all are 0 */
     uint32_t fresh;       /* descriptors */
     uint32_t detail_slot; /* slot the detail section speaks of, UINT32_MAX: none */
     uint32_t detail;      /* signatures in the detail section */
     uint32_t name_bytes;
     uint32_t zero;
-    uint64_t tune; /* proposed size of a bucket + 1, 0: none; greatest */
+    uint64_t tune;     /* proposed size of a bucket + 1, 0: none; greatest */
+    uint32_t ahead;    /* of the learned list the next so many are ready; smallest */
+    uint32_t deviates; /* 1: this is not what was learned; OR */
+    uint32_t list;     /* slots in a proposed list; rank 0 only */
+    uint32_t list_at;  /* of the list, the next to be planned */
     uint64_t body[];
 };
 
@@ -151,6 +165,8 @@ struct hvd_plan {
     int32_t left;           /* rank that has left, -1: none; pending and later requests fail */
     uint32_t leaving;       /* ranks that have left so far */
     int32_t joined;         /* all have joined, this one last; -1: not yet */
+    uint32_t learned;       /* a list of so many was adopted in this round, 0: none */
+    bool deviated;          /* the list was forgotten, because a rank has deviated from it */
     int64_t tuned;          /* size of a bucket, agreed in this round, -1: none */
     uint32_t failed_ticket; /* a mismatch was resolved (`text` is not empty, the same on all ranks): this
                                request of this rank, if it has one, fails with HVD_EMISMATCH and the text */

@@ -6,9 +6,10 @@
  *     left       somebody leaves: nothing is planned any more
  *     detail     the mismatch at the head of the queue is told and its slot taken back
  *     conflicts  fresh keys that have a slot: forget it (rule 1)
- *     ready      slots whose bit is 1 on all ranks are due
+ *     ready      slots whose bit is 1 on all ranks are due, and of a learned list as many as are on all ranks
  *     accept     fresh keys get slots; those that all ranks announced are due at once
  *     emit       what is due, sorted, with this rank's tickets
+ *     learn      a list is adopted or forgotten
  *
  * "Due" means: a mismatch is queued for its detail, a member of a group is held until the group is complete,
  * everything else is planned. A round costs the words of the two bit maps, plus what became due or fresh;
@@ -39,7 +40,7 @@ static uint32_t front_of(const struct hvd_signature *signature)
     return (uint32_t)INT32_MAX - (uint32_t)signature->priority;
 }
 
-static void plan_slot(struct hvd_coord *coord, uint32_t slot, uint64_t round)
+void hvd_plan_slot(struct hvd_coord *coord, uint32_t slot, uint64_t round)
 {
     const struct hvd_known *known = &coord->known[slot];
     hvd_slot_touch(coord, slot, round);
@@ -50,14 +51,14 @@ static void plan_slot(struct hvd_coord *coord, uint32_t slot, uint64_t round)
 static void release_group(struct hvd_coord *coord, struct hvd_key group, uint64_t round)
 {
     for (uint32_t slot; (slot = hvd_group_release(coord, group)) != HVD_NONE;)
-        plan_slot(coord, slot, round);
+        hvd_plan_slot(coord, slot, round);
 }
 
 /* Entries for groups have run out: whatever is still held goes now. */
 static void release_all_groups(struct hvd_coord *coord, uint64_t round)
 {
     for (uint32_t slot; (slot = hvd_group_release_next(coord, coord->used.head)) != HVD_NONE;)
-        plan_slot(coord, slot, round);
+        hvd_plan_slot(coord, slot, round);
 }
 
 /* All active ranks are ready for this slot. */
@@ -69,10 +70,10 @@ static void due(struct hvd_coord *coord, uint32_t slot, bool in_plane, uint64_t 
     if (known->flags & HVD_KNOWN_MISMATCH) {
         hvd_slot_queue(coord, slot);
     } else if (known->signature.group == 0) {
-        plan_slot(coord, slot, round);
+        hvd_plan_slot(coord, slot, round);
     } else if (hvd_group_arrive(coord, slot)) {
         if (!(known->flags & HVD_KNOWN_HELD))
-            plan_slot(coord, slot, round);
+            hvd_plan_slot(coord, slot, round);
         release_group(coord, hvd_group_key(&known->signature), round);
     }
 }
@@ -187,6 +188,21 @@ static int code_of(const struct hvd_signature *signature, const struct hvd_vote 
     return may || vote->joined == 0 ? HVD_OK : HVD_EINVAL;
 }
 
+static void learn(struct hvd_coord *coord, const struct hvd_vote *vote, struct hvd_plan *plan)
+{
+    struct hvd_learn *learn = &coord->learn;
+    if (vote->deviates) {
+        hvd_learn_restart(coord);
+        learn->patience = learn->patience < HVD_PATIENCE_MAX ? 2 * learn->patience : HVD_PATIENCE_MAX;
+        plan->deviated = true;
+    }
+    bool adopt = vote->list && !vote->deviates && vote->joined == 0;
+    if (learn->count && (adopt || vote->deviates))
+        hvd_learn_forget(coord);
+    if (adopt && hvd_learn_adopt(coord, vote))
+        plan->learned = learn->count;
+}
+
 static void emit(struct hvd_coord *coord, const struct turn *turn, struct hvd_plan *plan)
 {
     HVD_ASSERT(coord->done_count <= plan->items_max);
@@ -254,6 +270,8 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
     plan->items = plan->buckets = 0;
     plan->active = turn.active;
     plan->joined = -1;
+    plan->learned = 0;
+    plan->deviated = false;
     plan->tuned = (int64_t)agreed->tune - 1;
     if (coord->tune == coord->said_tune) /* else a later proposal, not said yet */
         coord->tune = 0;
@@ -271,16 +289,22 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
     if (agreed->detail_slot != HVD_NONE)
         tell_detail(coord, &turn, plan);
     uint32_t fresh = forget_conflicts(coord, &turn);
-    if (turn.active > 0)
+    if (agreed->joined && coord->learn.count)
+        hvd_learn_forget(coord);
+    if (turn.active > 0) {
         find_ready(coord, &turn);
-    else if (agreed->busy > 0)
+        if (coord->learn.count) /* else it was forgotten a moment ago, with one of its slots or because of a join */
+            hvd_learn_plan(coord, agreed->ahead, turn.round);
+    } else if (agreed->busy > 0) {
         forget_all(coord);
-    else
+    } else {
         end_join(coord, agreed, plan);
+    }
     if (agreed->detail_slot != HVD_NONE)
         fail_groups(coord, &turn);
     accept(coord, &turn, fresh);
     if (coord->ungrouped && !ungrouped)
         release_all_groups(coord, turn.round);
     emit(coord, &turn, plan);
+    learn(coord, agreed, plan);
 }

@@ -71,6 +71,31 @@ static uint32_t merge_fresh(struct hvd_fresh *into, uint32_t as, const struct hv
     return total < max ? total : max;
 }
 
+/* Bits are left out by who has none to set: then all are 0. */
+static void join_bits(struct hvd_vote *into, size_t words, const struct hvd_vote *from)
+{
+    size_t bits = hvd_vote_detail_at(into->slots);
+    if (from->slots) {
+        for (size_t i = 0; i < bits; i++)
+            into->body[i] &= from->body[i];
+    } else if (bits) {
+        memmove(into->body, into->body + bits, 8 * (words - bits));
+        into->slots = 0;
+    }
+}
+
+/* One rank proposes, so one of two votes has a list at most; of two the first is kept. */
+static void join_list(const struct hvd_coord *coord, struct hvd_vote *into, const struct hvd_vote *from)
+{
+    if (from->list == 0 || into->list)
+        return;
+    size_t at = hvd_vote_list_at(coord, into), words = hvd_list_words(from->list);
+    memmove(into->body + at + words, into->body + at, into->fresh * sizeof(struct hvd_fresh));
+    memcpy(into->body + at, from->body + hvd_vote_list_at(coord, from), 8 * words);
+    into->list = from->list;
+    into->list_at = from->list_at;
+}
+
 void hvd_vote_merge(const struct hvd_coord *coord, struct hvd_vote *into, const struct hvd_vote *from)
 {
     into->ranks += from->ranks;
@@ -86,16 +111,16 @@ void hvd_vote_merge(const struct hvd_coord *coord, struct hvd_vote *into, const 
         into->leave_rank = from->leave_rank;
     if (from->tune > into->tune)
         into->tune = from->tune;
-    size_t words = hvd_vote_detail_at(into->slots);
-    for (size_t i = 0; i < words; i++)
-        into->body[i] &= from->body[i];
+    into->ahead = from->ahead < into->ahead ? from->ahead : into->ahead;
+    into->deviates |= from->deviates;
+    join_bits(into, (into->bytes - sizeof *into) / 8, from);
+    join_list(coord, into, from);
     if (into->detail_slot != HVD_NONE)
         hvd_detail_merge(coord, into, from);
     if (from->fresh) {
-        size_t at = hvd_vote_fresh_at(coord, into);
-        into->fresh =
-            merge_fresh((struct hvd_fresh *)(into->body + at), into->fresh, (const struct hvd_fresh *)(from->body + at),
-                        from->fresh, coord->limits.fresh, into->round);
+        struct hvd_fresh *to = (struct hvd_fresh *)(into->body + hvd_vote_fresh_at(coord, into));
+        const struct hvd_fresh *other = (const struct hvd_fresh *)(from->body + hvd_vote_fresh_at(coord, from));
+        into->fresh = merge_fresh(to, into->fresh, other, from->fresh, coord->limits.fresh, into->round);
     }
     into->bytes = (uint32_t)hvd_vote_bytes(coord, into);
 }

@@ -68,6 +68,10 @@ void hvd_slot_attach(struct hvd_coord *coord, uint32_t slot, uint32_t ticket)
     mine->state = HVD_MINE_SLOTTED;
     mine->slot = slot;
     coord->known[slot].ticket = ticket;
+    if (coord->known[slot].place != HVD_NONE) {
+        hvd_learn_submit(coord, slot);
+        return;
+    }
     hvd_bit_set(coord->ready, slot, true);
     hvd_bit_set(coord->plane, slot, mine->flags & HVD_FRESH_IN_PLANE);
 }
@@ -78,6 +82,7 @@ uint32_t hvd_slot_detach(struct hvd_coord *coord, uint32_t slot)
     if (ticket == HVD_TICKET_NONE)
         return ticket;
     coord->known[slot].ticket = HVD_TICKET_NONE;
+    coord->known[slot].plane = coord->mine[ticket].flags & HVD_FRESH_IN_PLANE;
     coord->mine[ticket].state = HVD_MINE_IDLE;
     coord->outstanding--;
     say_ready(coord, slot, false);
@@ -87,6 +92,10 @@ uint32_t hvd_slot_detach(struct hvd_coord *coord, uint32_t slot)
 void hvd_slot_forget(struct hvd_coord *coord, uint32_t slot)
 {
     struct hvd_known *known = &coord->known[slot];
+    if (known->place != HVD_NONE)
+        hvd_learn_forget(coord);
+    if (known->seen == coord->learn.number)
+        hvd_learn_restart(coord);
     uint32_t ticket = hvd_slot_detach(coord, slot);
     if (ticket != HVD_TICKET_NONE) {
         coord->outstanding++;
@@ -145,6 +154,8 @@ uint32_t hvd_slot_take(struct hvd_coord *coord, const struct hvd_fresh *fresh, u
         .flags = fresh->flags & HVD_FRESH_MISMATCH ? HVD_KNOWN_MISMATCH : 0,
         .group_next = HVD_NONE,
         .ticket = HVD_TICKET_NONE,
+        .place = HVD_NONE,
+        .born = round,
         .signature = fresh->signature,
     };
     list_push(coord, &coord->used, slot);

@@ -58,7 +58,10 @@ struct hvd_known {
     uint32_t flags;
     uint32_t group_next; /* while HELD */
     uint32_t ticket;     /* MINE: the request behind my ready bit */
-    uint32_t pad;
+    uint32_t place;      /* in the learned list, HVD_NONE: not there */
+    uint64_t born;       /* round that created it */
+    uint32_t seen;       /* MINE: the recording that has it */
+    uint32_t plane;      /* MINE: did my latest request lie in the plane? */
     struct hvd_signature signature;
 };
 
@@ -87,8 +90,29 @@ struct hvd_mine {
     struct hvd_signature signature;
 };
 
+/* A list of slots that is done again and again (learn.c). */
+struct hvd_learn {
+    /* AGREED */
+    uint32_t *list;
+    uint32_t count;    /* 0: nothing is learned */
+    uint32_t base;     /* the next to be planned */
+    uint32_t patience; /* how often rank 0 must have seen a sequence before it proposes it */
+
+    /* MINE */
+    uint32_t ahead;    /* from base, so many are submitted */
+    bool deviates;     /* I have submitted something else */
+    uint32_t *record;  /* rank 0 alone: what it submits, */
+    uint32_t recorded; /* until it comes again: */
+    uint32_t length;   /* then of this length, 0: not yet */
+    uint32_t at;       /* what is expected next, */
+    uint32_t times;    /* after so many times in all */
+    uint32_t number;   /* counts recordings, for known.seen */
+    bool wanted;       /* it is to be proposed */
+};
+
 struct hvd_coord {
     struct hvd_coord_limits limits;
+    struct hvd_learn learn;
 
     /* AGREED */
     uint64_t round;          /* of the next vote */
@@ -141,6 +165,20 @@ uint32_t hvd_slot_detach(struct hvd_coord *coord, uint32_t slot); /* the ticket,
 void hvd_mine_announce(struct hvd_coord *coord, uint32_t ticket);
 void hvd_mine_withdraw(struct hvd_coord *coord, uint32_t ticket);  /* no longer FRESH */
 void hvd_mine_renumber(struct hvd_coord *coord, uint64_t unnamed); /* my unnamed requests start here */
+
+/* learn.c. Agreed, but for what is said of mine: */
+void hvd_learn_plan(struct hvd_coord *coord, uint32_t ahead, uint64_t round); /* the next so many are due */
+bool hvd_learn_adopt(struct hvd_coord *coord, const struct hvd_vote *agreed); /* a proposed list, if it can be */
+void hvd_learn_forget(struct hvd_coord *coord); /* my outstanding requests go back to bits */
+/* Mine: a request for a slot of the list; a request for any slot, for the record. */
+void hvd_learn_submit(struct hvd_coord *coord, uint32_t slot);
+void hvd_learn_record(struct hvd_coord *coord, uint32_t slot);
+void hvd_learn_restart(struct hvd_coord *coord); /* the recording */
+/* What a vote says of it, but for the list; then the list, if I propose one. */
+void hvd_learn_say(const struct hvd_coord *coord, struct hvd_vote *vote);
+void hvd_learn_propose(const struct hvd_coord *coord, struct hvd_vote *vote);
+bool hvd_learn_check(const struct hvd_coord *coord, const struct hvd_vote *vote);
+void hvd_plan_slot(struct hvd_coord *coord, uint32_t slot, uint64_t round); /* decide.c */
 
 /* group.c. arrive: true when the slot's group is complete with it; then release gives the held members one by
  * one, HVD_NONE at the end. */
@@ -195,9 +233,17 @@ static inline const struct hvd_signature *hvd_detail_signatures(const struct hvd
 {
     return (const struct hvd_signature *)(vote->body + hvd_vote_detail_at(vote->slots) + HVD_DETAIL_NAME_WORDS);
 }
-static inline size_t hvd_vote_fresh_at(const struct hvd_coord *coord, const struct hvd_vote *vote)
+static inline size_t hvd_vote_list_at(const struct hvd_coord *coord, const struct hvd_vote *vote)
 {
     return hvd_vote_detail_at(vote->slots) + (vote->detail_slot == HVD_NONE ? 0 : hvd_detail_words(coord->limits.size));
+}
+static inline size_t hvd_list_words(uint32_t list)
+{
+    return ((size_t)list + 1) / 2;
+}
+static inline size_t hvd_vote_fresh_at(const struct hvd_coord *coord, const struct hvd_vote *vote)
+{
+    return hvd_vote_list_at(coord, vote) + hvd_list_words(vote->list);
 }
 static inline size_t hvd_vote_bytes(const struct hvd_coord *coord, const struct hvd_vote *vote)
 {

@@ -42,6 +42,8 @@ static size_t lay_out(struct hvd_coord *coord, char *base, const struct hvd_coor
     coord->fresh = carve(base, &at, sizeof *coord->fresh * limits->tickets);
     coord->done = carve(base, &at, sizeof *coord->done * ((size_t)limits->slots + limits->fresh));
     coord->order = carve(base, &at, sizeof *coord->order * limits->fresh);
+    coord->learn.list = carve(base, &at, sizeof *coord->learn.list * limits->slots);
+    coord->learn.record = carve(base, &at, limits->rank ? 0 : sizeof *coord->learn.record * limits->slots);
     coord->listen = carve(base, &at, bits);
     coord->ready = carve(base, &at, bits);
     coord->plane = carve(base, &at, bits);
@@ -85,6 +87,7 @@ struct hvd_coord *hvd_coord_open(void *memory, const struct hvd_coord_limits *li
     memset(coord->listen, 0, bits);
     memset(coord->ready, 0, bits);
     memset(coord->plane, 0, bits);
+    hvd_learn_restart(coord);
     return coord;
 }
 
@@ -211,10 +214,12 @@ int hvd_coord_submit(struct hvd_coord *coord, uint32_t ticket, const char *name,
     coord->unnamed += !name;
     coord->outstanding++;
     coord->news = true;
-    if (known && (same || known->flags & HVD_KNOWN_MISMATCH))
+    if (known && (same || known->flags & HVD_KNOWN_MISMATCH)) {
         hvd_slot_attach(coord, slot, ticket);
-    else
+        hvd_learn_record(coord, slot);
+    } else {
         hvd_mine_announce(coord, ticket);
+    }
     return HVD_OK;
 }
 

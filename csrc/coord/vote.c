@@ -57,15 +57,24 @@ static void say_joined(const struct hvd_coord *coord, uint64_t *ready, uint64_t 
     }
 }
 
+/* While a list is learned usually nothing else is outstanding, and then there is nothing to say in bits. */
+static bool has_bits(const struct hvd_coord *coord)
+{
+    uint64_t any = coord->joined || coord->learn.count == 0;
+    for (uint32_t i = 0; i < hvd_words(coord->high); i++)
+        any |= coord->ready[i];
+    return any != 0;
+}
+
 size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t room)
 {
     bool stopped = coord->left >= 0;
-    uint32_t words = hvd_words(coord->high);
+    uint32_t slots = has_bits(coord) ? coord->high : 0, words = hvd_words(slots);
     memset(vote, 0, sizeof *vote);
     vote->wire = HVD_WIRE_VERSION;
     vote->round = coord->round;
     vote->ranks = 1;
-    vote->slots = coord->high;
+    vote->slots = slots;
     vote->detail_slot = stopped ? HVD_NONE : coord->details.head;
     vote->leaving = coord->leave;
     vote->leave_rank = coord->leave ? (uint32_t)coord->limits.rank : HVD_NONE;
@@ -77,15 +86,19 @@ size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t roo
         vote->busy = coord->outstanding > 0;
     }
     vote->tune = coord->tune;
-    HVD_ASSERT(room >= hvd_vote_bytes(coord, vote) + (stopped ? 0 : hvd_room_of_fresh(coord)));
+    HVD_ASSERT(room >= hvd_vote_bytes(coord, vote) + (stopped ? 0 : hvd_room_of_fresh(coord)) +
+                           8 * hvd_list_words(coord->learn.length));
     memcpy(vote->body, coord->ready, 8 * (size_t)words);
     memcpy(vote->body + words, coord->plane, 8 * (size_t)words);
     if (coord->joined)
         say_joined(coord, vote->body, vote->body + words);
     if (vote->detail_slot != HVD_NONE)
         hvd_detail_write(coord, vote);
-    if (!stopped)
+    if (!stopped) {
+        hvd_learn_say(coord, vote);
+        hvd_learn_propose(coord, vote);
         vote->fresh = say_fresh(coord, (struct hvd_fresh *)(vote->body + hvd_vote_fresh_at(coord, vote)));
+    }
     vote->bytes = (uint32_t)hvd_vote_bytes(coord, vote);
     coord->news = false;
     coord->said_busy = vote->busy;
@@ -96,7 +109,8 @@ size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t roo
 
 size_t hvd_vote_bytes_max(const struct hvd_coord_limits *limits)
 {
-    return sizeof(struct hvd_vote) + 8 * (hvd_vote_detail_at(limits->slots) + hvd_detail_words(limits->size)) +
+    return sizeof(struct hvd_vote) +
+           8 * (hvd_vote_detail_at(limits->slots) + hvd_detail_words(limits->size) + hvd_list_words(limits->slots)) +
            sizeof(struct hvd_fresh) * limits->fresh;
 }
 
@@ -120,7 +134,9 @@ static bool header_sane(const struct hvd_coord *coord, const struct hvd_vote *vo
         return false;
     if (vote->tune > (uint64_t)INT64_MAX + 1)
         return false;
-    return vote->slots == coord->high && vote->detail_slot == detail_slot && vote->fresh <= coord->limits.fresh;
+    if (vote->slots != coord->high && (vote->slots || coord->learn.count == 0))
+        return false;
+    return vote->list <= coord->high && vote->detail_slot == detail_slot && vote->fresh <= coord->limits.fresh;
 }
 
 static bool fresh_sane(const struct hvd_coord *coord, const struct hvd_vote *vote)
@@ -148,5 +164,6 @@ int hvd_vote_check(const struct hvd_coord *coord, const struct hvd_vote *vote, s
         return HVD_EINVAL;
     if (!bits_sane(vote->body, vote->slots) || !bits_sane(vote->body + hvd_words(vote->slots), vote->slots))
         return HVD_EINVAL;
-    return hvd_detail_check(coord, vote) && fresh_sane(coord, vote) ? HVD_OK : HVD_EINVAL;
+    return hvd_detail_check(coord, vote) && hvd_learn_check(coord, vote) && fresh_sane(coord, vote) ? HVD_OK
+                                                                                                    : HVD_EINVAL;
 }

@@ -299,6 +299,10 @@ static void decide(struct hvd_engine *engine, struct hvd_set *set)
     hvd_coord_decide(set->coord, set->agreed, &set->plan);
     set->entered = false;
     hvd_count(engine, HVD_COUNT_rounds, 1);
+    if (set->plan.learned)
+        hvd_count(engine, HVD_COUNT_learned, 1);
+    if (set->plan.deviated)
+        hvd_count(engine, HVD_COUNT_deviations, 1);
     hvd_trace_add(&engine->trace, HVD_TRACE_round, (uint32_t)set->plan.round, set->plan.items);
     take_plan(engine, set);
 }

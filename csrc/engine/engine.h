@@ -25,6 +25,8 @@
 #define HVD_COUNTERS(X) \
     X(submits)          \
     X(rounds)           \
+    X(learned)          \
+    X(deviations)       \
     X(buckets)          \
     X(elements)         \
     X(sleeps)           \

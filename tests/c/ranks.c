@@ -134,8 +134,8 @@ void ranks_agree(struct ranks *ranks, int shapes)
 static void compare_plans(const struct hvd_plan *a, const struct hvd_plan *b, int rank)
 {
     CHECK(a->round == b->round && a->items == b->items && a->active == b->active && a->left == b->left &&
-              a->leaving == b->leaving && a->joined == b->joined && a->tuned == b->tuned &&
-              strcmp(a->text, b->text) == 0,
+              a->leaving == b->leaving && a->joined == b->joined && a->tuned == b->tuned && a->learned == b->learned &&
+              a->deviated == b->deviated && strcmp(a->text, b->text) == 0,
           "plans of ranks 0 and %d differ in round %llu", rank, (unsigned long long)a->round);
     for (uint32_t i = 0; i < a->items; i++) {
         const struct hvd_plan_item *x = &a->item[i], *y = &b->item[i];
@@ -216,6 +216,11 @@ uint64_t ranks_digest(const struct hvd_coord *coord)
     digest = STIR(digest, coord->left);
     digest = STIR(digest, coord->leaving);
     digest = digest * 2 + coord->ungrouped;
+    digest = STIR(digest, coord->learn.count);
+    digest = STIR(digest, coord->learn.patience);
+    if (coord->learn.count)
+        digest = STIR(digest, coord->learn.base);
+    digest = stir(digest, coord->learn.list, coord->learn.count * sizeof *coord->learn.list);
     digest = stir(digest, coord->listen, 8 * (size_t)hvd_words(coord->high));
     for (uint32_t slot = coord->vacant; slot != HVD_NONE; slot = coord->known[slot].next)
         digest = STIR(digest, slot);
@@ -227,6 +232,8 @@ uint64_t ranks_digest(const struct hvd_coord *coord)
             digest = STIR(digest, known->key);
             digest = STIR(digest, known->order);
             digest = STIR(digest, known->used);
+            digest = STIR(digest, known->born);
+            digest = STIR(digest, known->place);
             digest = STIR(digest, known->flags);
             digest = STIR(digest, known->signature);
             uint32_t entry =

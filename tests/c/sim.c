@@ -1,136 +1,5 @@
 /* sim.c - see sim.h. */
-#include "sim.h"
-
-#include "check.h"
-#include "coord/state.h"
-#include "program.h"
-#include "ranks.h"
-
-enum { WAITING, FLYING, DONE };            /* an op on a rank */
-enum { OPEN, PLANNED, REFUSED, MISMATCH }; /* what became of an op */
-
-#define NEVER UINT64_MAX
-
-struct rank_state {
-    int steps;         /* of this epoch's program that this rank does */
-    int first;         /* ops before it are all done here */
-    int unnamed_first; /* unnamed ops before it are submitted here */
-    bool joined, left;
-    bool finished; /* all done (and joined, where the epoch has joins) */
-    uint8_t *state, *plane;
-    int *op_of; /* by ticket */
-    uint32_t *tickets;
-    uint32_t tickets_left;
-};
-
-struct sim {
-    uint64_t seed;
-    uint64_t first_seed;
-    struct ranks ranks;
-    struct program program;
-    struct recipe recipe;
-    struct rank_state *rank;
-    uint32_t tickets;
-    int window, epochs, eagerness;
-    bool joins, ample, leaves;
-    int outcome[PROGRAM_OPS], participants[PROGRAM_OPS], submitted[PROGRAM_OPS];
-    uint64_t complete_since[PROGRAM_OPS]; /* round whose votes had it from all */
-    bool plane_all[PROGRAM_OPS], mixed[PROGRAM_OPS];
-    int left;
-    struct sim_result result;
-};
-
-#define SIM_CHECK(sim, condition, ...)                                             \
-    do {                                                                           \
-        if (!(condition))                                                          \
-            fprintf(stderr, "seed %llu: ", (unsigned long long)(sim)->first_seed); \
-        CHECK(condition, __VA_ARGS__);                                             \
-    } while (0)
-
-static uint32_t below(struct sim *sim, uint32_t bound)
-{
-    return ranks_below(&sim->seed, bound);
-}
-static bool chance(struct sim *sim, uint32_t percent)
-{
-    return below(sim, 100) < percent;
-}
-
-/* The dimensions of this run: most are small and crowded, a few large. */
-static void choose(struct sim *sim)
-{
-    static const int sizes[] = {1, 2, 2, 2, 3, 3, 4, 5, 7, 8, 13, 16, 33, 64, 130, 300};
-    int size = sizes[below(sim, HVD_COUNT_OF(sizes))];
-    bool large = size > 40;
-    sim->ample = chance(sim, 60);
-    sim->recipe = recipe_random(&sim->seed, large, sim->ample ? 8 : 2);
-    sim->recipe.size = sim->first_seed % 2 ? size : 0;
-    uint32_t slots = sim->ample ? 3 * PROGRAM_NAMES + 2 * PROGRAM_OPS : 4 + below(sim, 20);
-    uint32_t fresh = sim->ample ? 2 * PROGRAM_OPS : 1 + below(sim, 6);
-    sim->window = (int)below(sim, 3);
-    sim->epochs = 1 + (int)below(sim, 4);
-    sim->joins = chance(sim, 50);
-    sim->leaves = chance(sim, 10);
-    sim->eagerness = 2 + (int)below(sim, 60);
-    sim->tickets = PROGRAM_OPS, sim->left = -1, sim->result.size = size;
-    ranks_open(&sim->ranks, size, slots, fresh, sim->tickets, ranks_random(&sim->seed));
-    sim->rank = calloc((size_t)size, sizeof *sim->rank);
-    for (int r = 0; r < size; r++) {
-        struct rank_state *rank = &sim->rank[r];
-        rank->state = calloc(PROGRAM_OPS, 1);
-        rank->plane = calloc(PROGRAM_OPS, 1);
-        rank->op_of = malloc(sizeof *rank->op_of * sim->tickets);
-        rank->tickets = malloc(sizeof *rank->tickets * sim->tickets);
-        rank->tickets_left = sim->tickets;
-        for (uint32_t i = 0; i < sim->tickets; i++) {
-            rank->tickets[i] = sim->tickets - 1 - i;
-            rank->op_of[i] = -1;
-        }
-    }
-}
-
-static void close_sim(struct sim *sim)
-{
-    for (int r = 0; r < sim->ranks.size; r++) {
-        free(sim->rank[r].state), free(sim->rank[r].plane);
-        free(sim->rank[r].op_of), free(sim->rank[r].tickets);
-    }
-    free(sim->rank);
-    ranks_close(&sim->ranks);
-}
-
-/* A new program; with joins each rank does only so many of its steps. */
-static void begin_epoch(struct sim *sim)
-{
-    program_make(&sim->program, &sim->recipe, &sim->seed);
-    for (int r = 0; r < sim->ranks.size; r++) {
-        struct rank_state *rank = &sim->rank[r];
-        rank->steps = sim->joins ? (int)below(sim, (uint32_t)sim->program.steps + 1) : sim->program.steps;
-        rank->first = rank->unnamed_first = 0;
-        rank->joined = rank->finished = false;
-        for (int op = 0; op < sim->program.ops; op++)
-            rank->state[op] = program_concerns(&sim->program, op, r) ? WAITING : DONE;
-    }
-    for (int op = 0; op < sim->program.ops; op++) {
-        sim->outcome[op] = OPEN;
-        sim->submitted[op] = sim->participants[op] = 0;
-        sim->complete_since[op] = NEVER;
-        sim->plane_all[op] = true;
-        sim->mixed[op] = false;
-        struct hvd_signature first;
-        for (int r = 0; r < sim->ranks.size; r++) {
-            if (sim->rank[r].steps <= sim->program.op[op].step || !program_concerns(&sim->program, op, r))
-                continue;
-            struct hvd_signature signature = program_signature(&sim->program, op, r);
-            if (sim->participants[op]++ == 0)
-                first = signature;
-            else if (!hvd_signature_same(&first, &signature))
-                sim->mixed[op] = true;
-        }
-        if (!sim->mixed[op])
-            sim->program.op[op].variants = 1; /* else all may have left the group by chance */
-    }
-}
+#include "sim_state.h"
 
 /* May this rank submit this op now? */
 static bool may_submit(const struct sim *sim, int r, int at)
@@ -164,7 +33,7 @@ static void submit(struct sim *sim, int r, int at)
     const struct op *op = &sim->program.op[at];
     struct hvd_signature signature = program_signature(&sim->program, at, r);
     uint32_t ticket = rank->tickets[--rank->tickets_left];
-    rank->plane[at] = chance(sim, 80);
+    rank->plane[at] = sim->settled ? (op->name + r) % 5 != 0 : chance(sim, 80);
     int code = hvd_coord_submit(sim->ranks.coord[r], ticket, op->name < 0 ? NULL : sim->program.name[op->name],
                                 &signature, rank->plane[at] ? HVD_FRESH_IN_PLANE : 0);
     if (rank->left) {
@@ -195,7 +64,7 @@ static bool act(struct sim *sim, int r, int most)
                 may[count++] = at;
         }
         if (count) {
-            submit(sim, r, may[below(sim, (uint32_t)count)]);
+            submit(sim, r, may[chance(sim, sim->orderly) ? 0 : below(sim, (uint32_t)count)]);
             acted = true;
             continue;
         }
@@ -339,6 +208,9 @@ static void run_round(struct sim *sim)
     sim->result.rounds++;
     sim->result.mismatches += plan->text[0] != 0;
     sim->result.joins += plan->joined >= 0;
+    sim->result.learned += plan->learned > 0;
+    sim->result.deviations += plan->deviated;
+    sim->result.ahead += ranks->agreed->ahead;
     if (plan->left >= 0)
         sim->left = plan->left;
     for (uint32_t i = 0; i < plan->items; i++) {
@@ -373,9 +245,9 @@ struct sim_result sim_run(uint64_t seed)
 {
     struct sim *sim = calloc(1, sizeof *sim);
     sim->seed = sim->first_seed = seed;
-    choose(sim);
+    sim_open(sim);
     for (int epoch = 0; epoch < sim->epochs && sim->left < 0; epoch++) {
-        begin_epoch(sim);
+        sim_begin_epoch(sim);
         uint64_t limit = sim->result.rounds + 300 + 40 * (uint64_t)sim->program.ops;
         while (!epoch_done(sim) && sim->left < 0) {
             if (sim->leaves && chance(sim, 2))
@@ -392,7 +264,7 @@ struct sim_result sim_run(uint64_t seed)
     }
     struct sim_result result = sim->result;
     result.left = sim->left >= 0;
-    close_sim(sim);
+    sim_close(sim);
     free(sim);
     return result;
 }

@@ -23,7 +23,8 @@
 struct sim_result {
     int size;
     uint64_t rounds, submissions, planned, mismatches, refused, joins, slotless, sends;
-    bool left; /* a rank left before the end */
+    uint64_t learned, deviations, ahead; /* lists adopted; forgotten; planned from lists */
+    bool left;                           /* a rank left before the end */
 };
 
 struct sim_result sim_run(uint64_t seed);

@@ -14,7 +14,7 @@ static void known_tensors_are_one_bit(void)
                     "1 w\n"
                     "settle\n> 4:\n"
                     "0,2 w\n"
-                    "round\n> 5: w@0\n");
+                    "round\n> 5: w@0 learned 1\n");
     transcript_play("What was submitted after the vote is in the next round's vote", "open 2\n"
                                                                                      "0 w\n"
                                                                                      "vote 0,1\n"

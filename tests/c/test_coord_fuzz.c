@@ -23,8 +23,10 @@
 struct history {
     struct ranks ranks;
     bool taken[SIZE][TICKETS];
+    uint32_t orderly;    /* allreduces of so many names come in order, 0: anything comes */
+    uint32_t next[SIZE]; /* of them */
     uint64_t seed;
-    uint64_t accepted, refused;
+    uint64_t accepted, refused, learned, lists_damaged;
 };
 
 static uint32_t below(struct history *history, uint32_t bound)
@@ -32,12 +34,34 @@ static uint32_t below(struct history *history, uint32_t bound)
     return ranks_below(&history->seed, bound);
 }
 
+static const char *const name[NAMES] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"};
+
+static uint32_t free_ticket(const struct history *history, int rank)
+{
+    uint32_t ticket = 0;
+    while (ticket < TICKETS && history->taken[rank][ticket])
+        ticket++;
+    return ticket;
+}
+
+/* What can be learned, step after step; now and then a rank forgets one. */
+static void submit_in_order(struct history *history, int rank)
+{
+    struct hvd_signature signature = ranks_signature(3);
+    for (uint32_t i = below(history, 5), ticket; i > 0 && (ticket = free_ticket(history, rank)) < TICKETS; i--) {
+        history->next[rank] += below(history, 100) == 0;
+        int code = hvd_coord_submit(history->ranks.coord[rank], ticket, name[history->next[rank] % history->orderly],
+                                    &signature, 0);
+        history->taken[rank][ticket] = code == HVD_OK;
+        history->next[rank] += code == HVD_OK;
+    }
+}
+
 static void submit_some(struct history *history, int rank)
 {
-    static const char *const name[NAMES] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"};
     for (uint32_t i = below(history, 5); i > 0; i--) {
         struct hvd_signature signature = ranks_signature(1 + below(history, 20) / 18);
-        uint32_t which = below(history, NAMES + 4), ticket = 0;
+        uint32_t which = below(history, NAMES + 4), ticket = free_ticket(history, rank);
         signature.kind = (int32_t)(which % 4);
         signature.group = which % 3;
         signature.group_count = signature.group ? 2 : 0;
@@ -47,8 +71,6 @@ static void submit_some(struct history *history, int rank)
             signature.root = which == 5;
             signature.peer = which == 6;
         }
-        while (ticket < TICKETS && history->taken[rank][ticket])
-            ticket++;
         if (ticket == TICKETS)
             return;
         int code = hvd_coord_submit(history->ranks.coord[rank], ticket, which < NAMES ? name[which] : NULL, &signature,
@@ -113,23 +135,31 @@ static void play(struct history *history, uint64_t seed)
     struct ranks *ranks = &history->ranks;
     bool left = false;
     memset(history->taken, 0, sizeof history->taken);
+    memset(history->next, 0, sizeof history->next);
     history->seed = seed;
+    history->orderly = seed % 2 ? 1 + below(history, 5) : 0;
     ranks_open(ranks, SIZE, 2 + below(history, 9), 1 + below(history, 8), TICKETS, seed);
     char *copy = aligned_alloc(HVD_CACHE_LINE, HVD_ALIGN_UP(ranks->vote_bytes, (size_t)HVD_CACHE_LINE));
     for (int round = 0; round < 30 && !left; round++) {
         for (int rank = 0; rank < SIZE; rank++) {
-            submit_some(history, rank);
-            if (below(history, 40) == 0 && !ranks->coord[rank]->joined)
+            if (history->orderly && below(history, 20))
+                submit_in_order(history, rank);
+            else
+                submit_some(history, rank);
+            if (below(history, history->orderly ? 400 : 40) == 0 && !ranks->coord[rank]->joined)
                 hvd_coord_join(ranks->coord[rank]);
             ranks_vote(ranks, rank);
         }
         struct hvd_vote *victim = ranks->vote[below(history, SIZE)];
+        if (history->orderly && ranks->vote[0]->list && below(history, 2))
+            victim = ranks->vote[0];
         uint32_t bytes = victim->bytes;
         memcpy(copy, victim, bytes);
         for (uint32_t times = 1 + below(history, 3) / 2; times > 0; times--)
             damage(history, (char *)victim, bytes);
         bool believed = hvd_vote_check(ranks->coord[0], victim, bytes) == HVD_OK;
         history->accepted += believed;
+        history->lists_damaged += believed && victim->list;
         history->refused += !believed;
         if (!believed)
             memcpy(victim, copy, bytes);
@@ -141,6 +171,7 @@ static void play(struct history *history, uint64_t seed)
             ranks_decide(ranks, rank);
             take_plan(history, rank);
         }
+        history->learned += ranks->plan[0].learned > 0;
         left = ranks->plan[0].left >= 0;
     }
     free(copy);
@@ -177,7 +208,10 @@ int main(int argc, char **argv)
             fprintf(stderr, "--seed %llu\n", (unsigned long long)seed);
         play(&history, seed);
     }
-    CHECK(one || (history.accepted > count && history.refused > count), "%llu accepted, %llu refused",
-          (unsigned long long)history.accepted, (unsigned long long)history.refused);
+    CHECK(one || (history.accepted > count && history.refused > count && history.learned > count / 3 &&
+                  history.lists_damaged > count / 20),
+          "%llu accepted, %llu refused, %llu learned, %llu lists damaged", (unsigned long long)history.accepted,
+          (unsigned long long)history.refused, (unsigned long long)history.learned,
+          (unsigned long long)history.lists_damaged);
     return 0;
 }

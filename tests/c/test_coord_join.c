@@ -21,7 +21,7 @@ static void rule_5_join(void)
                     "1 !join\n"
                     "round\n> 7: joined, 1 last\n"
                     "all w\n"
-                    "round\n> 8: w@0\n");
+                    "round\n> 8: w@0 learned 1\n");
     transcript_play("While somebody has joined a broadcast fails on every rank that asked, a barrier is done",
                     "open 2\n"
                     "1 !join\n"

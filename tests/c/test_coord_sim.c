@@ -26,13 +26,22 @@ static void show(uint64_t seed, const struct sim_result *result)
         const char *what;
         uint64_t count;
     } figure[] = {
-        {"ranks", (uint64_t)result->size}, {"rounds", result->rounds},           {"submissions", result->submissions},
-        {"planned", result->planned},      {"mismatches", result->mismatches},   {"refused", result->refused},
-        {"joins", result->joins},          {"without a slot", result->slotless},
+        {"ranks", (uint64_t)result->size},
+        {"rounds", result->rounds},
+        {"submissions", result->submissions},
+        {"planned", result->planned},
+        {"mismatches", result->mismatches},
+        {"refused", result->refused},
+        {"joins", result->joins},
+        {"without a slot", result->slotless},
+        {"learned", result->learned},
+        {"deviations", result->deviations},
+        {"planned from lists", result->ahead},
     };
     printf("seed %llu:", (unsigned long long)seed);
     for (size_t i = 0; i < sizeof figure / sizeof figure[0]; i++)
-        printf(" %llu %s%s", (unsigned long long)figure[i].count, figure[i].what, i < 7 ? "," : "");
+        printf(" %llu %s%s", (unsigned long long)figure[i].count, figure[i].what,
+               i + 1 < sizeof figure / sizeof figure[0] ? "," : "");
     puts(result->left ? ", a rank left" : "");
 }
 
@@ -71,8 +80,13 @@ int main(int argc, char **argv)
         sum.joins += one.joins;
         sum.slotless += one.slotless;
         sum.sends += one.sends;
+        sum.learned += one.learned;
+        sum.deviations += one.deviations;
+        sum.ahead += one.ahead;
     }
     /* A simulation in which nothing of the kind happened would prove nothing about it. */
-    CHECK(count < 200 || (sum.mismatches && sum.refused && sum.joins && sum.slotless && sum.sends), "too tame");
+    CHECK(count < 200 || (sum.mismatches && sum.refused && sum.joins && sum.slotless && sum.sends && sum.learned > 20 &&
+                          sum.deviations > 10 && sum.ahead > 200),
+          "too tame: %llu learned", (unsigned long long)sum.learned);
     return 0;
 }

@@ -86,6 +86,10 @@ static void play_round(struct play *play)
         see(play, " joined, %d last", plan->joined);
     if (plan->tuned >= 0)
         see(play, " tuned to %d", (int)plan->tuned);
+    if (plan->learned)
+        see(play, " learned %u", plan->learned);
+    if (plan->deviated)
+        see(play, " deviated");
     if (plan->left >= 0)
         see(play, " left %d", plan->left);
     if (plan->text[0]) {
