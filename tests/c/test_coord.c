@@ -112,7 +112,7 @@ static void rule_2_a_mismatch_is_told_once_all_have_announced(void)
                     "2 w broadcast root=1\nall x\n"
                     "round\n> 2: x@0 ...\n"
                     "all x\n"
-                    "round\n> 3: x@0 fails on 0 1 2\n"
+                    "round\n> 3: x@0 learned 1 fails on 0 1 2\n"
                     "> tensor 'w': ranks disagree on the root rank: rank 0 said 0, ranks 1, 2 said 1. "
                     "Submit the same root rank on all ranks.\n");
     transcript_play("Two tensors at once are told one after the other",
