@@ -18,6 +18,8 @@ the step: its gradients are added to what is reduced already, which the book tel
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 
 class GradientBook:
     """Counts passes, and what has travelled since the last step. Not thread-safe: the optimizer holds a lock."""
@@ -73,6 +75,14 @@ class GradientBook:
             if not self.accumulating:
                 self._passes[parameter] += 1
 
+    def reached_once(self, parameters: Sequence[int], backward: int) -> Sequence[int]:
+        """The pass has added to these, to each for the first time and not nested; those that are due for this round."""
+        if self._per_step == 1 and not (self.accumulating or self._often) and self._sent.isdisjoint(parameters):
+            return parameters  # the plain case: each is due when it is reached
+        for parameter in parameters:
+            self.reached(parameter, backward)
+        return [parameter for parameter in parameters if self.due(parameter)]
+
     def due(self, parameter: int, nested: bool = False) -> bool:
         """Whether a gradient that backward has just added to is complete for this round."""
         if nested:
@@ -93,6 +103,10 @@ class GradientBook:
         """The gradient is under way."""
         self._sent.add(parameter)
 
+    def all_sent(self, parameters: Iterable[int]) -> None:
+        """The gradients are under way."""
+        self._sent.update(parameters)
+
     def is_sent(self, parameter: int) -> bool:
         """Whether it is under way, or has arrived in a round that is not over."""
         return parameter in self._sent
@@ -101,6 +115,10 @@ class GradientBook:
         """What was sent has arrived and will be sent again in this round: backward reached it once more."""
         self._sent.discard(parameter)
         self._often.add(parameter)
+
+    def seen_twice(self) -> bool:
+        """Whether a backward pass has ever reached a parameter more than once, or nested."""
+        return bool(self._often)
 
     def under_way(self) -> bool:
         """Whether a round has begun."""

@@ -1,7 +1,7 @@
 """Where Python meets the C core: the only package that imports hvdlite._cffi.
 
 `library` is the compiled core as Python sees it: tables, errors, topology, process sets. `flight` hands requests
-over, waits for them, and keeps tensor memory alive while the core works on it.
+over, waits for them, and keeps tensor memory alive while the core works on it; `runs` does so for hundreds at once.
 
 Not here: how a process becomes a rank and leaves (_life), what a tensor is (adapters), what a collective means (ops).
 """

@@ -32,6 +32,28 @@ def batch(step, rows=4):
     return whole, whole[hvd.rank() * rows : (hvd.rank() + 1) * rows]
 
 
+def counted(optimizer):
+    """How often each parameter was submitted, by name, from now on."""
+    sends, wire = {}, optimizer._hvd.wire
+    send, send_all = wire.send, wire.send_all
+
+    def count(numbers):
+        for number in numbers:
+            sends[wire.names[number]] = sends.get(wire.names[number], 0) + 1
+
+    def counted_send(number):
+        count([number])
+        return send(number)
+
+    def counted_send_all(numbers, quiet):
+        flight = send_all(numbers, quiet)
+        count(numbers if flight is not None else [])
+        return flight
+
+    wire.send, wire.send_all = counted_send, counted_send_all
+    return sends
+
+
 def loss_of(model, rows):
     return (model(rows) - rows.sum(1, keepdim=True)).pow(2).mean()
 

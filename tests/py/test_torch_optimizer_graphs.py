@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from ranks import as_ranks
-from test_torch_optimizer import MAKERS, assert_same, batch, loss_of, network, pair
+from test_torch_optimizer import MAKERS, assert_same, batch, counted, loss_of, network, pair
 
 torch = pytest.importorskip("torch")
 
@@ -36,19 +36,6 @@ class Tied(torch.nn.Module):
         for _ in range(2):
             rows = self.kept(lambda x: self.block(x, self.depth), rows) @ self.embed.weight
         return rows
-
-
-def counted(optimizer):
-    """How often each parameter was submitted, by name, from now on."""
-    sends, wire = {}, optimizer._hvd.wire
-    original = wire.send
-
-    def send(number):
-        sends[wire.names[number]] = sends.get(wire.names[number], 0) + 1
-        return original(number)
-
-    wire.send = send
-    return sends
 
 
 @pytest.mark.parametrize("depth", [0, 1])

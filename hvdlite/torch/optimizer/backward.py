@@ -12,8 +12,9 @@ started. Its successors run in that pass, later: a hook that stands ready before
 All distributed optimizers that one pass has reached share one callback: first each sends what it has left, then each
 waits. One after the other, two ranks that met them in different orders would wait for each other.
 
-An exception in backward drops the task together with its callbacks. Its record is found to be stale when the same
-thread begins another pass, or when an optimizer begins a step (`left_by`), whichever comes first.
+An exception in backward drops the task together with its callbacks: the callback's end without a call tells. Where the
+outermost task was never known, the record is found to be stale when the same thread begins another pass, or when an
+optimizer begins a step (`left_by`), whichever comes first.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Backward:
         if self.outer is None:
             self.outer = task
             self.own(task)
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            torch.autograd.Variable._execution_engine.queue_callback(_Ending(self))
 
     def own(self, task: int) -> None:
         """The task is a part of this pass."""
@@ -124,8 +125,15 @@ class Backward:
         if _of_thread.get(self.thread) is self:
             del _of_thread[self.thread]
 
+    def dropped(self) -> None:
+        """It ended with an exception."""
+        for participant in self.participants:
+            participant.abandoned(self)
+        self.forget()
+
     @uncompiled
-    def _end(self) -> None:
+    def end(self) -> None:
+        """It has added everything to the gradients, and is about to return to the user."""
         self.forget()
         waiting = [each for each in sorted(self.participants, key=lambda one: one.serial) if each.left(self)]
         failure: Exception | None = None
@@ -139,6 +147,23 @@ class Backward:
             raise failure
 
 
+class _Ending:
+    """What autograd calls at the end of a task, or drops if it fails."""
+
+    def __init__(self, backward: Backward) -> None:
+        self.backward: Backward | None = backward
+
+    @uncompiled
+    def __call__(self) -> None:
+        backward, self.backward = self.backward, None
+        if backward is not None:
+            backward.end()
+
+    def __del__(self) -> None:
+        if self.backward is not None:
+            self.backward.dropped()
+
+
 def running(task: int) -> Backward:
     """The pass that this task is a part of. Call it in a hook, in the thread that runs the task."""
     found = _of_task.get(task)
@@ -146,9 +171,7 @@ def running(task: int) -> Backward:
         node, thread = _outermost_node(), threading.get_ident()
         found = _of_thread.get(thread)
         if found is not None and _is_stale(found, task, node is not None):
-            for participant in found.participants:
-                participant.abandoned(found)
-            found.forget()
+            found.dropped()
             found = None
         if found is None:
             found = _of_thread[thread] = Backward()

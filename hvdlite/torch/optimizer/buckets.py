@@ -13,7 +13,7 @@ ranks alike. The flat tensor is made when the bucket goes, and the result is cop
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,6 +99,10 @@ class InBuckets:
         self.ready_now.add(number)
         while self.gone < len(self.layout) and self.ready_now.issuperset(self.layout[self.gone]):
             self._launch()
+
+    def all_ready(self, numbers: Sequence[int], quiet: bool) -> None:
+        for number in numbers:
+            self.ready(number)
 
     def rest(self) -> None:
         if self.ready_now and not self.layout:

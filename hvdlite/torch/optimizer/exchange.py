@@ -1,16 +1,16 @@
 """What does a distributed optimizer hold besides the original, and what happens from a gradient's hook to its average?
 
-Each parameter has two hooks. `reaching` runs before backward adds to the gradient: it finds out which backward pass
-this is, and sees to it that nothing that is under way is written to. `ready` runs after: the gradient book says whether
-the gradient is due, and if so it is sent while backward goes on. When the outermost pass ends and closes its window,
-the rest is sent and everything is waited for; so clipping and unscaling between backward and step see averages.
+Hooks (`hooks`) note which gradients backward has added to. Where a run of them ends (`order`), and at the end of the
+pass, the gradient book says which of those noted are due, and they are sent in one call while backward goes on. When
+the outermost pass ends and closes its window, the rest is sent and everything is waited for; so clipping and unscaling
+between backward and step see averages.
 
 Invariants:
   - A rank sends every trainable parameter exactly once per round, in any order. Where backward did not reach one, zeros
     travel. Every n-th round of an optimizer meets the others' n-th: ranks that run different numbers of passes between
     steps do not fit together, except that a rank may skip backward: its `step` sends everything.
   - A round is over before a pass adds to gradients again. What arrived is then made fit to be reduced once more.
-  - The hook that sends is the last of its parameter's hooks, so that those of the user have changed what they change.
+  - A gradient is sent after all hooks of its parameter have run, so those of the user have changed what they change.
 
 `wait_in_backward=False` leaves the waiting to synchronize and step: more overlap, and clipping needs synchronize.
 """
@@ -21,83 +21,21 @@ import itertools
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import torch
 
 from ...errors import HvdError
+from ...ops import Average
 from ...optimizer import GradientBook
 from . import backward as passes
+from .carriers import Carrier, EachAlone
+from .hooks import Hooks, Now
+from .order import Order
 from .wire import Flight, Wire
 
 _serials = itertools.count()
 _owner_of: dict[int, weakref.ref[Exchange]] = {}  # by id of a parameter, which its exchange keeps alive
 _current_task = passes.task_number
-
-
-class Carrier(Protocol):
-    """Decides which gradients travel together."""
-
-    def ready(self, number: int) -> None:
-        """This gradient may travel now."""
-
-    def rest(self) -> None:
-        """All gradients of the round are ready: whatever was held back goes now."""
-
-    def take_back(self, number: int) -> None:
-        """This gradient, ready but held back, is going to change."""
-
-
-class EachAlone:
-    """Every gradient travels as soon as it is ready; the engine puts neighbours into one bucket."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
-
-    def ready(self, number: int) -> None:
-        self.exchange.in_flight[number] = self.exchange.wire.send(number)
-
-    def rest(self) -> None:
-        """Nothing is held back."""
-
-    def take_back(self, number: int) -> None:
-        """Nothing is held back."""
-
-
-class InGroups:
-    """The gradients of a group travel when the last of them is ready; what is in no group travels alone."""
-
-    def __init__(self, exchange: Exchange, groups: Sequence[Sequence[int]]) -> None:
-        self.exchange = exchange
-        self.group_of = {number: index for index, group in enumerate(groups) for number in group}
-        self.groups = [list(group) for group in groups]
-        self.waiting: dict[int, set[int]] = {}
-
-    def ready(self, number: int) -> None:
-        index = self.group_of.get(number)
-        if index is None:
-            self.exchange.in_flight[number] = self.exchange.wire.send(number)
-            return
-        ready = self.waiting.setdefault(index, set())
-        ready.add(number)
-        if len(ready) == len(self.groups[index]):
-            self._send(index)
-
-    def rest(self) -> None:
-        for index in sorted(self.waiting):  # members that are frozen now, on all ranks alike
-            self._send(index)
-
-    def take_back(self, number: int) -> None:
-        self.waiting[self.group_of[number]].discard(number)
-
-    def _send(self, index: int) -> None:
-        members = sorted(self.waiting.pop(index))
-        if not members:
-            return
-        wire = self.exchange.wire
-        flight = wire.send_group(members, f"optimizer.group.{index}{wire.suffix}")
-        for member in members:
-            self.exchange.in_flight[member] = flight
 
 
 class Exchange:
@@ -109,7 +47,8 @@ class Exchange:
         self.book = GradientBook(passes_per_step)
         self.carrier: Carrier = EachAlone(self)
         self.in_flight: dict[int, Flight] = {}
-        self.hooks: list[Any] = []
+        self.order = Order()
+        self.hooks = Hooks(self, self.order.ends)
         self.wait_in_backward = True
         self.skipping = False  # within skip_synchronize
         self.asked = False  # the user called synchronize since the last backward
@@ -117,67 +56,91 @@ class Exchange:
         self._lock = threading.RLock()
         self._open: set[passes.Backward] = set()
         self._task, self._pass, self._nested = -1, -1, False
-        self._captured = False  # this task adds to no gradient
+        self._plain = True  # in this round no gradient needed a guard
+        self._late: dict[int, None] = {}  # due, but hooks of their parameter may yet change them
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
-        """One more parameter. Hooks stay through freezing and unfreezing."""
+        """One more parameter."""
         self._take_over(parameter, name)
-        wire, number = self.wire, self.book.add()
-        wire.parameters.append(parameter)
-        wire.names.append(name)
-        if not (parameter.is_floating_point() or parameter.is_complex()):
-            return
-        trainable, myself = parameter.requires_grad, weakref.ref(self)
-        parameter.requires_grad_(True)
-        self.hooks.append(parameter.register_hook(_before(parameter, myself, number)))
-        self.hooks.append(parameter.register_post_accumulate_grad_hook(_after(myself, number)))
-        parameter.requires_grad_(trainable)
+        number = self.book.add()
+        self.wire.parameters.append(parameter)
+        self.wire.names.append(name)
+        self.order.add(parameter.numel() * parameter.element_size())
+        if parameter.is_floating_point() or parameter.is_complex():
+            self.hooks.add(parameter, number)
 
     def _take_over(self, parameter: torch.Tensor, name: str) -> None:
         """Two optimizers that reduce one gradient, each in place, would spoil it: the newer one has it."""
         earlier = _owner_of.get(id(parameter), lambda: None)()
         if earlier is not None and earlier is not self:
             earlier.lost = name
-            for hook in earlier.hooks:
-                hook.remove()
+            earlier.hooks.remove()
         _owner_of[id(parameter)] = weakref.ref(self)
 
     def reaching(self, number: int) -> None:
-        """Backward is about to add to this gradient."""
+        """See Listener. torch.autograd.grad comes here, too, but adds to no gradient."""
         with self._lock:
             task = _current_task()
             if task != self._task or task < 0:
-                self._enter(task, number)
-            if self._captured:
-                return
+                if passes.only_captures(self.wire.parameters[number]):
+                    return
+                self._enter(task)
             if self.book.is_sent(number):
                 self._recall(number)
-            self.book.reached(number, self._pass)
 
     def ready(self, number: int) -> None:
-        """Backward has added to this gradient."""
+        """See Listener."""
         with self._lock:
+            task = _current_task()
+            if task != self._task or task < 0:
+                self._enter(task)
+            if self.book.is_sent(number):
+                self.hooks.arm()
+                raise HvdError(
+                    f"a backward pass added to the gradient of {self.wire.names[number]!r} again while its average was "
+                    "under way, which no pass before had done: call zero_grad() and repeat this step. From now on "
+                    "hvdlite is prepared for it."
+                )
+            if task == self.hooks.now.task:
+                self.hooks.noted.append(number)
+                return
+            self._late.pop(number, None)
+            self._send_late()
+            self.book.reached(number, self._pass)
             if self.book.due(number, self._nested):
-                self._go(number)
+                self._late[number] = None
 
-    def _enter(self, task: int, number: int) -> None:
-        self._captured = passes.only_captures(self.wire.parameters[number])
-        if self._captured:
-            self._task = task
-            return
+    def run_ends(self) -> None:
+        """See Listener."""
+        with self._lock:
+            self._send_noted()
+
+    def _enter(self, task: int) -> None:
+        """The hook that has called is of another task than the one before."""
+        now = self.hooks.now
+        now.task = Now.NONE
         if task < 0:  # hooks called by something else than autograd's engine: step() sends
+            self._send_noted()
             self._begin(None)
-            self._task, self._nested = task, True
+            self._task, self._nested, self._plain = task, True, False
             return
         backward = passes.running(task)
+        if backward.serial != self._pass:
+            self._send_noted()
         if self not in backward.participants:
             self._begin(backward)
             backward.participants.append(self)
         self._task, self._pass, self._nested = task, backward.serial, backward.is_nested(task)
+        if self._nested or len(self._open) > 1:
+            self._plain = False
+            self.hooks.arm()
+        else:
+            now.task = task
 
     def _begin(self, backward: passes.Backward | None) -> None:
         if self.book.under_way() and not self._open:
             self.finish()
+        self.order.begin()
         self._add_on()
         self.asked = False
         self.book.begun()
@@ -195,31 +158,55 @@ class Exchange:
 
     def _recall(self, number: int) -> None:
         """A pass reaches once more what has been sent in this round: let it arrive, to be sent again."""
+        self._plain = False
         flight = self.in_flight.get(number)
         if flight is None:
             self.carrier.take_back(number)
             self.book.recall(number)
             return
+        again = (number,) if flight.each_alone else flight.numbers
         with torch.no_grad():
             flight.land()
-            self.wire.again(flight.numbers)
-        for each in flight.numbers:
+            self.wire.again(again)
+        for each in again:
             del self.in_flight[each]
             self.book.recall(each)
 
     def left(self, backward: passes.Backward) -> bool:
         """See Participant: a pass has ended."""
         with self._lock:
+            self._send_noted(quiet=self.wait_in_backward)
             self._open.discard(backward)
             return self.book.ended() and not self._open and self.wait_in_backward
 
     def abandoned(self, backward: passes.Backward) -> None:
-        """See Participant: a pass has failed."""
-        self._open.discard(backward)
+        """See Participant: a pass has failed. What it has reached may be under way when the next one begins."""
+        with self._lock:
+            self._plain = False
+            self.hooks.arm()
+            self._send_noted()
+            self._open.discard(backward)
 
-    def _go(self, number: int) -> None:
-        self.carrier.ready(number)
-        self.book.sent(number)
+    def _send_late(self, quiet: bool = False) -> None:
+        if self._late:
+            due, self._late = list(self._late), {}
+            self._go(due, quiet)
+
+    def _send_noted(self, quiet: bool = False) -> None:
+        """What hooks have noted of the pass, and what they held back."""
+        self._send_late(quiet)
+        noted = self.hooks.noted
+        if noted:
+            numbers = noted[:]
+            del noted[: len(numbers)]
+            due = self.book.reached_once(numbers, self._pass)
+            if due:
+                self._go(due, quiet)
+
+    def _go(self, numbers: Sequence[int], quiet: bool) -> None:
+        self.carrier.all_ready(numbers, quiet)
+        self.book.all_sent(numbers)
+        self.order.ready(numbers)
 
     def send_rest(self) -> None:
         """Send what has not been sent in this round; does not wait."""
@@ -229,11 +216,15 @@ class Exchange:
                 "Gradients can be averaged for one optimizer only."
             )
         with self._lock, torch.no_grad():
+            self._send_noted(quiet=True)
             self._add_on()
+            left = []
             for number in self.book.unsent():
                 parameter = self.wire.parameters[number]
                 if parameter.requires_grad or parameter.grad is not None:
-                    self._go(number)
+                    left.append(number)
+            if left:
+                self._go(left, True)
             self.carrier.rest()
 
     def land(self) -> None:
@@ -251,6 +242,12 @@ class Exchange:
             except Exception as error:
                 failure = failure or error
             self.book.landed()
+            self.order.round_over()
+            adds_on = self.wire.op == Average or self.wire.weights is not None
+            self.hooks.round_over(
+                self._plain and adds_on and self.wait_in_backward and failure is None and not self.book.seen_twice()
+            )
+            self._plain = True
             if failure is not None:
                 self.book.reset()
                 raise failure
@@ -273,38 +270,8 @@ class Exchange:
         self.book.reset()
         self.asked = False
 
-
-def _before(parameter: torch.Tensor, exchange: weakref.ref[Exchange], number: int) -> Any:
-    """Runs before a gradient is accumulated, and keeps the hook that runs after at the end of the parameter's."""
-
-    def reaching(_: torch.Tensor) -> None:
-        alive = exchange()
-        if alive is not None:
-            hooks: Any = parameter_of()._post_accumulate_grad_hooks  # type: ignore[union-attr]
-            if len(hooks) > 1:
-                _to_the_end(hooks)
-            alive.reaching(number)
-
-    parameter_of = weakref.ref(parameter)
-    return passes.uncompiled(reaching)
-
-
-def _after(exchange: weakref.ref[Exchange], number: int) -> Any:
-    def ready(_: torch.Tensor) -> None:
-        alive = exchange()
-        if alive is not None:
-            alive.ready(number)
-
-    hook = passes.uncompiled(ready)
-    hook.sends = True
-    return hook
-
-
-def _to_the_end(hooks: dict[int, Any]) -> None:
-    """Hooks run in the order of the dict; those that send come last, also after what the user registered later."""
-    seen_other = False
-    for key in reversed(list(hooks)):
-        if not getattr(hooks[key], "sends", False):
-            seen_other = True
-        elif seen_other:
-            hooks[key] = hooks.pop(key)
+    def wait_later(self, later: bool) -> None:
+        """`wait_in_backward=False`, or no longer."""
+        self.wait_in_backward = not later
+        if later:
+            self.hooks.arm()

@@ -74,7 +74,7 @@ class Distributed(Copyless):
     @wait_in_backward.setter
     def wait_in_backward(self, wait: bool) -> None:
         if self._hvd is not None:
-            self._hvd.wait_in_backward = bool(wait)
+            self._hvd.wait_later(not wait)
 
     @_disable_dynamo
     def synchronize(self) -> None:

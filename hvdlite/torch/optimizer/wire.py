@@ -26,25 +26,31 @@ from ...errors import HvdError
 from ...ops import Average, Handle, Sum
 from ...process_set import ProcessSet, number_of
 from ..ops import plain
+from .run import GradientRun, written
 from .weights import Shares, WeightedAverage
 
+_RUNS_KEPT = 64  # a graph that differs in each step makes others each time
 _NARROW = (torch.float16, torch.bfloat16)
 
 
 class Flight:
     """Gradients that are under way together. `arrive` gets what the handle's wait returns."""
 
-    __slots__ = ("_arrive", "_handle", "numbers")
+    __slots__ = ("_arrive", "_handle", "each_alone", "numbers")
 
-    def __init__(self, numbers: Sequence[int], handle: Any, arrive: Callable[[Any], None] | None) -> None:
+    def __init__(
+        self, numbers: Sequence[int], handle: Any, arrive: Callable[[Any], None] | None, each_alone: bool = False
+    ) -> None:
         self.numbers = numbers
+        self.each_alone = each_alone  # they have only been sent together
         self._handle, self._arrive = handle, arrive
 
     def land(self) -> None:
         """Wait, and put the result where it belongs. Raises why the exchange failed."""
         result = self._handle.wait()
-        if self._arrive is not None:
-            self._arrive(result)
+        arrive, self._arrive = self._arrive, None
+        if arrive is not None:
+            arrive(result)
 
 
 class Wire:
@@ -68,10 +74,12 @@ class Wire:
         if self.weights is not None:
             self.shares = Shares("optimizer.weight" + suffix, process_set, self.weights.current)
         self.settings: dict[str, Any] = {}
+        self._runs: dict[tuple[int, ...], GradientRun] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Settings of an allreduce; they depend on the size, which another init() may have changed."""
+        self._runs = {}
         op, prescale, postscale = self.op, 1.0, 1.0
         if self.predivide != 1.0:
             op, prescale, postscale = Sum, 1.0 / self.predivide, self.predivide / self.process_set.size()
@@ -95,6 +103,33 @@ class Wire:
             return Flight((number,), plain.allreduce_async_(gradient, name=self.names[number], **self.settings), None)
         packed, unpack = self._pack(number, gradient)
         return Flight((number,), plain.allreduce_async_(packed, name=self.names[number], **self.settings), unpack)
+
+    def send_all(self, numbers: tuple[int, ...], quiet: bool) -> Flight | None:
+        """Start the exchange of several gradients in one call, each on its own.
+
+        None, and nothing is sent, if one of them needs more than to be reduced where it lies.
+        """
+        if not self.uncompressed or self.shares is not None or self.known_sparse:
+            return None
+        run = self._runs.get(numbers)
+        if run is None:
+            run = self._new_run(numbers)
+            if run is None:
+                return None
+        gradients = run.gradients()
+        if gradients is None:
+            return None
+        sent = run.submit(gradients, quiet)
+        return Flight(numbers, sent, lambda _: written(gradients), each_alone=True)
+
+    def _new_run(self, numbers: tuple[int, ...]) -> GradientRun | None:
+        if len(self._runs) >= _RUNS_KEPT:
+            self._runs.clear()
+        members = [(self.names[number], self.parameters[number]) for number in numbers]
+        run = GradientRun.of(members, self.settings)
+        if run is not None:
+            self._runs[numbers] = run
+        return run
 
     def send_group(self, numbers: Sequence[int], name: str) -> Flight:
         """Start the exchange of several dense gradients as one."""

@@ -30,8 +30,9 @@ from ...ops import Adasum, Average, op_of
 from ...optimizer import GradientBook
 from ...process_set import ProcessSet, global_process_set
 from ..compression import Compression
+from .carriers import InGroups
 from .delta import Combination, Delta
-from .exchange import Exchange, InGroups
+from .exchange import Exchange
 from .methods import Copyless, Distributed
 from .names import grouped, named, suffix_for
 from .weights import WeightedAverage
@@ -108,7 +109,7 @@ def DistributedOptimizer(
         if members:
             exchange.carrier = InGroups(exchange, members)
         wrapped.__dict__["_hvd"] = exchange
-        weakref.finalize(wrapped, _unhook, exchange.hooks)
+        weakref.finalize(wrapped, exchange.hooks.remove)
     return wrapped
 
 
@@ -122,8 +123,3 @@ def _wrapped(optimizer: torch.optim.Optimizer, methods: type) -> Any:
         optimizer._opt_called = True  # type: ignore[attr-defined]
         wrapped._hvd_original = optimizer  # the scheduler itself holds it as well; the groups are shared
     return wrapped
-
-
-def _unhook(hooks: list[Any]) -> None:
-    for hook in hooks:
-        hook.remove()

@@ -1,0 +1,95 @@
+"""Which gradients travel together? By default each travels alone, as soon as it is ready, and the engine puts
+neighbours into one bucket; gradients of a group wait for the last of them.
+
+A carrier is told of gradients that may travel now; it sends them through the wire and notes the flight of each in the
+exchange. What it holds back it sends when the round ends (`rest`), or gives back when it is going to change
+(`take_back`). Comm hooks have a carrier of their own (`buckets`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
+
+
+class Carrier(Protocol):
+    """Decides which gradients travel together."""
+
+    def ready(self, number: int) -> None:
+        """This gradient may travel now."""
+
+    def all_ready(self, numbers: Sequence[int], quiet: bool) -> None:
+        """These may. `quiet`: they are waited for at once."""
+
+    def rest(self) -> None:
+        """All gradients of the round are ready: whatever was held back goes now."""
+
+    def take_back(self, number: int) -> None:
+        """This gradient, ready but held back, is going to change."""
+
+
+class EachAlone:
+    """Every gradient travels as soon as it is ready; the engine puts neighbours into one bucket."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+
+    def ready(self, number: int) -> None:
+        self.exchange.in_flight[number] = self.exchange.wire.send(number)
+
+    def all_ready(self, numbers: Sequence[int], quiet: bool) -> None:
+        flight = self.exchange.wire.send_all(tuple(numbers), quiet)
+        if flight is not None:
+            self.exchange.in_flight.update(dict.fromkeys(numbers, flight))
+            return
+        for number in numbers:
+            self.ready(number)
+
+    def rest(self) -> None:
+        """Nothing is held back."""
+
+    def take_back(self, number: int) -> None:
+        """Nothing is held back."""
+
+
+class InGroups:
+    """The gradients of a group travel when the last of them is ready; what is in no group travels alone."""
+
+    def __init__(self, exchange: Exchange, groups: Sequence[Sequence[int]]) -> None:
+        self.exchange = exchange
+        self.group_of = {number: index for index, group in enumerate(groups) for number in group}
+        self.groups = [list(group) for group in groups]
+        self.waiting: dict[int, set[int]] = {}
+
+    def ready(self, number: int) -> None:
+        index = self.group_of.get(number)
+        if index is None:
+            self.exchange.in_flight[number] = self.exchange.wire.send(number)
+            return
+        ready = self.waiting.setdefault(index, set())
+        ready.add(number)
+        if len(ready) == len(self.groups[index]):
+            self._send(index)
+
+    def all_ready(self, numbers: Sequence[int], quiet: bool) -> None:
+        for number in numbers:
+            self.ready(number)
+
+    def rest(self) -> None:
+        for index in sorted(self.waiting):  # members that are frozen now, on all ranks alike
+            self._send(index)
+
+    def take_back(self, number: int) -> None:
+        self.waiting[self.group_of[number]].discard(number)
+
+    def _send(self, index: int) -> None:
+        members = sorted(self.waiting.pop(index))
+        if not members:
+            return
+        wire = self.exchange.wire
+        flight = wire.send_group(members, f"optimizer.group.{index}{wire.suffix}")
+        for member in members:
+            self.exchange.in_flight[member] = flight
