@@ -31,6 +31,7 @@ from . import backward as passes
 from .carriers import Carrier, EachAlone
 from .hooks import Hooks, Now
 from .order import Order
+from .places import Places
 from .wire import Flight, Wire
 
 _serials = itertools.count()
@@ -57,6 +58,8 @@ class Exchange:
         self._open: set[passes.Backward] = set()
         self._task, self._pass, self._nested = -1, -1, False
         self._plain = True  # in this round no gradient needed a guard
+        self._first_pass = False  # the next pass is the first of a step, and not of all
+        self.places = Places()
         self._late: dict[int, None] = {}  # due, but hooks of their parameter may yet change them
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
@@ -141,6 +144,9 @@ class Exchange:
         if self.book.under_way() and not self._open:
             self.finish()
         self.order.begin()
+        if self._first_pass:
+            self._first_pass = False
+            self.places.look(self.wire.parameters)
         self._add_on()
         self.asked = False
         self.book.begun()
@@ -247,7 +253,8 @@ class Exchange:
             self.hooks.round_over(
                 self._plain and adds_on and self.wait_in_backward and failure is None and not self.book.seen_twice()
             )
-            self._plain = True
+            self._plain, self._first_pass = True, True
+            self.places.move_in(self.wire.parameters)
             if failure is not None:
                 self.book.reset()
                 raise failure

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FIRST_BYTES = 256 << 10
+FIRST_BYTES = 4 << 20
 LONGEST_BYTES = 32 << 20
 LAST_BYTES = 1 << 20
 
