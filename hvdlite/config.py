@@ -126,7 +126,8 @@ def add_flags(parser: Any) -> None:
             continue
         if option.is_switch:
             add = {"dest": option.name, "action": "store_const"}
-            parser.add_argument(option.flag, const="1", help=f"{option.help} Environment {option.variable}.", **add)
+            on = f"{option.help.removeprefix('1: ').capitalize()} Environment {option.variable}."
+            parser.add_argument(option.flag, const="1", help=on, **add)
             parser.add_argument("--no-" + option.flag[2:], const="0", help=f"Not {option.flag}.", **add)
             continue
         default = option.default / option.flag_unit if option.flag_unit != 1 else option.default
