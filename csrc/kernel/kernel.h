@@ -82,6 +82,9 @@ void hvd_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void 
 void hvd_reduce_to(int dtype, const struct hvd_scale *scale, void *const *dst, int dsts, const void *const *src, int n,
                    size_t count);
 
+/* *element := the value that changes nothing when it is combined with others (a sum: also of an average). */
+void hvd_op_identity(int op, int dtype, void *element);
+
 /* memcpy for large blocks that are read by another core soon; the ranges do not overlap. */
 void hvd_copy(void *dst, const void *src, size_t bytes);
 /* The same, of what another core has written and this one will write next: src is fetched with the right to write. */

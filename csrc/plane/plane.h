@@ -8,7 +8,9 @@
 #define HVD_PLANE_H
 
 #include "../ground/ground.h"
+#include "../algo/algo.h"
 #include "../ground/sleep.h"
+#include "../link/link.h"
 
 /* One tensor of a bucket. The bucket is the concatenation of its pieces; nothing is packed beforehand. */
 struct hvd_piece {
@@ -26,6 +28,7 @@ struct hvd_work {
     int kind, op, dtype, root;
     uint32_t flags;
     int divide_by; /* average: ranks to divide by */
+    int active;    /* ranks of the set that give something (have not joined), agreed; 0 is read as all */
     double prescale, postscale;
     const struct hvd_piece *piece;
     uint32_t pieces;
@@ -68,7 +71,12 @@ struct hvd_plane_arg {
                            open none, and ask for one share at most: then neither function below blocks, and
                            allgather may not be called */
     struct hvd_bells *bells;
-    void *self; /* first argument of the two below */
+    struct hvd_link *const *link; /* to every other rank of the set, for this set alone; lent until close. NULL: none */
+    struct hvd_cost link_cost;    /* of an exchange over them, agreed; both 0: not known */
+    bool any_order;               /* agreed: sums may be taken in another order than that of ranks where that is faster;
+                                     their bits then depend on where in a bucket a value lies */
+    const char *algo;             /* the one to be used wherever it can, agreed; NULL: the cheapest. Lent until close */
+    void *self;                   /* first argument of the two below */
     int (*allgather)(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error);
     /* Every rank gets `bytes` (the same on all) of its own, mapped by all. NULL on failure. */
     struct hvd_share *(*share)(void *self, size_t bytes, struct hvd_error *error);
@@ -81,10 +89,7 @@ enum hvd_plane_order { HVD_ORDER_SET, HVD_ORDER_DEVICE }; /* see DESIGN: overlap
 
 struct hvd_plane {
     const char *name;
-    int preference;                           /* the working plane with the highest wins */
-#define HVD_PLANE_SHARE_MAX ((size_t)2 << 20) /* what a plane may ask of `share` per rank, but for plane memory */
-#define HVD_ARENA_NONE      SIZE_MAX
-
+    int preference; /* the working plane with the highest wins */
     enum hvd_plane_order order;
     bool bound; /* its calls must all come from one thread: a waiting caller must not take the turn */
 
@@ -105,6 +110,9 @@ struct hvd_plane {
     void *(*alloc)(void *plane, size_t bytes);
     void (*release)(void *memory);
     bool (*owns)(void *plane, const void *memory, size_t bytes);
+    /* Descriptors whose news a sleeping caller must hear, up to HVD_LOCAL_MAX; wants_out[i]: also that there is room to
+     * write, which changes from poll to poll. Returns how many. May be NULL: only bells. */
+    int (*watch)(void *plane, int *fd, bool *wants_out);
     /* Any thread: this rank's bytes that are resident for moving, and those that alloc has handed out and not yet got
      * back; added to both. May be NULL. */
     void (*usage)(void *plane, uint64_t *resident, uint64_t *handed_out);

@@ -164,6 +164,7 @@ void hvd_bucket_make(struct hvd_bucket *bucket, const struct hvd_work *like, uin
     uint64_t of[420];
     *bucket = (struct hvd_bucket){
         .work = *like, .rank = rank, .size = size, .joined = joined, .plane = plane, .lender = lender};
+    bucket->work.active = size - __builtin_popcountll(joined);
     struct hvd_work *work = &bucket->work;
     size_t element = (size_t)hvd_dtype_bytes(work->dtype);
     uint32_t pieces = split(shape, count, of);

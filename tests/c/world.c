@@ -16,6 +16,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@
 #define BOARD_BYTES  1024
 #define ARENA_BYTES  ((size_t)64 << 20)
 #define LOST_BELL_MS 10000
+#define LINKED_MAX   8 /* ranks of a world that has links, too */
 
 struct world {
     enum hvd_world_kind kind;
@@ -32,7 +34,8 @@ struct world {
     struct hvd_asleep asleep[HVD_LOCAL_MAX];
     int eventfd[HVD_LOCAL_MAX];
     int memfd[SHARES_MAX];
-    char *region[SHARES_MAX]; /* thread worlds */
+    int socket[LINKED_MAX][LINKED_MAX]; /* from the first to the second */
+    char *region[SHARES_MAX];           /* thread worlds */
     _Atomic int region_users[SHARES_MAX];
     unsigned char board[HVD_LOCAL_MAX][BOARD_BYTES];
 };
@@ -41,6 +44,7 @@ struct world_rank {
     struct world *world;
     struct hvd_plane_arg arg;
     struct hvd_bells bells;
+    struct hvd_link to[LINKED_MAX], *link[LINKED_MAX];
     int shares;
     void (*body)(const struct hvd_plane_arg *arg, void *more);
     void *more;
@@ -130,11 +134,22 @@ static struct world *world_new(enum hvd_world_kind kind, int size)
         world->eventfd[rank] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     for (int number = 0; number < SHARES_MAX; number++)
         world->memfd[number] = kind == HVD_WORLD_PROCESSES ? memfd_create("hvdlite-test", MFD_CLOEXEC) : -1;
+    for (int a = 0; a < size && size <= LINKED_MAX; a++)
+        for (int b = 0; b < a; b++) {
+            int pair[2];
+            CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, "a pair of sockets");
+            world->socket[a][b] = pair[0];
+            world->socket[b][a] = pair[1];
+        }
     return world;
 }
 
 static void world_free(struct world *world)
 {
+    for (int a = 0; a < world->size && world->size <= LINKED_MAX; a++)
+        for (int b = 0; b < world->size; b++)
+            if (a != b)
+                close(world->socket[a][b]);
     pthread_barrier_destroy(&world->barrier);
     for (int rank = 0; rank < world->size; rank++)
         close(world->eventfd[rank]);
@@ -161,6 +176,15 @@ static void *be_rank(void *of)
     rank->arg.self = rank;
     rank->arg.allgather = world_allgather;
     rank->arg.share = world_share;
+    for (int other = 0; other < rank->world->size && rank->world->size <= LINKED_MAX; other++) {
+        struct hvd_error error = {0};
+        if (other == rank->arg.rank)
+            continue;
+        CHECK(hvd_link_tcp.open(&rank->to[other], rank->world->socket[rank->arg.rank][other], other, &error) == HVD_OK,
+              "%s", error.text);
+        rank->link[other] = &rank->to[other];
+        rank->arg.link = rank->link;
+    }
     rank->body(&rank->arg, rank->more);
     return NULL;
 }
@@ -239,18 +263,23 @@ static int sleep_and_poll(const struct hvd_plane_arg *arg, const struct hvd_plan
 {
     struct world *world = ((struct world_rank *)arg->self)->world;
     struct hvd_asleep *asleep = &world->asleep[arg->rank];
-    struct pollfd bell = {.fd = world->eventfd[arg->rank], .events = POLLIN};
+    struct pollfd news[1 + HVD_LOCAL_MAX] = {{.fd = world->eventfd[arg->rank], .events = POLLIN}};
+    int fd[HVD_LOCAL_MAX], watched = 0;
+    bool wants_out[HVD_LOCAL_MAX];
     uint64_t rings;
     atomic_store(&asleep->word, 1);
     atomic_thread_fence(memory_order_seq_cst);
     int code = plane->poll(opened, work, progress, error);
     if (code == HVD_AGAIN && !*progress) {
-        bool rung = poll(&bell, 1, LOST_BELL_MS) > 0;
+        watched = plane->watch ? plane->watch(opened, fd, wants_out) : 0;
+        for (int i = 0; i < watched; i++)
+            news[1 + i] = (struct pollfd){.fd = fd[i], .events = (short)(POLLIN | (wants_out[i] ? POLLOUT : 0))};
+        bool rung = poll(news, (nfds_t)(1 + watched), LOST_BELL_MS) > 0;
         code = plane->poll(opened, work, progress, error);
         CHECK(rung || (code == HVD_AGAIN && !*progress), "rank %d had news but its bell was not rung", arg->rank);
     }
     atomic_store(&asleep->word, 0);
-    ssize_t got = read(bell.fd, &rings, sizeof rings);
+    ssize_t got = read(news[0].fd, &rings, sizeof rings);
     (void)got;
     return code;
 }

@@ -1,0 +1,38 @@
+/* link.h - a stream of bytes to one other rank: ordered, reliable, never blocking.
+ *
+ * One file csrc/link/x.c per transport, exporting only hvd_link_x. A link belongs to one process set and one peer: sets
+ * that share a stream would wait for each other's bytes. It is made of what Python has connected and authenticated;
+ * nothing here opens a connection. Calls come from the turn only. Every link counts what crosses it.
+ */
+#ifndef HVD_LINK_H
+#define HVD_LINK_H
+
+#include "../ground/ground.h"
+
+struct hvd_link_counts {
+    uint64_t bytes_out, bytes_in;
+    uint64_t messages_out, messages_in; /* kept by who uses the link: it knows where a message ends */
+};
+
+struct hvd_link {
+    const struct hvd_link_kind *kind;
+    int peer;       /* rank in the set */
+    int fd;         /* to be watched, -1: none */
+    bool wants_out; /* the last send was cut short: tell when there is room again */
+    struct hvd_link_counts counts;
+};
+
+struct hvd_link_kind {
+    const char *name;
+    /* Takes over a connected descriptor (switches it to non-blocking). Fails with HVD_EINIT. */
+    int (*open)(struct hvd_link *link, int fd, int peer, struct hvd_error *error);
+    /* As many of the bytes as go now; *moved may be 0. HVD_OK, or HVD_EPEER: the peer is gone, the link is dead. The
+     * error names the peer as it is called in the set. */
+    int (*send)(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error);
+    int (*recv)(struct hvd_link *link, void *bytes, size_t count, size_t *moved, struct hvd_error *error);
+    void (*close)(struct hvd_link *link);
+};
+
+extern const struct hvd_link_kind hvd_link_tcp;
+
+#endif

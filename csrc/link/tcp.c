@@ -1,0 +1,81 @@
+/* tcp.c - a link over a connected stream socket: TCP between hosts, or a unix socket in tests.
+ *
+ * What is there to decide? That small writes leave at once (no delay: steps wait for each other, and a message is
+ * written in few calls), that nothing blocks, and what an end means: any end of the stream, by end of file or by error,
+ * is the loss of the peer, because ranks take their leave by votes before they close. Buffers are left to the kernel,
+ * which sizes them to the way's delay by itself.
+ *
+ * A call moves at most MOVE_MAX bytes, so that a turn stays short however much waits.
+ */
+#include "link.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MOVE_MAX ((size_t)1 << 20)
+
+static int tcp_open(struct hvd_link *link, int fd, int peer, struct hvd_error *error)
+{
+    int on = 1, kind = 0;
+    socklen_t bytes = sizeof kind;
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &kind, &bytes) || kind != SOCK_STREAM)
+        return hvd_fail_rank(error, HVD_EINIT, peer, "descriptor %d, for rank %d, is no stream socket", fd, peer);
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK))
+        return hvd_fail_rank(error, HVD_EINIT, peer, "the socket for rank %d cannot be made non-blocking (%s)", peer,
+                             strerror(errno));
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* a unix socket has none, and no delay */
+    *link = (struct hvd_link){.kind = &hvd_link_tcp, .peer = peer, .fd = fd};
+    return HVD_OK;
+}
+
+static bool comes_later(int number)
+{
+    return number == EAGAIN || number == EWOULDBLOCK || number == EINTR;
+}
+
+static int lost(const struct hvd_link *link, const char *how, struct hvd_error *error)
+{
+    return hvd_fail_rank(error, HVD_EPEER, link->peer, "the connection to rank %d has ended (%s)", link->peer, how);
+}
+
+static int tcp_send(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error)
+{
+    *moved = 0;
+    size_t most = count < MOVE_MAX ? count : MOVE_MAX;
+    ssize_t taken = send(link->fd, bytes, most, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (taken < 0 && !comes_later(errno))
+        return lost(link, strerror(errno), error);
+    *moved = taken < 0 ? 0 : (size_t)taken;
+    link->counts.bytes_out += *moved;
+    link->wants_out = *moved < most;
+    return HVD_OK;
+}
+
+static int tcp_recv(struct hvd_link *link, void *bytes, size_t count, size_t *moved, struct hvd_error *error)
+{
+    *moved = 0;
+    size_t most = count < MOVE_MAX ? count : MOVE_MAX;
+    ssize_t got = recv(link->fd, bytes, most, MSG_DONTWAIT);
+    if (got == 0 && most > 0)
+        return lost(link, "end of file", error);
+    if (got < 0 && !comes_later(errno))
+        return lost(link, strerror(errno), error);
+    *moved = got < 0 ? 0 : (size_t)got;
+    link->counts.bytes_in += *moved;
+    return HVD_OK;
+}
+
+static void tcp_close(struct hvd_link *link)
+{
+    if (link->fd >= 0)
+        close(link->fd);
+    link->fd = -1;
+}
+
+const struct hvd_link_kind hvd_link_tcp = {"tcp", tcp_open, tcp_send, tcp_recv, tcp_close};

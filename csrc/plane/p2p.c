@@ -1,0 +1,371 @@
+/* p2p.c - the plane that needs nothing but links: every rank talks to ranks, over TCP or whatever a link is.
+ *
+ * What does a work become here? A buffer, an algorithm and a run (p2p/run.h). The bucket's pieces are packed into one
+ * buffer, unless it is one tensor that can be worked on where the result goes; the algorithm is the cheapest for the
+ * agreed cost of the links, or the one that was asked for; when its steps are done the pieces are filled.
+ *
+ * IN RANK ORDER OR NOT. Algorithms that keep all contributions and combine them at once, in rank order, give the same
+ * bits as shared memory does, with one rounding: they are the rule for floats. The others combine on the way: in many
+ * ranks fewer steps, but bits depend on where in the bucket a value lies. They are used where that cannot be
+ * seen (integers), where it was allowed (any_order), or asked for by name; never for scaled integers, which would
+ * truncate at every hop, and for 16-bit floats, which would round there, only if asked for. Floats that such a run
+ * leaves unscaled are scaled once, when the pieces are filled.
+ *
+ * A rank that has joined gives the identity of the op. Like every plane's, each choice is made from agreed fields only.
+ * Memory: one buffer, one area for what is kept, as large as the largest work seen; a block of 64 KB. After a failure
+ * every later call repeats it: a stream that lost its place cannot be trusted again.
+ */
+#include "plane.h"
+
+#include "p2p/run.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define GRAIN_BYTES ((uint64_t)128 << 10) /* of a pipelined algorithm's segments */
+#define KINDS       16
+
+struct p2p {
+    int rank, size;
+    struct hvd_link *const *link;
+    struct hvd_cost cost;
+    bool any_order;
+    const struct hvd_algo *forced;
+    const struct hvd_algo *choice[KINDS][64][2]; /* by kind, bits of the bytes, ordered; NULL: not asked yet */
+    struct hvd_error failed;
+    struct hvd_p2p_run run;
+    struct hvd_scale fill; /* what remains when the pieces are filled */
+    unsigned char *buffer, *kept, *block;
+    size_t buffer_bytes, kept_bytes;
+    uint64_t *chunk; /* allgather: elements of each rank, over all pieces */
+    uint64_t works;
+    bool direct, scaled; /* the buffer is the result itself; the run leaves a factor to be applied */
+};
+
+static void p2p_close(void *plane)
+{
+    struct p2p *p2p = plane;
+    free(p2p->buffer);
+    free(p2p->kept);
+    free(p2p->block);
+    free(p2p->chunk);
+    free(p2p);
+}
+
+static int p2p_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_error *error)
+{
+    if (!arg->link || arg->size < 2 || arg->size > HVD_LOCAL_MAX)
+        return hvd_fail(error, HVD_EINIT, "plane p2p needs links between 2 to %d ranks; this set has %d%s",
+                        HVD_LOCAL_MAX, arg->size, arg->link ? "" : " and no links");
+    const struct hvd_algo *forced = arg->algo ? hvd_algo_named(arg->algo) : NULL;
+    if (arg->algo && !forced)
+        return hvd_fail(error, HVD_EINVAL, "there is no algorithm %s", arg->algo);
+    struct p2p *p2p = calloc(1, sizeof *p2p);
+    if (!p2p)
+        return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, "rank %d: no memory for plane p2p", arg->rank);
+    bool known = arg->link_cost.alpha_ns || arg->link_cost.beta_ps;
+    p2p->rank = arg->rank;
+    p2p->size = arg->size;
+    p2p->link = arg->link;
+    p2p->forced = forced;
+    p2p->any_order = arg->any_order;
+    p2p->cost = known ? arg->link_cost : (struct hvd_cost){.alpha_ns = 50000, .beta_ps = 1000};
+    p2p->block = malloc(HVD_P2P_BLOCK);
+    p2p->chunk = calloc((size_t)arg->size, sizeof *p2p->chunk);
+    if (!p2p->block || !p2p->chunk) {
+        p2p_close(p2p);
+        return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, "rank %d: no memory for plane p2p", arg->rank);
+    }
+    *plane = p2p;
+    return HVD_OK;
+}
+
+static bool p2p_can(void *plane, const struct hvd_work *work)
+{
+    (void)plane;
+    switch (work->kind) {
+    case HVD_ALLREDUCE:
+    case HVD_REDUCESCATTER:
+        return !hvd_reduce_check(work->op, work->dtype, work->prescale, work->postscale);
+    case HVD_ALLGATHER:
+    case HVD_ALLTOALL:
+    case HVD_BROADCAST:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool reduces(const struct hvd_work *work)
+{
+    return work->kind == HVD_ALLREDUCE || work->kind == HVD_REDUCESCATTER;
+}
+
+enum order { ANY_ORDER, BETTER_ORDERED, MUST_BE_ORDERED };
+
+/* Must values meet all at once, with one rounding? */
+static enum order needs_order(const struct p2p *p2p, const struct hvd_work *work, const struct hvd_scale *scale)
+{
+    if (!reduces(work))
+        return ANY_ORDER;
+    switch (work->dtype) {
+    case HVD_DTYPE_float32:
+    case HVD_DTYPE_float64:
+        return p2p->any_order ? ANY_ORDER : BETTER_ORDERED;
+    case HVD_DTYPE_float16:
+    case HVD_DTYPE_bfloat16:
+        return BETTER_ORDERED;
+    default:
+        return scale->divide != 1 || scale->factor != 1.0 || scale->first != 1.0 ? MUST_BE_ORDERED : ANY_ORDER;
+    }
+}
+
+static int bits(uint64_t value)
+{
+    int bits = 0;
+    for (; value; value >>= 1)
+        bits++;
+    return bits < 63 ? bits : 63;
+}
+
+/* The same on all ranks: from the kind, the size of the bucket to a power of two, and agreed costs. */
+static const struct hvd_algo *choose(struct p2p *p2p, const struct hvd_shape *shape, size_t element_bytes,
+                                     enum order order)
+{
+    const struct hvd_algo *forced = p2p->forced;
+    if (forced && forced->can(shape->kind, shape->size) && (forced->ordered || order != MUST_BE_ORDERED))
+        return forced;
+    bool ordered = order != ANY_ORDER;
+    int scale = bits(shape->count * element_bytes);
+    const struct hvd_algo **known = &p2p->choice[shape->kind][scale][ordered];
+    if (!*known) {
+        struct hvd_shape typical = *shape;
+        typical.count = ((uint64_t)1 << scale) / element_bytes;
+        if (typical.kind != HVD_ALLTOALL)
+            typical.count_of = NULL;
+        *known = hvd_algo_choose(&typical, element_bytes, p2p->cost, ordered);
+    }
+    HVD_ASSERT(*known);
+    return *known;
+}
+
+static int reserve(struct p2p *p2p, unsigned char **area, size_t *has, size_t bytes, struct hvd_error *error)
+{
+    if (bytes <= *has)
+        return HVD_OK;
+    free(*area);
+    *has = 0;
+    *area = aligned_alloc(HVD_CACHE_LINE, HVD_ALIGN_UP(bytes, (size_t)HVD_PAGE));
+    if (!*area)
+        return hvd_fail_rank(error, HVD_ENOMEM, p2p->rank, "rank %d: no memory for %zu bytes of a bucket", p2p->rank,
+                             bytes);
+    *has = bytes;
+    return HVD_OK;
+}
+
+/* A joined rank: the same element everywhere. */
+static void fill_identity(const struct hvd_work *work, const struct hvd_scale *scale, unsigned char *to, uint64_t count,
+                          size_t element_bytes)
+{
+    unsigned char element[16];
+    hvd_op_identity(scale->op, work->dtype, element);
+    for (uint64_t i = 0; i < count; i++)
+        memcpy(to + i * element_bytes, element, element_bytes);
+}
+
+/* This rank's values into the buffer, where the algorithm expects them. */
+static void pack(struct p2p *p2p, const struct hvd_work *work)
+{
+    struct hvd_p2p_run *run = &p2p->run;
+    unsigned char *to = run->buffer;
+    if (work->kind == HVD_BROADCAST && work->root != p2p->rank)
+        return;
+    if (work->kind == HVD_ALLGATHER)
+        to += hvd_algo_cut(&run->shape, p2p->rank) * run->element_bytes;
+    for (uint32_t i = 0; i < work->pieces; i++) {
+        const struct hvd_piece *piece = &work->piece[i];
+        size_t bytes = piece->count * run->element_bytes;
+        if (bytes && !piece->in)
+            fill_identity(work, &run->fold, to, piece->count, run->element_bytes);
+        else if (bytes && piece->in != to)
+            memmove(to, piece->in, bytes);
+        to += bytes;
+    }
+}
+
+/* What one piece gets, from the buffer. */
+static void fill(const struct p2p *p2p, const struct hvd_work *work, void *to, const unsigned char *from,
+                 uint64_t count)
+{
+    const void *source = from;
+    if (count == 0 || !to)
+        return;
+    if (p2p->scaled)
+        hvd_reduce(work->dtype, &p2p->fill, to, &source, 1, count);
+    else if (to != from)
+        memmove(to, from, count * p2p->run.element_bytes);
+}
+
+/* Pieces of an allgather: from every rank's chunk, which holds its part of each piece one after the other. */
+static void spread(const struct p2p *p2p, const struct hvd_work *work)
+{
+    const struct hvd_p2p_run *run = &p2p->run;
+    const unsigned char *from = run->buffer;
+    for (int rank = 0; rank < p2p->size; rank++)
+        for (uint32_t i = 0; i < work->pieces; i++) {
+            const uint64_t *counts = &work->count_of[(size_t)i * (size_t)p2p->size];
+            uint64_t before = 0;
+            for (int r = 0; r < rank; r++)
+                before += counts[r];
+            unsigned char *out = work->piece[i].out;
+            fill(p2p, work, out ? out + before * run->element_bytes : NULL, from, counts[rank]);
+            from += counts[rank] * run->element_bytes;
+        }
+}
+
+static void unpack(struct p2p *p2p, const struct hvd_work *work)
+{
+    const struct hvd_p2p_run *run = &p2p->run;
+    const unsigned char *from = run->buffer;
+    if (work->kind == HVD_ALLTOALL || (p2p->direct && !p2p->scaled))
+        return;
+    if (work->kind == HVD_ALLGATHER) {
+        spread(p2p, work);
+        return;
+    }
+    if (work->kind == HVD_REDUCESCATTER) {
+        uint64_t begin = hvd_algo_cut(&run->shape, p2p->rank), end = hvd_algo_cut(&run->shape, p2p->rank + 1);
+        fill(p2p, work, work->piece[0].out, from + begin * run->element_bytes, end - begin);
+        return;
+    }
+    bool has_it = work->kind == HVD_BROADCAST && work->root == p2p->rank;
+    for (uint32_t i = 0; i < work->pieces; i++) {
+        const struct hvd_piece *piece = &work->piece[i];
+        if (!has_it || piece->out != piece->in)
+            fill(p2p, work, piece->out, from, piece->count);
+        from += piece->count * run->element_bytes;
+    }
+}
+
+/* Alltoall works on the caller's memory; what a rank gives to itself does not travel. */
+static void keep_own(const struct p2p *p2p, const struct hvd_work *work)
+{
+    size_t size = (size_t)p2p->size, rank = (size_t)p2p->rank, bytes = p2p->run.element_bytes;
+    uint64_t from = 0, to = 0;
+    for (size_t r = 0; r < rank; r++) {
+        from += work->count_of[rank * size + r];
+        to += work->count_of[r * size + rank];
+    }
+    if (work->count_of[rank * size + rank])
+        memcpy((unsigned char *)work->piece[0].out + to * bytes,
+               (const unsigned char *)work->piece[0].in + from * bytes, work->count_of[rank * size + rank] * bytes);
+}
+
+/* Everything that all ranks must agree on, and how many works there were. */
+static uint64_t mark_of(const struct p2p *p2p, const struct hvd_work *work, uint64_t count)
+{
+    const uint64_t odd = UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t what[] = {p2p->works, (uint64_t)work->kind, (uint64_t)work->op, (uint64_t)work->dtype, count}, mark = odd;
+    for (size_t i = 0; i < HVD_COUNT_OF(what); i++)
+        mark = (mark ^ what[i]) * odd;
+    return mark;
+}
+
+static void shape_of(struct p2p *p2p, const struct hvd_work *work, struct hvd_shape *shape, size_t element_bytes)
+{
+    *shape = (struct hvd_shape){.kind = work->kind,
+                                .rank = p2p->rank,
+                                .size = p2p->size,
+                                .root = work->root,
+                                .count = work->count,
+                                .grain = GRAIN_BYTES / element_bytes};
+    if (work->kind == HVD_ALLGATHER) {
+        shape->count = 0;
+        for (int rank = 0; rank < p2p->size; rank++) {
+            p2p->chunk[rank] = 0;
+            for (uint32_t i = 0; i < work->pieces; i++)
+                p2p->chunk[rank] += work->count_of[(size_t)i * (size_t)p2p->size + (size_t)rank];
+            shape->count += p2p->chunk[rank];
+        }
+        shape->count_of = p2p->chunk;
+    } else if (work->kind == HVD_REDUCESCATTER || work->kind == HVD_ALLTOALL) {
+        shape->count_of = work->count_of;
+    }
+    if (work->kind == HVD_ALLTOALL)
+        shape->count = 0; /* ranks have different ones */
+}
+
+static int p2p_start(void *plane, struct hvd_work *work, struct hvd_error *error)
+{
+    struct p2p *p2p = plane;
+    struct hvd_p2p_run *run = &p2p->run;
+    if (p2p->failed.code) {
+        *error = p2p->failed;
+        return p2p->failed.code;
+    }
+    p2p->works++;
+    run->dtype = work->dtype;
+    run->element_bytes = (size_t)hvd_dtype_bytes(work->dtype);
+    shape_of(p2p, work, &run->shape, run->element_bytes);
+    if (reduces(work))
+        run->fold = hvd_scale_fold(work->op, work->dtype, work->active ? work->active : p2p->size, work->divide_by,
+                                   work->prescale, work->postscale);
+    run->hop = (struct hvd_scale){.op = run->fold.op, .divide = 1, .factor = 1.0, .first = 1.0};
+    p2p->fill = run->fold;
+    run->algo = choose(p2p, &run->shape, run->element_bytes, needs_order(p2p, work, &run->fold));
+    p2p->scaled = reduces(work) && !run->algo->ordered && (run->fold.factor != 1.0 || run->fold.divide != 1);
+    run->link = p2p->link;
+    run->mark = mark_of(p2p, work, run->shape.count);
+    run->block = p2p->block;
+    p2p->direct = work->pieces == 1 && work->piece[0].out && work->kind != HVD_REDUCESCATTER;
+    size_t kept = hvd_p2p_kept_bytes(run->algo, &run->shape, run->element_bytes);
+    int code = reserve(p2p, &p2p->kept, &p2p->kept_bytes, kept, &p2p->failed);
+    if (!code && !p2p->direct)
+        code = reserve(p2p, &p2p->buffer, &p2p->buffer_bytes, run->shape.count * run->element_bytes, &p2p->failed);
+    if (code)
+        return HVD_OK; /* others may have started: poll tells */
+    run->kept = p2p->kept;
+    run->buffer = p2p->direct ? work->piece[0].out : p2p->buffer;
+    run->source = work->kind == HVD_ALLTOALL ? work->piece[0].in : run->buffer;
+    if (work->kind == HVD_ALLTOALL)
+        keep_own(p2p, work);
+    else
+        pack(p2p, work);
+    hvd_p2p_begin(run);
+    return HVD_OK;
+}
+
+static int p2p_poll(void *plane, struct hvd_work *work, bool *progress, struct hvd_error *error)
+{
+    struct p2p *p2p = plane;
+    int code = p2p->failed.code ? p2p->failed.code : hvd_p2p_step(&p2p->run, progress, &p2p->failed);
+    if (code < 0)
+        *error = p2p->failed;
+    if (code == HVD_OK)
+        unpack(p2p, work);
+    return code;
+}
+
+static int p2p_watch(void *plane, int *fd, bool *wants_out)
+{
+    struct p2p *p2p = plane;
+    int count = 0;
+    for (int rank = 0; rank < p2p->size && count < HVD_LOCAL_MAX; rank++)
+        if (rank != p2p->rank && p2p->link[rank]->fd >= 0) {
+            fd[count] = p2p->link[rank]->fd;
+            wants_out[count++] = p2p->link[rank]->wants_out;
+        }
+    return count;
+}
+
+const struct hvd_plane hvd_plane_p2p = {
+    .name = "p2p",
+    .preference = 50,
+    .order = HVD_ORDER_SET,
+    .open = p2p_open,
+    .can = p2p_can,
+    .start = p2p_start,
+    .poll = p2p_poll,
+    .close = p2p_close,
+    .watch = p2p_watch,
+};

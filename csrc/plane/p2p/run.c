@@ -1,0 +1,242 @@
+/* run.c - the interpreter of algorithms: see run.h for its rules.
+ *
+ * The question at each poll: may the next bytes of the next send leave, and may the next bytes of the next receive come
+ * in? Both are answered by ranges. Elements are the unit of ranges, bytes the unit of cursors; a message is its head
+ * and then its range. What arrives to be combined goes through a block that fits the cache and is combined when the
+ * block is full or the message over, so that the network fills the next one meanwhile.
+ *
+ * A head that is not the expected one ends the job: after it nothing in the stream can be believed.
+ */
+#include "run.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static void load(struct hvd_p2p_run *run, struct hvd_p2p_cursor *cursor)
+{
+    cursor->at = 0;
+    if (cursor->i < run->steps)
+        cursor->step = hvd_algo_step(run->algo, &run->shape, cursor->i);
+}
+
+void hvd_p2p_begin(struct hvd_p2p_run *run)
+{
+    run->steps = run->algo->steps(&run->shape);
+    run->out.i = run->in.i = 0;
+    run->block_fill = 0;
+    load(run, &run->out);
+    load(run, &run->in);
+}
+
+size_t hvd_p2p_kept_bytes(const struct hvd_algo *algo, const struct hvd_shape *shape, size_t element_bytes)
+{
+    if (!algo->ordered || shape->kind == HVD_ALLGATHER || shape->kind == HVD_BROADCAST || shape->kind == HVD_ALLTOALL)
+        return 0;
+    uint64_t mine = hvd_algo_cut(shape, shape->rank + 1) - hvd_algo_cut(shape, shape->rank);
+    return (size_t)mine * element_bytes * (size_t)shape->size;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Elements of the receive under way that are where they belong. */
+static uint64_t arrived(const struct hvd_p2p_run *run)
+{
+    size_t head = sizeof run->head_in;
+    return run->in.at <= head ? 0 : (run->in.at - head - run->block_fill) / run->element_bytes;
+}
+
+/* Of [at, at + count), the elements in front of everything that [begin, end) holds. */
+static uint64_t before(uint64_t at, uint64_t count, uint64_t begin, uint64_t end)
+{
+    if (begin >= end || end <= at || begin >= at + count)
+        return count;
+    return begin > at ? begin - at : 0;
+}
+
+/* Elements of the send at the cursor that no receive is waited for. */
+static uint64_t may_send(const struct hvd_p2p_run *run)
+{
+    const struct hvd_step *step = &run->out.step;
+    uint64_t ready = step->send_count;
+    if (run->shape.kind == HVD_ALLTOALL)
+        return ready;
+    for (int j = run->in.i; j < run->out.i && ready; j++) {
+        struct hvd_step got = j == run->in.i ? run->in.step : hvd_algo_step(run->algo, &run->shape, j);
+        uint64_t come = j == run->in.i ? arrived(run) : 0;
+        if (got.from >= 0 && got.how != HVD_STEP_STAGE)
+            ready = before(step->send_at, ready, got.recv_at + come, got.recv_at + got.recv_count);
+        if (got.fold)
+            ready = before(step->send_at, ready, hvd_algo_cut(&run->shape, run->shape.rank),
+                           hvd_algo_cut(&run->shape, run->shape.rank + 1));
+    }
+    return ready;
+}
+
+/* Would what comes in replace what has yet to be sent? */
+static bool may_recv(const struct hvd_p2p_run *run)
+{
+    const struct hvd_step *step = &run->in.step;
+    if (run->shape.kind == HVD_ALLTOALL)
+        return true;
+    for (int k = run->out.i; k <= run->in.i && k < run->steps; k++) {
+        struct hvd_step sends = k == run->out.i ? run->out.step : hvd_algo_step(run->algo, &run->shape, k);
+        if (sends.to < 0)
+            continue;
+        uint64_t begin = sends.send_at, end = sends.send_at + sends.send_count;
+        if (step->from >= 0 && step->how != HVD_STEP_STAGE &&
+            before(begin, end - begin, step->recv_at, step->recv_at + step->recv_count) < end - begin)
+            return false;
+        if (step->fold && before(begin, end - begin, hvd_algo_cut(&run->shape, run->shape.rank),
+                                 hvd_algo_cut(&run->shape, run->shape.rank + 1)) < end - begin)
+            return false;
+    }
+    return true;
+}
+
+/* Some bytes of the send at the cursor. HVD_OK: moved; HVD_AGAIN: cannot now. */
+static int send_some(struct hvd_p2p_run *run, struct hvd_error *error)
+{
+    struct hvd_p2p_cursor *out = &run->out;
+    if (out->i == run->steps)
+        return HVD_AGAIN;
+    if (out->step.to < 0) {
+        out->i++;
+        load(run, out);
+        return HVD_OK;
+    }
+    struct hvd_link *link = run->link[out->step.to];
+    size_t head = sizeof run->head_out, total = head + out->step.send_count * run->element_bytes;
+    size_t ready = head + may_send(run) * run->element_bytes, moved = 0;
+    if (out->at == 0)
+        run->head_out = (struct hvd_p2p_head){run->mark, (uint32_t)out->i, 0, total - head};
+    if (out->at >= ready || (out->at == 0 && ready == head)) /* a head alone would be a packet of its own */
+        return HVD_AGAIN;
+    const unsigned char *from = out->at < head
+                                    ? (const unsigned char *)&run->head_out + out->at
+                                    : run->source + out->step.send_at * run->element_bytes + (out->at - head);
+    int code = link->kind->send(link, from, (out->at < head ? head : ready) - out->at, &moved, error);
+    if (code != HVD_OK || moved == 0)
+        return code == HVD_OK ? HVD_AGAIN : code;
+    out->at += moved;
+    if (out->at == total) {
+        link->counts.messages_out++;
+        out->i++;
+        load(run, out);
+    }
+    return HVD_OK;
+}
+
+static int check_head(const struct hvd_p2p_run *run, struct hvd_error *error)
+{
+    const struct hvd_p2p_head *head = &run->head_in;
+    const struct hvd_step *step = &run->in.step;
+    if (head->mark == run->mark && head->step == (uint32_t)run->in.i && head->zero == 0 &&
+        head->bytes == step->recv_count * run->element_bytes)
+        return HVD_OK;
+    return hvd_fail_rank(error, HVD_EINTERNAL, step->from,
+                         "rank %d sent %" PRIu64 " bytes as step %" PRIu32 " of another collective, where %" PRIu64
+                         " bytes of step %d (%s) were expected; please report this",
+                         step->from, head->bytes, head->step, step->recv_count * run->element_bytes, run->in.i,
+                         run->algo->name);
+}
+
+/* Where the next bytes go, and how many fit there. */
+static unsigned char *target(struct hvd_p2p_run *run, size_t *room)
+{
+    const struct hvd_step *step = &run->in.step;
+    size_t head = sizeof run->head_in, total = head + step->recv_count * run->element_bytes, at = run->in.at;
+    if (at < head) {
+        *room = head - at;
+        return (unsigned char *)&run->head_in + at;
+    }
+    *room = total - at;
+    switch (step->how) {
+    case HVD_STEP_STAGE:
+        return run->kept + (size_t)step->from * step->recv_count * run->element_bytes + (at - head);
+    case HVD_STEP_REDUCE:
+        *room = least(*room, HVD_P2P_BLOCK - run->block_fill);
+        return run->block + run->block_fill;
+    default:
+        return run->buffer + step->recv_at * run->element_bytes + (at - head);
+    }
+}
+
+/* Combine what the block holds, whole elements of it. */
+static void combine(struct hvd_p2p_run *run, bool last)
+{
+    size_t whole = run->block_fill / run->element_bytes;
+    if (whole == 0 || (!last && run->block_fill < HVD_P2P_BLOCK))
+        return;
+    unsigned char *to = run->buffer + (run->in.step.recv_at + arrived(run)) * run->element_bytes;
+    const void *source[2] = {to, run->block};
+    hvd_reduce(run->dtype, &run->hop, to, source, 2, whole);
+    run->block_fill -= whole * run->element_bytes;
+    memmove(run->block, run->block + whole * run->element_bytes, run->block_fill);
+}
+
+/* This rank's chunk, of everyone's values in rank order. */
+static void fold(struct hvd_p2p_run *run)
+{
+    const void *source[HVD_LOCAL_MAX];
+    uint64_t begin = hvd_algo_cut(&run->shape, run->shape.rank);
+    uint64_t count = hvd_algo_cut(&run->shape, run->shape.rank + 1) - begin;
+    unsigned char *mine = run->buffer + begin * run->element_bytes;
+    HVD_ASSERT(run->shape.size <= HVD_LOCAL_MAX);
+    for (int rank = 0; rank < run->shape.size; rank++)
+        source[rank] = rank == run->shape.rank ? mine : run->kept + (size_t)rank * count * run->element_bytes;
+    if (count)
+        hvd_reduce(run->dtype, &run->fold, mine, source, run->shape.size, count);
+}
+
+static int recv_some(struct hvd_p2p_run *run, struct hvd_error *error)
+{
+    struct hvd_p2p_cursor *in = &run->in;
+    if (in->i == run->steps || (in->at == 0 && !may_recv(run)))
+        return HVD_AGAIN;
+    if (in->step.from >= 0) {
+        struct hvd_link *link = run->link[in->step.from];
+        size_t head = sizeof run->head_in, total = head + in->step.recv_count * run->element_bytes, room, moved = 0;
+        unsigned char *to = target(run, &room);
+        int code = link->kind->recv(link, to, room, &moved, error);
+        if (code != HVD_OK || moved == 0)
+            return code == HVD_OK ? HVD_AGAIN : code;
+        if (in->at >= head && in->step.how == HVD_STEP_REDUCE)
+            run->block_fill += moved;
+        bool heading = in->at < head;
+        in->at += moved;
+        code = heading && in->at == head ? check_head(run, error) : HVD_OK;
+        if (code != HVD_OK)
+            return code;
+        combine(run, in->at == total);
+        if (in->at < total)
+            return HVD_OK;
+        link->counts.messages_in++;
+    }
+    if (in->step.fold)
+        fold(run);
+    in->i++;
+    load(run, in);
+    return HVD_OK;
+}
+
+int hvd_p2p_step(struct hvd_p2p_run *run, bool *progress, struct hvd_error *error)
+{
+    enum { PASSES = 64 }; /* so that a poll stays short */
+    for (int pass = 0; pass < PASSES; pass++) {
+        int sent = send_some(run, error);
+        int received = sent < 0 ? sent : recv_some(run, error);
+        if (received < 0)
+            return received;
+        if (run->out.i == run->steps && run->in.i == run->steps) {
+            *progress = true;
+            return HVD_OK;
+        }
+        if (sent == HVD_AGAIN && received == HVD_AGAIN)
+            return HVD_AGAIN;
+        *progress = true;
+    }
+    return HVD_AGAIN;
+}

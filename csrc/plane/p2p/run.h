@@ -1,0 +1,60 @@
+/* run.h - the interpreter: one collective's steps, run over links. The only loop that does I/O between hosts.
+ *
+ * A run has a send cursor and a receive cursor over the steps of one algorithm (algo/algo.h). Sends run ahead of
+ * receives and the other way round as far as the data allow, which is decided from the ranges of the steps alone:
+ *
+ *   - what a step sends must not be waited for by an earlier receive: bytes of the receive under way count as far as
+ *     they have come, so that a ring passes a chunk on while it is still arriving;
+ *   - what a step receives must not replace what an earlier step has yet to send.
+ *
+ * No cycle of waiting: the earliest step that any rank has not sent yet waits for nothing but its receiver, whose
+ * receives wait only for its own sends of earlier steps (no step sends what it receives; test_algo.c).
+ *
+ * Every message has a head, so that ranks that disagree about what they do find out at once and not by wrong sums.
+ */
+#ifndef HVD_P2P_RUN_H
+#define HVD_P2P_RUN_H
+
+#include "../../algo/algo.h"
+#include "../../kernel/kernel.h"
+#include "../../link/link.h"
+
+#define HVD_P2P_BLOCK ((size_t)64 << 10) /* what is received before it is combined: it stays in the cache */
+
+struct hvd_p2p_head {
+    uint64_t mark; /* of the work, the same on all ranks */
+    uint32_t step, zero;
+    uint64_t bytes;
+};
+
+struct hvd_p2p_cursor {
+    int i;     /* step; equal to `steps`: done */
+    size_t at; /* bytes of its message that have moved, its head included */
+    struct hvd_step step;
+};
+
+struct hvd_p2p_run {
+    const struct hvd_algo *algo;
+    struct hvd_shape shape;
+    int steps, dtype;
+    size_t element_bytes;
+    struct hvd_scale hop, fold; /* of one combination on the way; of all of them at once */
+    uint64_t mark;
+    struct hvd_link *const *link; /* by rank; [shape.rank] is NULL */
+    const unsigned char *source;  /* what is sent: alltoall: the input; else the same as buffer */
+    unsigned char *buffer;
+    unsigned char *kept;  /* contributions of others to this rank's chunk, one after the other by rank */
+    unsigned char *block; /* HVD_P2P_BLOCK */
+    struct hvd_p2p_cursor out, in;
+    struct hvd_p2p_head head_out, head_in;
+    size_t block_fill; /* received and not yet combined */
+};
+
+/* Begin; all fields up to `block` are set. */
+void hvd_p2p_begin(struct hvd_p2p_run *run);
+/* Move what can be moved. HVD_OK: all steps are done; HVD_AGAIN; or an error, which names the peer. */
+int hvd_p2p_step(struct hvd_p2p_run *run, bool *progress, struct hvd_error *error);
+/* Bytes of `kept` that a run of this shape needs; 0 for algorithms that keep nothing. */
+size_t hvd_p2p_kept_bytes(const struct hvd_algo *algo, const struct hvd_shape *shape, size_t element_bytes);
+
+#endif
