@@ -2,7 +2,8 @@
 
 Autograd takes about a microsecond to come to a hook at all, once for each of its two kinds: before the gradient is
 added to (a *guard*), and after. So in the plain case there is one hook, after, and it only notes the parameter's
-number; what is noted is looked at where a run of gradients ends (`order`), many at a time.
+number, which takes some 0.6 us; what is noted is looked at where a run of gradients ends (`order`), many at a time, for
+2 to 3 us each, most of it to make Python's objects of the gradients.
 
 A guard is needed where a gradient that is under way may be added to once more, which must not happen before it has
 arrived: by a nested backward (re-entrant checkpoints), by a pass after one that failed, by several passes that are

@@ -5,6 +5,9 @@ gradients are gathered into runs: the first is small, that reduction begins earl
 it can move while the one before still does; and what is left for the end of backward, when nobody computes any more, is
 small again.
 
+Measured with a ResNet-50's backward on two ranks that fill both CPUs of their machine (median milliseconds over a step
+without communication): first runs of 1 MB 26, of 4 MB 34, of 16 MB 30; DistributedDataParallel over Gloo 130.
+
 The order is learned. Backward goes roughly from the last parameter to the first, which is what the first pass assumes;
 each round notes how it was, and the next one is cut accordingly. Nothing here is agreed between ranks: what travels
 together is for the plan to say, and a rank whose order differs only wakes its engine at other moments.
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-FIRST_BYTES = 4 << 20
+FIRST_BYTES = 1 << 20
 LONGEST_BYTES = 32 << 20
 LAST_BYTES = 1 << 20
 
