@@ -41,6 +41,8 @@ static void after_fork_in_child(void)
         close(engine->host.store_fd);
     if (engine->epoll >= 0)
         close(engine->epoll);
+    if (engine->soon.timer >= 0)
+        close(engine->soon.timer);
     if (engine->space.fd >= 0)
         close(engine->space.fd);
 }
@@ -257,6 +259,35 @@ int hvd_check(const struct hvd_request *request, char *text, size_t text_bytes)
     int code = hvd_engine_check(engine, request, &error);
     if (code < 0)
         hvd_text_copy(text, text_bytes, error.text);
+    go_out();
+    return code;
+}
+
+int64_t hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms, char *text,
+                size_t text_bytes)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine) {
+        hvd_text_copy(text, text_bytes, text_of(state()));
+        return state();
+    }
+    struct hvd_request request = *like;
+    request.input = (const void *)input;
+    request.output = (void *)output;
+    request.quiet = wait_ms > 0 ? HVD_QUIET : quiet;
+    int64_t outcome = hvd_engine_run(engine, &request, wait_ms, text, text_bytes);
+    go_out();
+    return outcome;
+}
+
+int hvd_finish(int64_t handle, int timeout_ms, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = enter();
+    if (!engine) {
+        hvd_text_copy(text, text_bytes, text_of(state()));
+        return state();
+    }
+    int code = hvd_engine_finish(engine, handle, timeout_ms, text, text_bytes);
     go_out();
     return code;
 }

@@ -56,6 +56,12 @@ extern "C" {
 #define HVD_SEND          8 /* point-to-point: from rank root to rank peer of the set; only these two submit it. */
                             /* Always named: the two find each other by root, peer and name */
 
+/* How quietly a request is submitted. */
+#define HVD_NOW 0 /* the engine is woken for it */
+#define HVD_QUIET \
+    1              /* nobody is woken: the caller soon waits for it, submits one that is not quiet, or calls hvd_kick */
+#define HVD_SOON 2 /* nobody is woken, but it is sent by itself within a millisecond (a large one at once) */
+
 #define HVD_DIMS_MAX 8
 #define HVD_NAME_MAX 255 /* bytes of a tensor name that errors can show; longer names are hashed whole */
 #define HVD_TEXT_MAX 2048
@@ -100,8 +106,7 @@ struct hvd_request {
                               until the handle is finished. NULL: dims[0] in equal parts */
     int splits_count;      /* entries of splits */
     int process_set;       /* 0: all ranks; else a number from hvd_set_open */
-    int quiet;             /* 1: do not wake the engine for this one: the caller soon waits for it, submits one that is
-                              not quiet, or calls hvd_kick. Forgotten it is not lost: polls and peers send it, too */
+    int quiet;             /* HVD_NOW, HVD_QUIET or HVD_SOON. Forgotten it is not lost: polls and peers send it, too */
     int32_t priority;      /* the same on all ranks; of what is ready together, greater goes first */
     uint64_t group;        /* 0: none; all members of a group become ready together */
     int group_count;
@@ -156,6 +161,14 @@ int hvd_wait(int64_t handle, int timeout_ms, char *text, size_t text_bytes); /* 
 int hvd_result(int64_t handle,
                struct hvd_output *output); /* after hvd_wait returned HVD_OK; ragged collectives and join */
 int hvd_forget(int64_t handle); /* frees the slot and the engine's output; waits if the work is still in flight */
+
+/* The short way, for what is called again and again. run submits what is like `like` but for its memory and `quiet`;
+ * with wait_ms > 0 it waits so long: HVD_OK, it is over and forgotten; > 0, the handle of what is still in flight;
+ * negative, why it was refused or has failed. Waiting is not for kinds that have a hvd_result. finish is hvd_wait and,
+ * unless that says HVD_AGAIN, hvd_forget. */
+int64_t hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms, char *text,
+                size_t text_bytes);
+int hvd_finish(int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 
 /* Proposes a size of buckets for the global set (others keep the option's). It rides in this rank's next vote and is in
  * force on all ranks from the plan of the round that decides it; of several proposed in one round, the greatest.

@@ -24,7 +24,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FRESH_MAX 256 /* descriptors in one vote; more ride in the next round */
+#define FRESH_MAX   256   /* descriptors in one vote; more ride in the next round */
+#define SMALL_BYTES 65536 /* moved within microseconds */
 
 static size_t round_up(size_t bytes)
 {
@@ -188,6 +189,7 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
 {
     const struct hvd_request *request = &engine->handles.slot[index].request;
     engine->handles.slot[index].with_turn = true;
+    engine->handles.with_turn++;
     if (request->kind < 0) {
         hvd_set_turn(engine, index);
         return;
@@ -317,6 +319,14 @@ static bool agree_alone(struct hvd_engine *engine, struct hvd_set *set)
     return true;
 }
 
+/* A small bucket is moving. Without news of its own a rank does not enter the next round before that is over: who
+ * waited for it is about to say more, and a round of its own would be wasted. */
+static bool soon_over(const struct hvd_set *set)
+{
+    const struct hvd_work *work = &set->moving.work;
+    return set->moving.busy && work->count * (uint64_t)hvd_dtype_bytes(work->dtype) <= SMALL_BYTES;
+}
+
 bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
 {
     if (set->left)
@@ -327,8 +337,9 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
     bool moved = false;
     if (!set->entered) {
         bool hold = set->moving.busy && set->agenda.count > set->moving.items;
-        if (!peer_entered(set, round) && (hold || !hvd_coord_news(set->coord)))
-            return false;
+        if (hold || !hvd_coord_news(set->coord))
+            if (soon_over(set) || !peer_entered(set, round))
+                return false;
         hvd_coord_vote(set->coord, board(engine, set, set->rank, round), set->vote_bytes);
         hvd_place_enter(&set->place[set->rank], set->life, round);
         set->entered = moved = true;

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TAKE_TRY_NS 20000u /* a waiter tries this long for a turn that another thread holds, before it sleeps */
+#define LARGE_BYTES (1 << 20) /* worth waking the engine thread at once */
 
 static int plane_allgather(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error)
 {
@@ -145,7 +145,7 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     atomic_store(&engine->fusion_bytes, options->fusion_bytes);
     engine->in_process = in_process;
     engine->alone = options->size == 1;
-    engine->epoll = engine->space.fd = -1;
+    engine->epoll = engine->space.fd = engine->soon.timer = -1;
     pthread_mutex_init(&engine->opening_lock, NULL);
     pthread_mutex_init(&engine->records_lock, NULL);
     decide_spinning(engine);
@@ -187,6 +187,7 @@ void hvd_engine_stop(struct hvd_engine *engine)
 void hvd_engine_free(struct hvd_engine *engine)
 {
     hvd_turn_thread_stop(engine);
+    hvd_soon_close(&engine->soon);
     hvd_set_close_all(engine);
     hvd_space_close(&engine->space);
     if (!engine->alone && engine->host.size)
@@ -196,6 +197,14 @@ void hvd_engine_free(struct hvd_engine *engine)
     hvd_handles_close(&engine->handles);
     hvd_trace_close(&engine->trace);
     free(engine);
+}
+
+static int64_t bytes_of(const struct hvd_request *request)
+{
+    int64_t bytes = hvd_dtype_bytes(request->dtype);
+    for (int i = 0; i < request->ndim; i++)
+        bytes *= request->dims[i];
+    return bytes;
 }
 
 int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *request,
@@ -213,8 +222,10 @@ int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *req
     hvd_trace_add(&engine->trace, HVD_TRACE_submit, hvd_handles_index(&engine->handles, slot), (uint64_t)request->kind);
     hvd_handles_push(&engine->handles, slot);
     if (!engine->alone) {
-        if (!request->quiet)
+        if (request->quiet == HVD_NOW || (request->quiet == HVD_SOON && bytes_of(request) >= LARGE_BYTES))
             hvd_turn_kick(engine);
+        else if (request->quiet == HVD_SOON)
+            hvd_soon_arm(&engine->soon);
     } else {
         while (hvd_handles_queued(&engine->handles)) { /* no thread here: submitters do it at once, each or another */
             if (hvd_turn_take(engine))
@@ -267,17 +278,9 @@ static bool slot_done(void *self)
     return hvd_slot_state(self) == HVD_SLOT_DONE;
 }
 
-/* Sleep on the handle. If another thread holds the turn, try a little for it or for the result first. */
-static void wait_asleep(struct hvd_engine *engine, struct hvd_slot *slot, bool try, uint64_t until_ns)
+/* Sleep on the handle. */
+static void wait_asleep(struct hvd_engine *engine, struct hvd_slot *slot, uint64_t until_ns)
 {
-    uint64_t try_until_ns = try && engine->spins ? hvd_now_ns() + TAKE_TRY_NS : 0;
-    for (uint32_t i = 1; try_until_ns; i++) {
-        if (slot_done(slot) || !atomic_load_explicit(&engine->turn, memory_order_relaxed))
-            return;
-        hvd_pause();
-        if (i % 16 == 0 && hvd_now_ns() >= try_until_ns)
-            break;
-    }
     /* The holder may have looked at the queue for the last time before this request was pushed, unannounced. */
     hvd_engine_kick(engine);
     uint64_t now = hvd_now_ns();
@@ -299,11 +302,12 @@ int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, c
     bool patient = true;
     atomic_fetch_add(&engine->waiters, 1);
     while (!slot_done(slot)) {
-        if (!engine->bound && patient && hvd_turn_take(engine)) {
+        if (!engine->bound && patient && hvd_turn_take_over(engine, slot_done, slot)) {
             hvd_count(engine, HVD_COUNT_turns_taken_by_waiters, 1);
+            hvd_soon_disarm(&engine->soon);
             patient = hvd_turn_drive(engine, slot_done, slot, until_ns);
         } else {
-            wait_asleep(engine, slot, patient, until_ns);
+            wait_asleep(engine, slot, until_ns);
         }
         if (hvd_now_ns() >= until_ns)
             break;
@@ -314,6 +318,32 @@ int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, c
     if (slot->code != HVD_OK)
         hvd_text_copy(text, text_bytes, slot->text ? slot->text : "failed");
     return slot->code;
+}
+
+int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
+{
+    int code = hvd_engine_wait(engine, handle, timeout_ms, text, text_bytes);
+    if (code != HVD_AGAIN)
+        hvd_handles_forget(&engine->handles, handle);
+    return code;
+}
+
+int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *request, int wait_ms, char *text,
+                       size_t text_bytes)
+{
+    struct hvd_error error = {0};
+    int64_t handle;
+    if (wait_ms > 0 && (request->kind == HVD_ALLGATHER || request->kind == HVD_ALLTOALL || request->kind == HVD_JOIN))
+        handle = hvd_fail(&error, HVD_EINVAL, "%s has a result: submit it, wait, and fetch that",
+                          hvd_engine_kind(request->kind));
+    else
+        handle = hvd_engine_submit(engine, request, &error);
+    if (handle < 0)
+        hvd_text_copy(text, text_bytes, error.text);
+    if (handle < 0 || wait_ms <= 0)
+        return handle;
+    int code = hvd_engine_finish(engine, handle, wait_ms, text, text_bytes);
+    return code == HVD_AGAIN ? handle : code;
 }
 
 int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_output *output)

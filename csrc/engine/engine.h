@@ -8,6 +8,7 @@
  *   turn.c    the token, one turn, who sleeps and who wakes whom, the engine thread
  *   set.h     one process set: what it agrees on and what it moves (set.c, space.c, agree.c, work.c, ragged.c)
  *   abort.c   death, abort, leave: what ends a job
+ *   soon.c    submissions that wake nobody now, and are sent within a millisecond
  *   check.c   local mistakes in a request
  *   engine.c  open, close, submit, wait
  */
@@ -60,6 +61,13 @@ enum {
 #define HVD_ENGINE_SET_CLOSE -2
 #define HVD_ENGINE_TUNE      -3 /* of the global one, to dims[0] bytes */
 
+/* soon.c: the alarm clock of submissions that wake nobody. */
+struct hvd_soon {
+    int timer; /* in the engine thread's epoll; -1 without one */
+    pthread_mutex_t lock;
+    _Atomic uint32_t armed;
+};
+
 /* What a rank knows of a set by its number, member or not. */
 struct hvd_set_record {
     bool open;
@@ -85,6 +93,7 @@ struct hvd_engine {
 
     /* Crosses between threads. */
     struct hvd_handles handles;
+    struct hvd_soon soon;
     struct hvd_trace_ring trace;
     _Atomic int64_t counter[HVD_COUNTERS_MAX];
     _Atomic int64_t fusion_bytes;  /* in force in the global set; written by the turn */
@@ -92,6 +101,7 @@ struct hvd_engine {
     _Atomic uint32_t asleep_alone; /* stands in for the seat's word in a world of 1 */
     _Atomic uint32_t dozing;       /* 1: the engine thread looks by itself every millisecond, see turn.c */
     _Atomic uint32_t waiters;      /* threads inside hvd_engine_wait */
+    _Atomic uint32_t takers;       /* of these, that are about to take the turn from the engine thread */
     _Atomic uint32_t stop;         /* the engine thread shall end */
     _Atomic uint32_t stopped;      /* the turn is never given back */
     _Atomic uint32_t leave_wanted;
@@ -105,7 +115,7 @@ struct hvd_engine {
     uint32_t lives; /* under opening_lock: sets opened so far */
 
     /* Owned by the turn. */
-    bool active;                       /* a waiter had the turn since the engine thread dozed off */
+    int active;                        /* ticks for which the engine thread will doze on without a waiter */
     uint64_t left_turn_ns;             /* when a waiter last gave it back */
     struct hvd_set *set[HVD_SETS_MAX]; /* that this rank is a member of; the global one first */
     int sets;
@@ -129,6 +139,9 @@ int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error
 int hvd_engine_tune(struct hvd_engine *engine, int64_t fusion_bytes, struct hvd_error *error); /* as hvd_tune */
 int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
 int hvd_engine_check(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
+int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *request, int wait_ms, char *text,
+                       size_t text_bytes);
+int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 void hvd_engine_kick(struct hvd_engine *engine);
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle);
 int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
@@ -151,10 +164,11 @@ static inline void hvd_count(struct hvd_engine *engine, int which, int64_t by)
     atomic_fetch_add_explicit(&engine->counter[which], by, memory_order_relaxed);
 }
 
-static inline bool hvd_engine_busy(const struct hvd_engine *engine) /* by the turn: is anything under way? */
+static inline bool hvd_engine_busy(
+    const struct hvd_engine *engine) /* by the turn: is anything of this rank's under way? */
 {
     for (int i = 0; i < engine->sets; i++)
-        if (engine->set[i]->entered || !hvd_work_empty(engine->set[i]))
+        if ((engine->set[i]->entered && engine->handles.with_turn) || !hvd_work_empty(engine->set[i]))
             return true;
     return false;
 }
@@ -172,6 +186,8 @@ const char *hvd_engine_kind(int kind);
 /* turn.c */
 bool hvd_turn_once(struct hvd_engine *engine); /* by the holder: one pass over everything; true: something moved */
 bool hvd_turn_take(struct hvd_engine *engine); /* try */
+/* By a waiter: try a little, unless done(self); the engine thread gives way. */
+bool hvd_turn_take_over(struct hvd_engine *engine, bool (*done)(void *self), void *self);
 /* By the holder, who gives the turn back in it. run: until nothing moves and nobody waits (the engine thread; a
  * submitter in a world of 1). drive: until done(self), out of patience, or until_ns; returns done(self). */
 void hvd_turn_run(struct hvd_engine *engine);
@@ -179,6 +195,14 @@ bool hvd_turn_drive(struct hvd_engine *engine, bool (*done)(void *self), void *s
 void hvd_turn_kick(struct hvd_engine *engine); /* any thread: there is news; wake the engine thread if it sleeps */
 int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error);
 void hvd_turn_thread_stop(struct hvd_engine *engine);
+
+/* soon.c. arm: something was pushed that nobody was woken for. disarm: by a holder of the turn, before it looks at the
+ * queue. rang: by the engine thread. */
+bool hvd_soon_open(struct hvd_soon *soon);
+void hvd_soon_close(struct hvd_soon *soon);
+void hvd_soon_arm(struct hvd_soon *soon);
+void hvd_soon_disarm(struct hvd_soon *soon);
+void hvd_soon_rang(struct hvd_soon *soon);
 
 /* abort.c */
 bool hvd_abort_seen(struct hvd_engine *engine); /* by the turn: take note of an abort; true if it was new */

@@ -134,6 +134,8 @@ uint32_t hvd_handles_next(struct hvd_handles *handles, uint32_t index)
 void hvd_handles_finish(struct hvd_handles *handles, uint32_t index, int code, const char *text)
 {
     struct hvd_slot *slot = &handles->slot[index];
+    if (slot->with_turn)
+        handles->with_turn--;
     slot->with_turn = false;
     slot->code = code;
     slot->text = code != HVD_OK && text ? strdup(text) : NULL;

@@ -43,6 +43,7 @@ struct hvd_handles {
     _Atomic uint32_t queue;       /* newest submission: index + 1 */
     _Atomic int64_t result_bytes; /* of all slots' data */
     uint32_t first_generation;
+    uint32_t with_turn; /* the turn's: drained and not yet finished */
 };
 
 int hvd_handles_open(struct hvd_handles *handles, uint32_t first_generation, struct hvd_error *error);

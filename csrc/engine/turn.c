@@ -13,10 +13,17 @@
  * Death is noticed by the engine thread even while another thread holds the turn: it needs no turn to write
  * the abort word, and the holder looks at that word in every pass.
  *
+ * GIVING WAY. Where the engine thread holds the turn while a thread comes to wait, every collective would cost two
+ * hand-offs, for ever: it finds the next submission before it gives the turn up. So a waiter counts itself among the
+ * `takers` and tries for a little; the engine thread sees that and releases the turn at once. A taker that gives up
+ * looks once more after it has stopped counting, and the engine thread looks at the count once more after it has
+ * released: one of them has the turn then, or another holder has.
+ *
  * DOZING. A loop of small collectives takes and leaves the turn every few microseconds; if each time peers had to
  * ring, and thereby woke an engine thread that has nothing to do, that would cost more than the collectives. So
- * when a waiter leaves twice within a millisecond, the engine thread is told to doze: it looks by itself every
- * millisecond, nobody rings, and when a millisecond went by without a waiter it falls asleep properly.
+ * when a waiter leaves twice within some milliseconds, the engine thread is told to doze: it looks by itself every
+ * millisecond, nobody rings, and when ten of them went by without a waiter it falls asleep properly. A round that this
+ * rank has entered without having anything in it needs nobody: its vote lies on its board.
  *
  * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress; else it
  * pauses five times, then yields, then gives the turn back and sleeps on its handle. The engine thread spins
@@ -37,9 +44,11 @@
 #define PAUSES_CROWDED   5    /* measured: 100 pauses double the time of an op when ranks outnumber CPUs */
 #define PAUSES_FITTING   1000 /* some 30 us; then give way, because the peer may be queued behind us on this CPU */
 #define PAUSES_PER_CLOCK 64
+#define TAKE_TRY_NS      20000u /* a waiter tries this long for a turn that another thread holds, before it sleeps */
 #define DOZE_MS          1
+#define DOZE_TICKS       10 /* without a waiter; then it sleeps properly */
 
-enum { EVENT_BELL, EVENT_STORE, EVENT_PIDFD, EVENT_SOCKET };
+enum { EVENT_BELL, EVENT_SOON, EVENT_STORE, EVENT_PIDFD, EVENT_SOCKET };
 
 static _Atomic uint32_t *asleep_word(struct hvd_engine *engine)
 {
@@ -99,6 +108,33 @@ bool hvd_turn_take(struct hvd_engine *engine)
     return true;
 }
 
+bool hvd_turn_take_over(struct hvd_engine *engine, bool (*done)(void *self), void *self)
+{
+    if (hvd_turn_take(engine))
+        return true;
+    bool taken = false;
+    uint64_t until_ns = hvd_now_ns() + TAKE_TRY_NS;
+    atomic_fetch_add(&engine->takers, 1);
+    for (uint32_t i = 1; !taken && !done(self); i++) {
+        if (engine->spins)
+            hvd_pause();
+        else
+            sched_yield();
+        taken = hvd_turn_take(engine);
+        if (i % 16 == 0 && hvd_now_ns() >= until_ns)
+            break;
+    }
+    atomic_fetch_sub(&engine->takers, 1);
+    return taken || hvd_turn_take(engine); /* the engine thread may just have stepped aside */
+}
+
+/* By the engine thread. False: nobody took the turn after all, and it is still held. */
+static bool step_aside(struct hvd_engine *engine)
+{
+    atomic_store(&engine->turn, 0);
+    return atomic_load(&engine->takers) || !hvd_turn_take(engine);
+}
+
 /* A waiter has what it came for. True: the turn was released to a dozing engine thread. */
 static bool leave_dozing(struct hvd_engine *engine)
 {
@@ -107,12 +143,12 @@ static bool leave_dozing(struct hvd_engine *engine)
     if (!atomic_load_explicit(&engine->dozing, memory_order_relaxed)) {
         uint64_t now = hvd_now_ns(), before = engine->left_turn_ns;
         engine->left_turn_ns = now;
-        if (now - before > DOZE_MS * 1000000u)
+        if (now - before > DOZE_MS * DOZE_TICKS * 1000000u)
             return false;
         atomic_store(&engine->dozing, 1);
         ring_own_bell(engine);
     }
-    engine->active = true;
+    engine->active = DOZE_TICKS;
     atomic_store(&engine->turn, 0);
     return true;
 }
@@ -185,6 +221,8 @@ void hvd_turn_run(struct hvd_engine *engine)
     do {
         uint32_t idle = 0;
         for (;;) {
+            if (atomic_load_explicit(&engine->takers, memory_order_relaxed) && step_aside(engine))
+                return;
             if (hvd_turn_once(engine))
                 idle = 0;
             else if (!engine->spins || !atomic_load_explicit(&engine->waiters, memory_order_relaxed) ||
@@ -221,6 +259,9 @@ static void hear(struct hvd_engine *engine, uint64_t tag)
         (void)got;
         break;
     }
+    case EVENT_SOON:
+        hvd_soon_rang(&engine->soon);
+        break;
     case EVENT_STORE:
         hear_store(engine);
         break;
@@ -239,13 +280,11 @@ static void hear(struct hvd_engine *engine, uint64_t tag)
 static int look_around(struct hvd_engine *engine)
 {
     if (!hvd_turn_take(engine))
-        return atomic_load(&engine->dozing) ? DOZE_MS : -1;
+        return atomic_load(&engine->dozing) || hvd_handles_queued(&engine->handles) ? DOZE_MS : -1;
     if (atomic_load(&engine->dozing)) {
         while (hvd_turn_once(engine))
             ;
-        bool active = engine->active;
-        engine->active = false;
-        if (active && !hvd_engine_busy(engine)) {
+        if (engine->active-- > 0 && !hvd_engine_busy(engine)) {
             atomic_store(&engine->turn, 0);
             return DOZE_MS;
         }
@@ -281,7 +320,9 @@ int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error)
 {
     engine->bell = engine->host.bells.eventfd[engine->host.rank];
     engine->epoll = epoll_create1(EPOLL_CLOEXEC);
-    bool all = engine->epoll >= 0 && watch(engine, engine->bell, EVENT_BELL, 0, EPOLLIN) &&
+    bool all = engine->epoll >= 0 && hvd_soon_open(&engine->soon) &&
+               watch(engine, engine->bell, EVENT_BELL, 0, EPOLLIN) &&
+               watch(engine, engine->soon.timer, EVENT_SOON, 0, EPOLLIN) &&
                watch(engine, engine->host.store_fd, EVENT_STORE, 0, EPOLLIN);
     for (int rank = 0; rank < engine->host.size && all; rank++) {
         all = watch(engine, engine->host.pidfd[rank], EVENT_PIDFD, rank, EPOLLIN);

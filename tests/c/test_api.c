@@ -24,6 +24,38 @@ static int64_t submit(float *value, char *text)
     return hvd_submit(&request, text, HVD_TEXT_MAX);
 }
 
+static int64_t run(float *value, int kind, int wait_ms, char *text)
+{
+    struct hvd_request like = {.name = "y",
+                               .kind = kind,
+                               .op = HVD_OP_sum,
+                               .dtype = HVD_DTYPE_float32,
+                               .ndim = 1,
+                               .dims = {1},
+                               .prescale = 1,
+                               .postscale = 3};
+    return hvd_run(&like, (uintptr_t)value, (uintptr_t)value, HVD_SOON, wait_ms, text, HVD_TEXT_MAX);
+}
+
+static void the_short_way(void)
+{
+    char text[HVD_TEXT_MAX] = "";
+    float value = 1;
+    struct hvd_options options = alone();
+    CHECK(run(&value, HVD_ALLREDUCE, 50, text) == HVD_ESTATE && strstr(text, "use hvd.init()"));
+    CHECK(hvd_finish(1 << 16, 0, text, sizeof text) == HVD_ESTATE);
+    CHECK_CODE(hvd_init(&options, NULL, NULL, text, sizeof text), HVD_OK, text);
+    CHECK_CODE(run(&value, HVD_ALLREDUCE, 50, text), HVD_OK, text);
+    CHECK(value == 3);
+    int64_t handle = run(&value, HVD_ALLREDUCE, 0, text);
+    CHECK(handle > 0);
+    CHECK_CODE(hvd_finish(handle, 1000, text, sizeof text), HVD_OK, text);
+    CHECK(value == 9 && hvd_finish(handle, 0, text, sizeof text) == HVD_EHANDLE && strstr(text, "synchronized"));
+    CHECK(run(&value, HVD_ALLGATHER, 50, text) == HVD_EINVAL && strstr(text, "allgather has a result"));
+    CHECK(run(NULL, HVD_ALLREDUCE, 50, text) == HVD_EINVAL && strstr(text, "'y' has no memory"));
+    hvd_shutdown();
+}
+
 static void nothing_before_init(void)
 {
     char text[HVD_TEXT_MAX] = "";
@@ -123,7 +155,8 @@ static void children(void)
             float value = 1;
             int64_t code = submit(&value, text);
             bool right = code == HVD_EFORK && strstr(text, "forked child") && hvd_forked() && !hvd_initialized() &&
-                         hvd_rank() == HVD_EFORK && hvd_kick() == HVD_EFORK && hvd_shutdown() == HVD_EFORK &&
+                         hvd_rank() == HVD_EFORK && hvd_kick() == HVD_EFORK &&
+                         run(&value, HVD_ALLREDUCE, 50, text) == HVD_EFORK && hvd_shutdown() == HVD_EFORK &&
                          hvd_init(&options, NULL, NULL, text, sizeof text) == HVD_EFORK;
             _exit(right ? 0 : 1);
         }
@@ -146,6 +179,7 @@ int main(void)
     crew_deadline(60);
     nothing_before_init();
     wrong_options();
+    the_short_way();
     lives();
     shutdown_under_way();
     children();

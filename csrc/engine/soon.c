@@ -1,0 +1,66 @@
+/* soon.c - submissions that wake nobody now, and yet are sent within a millisecond.
+ *
+ * To wake a sleeping engine thread costs the submitter some microseconds, and on a machine whose CPUs are all taken by
+ * the ranks' own threads that thread then works against them. Who submits many small tensors and waits for them at
+ * the end is better off doing it all himself, in one round. Who does not wait must not be forgotten. Nobody knows
+ * which of the two a caller is, so the first such submission sets an alarm clock (a timerfd in the engine
+ * thread's epoll), and a waiter who takes the turn before it rings turns it off.
+ *
+ * Nothing is lost: a submitter pushes and then looks at `armed`; whoever clears `armed` looks at the queue after
+ * that, both sequentially consistent, so that one of them sees the other. The lock keeps `armed` and the timer
+ * in step; who finds it armed does not take it.
+ */
+#include "engine.h"
+
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#define SOON_NS 1000000
+
+static void set(struct hvd_soon *soon, uint32_t armed, long ns)
+{
+    const struct itimerspec when = {.it_value.tv_nsec = ns};
+    pthread_mutex_lock(&soon->lock);
+    if (atomic_exchange(&soon->armed, armed) != armed)
+        timerfd_settime(soon->timer, 0, &when, NULL);
+    pthread_mutex_unlock(&soon->lock);
+}
+
+bool hvd_soon_open(struct hvd_soon *soon)
+{
+    pthread_mutex_init(&soon->lock, NULL);
+    soon->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    return soon->timer >= 0;
+}
+
+void hvd_soon_close(struct hvd_soon *soon)
+{
+    if (soon->timer >= 0) {
+        close(soon->timer);
+        pthread_mutex_destroy(&soon->lock);
+    }
+    soon->timer = -1;
+}
+
+void hvd_soon_arm(struct hvd_soon *soon)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (!atomic_load_explicit(&soon->armed, memory_order_relaxed))
+        set(soon, 1, SOON_NS);
+}
+
+void hvd_soon_disarm(struct hvd_soon *soon)
+{
+    if (atomic_load_explicit(&soon->armed, memory_order_relaxed))
+        set(soon, 0, 0);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+void hvd_soon_rang(struct hvd_soon *soon)
+{
+    uint64_t times;
+    ssize_t got = read(soon->timer, &times, sizeof times);
+    (void)got; /* EAGAIN: turned off, or set anew, meanwhile */
+    atomic_store(&soon->armed, 0);
+    atomic_thread_fence(memory_order_seq_cst);
+}
