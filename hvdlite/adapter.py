@@ -35,6 +35,16 @@ class Adapter(Protocol[T]):
     def view(self, tensor: T) -> View:
         """Its memory. ValueError naming a dtype or device that is not supported."""
 
+    def form(self, tensor: Any) -> Any:
+        """What tells this tensor's kind, hashable, if it may be read and written where it lies and its address is all
+        that the core needs to know; else None, and the other questions are asked. Cheap: it is asked in every call."""
+
+    def address(self, tensor: T) -> int:
+        """Of a tensor that has a form."""
+
+    def twin(self, tensor: T) -> T:
+        """A new tensor like one that has a form, its contents undefined."""
+
     def like(self, tensor: T, shape: tuple[int, ...]) -> T:
         """A new contiguous tensor of the same dtype and device, its contents undefined."""
 

@@ -61,6 +61,17 @@ class NumpyAdapter:
         address = tensor.__array_interface__["data"][0]
         return View(address, tensor.shape, dtype, tensor.flags.c_contiguous)
 
+    def form(self, tensor: Any) -> Any:
+        if tensor.__class__ is np.ndarray and tensor.flags.carray:
+            return tensor.dtype, tensor.shape
+        return None
+
+    def address(self, tensor: np.ndarray) -> int:
+        return tensor.__array_interface__["data"][0]
+
+    def twin(self, tensor: np.ndarray) -> np.ndarray:
+        return np.empty(tensor.shape, tensor.dtype)
+
     def like(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return np.empty(shape, tensor.dtype)
 

@@ -127,7 +127,7 @@ static void decide_spinning(struct hvd_engine *engine)
     engine->spins = engine->options.spin_us < 0 ? fits : engine->options.spin_us > 0;
     engine->spin_ns = engine->options.spin_us > 0 ? (uint64_t)engine->options.spin_us * 1000u
                       : fits                      ? 500000u
-                                                  : 200000u;
+                                                  : 2000000u; /* others run while it yields */
 }
 
 int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allgather, void *self, bool in_process,

@@ -89,6 +89,7 @@ struct hvd_engine {
     struct hvd_host host;
     pthread_t thread;
     bool thread_runs;
+    bool patience;   /* the engine thread's: it has let a submission wait for a tick */
     int epoll, bell; /* bell: own eventfd */
 
     /* Crosses between threads. */

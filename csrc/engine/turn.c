@@ -44,7 +44,7 @@
 #define PAUSES_CROWDED   5    /* measured: 100 pauses double the time of an op when ranks outnumber CPUs */
 #define PAUSES_FITTING   1000 /* some 30 us; then give way, because the peer may be queued behind us on this CPU */
 #define PAUSES_PER_CLOCK 64
-#define TAKE_TRY_NS      20000u /* a waiter tries this long for a turn that another thread holds, before it sleeps */
+#define TAKE_TRY_NS      500000u /* for a turn that another thread holds: some passes of the engine thread */
 #define DOZE_MS          1
 #define DOZE_TICKS       10 /* without a waiter; then it sleeps properly */
 
@@ -116,7 +116,7 @@ bool hvd_turn_take_over(struct hvd_engine *engine, bool (*done)(void *self), voi
     uint64_t until_ns = hvd_now_ns() + TAKE_TRY_NS;
     atomic_fetch_add(&engine->takers, 1);
     for (uint32_t i = 1; !taken && !done(self); i++) {
-        if (engine->spins)
+        if (engine->spins && i < PAUSES_FITTING)
             hvd_pause();
         else
             sched_yield();
@@ -276,9 +276,14 @@ static void hear(struct hvd_engine *engine, uint64_t tag)
     }
 }
 
-/* The engine thread looks around once; how long it may sleep then, for epoll. */
-static int look_around(struct hvd_engine *engine)
+/* The engine thread looks around once; how long it may sleep then, for epoll. A tick: nobody has rung. */
+static int look_around(struct hvd_engine *engine, bool tick)
 {
+    if (tick && hvd_handles_queued(&engine->handles) && !engine->patience) {
+        engine->patience = true; /* somebody is about to submit more and to wait for it */
+        return DOZE_MS;
+    }
+    engine->patience = false;
     if (!hvd_turn_take(engine))
         return atomic_load(&engine->dozing) || hvd_handles_queued(&engine->handles) ? DOZE_MS : -1;
     if (atomic_load(&engine->dozing)) {
@@ -298,11 +303,13 @@ static void *thread_main(void *self)
 {
     struct hvd_engine *engine = self;
     struct epoll_event events[16];
+    bool tick = false;
     while (!atomic_load(&engine->stop)) {
-        int sleep_ms = look_around(engine);
+        int sleep_ms = look_around(engine, tick);
         hvd_count(engine, HVD_COUNT_sleeps, 1);
         hvd_trace_add(&engine->trace, HVD_TRACE_sleep, 0, 0);
         int count = epoll_wait(engine->epoll, events, HVD_COUNT_OF(events), sleep_ms);
+        tick = count == 0;
         hvd_trace_add(&engine->trace, HVD_TRACE_wake, (uint32_t)(count < 0 ? 0 : count), 0);
         for (int i = 0; i < count; i++)
             hear(engine, events[i].data.u64);

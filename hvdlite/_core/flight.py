@@ -1,35 +1,117 @@
 """How is a request handed over, how does a thread wait for it, and what keeps tensor memory alive meanwhile?
 
+A training loop asks for the same again and again. So what a call says but for its memory is a `Request`, made once
+and kept; handing it over is one call of the core (`start`), waiting for it is one (`finish`), and a synchronous
+collective is one altogether (`run`).
+
 Invariants:
-  - A Pending holds on to everything that the core may touch until the core has finished with it. Dropped early (an
-    exception, a user who never synchronizes), it hands that on to `_abandoned`, which later submissions sweep.
+  - Whatever the core may touch is held until the core has finished with it, by a Pending or by who called `start`.
+    Dropped early (an exception, a user who never synchronizes), it goes to `abandon`, and later submissions sweep it.
   - Waiting returns to Python every 50 ms, so that Ctrl-C works.
+  - A Request never changes, so threads share it.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from typing import Any, NamedTuple
 
 from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, text_of, thread
 
+NOW, QUIET, SOON = lib.HVD_NOW, lib.HVD_QUIET, lib.HVD_SOON
 _OK, _AGAIN, _DIMS_MAX = lib.HVD_OK, lib.HVD_AGAIN, lib.HVD_DIMS_MAX
+_run, _finish, _poll = lib.hvd_run, lib.hvd_finish, lib.hvd_poll
 _WAIT_MS, _REQUESTS_KEPT = 50, 8192
 
-
-class _Requests(threading.local):
-    """What a thread's training loop asks for again and again."""
-
-    def __init__(self) -> None:
-        self.known: dict[Any, tuple[Any, Any]] = {}
-
-
-_requests = _Requests()
-_abandoned: deque[tuple[int, Any]] = deque()
+_abandoned: deque[tuple[int, Any, Any]] = deque()
 _groups: dict[int, int] = {}  # process set -> unnamed groups so far
-_latest: dict[tuple[Any, ...], int] = {}  # the last request of each name, so that a duplicate fails at the call
+_requests: dict[Any, Request] = {}
+_flying: dict[Any, int] = {}  # by name, until somebody has waited: so that a duplicate fails at the call
+
+
+class Request:
+    """What a call says but for its memory. Shared by threads and never changed."""
+
+    __slots__ = ("_lent", "name", "native")
+
+    def __init__(self, native: Any, name: Any, lent: Any) -> None:
+        self.native = native
+        self.name = name  # by what it is known while in flight; None: unnamed
+        self._lent = lent
+
+    def start(self, source: int, target: int, quiet: int = NOW) -> int:
+        """Submits it with these addresses; its number, for `finish`. The caller keeps the memory alive until then, or
+        hands it on to `abandon`. Raises as `submit`."""
+        if _abandoned:
+            _sweep()
+        name = self.name
+        if name is not None and name in _flying:
+            _refuse_twice(name)
+        text = thread.text
+        native: int = _run(self.native, source, target, quiet, 0, text, TEXT_BYTES)
+        if native < 0:
+            raise error_for(native, text_of(text))
+        if name is not None:
+            _flying[name] = native
+        return native
+
+    def run(self, source: int, target: int, keep: Any) -> None:
+        """Submits it and waits. Raises as `submit` and `finish`. Not for collectives that have a result to fetch."""
+        if _abandoned:
+            _sweep()
+        name = self.name
+        if name is not None and name in _flying:
+            _refuse_twice(name)
+        text = thread.text
+        outcome = _run(self.native, source, target, QUIET, _WAIT_MS, text, TEXT_BYTES)
+        if outcome > 0:
+            Pending(outcome, keep, self).finish()
+        elif outcome < 0:
+            raise error_for(outcome, text_of(text))
+
+    def check(self, source: int, target: int) -> None:
+        """Raises what a submission would raise, and submits nothing."""
+        whole = ffi.new("struct hvd_request *", self.native[0])
+        whole.input, whole.output = ffi.cast("void *", source), ffi.cast("void *", target)
+        checked(lib.hvd_check(whole, thread.text, TEXT_BYTES), thread.text)
+
+
+def _refuse_twice(name: Any) -> None:
+    if _poll(_flying.get(name, 0)) == _AGAIN:
+        raise error_for(
+            lib.HVD_EDUP,
+            "Requested a collective of a tensor with the same name as another tensor that is currently being "
+            f"processed: {name[0]!r} is in flight already. Synchronize it first, or give each tensor its own name.",
+        )
+
+
+def finish(native: int, request: Request | None) -> None:
+    """Waits for what `start` has submitted and gives its slot back. Raises why it failed."""
+    text = thread.text
+    code = _finish(native, _WAIT_MS, text, TEXT_BYTES)
+    while code == _AGAIN:
+        code = _finish(native, _WAIT_MS, text, TEXT_BYTES)
+    if request is not None:
+        landed(native, request)
+    if code != _OK:
+        raise error_for(code, text_of(text))
+
+
+def done(native: int) -> bool:
+    """Whether `finish` would return (or raise) at once."""
+    return _poll(native) != _AGAIN
+
+
+def landed(native: int, request: Request) -> None:
+    """Its name is free again."""
+    if request.name is not None and _flying.get(request.name) == native:
+        _flying.pop(request.name, None)
+
+
+def abandon(native: int, keep: Any, request: Request | None) -> None:
+    """Nobody will wait for it: keeps the memory alive as long as the core needs it."""
+    _abandoned.append((native, keep, request))
 
 
 class Gathered(NamedTuple):
@@ -44,18 +126,19 @@ class Gathered(NamedTuple):
 class Pending:
     """One request in flight. `keep` is everything whose memory the core may touch."""
 
-    __slots__ = ("keep", "native")
+    __slots__ = ("keep", "native", "request")
 
-    def __init__(self, native: int, keep: Any) -> None:
+    def __init__(self, native: int, keep: Any, request: Request | None = None) -> None:
         self.native = native
         self.keep = keep
+        self.request = request
 
     def done(self) -> bool:
         """Whether `wait` would return (or raise) at once."""
-        return self.native == 0 or lib.hvd_poll(self.native) != _AGAIN
+        return self.native == 0 or _poll(self.native) != _AGAIN
 
     def wait(self) -> None:
-        """Blocks until the request is finished. Raises why it failed."""
+        """Blocks until the request is finished, and keeps its result. Raises why it failed."""
         native, text = self.native, thread.text
         code = lib.hvd_wait(native, _WAIT_MS, text, TEXT_BYTES)
         while code == _AGAIN:
@@ -64,6 +147,12 @@ class Pending:
             reason = text_of(text)
             self.release()
             raise error_for(code, reason)
+
+    def finish(self) -> None:
+        """`wait` and `release` in one call of the core, where there is no result to fetch."""
+        finish(self.native, self.request)
+        self.native = 0
+        self.keep = None
 
     def gathered(self) -> Gathered:
         """After `wait`: what a ragged collective has brought."""
@@ -79,31 +168,35 @@ class Pending:
         native, self.native, keep = self.native, 0, self.keep
         if native:
             lib.hvd_forget(native)
+            if self.request is not None:
+                landed(native, self.request)
         self.keep = None
         del keep  # only now: forget has waited until the core is done with it
 
     def __del__(self) -> None:
         if self.native:
-            _abandoned.append((self.native, self.keep))
+            abandon(self.native, self.keep, self.request)
 
 
 def _sweep() -> None:
     """Lets go of requests that nobody will wait for, as far as they are finished."""
     for _ in range(len(_abandoned)):
         try:
-            native, keep = _abandoned.popleft()
+            native, keep, request = _abandoned.popleft()
         except IndexError:
             return
-        if lib.hvd_poll(native) == _AGAIN:
-            _abandoned.append((native, keep))
+        if _poll(native) == _AGAIN:
+            _abandoned.append((native, keep, request))
         else:
             lib.hvd_forget(native)
+            if request is not None:
+                landed(native, request)
 
 
 def forget_all() -> None:
     """After shutdown, when the core touches nothing any more: the next job counts from 1 again."""
     _abandoned.clear()
-    _latest.clear()
+    _flying.clear()
     _groups.clear()
 
 
@@ -117,81 +210,73 @@ def group_number(name: str | None, process_set: int = 0) -> int:
     return _groups[process_set]
 
 
-def _request(
+def request(
+    kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], *, root: int = 0, peer: int = 0,
+    splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0,
+    group: int = 0, group_count: int = 0, priority: int = 0
+) -> Request:  # fmt: skip
+    """The Request that says this, made when it is asked for the first time. Raises ValueError: a NUL in the name, a
+    priority that is no int32."""
+    key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
+           priority)  # fmt: skip
+    known = _requests.get(key)
+    if known is None:
+        known = _made(*key)
+        if name is not None or group == 0:  # the numbers of unnamed groups do not come again
+            if len(_requests) >= _REQUESTS_KEPT:
+                _requests.clear()
+            _requests[key] = known
+    return known
+
+
+def _made(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], root: int, peer: int,
     splits: tuple[int, ...] | None, prescale: float, postscale: float, process_set: int, group: int, group_count: int,
     priority: int
-) -> tuple[Any, Any]:  # fmt: skip
-    """A request but for its addresses, and the memory that it points to."""
+) -> Request:  # fmt: skip
     if name is not None and "\0" in name:
         raise ValueError(f"a tensor name must not contain a NUL character: {name!r}")
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
         raise ValueError(f"priority must be an int of 32 bits, not {priority!r} (tensor {name!r})")
     c_name = ffi.NULL if name is None else ffi.new("char[]", name.encode("utf-8", "surrogatepass"))
-    request = ffi.new("struct hvd_request *")
-    request.name, request.kind, request.op, request.dtype = c_name, kind, op, dtype
-    request.root, request.peer = root, peer
     c_splits = ffi.NULL if splits is None else ffi.new("int64_t[]", splits)
-    request.splits, request.splits_count = c_splits, len(splits or ())
+    native = ffi.new("struct hvd_request *")
+    native.name, native.kind, native.op, native.dtype = c_name, kind, op, dtype
+    native.root, native.peer = root, peer
+    native.splits, native.splits_count = c_splits, len(splits or ())
     if len(shape) > _DIMS_MAX:  # the core shows shapes in errors and needs the first dimension only
         shape = (*shape[: _DIMS_MAX - 1], math.prod(shape[_DIMS_MAX - 1 :]))
-    request.ndim = len(shape)
-    request.dims[0 : len(shape)] = shape
-    request.prescale, request.postscale = prescale, postscale
-    request.process_set, request.group, request.group_count = process_set, group, group_count
-    request.priority = priority
-    return request, (c_name, c_splits)
+    native.ndim = len(shape)
+    native.dims[0 : len(shape)] = shape
+    native.prescale, native.postscale = prescale, postscale
+    native.process_set, native.group, native.group_count = process_set, group, group_count
+    native.priority = priority
+    known_as = None if name is None else (name, process_set, root, peer) if kind == SEND else (name, process_set)
+    return Request(native, known_as, (c_name, c_splits))
 
 
 def submit(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], source: int, target: int, keep: Any, *,
-    root: int = 0, peer: int = 0, splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0,
-    process_set: int = 0, group: int = 0, group_count: int = 0, priority: int = 0, quiet: bool = False,
-    only_check: bool = False
+    quiet: int = NOW, only_check: bool = False, **more: Any
 ) -> Pending:  # fmt: skip
     """Hand one contiguous tensor over. `source` and `target` are addresses; never waits for another rank.
 
-    `quiet`: the engine is not woken for it, because the caller soon waits, submits another one that is not quiet, or
-    calls `kick()`. Forgotten it is not lost: `done()` and the other ranks' tensors send it, too.
-    `priority`: the same on all ranks; of what is ready together, greater goes first.
-    `only_check`: raise what a submission would raise, and submit nothing.
+    `quiet`: NOW; QUIET, the engine is not woken for it, because the caller soon waits, submits another one that is not
+    quiet, or calls `kick()`; SOON, it is sent by itself within a millisecond. Forgotten it is not lost: `done()` and
+    the other ranks' tensors send it, too.
+    `only_check`: raise what a submission would raise, and submit nothing. `more`: as `request` has it; `priority`: the
+    same on all ranks, of what is ready together, greater goes first.
 
     Raises ValueError (unsupported dtype or op, the name is in flight, no int32 as priority), HvdNotInitializedError,
     HvdPeerLostError.
     """
-    if _abandoned:
-        _sweep()
-    tensor = (name, process_set, root, peer) if kind == SEND else (name, process_set)
-    if name is not None:
-        earlier = _latest.get(tensor)
-        if earlier is not None and lib.hvd_poll(earlier) == _AGAIN:
-            raise error_for(
-                lib.HVD_EDUP,
-                "Requested a collective of a tensor with the same name as another tensor that is currently being "
-                f"processed: {name!r} is in flight already. Synchronize it first, or give each tensor its own name.",
-            )
-    requests = _requests.known
-    key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
-           priority)  # fmt: skip
-    known = requests.get(key)
-    if known is None:
-        known = _request(*key)
-        if name is not None or group == 0:  # the numbers of unnamed groups do not come again
-            if len(requests) >= _REQUESTS_KEPT:
-                requests.clear()
-            requests[key] = known
-    request = known[0]
-    request.input, request.output = ffi.cast("void *", source), ffi.cast("void *", target)
-    request.quiet = quiet
-    native = (lib.hvd_check if only_check else lib.hvd_submit)(request, thread.text, TEXT_BYTES)
-    checked(native, thread.text)
+    known = request(kind, op, dtype, name, shape, **more)
     if only_check:
+        if known.name in _flying:
+            _refuse_twice(known.name)
+        known.check(source, target)
         return Pending(0, None)
-    if name is not None:
-        if len(_latest) >= _REQUESTS_KEPT:
-            _latest.clear()
-        _latest[tensor] = native
-    return Pending(native, (keep, known))  # splits are lent until the request is finished
+    return Pending(known.start(source, target, quiet), keep, known)  # splits are lent until the request is finished
 
 
 def kick() -> None:

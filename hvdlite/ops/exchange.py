@@ -86,7 +86,7 @@ class Exchanges(Tensors[T]):
         splits, counted = self._splits(terms.splits, view.shape[0], terms.process_set.size())
         pending = _core.submit(
             _core.ALLTOALL, 0, view.dtype, full_name("alltoall.", name), view.shape, view.address, 0, mine,
-            splits=splits, process_set=number, quiet=waits,
+            splits=splits, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> tuple[T, T]:
@@ -125,7 +125,7 @@ class Exchanges(Tensors[T]):
         splits = tuple(view.shape[0] if rank == root else 0 for rank in range(terms.process_set.size()))
         pending = _core.submit(
             _core.ALLTOALL, 0, view.dtype, full_name("gather.", name), view.shape, view.address, 0, mine, root=root,
-            splits=splits, process_set=number, quiet=waits,
+            splits=splits, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:
@@ -189,7 +189,7 @@ class Exchanges(Tensors[T]):
         address, keep = _bytes.address_of(block)
         pending = _core.submit(
             _core.ALLTOALL, 0, _core.DTYPES["uint8"], full_name("scatter.", name), (len(block),), address, 0,
-            keep, root=root, splits=lengths, process_set=number, quiet=waits,
+            keep, root=root, splits=lengths, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:
@@ -238,7 +238,7 @@ class Exchanges(Tensors[T]):
             full = f"send.noname.{next(count)}"
         pending = _core.submit(
             _core.SEND, 0, view.dtype, full, view.shape, view.address, 0 if sends else view.address, held,
-            root=sender, peer=receiver, process_set=number, quiet=waits,
+            root=sender, peer=receiver, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
         return Handle([pending], lambda _: None if sends else self._landed(mine, held))
 

@@ -13,9 +13,7 @@ from ..process_set import ProcessSet, global_process_set, number_of
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank of the set has called it. Raises HvdPeerLostError."""
-    pending = _core.submit(_core.BARRIER, 0, 0, None, (), 0, 0, None, process_set=number_of(process_set), quiet=True)
-    pending.wait()
-    pending.release()
+    _core.request(_core.BARRIER, 0, 0, None, (), process_set=number_of(process_set)).run(0, 0, None)
 
 
 def join(device: int = -1) -> int:
@@ -25,7 +23,7 @@ def join(device: int = -1) -> int:
     """
     if isinstance(device, bool) or not isinstance(device, int):
         raise TypeError(f"device must be the number of a device or -1 for the CPU, not {device!r}")
-    pending = _core.submit(_core.JOIN, 0, 0, None, (), 0, 0, None, quiet=True)
+    pending = _core.submit(_core.JOIN, 0, 0, None, (), 0, 0, None, quiet=_core.QUIET)
     pending.wait()
     last = pending.gathered().rows
     pending.release()

@@ -16,11 +16,12 @@ from .. import _core
 from ..adapter import T
 from ..process_set import ProcessSet, global_process_set, number_of, rank_in, share_of
 from .handle import Handle
-from .tensors import Tensors, group_of
+from .quick import Landing, Quick
+from .tensors import group_of
 from .terms import Average, NoneCompressor, Terms, compress, full_name, reduction
 
 
-class Reductions(Tensors[T]):
+class Reductions(Quick[T]):
     """allreduce, reduce, reducescatter."""
 
     def _prepare(self, tensor: Any, in_place: bool) -> tuple[T, T, Any, T, int]:
@@ -39,7 +40,7 @@ class Reductions(Tensors[T]):
         pending = _core.submit(
             _core.ALLREDUCE, terms.op, view.dtype, full_name("allreduce.", name), view.shape, view.address, address,
             (source, target), prescale=terms.prescale, postscale=terms.postscale,
-            process_set=number_of(terms.process_set), quiet=waits,
+            process_set=number_of(terms.process_set), quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(mine, target) if in_place else target)
 
@@ -69,17 +70,33 @@ class Reductions(Tensors[T]):
         before and the result by postscale_factor after. The tensor must not be changed until synchronized.
         Raises ValueError for an unsupported dtype, op, or a name that is in flight, and on ranks outside process_set.
         """
-        return self._allreduce(
-            tensor, name, reduction(average, op, prescale_factor, postscale_factor, process_set)
-        )  # fmt: skip
+        words = (name, average, op, op.__class__, prescale_factor, postscale_factor)
+        request = self._again(tensor, words, process_set)
+        if request is not None:
+            adapter = self.adapter
+            result = adapter.twin(tensor)
+            native = request.start(adapter.address(tensor), adapter.address(result), _core.SOON)
+            return Landing(adapter, request, native, tensor, result, False)
+        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
+        handle = self._allreduce(tensor, name, terms)
+        self._remember(tensor, words, name, terms)
+        return handle
 
     def allreduce_async_(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
     ) -> Handle:  # fmt: skip
         """allreduce_async whose result overwrites the tensor."""
+        words = (name, average, op, op.__class__, prescale_factor, postscale_factor)
+        request = self._again(tensor, words, process_set)
+        if request is not None:
+            address = self.adapter.address(tensor)
+            native = request.start(address, address, _core.SOON)
+            return Landing(self.adapter, request, native, tensor, tensor, True)
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
-        return self._allreduce(tensor, name, terms, in_place=True)
+        handle = self._allreduce(tensor, name, terms, in_place=True)
+        self._remember(tensor, words, name, terms)
+        return handle
 
     def allreduce(
         self, tensor: Any, average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
@@ -87,9 +104,20 @@ class Reductions(Tensors[T]):
         process_set: ProcessSet = global_process_set
     ) -> T:  # fmt: skip
         """allreduce_async and synchronize: the reduced tensor, a new one. Its gradient: reduced in the same way."""
+        words = (name, average, op, op.__class__, prescale_factor, postscale_factor)
+        request = None
+        if compression is NoneCompressor and not self._tracked(tensor):
+            request = self._again(tensor, words, process_set)
+        if request is not None:
+            adapter = self.adapter
+            result = adapter.twin(tensor)
+            request.run(adapter.address(tensor), adapter.address(result), (tensor, result))
+            return result
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
         if compression is NoneCompressor:
-            return self._now("allreduce", self._allreduce, tensor, name, terms)
+            result = self._now("allreduce", self._allreduce, tensor, name, terms)
+            self._remember(tensor, words, name, terms)
+            return result
         small, ctx = compress(compression, tensor)
         return compression.decompress(self._now("allreduce", self._allreduce, small, name, terms), ctx)
 
@@ -98,8 +126,18 @@ class Reductions(Tensors[T]):
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
     ) -> T:  # fmt: skip
         """allreduce in place: overwrites and returns the tensor."""
+        words = (name, average, op, op.__class__, prescale_factor, postscale_factor)
+        request = self._again(tensor, words, process_set)
+        if request is not None:
+            adapter = self.adapter
+            address = adapter.address(tensor)
+            request.run(address, address, tensor)
+            adapter.written(tensor)
+            return tensor
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
-        return self._allreduce(tensor, name, terms, True, True).wait()
+        self._allreduce(tensor, name, terms, True, True).wait()
+        self._remember(tensor, words, name, terms)
+        return tensor
 
     def grouped_allreduce_async(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
@@ -151,7 +189,7 @@ class Reductions(Tensors[T]):
         pending = _core.submit(
             _core.REDUCE, terms.op, view.dtype, full_name("reduce.", name), view.shape, view.address,
             self.adapter.view(target).address if is_root else 0, (mine, target), root=root, prescale=terms.prescale,
-            postscale=terms.postscale, process_set=number, quiet=waits,
+            postscale=terms.postscale, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
         return Handle([pending], lambda _: target)
 
@@ -193,7 +231,7 @@ class Reductions(Tensors[T]):
         pending = _core.submit(
             _core.REDUCESCATTER, terms.op, view.dtype, full_name("reducescatter.", name), view.shape, view.address,
             address, (mine, target), prescale=terms.prescale, postscale=terms.postscale, process_set=number,
-            quiet=waits,
+            quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
         return Handle([pending], lambda _: target)
 

@@ -26,7 +26,7 @@ class Shares(Tensors[T]):
         mine, view = self._rows("allgather", tensor)
         pending = _core.submit(
             _core.ALLGATHER, 0, view.dtype, full_name("allgather.", name), view.shape, view.address, 0, mine,
-            process_set=number_of(terms.process_set), quiet=waits,
+            process_set=number_of(terms.process_set), quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:
@@ -98,7 +98,7 @@ class Shares(Tensors[T]):
         pending = _core.submit(
             _core.BROADCAST, 0, view.dtype, full_name("broadcast.", name), view.shape, view.address,
             self.adapter.view(target).address, (mine, target), root=rank_in(terms.process_set, terms.root_rank),
-            process_set=number, quiet=waits,
+            process_set=number, quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(accepted, target) if in_place else target)
 

@@ -59,7 +59,7 @@ class Tensors(Generic[T]):
         self, kind: int, members: Sequence[tuple[View, Any, int]], base: str | None, terms: Terms, waits: bool
     ) -> list[_core.Pending]:
         """Requests that become ready as one. Members: view, what to keep alive, address of the result (0: none)."""
-        number, count = number_of(terms.process_set), len(members)
+        number, count, quiet = number_of(terms.process_set), len(members), _core.QUIET if waits else _core.SOON
         group = _core.group_number(base, number)
 
         def all_of(only_check: bool) -> list[_core.Pending]:
@@ -67,7 +67,7 @@ class Tensors(Generic[T]):
                 _core.submit(
                     kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape,
                     view.address, address, keep, prescale=terms.prescale, postscale=terms.postscale,
-                    process_set=number, group=group, group_count=count, quiet=waits, only_check=only_check,
+                    process_set=number, group=group, group_count=count, quiet=quiet, only_check=only_check,
                 )
                 for i, (view, keep, address) in enumerate(members, 1)
             ]  # fmt: skip

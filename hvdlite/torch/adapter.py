@@ -21,6 +21,11 @@ _DTYPES: dict[torch.dtype, int] = {
 }
 
 
+_STRIDED = torch.strided
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_increment_version = torch.autograd.graph.increment_version
+
+
 class TorchAdapter:
     """torch.Tensor."""
 
@@ -43,6 +48,23 @@ class TorchAdapter:
             raise ValueError(f"Tensor type {tensor.dtype} is not supported; supported: {supported}")
         return View(tensor.data_ptr(), tensor.shape, dtype, tensor.is_contiguous() and not tensor.is_neg())
 
+    def form(self, tensor: Any) -> Any:
+        if (
+            tensor.__class__ in _PLAIN
+            and tensor.layout is _STRIDED
+            and tensor.is_cpu
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+        ):
+            return tensor.dtype, tensor.shape
+        return None
+
+    def address(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr()
+
+    def twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
+
     def like(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
 
@@ -62,7 +84,7 @@ class TorchAdapter:
     def written(self, tensor: torch.Tensor) -> None:
         """So that autograd finds out when backward needs what was there before."""
         if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
+            _increment_version(tensor)
 
     def cast(self, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
         return tensor.to(getattr(torch, dtype))

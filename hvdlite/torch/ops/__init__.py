@@ -19,6 +19,9 @@ from .gradients import Past, attach, join_scatter, tracked
 class TorchCollectives(Collectives[torch.Tensor]):
     """The collectives, with gradients where a tensor asks for one."""
 
+    def _tracked(self, tensor: Any) -> bool:
+        return tracked(tensor)
+
     def _now(self, kind: str, start: Any, tensor: Any, name: str | None, terms: Terms) -> Any:
         grouped = isinstance(tensor, (list, tuple))
         asks = any(map(tracked, tensor)) if grouped else tracked(tensor)

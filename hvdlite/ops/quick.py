@@ -1,0 +1,99 @@
+"""The short way of what a training loop does again and again: the same words with the same kind of tensor.
+
+The first time, a call's words are looked at one by one (`terms`, `tensors`), and what comes of it is a request but for
+the memory (`_core.Request`). It is remembered under the words as they were said, beside the tensor's dtype and shape.
+When they come again, all that is left to look at is the tensor: is it one whose address is all that the core needs to
+know? Whatever is not so plain (a process set, which may be gone by now; a tensor that must be copied; words that cannot
+be hashed) takes the long way, where the errors are.
+
+Words that are equal are the same here, but True is not 1: an op that is a bool is refused, and stays so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _core
+from ..adapter import Adapter, T
+from ..process_set import ProcessSet, global_process_set
+from .handle import Handle
+from .tensors import Tensors
+from .terms import Terms, full_name
+
+_WORDS_KEPT = 8192
+_SIMPLE = frozenset((str, int, float, bool, type(None), type))  # what stays what it was
+
+
+class Landing(Handle):
+    """The handle of one tensor whose result lies where it shall be when the core has finished."""
+
+    __slots__ = ("_adapter", "_in_place", "_native", "_request", "_source")
+
+    def __init__(
+        self, adapter: Adapter[Any], request: _core.Request, native: int, source: Any, result: Any, in_place: bool
+    ) -> None:
+        self._adapter = adapter
+        self._request = request
+        self._native = native
+        self._source = source
+        self._result = result
+        self._in_place = in_place
+        self._error = None
+
+    def done(self) -> bool:
+        """Whether `wait` returns or raises at once."""
+        return self._native == 0 or _core.done(self._native)
+
+    def wait(self) -> Any:
+        """The result. Raises why the collective failed."""
+        native = self._native
+        if native:
+            try:
+                _core.finish(native, self._request)
+            except Exception as error:
+                self._error = error
+            self._native = 0
+            if self._in_place and self._error is None:
+                self._adapter.written(self._result)
+            self._source = None
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def __del__(self) -> None:
+        if self._native:
+            _core.abandon(self._native, (self._source, self._result), self._request)
+
+
+class Quick(Tensors[T]):
+    """Remembers what was said."""
+
+    def __init__(self, adapter: Adapter[T]) -> None:
+        super().__init__(adapter)
+        self._known: dict[Any, _core.Request] = {}
+
+    def _again(self, tensor: Any, words: tuple[Any, ...], process_set: ProcessSet) -> _core.Request | None:
+        """The request that these words made of such a tensor before. None: take the long way."""
+        if process_set is not global_process_set:
+            return None
+        try:
+            return self._known.get((words, self.adapter.form(tensor)))
+        except TypeError:
+            return None
+
+    def _remember(self, tensor: Any, words: tuple[Any, ...], name: str | None, terms: Terms) -> None:
+        """What an allreduce of these words is, once it has gone well by the long way."""
+        form = self.adapter.form(tensor)
+        if form is None or terms.process_set is not global_process_set or not _SIMPLE.issuperset(map(type, words)):
+            return
+        if len(self._known) >= _WORDS_KEPT:
+            self._known.clear()
+        view = self.adapter.view(tensor)
+        self._known[words, form] = _core.request(
+            _core.ALLREDUCE, terms.op, view.dtype, full_name("allreduce.", name), view.shape, prescale=terms.prescale,
+            postscale=terms.postscale,
+        )  # fmt: skip
+
+    def _tracked(self, tensor: Any) -> bool:
+        """Whether the result shall have a history."""
+        return False
