@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .flight import _WAIT_MS, _abandoned, _request, _sweep
+from .flight import _WAIT_MS, _abandoned, _made, _sweep
 from .library import TEXT_BYTES, error_for, ffi, lib, text_of, thread
 
 
@@ -31,14 +31,14 @@ class Run:
 
     def __init__(self, members: Sequence[Member], op: int, prescale: float, postscale: float, process_set: int) -> None:
         made = [
-            _request(
+            _made(
                 lib.HVD_ALLREDUCE, op, member.dtype, member.name, member.shape, 0, 0, None, prescale, postscale,
                 process_set, 0, 0, 0
             )
             for member in members
         ]  # fmt: skip
         self.count = len(made)
-        self._requests = [request for request, _ in made]
+        self._requests = [request.native for request in made]  # of this run alone, so it may change them
         self._pointers = ffi.new("struct hvd_request *[]", self._requests)
         self._keep = made
         self._addresses = [0] * len(made)
@@ -92,4 +92,4 @@ class Sent:
 
     def __del__(self) -> None:
         if self._handles is not None:
-            _abandoned.extend((handle, self._keep) for handle in list(self._handles)[: self._count])
+            _abandoned.extend((handle, self._keep, None) for handle in list(self._handles)[: self._count])
