@@ -30,6 +30,15 @@ uint64_t hvd_memory_resident(const void *memory, size_t bytes);
 /* Anonymous zero-filled memory of this process, sparse; NULL on failure. Freed by hvd_memory_unmap. */
 void *hvd_memory_private(size_t bytes, struct hvd_error *error);
 
+/* node.c. The memory node that all CPUs of this thread belong to; -1: they are of several, or there is only one. The same
+ * read from another folder than sysfs, for a cpu_set_t. */
+int hvd_memory_node(void);
+int hvd_node_of(const char *folder, const void *cpus);
+/* Pages of this range that nobody has touched yet shall come from `node`, whoever touches them; false: refused. */
+bool hvd_memory_prefer(void *memory, size_t bytes, int node);
+/* Huge pages are welcome here, where the machine allows them. */
+void hvd_memory_huge(void *memory, size_t bytes);
+
 /* Send all of `bytes` and up to HVD_LOCAL_MAX descriptors in one go, or receive just that: every message has
  * a length and a number of descriptors that both sides know. Both block until deadline_ns (monotonic), wake up
  * when `watch` (-1: none) becomes readable, and fail with HVD_EPEER at end of file, HVD_ETIMEOUT, or HVD_AGAIN

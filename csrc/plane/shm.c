@@ -20,6 +20,8 @@
 
 #include "../ground/memory.h"
 
+#include "../ground/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -57,6 +59,19 @@ static int open_arena(struct hvd_shm *shm, const struct hvd_plane_arg *arg, stru
     return code;
 }
 
+/* What this rank owns lies on its node, if it has one; a lane is written by its owner first. The arena may have huge
+ * pages. */
+static void place_memory(struct hvd_shm *shm)
+{
+    int node = hvd_memory_node();
+    if (node >= 0)
+        (void)hvd_memory_prefer(shm->share->map[shm->rank], shm->share->bytes, node);
+    if (shm->arena && node >= 0)
+        (void)hvd_memory_prefer(hvd_shm_arena_map(shm->arena, shm->rank), hvd_shm_arena_bytes(shm->arena), node);
+    for (int rank = 0; shm->arena && rank < shm->size; rank++)
+        hvd_memory_huge(hvd_shm_arena_map(shm->arena, rank), hvd_shm_arena_bytes(shm->arena));
+}
+
 static void shm_close(void *plane)
 {
     struct hvd_shm *shm = plane;
@@ -89,6 +104,7 @@ static int shm_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_er
         shm_close(shm);
         return code;
     }
+    place_memory(shm);
     *plane = shm;
     return HVD_OK;
 }
