@@ -23,15 +23,15 @@
 #include <pthread.h>
 
 /* X(name): counted since init. */
-#define HVD_COUNTERS(X) \
-    X(submits)          \
-    X(rounds)           \
-    X(learned)          \
-    X(deviations)       \
-    X(buckets)          \
-    X(elements)         \
-    X(sleeps)           \
-    X(turns_taken_by_waiters)
+#define HVD_COUNTERS(X)       \
+    X(submits)                \
+    X(rounds)                 \
+    X(buckets)                \
+    X(elements)               \
+    X(sleeps)                 \
+    X(turns_taken_by_waiters) \
+    X(learned)                \
+    X(deviations)
 
 /* X(name): what memory of ours is for, see measure.c. */
 #define HVD_USAGES(X) \
