@@ -48,7 +48,7 @@ def spread(values: "list[float]") -> "tuple[float, float, float]":
 
 def report(work: str, column: str, unit: str, values: "list[float]") -> None:
     """Print one result."""
-    low, median, high = spread(values)
+    low, median, high = (float(f"{value:.5g}") for value in spread(values))
     result = {"work": work, "column": column, "unit": unit, "median": median, "low": low, "high": high}
     print(MARK + json.dumps(result), flush=True)
 
