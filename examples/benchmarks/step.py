@@ -9,7 +9,8 @@ together, one thread each, and it takes as long as on its slowest rank. *Exposed
 distributed step less the median of a step alone: what is not hidden behind backward.
 
 With hvdlite its trace divides the time from the last gradient's submission to the last one's finish: *moving*, while
-a bucket is under way, and *negotiation*, the rest.
+a bucket is under way, and *negotiation*, the rest, of the rank with the least of it: the others wait for that one to
+compute.
 """
 
 import argparse
@@ -118,6 +119,8 @@ def main() -> None:
     ranks = lib.gather(measured(lib, alone, distributed, trace, counted))
     if lib.rank == 0:
         slower = {key: [max(of_ranks) for of_ranks in zip(*(rank[key] for rank in ranks))] for key in ranks[0]}
+        if trace:  # the rank that comes last waits for nobody
+            slower["negotiation"] = [min(of_ranks) for of_ranks in zip(*(rank["negotiation"] for rank in ranks))]
         single = spread(slower["alone"])[1]
         report("step alone", args.library, "ms", slower["alone"])
         report("step", args.library, "ms", slower["distributed"])
