@@ -191,3 +191,29 @@ def test_the_order_of_the_last_round_is_that_of_the_next():
     order.round_over()
     order.begin()
     assert ends == bytes([0, 0, 1, 0, 0, 0, 1, 0])
+
+
+@as_ranks(2)
+def test_a_parameter_that_shrinks_is_sent_as_large_as_it_is():
+    """The larger gradient's memory must not be taken for the smaller one's, wherever that one lies."""
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1000)), torch.nn.Parameter(torch.ones(10))])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    held = torch.full((1000,), -1.0)  # the new gradient is a part of it: same address, and a neighbour to spoil
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        (sum((p * (hvd.rank() + 1)).sum() for p in model)).backward()
+        optimizer.step()
+
+    model[0].grad = held
+    for _ in range(4):
+        step()
+    with torch.no_grad():
+        model[0].grad = None
+        model[0].data = torch.ones(400)
+        held.fill_(float(hvd.rank()))
+        model[0].grad = held[:400]
+    step()
+    assert model[0].grad.eq(1.5).all() and model[1].grad.eq(1.5).all()
+    assert held[400:].eq(float(hvd.rank())).all(), "memory behind the gradient was reduced, too"

@@ -4,7 +4,8 @@ The plain case is a dense gradient in CPU memory of the parameter's dtype and sh
 it lies. Whatever else a gradient may be (absent, sparse, in another order or dtype, on a device) is seen here before
 anything is sent, and its run is then sent one by one in the ways that the wire has for it.
 
-What may change between two steps is looked at in every one of them: where the gradient lies, its dtype and its order.
+What may change between two steps is looked at in every one of them: where the gradient lies, how much there is of it,
+its dtype and its order.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class GradientRun:
     def __init__(self, parameters: list[torch.Tensor], run: Run) -> None:
         self.parameters, self._run = parameters, run
         self._dtypes = [parameter.dtype for parameter in parameters]
+        self._counts = [parameter.numel() for parameter in parameters]
         self._addresses: list[int] = []
 
     @staticmethod
@@ -50,6 +52,8 @@ class GradientRun:
             gradients: list[Any] = [parameter.grad for parameter in self.parameters]
             addresses = [gradient.data_ptr() for gradient in gradients]
             if [gradient.dtype for gradient in gradients] != self._dtypes:
+                return None
+            if [gradient.numel() for gradient in gradients] != self._counts:  # the run would reach beyond its memory
                 return None
             for gradient in gradients:
                 if not gradient.is_contiguous():
