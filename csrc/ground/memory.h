@@ -30,8 +30,8 @@ uint64_t hvd_memory_resident(const void *memory, size_t bytes);
 /* Anonymous zero-filled memory of this process, sparse; NULL on failure. Freed by hvd_memory_unmap. */
 void *hvd_memory_private(size_t bytes, struct hvd_error *error);
 
-/* node.c. The memory node that all CPUs of this thread belong to; -1: they are of several, or there is only one. The same
- * read from another folder than sysfs, for a cpu_set_t. */
+/* node.c. The memory node that all CPUs of this thread belong to; -1: they are of several, or there is only one. The
+ * same read from another folder than sysfs, for a cpu_set_t. */
 int hvd_memory_node(void);
 int hvd_node_of(const char *folder, const void *cpus);
 /* Pages of this range that nobody has touched yet shall come from `node`, whoever touches them; false: refused. */
