@@ -68,7 +68,7 @@ def builder() -> cffi.FFI:
         + ([] if free_threaded else ABI3),
         py_limited_api=not free_threaded,
         extra_compile_args=FLAGS,
-        extra_link_args=["-pthread"],
+        extra_link_args=["-pthread", "-Wl,--strip-debug"],  # Python may ask for -g: most of the wheel would be that
         libraries=["dl", "m"],
     )
     return result

@@ -141,6 +141,7 @@ struct hvd_coord_limits {
     uint32_t tickets;                    /* requests in flight on this rank at most */
     uint32_t fresh;                      /* descriptors in one vote at most */
     uint64_t set;                        /* part of the hash of every name */
+    bool zeroed;                         /* open()'s memory is zero-filled: large tables cost nothing until used */
     const struct hvd_coord_names *names; /* lent as long as the coordinator lives; may not be NULL */
     const int *called;                   /* what errors call the ranks of the set, ascending; lent; NULL: 0, 1, ... */
 };

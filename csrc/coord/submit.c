@@ -53,12 +53,13 @@ static size_t lay_out(struct hvd_coord *coord, char *base, const struct hvd_coor
     return at;
 }
 
-static void open_map(struct hvd_map *map, const void *entry, size_t stride, uint32_t entries)
+static void open_map(struct hvd_map *map, const void *entry, size_t stride, uint32_t entries, bool zeroed)
 {
     map->entry = entry;
     map->stride = stride;
     map->mask = cells(entries) - 1;
-    memset(map->cell, 0, sizeof *map->cell * (map->mask + 1));
+    if (!zeroed)
+        memset(map->cell, 0, sizeof *map->cell * (map->mask + 1));
 }
 
 size_t hvd_coord_bytes(const struct hvd_coord_limits *limits)
@@ -80,9 +81,9 @@ struct hvd_coord *hvd_coord_open(void *memory, const struct hvd_coord_limits *li
     coord->vacant = coord->groups_vacant = HVD_NONE;
     coord->used = coord->details = (struct hvd_list){HVD_NONE, HVD_NONE};
     coord->left = -1;
-    open_map(&coord->slot_of, coord->known, sizeof *coord->known, limits->slots);
-    open_map(&coord->group_of, coord->group, sizeof *coord->group, limits->slots);
-    open_map(&coord->fresh_of, coord->mine, sizeof *coord->mine, limits->tickets);
+    open_map(&coord->slot_of, coord->known, sizeof *coord->known, limits->slots, limits->zeroed);
+    open_map(&coord->group_of, coord->group, sizeof *coord->group, limits->slots, limits->zeroed);
+    open_map(&coord->fresh_of, coord->mine, sizeof *coord->mine, limits->tickets, limits->zeroed);
     size_t bits = 8 * (size_t)hvd_words(limits->slots);
     memset(coord->listen, 0, bits);
     memset(coord->ready, 0, bits);

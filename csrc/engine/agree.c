@@ -83,6 +83,7 @@ int hvd_agree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_er
         .set = (uint64_t)set->number,
         .names = &hvd_engine_names,
         .called = set->member,
+        .zeroed = true,
     };
     set->vote_bytes = round_up(hvd_vote_bytes_max(&limits));
     size_t coord_bytes = round_up(hvd_coord_bytes(&limits));
