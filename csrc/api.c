@@ -65,8 +65,7 @@ static int state(void)
     return atomic_load_explicit(&process.forked, memory_order_relaxed) ? HVD_EFORK : HVD_ESTATE;
 }
 
-/* The engine, counted in; NULL when there is none to be had. Every enter that succeeds needs a go_out. */
-static struct hvd_engine *enter(void)
+struct hvd_engine *hvd_api_enter(void)
 {
     if (atomic_load_explicit(&process.forked, memory_order_relaxed))
         return NULL;
@@ -77,19 +76,9 @@ static struct hvd_engine *enter(void)
     return engine;
 }
 
-static void go_out(void)
-{
-    atomic_fetch_sub(&process.inside, 1);
-}
-
-struct hvd_engine *hvd_api_enter(void)
-{
-    return enter();
-}
-
 void hvd_api_go_out(void)
 {
-    go_out();
+    atomic_fetch_sub(&process.inside, 1);
 }
 
 int hvd_api_state(char *text, size_t text_bytes)
@@ -143,11 +132,11 @@ int hvd_shutdown(void)
 
 int hvd_abort(int culprit, int code, const char *reason)
 {
-    struct hvd_engine *engine = enter();
+    struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return state();
     hvd_engine_abort(engine, culprit, code < 0 ? code : HVD_EPEER, reason ? reason : "aborted");
-    go_out();
+    hvd_api_go_out();
     return HVD_OK;
 }
 
@@ -171,7 +160,7 @@ static int tell(const struct hvd_error *error, int *culprit, int *code, char *te
 
 int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes)
 {
-    struct hvd_engine *engine = enter();
+    struct hvd_engine *engine = hvd_api_enter();
     if (!engine) {
         if (atomic_load(&process.forked))
             return HVD_EFORK;
@@ -183,19 +172,19 @@ int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes)
     int failed = (int)atomic_load(&engine->failed);
     if (failed)
         tell(&engine->failure, culprit, code, text, text_bytes);
-    go_out();
+    hvd_api_go_out();
     return failed;
 }
 
-#define TOPOLOGY(name)                       \
-    int hvd_##name(void)                     \
-    {                                        \
-        struct hvd_engine *engine = enter(); \
-        if (!engine)                         \
-            return state();                  \
-        int answer = engine->options.name;   \
-        go_out();                            \
-        return answer;                       \
+#define TOPOLOGY(name)                               \
+    int hvd_##name(void)                             \
+    {                                                \
+        struct hvd_engine *engine = hvd_api_enter(); \
+        if (!engine)                                 \
+            return state();                          \
+        int answer = engine->options.name;           \
+        hvd_api_go_out();                            \
+        return answer;                               \
     }
 
 TOPOLOGY(rank)
@@ -207,150 +196,136 @@ TOPOLOGY(cross_size)
 
 int hvd_set_open(const int *ranks, int count, char *text, size_t text_bytes)
 {
-    struct hvd_engine *engine = enter();
-    if (!engine) {
-        hvd_text_copy(text, text_bytes, text_of(state()));
-        return state();
-    }
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
     struct hvd_error error = {0};
     int number = hvd_engine_set_open(engine, ranks, count, &error);
     hvd_text_copy(text, text_bytes, error.text);
-    go_out();
+    hvd_api_go_out();
     return number;
 }
 
 int hvd_set_close(int process_set, char *text, size_t text_bytes)
 {
-    struct hvd_engine *engine = enter();
-    if (!engine) {
-        hvd_text_copy(text, text_bytes, text_of(state()));
-        return state();
-    }
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
     struct hvd_error error = {0};
     int code = hvd_engine_set_close(engine, process_set, &error);
     hvd_text_copy(text, text_bytes, error.text);
-    go_out();
+    hvd_api_go_out();
     return code;
 }
 
 int64_t hvd_submit(const struct hvd_request *request, char *text, size_t text_bytes)
 {
-    struct hvd_engine *engine = enter();
-    if (!engine) {
-        hvd_text_copy(text, text_bytes, text_of(state()));
-        return state();
-    }
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
     struct hvd_error error = {0};
     int64_t handle = hvd_engine_submit(engine, request, &error);
     if (handle < 0)
         hvd_text_copy(text, text_bytes, error.text);
-    go_out();
+    hvd_api_go_out();
     return handle;
 }
 
 int hvd_check(const struct hvd_request *request, char *text, size_t text_bytes)
 {
-    struct hvd_engine *engine = enter();
-    if (!engine) {
-        hvd_text_copy(text, text_bytes, text_of(state()));
-        return state();
-    }
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
     struct hvd_error error = {0};
     int code = hvd_engine_check(engine, request, &error);
     if (code < 0)
         hvd_text_copy(text, text_bytes, error.text);
-    go_out();
+    hvd_api_go_out();
     return code;
 }
 
 int64_t hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms, char *text,
                 size_t text_bytes)
 {
-    struct hvd_engine *engine = enter();
-    if (!engine) {
-        hvd_text_copy(text, text_bytes, text_of(state()));
-        return state();
-    }
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
     struct hvd_request request = *like;
     request.input = (const void *)input;
     request.output = (void *)output;
     request.quiet = wait_ms > 0 ? HVD_QUIET : quiet;
     int64_t outcome = hvd_engine_run(engine, &request, wait_ms, text, text_bytes);
-    go_out();
+    hvd_api_go_out();
     return outcome;
 }
 
 int hvd_finish(int64_t handle, int timeout_ms, char *text, size_t text_bytes)
 {
-    struct hvd_engine *engine = enter();
-    if (!engine) {
-        hvd_text_copy(text, text_bytes, text_of(state()));
-        return state();
-    }
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
     int code = hvd_engine_finish(engine, handle, timeout_ms, text, text_bytes);
-    go_out();
+    hvd_api_go_out();
     return code;
 }
 
 int hvd_kick(void)
 {
-    struct hvd_engine *engine = enter();
+    struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return state();
     hvd_engine_kick(engine);
-    go_out();
+    hvd_api_go_out();
     return HVD_OK;
 }
 
 int hvd_poll(int64_t handle)
 {
-    struct hvd_engine *engine = enter();
+    struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return state();
     int code = hvd_engine_poll(engine, handle);
-    go_out();
+    hvd_api_go_out();
     return code;
 }
 
 int hvd_wait(int64_t handle, int timeout_ms, char *text, size_t text_bytes)
 {
-    struct hvd_engine *engine = enter();
-    if (!engine) {
-        hvd_text_copy(text, text_bytes, text_of(state()));
-        return state();
-    }
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
     int code = hvd_engine_wait(engine, handle, timeout_ms, text, text_bytes);
-    go_out();
+    hvd_api_go_out();
     return code;
 }
 
 int hvd_result(int64_t handle, struct hvd_output *output)
 {
-    struct hvd_engine *engine = enter();
+    struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return state();
     int code = hvd_engine_result(engine, handle, output);
-    go_out();
+    hvd_api_go_out();
     return code;
 }
 
 int hvd_forget(int64_t handle)
 {
-    struct hvd_engine *engine = enter();
+    struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return state();
     int code = hvd_engine_forget(engine, handle);
-    go_out();
+    hvd_api_go_out();
     return code;
 }
 
 void *hvd_alloc(size_t bytes)
 {
-    struct hvd_engine *engine = enter();
+    struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return NULL;
     void *memory = hvd_engine_alloc(engine, bytes);
-    go_out();
+    hvd_api_go_out();
     return memory;
 }
 
@@ -384,10 +359,10 @@ const char *hvd_plane_name(int i)
 
 const char *hvd_plane_used(void)
 {
-    struct hvd_engine *engine = enter();
+    struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return NULL;
     const char *name = engine->global->planes[0].plane->name;
-    go_out();
+    hvd_api_go_out();
     return name;
 }

@@ -70,6 +70,12 @@ int hvd_algo_around(const struct hvd_shape *shape, int rank, int by);
 /* Fill in that chunk r goes to `to`, or comes from `from`. */
 void hvd_algo_send_chunk(const struct hvd_shape *shape, struct hvd_step *step, int to, int r);
 void hvd_algo_recv_chunk(const struct hvd_shape *shape, struct hvd_step *step, int from, int r);
+/* `can` and `steps` of an algorithm that is a reducescatter and an allgather of size - 1 steps each, either alone, too.
+ */
+bool hvd_algo_can_in_phases(int kind, int size);
+int hvd_algo_steps_in_phases(struct hvd_shape *shape);
+/* Is step i of such a one in the allgather? Then *i becomes the step of that. */
+bool hvd_algo_gathers(const struct hvd_shape *shape, int *i);
 /* The exchange of shape->rank in step i: zeroes, then asks the algorithm. */
 struct hvd_step hvd_algo_step(const struct hvd_algo *algo, const struct hvd_shape *shape, int i);
 

@@ -10,22 +10,10 @@
  */
 #include "algo.h"
 
-static bool can(int kind, int size)
-{
-    (void)size;
-    return kind == HVD_ALLREDUCE || kind == HVD_REDUCESCATTER || kind == HVD_ALLGATHER;
-}
-
-static int steps(struct hvd_shape *shape)
-{
-    return (shape->kind == HVD_ALLREDUCE ? 2 : 1) * (shape->size - 1);
-}
-
 static void step(const struct hvd_shape *shape, int i, struct hvd_step *step)
 {
-    int round = shape->size - 1;
-    bool gathers = shape->kind == HVD_ALLGATHER || i >= round;
-    int by = i % round + 1;
+    bool gathers = hvd_algo_gathers(shape, &i);
+    int by = i + 1;
     int to = hvd_algo_around(shape, shape->rank, by), from = hvd_algo_around(shape, shape->rank, -by);
     if (gathers) {
         hvd_algo_send_chunk(shape, step, to, shape->rank);
@@ -35,7 +23,7 @@ static void step(const struct hvd_shape *shape, int i, struct hvd_step *step)
     hvd_algo_send_chunk(shape, step, to, to);
     hvd_algo_recv_chunk(shape, step, from, shape->rank);
     step->how = HVD_STEP_STAGE;
-    step->fold = by == round;
+    step->fold = by == shape->size - 1;
 }
 
-const struct hvd_algo hvd_algo_direct = {"direct", true, can, steps, step};
+const struct hvd_algo hvd_algo_direct = {"direct", true, hvd_algo_can_in_phases, hvd_algo_steps_in_phases, step};

@@ -12,27 +12,14 @@
  */
 #include "algo.h"
 
-static bool can(int kind, int size)
-{
-    (void)size;
-    return kind == HVD_ALLREDUCE || kind == HVD_REDUCESCATTER || kind == HVD_ALLGATHER;
-}
-
-static int steps(struct hvd_shape *shape)
-{
-    return (shape->kind == HVD_ALLREDUCE ? 2 : 1) * (shape->size - 1);
-}
-
 static void step(const struct hvd_shape *shape, int i, struct hvd_step *step)
 {
     int next = hvd_algo_around(shape, shape->rank, 1), before = hvd_algo_around(shape, shape->rank, -1);
-    bool gathers = shape->kind == HVD_ALLGATHER || i >= shape->size - 1;
-    if (shape->kind == HVD_ALLREDUCE && gathers)
-        i -= shape->size - 1;
+    bool gathers = hvd_algo_gathers(shape, &i);
     int back = gathers ? -i : -i - 1; /* the chunk that this rank passes on */
     hvd_algo_send_chunk(shape, step, next, hvd_algo_around(shape, shape->rank, back));
     hvd_algo_recv_chunk(shape, step, before, hvd_algo_around(shape, shape->rank, back - 1));
     step->how = gathers ? HVD_STEP_COPY : HVD_STEP_REDUCE;
 }
 
-const struct hvd_algo hvd_algo_ring = {"ring", false, can, steps, step};
+const struct hvd_algo hvd_algo_ring = {"ring", false, hvd_algo_can_in_phases, hvd_algo_steps_in_phases, step};

@@ -73,6 +73,25 @@ void hvd_algo_recv_chunk(const struct hvd_shape *shape, struct hvd_step *step, i
     step->from = from;
 }
 
+bool hvd_algo_can_in_phases(int kind, int size)
+{
+    (void)size;
+    return kind == HVD_ALLREDUCE || kind == HVD_REDUCESCATTER || kind == HVD_ALLGATHER;
+}
+
+int hvd_algo_steps_in_phases(struct hvd_shape *shape)
+{
+    return (shape->kind == HVD_ALLREDUCE ? 2 : 1) * (shape->size - 1);
+}
+
+bool hvd_algo_gathers(const struct hvd_shape *shape, int *i)
+{
+    if (shape->kind != HVD_ALLREDUCE || *i < shape->size - 1)
+        return shape->kind == HVD_ALLGATHER;
+    *i -= shape->size - 1;
+    return true;
+}
+
 struct hvd_step hvd_algo_step(const struct hvd_algo *algo, const struct hvd_shape *shape, int i)
 {
     struct hvd_step step = {.to = -1, .from = -1};

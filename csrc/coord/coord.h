@@ -45,22 +45,22 @@
  *      Outstanding requests of an evicted slot are announced again. A key for which no slot can be had is done
  *      without one if all have announced it, else it is announced again. All computed in decide.
  *   8. IN_PLANE ("my buffers lie in plane memory") is merged with AND, for fresh and known alike.
- *   9. Items of a plan are sorted by (greater priority, order, key), order being the smallest submission number any
- * rank gave when the slot was made: gradients keep the order in which backward produces them, also those whose shape
- * has changed since.
+ *   9. Items of a plan are sorted by (greater priority, order, key), order being the smallest submission number
+ *      any rank gave when the slot was made: gradients keep the order in which backward produces them, also those
+ *      whose shape has changed since.
  *  10. A send concerns two ranks, its sender and its receiver. The others say "ready" from the start: their bits of
  *      its slot are 1 as long as the slot lives, and two announcements are all. They get the item without a
  *      ticket, because the plane moves it with everybody's help. Sends are named, in no group, and matched by sender,
  *      receiver and name.
- *  11. A LEARNED plan. When rank 0 has submitted the same sequence of named allreduces twice, it proposes their slots,
- * as a list, in its vote. decide adopts it, unless what it plans in that round is no prefix of the list from where rank
- * 0 stands. From then on the list repeats for ever: a vote says "of the learned, the next k are ready", merged with
- * MIN, and has no bits of them (none at all, if nothing else is outstanding). What is fresh or not in the list travels
- * beside it as before. A rank that gets something of the list out of turn, or with memory that lies in the plane now
- * and did not before, says so (deviates, OR): all forget the list in that decide, what is outstanding goes back to
- * bits, and the next list is proposed after twice as many repetitions, at most HVD_PATIENCE_MAX. So a dynamic graph
- *      costs one more round, now and then. The list is forgotten, too, when one of its slots is, or a rank has joined.
- *      Lists are of what is in no group.
+ *  11. A LEARNED plan. When rank 0 has submitted the same sequence of named allreduces twice, it proposes their
+ *      slots, as a list, in its vote. decide adopts it, unless what it plans in that round is no prefix of the list
+ *      from where rank 0 stands. From then on the list repeats for ever: a vote says "of the learned, the next k are
+ *      ready", merged with MIN, and has no bits of them (none at all, if nothing else is outstanding). What is fresh
+ *      or not in the list travels beside it as before. A rank that gets something of the list out of turn, or with
+ *      memory that lies in the plane now and did not before, says so (deviates, OR): all forget the list in that
+ *      decide, what is outstanding goes back to bits, and the next list is proposed after twice as many repetitions,
+ *      at most HVD_PATIENCE_MAX. So a dynamic graph costs one more round, now and then. The list is forgotten, too,
+ *      when one of its slots is, or a rank has joined. Lists are of what is in no group.
  *  12. A setting that a rank proposes rides in its next vote; of several in one round the greatest is agreed, and
  *      all ranks apply it to the plan of that very round.
  */

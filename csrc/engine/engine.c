@@ -291,6 +291,17 @@ static void wait_asleep(struct hvd_engine *engine, struct hvd_slot *slot, uint64
     atomic_fetch_sub(&slot->waiters, 1);
 }
 
+bool hvd_engine_take_part(struct hvd_engine *engine, bool (*done)(void *self), void *self, uint64_t until_ns,
+                          bool *patient)
+{
+    if (engine->bound || !*patient || !hvd_turn_take_over(engine, done, self))
+        return false;
+    hvd_count(engine, HVD_COUNT_turns_taken_by_waiters, 1);
+    hvd_soon_disarm(&engine->soon);
+    *patient = hvd_turn_drive(engine, done, self, until_ns);
+    return true;
+}
+
 int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
 {
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
@@ -302,13 +313,8 @@ int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, c
     bool patient = true;
     atomic_fetch_add(&engine->waiters, 1);
     while (!slot_done(slot)) {
-        if (!engine->bound && patient && hvd_turn_take_over(engine, slot_done, slot)) {
-            hvd_count(engine, HVD_COUNT_turns_taken_by_waiters, 1);
-            hvd_soon_disarm(&engine->soon);
-            patient = hvd_turn_drive(engine, slot_done, slot, until_ns);
-        } else {
+        if (!hvd_engine_take_part(engine, slot_done, slot, until_ns, &patient))
             wait_asleep(engine, slot, until_ns);
-        }
         if (hvd_now_ns() >= until_ns)
             break;
     }

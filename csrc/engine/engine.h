@@ -142,6 +142,10 @@ int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *r
 int hvd_engine_check(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
 int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *request, int wait_ms, char *text,
                        size_t text_bytes);
+/* By a waiter: do the engine's work until done(self), or patience or time is at an end; false: another thread does it.
+ * `patient` begins as true. */
+bool hvd_engine_take_part(struct hvd_engine *engine, bool (*done)(void *self), void *self, uint64_t until_ns,
+                          bool *patient);
 int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 void hvd_engine_kick(struct hvd_engine *engine);
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle);
@@ -165,8 +169,8 @@ static inline void hvd_count(struct hvd_engine *engine, int which, int64_t by)
     atomic_fetch_add_explicit(&engine->counter[which], by, memory_order_relaxed);
 }
 
-static inline bool hvd_engine_busy(
-    const struct hvd_engine *engine) /* by the turn: is anything of this rank's under way? */
+/* By the turn: is anything of this rank's under way? */
+static inline bool hvd_engine_busy(const struct hvd_engine *engine)
 {
     for (int i = 0; i < engine->sets; i++)
         if ((engine->set[i]->entered && engine->handles.with_turn) || !hvd_work_empty(engine->set[i]))

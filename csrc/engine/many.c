@@ -67,20 +67,16 @@ int hvd_engine_wait_many(struct hvd_engine *engine, const int64_t *handles, int 
 {
     uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
     struct waited waited = {engine, handles, count, 0};
-    bool patient = !engine->bound;
-    while (!all_done(&waited)) {
-        uint64_t now_ns = hvd_now_ns();
-        if (now_ns >= until_ns)
-            return HVD_AGAIN;
-        if (patient && hvd_turn_take(engine)) {
-            hvd_count(engine, HVD_COUNT_turns_taken_by_waiters, 1);
-            atomic_fetch_add(&engine->waiters, 1);
-            patient = hvd_turn_drive(engine, all_done, &waited, until_ns);
-            atomic_fetch_sub(&engine->waiters, 1);
-        } else { /* all_done may have gone on: `first` may be finished, and the wait is over at once */
-            int left_ms = (int)((until_ns - now_ns + 999999u) / 1000000u);
-            hvd_engine_wait(engine, handles[waited.first], left_ms, NULL, 0);
+    bool patient = true, done;
+    atomic_fetch_add(&engine->waiters, 1);
+    while (!(done = all_done(&waited)) && hvd_now_ns() < until_ns)
+        if (!hvd_engine_take_part(engine, all_done, &waited, until_ns, &patient)) {
+            /* Sleep on one of them. all_done may have gone on: then `first` is finished, and that is over at once. */
+            uint64_t now_ns = hvd_now_ns();
+            int left_ms = now_ns < until_ns ? (int)((until_ns - now_ns + 999999u) / 1000000u) : 0;
+            if (waited.first < count)
+                hvd_engine_wait(engine, handles[waited.first], left_ms, NULL, 0);
         }
-    }
-    return forget_many(engine, handles, count, text, text_bytes);
+    atomic_fetch_sub(&engine->waiters, 1);
+    return done ? forget_many(engine, handles, count, text, text_bytes) : HVD_AGAIN;
 }

@@ -82,18 +82,7 @@ static int p2p_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_er
 
 static bool p2p_can(void *plane, const struct hvd_work *work)
 {
-    (void)plane;
-    switch (work->kind) {
-    case HVD_ALLREDUCE:
-    case HVD_REDUCESCATTER:
-        return !hvd_reduce_check(work->op, work->dtype, work->prescale, work->postscale);
-    case HVD_ALLGATHER:
-    case HVD_ALLTOALL:
-    case HVD_BROADCAST:
-        return true;
-    default:
-        return false;
-    }
+    return work->kind != HVD_BARRIER && hvd_plane_can_all(plane, work);
 }
 
 static bool reduces(const struct hvd_work *work)

@@ -121,4 +121,7 @@ struct hvd_plane {
 /* The table the build makes from the file names (-DHVD_PLANE_LIST="X(self) X(shm)"), NULL-terminated. */
 extern const struct hvd_plane *const hvd_planes[];
 
+/* `can` of a plane that does every kind of work, with whatever the kernel can reduce. */
+bool hvd_plane_can_all(void *plane, const struct hvd_work *work);
+
 #endif

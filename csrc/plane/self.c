@@ -20,23 +20,6 @@ static int self_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_e
     return HVD_OK;
 }
 
-static bool self_can(void *plane, const struct hvd_work *work)
-{
-    (void)plane;
-    switch (work->kind) {
-    case HVD_ALLREDUCE:
-    case HVD_REDUCESCATTER:
-        return !hvd_reduce_check(work->op, work->dtype, work->prescale, work->postscale);
-    case HVD_ALLGATHER:
-    case HVD_ALLTOALL:
-    case HVD_BROADCAST:
-    case HVD_BARRIER:
-        return true;
-    default:
-        return false;
-    }
-}
-
 static int self_start(void *plane, struct hvd_work *work, struct hvd_error *error)
 {
     (void)plane;
@@ -78,7 +61,7 @@ const struct hvd_plane hvd_plane_self = {
     .preference = 1000,
     .order = HVD_ORDER_SET,
     .open = self_open,
-    .can = self_can,
+    .can = hvd_plane_can_all,
     .start = self_start,
     .poll = self_poll,
     .close = self_close,

@@ -20,8 +20,6 @@
 
 #include "../ground/memory.h"
 
-#include "../ground/memory.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -107,23 +105,6 @@ static int shm_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_er
     place_memory(shm);
     *plane = shm;
     return HVD_OK;
-}
-
-static bool shm_can(void *plane, const struct hvd_work *work)
-{
-    (void)plane;
-    switch (work->kind) {
-    case HVD_ALLREDUCE:
-    case HVD_REDUCESCATTER:
-        return !hvd_reduce_check(work->op, work->dtype, work->prescale, work->postscale);
-    case HVD_ALLGATHER:
-    case HVD_ALLTOALL:
-    case HVD_BROADCAST:
-    case HVD_BARRIER:
-        return true;
-    default:
-        return false;
-    }
 }
 
 /* The mark's low bits: has this rank joined, so that all its inputs are missing? Does it want no result? */
@@ -249,7 +230,7 @@ const struct hvd_plane hvd_plane_shm = {
     .preference = 100,
     .order = HVD_ORDER_SET,
     .open = shm_open,
-    .can = shm_can,
+    .can = hvd_plane_can_all,
     .start = shm_start,
     .poll = shm_poll,
     .close = shm_close,

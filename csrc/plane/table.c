@@ -1,9 +1,11 @@
-/* table.c - which planes this build carries.
+/* table.c - which planes this build carries, and what a plane that can do everything can do.
  *
  * The file name is the registration: setup.py and tests/Makefile glob csrc/plane/ for plug-ins and pass
  * their names as -DHVD_PLANE_LIST="X(self) X(shm)". Nobody edits a list.
  */
 #include "plane.h"
+
+#include "../kernel/kernel.h"
 
 #ifndef HVD_PLANE_LIST
 #error "build with -DHVD_PLANE_LIST, the names of the files csrc/plane/*.c but for table.c"
@@ -18,3 +20,20 @@ const struct hvd_plane *const hvd_planes[] = {
     HVD_PLANE_LIST
 #undef X
         NULL};
+
+bool hvd_plane_can_all(void *plane, const struct hvd_work *work)
+{
+    (void)plane;
+    switch (work->kind) {
+    case HVD_ALLREDUCE:
+    case HVD_REDUCESCATTER:
+        return !hvd_reduce_check(work->op, work->dtype, work->prescale, work->postscale);
+    case HVD_ALLGATHER:
+    case HVD_ALLTOALL:
+    case HVD_BROADCAST:
+    case HVD_BARRIER:
+        return true;
+    default:
+        return false;
+    }
+}

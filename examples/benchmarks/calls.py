@@ -8,12 +8,10 @@ anew before each call, as training does, and the time of writing alone is taken 
 submitted without waiting, then all are waited for. What counts is the slower rank's median.
 """
 
-import argparse
-
 import torch
 
-from libraries import NAMES, library
-from measure import PATIENCE, repetitions, report, size_text, slower_rank, spread, timed_us
+from libraries import asked, library
+from measure import repetitions, report, size_text, slower_rank, spread, timed_us
 
 SMALL = (4, 4 << 10)
 LARGE = (64 << 10, 1 << 20, 16 << 20, 128 << 20)
@@ -75,10 +73,7 @@ def many_calls(lib, seconds: float) -> "list[float]":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Allreduces from Python.")
-    parser.add_argument("--library", choices=NAMES, default="hvdlite")
-    parser.add_argument("--patience", choices=PATIENCE, default="full")
-    args = parser.parse_args()
+    args = asked("Allreduces from Python.")
     lib, seconds = library(args.library), SECONDS[args.patience]
     works = [(f"allreduce_ of {size_text(size)}", small_calls, (size,)) for size in SMALL]
     largest = LARGE[0] if args.patience == "tiny" else LARGE[-1]

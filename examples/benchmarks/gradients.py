@@ -8,13 +8,12 @@ written anew before each time, as backward does, which is not counted. Beside th
 counts is the slower rank of each iteration; sums are checked in every one.
 """
 
-import argparse
 import math
 
 import torch
 
-from libraries import NAMES, library
-from measure import PATIENCE, report, timed_us
+from libraries import asked, library
+from measure import report, timed_us
 
 ITERATIONS = {"full": (3, 12), "quick": (3, 5), "tiny": (1, 2)}  # to warm up, counted
 
@@ -58,10 +57,7 @@ def iterate(lib, gradients: "list[torch.Tensor]", prefix: str, times: int) -> "l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Summing the gradients of a ResNet-50.")
-    parser.add_argument("--library", choices=NAMES, default="hvdlite")
-    parser.add_argument("--patience", choices=PATIENCE, default="full")
-    args = parser.parse_args()
+    args = asked("Summing the gradients of a ResNet-50.")
     lib, shapes = library(args.library), resnet50_shapes()
     elements = sum(map(math.prod, shapes))
     if args.patience == "tiny":

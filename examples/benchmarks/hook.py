@@ -8,13 +8,12 @@ parameter: once by the clock, in which the engine's thread competes for the proc
 the thread that runs backward. The slower rank's figures.
 """
 
-import argparse
 import time
 
 import torch
 
-from libraries import NAMES, library
-from measure import PATIENCE, report, slower_rank, spread
+from libraries import NAMES, asked, library
+from measure import report, slower_rank, spread
 
 PARAMETERS = 400
 PASSES = {"full": 60, "quick": 30, "tiny": 2}
@@ -60,10 +59,7 @@ class Model(torch.nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The cost of a gradient's hook.")
-    parser.add_argument("--library", choices=[name for name in NAMES if name != "gloo"], default="hvdlite")
-    parser.add_argument("--patience", choices=PATIENCE, default="full")
-    args = parser.parse_args()
+    args = asked("The cost of a gradient's hook.", [name for name in NAMES if name != "gloo"])
     torch.set_num_threads(1)
     lib, empty, hooked = library(args.library), Model(), Model()
     for parameter in empty.layers:

@@ -4,13 +4,25 @@ Each rank makes one of them, and a process has only one, so that no idle thread 
 tensors are taken in place. hvdlite and Horovod are the same class, because their calls are the same.
 """
 
+import argparse
 import importlib
 import os
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
+from measure import PATIENCE
+
 NAMES = ("hvdlite", "gloo", "horovod")
+
+
+def asked(description: str, names: Sequence[str] = NAMES) -> argparse.Namespace:
+    """What a benchmark of one library is asked on its command line: `library` and `patience`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--library", choices=names, default="hvdlite")
+    parser.add_argument("--patience", choices=PATIENCE, default="full")
+    return parser.parse_args()
 
 
 class LikeHorovod:

@@ -13,7 +13,6 @@ a bucket is under way, and *negotiation*, the rest, of the rank with the least o
 compute.
 """
 
-import argparse
 import importlib
 import sys
 from pathlib import Path
@@ -21,8 +20,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from libraries import NAMES, library
-from measure import PATIENCE, report, spread, timed_us
+from libraries import asked, library
+from measure import report, spread, timed_us
 
 STEPS = {"full": (6, 12), "quick": (5, 5), "tiny": (1, 2)}  # to warm up, counted
 REAL = (50, 64, 1000, 64)  # depth, width, classes, pixels
@@ -105,10 +104,7 @@ def measured(lib, alone: Trainer, distributed: Trainer, trace: "Trace | None", s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A training step of a ResNet-50.")
-    parser.add_argument("--library", choices=NAMES, default="hvdlite")
-    parser.add_argument("--patience", choices=PATIENCE, default="full")
-    args = parser.parse_args()
+    args = asked("A training step of a ResNet-50.")
     torch.set_num_threads(1)
     lib = library(args.library)
     alone, distributed = Trainer(*SIZES[args.patience]), Trainer(*SIZES[args.patience])

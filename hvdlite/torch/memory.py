@@ -1,8 +1,8 @@
 """Tensors in plane memory, which all ranks of a host map: they are reduced in place, without a copy.
 
 See hvdlite.memory. Such a tensor is like any other: views keep its memory, and a copy (deepcopy, clone, torch.save and
-load) has memory of its own. `empty` is for users; `slab` is what the optimizer cuts gradients from, a large one rather
-than thousands of blocks.
+load) has memory of its own. `empty` is for users; the optimizer moves gradients there by itself, many in one block
+(`optimizer/places`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,8 @@ def empty(shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype, not {dtype!r}")
     dims = shape_of(shape)
-    plain.adapter.view(torch.empty(0, dtype=dtype))  # ValueError
-    found = slab(math.prod(dims), dtype)
-    return torch.empty(dims, dtype=dtype) if found is None else found.view(dims)
-
-
-def slab(count: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """A flat tensor of `count` elements in plane memory; None where there is none to be had."""
-    size = torch.empty(0, dtype=dtype).element_size()  # torch.dtype.itemsize is younger than the oldest torch we serve
-    buffer = block(count * size) if count else None
-    return None if buffer is None else torch.frombuffer(buffer, dtype=dtype)
+    sample = torch.empty(0, dtype=dtype)
+    plain.adapter.view(sample)  # ValueError
+    count = math.prod(dims)
+    buffer = block(count * sample.element_size()) if count else None  # dtype.itemsize is younger than our oldest torch
+    return torch.empty(dims, dtype=dtype) if buffer is None else torch.frombuffer(buffer, dtype=dtype).view(dims)

@@ -31,17 +31,8 @@ static void latency(struct hvd_engine *engine, int rank, int64_t count, const ch
     char text[HVD_TEXT_MAX];
     for (int i = 0; i < ROUNDS; i++) {
         uint64_t begun = hvd_now_ns();
-        struct hvd_request request = {.name = name,
-                                      .kind = HVD_ALLREDUCE,
-                                      .op = HVD_OP_sum,
-                                      .dtype = HVD_DTYPE_float32,
-                                      .ndim = 1,
-                                      .dims = {count},
-                                      .prescale = 1,
-                                      .postscale = 1,
-                                      .input = memory,
-                                      .output = memory,
-                                      .quiet = 1};
+        struct hvd_request request = crew_sum(name, memory, count);
+        request.quiet = 1;
         int64_t handle = hvd_engine_submit(engine, &request, &error);
         CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
         took[i] = (double)(hvd_now_ns() - begun) / 1e3;
@@ -109,17 +100,8 @@ static void small_ones(struct hvd_engine *engine, int rank, int quiet)
         uint64_t begun = hvd_now_ns();
         for (int i = 0; i < TENSORS; i++) {
             snprintf(name, sizeof name, "small.%d", i);
-            struct hvd_request request = {.name = name,
-                                          .kind = HVD_ALLREDUCE,
-                                          .op = HVD_OP_sum,
-                                          .dtype = HVD_DTYPE_float32,
-                                          .ndim = 1,
-                                          .dims = {COUNT},
-                                          .prescale = 1,
-                                          .postscale = 1,
-                                          .input = memory + i * COUNT,
-                                          .output = memory + i * COUNT,
-                                          .quiet = quiet};
+            struct hvd_request request = crew_sum(name, memory + i * COUNT, COUNT);
+            request.quiet = quiet;
             handle[i] = hvd_engine_submit(engine, &request, &error);
         }
         submitting[step] = (double)(hvd_now_ns() - begun) / 1e3;

@@ -257,3 +257,17 @@ void hvd_bucket_check(struct hvd_bucket *bucket)
     free(bucket->piece);
     free(bucket->count_of);
 }
+
+struct hvd_work hvd_bucket_sum(struct hvd_piece *piece, void *memory, uint64_t count)
+{
+    *piece = (struct hvd_piece){memory, memory, count};
+    return (struct hvd_work){.kind = HVD_ALLREDUCE,
+                             .op = HVD_OP_sum,
+                             .dtype = HVD_DTYPE_float32,
+                             .divide_by = 1,
+                             .prescale = 1,
+                             .postscale = 1,
+                             .piece = piece,
+                             .pieces = 1,
+                             .count = count};
+}

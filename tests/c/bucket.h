@@ -35,6 +35,8 @@ void hvd_bucket_expect(const struct hvd_bucket *bucket, uint64_t i, void *to);
 void hvd_bucket_make(struct hvd_bucket *bucket, const struct hvd_work *like, uint64_t count,
                      enum hvd_bucket_shape shape, enum hvd_bucket_place place, int rank, int size, uint64_t joined,
                      const struct hvd_plane *plane, void *lender);
+/* A sum of float32 in place, of one piece. */
+struct hvd_work hvd_bucket_sum(struct hvd_piece *piece, void *memory, uint64_t count);
 /* Ends the test if an output, an input or a guard is not what it must be; then frees. */
 void hvd_bucket_check(struct hvd_bucket *bucket);
 

@@ -18,17 +18,8 @@ static pthread_barrier_t meeting;
 static int64_t submit(struct hvd_engine *engine, float *memory, const char *name)
 {
     struct hvd_error error = {0};
-    struct hvd_request request = {.name = name,
-                                  .kind = HVD_ALLREDUCE,
-                                  .op = HVD_OP_sum,
-                                  .dtype = HVD_DTYPE_float32,
-                                  .ndim = 1,
-                                  .dims = {ELEMENTS},
-                                  .prescale = 1,
-                                  .postscale = 1,
-                                  .input = memory,
-                                  .output = memory,
-                                  .quiet = 1};
+    struct hvd_request request = crew_sum(name, memory, ELEMENTS);
+    request.quiet = 1;
     int64_t handle = hvd_engine_submit(engine, &request, &error);
     CHECK_CODE(handle > 0, 1, error.text);
     return handle;

@@ -151,6 +151,20 @@ void crew_processes(int size, crew_body *body, void (*before)(int rank), int *st
     munmap(page, sizeof *page);
 }
 
+struct hvd_request crew_sum(const char *name, float *memory, int64_t count)
+{
+    return (struct hvd_request){.name = name,
+                                .kind = HVD_ALLREDUCE,
+                                .op = HVD_OP_sum,
+                                .dtype = HVD_DTYPE_float32,
+                                .ndim = 1,
+                                .dims = {count},
+                                .prescale = 1.0,
+                                .postscale = 1.0,
+                                .input = memory,
+                                .output = memory};
+}
+
 int64_t crew_submit(struct hvd_engine *engine, int kind, const char *name, int op, int dtype, const void *in, void *out,
                     int64_t count, struct hvd_error *error)
 {

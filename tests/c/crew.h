@@ -48,7 +48,8 @@ extern int crew_shared_memory; /* as in hvd_options */
 /* A barrier of the process crew that does not go through the engine. */
 void crew_meet(void);
 
-/* Shorthands of a rank's program. */
+/* Shorthands of a rank's program. sum: an allreduce of float32 in place. */
+struct hvd_request crew_sum(const char *name, float *memory, int64_t count);
 void crew_barrier(struct hvd_engine *engine);
 int64_t crew_submit(struct hvd_engine *engine, int kind, const char *name, int op, int dtype, const void *in, void *out,
                     int64_t count, struct hvd_error *error);

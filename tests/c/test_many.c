@@ -4,20 +4,6 @@
 
 #define MANY 300
 
-static struct hvd_request sum_of(const char *name, float *memory)
-{
-    return (struct hvd_request){.name = name,
-                                .kind = HVD_ALLREDUCE,
-                                .op = HVD_OP_sum,
-                                .dtype = HVD_DTYPE_float32,
-                                .ndim = 1,
-                                .dims = {1},
-                                .prescale = 1,
-                                .postscale = 1,
-                                .input = memory,
-                                .output = memory};
-}
-
 struct many {
     float memory[MANY];
     char name[MANY][16];
@@ -33,7 +19,7 @@ static struct many *prepare(int rank)
     for (int i = 0; i < MANY; i++) {
         snprintf(many->name[i], sizeof many->name[i], "tensor %d", i);
         many->memory[i] = (float)(i + rank);
-        many->request[i] = sum_of(many->name[i], &many->memory[i]);
+        many->request[i] = crew_sum(many->name[i], &many->memory[i], 1);
         many->given[i] = &many->request[i];
     }
     return many;

@@ -1,23 +1,10 @@
 /* test_plane_faults.c - a peer that runs other works, or writes nonsense, is named; nothing outside is touched. */
+#include "bucket.h"
 #include "kernel/kernel.h"
 #include "plane/shm/lane.h"
 #include "world.h"
 
 #include <string.h>
-
-static struct hvd_work sum_of(struct hvd_piece *piece, void *memory, uint64_t count)
-{
-    *piece = (struct hvd_piece){memory, memory, count};
-    return (struct hvd_work){.kind = HVD_ALLREDUCE,
-                             .op = HVD_OP_sum,
-                             .dtype = HVD_DTYPE_float32,
-                             .divide_by = 1,
-                             .prescale = 1,
-                             .postscale = 1,
-                             .piece = piece,
-                             .pieces = 1,
-                             .count = count};
-}
 
 static void expect_culprit(int code, const struct hvd_error *error, int culprit)
 {
@@ -35,7 +22,7 @@ static void ranks_that_start_different_works_both_say_so(const struct hvd_plane_
     float memory[100] = {0};
     struct hvd_piece piece;
     struct hvd_error error = {0}, again = {0};
-    struct hvd_work work = sum_of(&piece, memory, arg->rank == 0 ? 10 : 11);
+    struct hvd_work work = hvd_bucket_sum(&piece, memory, arg->rank == 0 ? 10 : 11);
     expect_culprit(hvd_world_do(arg, plane, opened, &work, &error), &error, 1 - arg->rank);
     expect_culprit(plane->start(opened, &work, &again), &again, 1 - arg->rank);
     hvd_world_meet(arg);
@@ -56,7 +43,7 @@ static void a_peer_far_ahead_is_named(const struct hvd_plane_arg *arg, void *mor
         float memory[1] = {0};
         struct hvd_piece piece;
         struct hvd_error error = {0};
-        struct hvd_work work = sum_of(&piece, memory, 1);
+        struct hvd_work work = hvd_bucket_sum(&piece, memory, 1);
         expect_culprit(hvd_world_do(arg, plane, opened, &work, &error), &error, 1);
     }
     hvd_world_meet(arg);
@@ -73,7 +60,7 @@ static void an_offset_outside_of_the_arena_is_refused(const struct hvd_plane_arg
     float *memory = plane->alloc(opened, COUNT * sizeof *memory);
     struct hvd_piece piece;
     struct hvd_error error = {0};
-    struct hvd_work work = sum_of(&piece, memory, COUNT);
+    struct hvd_work work = hvd_bucket_sum(&piece, memory, COUNT);
     work.flags = HVD_WORK_IN_PLANE;
     memset(memory, 0, COUNT * sizeof *memory);
     /* Rank 1 starts honestly, then changes what it said before rank 0 looks. */

@@ -51,20 +51,6 @@ static void every_algorithm(const struct hvd_plane_arg *world, void *more)
     }
 }
 
-static struct hvd_work allreduce_of(float *values, struct hvd_piece *piece, uint64_t count)
-{
-    *piece = (struct hvd_piece){values, values, count};
-    return (struct hvd_work){.kind = HVD_ALLREDUCE,
-                             .op = HVD_OP_sum,
-                             .dtype = HVD_DTYPE_float32,
-                             .divide_by = 1,
-                             .prescale = 1,
-                             .postscale = 1,
-                             .piece = piece,
-                             .pieces = 1,
-                             .count = count};
-}
-
 static void bytes_are_counted_and_are_the_formula(const struct hvd_plane_arg *world, void *more)
 {
     (void)more;
@@ -78,7 +64,7 @@ static void bytes_are_counted_and_are_the_formula(const struct hvd_plane_arg *wo
         void *opened;
         uint64_t before = 0, after = 0, messages = 0, n = (uint64_t)arg.size;
         const struct hvd_plane *plane = open_p2p(&arg, names[k], &opened);
-        struct hvd_work work = allreduce_of(values, &piece, EACH * n);
+        struct hvd_work work = hvd_bucket_sum(&piece, values, EACH * n);
         for (int rank = 0; rank < arg.size; rank++) {
             before += rank == arg.rank ? 0 : arg.link[rank]->counts.bytes_out;
             messages -= rank == arg.rank ? 0 : arg.link[rank]->counts.messages_out;
@@ -110,7 +96,7 @@ static void bits_do_not_depend_on_the_bucket(const struct hvd_plane_arg *world, 
     for (int i = 0; i < COUNT; i++)
         alone[i] = fused[i] = 1.0f / (float)(1 + (i * 7 + arg.rank * 31) % 101) * (float)(1 << (arg.rank * 3 + i % 5));
     struct hvd_piece piece, pieces[] = {{other, other, 777}, {fused, fused, COUNT}, {last, last, 12345}};
-    struct hvd_work work = allreduce_of(alone, &piece, COUNT);
+    struct hvd_work work = hvd_bucket_sum(&piece, alone, COUNT);
     CHECK(hvd_world_do(&arg, plane, opened, &work, &error) == HVD_OK, "%s", error.text);
     work.piece = pieces;
     work.pieces = 3;
@@ -141,7 +127,7 @@ static void slow_readers_are_waited_for(const struct hvd_plane_arg *world, void 
                 setsockopt(arg.link[rank]->fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
         for (int i = 0; i < COUNT; i++)
             values[i] = (float)(arg.rank + i % 10);
-        struct hvd_work work = allreduce_of(values, &piece, COUNT);
+        struct hvd_work work = hvd_bucket_sum(&piece, values, COUNT);
         if (arg.rank != 0) {
             CHECK(plane->start(opened, &work, &error) == HVD_OK, "%s", error.text);
             for (int polls = 0; polls < 50; polls++) {
@@ -168,7 +154,7 @@ static void must_fail(const struct hvd_plane_arg *arg, const struct hvd_plane *p
     static _Thread_local float values[1000];
     struct hvd_piece piece;
     struct hvd_error error = {0};
-    struct hvd_work work = allreduce_of(values, &piece, 1000);
+    struct hvd_work work = hvd_bucket_sum(&piece, values, 1000);
     int got = hvd_world_do(arg, plane, opened, &work, &error);
     CHECK(got == code && error.culprit == arg->size - 1 && strstr(error.text, name), "rank %d: %d, culprit %d: %s",
           arg->rank, got, error.culprit, error.text);

@@ -13,15 +13,9 @@ static bool asleep(struct hvd_engine *engine)
 
 static struct hvd_request a_sum(const char *name, float *memory, int quiet)
 {
-    return (struct hvd_request){.name = name,
-                                .kind = HVD_ALLREDUCE,
-                                .op = HVD_OP_sum,
-                                .dtype = HVD_DTYPE_float32,
-                                .prescale = 1,
-                                .postscale = 1,
-                                .input = memory,
-                                .output = memory,
-                                .quiet = quiet};
+    struct hvd_request request = crew_sum(name, memory, 1);
+    request.quiet = quiet;
+    return request;
 }
 
 static int64_t submit_quietly(struct hvd_engine *engine, const char *name, float *memory, int quiet)

@@ -33,17 +33,8 @@ static int index_in(const int *ranks, int count, int rank)
 static int64_t submit_sum(struct hvd_engine *engine, int set, const char *name, float *memory, int64_t count,
                           struct hvd_error *error)
 {
-    struct hvd_request request = {.name = name,
-                                  .kind = HVD_ALLREDUCE,
-                                  .op = HVD_OP_sum,
-                                  .dtype = HVD_DTYPE_float32,
-                                  .ndim = 1,
-                                  .dims = {count},
-                                  .prescale = 1.0,
-                                  .postscale = 1.0,
-                                  .input = memory,
-                                  .output = memory,
-                                  .process_set = set};
+    struct hvd_request request = crew_sum(name, memory, count);
+    request.process_set = set;
     memset(error, 0, sizeof *error);
     return hvd_engine_submit(engine, &request, error);
 }

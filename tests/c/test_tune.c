@@ -21,19 +21,10 @@ static int64_t step(struct hvd_engine *engine, int set, int rank, int size)
         for (int k = 0; k < 100; k++)
             memory[i][k] = (float)(rank + i + k);
         snprintf(name, sizeof name, "w%d", i);
-        struct hvd_request request = {.name = name,
-                                      .kind = HVD_ALLREDUCE,
-                                      .op = HVD_OP_sum,
-                                      .dtype = HVD_DTYPE_float32,
-                                      .ndim = 1,
-                                      .dims = {100},
-                                      .prescale = 1,
-                                      .postscale = 1,
-                                      .input = memory[i],
-                                      .output = memory[i],
-                                      .process_set = set,
-                                      .group = 1,
-                                      .group_count = TENSORS};
+        struct hvd_request request = crew_sum(name, memory[i], 100);
+        request.process_set = set;
+        request.group = 1;
+        request.group_count = TENSORS;
         handle[i] = hvd_engine_submit(engine, &request, &error);
         CHECK_CODE(handle[i] > 0, 1, error.text);
     }

@@ -58,12 +58,20 @@ def test_a_value_is_read_under_both_names(option):
         ("HVDLITE_SIZE", "0", "at least 1"),
         ("HVDLITE_STORE_PORT", "70000", "at most 65535"),
         ("HVDLITE_JOB_ID", "12", "16 hexadecimal"),
+        ("HVDLITE_AUTOTUNE", "yes", "0 or 1"),
+        ("HOROVOD_AUTOTUNE", "2", "0 or 1"),
+        ("HVDLITE_AUTOTUNE_WARMUP_SAMPLES", "-1", "at least 0"),
+        ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "three", "whole number"),
+        ("HVDLITE_AUTOTUNE_STEPS_PER_SAMPLE", "0", "at least 1"),
+        ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "1.5", "whole number"),
+        ("HVDLITE_AUTOTUNE_MAX_SAMPLES", "15", "at least 16"),
+        ("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "few", "whole number"),
     ],
 )
 def test_a_malformed_value_names_variable_and_value(variable, value, wanted):
     with pytest.raises(HvdOptionError) as caught:
         config.read({variable: value})
-    assert f"{variable}={value!r}" in str(caught.value) and wanted in str(caught.value)
+    assert f"{variable}={value!r}: must be " in str(caught.value) and wanted in str(caught.value)
     assert isinstance(caught.value, (HvdInitError)) and isinstance(caught.value, ValueError)
 
 

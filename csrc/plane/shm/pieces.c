@@ -45,13 +45,14 @@ void hvd_shm_copy_in(const struct hvd_work *work, struct hvd_shm_cursor *at, uin
     }
 }
 
-void hvd_shm_take_back(const struct hvd_work *work, struct hvd_shm_cursor *at, uint64_t from, uint64_t count,
-                       size_t element_bytes, const void *staged)
+/* To where the result is wanted, by one of the kernel's copies. */
+static void copy_to(const struct hvd_work *work, struct hvd_shm_cursor *at, uint64_t from, uint64_t count,
+                    size_t element_bytes, const char *staged, void (*copy)(void *dst, const void *src, size_t bytes))
 {
     for (uint64_t done = 0; done < count;) {
         struct hvd_shm_run run = hvd_shm_run(work, at, from + done, count - done, element_bytes);
         if (run.out)
-            hvd_copy_back(run.out, (const char *)staged + done * element_bytes, run.count * element_bytes);
+            copy(run.out, staged + done * element_bytes, run.count * element_bytes);
         done += run.count;
     }
 }
@@ -59,10 +60,11 @@ void hvd_shm_take_back(const struct hvd_work *work, struct hvd_shm_cursor *at, u
 void hvd_shm_copy_out(const struct hvd_work *work, struct hvd_shm_cursor *at, uint64_t from, uint64_t count,
                       size_t element_bytes, const void *staged)
 {
-    for (uint64_t done = 0; done < count;) {
-        struct hvd_shm_run run = hvd_shm_run(work, at, from + done, count - done, element_bytes);
-        if (run.out)
-            hvd_copy(run.out, (const char *)staged + done * element_bytes, run.count * element_bytes);
-        done += run.count;
-    }
+    copy_to(work, at, from, count, element_bytes, staged, hvd_copy);
+}
+
+void hvd_shm_take_back(const struct hvd_work *work, struct hvd_shm_cursor *at, uint64_t from, uint64_t count,
+                       size_t element_bytes, const void *staged)
+{
+    copy_to(work, at, from, count, element_bytes, staged, hvd_copy_back);
 }

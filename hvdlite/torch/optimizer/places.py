@@ -8,8 +8,9 @@ on the way. The question is what it costs to bring a gradient there. Measured on
     reduced elsewhere                     48       98     309    1085    4140
     copied into plane memory first        28       59     216     825    3464
 
-So copying pays at no size: it costs what the plane's own copies cost, and more. A zeroed place that backward adds to
-costs even more than a copy. Hence the rule, which is the same for all sizes and depends on the mode alone:
+So copying pays at no size: it costs what the plane's own copies cost, and more. (A zeroed place that backward adds to
+moves more bytes than a copy does, to fill it and to add; that was not measured.) Hence the rule, which is the same for
+all sizes and depends on the mode alone:
 
   * Where a gradient's memory stays from step to step (zero_grad(set_to_none=False), or no zero_grad at all), it moves
     into plane memory once, when a round has shown it. From then on that costs nothing. Small ones move with the large,
