@@ -30,6 +30,8 @@ struct hvd_link_kind {
      * error names the peer as it is called in the set. */
     int (*send)(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error);
     int (*recv)(struct hvd_link *link, void *bytes, size_t count, size_t *moved, struct hvd_error *error);
+    /* HVD_EPEER if the peer has ended the stream, however much of it is still unread; else HVD_OK. */
+    int (*ended)(const struct hvd_link *link, struct hvd_error *error);
     void (*close)(struct hvd_link *link);
 };
 

@@ -7,12 +7,14 @@
  *
  * A call moves at most MOVE_MAX bytes, so that a turn stays short however much waits.
  */
+#define _GNU_SOURCE /* POLLRDHUP */
 #include "link.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -71,6 +73,13 @@ static int tcp_recv(struct hvd_link *link, void *bytes, size_t count, size_t *mo
     return HVD_OK;
 }
 
+static int tcp_ended(const struct hvd_link *link, struct hvd_error *error)
+{
+    struct pollfd news = {.fd = link->fd, .events = POLLRDHUP};
+    bool end = poll(&news, 1, 0) > 0 && (news.revents & (POLLRDHUP | POLLHUP | POLLERR));
+    return end ? lost(link, "closed by the peer", error) : HVD_OK;
+}
+
 static void tcp_close(struct hvd_link *link)
 {
     if (link->fd >= 0)
@@ -78,4 +87,4 @@ static void tcp_close(struct hvd_link *link)
     link->fd = -1;
 }
 
-const struct hvd_link_kind hvd_link_tcp = {"tcp", tcp_open, tcp_send, tcp_recv, tcp_close};
+const struct hvd_link_kind hvd_link_tcp = {"tcp", tcp_open, tcp_send, tcp_recv, tcp_ended, tcp_close};

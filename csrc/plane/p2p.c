@@ -335,16 +335,10 @@ static int p2p_poll(void *plane, struct hvd_work *work, bool *progress, struct h
     return code;
 }
 
-static int p2p_watch(void *plane, int *fd, bool *wants_out)
+static int p2p_watch(void *plane, struct pollfd *news)
 {
     struct p2p *p2p = plane;
-    int count = 0;
-    for (int rank = 0; rank < p2p->size && count < HVD_LOCAL_MAX; rank++)
-        if (rank != p2p->rank && p2p->link[rank]->fd >= 0) {
-            fd[count] = p2p->link[rank]->fd;
-            wants_out[count++] = p2p->link[rank]->wants_out;
-        }
-    return count;
+    return hvd_p2p_watch(&p2p->run, news);
 }
 
 const struct hvd_plane hvd_plane_p2p = {

@@ -12,6 +12,8 @@
 #include "../ground/sleep.h"
 #include "../link/link.h"
 
+#include <poll.h>
+
 /* One tensor of a bucket. The bucket is the concatenation of its pieces; nothing is packed beforehand. */
 struct hvd_piece {
     const void *in; /* NULL: this rank has joined and gives the op's identity; allreduce only */
@@ -110,9 +112,9 @@ struct hvd_plane {
     void *(*alloc)(void *plane, size_t bytes);
     void (*release)(void *memory);
     bool (*owns)(void *plane, const void *memory, size_t bytes);
-    /* Descriptors whose news a sleeping caller must hear, up to HVD_LOCAL_MAX; wants_out[i]: also that there is room to
-     * write, which changes from poll to poll. Returns how many. May be NULL: only bells. */
-    int (*watch)(void *plane, int *fd, bool *wants_out);
+    /* What a caller that sleeps until there is news for the work under way must hear, with what would be news to it: up
+     * to HVD_LOCAL_MAX of them, other ones after every poll. Returns how many. May be NULL: only bells. */
+    int (*watch)(void *plane, struct pollfd *news);
     /* Any thread: this rank's bytes that are resident for moving, and those that alloc has handed out and not yet got
      * back; added to both. May be NULL. */
     void (*usage)(void *plane, uint64_t *resident, uint64_t *handed_out);

@@ -264,16 +264,12 @@ static int sleep_and_poll(const struct hvd_plane_arg *arg, const struct hvd_plan
     struct world *world = ((struct world_rank *)arg->self)->world;
     struct hvd_asleep *asleep = &world->asleep[arg->rank];
     struct pollfd news[1 + HVD_LOCAL_MAX] = {{.fd = world->eventfd[arg->rank], .events = POLLIN}};
-    int fd[HVD_LOCAL_MAX], watched = 0;
-    bool wants_out[HVD_LOCAL_MAX];
     uint64_t rings;
     atomic_store(&asleep->word, 1);
     atomic_thread_fence(memory_order_seq_cst);
     int code = plane->poll(opened, work, progress, error);
     if (code == HVD_AGAIN && !*progress) {
-        watched = plane->watch ? plane->watch(opened, fd, wants_out) : 0;
-        for (int i = 0; i < watched; i++)
-            news[1 + i] = (struct pollfd){.fd = fd[i], .events = (short)(POLLIN | (wants_out[i] ? POLLOUT : 0))};
+        int watched = plane->watch ? plane->watch(opened, &news[1]) : 0;
         bool rung = poll(news, (nfds_t)(1 + watched), LOST_BELL_MS) > 0;
         code = plane->poll(opened, work, progress, error);
         CHECK(rung || (code == HVD_AGAIN && !*progress), "rank %d had news but its bell was not rung", arg->rank);

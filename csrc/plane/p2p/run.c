@@ -7,6 +7,7 @@
  *
  * A head that is not the expected one ends the job: after it nothing in the stream can be believed.
  */
+#define _GNU_SOURCE /* POLLRDHUP */
 #include "run.h"
 
 #include <inttypes.h>
@@ -24,6 +25,7 @@ void hvd_p2p_begin(struct hvd_p2p_run *run)
     run->steps = run->algo->steps(&run->shape);
     run->out.i = run->in.i = 0;
     run->block_fill = 0;
+    run->patrol = run->shape.rank;
     load(run, &run->out);
     load(run, &run->in);
 }
@@ -222,6 +224,36 @@ static int recv_some(struct hvd_p2p_run *run, struct hvd_error *error)
     return HVD_OK;
 }
 
+/* A peer that is lost may be one that no step waits for: whoever does wait for it stops, and would be waited for here
+ * without end. One peer a time, so that an idle poll stays cheap. */
+static int look_around(struct hvd_p2p_run *run, struct hvd_error *error)
+{
+    do
+        run->patrol = (run->patrol + 1) % run->shape.size;
+    while (run->patrol == run->shape.rank);
+    const struct hvd_link *link = run->link[run->patrol];
+    int code = link->kind->ended(link, error);
+    return code == HVD_OK ? HVD_AGAIN : code;
+}
+
+int hvd_p2p_watch(const struct hvd_p2p_run *run, struct pollfd *news)
+{
+    int count = 0;
+    bool receives = run->in.i < run->steps && (run->in.at > 0 || may_recv(run));
+    for (int peer = 0; peer < run->shape.size; peer++) {
+        const struct hvd_link *link = run->link[peer];
+        if (peer == run->shape.rank || link->fd < 0)
+            continue;
+        short what = POLLRDHUP;
+        if (receives && run->in.step.from == peer)
+            what |= POLLIN;
+        if (run->out.i < run->steps && run->out.step.to == peer && link->wants_out)
+            what |= POLLOUT;
+        news[count++] = (struct pollfd){.fd = link->fd, .events = what};
+    }
+    return count;
+}
+
 int hvd_p2p_step(struct hvd_p2p_run *run, bool *progress, struct hvd_error *error)
 {
     enum { PASSES = 64 }; /* so that a poll stays short */
@@ -235,7 +267,7 @@ int hvd_p2p_step(struct hvd_p2p_run *run, bool *progress, struct hvd_error *erro
             return HVD_OK;
         }
         if (sent == HVD_AGAIN && received == HVD_AGAIN)
-            return HVD_AGAIN;
+            return pass == 0 ? look_around(run, error) : HVD_AGAIN;
         *progress = true;
     }
     return HVD_AGAIN;

@@ -19,6 +19,8 @@
 #include "../../kernel/kernel.h"
 #include "../../link/link.h"
 
+#include <poll.h>
+
 #define HVD_P2P_BLOCK ((size_t)64 << 10) /* what is received before it is combined: it stays in the cache */
 
 struct hvd_p2p_head {
@@ -48,12 +50,16 @@ struct hvd_p2p_run {
     struct hvd_p2p_cursor out, in;
     struct hvd_p2p_head head_out, head_in;
     size_t block_fill; /* received and not yet combined */
+    int patrol;        /* whose end was looked for last */
 };
 
 /* Begin; all fields up to `block` are set. */
 void hvd_p2p_begin(struct hvd_p2p_run *run);
 /* Move what can be moved. HVD_OK: all steps are done; HVD_AGAIN; or an error, which names the peer. */
 int hvd_p2p_step(struct hvd_p2p_run *run, bool *progress, struct hvd_error *error);
+/* After HVD_AGAIN: on which descriptors to sleep, and for what. Only what the run waits for: bytes that come early, for
+ * a later step, are left where they are, and would be news for ever. The end of any peer is news. Returns how many. */
+int hvd_p2p_watch(const struct hvd_p2p_run *run, struct pollfd *news);
 /* Bytes of `kept` that a run of this shape needs; 0 for algorithms that keep nothing. */
 size_t hvd_p2p_kept_bytes(const struct hvd_algo *algo, const struct hvd_shape *shape, size_t element_bytes);
 
