@@ -1,0 +1,301 @@
+"""Who may have a stream to this rank? A thread that accepts connections, lets peers prove themselves, and keeps them.
+
+Nobody is believed before the proof, and nobody is waited for: one thread serves all by epoll, reads exactly the bytes
+of the message that comes next (what follows CONFIRMED belongs to the core) and gives every connection HANDSHAKE_S.
+Strangers are few (STRANGERS_MAX; the oldest makes room for the newest, so that holding connections open locks nobody
+out), and so are streams that nobody has asked for yet (KEPT_MAX; a peer that finds no room is told to come again).
+
+`claim_streams` hands a stream to whoever waits for it, at once or when it comes. A rank that connects again for the
+same purpose has given up the earlier stream: the newest is kept.
+
+The thread shares two tables with callers, under one lock that is never held over a system call that could block. A
+forked child has the descriptors and no thread: its `close` only closes them. An idle listener costs no CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Collection
+from typing import Any
+
+from .._core import WIRE_VERSION
+from ..errors import HvdInitError
+from . import address as places
+from . import proof
+
+HANDSHAKE_S = 5.0
+STRANGERS_MAX = 128
+KEPT_MAX = 1024
+ACCEPTS_PER_TURN = 32
+NO_DESCRIPTOR_S = 0.1  # how long accepting pauses when this process can open no more files
+
+Key = tuple[int, str]  # a peer's rank and the purpose
+
+
+class Delivery:
+    """Streams that a caller of `connect` waits for. `fileno` is readable when some have come."""
+
+    def __init__(self) -> None:
+        self._news, self._bell = socket.socketpair()
+        for end in (self._news, self._bell):
+            end.setblocking(False)
+        self._come: dict[Key, socket.socket] = {}
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._news.fileno()
+
+    def put(self, key: Key, stream: socket.socket) -> None:
+        """For the listener's thread."""
+        with self._lock:
+            self._come[key] = stream
+            try:
+                self._bell.send(b"\1")
+            except BlockingIOError:  # it has rung often enough
+                pass
+
+    def take(self) -> dict[Key, socket.socket]:
+        """What has come since the last call."""
+        with self._lock:
+            try:
+                self._news.recv(4096)
+            except BlockingIOError:
+                pass
+            come, self._come = self._come, {}
+            return come
+
+    def close(self) -> None:
+        for stream in self.take().values():
+            stream.close()
+        self._news.close()
+        self._bell.close()
+
+
+class _Stranger:
+    """A connection between accept and CONFIRMED."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.sock = sock
+        self.deadline = deadline
+        self.greeting, self.nonce = proof.greeting()
+        self.held = b""
+        self.key: Key | None = None  # once it has proved itself
+
+
+class Listener:
+    """This rank's end for others to connect to. Made by `listen`, one per process and life of the job."""
+
+    address: bytes  # packed: what other ranks need to connect
+
+    def __init__(
+        self, sock: socket.socket, secret: bytes, mine: proof.Claim, known: places.Address, scope: int
+    ) -> None:
+        self.address = places.pack(known)
+        self.known = known
+        self.secret, self.mine, self.scope = secret, mine, scope
+        self._sock = sock
+        self._pid = os.getpid()
+        self._wanted: dict[Key, Delivery] = {}
+        self._kept: dict[Key, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._strangers: list[_Stranger] = []  # oldest first
+        self._paused: float | None = None
+        self._open = True
+        self._woken, self._wake = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        for source in (sock, self._woken):
+            source.setblocking(False)
+            self._selector.register(source, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="hvdlite-links", daemon=True)
+        self._thread.start()
+
+    @property
+    def rank(self) -> int:
+        """The rank that listens."""
+        return self.mine.target
+
+    def claim_streams(self, keys: Collection[Key], delivery: Delivery) -> None:
+        """The streams of these peers and purposes go to `delivery`, now or when they come. ValueError if one is claimed
+        already."""
+        with self._lock:
+            taken = [key for key in keys if key in self._wanted]
+            if taken:
+                raise ValueError(f"streams for {taken[0][1]!r} with rank {taken[0][0]} are being made already")
+            for key in keys:
+                stream = self._kept.pop(key, None)
+                if stream is not None:
+                    delivery.put(key, stream)
+                else:
+                    self._wanted[key] = delivery
+
+    def give_up(self, keys: Collection[Key]) -> None:
+        """Nobody waits for these any more."""
+        with self._lock:
+            for key in keys:
+                self._wanted.pop(key, None)
+
+    def close(self) -> None:
+        """Stops listening and closes what nobody has asked for. Streams that were handed out live on. May be called
+        twice, and in a forked child, whose copies alone are closed then."""
+        if not self._open:
+            return
+        self._open = False
+        if os.getpid() == self._pid:
+            self._wake.send(b"\1")
+            self._thread.join()
+        for stranger in self._strangers:
+            stranger.sock.close()
+        for sock in (*self._kept.values(), self._sock, self._woken, self._wake):
+            sock.close()
+        self._strangers, self._kept = [], {}
+        self._selector.close()
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select(self._patience()):
+                if key.fileobj is self._sock:
+                    self._accept()
+                elif key.fileobj is self._woken:
+                    return  # only close() writes there
+                elif key.data in self._strangers:
+                    self._hear(key.data)
+            now = time.monotonic()
+            while self._strangers and self._strangers[0].deadline <= now:
+                self._drop(self._strangers[0])
+            if self._paused is not None and self._paused <= now:
+                self._paused = None
+                self._selector.register(self._sock, selectors.EVENT_READ)
+
+    def _patience(self) -> float | None:
+        times = [stranger.deadline for stranger in self._strangers[:1]]
+        times += [self._paused] if self._paused is not None else []
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, _ = self._sock.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:  # gone before we looked
+                continue
+            except OSError:
+                if self._strangers:
+                    self._drop(self._strangers[0])
+                else:
+                    self._selector.unregister(self._sock)
+                    self._paused = time.monotonic() + NO_DESCRIPTOR_S
+                return
+            if len(self._strangers) >= STRANGERS_MAX:
+                self._drop(self._strangers[0])
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stranger = _Stranger(sock, time.monotonic() + HANDSHAKE_S)
+            self._strangers.append(stranger)
+            self._selector.register(sock, selectors.EVENT_READ, stranger)
+            self._say(stranger, stranger.greeting)
+
+    def _hear(self, stranger: _Stranger) -> None:
+        """Reads what is there of the message that comes next, and not a byte more."""
+        whole = proof.CLAIM_BYTES if stranger.key is None else len(proof.CONFIRMED)
+        try:
+            chunk = stranger.sock.recv(whole - len(stranger.held))
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        stranger.held += chunk
+        if not chunk:
+            self._drop(stranger)
+        elif len(stranger.held) < whole:
+            return
+        elif stranger.key is None:
+            self._judge(stranger)
+        elif stranger.held == proof.CONFIRMED:
+            self._admit(stranger, stranger.key)
+        else:
+            self._drop(stranger)
+
+    def _judge(self, stranger: _Stranger) -> None:
+        message, stranger.held = stranger.held, b""
+        claim = proof.read_claim(self.secret, stranger.nonce, message)
+        if claim is None:
+            verdict = proof.UNKNOWN
+        else:
+            verdict = proof.verdict_on(claim, self.mine)
+            key = (claim.source, claim.purpose)
+            if verdict == proof.WELCOME and not self._has_room(key):
+                verdict = proof.FULL
+        if not self._say(stranger, proof.answer(self.secret, stranger.nonce, message, verdict)):
+            return
+        if verdict == proof.WELCOME:
+            stranger.key = key
+        else:
+            self._drop(stranger)
+
+    def _has_room(self, key: Key) -> bool:
+        with self._lock:
+            return key in self._wanted or key in self._kept or len(self._kept) < KEPT_MAX
+
+    def _admit(self, stranger: _Stranger, key: Key) -> None:
+        self._selector.unregister(stranger.sock)
+        self._strangers.remove(stranger)
+        with self._lock:
+            delivery = self._wanted.pop(key, None)
+            if delivery is not None:
+                delivery.put(key, stranger.sock)
+                return
+            earlier = self._kept.pop(key, None)
+            self._kept[key] = stranger.sock
+        if earlier is not None:
+            earlier.close()
+
+    def _say(self, stranger: _Stranger, message: bytes) -> bool:
+        """A fresh connection has room for a message of ours; one that has none is no peer."""
+        try:
+            if stranger.sock.send(message) == len(message):
+                return True
+        except OSError:
+            pass
+        self._drop(stranger)
+        return False
+
+    def _drop(self, stranger: _Stranger) -> None:
+        self._selector.unregister(stranger.sock)
+        self._strangers.remove(stranger)
+        stranger.sock.close()
+
+
+def listen(
+    towards: tuple[str, int] | None, secret: bytes, job: int, epoch: int, rank: int, wire: int = WIRE_VERSION
+) -> Listener:
+    """Listens on the address from which the route to `towards`, the rendezvous (store), leaves, IPv4 or IPv6; 127.0.0.1
+    where the ranks meet over a unix socket (a path). None: there is no rendezvous; all addresses are told then.
+
+    secret: 32 bytes that all ranks of the job know. Raises HvdInitError when there is no route or no port.
+    """
+    if len(secret) < 16:
+        raise ValueError(f"a secret of {len(secret)} bytes proves nothing")
+    name: Any
+    family, name = (socket.AF_INET, ("0.0.0.0", 0)) if towards is None else places.towards(towards, rank)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(name)
+        sock.listen(1024)
+        port = sock.getsockname()[1]
+    except OSError as error:
+        sock.close()
+        raise HvdInitError(
+            f"rank {rank} on host {socket.gethostname()} cannot listen at {name[0]}, from where it reaches the "
+            f"rendezvous ({error}): has it a free port, and files to open (ulimit -n)?"
+        ) from None
+    ips = places.everywhere() if towards is None else [name[0].partition("%")[0]]
+    known = places.own_address([places.End(ip, port) for ip in ips], places.host_id())
+    mine = proof.Claim(wire, job, epoch, source=-1, target=rank, purpose="")
+    return Listener(sock, secret, mine, known, name[3] if family == socket.AF_INET6 else 0)

@@ -1,0 +1,311 @@
+"""The listener and the connecting side under attack: whatever strangers say or leave unsaid, ranks link up, soon."""
+
+import random
+import socket
+import threading
+import time
+
+import pytest
+from linking import (
+    JOB,
+    SECRET,
+    addresses,
+    claim,
+    ends,
+    exactly,
+    greeted,
+    impostor,
+    listener,
+    listeners,
+    soon,
+    still_links,
+    stranger,
+    together,
+)
+
+from hvdlite import links
+from hvdlite.errors import HvdInitError
+from hvdlite.links import address as places
+from hvdlite.links import dial, proof
+from hvdlite.links import listener as accepting
+
+
+def settled(made):
+    """No stranger is left at the listener."""
+    limit = soon()
+    while made._strangers and time.monotonic() < limit:
+        time.sleep(0.01)
+    return not made._strangers
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_bytes_never_join_and_never_stall(seed):
+    chance = random.Random(seed)
+    with listeners(2) as made:
+        held = []
+        for _ in range(20):
+            sock = stranger(made[0])
+            held.append(sock)
+            try:
+                sock.sendall(chance.randbytes(chance.choice([0, 1, 8, 40, 167, 168, 169, 5000])))
+                if chance.random() < 0.3:
+                    sock.shutdown(socket.SHUT_WR)
+                    assert ends(sock)
+                elif chance.random() < 0.5:
+                    sock.close()
+            except OSError:  # it has hung up on us, as it should
+                pass
+        assert still_links(*made)
+        assert not made[0]._kept
+        for sock in held:
+            sock.close()
+        assert settled(made[0])
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_true_claim_with_one_changed_bit_is_refused(seed):
+    chance = random.Random(seed)
+    with listeners(2) as made:
+        for _ in range(8):
+            sock, nonce = greeted(made[0])
+            message = bytearray(proof.make_claim(SECRET, claim(target=0), nonce))
+            message[chance.randrange(len(message))] ^= 1 << chance.randrange(8)
+            sock.sendall(message)
+            said = exactly(sock, proof.ANSWER_BYTES)
+            assert proof.read_answer(SECRET, nonce, bytes(message), said) == proof.UNKNOWN
+            assert ends(sock)
+            sock.close()
+        assert settled(made[0]) and not made[0]._kept
+
+
+def test_a_claim_in_random_pieces_is_understood():
+    chance = random.Random(1)
+    with listeners(1) as made:
+        sock, nonce = greeted(made[0])
+        message = proof.make_claim(SECRET, claim(target=0), nonce)
+        at = 0
+        while at < len(message):
+            step = chance.randrange(1, 20)
+            sock.sendall(message[at : at + step])
+            at += step
+        said = exactly(sock, proof.ANSWER_BYTES)
+        assert proof.read_answer(SECRET, nonce, message, said) == proof.WELCOME
+        sock.sendall(proof.CONFIRMED + b"and then the core's bytes")
+        got = links.connect(made[0], {7: made[0].address}, "test", soon())[7]
+        got.settimeout(10)
+        assert exactly(got, 25) == b"and then the core's bytes"
+        got.close()
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"epoch": 1}, proof.EPOCH),
+        ({"epoch": 2**32 - 1}, proof.EPOCH),
+        ({"job": JOB ^ 1}, proof.JOB),
+        ({"wire": 0}, proof.WIRE),
+        ({"target": 3}, proof.TARGET),
+        ({"source": 0}, proof.TARGET),
+        ({"purpose": ""}, proof.WELCOME),
+    ],
+)
+def test_who_knows_the_secret_but_is_wrong_is_told_so(changes, verdict):
+    with listeners(1) as made:
+        sock, nonce = greeted(made[0])
+        message = proof.make_claim(SECRET, claim(**{"target": 0, **changes}), nonce)
+        sock.sendall(message)
+        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES)) == verdict
+        if verdict != proof.WELCOME:
+            assert ends(sock)
+        sock.close()
+        assert settled(made[0]) and not made[0]._kept
+
+
+def test_a_claim_of_impossible_length_is_refused():
+    with listeners(1) as made:
+        sock, nonce = greeted(made[0])
+        plain = proof.make_claim(SECRET, claim(target=0), nonce)[: -proof.PROOF_BYTES]
+        at = plain.index(b"\x04test")
+        body = plain[:at] + b"\xff" + plain[at + 1 :]
+        message = body + proof._prove(SECRET, b"hvdlite link, connects:", nonce + body)
+        sock.sendall(message)
+        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES)) == proof.PURPOSE
+        sock.close()
+
+
+def test_a_recorded_claim_cannot_be_replayed():
+    with listeners(1) as made:
+        sock, nonce = greeted(made[0])
+        message = proof.make_claim(SECRET, claim(target=0), nonce)
+        sock.sendall(message)
+        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES)) == proof.WELCOME
+        sock.close()
+        again, _ = greeted(made[0])
+        again.sendall(message)
+        assert exactly(again, proof.ANSWER_BYTES) == bytes([0, 0, 0, proof.UNKNOWN]) + bytes(proof.PROOF_BYTES)
+        assert ends(again)
+        again.close()
+        assert settled(made[0]) and not made[0]._kept
+
+
+def test_an_acceptor_that_reflects_what_it_hears_proves_nothing():
+    heard = []
+
+    def reflect(sock):
+        sock.sendall(proof.greeting()[0])
+        message = exactly(sock, proof.CLAIM_BYTES)
+        heard.append(message)
+        sock.sendall(bytes(4) + message[-proof.PROOF_BYTES :])  # WELCOME, and our own proof
+
+    with listeners(2) as made, impostor(reflect) as address:
+        with pytest.raises(HvdInitError, match="does not know the secret"):
+            links.connect(made[1], {0: address}, "mirror", soon(0.5))
+        assert heard
+
+
+def test_our_own_greeting_sent_back_to_us_proves_nothing():
+    with listeners(1) as made:
+        sock = stranger(made[0])
+        sock.sendall((exactly(sock, proof.GREETING_BYTES) * 10)[: proof.CLAIM_BYTES])
+        assert exactly(sock, proof.ANSWER_BYTES) == bytes([0, 0, 0, proof.UNKNOWN]) + bytes(proof.PROOF_BYTES)
+        assert ends(sock)
+        sock.close()
+
+
+def test_a_relay_that_poses_as_another_rank_gets_no_stream():
+    """The claim names both ranks: passed on to a third rank it is worth nothing there."""
+    with listeners(3) as made:
+
+        def relay(sock):
+            with stranger(made[1]) as behind:
+                sock.sendall(exactly(behind, proof.GREETING_BYTES))
+                behind.sendall(exactly(sock, proof.CLAIM_BYTES))
+                sock.sendall(exactly(behind, proof.ANSWER_BYTES))
+
+        with impostor(relay) as address, pytest.raises(HvdInitError, match="another rank than the one that is wanted"):
+            links.connect(made[2], {0: address}, "posed", soon(0.5))
+        assert not made[1]._kept
+
+
+def test_an_acceptor_of_an_earlier_life_is_refused():
+    old, new = listener(0, epoch=3), listener(1, epoch=4)
+    try:
+        with pytest.raises(HvdInitError, match="rank 0 at .* another life of this job"):
+            links.connect(new, addresses([old]), "test", soon())
+    finally:
+        old.close()
+        new.close()
+
+
+def test_silent_strangers_are_dropped_in_time_and_stall_nobody(monkeypatch):
+    monkeypatch.setattr(accepting, "HANDSHAKE_S", 0.3)
+    with listeners(2) as made:
+        silent = [stranger(made[0]) for _ in range(10)]
+        half, nonce = greeted(made[0])
+        half.sendall(proof.make_claim(SECRET, claim(target=0), nonce)[:100])
+        assert still_links(*made)
+        for sock in [*silent, half]:
+            assert ends(sock)
+            sock.close()
+
+
+def test_a_peer_that_proves_itself_and_never_confirms_is_no_stream(monkeypatch):
+    monkeypatch.setattr(accepting, "HANDSHAKE_S", 0.3)
+    with listeners(2) as made:
+        sock, nonce = greeted(made[0])
+        sock.sendall(proof.make_claim(SECRET, claim(target=0), nonce))
+        exactly(sock, proof.ANSWER_BYTES)
+        assert ends(sock)
+        sock.close()
+        assert not made[0]._kept
+        wrong, nonce = greeted(made[0])
+        wrong.sendall(proof.make_claim(SECRET, claim(target=0), nonce) + b"\x07")
+        assert ends(wrong)
+        wrong.close()
+        assert not made[0]._kept and still_links(*made)
+
+
+def test_more_strangers_than_there_is_room_for_lock_nobody_out():
+    with listeners(2) as made:
+        crowd = [stranger(made[0]) for _ in range(accepting.STRANGERS_MAX + 40)]
+        assert still_links(*made)
+        assert len(made[0]._strangers) <= accepting.STRANGERS_MAX
+        for sock in crowd:
+            sock.close()
+        assert settled(made[0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ranks_link_up_while_strangers_come_and_go(seed):
+    chance = random.Random(seed)
+    stop = threading.Event()
+    with listeners(3) as made:
+
+        def attack():
+            mine = random.Random(chance.random())
+            held = []
+            while not stop.is_set():
+                try:
+                    sock = stranger(made[mine.randrange(3)])
+                    sock.sendall(mine.randbytes(mine.choice([1, 40, 168, 400])))
+                    held.append(sock)
+                except OSError:
+                    pass
+                if len(held) > 30:
+                    held.pop(mine.randrange(len(held))).close()
+                stop.wait(0.001)
+            for sock in held:
+                sock.close()
+            return True
+
+        def work():
+            try:
+                for number in range(3):
+                    assert still_links(made[0], made[1], f"a{number}") and still_links(made[1], made[2], f"b{number}")
+            finally:
+                stop.set()
+            return True
+
+        outcomes = together([attack, attack, work])
+        assert outcomes == [True] * 3, outcomes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes_from_what_is_connected_to_are_no_peer(seed):
+    """The connecting side: whatever a listener that is none of ours says, in time it gives up and names it."""
+    chance = random.Random(seed)
+
+    def babble(sock):
+        if chance.random() < 0.7:
+            sock.sendall(proof.greeting()[0])
+        sock.sendall(chance.randbytes(chance.choice([0, 1, 36, 40, 76, 300])))
+        sock.settimeout(0.02)
+        sock.recv(1000)
+
+    with listeners(2) as made, impostor(babble) as address:
+        began = time.monotonic()
+        with pytest.raises(HvdInitError, match="rank 0 at 127"):
+            links.connect(made[1], {0: address}, "babble", soon(0.3))
+        assert time.monotonic() - began < 10
+
+
+def test_a_listener_that_never_speaks_is_given_up_and_asked_again(monkeypatch):
+    monkeypatch.setattr(dial, "ATTEMPT_S", 0.1)
+    with listeners(2) as made, socket.create_server(("127.0.0.1", 0)) as server:
+        own = places.unpack(made[0].address)
+        end = places.End(*server.getsockname()[:2])
+        with pytest.raises(HvdInitError, match=r"no answer within 0\.1 s"):
+            links.connect(made[1], {0: places.pack(own._replace(ends=(end,)))}, "mute", soon(0.6))
+        server.settimeout(5)
+        tries = [server.accept()[0] for _ in range(2)]
+        for sock in tries:
+            sock.close()
+
+
+def test_an_idle_listener_uses_no_processor():
+    with listeners(2) as made:
+        assert still_links(*made)
+        before = time.process_time()
+        threading.Event().wait(0.5)
+        assert time.process_time() - before < 0.1
