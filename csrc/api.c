@@ -45,6 +45,7 @@ static void after_fork_in_child(void)
         close(engine->soon.timer);
     if (engine->space.fd >= 0)
         close(engine->space.fd);
+    hvd_wire_close_in_child(engine);
 }
 
 static void watch_forks(void)
@@ -194,13 +195,16 @@ TOPOLOGY(local_size)
 TOPOLOGY(cross_rank)
 TOPOLOGY(cross_size)
 
-int hvd_set_open(const int *ranks, int count, char *text, size_t text_bytes)
+int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *tensor_fd, char *text, size_t text_bytes)
 {
     struct hvd_engine *engine = hvd_api_enter();
-    if (!engine)
+    if (!engine) {
+        hvd_wire_drop(vote_fd, count);
+        hvd_wire_drop(tensor_fd, count);
         return hvd_api_state(text, text_bytes);
+    }
     struct hvd_error error = {0};
-    int number = hvd_engine_set_open(engine, ranks, count, &error);
+    int number = hvd_engine_set_open(engine, ranks, count, vote_fd, tensor_fd, &error);
     hvd_text_copy(text, text_bytes, error.text);
     hvd_api_go_out();
     return number;

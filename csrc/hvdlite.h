@@ -83,6 +83,15 @@ struct hvd_options {
     int32_t leave_timeout_ms; /* how long shutdown waits for the others to acknowledge: 2000 */
     int32_t spin_us;          /* how long a turn spins before it sleeps; -1 = decide from CPUs and ranks */
     int32_t trace_events;     /* ring size, power of two */
+    int32_t peer_timeout_ms;  /* how long a rank of another host may be silent while it is waited for; 0: 30000 */
+    const char *plane;        /* agreed; the name of the plane that does what it can do; NULL: the best that works */
+    const char *algo;         /* agreed; the algorithm that p2p uses wherever it can; NULL: the cheapest */
+    /* Several hosts, or plane p2p: what Python has connected, by rank, -1 where there is nothing. NULL: none at all.
+     * The descriptors belong to the core from the call on, whatever comes of it. */
+    const int *tensor_fd;         /* a stream to every other rank, for the tensors of the global set */
+    const int *vote_fd;           /* a stream to each rank that hvd_vote_peers names */
+    const int *host_of;           /* the number of each rank's host; NULL: all ranks are on one */
+    const char *const *host_name; /* what errors call the host of each rank; NULL: nothing */
 };
 
 /* allgather: every rank gives `bytes` bytes, all[rank * bytes] receives them in rank order. May block.
@@ -145,9 +154,10 @@ int hvd_cross_size(void);
  * hvd_set_open has returned on all ranks, and nobody closes one before its last collective is over on all members
  * (Python exchanges over the global set). open returns the number of the set, which is the same on all ranks: the
  * lowest that is free. Where it fails on some ranks only (HVD_ENOMEM, say: /dev/shm is full), the others close theirs.
+ * vote_fd, tensor_fd: as in hvd_options, by rank in the set; NULL on ranks that are no members.
  * A rank that is no member gets the number, too; submitting there is HVD_EINVAL. close fails what is outstanding in the
  * set on this rank. A shutdown leaves all sets of this rank; sets without it go on. */
-int hvd_set_open(const int *ranks, int count, char *text, size_t text_bytes);
+int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *tensor_fd, char *text, size_t text_bytes);
 int hvd_set_close(int process_set, char *text, size_t text_bytes);
 
 /* Collectives. submit returns a handle > 0 or a negative code; it never waits for another rank.

@@ -185,6 +185,9 @@ def _start(place: discovery.Place, settings: config.Settings, store: _store.Stor
     options.leave_timeout_ms = int(values["leave_timeout"] * 1000)
     options.spin_us = values["spin_us"]
     options.trace_events = values["trace_events"]
+    options.peer_timeout_ms = int(values["peer_timeout"] * 1000)
+    named = {name: _core.bytes_or_null(values[name]) for name in ("plane", "algo")}  # alive until hvd_init returns
+    options.plane, options.algo = named["plane"], named["algo"]
     boot = _Boot(store)
     handle, text = ffi.new_handle(boot), ffi.new("char[]", lib.HVD_TEXT_MAX)
     code = lib.hvd_init(options, lib.hvd_py_allgather, handle, text, lib.HVD_TEXT_MAX)

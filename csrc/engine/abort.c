@@ -19,6 +19,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define PATIENCE_NS 200000000u /* how long the bare end of a stream waits for somebody to say who died */
+
 /* The abort word: epoch 16 | witness 16 | culprit + 1 24 | -code 8. Never 0. */
 static uint64_t pack(uint64_t epoch, int witness, int culprit, int code)
 {
@@ -110,6 +112,30 @@ void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const ch
         hvd_bells_ring_all(&engine->host.bells);
     }
     hvd_turn_kick(engine);
+}
+
+void hvd_abort_suspect(struct hvd_engine *engine, int rank, const char *text)
+{
+    struct hvd_suspicion *suspicion = &engine->suspicion;
+    if (suspicion->since_ns || hvd_abort_has_left(engine, rank))
+        return;
+    suspicion->since_ns = hvd_now_ns();
+    suspicion->culprit = rank;
+    hvd_text_copy(suspicion->text, sizeof suspicion->text, text);
+    atomic_store(&engine->alarm_ns, suspicion->since_ns + PATIENCE_NS);
+    hvd_turn_ring(engine); /* it may sleep without end */
+}
+
+bool hvd_abort_judge(struct hvd_engine *engine)
+{
+    struct hvd_suspicion *suspicion = &engine->suspicion;
+    if (suspicion->since_ns == 0 || hvd_now_ns() - suspicion->since_ns < PATIENCE_NS)
+        return false;
+    suspicion->since_ns = 0;
+    atomic_store(&engine->alarm_ns, 0);
+    if (!hvd_abort_has_left(engine, suspicion->culprit))
+        hvd_engine_abort(engine, suspicion->culprit, HVD_EPEER, suspicion->text);
+    return true;
 }
 
 bool hvd_abort_has_left(const struct hvd_engine *engine, int rank)

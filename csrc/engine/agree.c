@@ -42,16 +42,20 @@ static void agenda_reserve(struct hvd_agenda *agenda, uint32_t more)
         return;
     struct hvd_plan_item *item = malloc(sizeof *item * room);
     uint64_t *bucket = malloc(sizeof *bucket * room);
-    HVD_ASSERT(item && bucket);
+    uint32_t *active = malloc(sizeof *active * room);
+    HVD_ASSERT(item && bucket && active);
     for (uint32_t i = 0; i < agenda->count; i++) {
         uint32_t from = (agenda->head + i) & (agenda->room - 1);
         item[i] = agenda->item[from];
         bucket[i] = agenda->bucket[from];
+        active[i] = agenda->active[from];
     }
     free(agenda->item);
     free(agenda->bucket);
+    free(agenda->active);
     agenda->item = item;
     agenda->bucket = bucket;
+    agenda->active = active;
     agenda->head = 0;
     agenda->room = room;
 }
@@ -67,6 +71,7 @@ static void agenda_append(struct hvd_agenda *agenda, const struct hvd_plan *plan
                 uint32_t at = (first + placed++) & (agenda->room - 1);
                 agenda->item[at] = plan->item[i];
                 agenda->bucket[at] = number << 32 | bucket;
+                agenda->active[at] = plan->active;
             }
     HVD_ASSERT(placed == plan->items);
     agenda->count += placed;
@@ -107,6 +112,7 @@ void hvd_agree_close(struct hvd_set *set)
     set->coord_block = NULL;
     free(set->agenda.item);
     free(set->agenda.bucket);
+    free(set->agenda.active);
     memset(&set->agenda, 0, sizeof set->agenda);
 }
 

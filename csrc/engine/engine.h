@@ -7,10 +7,12 @@
  *
  *   turn.c    the token, one turn, who sleeps and who wakes whom, the engine thread
  *   set.h     one process set: what it agrees on and what it moves (set.c, space.c, agree.c, work.c, ragged.c)
+ *   wire.c    streams to ranks that share no memory with this one, and how the engine thread sleeps on them
  *   abort.c   death, abort, leave: what ends a job
  *   soon.c    submissions that wake nobody now, and are sent within a millisecond
  *   check.c   local mistakes in a request
- *   engine.c  open, close, submit, wait
+ *   open.c    begin and end
+ *   engine.c  submit, wait
  */
 #ifndef HVD_ENGINE_H
 #define HVD_ENGINE_H
@@ -19,6 +21,7 @@
 #include "handle.h"
 #include "host.h"
 #include "set.h"
+#include "wire.h"
 
 #include <pthread.h>
 
@@ -61,6 +64,22 @@ enum {
 #define HVD_ENGINE_SET_CLOSE -2
 #define HVD_ENGINE_TUNE      -3 /* of the global one, to dims[0] bytes */
 
+enum { HVD_EVENT_BELL, HVD_EVENT_SOON, HVD_EVENT_STORE, HVD_EVENT_PIDFD, HVD_EVENT_SOCKET, HVD_EVENT_WIRE };
+
+/* Where a rank of the job is, and what errors call it. */
+struct hvd_who {
+    int host;  /* hosts are numbered in the order of their first ranks */
+    int local; /* its number on its host */
+    char called[96];
+};
+
+/* The end of a stream, seen and not yet believed: somebody may be about to say why, see abort.c. */
+struct hvd_suspicion {
+    uint64_t since_ns; /* 0: none */
+    int culprit;
+    char text[256];
+};
+
 /* soon.c: the alarm clock of submissions that wake nobody. */
 struct hvd_soon {
     int timer; /* in the engine thread's epoll; -1 without one */
@@ -79,9 +98,14 @@ struct hvd_set_record {
 
 struct hvd_engine {
     /* Set at open, then read by all. */
-    struct hvd_options options;
-    bool in_process, alone; /* alone: world of 1, no thread, no host segment */
-    bool spins;             /* ranks fit the CPUs: a waiter may spin */
+    struct hvd_options options; /* its pointers are lent during open only */
+    struct hvd_who who[HVD_LOCAL_MAX];
+    int hosts;
+    const struct hvd_plane *wanted; /* the plane that was asked for; NULL: the best */
+    const char *algo;
+    _Atomic uint8_t *wire_byte; /* by descriptor, see wire.c; NULL: no streams */
+    bool in_process, alone;     /* alone: world of 1, no thread, no host segment */
+    bool spins;                 /* ranks fit the CPUs: a waiter may spin */
     uint64_t spin_ns;
     struct hvd_set *global;
     struct hvd_space space;
@@ -98,6 +122,8 @@ struct hvd_engine {
     struct hvd_trace_ring trace;
     _Atomic int64_t counter[HVD_COUNTERS_MAX];
     _Atomic int64_t fusion_bytes;  /* in force in the global set; written by the turn */
+    _Atomic int wire_high;         /* greatest descriptor of a stream + 1 */
+    _Atomic uint64_t alarm_ns;     /* when the engine thread shall look around at the latest; 0: when there is news */
     _Atomic uint32_t turn;         /* 0 free, 1 held */
     _Atomic uint32_t asleep_alone; /* stands in for the seat's word in a world of 1 */
     _Atomic uint32_t dozing;       /* 1: the engine thread looks by itself every millisecond, see turn.c */
@@ -116,6 +142,7 @@ struct hvd_engine {
     uint32_t lives; /* under opening_lock: sets opened so far */
 
     /* Owned by the turn. */
+    struct hvd_suspicion suspicion;
     int active;                        /* ticks for which the engine thread will doze on without a waiter */
     uint64_t left_turn_ns;             /* when a waiter last gave it back */
     struct hvd_set *set[HVD_SETS_MAX]; /* that this rank is a member of; the global one first */
@@ -135,7 +162,8 @@ void hvd_engine_leave(struct hvd_engine *engine);
 void hvd_engine_stop(struct hvd_engine *engine);
 void hvd_engine_free(struct hvd_engine *engine);
 /* As hvd_set_open and hvd_set_close say. */
-int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error);
+int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, const int *vote_fd,
+                        const int *tensor_fd, struct hvd_error *error);
 int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error);
 int hvd_engine_tune(struct hvd_engine *engine, int64_t fusion_bytes, struct hvd_error *error); /* as hvd_tune */
 int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
@@ -197,6 +225,7 @@ bool hvd_turn_take_over(struct hvd_engine *engine, bool (*done)(void *self), voi
  * submitter in a world of 1). drive: until done(self), out of patience, or until_ns; returns done(self). */
 void hvd_turn_run(struct hvd_engine *engine);
 bool hvd_turn_drive(struct hvd_engine *engine, bool (*done)(void *self), void *self, uint64_t until_ns);
+void hvd_turn_ring(struct hvd_engine *engine); /* any thread: the engine thread looks around, whoever has the turn */
 void hvd_turn_kick(struct hvd_engine *engine); /* any thread: there is news; wake the engine thread if it sleeps */
 int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error);
 void hvd_turn_thread_stop(struct hvd_engine *engine);
@@ -216,6 +245,10 @@ void hvd_abort_handles(struct hvd_engine *engine, const struct hvd_set *set, int
 /* By the turn: a member of the set has left, agreed; `rank` is its number in the set. */
 void hvd_abort_left(struct hvd_engine *engine, struct hvd_set *set, int rank);
 void hvd_abort_text(struct hvd_engine *engine, uint32_t slot, const char *why, char *text, size_t text_bytes);
+/* By the turn: the stream to a rank of the job has ended, or the like. Somebody may know better: after a moment it is
+ * believed. judge: is the moment over? */
+void hvd_abort_suspect(struct hvd_engine *engine, int rank, const char *text);
+bool hvd_abort_judge(struct hvd_engine *engine);
 void hvd_abort_lost(struct hvd_engine *engine, int rank); /* any thread: its process has ended */
 void hvd_abort_left_text(int rank, char *text, size_t text_bytes);
 bool hvd_abort_has_left(const struct hvd_engine *engine, int rank);

@@ -15,6 +15,7 @@
  */
 #include "engine.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,27 +58,41 @@ static struct hvd_share *share_places(void *self, size_t bytes, struct hvd_error
     return share;
 }
 
-void hvd_set_insert_plane(struct hvd_set *set, struct hvd_open_plane open)
+/* The one that was asked for is the best. */
+static int preference(const struct hvd_engine *engine, const struct hvd_plane *plane)
+{
+    return plane == engine->wanted ? INT_MAX : plane->preference;
+}
+
+void hvd_set_insert_plane(struct hvd_engine *engine, struct hvd_set *set, struct hvd_open_plane open)
 {
     int at = set->planes_count++;
-    for (; at > 0 && set->planes[at - 1].plane->preference < open.plane->preference; at--)
+    for (; at > 0 && preference(engine, set->planes[at - 1].plane) < preference(engine, open.plane); at--)
         set->planes[at] = set->planes[at - 1];
     set->planes[at] = open;
+}
+
+struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set *set)
+{
+    return (struct hvd_plane_arg){.rank = set->rank,
+                                  .size = set->size,
+                                  .one_host = true,
+                                  .cpus = hvd_cpus_usable(),
+                                  .bells = set->alone ? NULL : &set->bells,
+                                  .link = set->wires ? set->wires->link : NULL,
+                                  .leaving = &set->left,
+                                  .algo = engine->algo};
 }
 
 /* Local, so all ranks must come to the same: what opens here for a set of this size opens everywhere. */
 static int open_planes(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
 {
     struct places places = {engine, set};
-    struct hvd_plane_arg arg = {.rank = set->rank,
-                                .size = set->size,
-                                .one_host = true,
-                                .cpus = hvd_cpus_usable(),
-                                .arena_bytes = HVD_ARENA_NONE,
-                                .bells = set->alone ? NULL : &set->bells,
-                                .self = &places,
-                                .allgather = no_allgather,
-                                .share = share_places};
+    struct hvd_plane_arg arg = hvd_set_plane_arg(engine, set);
+    arg.arena_bytes = HVD_ARENA_NONE;
+    arg.self = &places;
+    arg.allgather = no_allgather;
+    arg.share = share_places;
     struct hvd_error why = {0};
     for (int i = 0; hvd_planes[i] && set->planes_count < HVD_PLANES_MAX; i++) {
         struct hvd_open_plane open = {.plane = hvd_planes[i]};
@@ -88,7 +103,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_set *set, struct hv
         if (!serves && !set->alone)
             continue;
         if (open.plane->open(&arg, &open.self, &mine) == HVD_OK)
-            hvd_set_insert_plane(set, open);
+            hvd_set_insert_plane(engine, set, open);
         else
             hvd_fail(&why, mine.code, "%s", mine.text);
     }
@@ -129,10 +144,11 @@ static struct hvd_set *new_set(int number, uint32_t life, const int *ranks, int 
     return set;
 }
 
-static void free_set(struct hvd_set *set)
+static void free_set(struct hvd_engine *engine, struct hvd_set *set)
 {
     for (int i = 0; i < set->planes_count; i++)
         set->planes[i].plane->close(set->planes[i].self);
+    hvd_wire_close(engine, set->wires);
     hvd_work_close(set);
     hvd_agree_close(set);
     free(set);
@@ -143,26 +159,30 @@ static void free_set(struct hvd_set *set)
 static void free_and_clear(struct hvd_engine *engine, struct hvd_set *set)
 {
     int number = set->alone || !engine->space.share ? 0 : set->number;
-    free_set(set);
+    free_set(engine, set);
     if (number > 0)
         hvd_space_clear(&engine->space, number);
 }
 
-int hvd_set_open_global(struct hvd_engine *engine, struct hvd_error *error)
+int hvd_set_open_global(struct hvd_engine *engine, const struct hvd_options *options, struct hvd_error *error)
 {
-    const struct hvd_options *options = &engine->options;
     struct hvd_set *set = new_set(0, 0, NULL, options->size, options->rank);
-    if (!set)
+    if (!set) {
+        hvd_wire_drop(options->tensor_fd, options->size);
+        hvd_wire_drop(options->vote_fd, options->size);
         return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+    }
     engine->global = engine->set[0] = engine->by_number[0] = set;
     engine->sets = 1;
-    return hvd_agree_open(engine, set, error);
+    hvd_wire_drop(options->vote_fd, options->size);
+    int code = hvd_wire_open(engine, options->tensor_fd, set->member, set->size, &set->wires, error);
+    return code == HVD_OK ? hvd_agree_open(engine, set, error) : code;
 }
 
 void hvd_set_close_all(struct hvd_engine *engine)
 {
     while (engine->sets > 0)
-        free_set(engine->set[--engine->sets]);
+        free_set(engine, engine->set[--engine->sets]);
     engine->global = NULL;
 }
 
@@ -244,7 +264,8 @@ static int open_member(struct hvd_engine *engine, struct hvd_set *set, struct hv
     return code == HVD_OK ? ask_turn(engine, HVD_ENGINE_SET_OPEN, set, 0, error) : code;
 }
 
-static int open_record(struct hvd_engine *engine, int number, const int *ranks, int count, struct hvd_error *error)
+static int open_record(struct hvd_engine *engine, int number, const int *ranks, int count, const int *vote_fd,
+                       const int *tensor_fd, struct hvd_error *error)
 {
     struct hvd_set_record record = {.open = true, .life = ++engine->lives, .count = count, .rank = -1};
     for (int i = 0; i < count; i++) {
@@ -255,7 +276,13 @@ static int open_record(struct hvd_engine *engine, int number, const int *ranks, 
     int code = HVD_OK;
     if (record.rank >= 0) {
         record.set = new_set(number, record.life, ranks, count, record.rank);
-        code = record.set ? open_member(engine, record.set, error) : HVD_ENOMEM;
+        hvd_wire_drop(vote_fd, count);
+        if (!record.set)
+            hvd_wire_drop(tensor_fd, count);
+        code = record.set ? hvd_wire_open(engine, tensor_fd, record.set->member, count, &record.set->wires, error)
+                          : HVD_ENOMEM;
+        if (code == HVD_OK)
+            code = open_member(engine, record.set, error);
         if (code != HVD_OK && record.set && code != HVD_ESTATE)
             free_and_clear(engine, record.set);
     }
@@ -267,21 +294,26 @@ static int open_record(struct hvd_engine *engine, int number, const int *ranks, 
     return number;
 }
 
-int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error)
+int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, const int *vote_fd,
+                        const int *tensor_fd, struct hvd_error *error)
 {
     int code = check_ranks(engine, ranks, count, error), number = 1;
-    if (code != HVD_OK)
-        return code;
-    pthread_mutex_lock(&engine->opening_lock);
-    while (number < HVD_SETS_MAX && engine->record[number].open)
+    if (code == HVD_OK)
+        pthread_mutex_lock(&engine->opening_lock);
+    while (code == HVD_OK && number < HVD_SETS_MAX && engine->record[number].open)
         number++;
     if (number == HVD_SETS_MAX)
-        code = hvd_fail(error, HVD_EINVAL, "%d process sets are open, more are not supported: remove some",
-                        HVD_SETS_MAX - 1);
-    else
-        code = open_record(engine, number, ranks, count, error);
-    pthread_mutex_unlock(&engine->opening_lock);
-    return code;
+        hvd_fail(error, HVD_EINVAL, "%d process sets are open, more are not supported: remove some", HVD_SETS_MAX - 1);
+    if (code == HVD_OK && number < HVD_SETS_MAX) {
+        number = open_record(engine, number, ranks, count, vote_fd, tensor_fd, error);
+    } else {
+        hvd_wire_drop(vote_fd, count);
+        hvd_wire_drop(tensor_fd, count);
+        number = error->code;
+    }
+    if (code == HVD_OK)
+        pthread_mutex_unlock(&engine->opening_lock);
+    return number;
 }
 
 int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error)

@@ -34,6 +34,7 @@ struct hvd_open_plane {
 struct hvd_agenda {
     struct hvd_plan_item *item; /* ring */
     uint64_t *bucket;           /* beside it: plan number << 32 | bucket */
+    uint32_t *active;           /* and how many ranks had not joined when it was planned */
     uint32_t head, count, room; /* room is a power of two */
 };
 
@@ -67,6 +68,7 @@ struct hvd_set {
     size_t vote_bytes; /* the largest that may arise */
     struct hvd_open_plane planes[HVD_PLANES_MAX];
     int planes_count;
+    struct hvd_wires *wires; /* for tensors; NULL: none */
 
     /* Owned by the turn. */
     struct hvd_coord *coord;
@@ -94,9 +96,11 @@ int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request
                     struct hvd_error *error);
 /* The global set, in the order of an engine's open: what it votes on; after the host is met, where; its planes, as
  * they turn out to work everywhere. close_all: all sets, when nobody is inside any more. */
-int hvd_set_open_global(struct hvd_engine *engine, struct hvd_error *error);
+int hvd_set_open_global(struct hvd_engine *engine, const struct hvd_options *options, struct hvd_error *error);
 void hvd_set_meet(struct hvd_engine *engine, struct hvd_set *set);
-void hvd_set_insert_plane(struct hvd_set *set, struct hvd_open_plane open);
+void hvd_set_insert_plane(struct hvd_engine *engine, struct hvd_set *set, struct hvd_open_plane open);
+/* What the planes of this set are opened with, but for the functions and what those need. */
+struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_set_close_all(struct hvd_engine *engine);
 /* By the turn: a request to open or close has come through the queue. */
 void hvd_set_turn(struct hvd_engine *engine, uint32_t index);

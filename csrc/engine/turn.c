@@ -48,14 +48,12 @@
 #define DOZE_MS          1
 #define DOZE_TICKS       10 /* without a waiter; then it sleeps properly */
 
-enum { EVENT_BELL, EVENT_SOON, EVENT_STORE, EVENT_PIDFD, EVENT_SOCKET };
-
 static _Atomic uint32_t *asleep_word(struct hvd_engine *engine)
 {
     return engine->alone ? &engine->asleep_alone : &engine->host.control->seat[engine->host.rank].asleep.word;
 }
 
-static void ring_own_bell(struct hvd_engine *engine)
+void hvd_turn_ring(struct hvd_engine *engine)
 {
     uint64_t one = 1;
     ssize_t written = engine->thread_runs ? write(engine->bell, &one, sizeof one) : 0;
@@ -67,9 +65,9 @@ void hvd_turn_kick(struct hvd_engine *engine)
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(asleep_word(engine), memory_order_relaxed)) {
         if (atomic_exchange(asleep_word(engine), 0))
-            ring_own_bell(engine);
+            hvd_turn_ring(engine);
     } else if (atomic_load_explicit(&engine->dozing, memory_order_relaxed)) {
-        ring_own_bell(engine);
+        hvd_turn_ring(engine);
     }
 }
 
@@ -87,6 +85,8 @@ bool hvd_turn_once(struct hvd_engine *engine)
     if (hvd_handles_queued(&engine->handles))
         moved |= hvd_agree_submit_queued(engine);
     if (!atomic_load_explicit(&engine->failed, memory_order_relaxed)) {
+        if (engine->suspicion.since_ns)
+            moved |= hvd_abort_judge(engine);
         if (atomic_load_explicit(&engine->leave_wanted, memory_order_relaxed) == 1)
             leave_all_sets(engine);
         for (int i = 0; i < engine->sets; i++) {
@@ -146,7 +146,7 @@ static bool leave_dozing(struct hvd_engine *engine)
         if (now - before > DOZE_MS * DOZE_TICKS * 1000000u)
             return false;
         atomic_store(&engine->dozing, 1);
-        ring_own_bell(engine);
+        hvd_turn_ring(engine);
     }
     engine->active = DOZE_TICKS;
     atomic_store(&engine->turn, 0);
@@ -167,15 +167,17 @@ static bool leave(struct hvd_engine *engine, bool hand_over)
         if (!hand_over)
             return false;
         atomic_store(&engine->turn, 0);
-        ring_own_bell(engine);
+        hvd_turn_ring(engine);
         return true;
     }
+    if (engine->wire_byte)
+        hvd_wire_watch(engine);
     atomic_store(&engine->turn, 0);
     if (atomic_load(asleep_word(engine)))
         return true;
     if (!hand_over)
         return !hvd_turn_take(engine);
-    ring_own_bell(engine);
+    hvd_turn_ring(engine);
     return true;
 }
 
@@ -253,23 +255,26 @@ static void hear(struct hvd_engine *engine, uint64_t tag)
 {
     int rank = (int)(tag & 0xffffffff);
     switch ((int)(tag >> 32)) {
-    case EVENT_BELL: {
+    case HVD_EVENT_BELL: {
         uint64_t rings;
         ssize_t got = read(engine->bell, &rings, sizeof rings);
         (void)got;
         break;
     }
-    case EVENT_SOON:
+    case HVD_EVENT_SOON:
         hvd_soon_rang(&engine->soon);
         break;
-    case EVENT_STORE:
+    case HVD_EVENT_STORE:
         hear_store(engine);
         break;
-    case EVENT_PIDFD:
+    case HVD_EVENT_PIDFD:
         forget_descriptor(engine, engine->host.pidfd[rank]);
         hvd_abort_lost(engine, rank);
         break;
-    case EVENT_SOCKET:
+    case HVD_EVENT_WIRE:
+        hvd_wire_heard(engine, rank);
+        break;
+    case HVD_EVENT_SOCKET:
         forget_descriptor(engine, engine->host.socket[rank]);
         hvd_abort_lost(engine, rank);
         break;
@@ -299,13 +304,23 @@ static int look_around(struct hvd_engine *engine, bool tick)
     return -1;
 }
 
+static int until_alarm(struct hvd_engine *engine, int sleep_ms)
+{
+    uint64_t alarm_ns = atomic_load_explicit(&engine->alarm_ns, memory_order_relaxed), now;
+    if (alarm_ns == 0)
+        return sleep_ms;
+    now = hvd_now_ns();
+    int left_ms = alarm_ns > now ? (int)((alarm_ns - now) / 1000000u) + 1 : 1;
+    return sleep_ms < 0 || left_ms < sleep_ms ? left_ms : sleep_ms;
+}
+
 static void *thread_main(void *self)
 {
     struct hvd_engine *engine = self;
     struct epoll_event events[16];
     bool tick = false;
     while (!atomic_load(&engine->stop)) {
-        int sleep_ms = look_around(engine, tick);
+        int sleep_ms = until_alarm(engine, look_around(engine, tick));
         hvd_count(engine, HVD_COUNT_sleeps, 1);
         hvd_trace_add(&engine->trace, HVD_TRACE_sleep, 0, 0);
         int count = epoll_wait(engine->epoll, events, HVD_COUNT_OF(events), sleep_ms);
@@ -328,13 +343,13 @@ int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error)
     engine->bell = engine->host.bells.eventfd[engine->host.rank];
     engine->epoll = epoll_create1(EPOLL_CLOEXEC);
     bool all = engine->epoll >= 0 && hvd_soon_open(&engine->soon) &&
-               watch(engine, engine->bell, EVENT_BELL, 0, EPOLLIN) &&
-               watch(engine, engine->soon.timer, EVENT_SOON, 0, EPOLLIN) &&
-               watch(engine, engine->host.store_fd, EVENT_STORE, 0, EPOLLIN);
+               watch(engine, engine->bell, HVD_EVENT_BELL, 0, EPOLLIN) &&
+               watch(engine, engine->soon.timer, HVD_EVENT_SOON, 0, EPOLLIN) &&
+               watch(engine, engine->host.store_fd, HVD_EVENT_STORE, 0, EPOLLIN);
     for (int rank = 0; rank < engine->host.size && all; rank++) {
-        all = watch(engine, engine->host.pidfd[rank], EVENT_PIDFD, rank, EPOLLIN);
+        all = watch(engine, engine->host.pidfd[rank], HVD_EVENT_PIDFD, rank, EPOLLIN);
         if (engine->host.pidfd[rank] < 0) /* no pidfd: the socket's end of file tells, where there is a socket */
-            all = all && watch(engine, engine->host.socket[rank], EVENT_SOCKET, rank, EPOLLRDHUP);
+            all = all && watch(engine, engine->host.socket[rank], HVD_EVENT_SOCKET, rank, EPOLLRDHUP);
     }
     if (!all)
         return hvd_fail(error, HVD_EINIT, "epoll cannot be set up (%s); is the limit of open files too low?",
@@ -357,7 +372,7 @@ void hvd_turn_thread_stop(struct hvd_engine *engine)
 {
     if (engine->thread_runs) {
         atomic_store(&engine->stop, 1);
-        ring_own_bell(engine);
+        hvd_turn_ring(engine);
         pthread_join(engine->thread, NULL);
         engine->thread_runs = false;
     }

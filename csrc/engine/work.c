@@ -116,6 +116,7 @@ void hvd_work_describe(struct hvd_set *set, const struct hvd_plan_item *item)
     work->root = item->signature.kind == HVD_BROADCAST ? item->signature.root : 0;
     work->flags = item->flags & HVD_FRESH_IN_PLANE ? HVD_WORK_IN_PLANE : 0;
     work->divide_by = set->size;
+    work->active = (int)set->agenda.active[set->agenda.head];
     work->prescale = item->signature.prescale;
     work->postscale = item->signature.postscale;
     work->piece = set->moving.piece;
@@ -232,10 +233,13 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     int code = moving->by->plane->poll(moving->by->self, &moving->work, &progress, &error);
     if (code == HVD_AGAIN)
         return progress;
+    int culprit = error.culprit >= 0 && error.culprit < set->size ? set->member[error.culprit] : engine->options.rank;
+    if (code == HVD_EPEER) {
+        hvd_abort_suspect(engine, culprit, error.text);
+        return progress;
+    }
     moving->busy = false;
     if (code != HVD_OK) {
-        int culprit =
-            error.culprit >= 0 && error.culprit < set->size ? set->member[error.culprit] : engine->options.rank;
         hvd_engine_abort(engine, culprit, code, error.text);
         return true;
     }

@@ -16,9 +16,11 @@ struct hvd_link_counts {
 
 struct hvd_link {
     const struct hvd_link_kind *kind;
-    int peer;       /* rank in the set */
-    int fd;         /* to be watched, -1: none */
-    bool wants_out; /* the last send was cut short: tell when there is room again */
+    int peer;        /* rank in the set */
+    char called[96]; /* what errors call the peer */
+    int fd;          /* to be watched, -1: none */
+    bool wants_out;  /* the last send was cut short: tell when there is room again */
+    bool over;       /* its end has been seen: to watch it would be news for ever */
     struct hvd_link_counts counts;
 };
 
@@ -27,11 +29,11 @@ struct hvd_link_kind {
     /* Takes over a connected descriptor (switches it to non-blocking). Fails with HVD_EINIT. */
     int (*open)(struct hvd_link *link, int fd, int peer, struct hvd_error *error);
     /* As many of the bytes as go now; *moved may be 0. HVD_OK, or HVD_EPEER: the peer is gone, the link is dead. The
-     * error names the peer as it is called in the set. */
+     * error's culprit is the peer's rank in the set. It may be asked again, and says the same. */
     int (*send)(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error);
     int (*recv)(struct hvd_link *link, void *bytes, size_t count, size_t *moved, struct hvd_error *error);
     /* HVD_EPEER if the peer has ended the stream, however much of it is still unread; else HVD_OK. */
-    int (*ended)(const struct hvd_link *link, struct hvd_error *error);
+    int (*ended)(struct hvd_link *link, struct hvd_error *error);
     void (*close)(struct hvd_link *link);
 };
 

@@ -15,6 +15,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -33,6 +34,7 @@ static int tcp_open(struct hvd_link *link, int fd, int peer, struct hvd_error *e
                              strerror(errno));
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* a unix socket has none, and no delay */
     *link = (struct hvd_link){.kind = &hvd_link_tcp, .peer = peer, .fd = fd};
+    snprintf(link->called, sizeof link->called, "rank %d", peer);
     return HVD_OK;
 }
 
@@ -41,9 +43,10 @@ static bool comes_later(int number)
     return number == EAGAIN || number == EWOULDBLOCK || number == EINTR;
 }
 
-static int lost(const struct hvd_link *link, const char *how, struct hvd_error *error)
+static int lost(struct hvd_link *link, const char *how, struct hvd_error *error)
 {
-    return hvd_fail_rank(error, HVD_EPEER, link->peer, "the connection to rank %d has ended (%s)", link->peer, how);
+    link->over = true;
+    return hvd_fail_rank(error, HVD_EPEER, link->peer, "the connection to %s has ended (%s)", link->called, how);
 }
 
 static int tcp_send(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error)
@@ -73,7 +76,7 @@ static int tcp_recv(struct hvd_link *link, void *bytes, size_t count, size_t *mo
     return HVD_OK;
 }
 
-static int tcp_ended(const struct hvd_link *link, struct hvd_error *error)
+static int tcp_ended(struct hvd_link *link, struct hvd_error *error)
 {
     struct pollfd news = {.fd = link->fd, .events = POLLRDHUP};
     bool end = poll(&news, 1, 0) > 0 && (news.revents & (POLLRDHUP | POLLHUP | POLLERR));

@@ -13,7 +13,8 @@
  *
  * A rank that has joined gives the identity of the op. Like every plane's, each choice is made from agreed fields only.
  * Memory: one buffer, one area for what is kept, as large as the largest work seen; a block of 64 KB. After a failure
- * every later call repeats it: a stream that lost its place cannot be trusted again.
+ * every later call repeats it: a stream that lost its place cannot be trusted again. The end of a stream is repeated by
+ * the stream itself.
  */
 #include "plane.h"
 
@@ -30,6 +31,7 @@ struct p2p {
     struct hvd_link *const *link;
     struct hvd_cost cost;
     bool any_order;
+    const bool *leaving;
     const struct hvd_algo *forced;
     const struct hvd_algo *choice[KINDS][64][2]; /* by kind, bits of the bytes, ordered; NULL: not asked yet */
     struct hvd_error failed;
@@ -69,6 +71,7 @@ static int p2p_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_er
     p2p->link = arg->link;
     p2p->forced = forced;
     p2p->any_order = arg->any_order;
+    p2p->leaving = arg->leaving;
     p2p->cost = known ? arg->link_cost : (struct hvd_cost){.alpha_ns = 50000, .beta_ps = 1000};
     p2p->block = malloc(HVD_P2P_BLOCK);
     p2p->chunk = calloc((size_t)arg->size, sizeof *p2p->chunk);
@@ -304,6 +307,7 @@ static int p2p_start(void *plane, struct hvd_work *work, struct hvd_error *error
     run->algo = choose(p2p, &run->shape, run->element_bytes, needs_order(p2p, work, &run->fold));
     p2p->scaled = reduces(work) && !run->algo->ordered && (run->fold.factor != 1.0 || run->fold.divide != 1);
     run->link = p2p->link;
+    run->leaving = p2p->leaving;
     run->mark = mark_of(p2p, work, run->shape.count);
     run->block = p2p->block;
     p2p->direct = work->pieces == 1 && work->piece[0].out && work->kind != HVD_REDUCESCATTER;
@@ -327,9 +331,12 @@ static int p2p_start(void *plane, struct hvd_work *work, struct hvd_error *error
 static int p2p_poll(void *plane, struct hvd_work *work, bool *progress, struct hvd_error *error)
 {
     struct p2p *p2p = plane;
-    int code = p2p->failed.code ? p2p->failed.code : hvd_p2p_step(&p2p->run, progress, &p2p->failed);
+    struct hvd_error seen = {0};
+    int code = p2p->failed.code ? p2p->failed.code : hvd_p2p_step(&p2p->run, progress, &seen);
+    if (code < 0 && code != HVD_EPEER && !p2p->failed.code)
+        p2p->failed = seen;
     if (code < 0)
-        *error = p2p->failed;
+        *error = p2p->failed.code ? p2p->failed : seen;
     if (code == HVD_OK)
         unpack(p2p, work);
     return code;

@@ -75,6 +75,7 @@ struct hvd_plane_arg {
     struct hvd_bells *bells;
     struct hvd_link *const *link; /* to every other rank of the set, for this set alone; lent until close. NULL: none */
     struct hvd_cost link_cost;    /* of an exchange over them, agreed; both 0: not known */
+    const bool *leaving;          /* once true, a peer may end its link with nothing missing; NULL: never */
     bool any_order;               /* agreed: sums may be taken in another order than that of ranks where that is faster;
                                      their bits then depend on where in a bucket a value lies */
     const char *algo;             /* the one to be used wherever it can, agreed; NULL: the cheapest. Lent until close */
@@ -102,7 +103,8 @@ struct hvd_plane {
     /* Never blocks. HVD_OK: go on with poll; negative: refused, nothing was started on any rank. */
     int (*start)(void *plane, struct hvd_work *work, struct hvd_error *error);
     /* Never blocks for longer than one slice takes. HVD_OK: done, the caller's memory is no longer touched
-     * by this rank. HVD_AGAIN: come again; *progress is set if anything moved. Peers that sleep are rung
+     * by this rank. HVD_EPEER: the culprit's link has ended; it may be polled on, for the culprit may have left and be
+     * missed no more. HVD_AGAIN: come again; *progress is set if anything moved. Peers that sleep are rung
      * when there is news for them, so after HVD_AGAIN without progress the caller may sleep on its bell. */
     int (*poll)(void *plane, struct hvd_work *work, bool *progress, struct hvd_error *error);
     /* Returns when nothing will touch the caller's memory; peers may be dead. Never fails. */

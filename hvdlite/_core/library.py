@@ -129,13 +129,29 @@ def cross_size() -> int:
     return checked(lib.hvd_cross_size())
 
 
-def set_open(ranks: Sequence[int]) -> int:
+def bytes_or_null(text: str | None) -> Any:
+    """A `const char *` for the core, to be kept as long as it is lent; NULL for None."""
+    return ffi.NULL if text is None else ffi.new("char[]", text.encode("utf-8"))
+
+
+def row_or_null(descriptors: Sequence[int] | None) -> Any:
+    """Descriptors by rank for the core, to be kept as long as they are lent; NULL for None."""
+    return ffi.NULL if descriptors is None else ffi.new("int[]", list(descriptors))
+
+
+def set_open(
+    ranks: Sequence[int], vote_fds: Sequence[int] | None = None, tensor_fds: Sequence[int] | None = None
+) -> int:
     """Opens a process set here; its number, the same on all ranks if all make the same calls in the same order.
+
+    vote_fds, tensor_fds: connected sockets by rank in the set, -1 where there is none; the core's from now on.
 
     Nobody may submit to it before this has returned on all ranks: exchange something over the global set first.
     Raises ValueError (ranks out of range, doubled, not ascending, none), MemoryError, HvdNotInitializedError.
     """
-    number: int = lib.hvd_set_open(ffi.new("int[]", list(ranks)), len(ranks), thread.text, TEXT_BYTES)
+    votes, tensors = row_or_null(vote_fds), row_or_null(tensor_fds)
+    members = ffi.new("int[]", list(ranks))
+    number: int = lib.hvd_set_open(members, len(ranks), votes, tensors, thread.text, TEXT_BYTES)
     return checked(number, thread.text)
 
 

@@ -3,6 +3,7 @@
 #include "crew.h"
 
 #include "boot/memory.h"
+#include "streams.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -11,6 +12,12 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+static const struct crew_kind {
+    const char *name, *plane;
+    bool linked;
+} kinds[] = {{"shared memory", NULL, false}, {"p2p on one host", "p2p", true}};
+static const struct crew_kind *kind = &kinds[0];
 
 struct hvd_error crew_open_error;
 pid_t crew_pid[HVD_LOCAL_MAX];
@@ -29,6 +36,38 @@ void crew_deadline(int seconds)
 {
     signal(SIGALRM, too_late);
     alarm((unsigned)seconds);
+}
+
+const char *crew_world(int i)
+{
+    if ((size_t)i >= HVD_COUNT_OF(kinds))
+        return NULL;
+    kind = &kinds[i];
+    return kind->name;
+}
+
+static const int everyone[] = {0, 1, 2, 3, 4, 5, 6, 7};
+
+/* The streams of this rank are in `row`, which must live until the engine is open. */
+static void link_options(struct hvd_options *options, int *row)
+{
+    options->plane = kind->plane;
+    if (!kind->linked || options->size < 2)
+        return;
+    streams_take(0, options->rank, everyone, options->size, row);
+    options->tensor_fd = row;
+}
+
+int crew_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error)
+{
+    int tensor[STREAMS_RANKS], purpose = 2 * (int)(engine->lives + 1);
+    bool member = false;
+    for (int i = 0; i < count; i++)
+        member |= ranks[i] == engine->options.rank;
+    if (!kind->linked || !member)
+        return hvd_engine_set_open(engine, ranks, count, NULL, NULL, error);
+    streams_take(purpose, engine->options.rank, ranks, count, tensor);
+    return hvd_engine_set_open(engine, ranks, count, NULL, tensor, error);
 }
 
 struct hvd_options crew_options(int rank, int size)
@@ -62,6 +101,8 @@ static void *thread_rank(void *self)
 {
     struct seat *seat = self;
     struct hvd_options options = crew_options(seat->boot.rank, seat->size);
+    int row[STREAMS_RANKS];
+    link_options(&options, row);
     struct hvd_error error = {0};
     struct hvd_engine *engine;
     int code = hvd_engine_open(&options, hvd_boot_memory_allgather, &seat->boot, true, 1, &engine, &error);
@@ -79,6 +120,8 @@ void crew_threads(int size, crew_body *body)
     struct seat seat[HVD_LOCAL_MAX];
     pthread_t thread[HVD_LOCAL_MAX];
     hvd_boot_memory_open(&memory, size);
+    if (kind->linked)
+        streams_open(size, 0);
     for (int rank = 0; rank < size; rank++) {
         seat[rank] = (struct seat){.boot = {&memory, rank}, .size = size, .body = body};
         CHECK(pthread_create(&thread[rank], NULL, thread_rank, &seat[rank]) == 0);
@@ -86,6 +129,7 @@ void crew_threads(int size, crew_body *body)
     for (int rank = 0; rank < size; rank++)
         pthread_join(thread[rank], NULL);
     hvd_boot_memory_close(&memory);
+    streams_close();
 }
 
 #define BLOCK 8192
@@ -117,6 +161,10 @@ static void process_rank(int rank, int size, crew_body *body, void (*before)(int
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     struct hvd_options options = crew_options(rank, size);
     struct hvd_engine *engine;
+    int row[STREAMS_RANKS];
+    if (kind->linked)
+        streams_keep(rank);
+    link_options(&options, row);
     if (before)
         before(rank);
     hvd_engine_open(&options, page_allgather, &options, false, 1, &engine, &crew_open_error);
@@ -138,6 +186,8 @@ void crew_processes(int size, crew_body *body, void (*before)(int rank), int *st
     pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_barrier_init(&page->barrier, &attributes, (unsigned)size);
     fflush(NULL);
+    if (kind->linked)
+        streams_open(size, 12);
     for (int rank = 0; rank < size; rank++) {
         pid_t pid = fork();
         CHECK(pid >= 0);
@@ -145,6 +195,7 @@ void crew_processes(int size, crew_body *body, void (*before)(int rank), int *st
             process_rank(rank, size, body, before);
         crew_pid[rank] = pid;
     }
+    streams_close();
     for (int rank = 0; rank < size; rank++)
         while (waitpid(crew_pid[rank], &status[rank], 0) < 0)
             CHECK(errno == EINTR);

@@ -31,6 +31,9 @@
         }                                                                                                           \
     } while (0)
 
+/* The i-th kind of world from here on; its name, NULL past the end. 0: ranks of one host, in shared memory. */
+const char *crew_world(int i);
+
 typedef void crew_body(struct hvd_engine *engine, int rank, int size);
 
 /* End the process with a message if it is still there after so many seconds. */
@@ -47,6 +50,9 @@ extern pid_t crew_pid[HVD_LOCAL_MAX];
 extern int crew_shared_memory; /* as in hvd_options */
 /* A barrier of the process crew that does not go through the engine. */
 void crew_meet(void);
+
+/* hvd_engine_set_open with the streams that this kind of world has. */
+int crew_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error);
 
 /* Shorthands of a rank's program. sum: an allreduce of float32 in place. */
 struct hvd_request crew_sum(const char *name, float *memory, int64_t count);

@@ -87,7 +87,7 @@ static void a_set_of_some_ranks(struct hvd_engine *engine, int rank, int size)
     char text[HVD_TEXT_MAX] = "";
     struct hvd_request barrier = {.kind = HVD_BARRIER};
     const int members[] = {0, size - 1};
-    int number = hvd_engine_set_open(engine, members, 2, &error);
+    int number = crew_set_open(engine, members, 2, &error);
     CHECK_CODE(number > 0, 1, error.text);
     CHECK_CODE(crew_wait(engine, hvd_engine_submit(engine, &barrier, &error), text), HVD_OK, text);
     if (rank == 0 || rank == size - 1) {

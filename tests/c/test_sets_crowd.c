@@ -165,7 +165,7 @@ static void open_all(struct hvd_engine *engine)
 {
     struct hvd_error error = {0};
     for (int set = 1; set < SETS; set++)
-        CHECK_CODE(hvd_engine_set_open(engine, sets[set].ranks, sets[set].count, &error), set, error.text);
+        CHECK_CODE(crew_set_open(engine, sets[set].ranks, sets[set].count, &error), set, error.text);
     crew_barrier(engine);
 }
 
@@ -222,7 +222,7 @@ static void one_dies(struct hvd_engine *engine, int rank, int size)
     int64_t count = 1 << 20;
     float *memory = calloc((size_t)count, sizeof *memory);
     CHECK_CODE(engine != NULL, 1, crew_open_error.text);
-    CHECK(size == 3 && hvd_engine_set_open(engine, ranks, 2, &error) == 1);
+    CHECK(size == 3 && crew_set_open(engine, ranks, 2, &error) == 1);
     crew_barrier(engine);
     crew_meet(); /* the barrier is over everywhere: a death fails whatever is still under way */
     int code = HVD_OK;

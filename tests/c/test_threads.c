@@ -137,7 +137,7 @@ static void a_set_for_each_thread(struct hvd_engine *engine, int rank, int size)
     for (int r = 0; r < size; r++)
         all[r] = r;
     for (int i = 1; i < THREADS; i++)
-        CHECK_CODE(hvd_engine_set_open(engine, all, size, &error), i, error.text);
+        CHECK_CODE(crew_set_open(engine, all, size, &error), i, error.text);
     crew_barrier(engine);
     for (int i = 0; i < THREADS; i++) {
         worker[i] = (struct worker){.engine = engine, .rank = rank, .size = size, .number = i};

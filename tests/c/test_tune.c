@@ -69,7 +69,7 @@ static void proposals(struct hvd_engine *engine, int rank, int size)
         int ranks[HVD_LOCAL_MAX];
         for (int i = 0; i < size; i++)
             ranks[i] = i;
-        int set = hvd_engine_set_open(engine, ranks, size, &error);
+        int set = crew_set_open(engine, ranks, size, &error);
         CHECK_CODE(set > 0, 1, error.text);
         crew_barrier(engine);
         CHECK(step(engine, set, rank, size) == 1);

@@ -139,10 +139,10 @@ static int check_head(const struct hvd_p2p_run *run, struct hvd_error *error)
         head->bytes == step->recv_count * run->element_bytes)
         return HVD_OK;
     return hvd_fail_rank(error, HVD_EINTERNAL, step->from,
-                         "rank %d sent %" PRIu64 " bytes as step %" PRIu32 " of another collective, where %" PRIu64
+                         "%s sent %" PRIu64 " bytes as step %" PRIu32 " of another collective, where %" PRIu64
                          " bytes of step %d (%s) were expected; please report this",
-                         step->from, head->bytes, head->step, step->recv_count * run->element_bytes, run->in.i,
-                         run->algo->name);
+                         run->link[step->from]->called, head->bytes, head->step, step->recv_count * run->element_bytes,
+                         run->in.i, run->algo->name);
 }
 
 /* Where the next bytes go, and how many fit there. */
@@ -228,10 +228,12 @@ static int recv_some(struct hvd_p2p_run *run, struct hvd_error *error)
  * without end. One peer a time, so that an idle poll stays cheap. */
 static int look_around(struct hvd_p2p_run *run, struct hvd_error *error)
 {
+    if (run->leaving && *run->leaving)
+        return HVD_AGAIN; /* who has left may end its streams, with nothing missing */
     do
         run->patrol = (run->patrol + 1) % run->shape.size;
     while (run->patrol == run->shape.rank);
-    const struct hvd_link *link = run->link[run->patrol];
+    struct hvd_link *link = run->link[run->patrol];
     int code = link->kind->ended(link, error);
     return code == HVD_OK ? HVD_AGAIN : code;
 }
@@ -242,7 +244,7 @@ int hvd_p2p_watch(const struct hvd_p2p_run *run, struct pollfd *news)
     bool receives = run->in.i < run->steps && (run->in.at > 0 || may_recv(run));
     for (int peer = 0; peer < run->shape.size; peer++) {
         const struct hvd_link *link = run->link[peer];
-        if (peer == run->shape.rank || link->fd < 0)
+        if (peer == run->shape.rank || link->fd < 0 || link->over)
             continue;
         short what = POLLRDHUP;
         if (receives && run->in.step.from == peer)

@@ -49,13 +49,15 @@ struct hvd_p2p_run {
     unsigned char *block; /* HVD_P2P_BLOCK */
     struct hvd_p2p_cursor out, in;
     struct hvd_p2p_head head_out, head_in;
-    size_t block_fill; /* received and not yet combined */
-    int patrol;        /* whose end was looked for last */
+    size_t block_fill;   /* received and not yet combined */
+    int patrol;          /* whose end was looked for last */
+    const bool *leaving; /* see plane.h; may be NULL */
 };
 
 /* Begin; all fields up to `block` are set. */
 void hvd_p2p_begin(struct hvd_p2p_run *run);
-/* Move what can be moved. HVD_OK: all steps are done; HVD_AGAIN; or an error, which names the peer. */
+/* Move what can be moved. HVD_OK: all steps are done; HVD_AGAIN; or an error, which names the peer. After HVD_EPEER it
+ * may be called again, and goes on as far as it can without that peer. */
 int hvd_p2p_step(struct hvd_p2p_run *run, bool *progress, struct hvd_error *error);
 /* After HVD_AGAIN: on which descriptors to sleep, and for what. Only what the run waits for: bytes that come early, for
  * a later step, are left where they are, and would be news for ever. The end of any peer is news. Returns how many. */

@@ -1,0 +1,152 @@
+/* wire.c - the streams of process sets in the engine's hands.
+ *
+ * What is there to do beside reading and writing, which planes and votes do? Own the descriptors: close them whatever
+ * becomes of the call that brought them, and in a forked child, which would keep a dead rank's streams open. And wake
+ * the engine thread for them: it sleeps in epoll, and what is news changes with every step of a collective.
+ *
+ * WATCHING. Whoever leaves the turn says what would be news now (the plane's `watch`); each descriptor is armed for one
+ * event. While a thread holds the turn it looks by itself, and an armed descriptor that speaks meanwhile wakes the
+ * engine thread once, for nothing, and not again. One byte for each descriptor remembers what it is armed for, so that
+ * what stays the same costs no system call: most of what p2p watches are ends of peers.
+ *
+ * A wake-up must not be lost between a holder that is leaving and the engine thread that finds the turn still held: so
+ * the engine thread clears its seat's `asleep` word before it tries, as a peer that rings does, and a holder looks at
+ * that word after it has let go.
+ *
+ * The bytes lie in sparse memory that is mapped with the first stream: a world of one host has none.
+ */
+#define _GNU_SOURCE /* POLLRDHUP */
+#include "engine.h"
+
+#include "../ground/memory.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define WIRES_MAX 65536 /* greatest descriptor + 1 */
+#define OURS      0x80
+#define ARMED_IN  0x01
+#define ARMED_OUT 0x02
+#define ARMED_END 0x04
+
+void hvd_wire_drop(const int *fd, int count)
+{
+    for (int i = 0; fd && i < count; i++)
+        if (fd[i] >= 0)
+            close(fd[i]);
+}
+
+static int note(struct hvd_engine *engine, int fd, struct hvd_error *error)
+{
+    if (fd >= WIRES_MAX)
+        return hvd_fail(error, HVD_EINIT, "rank %d: descriptor %d is beyond %d, the greatest for a stream",
+                        engine->options.rank, fd, WIRES_MAX - 1);
+    if (!engine->wire_byte)
+        engine->wire_byte = hvd_memory_private(WIRES_MAX, error);
+    if (!engine->wire_byte)
+        return HVD_ENOMEM;
+    atomic_store(&engine->wire_byte[fd], OURS);
+    if (fd >= atomic_load(&engine->wire_high))
+        atomic_store(&engine->wire_high, fd + 1);
+    return HVD_OK;
+}
+
+int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, int size, struct hvd_wires **wires,
+                  struct hvd_error *error)
+{
+    *wires = NULL;
+    if (!fd)
+        return HVD_OK;
+    struct hvd_wires *mine = calloc(1, sizeof *mine);
+    int code = mine ? HVD_OK : hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for streams", engine->options.rank);
+    if (mine)
+        mine->size = size;
+    for (int peer = 0; peer < size; peer++) {
+        if (fd[peer] < 0)
+            continue;
+        if (code == HVD_OK)
+            code = note(engine, fd[peer], error);
+        if (code == HVD_OK)
+            code = hvd_link_tcp.open(&mine->of[peer], fd[peer], peer, error);
+        if (code != HVD_OK) {
+            if (engine->wire_byte && fd[peer] < WIRES_MAX)
+                atomic_store(&engine->wire_byte[fd[peer]], 0);
+            close(fd[peer]);
+            continue;
+        }
+        hvd_text_copy(mine->of[peer].called, sizeof mine->of[peer].called, engine->who[member[peer]].called);
+        mine->link[peer] = &mine->of[peer];
+    }
+    if (code != HVD_OK && mine) {
+        hvd_wire_close(engine, mine);
+        mine = NULL;
+    }
+    *wires = mine;
+    return code;
+}
+
+void hvd_wire_close(struct hvd_engine *engine, struct hvd_wires *wires)
+{
+    if (!wires)
+        return;
+    for (int peer = 0; peer < wires->size; peer++)
+        if (wires->link[peer]) {
+            atomic_store(&engine->wire_byte[wires->of[peer].fd], 0); /* epoll forgets what is closed */
+            wires->of[peer].kind->close(&wires->of[peer]);
+        }
+    free(wires);
+}
+
+static void arm(struct hvd_engine *engine, const struct pollfd *news, int count)
+{
+    for (int i = 0; i < count; i++) {
+        int fd = news[i].fd;
+        uint8_t want = (uint8_t)((news[i].events & POLLIN ? ARMED_IN : 0) | (news[i].events & POLLOUT ? ARMED_OUT : 0) |
+                                 (news[i].events & POLLRDHUP ? ARMED_END : 0));
+        uint8_t has = atomic_load(&engine->wire_byte[fd]);
+        if ((has & want) == want) /* more than is wanted wakes once, for nothing */
+            continue;
+        struct epoll_event entry = {.events = (uint32_t)EPOLLONESHOT | (want & ARMED_IN ? (uint32_t)EPOLLIN : 0) |
+                                              (want & ARMED_OUT ? (uint32_t)EPOLLOUT : 0) |
+                                              (want & ARMED_END ? (uint32_t)EPOLLRDHUP : 0),
+                                    .data.u64 = (uint64_t)HVD_EVENT_WIRE << 32 | (uint32_t)fd};
+        atomic_store(&engine->wire_byte[fd], OURS | want);
+        if (epoll_ctl(engine->epoll, EPOLL_CTL_MOD, fd, &entry) != 0)
+            epoll_ctl(engine->epoll, EPOLL_CTL_ADD, fd, &entry);
+    }
+}
+
+void hvd_wire_watch(struct hvd_engine *engine)
+{
+    struct pollfd news[HVD_LOCAL_MAX];
+    for (int i = 0; i < engine->sets; i++) {
+        const struct hvd_moving *moving = &engine->set[i]->moving;
+        if (moving->busy && moving->by->plane->watch)
+            arm(engine, news, moving->by->plane->watch(moving->by->self, news));
+    }
+}
+
+void hvd_wire_heard(struct hvd_engine *engine, int fd)
+{
+    uint8_t has = atomic_load(&engine->wire_byte[fd]);
+    while (has && !atomic_compare_exchange_weak(&engine->wire_byte[fd], &has, OURS))
+        ; /* 0: it was closed meanwhile */
+    atomic_store(&engine->host.control->seat[engine->host.rank].asleep.word, 0);
+}
+
+void hvd_wire_end(struct hvd_engine *engine)
+{
+    if (engine->wire_byte)
+        hvd_memory_unmap(engine->wire_byte, WIRES_MAX);
+    engine->wire_byte = NULL;
+}
+
+void hvd_wire_close_in_child(struct hvd_engine *engine)
+{
+    int high = atomic_load(&engine->wire_high);
+    for (int fd = 0; fd < high; fd++)
+        if (atomic_load(&engine->wire_byte[fd]))
+            close(fd);
+}

@@ -1,0 +1,40 @@
+/* wire.h - the streams of a process set: taken over, watched while the engine sleeps, closed.
+ *
+ * Streams come connected from Python (hvd_options, hvd_set_open) and are the core's from then on. Each belongs to one
+ * set and one peer. Used by the turn only, but for what is said otherwise.
+ */
+#ifndef HVD_WIRE_H
+#define HVD_WIRE_H
+
+#include "../ground/ground.h"
+#include "../link/link.h"
+
+#include <stdatomic.h>
+
+struct hvd_engine;
+
+/* Of one set, by rank in the set. */
+struct hvd_wires {
+    struct hvd_link of[HVD_LOCAL_MAX];
+    struct hvd_link *link[HVD_LOCAL_MAX]; /* NULL: none */
+    int size;
+};
+
+/* Framework thread, before anybody uses the set. fd: by rank in the set, -1: none; NULL gives *wires == NULL. member:
+ * what the ranks are called in the job. Takes all descriptors over, also where it fails. */
+int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, int size, struct hvd_wires **wires,
+                  struct hvd_error *error);
+void hvd_wire_close(struct hvd_engine *engine, struct hvd_wires *wires); /* NULL is fine */
+/* Any thread: close what was given to a call that came to nothing. NULL is fine. */
+void hvd_wire_drop(const int *fd, int count);
+
+/* By a holder who is about to leave the turn: the engine thread shall wake up when a stream has news for any set. */
+void hvd_wire_watch(struct hvd_engine *engine);
+/* By the engine thread: epoll has spoken for this descriptor, once. */
+void hvd_wire_heard(struct hvd_engine *engine, int fd);
+/* At the engine's end, when all streams are closed. */
+void hvd_wire_end(struct hvd_engine *engine);
+/* In a forked child. Async-signal-safe. */
+void hvd_wire_close_in_child(struct hvd_engine *engine);
+
+#endif
