@@ -13,6 +13,8 @@ TEXTS = {
     "secret_key": "0f" * 32,
     "job_id": "00000000000000ff",
     "store_addr": "127.0.0.1",
+    "plane": "shm",
+    "algo": "ring",
     "shared_memory": "dev_shm",
     "check_data": "1",
     "autotune": "1",
@@ -132,7 +134,7 @@ def test_a_malformed_flag_is_named(name, value):
 
 
 def test_only_options_that_all_ranks_share_are_agreed():
-    assert set(config.read({}).agreed()) == {"fusion_threshold", "cache_capacity"}
+    assert set(config.read({}).agreed()) == {"fusion_threshold", "cache_capacity", "plane", "algo"}
 
 
 def test_names_are_unique_and_documented():
