@@ -13,8 +13,8 @@
  *
  * A rank that has joined gives the identity of the op. Like every plane's, each choice is made from agreed fields only.
  * Memory: one buffer, one area for what is kept, as large as the largest work seen; a block of 64 KB. After a failure
- * every later call repeats it: a stream that lost its place cannot be trusted again. The end of a stream is repeated by
- * the stream itself.
+ * every later call repeats it: a stream that lost its place cannot be trusted again. The end of a
+ * stream is told as long as it is missed; no other work can begin before this one is done.
  */
 #include "plane.h"
 
@@ -331,12 +331,13 @@ static int p2p_start(void *plane, struct hvd_work *work, struct hvd_error *error
 static int p2p_poll(void *plane, struct hvd_work *work, bool *progress, struct hvd_error *error)
 {
     struct p2p *p2p = plane;
-    struct hvd_error seen = {0};
-    int code = p2p->failed.code ? p2p->failed.code : hvd_p2p_step(&p2p->run, progress, &seen);
-    if (code < 0 && code != HVD_EPEER && !p2p->failed.code)
-        p2p->failed = seen;
+    int code = p2p->failed.code;
+    if (!code || code == HVD_EPEER) {
+        p2p->failed.code = HVD_OK; /* a peer that has left may be missed no more */
+        code = hvd_p2p_step(&p2p->run, progress, &p2p->failed);
+    }
     if (code < 0)
-        *error = p2p->failed.code ? p2p->failed : seen;
+        *error = p2p->failed;
     if (code == HVD_OK)
         unpack(p2p, work);
     return code;
