@@ -1,8 +1,8 @@
 """How does this process meet the other ranks, and do they agree on what must be the same?
 
 `meet` connects to the launcher's store, joins, and exchanges one small record per rank: versions, options marked
-`agreed`, how many ranks each host has. `disagreement` is the pure part: from all records it makes one sentence that
-names the option, the ranks and the values, the same on every rank.
+`agreed`, which host it is on and what it was told about it. `disagreement` is the pure part: from all records it makes
+one sentence that names the option, the ranks and the values, the same on every rank (links/seats.py: where ranks are).
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def meet(
     Raises HvdInitError or HvdPeerLostError; nothing stays open then.
     """
     import json  # here, because a rank that is alone needs neither JSON nor sockets
+    import socket
 
     from . import _store
+    from .links import host_id, seats
 
     values = settings.values
     absent = [f"HVDLITE_{name.upper()}" for name in ("store_addr", "store_port", "secret_key") if values[name] is None]
@@ -69,8 +71,9 @@ def meet(
         timeout=values["start_timeout"],
     )
     try:
-        mine = {"version": version, "wire": wire, "local_size": place.local_size, "options": settings.agreed()}
+        mine: dict[str, Any] = {"version": version, "wire": wire, "options": settings.agreed()}
         mine["process_sets"] = [list(ranks) for ranks in process_sets]
+        mine.update(seats.claims(place, values["host_id"] or host_id(), socket.gethostname()))
         records = [json.loads(part) for part in store.allgather(json.dumps(mine).encode())]
         complaint = disagreement(records)
         if complaint is not None:
@@ -97,7 +100,9 @@ def disagreement(records: list[dict[str, Any]]) -> str | None:
         if text is not None:
             variable = config.option_of(name).variable
             return f"the option {name} ({variable}) differs: {text}. It must be the same on all ranks."
-    return None
+    from .links import seats
+
+    return seats.misplaced(records)
 
 
 def _split(records: list[dict[str, Any]], values: list[Any]) -> str | None:
