@@ -16,6 +16,8 @@ from .errors import HvdInitError
 
 if TYPE_CHECKING:
     from . import _store
+    from .links.job import JobLinks
+    from .links.seats import Seats
 
 
 def refusal(place: Place) -> str | None:
@@ -42,8 +44,8 @@ def refusal(place: Place) -> str | None:
 
 def meet(
     place: Place, settings: config.Settings, version: str, wire: int, process_sets: Sequence[Sequence[int]] = ()
-) -> tuple[_store.Store, list[dict[str, Any]]]:
-    """The joined store and every rank's record. process_sets: the ranks of the static sets.
+) -> tuple[_store.Store, Seats]:
+    """The joined store, and where all ranks are. process_sets: the ranks of the static sets.
 
     Raises HvdInitError or HvdPeerLostError; nothing stays open then.
     """
@@ -79,10 +81,23 @@ def meet(
         if complaint is not None:
             store.bye()  # everyone says the same and leaves: nobody is lost
             raise HvdInitError(complaint)
-        return store, records
+        return store, seats.seats_of(records)
     except BaseException:
         store.close()
         raise
+
+
+def link(place: Place, settings: config.Settings, store: _store.Store, seats: Seats) -> JobLinks:
+    """Ways to make streams between ranks, as long as the job lives. All ranks call it. Raises as `meet` does."""
+    from .links import job
+
+    values = settings.values
+    rendezvous = None if values["store_addr"] is None else (values["store_addr"], values["store_port"])
+    number = values["job_id"] or store.job
+    timeout = values["start_timeout"]
+    return job.open_links(
+        rendezvous, values["secret_key"], number, store.epoch, place.rank, store.allgather, seats.host_of, timeout
+    )
 
 
 def disagreement(records: list[dict[str, Any]]) -> str | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import socket
 import time
 
@@ -58,6 +59,13 @@ class Store:
         if number != self._round:
             raise HvdInitError(f"rank {self.rank}: the store answered round {number}, round {self._round} was asked")
         return parts
+
+    def check(self) -> None:
+        """Raises what the store says unasked: HvdPeerLostError where a rank has ended, HvdInitError. Never waits."""
+        watch = select.poll()  # select() knows no descriptor above 1023
+        watch.register(self._socket(), select.POLLIN)
+        if watch.poll(0):
+            self._expect(0, time.monotonic() + _ANSWER_S)
 
     def abort(self, culprit: int, code: int, text: str) -> None:
         """Tells the store why the job ends. Best effort: raises nothing when the store is gone."""

@@ -32,6 +32,11 @@ class Seats(NamedTuple):
         """How many hosts the job has."""
         return max(self.host_of) + 1
 
+    @property
+    def homogeneous(self) -> bool:
+        """Whether every host has the same number of ranks."""
+        return len({self.host_of.count(host) for host in set(self.host_of)}) == 1
+
     def on_host_of(self, rank: int) -> list[int]:
         """The ranks of the host of `rank`, in order."""
         return [other for other, host in enumerate(self.host_of) if host == self.host_of[rank]]
