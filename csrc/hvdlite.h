@@ -196,6 +196,25 @@ int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_
                     size_t text_bytes);
 int hvd_wait_many(const int64_t *handles, int count, int timeout_ms, char *text, size_t text_bytes);
 
+/* MPI, found at run time; none of these needs an engine, and one thread calls them at a time. open loads a library by
+ * its name (or that of a module that is linked with it); HVD_EINIT says why it will not do. begin: MPI is initialized
+ * afterwards with MPI_THREAD_MULTIPLE, by whoever was first. end: finalizes it if begin had initialized it, or with an
+ * abort_code ends all ranks of MPI_COMM_WORLD. word: 0 the ABI, 1 the version, 2 the library; NULL before open. */
+int hvd_mpi_open(const char *library, char *text, size_t text_bytes);
+int hvd_mpi_begin(char *text, size_t text_bytes);
+int hvd_mpi_running(void); /* 0: not loaded, not initialized or finalized; 1: by somebody else; 2: begin did it */
+void hvd_mpi_end(int abort_code);
+const char *hvd_mpi_word(int which);
+/* Communicators are handles of that MPI as integers; 0 is MPI_COMM_WORLD. comm: a duplicate of `from`, or with `ranks`
+ * one of those of its ranks, in that order (only they call). Errors on it are returned, not fatal. exchange:
+ * all[rank * bytes] gets every rank's bytes. Both return HVD_AGAIN after timeout_ms: call again with the same. */
+int hvd_mpi_comm(uintptr_t from, const int *ranks, int count, int timeout_ms, uintptr_t *made, char *text,
+                 size_t text_bytes);
+void hvd_mpi_comm_free(uintptr_t comm);
+int hvd_mpi_place(uintptr_t comm, int *rank, int *size);
+int hvd_mpi_exchange(uintptr_t comm, const void *mine, size_t bytes, void *all, int timeout_ms, char *text,
+                     size_t text_bytes);
+
 /* Memory that a plane can move without a copy (shared by the ranks of this host). Freed by hvd_free,
  * also after shutdown. NULL when the plane has none to give. */
 void *hvd_alloc(size_t bytes);

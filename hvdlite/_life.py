@@ -19,15 +19,13 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _given, _meeting, autotune, config, discovery, process_set
+from . import _core, _meeting, autotune, config, discovery, mpi, process_set
 from ._core import ffi, lib
 from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdNotYetError, HvdPeerLostError
 from .process_set import ProcessSet
 
 if TYPE_CHECKING:
-    from . import _store
-    from .links.job import JobLinks
-    from .links.seats import Seats
+    from ._meeting import Meeting
 
 
 class _Life:
@@ -36,8 +34,7 @@ class _Life:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.pid = 0  # of the process that registered the hooks
-        self.store: _store.Store | None = None
-        self.links: JobLinks | None = None
+        self.store: Meeting | None = None
         self.homogeneous = True
         self.inits = 0
         self.sets: list[ProcessSet] = []  # static ones, of the last init that named any
@@ -50,7 +47,7 @@ _inherited: list[Any] = []  # what a forked child must neither use nor close
 class _Boot:
     """The bootstrap that the engine calls back during hvd_init. One rank alone needs no store."""
 
-    def __init__(self, store: _store.Store | None) -> None:
+    def __init__(self, store: Meeting | None) -> None:
         self.store = store
         self.error: BaseException | None = None
 
@@ -60,7 +57,7 @@ class _Boot:
 
 @ffi.def_extern(error=lib.HVD_EINIT)
 def hvd_py_allgather(self: Any, mine: Any, count: int, everyone: Any, text: Any, text_bytes: int) -> int:
-    """The engine's allgather over the store. Keeps the exception for `init`, which raises it."""
+    """The engine's allgather over the store or MPI. Keeps the exception for `init`, which raises it."""
     boot = ffi.from_handle(self)
     try:
         parts = boot.allgather(bytes(ffi.buffer(mine, count)) if count else b"")
@@ -81,10 +78,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     """Makes this process a rank of its job; returns when all ranks have met. Calling it again changes nothing.
 
     process_sets: ProcessSets to register from the start, the same on all ranks; "dynamic", as in Horovod, is accepted
-    and not needed: sets can always be added. Without it, those of the last init come back. comm: None, or all ranks.
+    and not needed: sets can always be added. Without it, those of the last init come back. comm: an mpi4py
+    communicator, which is duplicated, or a list of ranks of MPI_COMM_WORLD, and only they call; None: all ranks of the
+    job. Started by mpirun, mpiexec or srun --mpi the ranks meet over MPI (hvdlite/mpi says when).
 
-    Without a launcher this is rank 0 of 1. Raises HvdInitError (HvdOptionError for a malformed variable, naming it and
-    its value) or HvdPeerLostError if a rank ends meanwhile, each naming the rank and what to do.
+    Without any launcher this is rank 0 of 1. Raises HvdInitError (HvdOptionError for a malformed variable, naming it
+    and its value) or HvdPeerLostError if a rank ends meanwhile, each naming the rank and what to do.
     """
     with _life.lock:
         if lib.hvd_forked() == 1:
@@ -97,28 +96,50 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             return
         environ = config.environ()
         settings = config.read(environ)
-        place = discovery.discover(environ)
+        place, store = _found(comm, environ, settings)
         refused = _meeting.refusal(place)
         if refused is not None:
             raise HvdInitError(refused)
         if place.rank == 0 and _life.inits == 0:
             for note in settings.notes:
                 print(f"hvdlite: {note}", file=sys.stderr, flush=True)
-        _require_all(comm, place.size)
         autotune.check(settings, place.rank)
-        sets = _chosen(sets, place.size)
-        store, seats = None, None
-        if place.size > 1:
-            store, seats = _meeting.meet(
-                place, settings, _core.VERSION, _core.WIRE_VERSION, [each.ranks for each in sets]
-            )
-        _life.links = _start(place, settings, store, seats)
-        _life.store, _life.homogeneous = store, seats is None or seats.homogeneous
-        process_set.use_links(_life.links)
+        homogeneous = True
+        try:
+            sets = _chosen(sets, place.size)
+            if place.size > 1:
+                named = [each.ranks for each in sets]
+                store, records = _meeting.meet(place, settings, _core.VERSION, _core.WIRE_VERSION, named, store)
+                homogeneous = len({record["local_size"] for record in records}) == 1
+            _start(place, settings, store)
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+        _life.store, _life.homogeneous = store, homogeneous
         _life.inits += 1
         _hook()
         _register(sets)
         autotune.begin(settings, place.rank, place.size)
+
+
+def _found(comm: Any, environ: dict[str, str], settings: config.Settings) -> tuple[discovery.Place, Meeting | None]:
+    """The place of this rank, and where it meets the others if that is MPI."""
+    told: discovery.Place | None = None
+    try:
+        told = discovery.discover(environ)
+    except HvdInitError:
+        if not mpi.is_communicator(comm):  # who passes one need not be started in a way that we know
+            raise
+    values = settings.values
+    if mpi.wanted(comm, told, environ, values.get("plane")):
+        from .mpi import world
+
+        met = world.open_world(comm, told, values["start_timeout"], _life.inits, values["secret_key"])
+        return met.place, met
+    assert told is not None
+    _require_all(comm, told.size)
+    return told, None
 
 
 def _sets_of(process_sets: Any) -> list[ProcessSet] | None:
@@ -136,13 +157,13 @@ def _sets_of(process_sets: Any) -> list[ProcessSet] | None:
 
 
 def _require_all(comm: Any, size: int) -> None:
-    """Raises HvdNotYetError if init is to make a job of some ranks only, or over a communicator."""
+    """Raises HvdNotYetError if init is to make a job of some ranks only."""
     if comm is None or (isinstance(comm, (list, tuple, range)) and sorted(comm) in ([], list(range(size)))):
         return
     said = f"comm={comm!r}" if isinstance(comm, (list, tuple, range)) else f"a comm of type {type(comm).__name__}"
     raise HvdNotYetError(
-        f"hvd.init with {said} comes with a later version of hvdlite: this job has {size} ranks, and init takes all. "
-        "Leave comm out, and use hvd.ProcessSet for some of them."
+        f"hvd.init with {said} needs a job over MPI (start it with mpirun or mpiexec): this job has {size} "
+        f"rank{'s' if size > 1 else ''}, and init takes all. Leave comm out, and use hvd.ProcessSet for some of them."
     )
 
 
@@ -170,32 +191,40 @@ def _register(sets: list[ProcessSet]) -> None:
         raise
 
 
-def _start(
-    place: discovery.Place, settings: config.Settings, store: _store.Store | None, seats: Seats | None
-) -> JobLinks | None:
+def _start(place: discovery.Place, settings: config.Settings, store: Meeting | None) -> None:
     """Start the engine; on failure say so to the store and close it."""
-    boot, links = _Boot(store), None
-    try:
-        rows = None
-        if store is not None and seats is not None and (seats.hosts > 1 or settings.values["plane"] == "p2p"):
-            links = _meeting.link(place, settings, store, seats)
-            rows = links.rows("set 0", range(place.size), store.check)
-        options, _lent = _given.options(place, settings, store, seats, rows, _life.inits)
-        handle, text = ffi.new_handle(boot), ffi.new("char[]", lib.HVD_TEXT_MAX)
-        code = lib.hvd_init(options, lib.hvd_py_allgather, handle, text, lib.HVD_TEXT_MAX)
-        if code == lib.HVD_OK and boot.error is None:
-            return links
-        if code == lib.HVD_OK:  # interrupted in a callback whose result the engine did not need
-            lib.hvd_shutdown()
-        raise boot.error or _core.error_for(code, _core.text_of(text))
-    except BaseException as error:
-        if links is not None:
-            links.close()
-        if store is not None:
-            if not isinstance(error, HvdPeerLostError):
-                store.abort(place.rank, lib.HVD_EINIT, f"{type(error).__name__}: {error}")
-            store.close()
-        raise
+    values = settings.values
+    options = ffi.new("struct hvd_options *")
+    options.rank, options.size = place.rank, place.size
+    options.local_rank, options.local_size = place.local_rank, place.local_size
+    options.cross_rank, options.cross_size = place.cross_rank, place.cross_size
+    options.job = values["job_id"] or (store.job if store is not None else os.getpid())
+    options.epoch = store.epoch if store is not None else _life.inits
+    options.secret = values["secret_key"] or (store.secret if store is not None else bytes(32))
+    options.store_fd = store.fileno() if store is not None else -1
+    options.shared_memory = values["shared_memory"]
+    options.fusion_bytes = values["fusion_threshold"]
+    options.slots_max = values["cache_capacity"]
+    options.start_timeout_ms = int(values["start_timeout"] * 1000)
+    options.leave_timeout_ms = int(values["leave_timeout"] * 1000)
+    options.spin_us = values["spin_us"]
+    options.trace_events = values["trace_events"]
+    options.peer_timeout_ms = int(values["peer_timeout"] * 1000)
+    named = {name: _core.bytes_or_null(values[name]) for name in ("plane", "algo")}  # alive until hvd_init returns
+    options.plane, options.algo = named["plane"], named["algo"]
+    boot = _Boot(store)
+    handle, text = ffi.new_handle(boot), ffi.new("char[]", lib.HVD_TEXT_MAX)
+    code = lib.hvd_init(options, lib.hvd_py_allgather, handle, text, lib.HVD_TEXT_MAX)
+    if code == lib.HVD_OK and boot.error is None:
+        return
+    error = boot.error or _core.error_for(code, _core.text_of(text))
+    if code == lib.HVD_OK:  # interrupted in a callback whose result the engine did not need
+        lib.hvd_shutdown()
+    if store is not None:
+        if not isinstance(error, HvdPeerLostError):
+            store.abort(place.rank, lib.HVD_EINIT, f"{type(error).__name__}: {error}")
+        store.close()
+    raise error
 
 
 def shutdown() -> None:
@@ -207,14 +236,13 @@ def shutdown() -> None:
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")
         autotune.end()
+        failed = _core.failure_of_job() is not None
         lib.hvd_shutdown()
         _core.forget_all()
         process_set.forget_all()
-        links, _life.links = _life.links, None
-        if links is not None:
-            links.close()
         store, _life.store = _life.store, None
         if store is not None:
+            store.failed = failed
             store.bye()
 
 
@@ -301,8 +329,6 @@ def _in_child() -> None:
     """The core has closed the store's descriptor in the child; Python must not close that number again."""
     store, _life.store = _life.store, None
     _life.lock = threading.RLock()
-    if _life.links is not None:
-        _life.links.close()
     if store is None:
         return
     if lib.hvd_forked() == 1:

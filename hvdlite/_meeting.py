@@ -1,30 +1,54 @@
 """How does this process meet the other ranks, and do they agree on what must be the same?
 
 `meet` connects to the launcher's store, joins, and exchanges one small record per rank: versions, options marked
-`agreed`, which host it is on and what it was told about it. `disagreement` is the pure part: from all records it makes
-one sentence that names the option, the ranks and the values, the same on every rank (links/seats.py: where ranks are).
+`agreed`, how many ranks each host has. `disagreement` is the pure part: from all records it makes one sentence that
+names the option, the ranks and the values, the same on every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from . import config
 from .discovery import Place
 from .errors import HvdInitError
 
-if TYPE_CHECKING:
-    from . import _store
-    from .links.job import JobLinks
-    from .links.seats import Seats
+
+class Meeting(Protocol):
+    """Where ranks meet: a Store, or MPI's World."""
+
+    job: int
+    epoch: int
+    secret: bytes
+    failed: bool  # set before `bye`
+
+    def allgather(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes in rank order. Blocks."""
+        ...
+
+    def fileno(self) -> int:
+        """A connection to lend to the core, or -1."""
+        ...
+
+    def abort(self, culprit: int, code: int, text: str) -> None:
+        """Tells the others why the job ends, if there is a way."""
+        ...
+
+    def bye(self) -> None:
+        """Leaves cleanly."""
+        ...
+
+    def close(self) -> None:
+        """Leaves without a word."""
+        ...
 
 
 def refusal(place: Place) -> str | None:
     """Why a job of this shape cannot be run by this version, or None."""
     if place.size == 1:
         return None
-    if place.source != "HVDLITE_ variables":
+    if place.source not in ("HVDLITE_ variables", "MPI"):
         return (
             f"rank {place.rank} of {place.size} was found under {place.source}, which hvdlite cannot start under yet. "
             f"Start the job with: hvdlite-run -np {place.size} python ..."
@@ -43,17 +67,39 @@ def refusal(place: Place) -> str | None:
 
 
 def meet(
-    place: Place, settings: config.Settings, version: str, wire: int, process_sets: Sequence[Sequence[int]] = ()
-) -> tuple[_store.Store, Seats]:
-    """The joined store, and where all ranks are. process_sets: the ranks of the static sets.
+    place: Place,
+    settings: config.Settings,
+    version: str,
+    wire: int,
+    process_sets: Sequence[Sequence[int]] = (),
+    store: Meeting | None = None,
+) -> tuple[Meeting, list[dict[str, Any]]]:
+    """Where the ranks meet (`store`, or else the launcher's, joined) and every rank's record.
+
+    process_sets: the ranks of the static sets.
 
     Raises HvdInitError or HvdPeerLostError; nothing stays open then.
     """
     import json  # here, because a rank that is alone needs neither JSON nor sockets
-    import socket
 
+    store = store or _joined(place, settings, version, wire)
+    try:
+        mine = {"version": version, "wire": wire, "local_size": place.local_size, "options": settings.agreed()}
+        mine["process_sets"] = [list(ranks) for ranks in process_sets]
+        records = [json.loads(part) for part in store.allgather(json.dumps(mine).encode())]
+        complaint = disagreement(records)
+        if complaint is not None:
+            store.bye()  # everyone says the same and leaves: nobody is lost
+            raise HvdInitError(complaint)
+        return store, records
+    except BaseException:
+        store.close()
+        raise
+
+
+def _joined(place: Place, settings: config.Settings, version: str, wire: int) -> Meeting:
+    """The launcher's store, joined."""
     from . import _store
-    from .links import host_id, seats
 
     values = settings.values
     absent = [f"HVDLITE_{name.upper()}" for name in ("store_addr", "store_port", "secret_key") if values[name] is None]
@@ -62,7 +108,7 @@ def meet(
             f"rank {place.rank} of {place.size} has nowhere to meet the others ({', '.join(absent)} not set): "
             f"start the job with: hvdlite-run -np {place.size} python ..."
         )
-    store = _store.connect(
+    return _store.connect(
         values["store_addr"],
         values["store_port"],
         values["secret_key"],
@@ -71,32 +117,6 @@ def meet(
         version=version,
         wire=wire,
         timeout=values["start_timeout"],
-    )
-    try:
-        mine: dict[str, Any] = {"version": version, "wire": wire, "options": settings.agreed()}
-        mine["process_sets"] = [list(ranks) for ranks in process_sets]
-        mine.update(seats.claims(place, values["host_id"] or host_id(), socket.gethostname()))
-        records = [json.loads(part) for part in store.allgather(json.dumps(mine).encode())]
-        complaint = disagreement(records)
-        if complaint is not None:
-            store.bye()  # everyone says the same and leaves: nobody is lost
-            raise HvdInitError(complaint)
-        return store, seats.seats_of(records)
-    except BaseException:
-        store.close()
-        raise
-
-
-def link(place: Place, settings: config.Settings, store: _store.Store, seats: Seats) -> JobLinks:
-    """Ways to make streams between ranks, as long as the job lives. All ranks call it. Raises as `meet` does."""
-    from .links import job
-
-    values = settings.values
-    rendezvous = None if values["store_addr"] is None else (values["store_addr"], values["store_port"])
-    number = values["job_id"] or store.job
-    timeout = values["start_timeout"]
-    return job.open_links(
-        rendezvous, values["secret_key"], number, store.epoch, place.rank, store.allgather, seats.host_of, timeout
     )
 
 
@@ -115,9 +135,7 @@ def disagreement(records: list[dict[str, Any]]) -> str | None:
         if text is not None:
             variable = config.option_of(name).variable
             return f"the option {name} ({variable}) differs: {text}. It must be the same on all ranks."
-    from .links import seats
-
-    return seats.misplaced(records)
+    return None
 
 
 def _split(records: list[dict[str, Any]], values: list[Any]) -> str | None:

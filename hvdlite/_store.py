@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import socket
 import time
 
@@ -41,6 +40,8 @@ class Store:
         self.size = size
         self.epoch = 0  # how many times this rank had joined the job before
         self.job = 0  # the job's number, the same on all ranks
+        self.secret = bytes(32)  # the option's is used
+        self.failed = False  # whether the job has; set before `bye`
 
     def fileno(self) -> int:
         """The connected socket, to lend to the C core; -1 after `bye`."""
@@ -59,13 +60,6 @@ class Store:
         if number != self._round:
             raise HvdInitError(f"rank {self.rank}: the store answered round {number}, round {self._round} was asked")
         return parts
-
-    def check(self) -> None:
-        """Raises what the store says unasked: HvdPeerLostError where a rank has ended, HvdInitError. Never waits."""
-        watch = select.poll()  # select() knows no descriptor above 1023
-        watch.register(self._socket(), select.POLLIN)
-        if watch.poll(0):
-            self._expect(0, time.monotonic() + _ANSWER_S)
 
     def abort(self, culprit: int, code: int, text: str) -> None:
         """Tells the store why the job ends. Best effort: raises nothing when the store is gone."""

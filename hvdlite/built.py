@@ -13,22 +13,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from . import mpi
 from .errors import HvdNotYetError
 
 
 def mpi_built() -> bool:
-    """Whether MPI can be used. False: this version does not."""
-    return False
+    """Whether MPI can be used: there is a library that hvdlite knows how to call. Asking loads it."""
+    return mpi.available()
 
 
 def mpi_enabled() -> bool:
-    """Whether this job runs over MPI. False: this version does not."""
-    return False
+    """Whether this job runs over MPI: its ranks have met there."""
+    return mpi.enabled()
 
 
 def mpi_threads_supported() -> bool:
     """Whether mpi4py may be used from several threads beside hvdlite. ValueError while MPI is not enabled."""
-    raise ValueError("MPI is not enabled: this version of hvdlite uses its own transport and never starts MPI.")
+    if mpi.enabled():
+        return True  # less than MPI_THREAD_MULTIPLE is refused by init()
+    raise ValueError(
+        "MPI is not enabled: this process is no rank of a job over MPI. Start it with mpirun, or use comm=."
+    )
 
 
 def gloo_built() -> bool:

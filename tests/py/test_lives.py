@@ -53,14 +53,19 @@ print([kind for kind in kinds if kind.startswith("socket")])
     ("launcher", "extra"),
     [
         ("torchrun", {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}),
-        ("Open MPI", {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}),
-        ("Intel MPI", {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}),
         ("Slurm", {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}),
     ],
 )
 def test_under_other_launchers_there_is_no_job_of_ones(launcher, extra):
     code, said = alone(INIT, **extra)
     assert code == 1 and "HvdInitError" in said and launcher in said and "yet" in said and "hvdlite-run" in said
+
+
+def test_under_an_mpi_launcher_without_an_mpi_there_is_no_job_of_ones():
+    extra = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "HVDLITE_MPI_LIBRARY": "libmpi_of_nobody.so"}
+    code, said = alone(INIT, **extra)
+    assert code == 1 and "HvdInitError: rank 0 of 2 was found under MPICH or Intel MPI, but" in said
+    assert "HVDLITE_MPI_LIBRARY=libmpi_of_nobody.so" in said
 
 
 def test_a_malformed_variable_is_named_on_every_rank():

@@ -1,0 +1,181 @@
+/* world.c - how does MPI come to run in this process, and how do ranks exchange a few bytes over it?
+ *
+ * MPI is initialized at most once in the life of a process, and by whoever comes first: mpi4py, the script, or
+ * hvd_mpi_start. Who initialized finalizes; nobody finalizes for others. Planes call MPI from whichever thread holds
+ * the turn, beside the user's own calls, so less than MPI_THREAD_MULTIPLE is refused instead of being hoped for.
+ *
+ * Waiting is by MPI_Test with naps that grow to a millisecond, never inside MPI: a rank that does not come must become
+ * an error within the caller's limit, and Ctrl-C must get through. What is under way stands in `pending`, because MPI
+ * cannot take an operation back: after a time limit its memory is left to it. The one call without a limit makes
+ * a communicator of some ranks: MPI has no other.
+ */
+#include "world.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define NAP_FIRST_NS 20000
+#define NAP_MOST_NS  1000000
+#define TESTS_AWAKE  200 /* before the first nap */
+
+static struct {
+    bool started; /* by us */
+    bool busy;
+    uintptr_t request, comm;
+    char *mine, *all;
+} pending;
+
+int hvd_mpi_start(struct hvd_error *error)
+{
+    const struct hvd_mpi *mpi = hvd_mpi_loaded();
+    int started = 0, over = 0, level = -1, code = mpi->Initialized(&started);
+    if (code == 0)
+        code = mpi->Finalized(&over);
+    if (code == 0 && over)
+        return hvd_fail(error, HVD_EINIT,
+                        "MPI was finalized in this process, and cannot be started again: call hvd.init() before "
+                        "MPI.Finalize()");
+    if (code == 0 && !started) {
+        code = mpi->Init_thread(NULL, NULL, mpi->thread_multiple, &level);
+        pending.started = code == 0;
+    } else if (code == 0) {
+        code = mpi->Query_thread(&level);
+    }
+    if (code)
+        return hvd_mpi_failed(code, "start", error);
+    if (level >= mpi->thread_multiple)
+        return HVD_OK;
+    if (started)
+        return hvd_fail(
+            error, HVD_EINIT,
+            "MPI was initialized by this script with a thread level below MPI_THREAD_MULTIPLE, which hvdlite "
+            "needs: initialize it with MPI_THREAD_MULTIPLE (mpi4py's default: leave mpi4py.rc.thread_level "
+            "at \"multiple\"), or call hvd.init() before the script does");
+    return hvd_fail(error, HVD_EINIT, "this MPI (%s) does not offer MPI_THREAD_MULTIPLE, which hvdlite needs: %s",
+                    mpi->version, "use one that was built with it");
+}
+
+bool hvd_mpi_ours(void)
+{
+    return pending.started;
+}
+
+void hvd_mpi_finish(void)
+{
+    int over = 0;
+    if (pending.started && hvd_mpi_loaded()->Finalized(&over) == 0 && !over)
+        hvd_mpi_loaded()->Finalize();
+    pending.started = false;
+}
+
+static int wait_for(uintptr_t *request, int timeout_ms, const char *what, struct hvd_error *error)
+{
+    const struct hvd_mpi *mpi = hvd_mpi_loaded();
+    uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
+    long nap_ns = NAP_FIRST_NS;
+    for (int i = 0;; i++) {
+        int done = 0, code = mpi->call.Test(request, &done, mpi->status_ignore);
+        if (code)
+            return hvd_mpi_failed(code, what, error);
+        if (done)
+            return HVD_OK;
+        if (i < TESTS_AWAKE)
+            continue;
+        if (hvd_now_ns() >= until_ns)
+            return HVD_AGAIN;
+        nanosleep(&(struct timespec){.tv_nsec = nap_ns}, NULL);
+        nap_ns = nap_ns * 2 < NAP_MOST_NS ? nap_ns * 2 : NAP_MOST_NS;
+    }
+}
+
+static int open_some(uintptr_t from, const int *ranks, int count, uintptr_t *made, struct hvd_error *error)
+{
+    const struct hvd_mpi_calls *call = &hvd_mpi_loaded()->call;
+    uintptr_t all = 0, some = 0;
+    int code = call->Comm_group(from, &all);
+    if (code == 0)
+        code = call->Group_incl(all, count, ranks, &some);
+    if (code == 0)
+        code = call->Comm_create_group(from, some, 0, made);
+    if (some)
+        call->Group_free(&some);
+    if (all)
+        call->Group_free(&all);
+    return code ? hvd_mpi_failed(code, "make a communicator of some ranks", error) : HVD_OK;
+}
+
+int hvd_mpi_comm_open(uintptr_t from, const int *ranks, int count, int timeout_ms, uintptr_t *made,
+                      struct hvd_error *error)
+{
+    const struct hvd_mpi *mpi = hvd_mpi_loaded();
+    const char *what = "duplicate a communicator";
+    int code;
+    if (!from)
+        from = mpi->world;
+    if (ranks) {
+        *made = mpi->comm_null;
+        code = open_some(from, ranks, count, made, error);
+    } else {
+        if (!pending.busy) {
+            pending.comm = 0;
+            code = mpi->call.Comm_idup(from, &pending.comm, &pending.request);
+            if (code)
+                return hvd_mpi_failed(code, what, error);
+            pending.busy = true;
+        }
+        code = wait_for(&pending.request, timeout_ms, what, error);
+        if (code == HVD_AGAIN)
+            return code;
+        pending.busy = false;
+        *made = pending.comm;
+    }
+    if (code == HVD_OK && (code = mpi->call.Comm_set_errhandler(*made, mpi->errors_return)) != 0)
+        return hvd_mpi_failed(code, "set the error handler of a communicator", error);
+    return code;
+}
+
+void hvd_mpi_comm_close(uintptr_t comm)
+{
+    const struct hvd_mpi *mpi = hvd_mpi_loaded();
+    int over = 1;
+    if (mpi->abi && mpi->Finalized(&over) == 0 && !over)
+        mpi->call.Comm_free(&comm);
+}
+
+static int begin_allgather(uintptr_t comm, const void *mine, size_t bytes, int size, struct hvd_error *error)
+{
+    const struct hvd_mpi *mpi = hvd_mpi_loaded();
+    if (bytes * (size_t)size > INT_MAX)
+        return hvd_fail(error, HVD_EINVAL, "%zu bytes of each rank are too many for an exchange at init", bytes);
+    pending.mine = malloc(bytes + 1);
+    pending.all = malloc(bytes * (size_t)size + 1);
+    if (!pending.mine || !pending.all)
+        return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+    memcpy(pending.mine, mine, bytes);
+    int code = mpi->call.Iallgather(pending.mine, (int)bytes, mpi->byte, pending.all, (int)bytes, mpi->byte, comm,
+                                    &pending.request);
+    pending.busy = code == 0;
+    return code ? hvd_mpi_failed(code, "gather what the ranks say at init", error) : HVD_OK;
+}
+
+int hvd_mpi_allgather(uintptr_t comm, const void *mine, size_t bytes, void *all, int timeout_ms,
+                      struct hvd_error *error)
+{
+    int size = 0, code = hvd_mpi_loaded()->call.Comm_size(comm, &size);
+    if (code)
+        return hvd_mpi_failed(code, "tell the size of a communicator", error);
+    code = pending.busy ? HVD_OK : begin_allgather(comm, mine, bytes, size, error);
+    if (code == HVD_OK)
+        code = wait_for(&pending.request, timeout_ms, "gather what the ranks say at init", error);
+    if (code == HVD_AGAIN)
+        return code;
+    if (code == HVD_OK)
+        memcpy(all, pending.all, bytes * (size_t)size);
+    pending.busy = false;
+    free(pending.mine);
+    free(pending.all);
+    pending.mine = pending.all = NULL;
+    return code;
+}

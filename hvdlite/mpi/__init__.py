@@ -1,0 +1,64 @@
+"""MPI as the way in which ranks meet: `mpirun python train.py` and `hvd.init(comm=...)`, with any MPI that is there.
+
+MPI is touched only when it was asked for, in one of three ways (`wanted`):
+
+    hvd.init(comm=MPI.COMM_WORLD), or another communicator of mpi4py
+    more than one rank, started by mpirun, mpiexec or srun --mpi=pmi2|pmix (and not by hvdlite-run); then init() also
+    takes a list of ranks of MPI_COMM_WORLD
+    HVDLITE_PLANE=mpi with more than one rank
+
+Then the library is found (find.py), MPI is started unless it runs already, and a `World` (world.py) takes the place
+that the launcher's store has otherwise: it knows the ranks, and its allgather is the bootstrap. Nothing here is
+compiled against an MPI, and mpi4py is needed only by those who pass its communicators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..discovery import Place
+
+if TYPE_CHECKING:
+    from .world import World
+
+_STARTERS = ("Open MPI", "MPICH or Intel MPI")
+_worlds: list[World] = []  # the last one opened; empty: this process is no rank of a job over MPI
+
+
+def wanted(comm: Any, place: Place | None, environ: Mapping[str, str], plane: Any = None) -> bool:
+    """Whether this job is to be made over MPI. place: None where the environment alone says nothing usable."""
+    if is_communicator(comm):
+        return True
+    if place is None or place.size == 1:
+        return False
+    started = place.source in _STARTERS or (
+        place.source == "Slurm" and ("PMI_RANK" in environ or "PMIX_RANK" in environ)
+    )
+    return started or plane == "mpi"
+
+
+def is_communicator(comm: Any) -> bool:
+    """Whether comm is one of mpi4py's communicators."""
+    return hasattr(comm, "Get_rank") and hasattr(comm, "Get_size")
+
+
+def enabled() -> bool:
+    """Whether this process is a rank of a job over MPI."""
+    return bool(_worlds)
+
+
+def current() -> World:
+    """The World of this job. IndexError unless `enabled()`."""
+    return _worlds[-1]
+
+
+def available() -> bool:
+    """Whether an MPI that can be used is there; loads it to find out, and does not start it."""
+    from . import find
+
+    try:
+        find.load()
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,250 @@
+"""How do ranks meet over MPI? A World is what the launcher's store is otherwise: who is here, and an allgather.
+
+`open_world` loads MPI, starts it if nobody has, checks that its world is the one the environment tells of, and makes a
+communicator of its own, so that no message of ours meets one of the script's. Everything later is agreed over that:
+the hosts of the ranks, the number of the job, its secret.
+
+MPI ends as it began. Who started it finalizes it: at exit, after hvdlite's own shutdown, if that was us. A job that
+has failed is not finalized, because that would wait for ranks that are gone; a process that ends without is what makes
+mpirun stop the others. It gives them a moment first, in which they say which rank it was.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _core, mpi
+from .._core import ffi, lib
+from ..discovery import Place
+from ..errors import HvdInitError
+from . import find
+
+_SLICE_MS = 50  # Python gets a look at Ctrl-C so often
+_GRACE_S = 1.0  # for the others' last words, when the job has failed
+
+_gave_up: str | None = None  # an exchange that some rank never came to: MPI cannot take it back
+_failed = False  # whether the job that ended last has, or that is still open
+_at_exit_of: int = 0  # the process that has registered at exit
+
+
+class World:
+    """The ranks of a job over MPI. Made by `open_world`; stands where a Store stands."""
+
+    def __init__(self, comm: int, place: Place, timeout: float) -> None:
+        self.comm = comm  # ours alone, as an integer handle
+        self.place = place
+        self.job = 0
+        self.epoch = 0
+        self.secret = bytes(32)
+        self.failed = False
+        self._timeout = timeout
+
+    def fileno(self) -> int:
+        """-1: there is no connection to lend to the core."""
+        return -1
+
+    def allgather(self, mine: bytes) -> list[bytes]:
+        """Gives `mine`, returns every rank's bytes in rank order. Blocks. HvdInitError if some ranks do not come."""
+        lengths = [struct.unpack("<q", part)[0] for part in self._allgather(struct.pack("<q", len(mine)))]
+        widest = max(lengths)
+        if widest == 0:
+            return [b""] * len(lengths)
+        parts = self._allgather(mine.ljust(widest, b"\0"))
+        return [part[:length] for part, length in zip(parts, lengths)]
+
+    def _allgather(self, mine: bytes) -> list[bytes]:
+        size = self.place.size
+        everyone = ffi.new("char[]", len(mine) * size)
+        _until_done(
+            lambda ms, text: lib.hvd_mpi_exchange(self.comm, mine, len(mine), everyone, ms, text, _core.TEXT_BYTES),
+            self._timeout,
+            f"rank {self.place.rank}: not all {size} ranks of this MPI job have come",
+        )
+        joined = bytes(ffi.buffer(everyone))
+        return [joined[i * len(mine) : (i + 1) * len(mine)] for i in range(size)]
+
+    def communicator_of(self, ranks: Sequence[int]) -> int:
+        """A communicator of these ranks of the job, for a process set. They all call it, and wait for each other."""
+        return _communicator(self.comm, ranks, self._timeout)
+
+    def abort(self, culprit: int, code: int, text: str) -> None:
+        """Nobody hears it: those who meet over MPI have no store to tell. They run into their time limit."""
+
+    def bye(self) -> None:
+        """Gives the communicator back, unless the job has failed: then MPI may still be busy on it."""
+        global _failed
+        _failed = self.failed
+        comm, self.comm = self.comm, 0
+        if comm and not self.failed:
+            lib.hvd_mpi_comm_free(comm)
+        mpi._worlds.clear()
+
+    def close(self) -> None:
+        """Leaves without a word: this rank could not become one. Nothing more, if `bye` came before."""
+        if self.comm:
+            self.failed = True
+            self.bye()
+
+
+def _until_done(call: Any, timeout: float, who: str) -> None:
+    """Repeats a call that returns HVD_AGAIN. Raises HvdInitError: MPI's own words, or that the time is up."""
+    global _gave_up
+    text = ffi.new("char[]", _core.TEXT_BYTES)
+    deadline = time.monotonic() + timeout
+    code = lib.HVD_AGAIN
+    try:
+        while code == lib.HVD_AGAIN:
+            if time.monotonic() > deadline:
+                raise HvdInitError(
+                    f"{who} to hvd.init() within {timeout:g} s (HVDLITE_START_TIMEOUT sets the limit): do all of them "
+                    "call it?"
+                )
+            code = call(_SLICE_MS, text)
+    except BaseException as error:
+        _gave_up = str(error) or type(error).__name__
+        raise
+    if code != lib.HVD_OK:
+        raise _core.error_for(code, _core.text_of(text))
+
+
+def _communicator(comm: int, ranks: Sequence[int] | None, timeout: float) -> int:
+    """A duplicate of comm (0: MPI_COMM_WORLD), or one of those of its ranks. Blocks."""
+    made = ffi.new("uintptr_t *")
+    some = ffi.NULL if ranks is None else ffi.new("int[]", list(ranks))
+    count = 0 if ranks is None else len(ranks)
+    _until_done(
+        lambda ms, text: lib.hvd_mpi_comm(comm, some, count, ms, made, text, _core.TEXT_BYTES),
+        timeout,
+        "not all ranks of this MPI job have come",
+    )
+    return int(made[0])
+
+
+def _rank_and_size(comm: int) -> tuple[int, int]:
+    rank, size = ffi.new("int *"), ffi.new("int *")
+    if lib.hvd_mpi_place(comm, rank, size) != lib.HVD_OK:
+        raise HvdInitError("MPI does not tell rank and size of a communicator")
+    return rank[0], size[0]
+
+
+def handle_of(comm: Any) -> int:
+    """MPI's own handle of an mpi4py communicator. ValueError for the null communicator and for intercommunicators."""
+    from mpi4py import MPI
+
+    if not isinstance(comm, MPI.Comm):
+        raise TypeError(f"comm must be an mpi4py communicator or a list of ranks, not {type(comm).__name__}")
+    if comm == MPI.COMM_NULL:
+        raise ValueError("comm is MPI.COMM_NULL: this process is not in it, and must not call hvd.init() with it")
+    if comm.Is_inter():
+        raise ValueError("comm is an intercommunicator: give the one of the ranks that train together")
+    kind = ctypes.c_int32 if MPI._sizeof(comm) == 4 else ctypes.c_size_t
+    return int(kind.from_address(MPI._addressof(comm)).value) & (1 << 64) - 1
+
+
+def _check_size(place: Place | None) -> None:
+    """Raises HvdInitError where MPI's world is not the job that the environment tells of."""
+    rank, size = _rank_and_size(0)
+    if place is None or place.size in (1, size):
+        return
+    library = f"{_core.text_of(lib.hvd_mpi_word(1))}, {_core.text_of(lib.hvd_mpi_word(2))}"
+    alone = "every rank would train alone" if size == 1 else "the ranks would not be those of the job"
+    raise HvdInitError(
+        f"rank {place.rank}: the environment ({place.source}) tells of a job of {place.size} ranks, but "
+        f"MPI_COMM_WORLD has {size} (this is rank {rank} of it; {library}): {alone}. This MPI was not started by the "
+        "launcher that belongs to it. Use the mpirun or mpiexec of the same installation (under Slurm also the right "
+        "srun --mpi=...), or name the launcher's library in HVDLITE_MPI_LIBRARY; or start with hvdlite-run."
+    )
+
+
+def host_id() -> bytes:
+    """What ranks of one host have in common: name, boot and network namespace."""
+    parts = [socket.gethostname()]
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
+            parts.append(boot.read().strip())
+        parts.append(os.readlink("/proc/self/ns/net"))
+    except OSError:
+        pass
+    return "\n".join(parts).encode()
+
+
+def place_of(hosts: Sequence[bytes], rank: int) -> Place:
+    """The place of a rank, from every rank's host."""
+    mine = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    order = list(dict.fromkeys(hosts))
+    return Place(rank, len(hosts), mine.index(rank), len(mine), order.index(hosts[rank]), len(order), "MPI")
+
+
+def open_world(comm: Any, place: Place | None, timeout: float, epoch: int, secret: bytes | None) -> World:
+    """The World of the job: of MPI_COMM_WORLD, of `comm`, or of some ranks of the world. Collective over its ranks.
+
+    place: what the environment tells, to be compared. Raises HvdInitError naming what is missing and what to do.
+    """
+    global _failed
+    if _gave_up is not None:
+        raise HvdInitError(f"MPI cannot be used again in this process: {_gave_up}")
+    try:
+        find.load()
+    except HvdInitError as error:
+        if place is None or place.size == 1:
+            raise
+        raise HvdInitError(f"rank {place.rank} of {place.size} was found under {place.source}, but {error}") from None
+    text = ffi.new("char[]", _core.TEXT_BYTES)
+    if mpi.is_communicator(comm):
+        handle, ranks = handle_of(comm), None
+    else:
+        handle, ranks = 0, None if comm is None or list(comm) == [] else [int(rank) for rank in comm]
+    code = lib.hvd_mpi_begin(text, _core.TEXT_BYTES)
+    if code != lib.HVD_OK:
+        raise _core.error_for(code, _core.text_of(text))
+    _finish_at_exit()
+    _check_size(place)
+    if ranks is not None:
+        _check_ranks(ranks)
+    own = _communicator(handle, ranks, timeout)
+    rank, size = _rank_and_size(own)
+    _failed, world = False, World(own, Place(rank, size, None, None, None, None, "MPI"), timeout)
+    world.place = place_of(world.allgather(host_id()), rank)
+    first = world.allgather(os.urandom(40) if rank == 0 else b"")[0]
+    world.job, world.secret = int.from_bytes(first[:8], "little"), secret or first[8:40]
+    world.epoch = epoch
+    mpi._worlds[:] = [world]
+    return world
+
+
+def _check_ranks(ranks: list[int]) -> None:
+    mine, size = _rank_and_size(0)
+    if len(set(ranks)) < len(ranks) or any(not 0 <= rank < size for rank in ranks):
+        raise ValueError(f"comm={ranks}: each rank once, and of 0 to {size - 1} (those of MPI_COMM_WORLD)")
+    if mine not in ranks:
+        raise ValueError(
+            f"rank {mine} of MPI_COMM_WORLD is not in comm={ranks}: only the ranks in the list call hvd.init()"
+        )
+
+
+def _finish_at_exit() -> None:
+    global _at_exit_of
+    if _at_exit_of != os.getpid():
+        _at_exit_of = os.getpid()
+        atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    """After hvdlite's shutdown, which is registered later and so runs earlier."""
+    if _at_exit_of != os.getpid():
+        return
+    if _gave_up is None and not _failed:
+        lib.hvd_mpi_end(0)
+        return
+    sys.stdout.flush()
+    time.sleep(_GRACE_S)
+    if lib.hvd_mpi_running() == 1:  # started by somebody else, who would finalize it now and might wait for ever
+        lib.hvd_mpi_end(1)

@@ -1,0 +1,58 @@
+"""Ranks that an MPI has started meet over it, with and without mpi4py, and what goes wrong names the remedy."""
+
+from pathlib import Path
+
+import mpis
+import pytest
+
+HERE = Path(__file__).resolve().parent
+PROGRAM = HERE / "over_mpi.py"
+DIGITS = HERE.parents[1] / "examples" / "03_train_digits.py"
+
+
+@pytest.mark.parametrize("mpi", mpis.ALL)
+def test_ranks_meet_without_a_launcher_of_ours(mpi):
+    code, said = mpis.run(mpi, 3, PROGRAM, "meet")
+    assert code == 0 and said.count("fine\n") == 3, said
+
+
+@pytest.mark.parametrize("mpi", mpis.WHEELS)
+def test_communicators_of_mpi4py_are_taken_and_go_on_working(mpi):
+    code, said = mpis.run(mpi, 3, PROGRAM, "communicators", with_mpi4py=True)
+    assert code == 0 and said.count("fine\n") == 3, said
+
+
+def test_a_thread_level_that_is_too_low_is_refused_with_the_remedy():
+    code, said = mpis.run("mpich", 2, PROGRAM, "low", with_mpi4py=True)
+    assert code == 0 and said.count("fine\n") == 2, said
+
+
+def test_a_rank_that_does_not_call_init_is_waited_for_no_longer_than_allowed():
+    code, said = mpis.run("mpich", 3, PROGRAM, "absent", with_mpi4py=True, HVDLITE_START_TIMEOUT="1")
+    assert said.count("fine\n") == 2, said
+    assert code != 0, "an init that has failed ended as if nothing had been"
+
+
+def test_an_mpi_that_is_not_the_launchers_is_no_job_of_ones():
+    """Every rank would be rank 0 of 1."""
+    code, said = mpis.run("mpich", 2, PROGRAM, "init", HVDLITE_MPI_LIBRARY=str(mpis.library("openmpi")))
+    assert code != 0 and "tells of a job of 2 ranks, but MPI_COMM_WORLD has 1" in said and "Open MPI" in said, said
+
+
+@pytest.mark.parametrize("mpi", mpis.WHEELS)
+def test_a_rank_that_raises_ends_the_job_and_is_named(mpi):
+    code, said = mpis.run(mpi, 3, PROGRAM, "fail")
+    assert code != 0 and "rank 1 raised ValueError: out of cheese (over_mpi.py:" in said, said
+
+
+@pytest.mark.parametrize("mpi", mpis.WHEELS)
+def test_a_rank_that_is_killed_ends_the_job(mpi):
+    code, said = mpis.run(mpi, 3, PROGRAM, "die")
+    assert code != 0, said
+
+
+@pytest.mark.parametrize("mpi", mpis.WHEELS)
+def test_the_digits_of_the_readme_are_learnt_under_mpirun(mpi):
+    pytest.importorskip("sklearn")
+    code, said = mpis.run(mpi, 2, DIGITS, "--epochs", "1")
+    assert code == 0 and "test accuracy" in said, said
