@@ -147,11 +147,14 @@ static int advance(struct hvd_shm *shm, const struct hvd_work *work, bool *progr
     struct hvd_shm_now *now = &shm->now;
     if (now->finished)
         return HVD_OK;
-    bool exchange = work->kind == HVD_ALLTOALL || work->kind == HVD_REDUCESCATTER;
-    int code = work->kind == HVD_BROADCAST ? hvd_shm_broadcast(shm, work, progress, &shm->failed)
-               : exchange                  ? hvd_shm_exchange(shm, work, progress, &shm->failed)
-                                           : hvd_shm_pipeline(shm, work, progress, &shm->failed);
+    bool moved = false, exchange = work->kind == HVD_ALLTOALL || work->kind == HVD_REDUCESCATTER;
+    int code = work->kind == HVD_BROADCAST ? hvd_shm_broadcast(shm, work, &moved, &shm->failed)
+               : exchange                  ? hvd_shm_exchange(shm, work, &moved, &shm->failed)
+                                           : hvd_shm_pipeline(shm, work, &moved, &shm->failed);
     now->finished = code == HVD_OK;
+    if (code != HVD_AGAIN || !moved)
+        hvd_shm_ring(shm);
+    *progress |= moved;
     if (code < 0 && error && error->code == HVD_OK)
         *error = shm->failed;
     return code;

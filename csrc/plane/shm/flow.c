@@ -19,7 +19,14 @@
 void hvd_shm_publish(struct hvd_shm *shm, struct hvd_shm_word *word, uint64_t value)
 {
     atomic_store_explicit(&word->value, value, memory_order_release);
-    hvd_bells_ring_all(shm->bells);
+    shm->unrung = true;
+}
+
+void hvd_shm_ring(struct hvd_shm *shm)
+{
+    if (shm->unrung)
+        hvd_bells_ring_all(shm->bells);
+    shm->unrung = false;
 }
 
 static uint64_t read_word(struct hvd_shm_word *word)
