@@ -79,6 +79,7 @@ struct hvd_options {
     int32_t shared_memory; /* 0: memfd where it can be had; 1: /dev/shm, whose size limits it */
     int64_t fusion_bytes;  /* agreed; bytes in one bucket at most, 0 = no fusion */
     int32_t slots_max;     /* agreed; known tensors at most */
+    int32_t deterministic; /* agreed; 1: only ways of adding floats whose bits do not depend on timing or buckets */
     int32_t start_timeout_ms;
     int32_t leave_timeout_ms; /* how long shutdown waits for the others to acknowledge: 2000 */
     int32_t spin_us;          /* how long a turn spins before it sleeps; -1 = decide from CPUs and ranks */

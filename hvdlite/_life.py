@@ -205,6 +205,7 @@ def _start(place: discovery.Place, settings: config.Settings, store: Meeting | N
     options.shared_memory = values["shared_memory"]
     options.fusion_bytes = values["fusion_threshold"]
     options.slots_max = values["cache_capacity"]
+    options.deterministic = values["deterministic"]
     options.start_timeout_ms = int(values["start_timeout"] * 1000)
     options.leave_timeout_ms = int(values["leave_timeout"] * 1000)
     options.spin_us = values["spin_us"]

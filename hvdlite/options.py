@@ -134,6 +134,15 @@ OPTIONS = (
         high=1 << 20,
     ),
     Option(
+        "deterministic",
+        _switch,
+        False,
+        "1: sums of floats have the same bits in every run, whatever arrives first and however tensors are fused.",
+        alias=None,
+        flag="--deterministic",
+        agreed=True,
+    ),
+    Option(
         "autotune",
         _switch,
         False,

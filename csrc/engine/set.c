@@ -80,6 +80,7 @@ struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set
                                   .cpus = hvd_cpus_usable(),
                                   .bells = set->alone ? NULL : &set->bells,
                                   .link = set->wires ? set->wires->link : NULL,
+                                  .any_order = !engine->options.deterministic,
                                   .leaving = &set->left,
                                   .algo = engine->algo};
 }

@@ -7,9 +7,9 @@
  * IN RANK ORDER OR NOT. Algorithms that keep all contributions and combine them at once, in rank order, give the same
  * bits as shared memory does, with one rounding: they are the rule for floats. The others combine on the way: in many
  * ranks fewer steps, but bits depend on where in the bucket a value lies. They are used where that cannot be
- * seen (integers), where it was allowed (any_order), or asked for by name; never for scaled integers, which would
- * truncate at every hop, and for 16-bit floats, which would round there, only if asked for. Floats that such a run
- * leaves unscaled are scaled once, when the pieces are filled.
+ * seen (integers) and where it was allowed (any_order); never for scaled integers, which would truncate at every hop,
+ * and for 16-bit floats, which would round there, only if asked for by name. Floats that such a run leaves unscaled are
+ * scaled once, when the pieces are filled.
  *
  * A rank that has joined gives the identity of the op. Like every plane's, each choice is made from agreed fields only.
  * Memory: one buffer, one area for what is kept, as large as the largest work seen; a block of 64 KB. After a failure
@@ -62,6 +62,11 @@ static int p2p_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_er
     const struct hvd_algo *forced = arg->algo ? hvd_algo_named(arg->algo) : NULL;
     if (arg->algo && !forced)
         return hvd_fail(error, HVD_EINVAL, "there is no algorithm %s", arg->algo);
+    if (forced && !forced->ordered && !arg->any_order)
+        return hvd_fail(error, HVD_EINVAL,
+                        "algorithm %s adds floats in an order that depends on where in a bucket a tensor lies, which "
+                        "deterministic mode does not allow; ask for another one, or for none",
+                        arg->algo);
     struct p2p *p2p = calloc(1, sizeof *p2p);
     if (!p2p)
         return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, "rank %d: no memory for plane p2p", arg->rank);
@@ -103,10 +108,10 @@ static enum order needs_order(const struct p2p *p2p, const struct hvd_work *work
     switch (work->dtype) {
     case HVD_DTYPE_float32:
     case HVD_DTYPE_float64:
-        return p2p->any_order ? ANY_ORDER : BETTER_ORDERED;
+        return p2p->any_order ? ANY_ORDER : MUST_BE_ORDERED;
     case HVD_DTYPE_float16:
     case HVD_DTYPE_bfloat16:
-        return BETTER_ORDERED;
+        return p2p->any_order ? BETTER_ORDERED : MUST_BE_ORDERED;
     default:
         return scale->divide != 1 || scale->factor != 1.0 || scale->first != 1.0 ? MUST_BE_ORDERED : ANY_ORDER;
     }

@@ -77,7 +77,8 @@ struct hvd_plane_arg {
     struct hvd_cost link_cost;    /* of an exchange over them, agreed; both 0: not known */
     const bool *leaving;          /* once true, a peer may end its link with nothing missing; NULL: never */
     bool any_order;               /* agreed: sums may be taken in another order than that of ranks where that is faster;
-                                     their bits then depend on where in a bucket a value lies */
+                                     their bits then depend on where in a bucket a value lies. false: deterministic
+                                     mode, in which a plane that cannot do without must not do floats */
     const char *algo;             /* the one to be used wherever it can, agreed; NULL: the cheapest. Lent until close */
     void *self;                   /* first argument of the two below */
     int (*allgather)(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error);

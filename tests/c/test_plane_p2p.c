@@ -13,6 +13,7 @@
 static const struct hvd_plane *open_p2p(struct hvd_plane_arg *arg, const char *algo, void **opened)
 {
     arg->algo = algo;
+    arg->any_order = algo != NULL;
     return hvd_world_open(arg, "p2p", opened);
 }
 
@@ -231,6 +232,9 @@ static void wrong_arguments_are_refused(const struct hvd_plane_arg *world, void 
     void *opened;
     arg.algo = "torus";
     CHECK(open_code(&arg, &opened, &error) == HVD_EINVAL && strstr(error.text, "torus"), "%s", error.text);
+    error = (struct hvd_error){0};
+    arg.algo = "ring";
+    CHECK(open_code(&arg, &opened, &error) == HVD_EINVAL && strstr(error.text, "deterministic"), "%s", error.text);
     arg.algo = NULL;
     arg.link = NULL;
     error = (struct hvd_error){0};

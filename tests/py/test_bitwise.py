@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hvdlite.torch as hvd  # noqa: E402
+from hvdlite._core import ffi, lib  # noqa: E402
 
 STEPS, WORDS, WIDTH, LENGTH, ROWS = 50, 13, 16, 6, 3
 MAKERS = {
@@ -121,16 +122,24 @@ def assert_replayed(trained, maker, factor, passes=1):
 
 
 @contextlib.contextmanager
-def fusion_threshold(bytes):
-    """Buckets of at most so many bytes, in a life of hvdlite of its own."""
+def life_with(variable, value):
+    """A life of hvdlite of its own, with this setting."""
     hvd.shutdown()
-    os.environ["HVDLITE_FUSION_THRESHOLD"] = str(bytes)
+    os.environ[variable] = str(value)
     try:
         hvd.init()
         yield
     finally:
-        del os.environ["HVDLITE_FUSION_THRESHOLD"]
+        del os.environ[variable]
         hvd.shutdown()
+
+
+def times_learned():
+    """How often a plan was learned in this life."""
+    for i in range(100):
+        if (name := lib.hvd_counter_name(i)) != ffi.NULL and ffi.string(name) == b"learned":
+            return lib.hvd_counter(i)
+    raise AssertionError("there is no such counter")
 
 
 @pytest.mark.parametrize("maker", MAKERS)
@@ -166,8 +175,22 @@ def test_several_backward_passes_are_one_process_bit_for_bit():
 @pytest.mark.parametrize("threshold", [0, 1000, 1 << 20], ids=["alone", "small buckets", "one bucket"])
 @as_ranks(3)
 def test_how_tensors_travel_together_changes_no_bit(threshold):
-    with fusion_threshold(threshold):
+    with life_with("HVDLITE_FUSION_THRESHOLD", threshold):
         assert_replayed(train("adamw"), "adamw", 1.0 / hvd.size())
+
+
+@as_ranks(3)
+def test_deterministic_mode_has_the_bits_of_one_process_and_a_learned_plan():
+    with life_with("HVDLITE_DETERMINISTIC", 1):
+        assert_replayed(train("adamw"), "adamw", 1.0 / hvd.size())
+        assert times_learned() == 1
+
+
+@as_ranks(2)
+def test_ranks_that_do_not_agree_on_deterministic_mode_are_told_so():
+    mine = str(hvd.rank())
+    with pytest.raises(hvd.HvdInitError, match="deterministic.*rank 1"), life_with("HVDLITE_DETERMINISTIC", mine):
+        pass
 
 
 @as_ranks(3)

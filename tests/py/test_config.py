@@ -18,6 +18,7 @@ TEXTS = {
     "shared_memory": "dev_shm",
     "check_data": "1",
     "autotune": "1",
+    "deterministic": "1",
     "autotune_log": "trials.csv",
 }
 FLAGGED = [option for option in config.OPTIONS if option.flag is not None]
@@ -45,6 +46,7 @@ def test_a_value_is_read_under_both_names(option):
     ("variable", "value", "wanted"),
     [
         ("HVDLITE_FUSION_THRESHOLD", "64MB", "whole number"),
+        ("HVDLITE_DETERMINISTIC", "yes", "0 or 1"),
         ("HOROVOD_FUSION_THRESHOLD", "(None,)", "whole number"),
         ("HVDLITE_FUSION_THRESHOLD", "-1", "at least 0"),
         ("HVDLITE_FUSION_THRESHOLD", "", "whole number"),
@@ -134,7 +136,7 @@ def test_a_malformed_flag_is_named(name, value):
 
 
 def test_only_options_that_all_ranks_share_are_agreed():
-    assert set(config.read({}).agreed()) == {"fusion_threshold", "cache_capacity", "plane", "algo"}
+    assert set(config.read({}).agreed()) == {"fusion_threshold", "cache_capacity", "plane", "algo", "deterministic"}
 
 
 def test_names_are_unique_and_documented():
