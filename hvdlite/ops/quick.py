@@ -91,7 +91,7 @@ class Quick(Tensors[T]):
         view = self.adapter.view(tensor)
         self._known[words, form] = _core.request(
             _core.ALLREDUCE, terms.op, view.dtype, full_name("allreduce.", name), view.shape, prescale=terms.prescale,
-            postscale=terms.postscale,
+            postscale=terms.postscale, priority=terms.priority,
         )  # fmt: skip
 
     def _tracked(self, tensor: Any) -> bool:

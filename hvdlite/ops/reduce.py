@@ -40,7 +40,8 @@ class Reductions(Quick[T]):
         pending = _core.submit(
             _core.ALLREDUCE, terms.op, view.dtype, full_name("allreduce.", name), view.shape, view.address, address,
             (source, target), prescale=terms.prescale, postscale=terms.postscale,
-            process_set=number_of(terms.process_set), quiet=_core.QUIET if waits else _core.SOON,
+            process_set=number_of(terms.process_set), priority=terms.priority,
+            quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(mine, target) if in_place else target)
 
@@ -62,38 +63,41 @@ class Reductions(Quick[T]):
 
     def allreduce_async(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
+        priority: int = 0
     ) -> Handle:  # fmt: skip
         """Reduce a tensor of the same shape and dtype over all ranks; `synchronize` returns a new one.
 
         op is Average (default), Sum, Adasum, Min, Max or Product; every rank's tensor is multiplied by prescale_factor
-        before and the result by postscale_factor after. The tensor must not be changed until synchronized.
+        before and the result by postscale_factor after. The tensor must not be changed until synchronized. Of what is
+        ready together, the greater priority goes first; it must be the same on all ranks.
         Raises ValueError for an unsupported dtype, op, or a name that is in flight, and on ranks outside process_set.
         """
-        words = (name, average, op, op.__class__, prescale_factor, postscale_factor)
+        words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority, priority.__class__)
         request = self._again(tensor, words, process_set)
         if request is not None:
             adapter = self.adapter
             result = adapter.twin(tensor)
             native = request.start(adapter.address(tensor), adapter.address(result), _core.SOON)
             return Landing(adapter, request, native, tensor, result, False)
-        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
+        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)._replace(priority=priority)
         handle = self._allreduce(tensor, name, terms)
         self._remember(tensor, words, name, terms)
         return handle
 
     def allreduce_async_(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
+        priority: int = 0
     ) -> Handle:  # fmt: skip
         """allreduce_async whose result overwrites the tensor."""
-        words = (name, average, op, op.__class__, prescale_factor, postscale_factor)
+        words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority, priority.__class__)
         request = self._again(tensor, words, process_set)
         if request is not None:
             address = self.adapter.address(tensor)
             native = request.start(address, address, _core.SOON)
             return Landing(self.adapter, request, native, tensor, tensor, True)
-        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
+        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)._replace(priority=priority)
         handle = self._allreduce(tensor, name, terms, in_place=True)
         self._remember(tensor, words, name, terms)
         return handle

@@ -29,6 +29,7 @@ class Terms(NamedTuple):
     op: int = Sum
     prescale: float = 1.0
     postscale: float = 1.0
+    priority: int = 0
     root_rank: int = 0  # global
     splits: Any = None  # as the caller gave them
     exact: bool = False  # the gradient: the exact one, not Horovod's

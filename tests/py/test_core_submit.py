@@ -61,6 +61,18 @@ def test_priorities_are_the_same_on_all_ranks_or_an_error():
     assert (array == 8).all()
 
 
+@as_ranks(2)
+def test_users_give_priorities_to_asynchronous_allreduces():
+    for start in (hvd.allreduce_async, hvd.allreduce_async_):
+        for _ in range(3):  # the second time takes the short way
+            first, last = start(np.ones(4), name="first", priority=2), start(np.ones(4), name="last", priority=-2)
+            assert (hvd.synchronize(last) == 1).all() and (hvd.synchronize(first) == 1).all()
+        with pytest.raises(HvdMismatchError, match=r"'allreduce.first'.*priority"):
+            hvd.synchronize(start(np.ones(4), name="first", priority=hvd.rank()))
+        with pytest.raises(ValueError, match="priority"):
+            start(np.ones(4), name="first", priority=2.0)
+
+
 @as_ranks(1)
 @pytest.mark.parametrize("wrong", [2**31, -(2**31) - 1, 1.0, "1", None, True])
 def test_a_priority_that_is_no_int32_is_refused(wrong):

@@ -18,8 +18,8 @@ SCATTER_NOW = ["name", "compression", *SCATTER[1:], "exact_grad"]
 WANTED = {
     "allreduce": ["tensor", *NOW],
     "allreduce_": ["tensor", *REDUCE],
-    "allreduce_async": ["tensor", *REDUCE],
-    "allreduce_async_": ["tensor", *REDUCE],
+    "allreduce_async": ["tensor", *REDUCE, "priority"],
+    "allreduce_async_": ["tensor", *REDUCE, "priority"],
     "grouped_allreduce": ["tensors", *NOW],
     "grouped_allreduce_": ["tensors", *REDUCE],
     "grouped_allreduce_async": ["tensors", *REDUCE],

@@ -8,6 +8,9 @@ small again.
 Measured with a ResNet-50's backward on two ranks that fill both CPUs of their machine (median milliseconds over a step
 without communication): first runs of 1 MB 26, of 4 MB 34, of 16 MB 30; DistributedDataParallel over Gloo 130.
 
+None has a priority over another: step() needs all averages. Who lets the next forward begin with some of them has
+`allreduce_async_(priority=...)`.
+
 The order is learned. Backward goes roughly from the last parameter to the first, which is what the first pass assumes;
 each round notes how it was, and the next one is cut accordingly. Nothing here is agreed between ranks: what travels
 together is for the plan to say, and a rank whose order differs only wakes its engine at other moments.
