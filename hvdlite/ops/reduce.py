@@ -73,7 +73,7 @@ class Reductions(Quick[T]):
         ready together, the greater priority goes first; it must be the same on all ranks.
         Raises ValueError for an unsupported dtype, op, or a name that is in flight, and on ranks outside process_set.
         """
-        words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority, priority.__class__)
+        words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority)
         request = self._again(tensor, words, process_set)
         if request is not None:
             adapter = self.adapter
@@ -91,7 +91,7 @@ class Reductions(Quick[T]):
         priority: int = 0
     ) -> Handle:  # fmt: skip
         """allreduce_async whose result overwrites the tensor."""
-        words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority, priority.__class__)
+        words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority)
         request = self._again(tensor, words, process_set)
         if request is not None:
             address = self.adapter.address(tensor)

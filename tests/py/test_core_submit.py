@@ -70,7 +70,7 @@ def test_users_give_priorities_to_asynchronous_allreduces():
         with pytest.raises(HvdMismatchError, match=r"'allreduce.first'.*priority"):
             hvd.synchronize(start(np.ones(4), name="first", priority=hvd.rank()))
         with pytest.raises(ValueError, match="priority"):
-            start(np.ones(4), name="first", priority=2.0)
+            start(np.ones(4), priority=0.5)
 
 
 @as_ranks(1)
