@@ -19,13 +19,15 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _meeting, autotune, config, discovery, mpi, process_set
+from . import _core, _given, _meeting, autotune, config, discovery, mpi, process_set
 from ._core import ffi, lib
 from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdNotYetError, HvdPeerLostError
 from .process_set import ProcessSet
 
 if TYPE_CHECKING:
-    from ._meeting import Meeting
+    from . import _store
+    from .links.job import JobLinks
+    from .links.seats import Seats
 
 
 class _Life:
@@ -34,7 +36,8 @@ class _Life:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.pid = 0  # of the process that registered the hooks
-        self.store: Meeting | None = None
+        self.store: _store.Meeting | None = None
+        self.links: JobLinks | None = None
         self.homogeneous = True
         self.inits = 0
         self.sets: list[ProcessSet] = []  # static ones, of the last init that named any
@@ -47,7 +50,7 @@ _inherited: list[Any] = []  # what a forked child must neither use nor close
 class _Boot:
     """The bootstrap that the engine calls back during hvd_init. One rank alone needs no store."""
 
-    def __init__(self, store: Meeting | None) -> None:
+    def __init__(self, store: _store.Meeting | None) -> None:
         self.store = store
         self.error: BaseException | None = None
 
@@ -104,26 +107,29 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             for note in settings.notes:
                 print(f"hvdlite: {note}", file=sys.stderr, flush=True)
         autotune.check(settings, place.rank)
-        homogeneous = True
+        seats = None
         try:
             sets = _chosen(sets, place.size)
             if place.size > 1:
                 named = [each.ranks for each in sets]
-                store, records = _meeting.meet(place, settings, _core.VERSION, _core.WIRE_VERSION, named, store)
-                homogeneous = len({record["local_size"] for record in records}) == 1
-            _start(place, settings, store)
+                store, seats = _meeting.meet(place, settings, _core.VERSION, _core.WIRE_VERSION, named, store)
         except BaseException:
             if store is not None:
                 store.close()
             raise
-        _life.store, _life.homogeneous = store, homogeneous
+        place = _meeting.completed(place, seats)
+        _life.links = _start(place, settings, store, seats)
+        _life.store, _life.homogeneous = store, seats is None or seats.homogeneous
+        process_set.use_links(_life.links)
         _life.inits += 1
         _hook()
         _register(sets)
         autotune.begin(settings, place.rank, place.size)
 
 
-def _found(comm: Any, environ: dict[str, str], settings: config.Settings) -> tuple[discovery.Place, Meeting | None]:
+def _found(
+    comm: Any, environ: dict[str, str], settings: config.Settings
+) -> tuple[discovery.Place, _store.Meeting | None]:
     """The place of this rank, and where it meets the others if that is MPI."""
     told: discovery.Place | None = None
     try:
@@ -132,7 +138,7 @@ def _found(comm: Any, environ: dict[str, str], settings: config.Settings) -> tup
         if not mpi.is_communicator(comm):  # who passes one need not be started in a way that we know
             raise
     values = settings.values
-    if mpi.wanted(comm, told, environ, values.get("plane")):
+    if mpi.wanted(comm, told, environ, values["plane"]):
         from .mpi import world
 
         met = world.open_world(comm, told, values["start_timeout"], _life.inits, values["secret_key"])
@@ -191,41 +197,32 @@ def _register(sets: list[ProcessSet]) -> None:
         raise
 
 
-def _start(place: discovery.Place, settings: config.Settings, store: Meeting | None) -> None:
+def _start(
+    place: discovery.Place, settings: config.Settings, store: _store.Meeting | None, seats: Seats | None
+) -> JobLinks | None:
     """Start the engine; on failure say so to the store and close it."""
-    values = settings.values
-    options = ffi.new("struct hvd_options *")
-    options.rank, options.size = place.rank, place.size
-    options.local_rank, options.local_size = place.local_rank, place.local_size
-    options.cross_rank, options.cross_size = place.cross_rank, place.cross_size
-    options.job = values["job_id"] or (store.job if store is not None else os.getpid())
-    options.epoch = store.epoch if store is not None else _life.inits
-    options.secret = values["secret_key"] or (store.secret if store is not None else bytes(32))
-    options.store_fd = store.fileno() if store is not None else -1
-    options.shared_memory = values["shared_memory"]
-    options.fusion_bytes = values["fusion_threshold"]
-    options.slots_max = values["cache_capacity"]
-    options.deterministic = values["deterministic"]
-    options.start_timeout_ms = int(values["start_timeout"] * 1000)
-    options.leave_timeout_ms = int(values["leave_timeout"] * 1000)
-    options.spin_us = values["spin_us"]
-    options.trace_events = values["trace_events"]
-    options.peer_timeout_ms = int(values["peer_timeout"] * 1000)
-    named = {name: _core.bytes_or_null(values[name]) for name in ("plane", "algo")}  # alive until hvd_init returns
-    options.plane, options.algo = named["plane"], named["algo"]
-    boot = _Boot(store)
-    handle, text = ffi.new_handle(boot), ffi.new("char[]", lib.HVD_TEXT_MAX)
-    code = lib.hvd_init(options, lib.hvd_py_allgather, handle, text, lib.HVD_TEXT_MAX)
-    if code == lib.HVD_OK and boot.error is None:
-        return
-    error = boot.error or _core.error_for(code, _core.text_of(text))
-    if code == lib.HVD_OK:  # interrupted in a callback whose result the engine did not need
-        lib.hvd_shutdown()
-    if store is not None:
-        if not isinstance(error, HvdPeerLostError):
-            store.abort(place.rank, lib.HVD_EINIT, f"{type(error).__name__}: {error}")
-        store.close()
-    raise error
+    boot, links = _Boot(store), None
+    try:
+        rows = None
+        if store is not None and seats is not None and (seats.hosts > 1 or settings.values["plane"] == "p2p"):
+            links = _meeting.link(place, settings, store, seats)
+            rows = links.rows("set 0", range(place.size), store.check)
+        options, _lent = _given.options(place, settings, store, seats, rows, _life.inits)
+        handle, text = ffi.new_handle(boot), ffi.new("char[]", lib.HVD_TEXT_MAX)
+        code = lib.hvd_init(options, lib.hvd_py_allgather, handle, text, lib.HVD_TEXT_MAX)
+        if code == lib.HVD_OK and boot.error is None:
+            return links
+        if code == lib.HVD_OK:  # interrupted in a callback whose result the engine did not need
+            lib.hvd_shutdown()
+        raise boot.error or _core.error_for(code, _core.text_of(text))
+    except BaseException as error:
+        if links is not None:
+            links.close()
+        if store is not None:
+            if not isinstance(error, HvdPeerLostError):
+                store.abort(place.rank, lib.HVD_EINIT, f"{type(error).__name__}: {error}")
+            store.close()
+        raise
 
 
 def shutdown() -> None:
@@ -241,6 +238,9 @@ def shutdown() -> None:
         lib.hvd_shutdown()
         _core.forget_all()
         process_set.forget_all()
+        links, _life.links = _life.links, None
+        if links is not None:
+            links.close()
         store, _life.store = _life.store, None
         if store is not None:
             store.failed = failed
@@ -330,6 +330,8 @@ def _in_child() -> None:
     """The core has closed the store's descriptor in the child; Python must not close that number again."""
     store, _life.store = _life.store, None
     _life.lock = threading.RLock()
+    if _life.links is not None:
+        _life.links.close()
     if store is None:
         return
     if lib.hvd_forked() == 1:

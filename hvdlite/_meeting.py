@@ -1,54 +1,32 @@
 """How does this process meet the other ranks, and do they agree on what must be the same?
 
 `meet` connects to the launcher's store, joins, and exchanges one small record per rank: versions, options marked
-`agreed`, how many ranks each host has. `disagreement` is the pure part: from all records it makes one sentence that
-names the option, the ranks and the values, the same on every rank.
+`agreed`, which host it is on and what it was told about it. `disagreement` is the pure part: from all records it makes
+one sentence that names the option, the ranks and the values, the same on every rank (links/seats.py: where ranks are).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import config
 from .discovery import Place
 from .errors import HvdInitError
 
-
-class Meeting(Protocol):
-    """Where ranks meet: a Store, or MPI's World."""
-
-    job: int
-    epoch: int
-    secret: bytes
-    failed: bool  # set before `bye`
-
-    def allgather(self, mine: bytes) -> list[bytes]:
-        """Every rank's bytes in rank order. Blocks."""
-        ...
-
-    def fileno(self) -> int:
-        """A connection to lend to the core, or -1."""
-        ...
-
-    def abort(self, culprit: int, code: int, text: str) -> None:
-        """Tells the others why the job ends, if there is a way."""
-        ...
-
-    def bye(self) -> None:
-        """Leaves cleanly."""
-        ...
-
-    def close(self) -> None:
-        """Leaves without a word."""
-        ...
+if TYPE_CHECKING:
+    from . import _store
+    from .links.job import JobLinks
+    from .links.seats import Seats
 
 
 def refusal(place: Place) -> str | None:
     """Why a job of this shape cannot be run by this version, or None."""
     if place.size == 1:
         return None
-    if place.source not in ("HVDLITE_ variables", "MPI"):
+    if place.source == "MPI":
+        return None
+    if place.source != "HVDLITE_ variables":
         return (
             f"rank {place.rank} of {place.size} was found under {place.source}, which hvdlite cannot start under yet. "
             f"Start the job with: hvdlite-run -np {place.size} python ..."
@@ -72,36 +50,40 @@ def meet(
     version: str,
     wire: int,
     process_sets: Sequence[Sequence[int]] = (),
-    store: Meeting | None = None,
-) -> tuple[Meeting, list[dict[str, Any]]]:
-    """Where the ranks meet (`store`, or else the launcher's, joined) and every rank's record.
+    store: _store.Meeting | None = None,
+) -> tuple[_store.Meeting, Seats]:
+    """Where the ranks meet (`store`, or else the launcher's, joined), and where all of them are.
 
     process_sets: the ranks of the static sets.
 
     Raises HvdInitError or HvdPeerLostError; nothing stays open then.
     """
     import json  # here, because a rank that is alone needs neither JSON nor sockets
+    import socket
 
-    store = store or _joined(place, settings, version, wire)
+    from .links import host_id, seats
+
+    values = settings.values
+    store = store or _joined(place, values, version, wire)
     try:
-        mine = {"version": version, "wire": wire, "local_size": place.local_size, "options": settings.agreed()}
+        mine: dict[str, Any] = {"version": version, "wire": wire, "options": settings.agreed()}
         mine["process_sets"] = [list(ranks) for ranks in process_sets]
+        mine.update(seats.claims(place, values["host_id"] or host_id(), socket.gethostname()))
         records = [json.loads(part) for part in store.allgather(json.dumps(mine).encode())]
         complaint = disagreement(records)
         if complaint is not None:
             store.bye()  # everyone says the same and leaves: nobody is lost
             raise HvdInitError(complaint)
-        return store, records
+        return store, seats.seats_of(records)
     except BaseException:
         store.close()
         raise
 
 
-def _joined(place: Place, settings: config.Settings, version: str, wire: int) -> Meeting:
+def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) -> _store.Meeting:
     """The launcher's store, joined."""
     from . import _store
 
-    values = settings.values
     absent = [f"HVDLITE_{name.upper()}" for name in ("store_addr", "store_port", "secret_key") if values[name] is None]
     if absent:
         raise HvdInitError(
@@ -120,6 +102,40 @@ def _joined(place: Place, settings: config.Settings, version: str, wire: int) ->
     )
 
 
+def completed(place: Place, found: Seats | None) -> Place:
+    """The place with what no launcher has told. found: where all ranks are; None for one rank alone."""
+    if None not in place[:6]:
+        return place
+    if found is None:
+        return place._replace(local_rank=0, local_size=1, cross_rank=0, cross_size=1)
+    from .links import seats
+
+    return seats.completed(place, found)
+
+
+def link(place: Place, settings: config.Settings, store: _store.Meeting, seats: Seats) -> JobLinks:
+    """Ways to make streams between ranks, as long as the job lives. All ranks call it. Raises as `meet` does."""
+    from .links import job
+
+    values = settings.values
+    rendezvous = None if values["store_addr"] is None else (values["store_addr"], values["store_port"])
+    if place.source == "MPI":  # no store to be reached: what counts is the way to another host
+        away = [name for name, host in zip(seats.host_name, seats.host_of) if host != seats.host_of[place.rank]]
+        rendezvous = (away[0].partition("#")[0], 9) if away else None
+    number = values["job_id"] or store.job
+    timeout = values["start_timeout"]
+    return job.open_links(
+        rendezvous,
+        values["secret_key"] or store.secret,
+        number,
+        store.epoch,
+        place.rank,
+        store.allgather,
+        seats.host_of,
+        timeout,
+    )
+
+
 def disagreement(records: list[dict[str, Any]]) -> str | None:
     """What the ranks' records, in rank order, do not agree on, in one sentence; None if they agree."""
     for name, shown in (("version", "the version of hvdlite"), ("wire", "the version of the wire")):
@@ -135,7 +151,9 @@ def disagreement(records: list[dict[str, Any]]) -> str | None:
         if text is not None:
             variable = config.option_of(name).variable
             return f"the option {name} ({variable}) differs: {text}. It must be the same on all ranks."
-    return None
+    from .links import seats
+
+    return seats.misplaced(records)
 
 
 def _split(records: list[dict[str, Any]], values: list[Any]) -> str | None:

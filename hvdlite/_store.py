@@ -16,8 +16,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import socket
 import time
+from typing import Protocol
 
 from . import _wire
 from .errors import HvdInitError, HvdPeerLostError
@@ -27,6 +29,39 @@ _ANSWER_S = 5.0  # how long the store has to answer during the handshake
 _SLACK_S = (
     2.0  # the store names the missing ranks at the time limit; a client that hears nothing gives up this much later
 )
+
+
+class Meeting(Protocol):
+    """Where ranks meet, and stay in touch: a Store, or MPI's World."""
+
+    job: int
+    epoch: int
+    secret: bytes  # the job's, where the option gives none
+    failed: bool  # whether the job has; set before `bye`
+
+    def allgather(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes in rank order. Blocks."""
+        ...
+
+    def fileno(self) -> int:
+        """A connection to lend to the core, or -1."""
+        ...
+
+    def check(self) -> None:
+        """Raises what is known of ranks that have ended."""
+        ...
+
+    def abort(self, culprit: int, code: int, text: str) -> None:
+        """Tells the others why the job ends, if there is a way."""
+        ...
+
+    def bye(self) -> None:
+        """Leaves cleanly."""
+        ...
+
+    def close(self) -> None:
+        """Leaves without a word."""
+        ...
 
 
 class Store:
@@ -60,6 +95,13 @@ class Store:
         if number != self._round:
             raise HvdInitError(f"rank {self.rank}: the store answered round {number}, round {self._round} was asked")
         return parts
+
+    def check(self) -> None:
+        """Raises what the store says unasked: HvdPeerLostError where a rank has ended, HvdInitError. Never waits."""
+        watch = select.poll()  # select() knows no descriptor above 1023
+        watch.register(self._socket(), select.POLLIN)
+        if watch.poll(0):
+            self._expect(0, time.monotonic() + _ANSWER_S)
 
     def abort(self, culprit: int, code: int, text: str) -> None:
         """Tells the store why the job ends. Best effort: raises nothing when the store is gone."""

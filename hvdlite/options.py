@@ -112,6 +112,14 @@ OPTIONS = (
     Option("store_addr", str, None, "Address of the launcher's rendezvous store.", scope="rank", alias=None),
     Option("store_port", _whole, None, "Port of the store.", scope="rank", alias=None, low=1, high=65535),
     Option("secret_key", _key, None, "Proves that a connection belongs to the job.", scope="rank", alias=None),
+    Option(
+        "host_id",
+        str,
+        None,
+        "What tells this host from others, where its name, boot and namespaces do not tell rightly.",
+        scope="rank",
+        alias=None,
+    ),
     Option("job_id", _job, None, "Tells this job from others.", scope="rank", alias=None),
     Option(
         "fusion_threshold",

@@ -17,13 +17,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _bytes, _core
 from .errors import HvdMismatchError, HvdNotYetError
 
+if TYPE_CHECKING:
+    from .links.job import JobLinks
+
 _lock = threading.RLock()
 _valid: dict[int, list[ProcessSet]] = {}  # by number; several objects may stand for one set
+_links: JobLinks | None = None
+_linked = 0  # sets that were opened in this life
 _at_new_life: list[Callable[[], None]] = []  # what else counts from the beginning with each job
 
 
@@ -173,7 +178,7 @@ def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
     _agree("add_process_set", ranks, wrong)
     number, failure = 0, None
     try:
-        number = _core.set_open(ranks)
+        number = _core.set_open(ranks, *_streams(ranks))
     except Exception as error:
         failure = error
     said = _exchange("opened", [number, None if failure is None else str(failure)])
@@ -186,6 +191,27 @@ def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
     process_set.process_set_id = number
     _valid[number] = [process_set]
     return process_set
+
+
+def use_links(links: JobLinks | None) -> None:
+    """For `init`: where the streams of sets come from; None where no set needs any."""
+    global _links, _linked
+    _links, _linked = links, 0
+
+
+def _streams(ranks: list[int]) -> tuple[list[int], list[int]] | tuple[()]:
+    """The descriptors of a set's streams, for the core. Counted on all ranks alike: that names them."""
+    global _linked
+    _linked += 1
+    if _links is None or _core.rank() not in ranks:
+        return ()
+    return _links.rows(f"set {_linked}", ranks, _fail_with_job)
+
+
+def _fail_with_job() -> None:
+    failure = _core.failure_of_job()
+    if failure is not None:
+        raise _core.error_for(failure[1], failure[2])
 
 
 def _refusal(process_set: ProcessSet, ranks: list[int]) -> str | None:
@@ -287,5 +313,6 @@ def forget_all() -> None:
             for each in sets:
                 each.process_set_id = None
         _valid.clear()
+        use_links(None)
         for forget in _at_new_life:
             forget()

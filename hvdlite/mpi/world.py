@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import socket
 import struct
 import sys
 import time
@@ -74,6 +73,9 @@ class World:
     def communicator_of(self, ranks: Sequence[int]) -> int:
         """A communicator of these ranks of the job, for a process set. They all call it, and wait for each other."""
         return _communicator(self.comm, ranks, self._timeout)
+
+    def check(self) -> None:
+        """Nothing is heard of ranks that end: the launcher ends the job."""
 
     def abort(self, culprit: int, code: int, text: str) -> None:
         """Nobody hears it: those who meet over MPI have no store to tell. They run into their time limit."""
@@ -164,25 +166,6 @@ def _check_size(place: Place | None) -> None:
     )
 
 
-def host_id() -> bytes:
-    """What ranks of one host have in common: name, boot and network namespace."""
-    parts = [socket.gethostname()]
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
-            parts.append(boot.read().strip())
-        parts.append(os.readlink("/proc/self/ns/net"))
-    except OSError:
-        pass
-    return "\n".join(parts).encode()
-
-
-def place_of(hosts: Sequence[bytes], rank: int) -> Place:
-    """The place of a rank, from every rank's host."""
-    mine = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    order = list(dict.fromkeys(hosts))
-    return Place(rank, len(hosts), mine.index(rank), len(mine), order.index(hosts[rank]), len(order), "MPI")
-
-
 def open_world(comm: Any, place: Place | None, timeout: float, epoch: int, secret: bytes | None) -> World:
     """The World of the job: of MPI_COMM_WORLD, of `comm`, or of some ranks of the world. Collective over its ranks.
 
@@ -212,7 +195,6 @@ def open_world(comm: Any, place: Place | None, timeout: float, epoch: int, secre
     own = _communicator(handle, ranks, timeout)
     rank, size = _rank_and_size(own)
     _failed, world = False, World(own, Place(rank, size, None, None, None, None, "MPI"), timeout)
-    world.place = place_of(world.allgather(host_id()), rank)
     first = world.allgather(os.urandom(40) if rank == 0 else b"")[0]
     world.job, world.secret = int.from_bytes(first[:8], "little"), secret or first[8:40]
     world.epoch = epoch

@@ -7,7 +7,9 @@ from hvdlite.discovery import Place
 
 
 def record(version="1.0", wire=1, **options):
-    return {"version": version, "wire": wire, "local_size": 2, "options": {"fusion_threshold": 128, **options}}
+    told = dict.fromkeys(("local_rank", "local_size", "cross_rank", "cross_size"))
+    agreed = {"fusion_threshold": 128, **options}
+    return {"version": version, "wire": wire, "options": agreed, "host": "here", "host_id": "here", **told}
 
 
 def test_equal_ranks_agree():
@@ -29,6 +31,11 @@ def test_different_versions_are_named_first():
     text = _meeting.disagreement([record(), record(version="2.0", fusion_threshold=5)])
     assert "rank 0 has '1.0'" in text and "rank 1 has '2.0'" in text
     assert "wire" in _meeting.disagreement([record(), record(wire=2)])
+
+
+def test_a_local_size_that_is_not_so_is_a_disagreement():
+    records = [{**record(), "local_rank": rank, "local_size": 2, "host_id": str(rank)} for rank in range(2)]
+    assert "rank 0 was told that 2 of 2 ranks are on its host" in _meeting.disagreement(records)
 
 
 def place(size=2, source="HVDLITE_ variables", local=(0, 2), cross=(0, 1)):

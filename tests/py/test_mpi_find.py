@@ -10,7 +10,7 @@ import pytest
 
 from hvdlite import mpi
 from hvdlite.discovery import SINGLE, Place
-from hvdlite.mpi import find, world
+from hvdlite.mpi import find
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
@@ -77,17 +77,6 @@ def test_a_process_that_did_not_ask_has_no_mpi():
     assert (
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60).stdout == "False\n"
     )
-
-
-def test_places_follow_from_hosts():
-    hosts = [b"b", b"a", b"b", b"b", b"a"]
-    assert [world.place_of(hosts, rank)[:6] for rank in range(5)] == [
-        (0, 5, 0, 3, 0, 2),
-        (1, 5, 0, 2, 1, 2),
-        (2, 5, 1, 3, 0, 2),
-        (3, 5, 2, 3, 0, 2),
-        (4, 5, 1, 2, 1, 2),
-    ]
 
 
 def compiled(tmp_path, source, *flags):

@@ -45,3 +45,8 @@ def test_an_unknown_algorithm_is_refused_with_the_list_of_those_there_are():
 def test_ranks_that_ask_for_different_planes_are_named():
     code, text = say("1")
     assert code != 0 and "the option plane (HVDLITE_PLANE) differs: rank 0 has None, rank 1 has 'shm'" in text, text
+
+
+def test_p2p_serves_on_one_host_over_streams_of_its_own():
+    code, text = say(size=3, HVDLITE_PLANE="p2p")
+    assert code == 0 and text.count("sum [3. 6.]") == 3, text

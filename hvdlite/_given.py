@@ -1,0 +1,59 @@
+"""What is the core given when it starts? The one place where options, place and streams become `struct hvd_options`.
+
+Python checks nothing here that the core checks; it translates. Texts and rows of numbers are lent to the core for the
+call of hvd_init alone and must live as long, which is why they are handed out beside the struct. Descriptors are given
+away: whatever becomes of the call, the core closes them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from . import _core, config, discovery
+from ._core import ffi
+
+if TYPE_CHECKING:
+    from . import _store
+    from .links.job import Rows
+    from .links.seats import Seats
+
+
+def options(
+    place: discovery.Place,
+    settings: config.Settings,
+    store: _store.Meeting | None,
+    seats: Seats | None,
+    rows: Rows | None,
+    life: int,
+) -> tuple[Any, list[Any]]:
+    """`struct hvd_options *`, and what must live until hvd_init returns. rows: streams to other ranks, the core's from
+    then on. life: how often this process has been a rank before."""
+    values = settings.values
+    given = ffi.new("struct hvd_options *")
+    given.rank, given.size = place.rank, place.size
+    given.local_rank, given.local_size = place.local_rank, place.local_size
+    given.cross_rank, given.cross_size = place.cross_rank, place.cross_size
+    given.job = values["job_id"] or (store.job if store is not None else os.getpid())
+    given.epoch = store.epoch if store is not None else life
+    given.secret = values["secret_key"] or (store.secret if store is not None else bytes(32))
+    given.store_fd = store.fileno() if store is not None else -1
+    given.shared_memory = values["shared_memory"]
+    given.fusion_bytes = values["fusion_threshold"]
+    given.slots_max = values["cache_capacity"]
+    given.deterministic = values["deterministic"]
+    given.start_timeout_ms = int(values["start_timeout"] * 1000)
+    given.leave_timeout_ms = int(values["leave_timeout"] * 1000)
+    given.spin_us = values["spin_us"]
+    given.trace_events = values["trace_events"]
+    given.peer_timeout_ms = int(values["peer_timeout"] * 1000)
+    lent: list[Any] = [_core.bytes_or_null(values[name]) for name in ("plane", "algo")]
+    given.plane, given.algo = lent
+    if rows is not None:
+        lent += [_core.row_or_null(rows.tensors), _core.row_or_null(rows.votes)]
+        given.tensor_fd, given.vote_fd = lent[-2:]
+    if seats is not None and seats.hosts > 1:
+        names = [_core.bytes_or_null(name) for name in seats.host_name]
+        lent += [*names, ffi.new("char *[]", names), _core.row_or_null(seats.host_of)]
+        given.host_name, given.host_of = lent[-2:]
+    return given, lent

@@ -1,0 +1,94 @@
+"""How does the core get its descriptors? The links of one life of the job: a listener, and everyone's address.
+
+Made by hvdlite/_life.py after the ranks have met, where the core will need streams: a job on several hosts, or one
+whose plane is p2p. `rows` connects what a process set needs and gives the descriptors away, by rank in the set, in the
+form that the core takes. All members call it, for the same sets in the same order; its `title` keeps the streams of one
+set from those of another.
+
+Which ranks get a stream: all pairs for tensors; for votes the first local rank of each host with those of the hosts
+next to it in a binary tree of hosts (`tree`), hosts counted in the order of their first ranks in the set.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import Callable, NamedTuple
+
+from .dial import connect
+from .listener import Listener, listen
+
+
+class Rows(NamedTuple):
+    """Descriptors by rank in a set, -1 where there is none. Whoever has them closes them."""
+
+    votes: list[int]
+    tensors: list[int]
+
+
+class JobLinks:
+    """The streams of one life of the job. `timeout` in seconds is how long a rank is waited for."""
+
+    def __init__(self, listener: Listener, addresses: Sequence[bytes], host_of: Sequence[int], timeout: float) -> None:
+        self._listener = listener
+        self._addresses = list(addresses)
+        self._host_of = list(host_of)
+        self._timeout = timeout
+
+    def rows(self, title: str, ranks: Sequence[int], check: Callable[[], None] | None = None) -> Rows:
+        """Connects the streams of a set of these ranks, of which this rank is one. check: see `connect`.
+
+        Raises HvdInitError naming ranks, addresses and the remedy, or what check raises; nothing is left open then.
+        """
+        me = ranks.index(self._listener.rank)
+        deadline = time.monotonic() + self._timeout
+        near = [ranks[place] for place in tree([self._host_of[rank] for rank in ranks], me)]
+        votes = self._connect(f"{title} votes", near, deadline, check)
+        try:
+            tensors = self._connect(f"{title} tensors", set(ranks) - {ranks[me]}, deadline, check)
+        except BaseException:
+            for stream in votes.values():
+                stream.close()
+            raise
+        made = [[row[rank].detach() if rank in row else -1 for rank in ranks] for row in (votes, tensors)]
+        return Rows(*made)
+
+    def _connect(
+        self, purpose: str, ranks: Iterable[int], deadline: float, check: Callable[[], None] | None
+    ) -> dict[int, socket.socket]:
+        return connect(self._listener, {rank: self._addresses[rank] for rank in ranks}, purpose, deadline, check)
+
+    def close(self) -> None:
+        """Nobody can connect any more; what was given away lives on. Also for a forked child."""
+        self._listener.close()
+
+
+def open_links(
+    towards: tuple[str, int] | None,
+    secret: bytes,
+    job: int,
+    epoch: int,
+    rank: int,
+    allgather: Callable[[bytes], list[bytes]],
+    host_of: Sequence[int],
+    timeout: float,
+) -> JobLinks:
+    """Listens, and tells everybody where. allgather: the bootstrap's; all ranks call this."""
+    listener = listen(towards, secret, job, epoch, rank)
+    try:
+        return JobLinks(listener, allgather(listener.address), host_of, timeout)
+    except BaseException:
+        listener.close()
+        raise
+
+
+def tree(host_of: Sequence[int], me: int) -> list[int]:
+    """The places in a set whose votes cross to and from `me`: none unless it is the first of its host there."""
+    hosts = sorted(set(host_of), key=list(host_of).index)
+    leaders = [list(host_of).index(host) for host in hosts]
+    if me not in leaders:
+        return []
+    mine = leaders.index(me)
+    near = ([(mine - 1) // 2] if mine else []) + [2 * mine + 1, 2 * mine + 2]
+    return [leaders[host] for host in near if host < len(leaders)]
