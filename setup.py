@@ -9,12 +9,24 @@ import re
 import sysconfig
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 VERSION = re.search(r'^#define HVD_VERSION "(.+)"', (ROOT / "csrc/hvdlite.h").read_text(encoding="utf-8"), re.MULTILINE)
 if VERSION is None:
     raise SystemExit("csrc/hvdlite.h does not say HVD_VERSION")
+
+# TensorFlow's ops: a library that TensorFlow opens, and Python never imports; linked to nothing of TensorFlow's.
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+KERNELS = Extension(
+    "hvdlite.tensorflow._kernels",
+    sources=sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc/tensorflow").glob("*.c")),
+    depends=["csrc/hvdlite.h", "csrc/tensorflow/tensorflow.h"],
+    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread", "-UNDEBUG"],
+    extra_link_args=["-pthread", "-Wl,--strip-debug"],
+    libraries=["dl"],
+    py_limited_api=not FREE_THREADED,
+)
 
 TORCH = ["torch>=2.1"]
 EXAMPLES = ["scikit-learn", "tqdm"]
@@ -53,7 +65,8 @@ setup(
     package_dir={"hvdlite.launcher": "launcher"},
     package_data={"hvdlite": ["py.typed"]},
     cffi_modules=["hvdlite/_build.py:ffi"],
-    options={} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"py_limited_api": "cp39"}},
+    ext_modules=[KERNELS],
+    options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp39"}},
     entry_points={"console_scripts": ["hvdlite-run = hvdlite.launcher.cli:main"]},
     zip_safe=False,
 )

@@ -5,9 +5,9 @@ Three ideas:
 
 * The header is written once. cffi reads csrc/hvdlite.h between the marks `cffi: begin` and `cffi: end`; the one thing
   that Python itself implements, the bootstrap's allgather, is declared here because `extern "Python"` is not C.
-* The file name is the registration. Every csrc/**/*.c is compiled; every csrc/plane/x.c (the table itself aside)
-  becomes an X(x) in HVD_PLANE_LIST, which csrc/plane/table.c expands; so does csrc/algo. tests/Makefile makes the same
-  lists.
+* The file name is the registration. Every csrc/**/*.c is compiled (those of csrc/tensorflow into a library of their
+  own, which setup.py describes); every csrc/plane/x.c (the table itself aside) becomes an X(x) in HVD_PLANE_LIST, which
+  csrc/plane/table.c expands; so does csrc/algo. tests/Makefile makes the same lists.
 * Dependencies are honest. All headers are dependencies, and the list of sources stands in the generated file, so that
   a file that was changed, added or removed rebuilds the extension.
 
@@ -52,7 +52,7 @@ def plug_ins(folder: str) -> str:
 
 def builder() -> cffi.FFI:
     """The cffi builder of hvdlite._cffi."""
-    sources = _relative(CSRC.rglob("*.c"))
+    sources = _relative(path for path in CSRC.rglob("*.c") if path.parent != CSRC / "tensorflow")
     headers = _relative(CSRC.rglob("*.h"))
     # abi3 does not exist for free-threaded Pythons: there the extension serves one version only.
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))

@@ -24,13 +24,14 @@ C_LINES, PYTHON_LINES, FUNCTION_LINES, ESSAY_LINES = 400, 350, 66, 5  # "about 6
 
 # An include or import only points down: to a smaller number, or stays in its folder (C) or at a listed neighbour.
 C_FLOOR = {"ground": 0, "kernel": 1, "algo": 1, "link": 1, "coord": 2, "plane": 2, "codec": 2, "trace": 2, "boot": 2}
-C_FLOOR.update({"engine": 3, "": 4, "mpi": 1})
+C_FLOOR.update({"engine": 3, "": 4, "mpi": 1, "tensorflow": 5})
 PYTHON_FLOOR = {"errors": 0, "_wire": 0, "_cffi": 0, "_build": 0, "config": 1, "_store": 1, "discovery": 2, "_core": 2}
 PYTHON_FLOOR.update({"launcher": 3, "_bytes": 3, "_meeting": 4, "process_set": 4, "_life": 5, "adapter": 4})
 PYTHON_FLOOR.update({"memory": 3, "links": 3, "mpi": 3, "_given": 4})
 PYTHON_FLOOR.update(
     {"ops": 5, "objects": 5, "mesh": 5, "_public": 7, "optimizer": 6, "numpy": 8, "torch": 8, "__init__": 9}
 )
+PYTHON_FLOOR.update({"tensorflow": 9, "keras": 10})
 PYTHON_FLOOR.update({"options": 0, "elastic": 5, "built": 5, "data": 6, "as_horovod": 10, "autotune": 4})
 LAUNCHER_MAY_IMPORT = {"config", "options", "errors", "_wire", "launcher"}  # no NumPy, no extension
 

@@ -170,6 +170,11 @@ def fusion_bytes() -> int:
     return checked(lib.hvd_fusion_bytes())
 
 
+def addresses(*names: str) -> list[int]:
+    """Where functions of the core lie, by their names in the header: for code that is compiled apart."""
+    return [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in names]
+
+
 def op_name(op: int) -> str | None:
     """The name of a reduce op, None if the core has none of that number."""
     return _OP_NAMES.get(op)

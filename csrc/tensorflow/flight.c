@@ -1,0 +1,307 @@
+/* flight.c - what becomes of a collective between the node that starts it and the node that finishes it?
+ *
+ * Start must not block and Finish must not hold a thread, or a graph with more collectives than threads would stand
+ * still: some rank's threads would all wait for tensors that nobody has a thread to start. So a flight is owned by the
+ * tensor that leads from Start to Finish (its memory has our deallocator: a Finish that the optimizer pruned, or a
+ * step that was given up, drops the tensor, and so the flight), and one thread of ours, a framework thread to the core,
+ * waits for all of them and calls whoever waits.
+ *
+ * It sleeps on the oldest and looks at the others now and then: in what order things end is not known, and the one
+ * that ends may be what lets another rank go on with the oldest.
+ *
+ * A name may be started again before it has ended: by the next iteration of a loop, or by another call of the same
+ * function. It is held back then, and goes when the first has ended; since starts of one name come in the order of the
+ * program on every rank, they meet.
+ *
+ * The lock guards the lists and `waiters`; nothing of TensorFlow's is called under it.
+ */
+#include "tensorflow.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LOOK_MS 2
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t news = PTHREAD_COND_INITIALIZER, ended = PTHREAD_COND_INITIALIZER;
+static struct hvd_tf_flight *unused, *flying, **flying_end = &flying, *held, **held_end = &held;
+static bool has_thread;
+static uint64_t serials;
+static int64_t alive, alive_most;
+
+static void append(struct hvd_tf_flight *flight, struct hvd_tf_flight ***end)
+{
+    flight->next = NULL;
+    **end = flight;
+    *end = &flight->next;
+}
+
+static void take_out(struct hvd_tf_flight **place, struct hvd_tf_flight ***end)
+{
+    struct hvd_tf_flight *flight = *place;
+    *place = flight->next;
+    if (*end == &flight->next)
+        *end = place;
+}
+
+struct hvd_tf_flight *hvd_tf_flight_new(struct hvd_tf_words *words)
+{
+    pthread_mutex_lock(&lock);
+    struct hvd_tf_flight *flight = unused;
+    if (flight)
+        unused = flight->next;
+    uint64_t serial = ++serials;
+    if (++alive > alive_most)
+        alive_most = alive;
+    pthread_mutex_unlock(&lock);
+    if (!flight && !(flight = malloc(sizeof *flight)))
+        return NULL;
+    memset(flight, 0, sizeof *flight);
+    flight->serial = serial;
+    flight->words = words;
+    flight->owned = true;
+    atomic_fetch_add(&words->users, 1);
+    return flight;
+}
+
+static void let_go(struct tf_tensor **tensor)
+{
+    if (*tensor)
+        hvd_tf.TF_DeleteTensor(*tensor);
+    *tensor = NULL;
+}
+
+static void recycle(struct hvd_tf_flight *flight)
+{
+    let_go(&flight->input);
+    let_go(&flight->splits);
+    let_go(&flight->output);
+    if (flight->native > 0)
+        hvd_tf_core.forget(flight->native);
+    free(flight->text);
+    hvd_tf_words_release(flight->words);
+    flight->text = NULL;
+    pthread_mutex_lock(&lock);
+    flight->serial = 0;
+    flight->next = unused;
+    unused = flight;
+    alive--;
+    pthread_mutex_unlock(&lock);
+}
+
+void hvd_tf_flight_drop(struct hvd_tf_flight *flight)
+{
+    pthread_mutex_lock(&lock);
+    flight->owned = false;
+    bool over = flight->over;
+    pthread_mutex_unlock(&lock);
+    if (over)
+        recycle(flight);
+}
+
+static bool same_name(const struct hvd_tf_flight *one, const struct hvd_tf_flight *two)
+{
+    return one->request.name && two->request.name && one->words->hash == two->words->hash &&
+           one->words->process_set == two->words->process_set && strcmp(one->request.name, two->request.name) == 0;
+}
+
+/* Under the lock. */
+static bool in_list(const struct hvd_tf_flight *list, const struct hvd_tf_flight *like)
+{
+    for (; list; list = list->next)
+        if (same_name(list, like))
+            return true;
+    return false;
+}
+
+/* Not under the lock: the core may take its time. */
+static void submit(struct hvd_tf_flight *flight)
+{
+    char text[HVD_TEXT_MAX];
+    int64_t native = hvd_tf_core.submit(&flight->request, text, sizeof text);
+    char *why = native > 0 ? NULL : strdup(text);
+    pthread_mutex_lock(&lock);
+    flight->native = native > 0 ? native : 0;
+    flight->code = native > 0 ? HVD_OK : (int)native;
+    flight->text = why;
+    pthread_cond_signal(&news);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The core is done with it: its outcome. Results that the engine holds stay there until the flight is recycled. */
+static void collect(struct hvd_tf_flight *flight)
+{
+    char text[HVD_TEXT_MAX] = "";
+    if (flight->native > 0) {
+        flight->code = hvd_tf_core.wait(flight->native, 0, text, sizeof text);
+        if (flight->code != HVD_OK)
+            flight->text = strdup(text);
+        if (flight->output || flight->code != HVD_OK) {
+            hvd_tf_core.forget(flight->native);
+            flight->native = 0;
+        }
+    }
+    let_go(&flight->input);
+    let_go(&flight->splits);
+}
+
+/* It has ended, and is in no list: tells whoever waits. */
+static void land(struct hvd_tf_flight *flight)
+{
+    collect(flight);
+    pthread_mutex_lock(&lock);
+    flight->over = true;
+    struct hvd_tf_waiter *waiters = flight->waiters;
+    flight->waiters = NULL;
+    bool owned = flight->owned; /* while somebody waits, it is */
+    pthread_cond_broadcast(&ended);
+    pthread_mutex_unlock(&lock);
+    if (!owned)
+        recycle(flight);
+    while (waiters) {
+        struct hvd_tf_waiter *waiter = waiters;
+        waiters = waiter->next;
+        hvd_tf_deliver(flight, waiter->run);
+        struct hvd_tf_done done = waiter->done;
+        free(waiter);
+        hvd_tf.TF_RunAsyncOpKernelDoneCallback((struct tf_done *)&done); /* the flight may be gone after the last */
+        if (done.manage)
+            done.manage(&done, &done, 3);
+    }
+}
+
+/* One whose name is free now: out of `held` and into `flying`, to be submitted. NULL: none. */
+static struct hvd_tf_flight *released(void)
+{
+    struct hvd_tf_flight *found = NULL;
+    pthread_mutex_lock(&lock);
+    for (struct hvd_tf_flight **place = &held; *place && !found; place = &(*place)->next)
+        if (!in_list(flying, *place)) {
+            found = *place;
+            take_out(place, &held_end);
+            append(found, &flying_end);
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+/* Those in `flying` that have ended, as a list. */
+static struct hvd_tf_flight *arrived(void)
+{
+    struct hvd_tf_flight *list = NULL, **end = &list;
+    pthread_mutex_lock(&lock);
+    for (struct hvd_tf_flight **place = &flying; *place;) {
+        struct hvd_tf_flight *flight = *place;
+        bool submitted = flight->native > 0, refused = flight->code != HVD_OK;
+        if (refused || (submitted && hvd_tf_core.poll(flight->native) != HVD_AGAIN)) {
+            take_out(place, &flying_end);
+            append(flight, &end);
+        } else {
+            place = &flight->next;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return list;
+}
+
+/* Blocks until there is something to do; the core's handle of the oldest that was submitted, 0: look around first. */
+static int64_t next_to_wait_for(void)
+{
+    int64_t oldest = 0;
+    bool refused = false;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        for (struct hvd_tf_flight *flight = flying; flight && !oldest && !refused; flight = flight->next) {
+            oldest = flight->native;
+            refused = flight->code != HVD_OK;
+        }
+        if (oldest || refused)
+            break;
+        pthread_cond_wait(&news, &lock);
+    }
+    pthread_mutex_unlock(&lock);
+    return oldest;
+}
+
+static void *serve(void *nothing)
+{
+    (void)nothing;
+    for (;;) {
+        int64_t oldest = next_to_wait_for();
+        if (oldest > 0)
+            hvd_tf_core.wait(oldest, LOOK_MS, NULL, 0);
+        struct hvd_tf_flight *list = arrived();
+        while (list) {
+            struct hvd_tf_flight *flight = list;
+            list = flight->next;
+            land(flight);
+        }
+        for (struct hvd_tf_flight *next; (next = released()) != NULL;)
+            submit(next);
+    }
+    return NULL;
+}
+
+/* In a world of 1 nobody else is needed: it ends here, and no thread changes hands. */
+static void run_alone(struct hvd_tf_flight *flight)
+{
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* so that no name is in flight twice */
+    flight->request.quiet = HVD_QUIET;
+    flight->request.group = 0;
+    flight->request.group_count = 0;
+    pthread_mutex_lock(&one_at_a_time);
+    submit(flight);
+    while (flight->native > 0 && hvd_tf_core.wait(flight->native, 50, NULL, 0) == HVD_AGAIN)
+        ;
+    land(flight);
+    pthread_mutex_unlock(&one_at_a_time);
+}
+
+void hvd_tf_flight_start(struct hvd_tf_flight *flight)
+{
+    if (hvd_tf_core.size() == 1) {
+        run_alone(flight);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    if (!has_thread) {
+        pthread_t thread;
+        has_thread = pthread_create(&thread, NULL, serve, NULL) == 0 && pthread_detach(thread) == 0;
+    }
+    bool waits = in_list(flying, flight) || in_list(held, flight);
+    append(flight, waits ? &held_end : &flying_end); /* from now on its name is taken */
+    pthread_mutex_unlock(&lock);
+    if (!waits)
+        submit(flight);
+}
+
+bool hvd_tf_flight_over(struct hvd_tf_flight *flight, struct tf_run *run, struct tf_done *done)
+{
+    struct hvd_tf_waiter *waiter = hvd_tf_moves ? malloc(sizeof *waiter) : NULL;
+    pthread_mutex_lock(&lock);
+    while (!waiter && !flight->over)
+        pthread_cond_wait(&ended, &lock);
+    bool over = flight->over;
+    if (!over) {
+        memcpy(&waiter->done, done, sizeof waiter->done);
+        memset(done, 0, sizeof waiter->done);
+        waiter->run = run;
+        waiter->next = flight->waiters;
+        flight->waiters = waiter;
+    }
+    pthread_mutex_unlock(&lock);
+    if (over)
+        free(waiter);
+    return over;
+}
+
+int64_t hvd_tf_flights(int which)
+{
+    pthread_mutex_lock(&lock);
+    int64_t answer = which == 0 ? alive : which == 1 ? (int64_t)serials : alive_most;
+    pthread_mutex_unlock(&lock);
+    return answer;
+}

@@ -1,0 +1,386 @@
+/* kernel.c - the three ops that TensorFlow sees, and how its tensors become a request and a result a tensor.
+ *
+ *   HvdStart(x, splits) -> handle      says what is wanted, in attributes; never blocks
+ *   HvdFinish(handle) -> (y, rows)     the result; of a ragged collective also the rows that came from each rank
+ *   HvdAsk() -> number                 rank, size and the like when the graph runs, not when it was traced
+ *
+ * Start is stateful, so that nothing merges, folds or prunes it, and TensorFlow runs the starts of a function in the
+ * order of the program: gradients are started in the order in which backward makes them, and travel while it goes on.
+ * Finish is stateless and asynchronous: finishes run in whatever order, and none holds a thread.
+ * (TF_OpDefinitionBuilderSetIsStateful sets the flag even if it is called with false, so Finish does not call it.)
+ *
+ * The handle is a tensor of two numbers, the address of the flight and its serial, whose memory is ours: when the last
+ * reference to it goes, so does the flight. Inputs are kept, never written; the result's memory is TensorFlow's, but
+ * for ragged results, which the engine allocates and Finish copies.
+ */
+#include "tensorflow.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ALIGNMENT 64 /* what TensorFlow wants of memory that it does not copy */
+
+void hvd_tf_words_release(struct hvd_tf_words *words)
+{
+    if (words && atomic_fetch_sub(&words->users, 1) == 1) {
+        free(words->key);
+        free(words);
+    }
+}
+
+static double number_of(int64_t bits)
+{
+    double number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+static uint64_t hash_of(const char *text)
+{
+    uint64_t hash = 14695981039346656037u;
+    for (; *text; text++)
+        hash = (hash ^ (unsigned char)*text) * 1099511628211u;
+    return hash;
+}
+
+static void *start_create(struct tf_construction *node)
+{
+    struct tf_status *status = hvd_tf.TF_NewStatus();
+    struct hvd_tf_words *words = calloc(1, sizeof *words);
+    int64_t prescale = 0, postscale = 0;
+    int32_t list = 0, bytes = 0;
+    struct {
+        const char *name;
+        int64_t *into;
+    } numbers[] = {{"kind", &words->kind},          {"op", &words->op},        {"root", &words->root},
+                   {"prescale", &prescale},         {"postscale", &postscale}, {"process_set", &words->process_set},
+                   {"group", &words->group},        {"place", &words->place},  {"places", &words->places},
+                   {"members", &words->group_count}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && !hvd_tf.TF_GetCode(status); i++)
+        hvd_tf.TF_OpKernelConstruction_GetAttrInt64(node, numbers[i].name, numbers[i].into, status);
+    if (!hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_OpKernelConstruction_GetAttrSize(node, "key", &list, &bytes, status);
+    words->key = calloc(1, (size_t)(bytes > 0 ? bytes : 0) + 1);
+    if (!hvd_tf.TF_GetCode(status) && bytes > 0)
+        hvd_tf.TF_OpKernelConstruction_GetAttrString(node, "key", words->key, (size_t)bytes, status);
+    if (hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_OpKernelConstruction_Failure(node, status);
+    hvd_tf.TF_DeleteStatus(status);
+    words->prescale = number_of(prescale);
+    words->postscale = number_of(postscale);
+    words->hash = hash_of(words->key);
+    words->users = 1;
+    return words;
+}
+
+static void start_delete(void *words)
+{
+    hvd_tf_words_release(words);
+}
+
+static void fail(struct tf_run *run, int code, const char *text)
+{
+    struct tf_status *status = hvd_tf.TF_NewStatus();
+    hvd_tf.TF_SetStatus(status, code, text);
+    hvd_tf.TF_OpKernelContext_Failure(run, status);
+    hvd_tf.TF_DeleteStatus(status);
+}
+
+/* The class of tf.errors for a code of the core, as in Horovod. */
+static int class_of(int code)
+{
+    switch (code) {
+    case HVD_EINVAL:
+    case HVD_ETYPE:
+    case HVD_EDUP:
+    case HVD_EHANDLE:
+        return TF_INVALID_ARGUMENT;
+    case HVD_EMISMATCH:
+    case HVD_ESTATE:
+        return TF_FAILED_PRECONDITION;
+    case HVD_ETIMEOUT:
+        return TF_DEADLINE;
+    case HVD_ENOMEM:
+        return TF_EXHAUSTED;
+    default:
+        return TF_UNKNOWN;
+    }
+}
+
+static void drop(void *memory, size_t bytes, void *flight)
+{
+    (void)bytes;
+    free(memory);
+    hvd_tf_flight_drop(flight);
+}
+
+/* The tensor that owns the flight becomes the output. */
+static void put_handle(struct hvd_tf_flight *flight, struct tf_run *run, struct tf_status *status)
+{
+    int64_t *memory = aligned_alloc(ALIGNMENT, ALIGNMENT), two = 2;
+    memory[0] = (int64_t)(intptr_t)flight;
+    memory[1] = (int64_t)flight->serial;
+    struct tf_tensor *handle = hvd_tf.TF_NewTensor(TF_INT64, &two, 1, memory, 2 * sizeof *memory, drop, flight);
+    hvd_tf.TF_SetOutput(run, 0, handle, status);
+    hvd_tf.TF_DeleteTensor(handle);
+}
+
+/* The first dimension of this rank's rows of a reducescatter. */
+static int64_t share(const struct hvd_tf_words *words, int64_t rows)
+{
+    int64_t places = words->process_set ? words->places : hvd_tf_core.size();
+    int64_t place = words->process_set ? words->place : hvd_tf_core.rank();
+    return places > 0 ? rows / places + (place < rows % places) : rows;
+}
+
+/* Memory for a result whose shape is known by now. */
+static void prepare_output(struct hvd_tf_flight *flight, struct tf_run *run, struct tf_status *status)
+{
+    const struct hvd_tf_words *words = flight->words;
+    struct tf_tensor *input = flight->input;
+    int dims = hvd_tf.TF_NumDims(input);
+    int64_t shape[dims + 1];
+    for (int i = 0; i < dims; i++)
+        shape[i] = hvd_tf.TF_Dim(input, i);
+    if (words->kind == HVD_REDUCESCATTER && dims > 0)
+        shape[0] = share(words, shape[0]);
+    struct tf_allocation on_host = {sizeof on_host, 1};
+    flight->output = hvd_tf.TF_AllocateTemp(run, hvd_tf.TF_TensorType(input), shape, dims, &on_host, status);
+}
+
+static bool ragged(int64_t kind)
+{
+    return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL || kind == HVD_JOIN;
+}
+
+static void fill_request(struct hvd_tf_flight *flight)
+{
+    const struct hvd_tf_words *words = flight->words;
+    struct hvd_request *request = &flight->request;
+    struct tf_tensor *input = flight->input;
+    bool nothing = words->kind == HVD_JOIN || words->kind == HVD_BARRIER;
+    request->name = words->key[0] && !nothing ? words->key : NULL;
+    request->kind = (int)words->kind;
+    request->op = (int)words->op;
+    request->root = (int)words->root;
+    request->prescale = words->prescale;
+    request->postscale = words->postscale;
+    request->process_set = (int)words->process_set;
+    request->group = (uint64_t)words->group;
+    request->group_count = (int)words->group_count;
+    request->quiet = HVD_SOON;
+    if (nothing)
+        return;
+    request->dtype = hvd_tf_dtype[hvd_tf.TF_TensorType(input)];
+    int dims = hvd_tf.TF_NumDims(input);
+    request->ndim = dims < HVD_DIMS_MAX ? dims : HVD_DIMS_MAX;
+    for (int i = 0; i < dims; i++) /* the core shows shapes in errors and needs the first dimension only */
+        request->dims[i < HVD_DIMS_MAX ? i : HVD_DIMS_MAX - 1] =
+            (i < HVD_DIMS_MAX ? 1 : request->dims[HVD_DIMS_MAX - 1]) * hvd_tf.TF_Dim(input, i);
+    request->input = hvd_tf.TF_TensorData(input);
+    request->output = flight->output ? hvd_tf.TF_TensorData(flight->output) : NULL;
+    int64_t parts = (int64_t)(hvd_tf.TF_TensorByteSize(flight->splits) / sizeof(int64_t));
+    if (parts > 0) {
+        request->splits = hvd_tf.TF_TensorData(flight->splits);
+        request->splits_count = (int)parts;
+    }
+}
+
+static void start_compute(void *kernel, struct tf_run *run)
+{
+    struct hvd_tf_words *words = kernel;
+    if (!hvd_tf_core.submit) {
+        fail(run, TF_FAILED_PRECONDITION, "hvdlite is not attached: import hvdlite.tensorflow");
+        return;
+    }
+    struct tf_status *status = hvd_tf.TF_NewStatus();
+    struct hvd_tf_flight *flight = hvd_tf_flight_new(words);
+    if (!flight) {
+        hvd_tf.TF_SetStatus(status, TF_EXHAUSTED, "no memory for another collective");
+    } else {
+        hvd_tf.TF_GetInput(run, 0, &flight->input, status);
+        if (!hvd_tf.TF_GetCode(status))
+            hvd_tf.TF_GetInput(run, 1, &flight->splits, status);
+        if (!hvd_tf.TF_GetCode(status) && !ragged(words->kind) && words->kind != HVD_BARRIER)
+            prepare_output(flight, run, status);
+        if (hvd_tf.TF_GetCode(status)) {
+            flight->code = HVD_ENOMEM;
+            flight->over = true;
+            hvd_tf_flight_drop(flight);
+        } else {
+            fill_request(flight);
+            put_handle(flight, run, status); /* the run holds it, so the flight lives until Start is over */
+            hvd_tf_flight_start(flight);
+        }
+    }
+    if (hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_OpKernelContext_Failure(run, status);
+    hvd_tf.TF_DeleteStatus(status);
+}
+
+/* What the engine holds becomes output 0. */
+static void copy_result(const struct hvd_tf_flight *flight, const struct hvd_output *result, struct tf_run *run,
+                        struct tf_status *status)
+{
+    const struct hvd_request *request = &flight->request;
+    int dims = request->ndim; /* of more than HVD_DIMS_MAX the caller makes the shape again */
+    int64_t shape[HVD_DIMS_MAX] = {0};
+    memcpy(shape, request->dims, sizeof shape);
+    if (dims > 0)
+        shape[0] = result->rows;
+    struct tf_tensor *output = hvd_tf.TF_AllocateOutput(run, 0, hvd_tf.TF_ExpectedOutputDataType(run, 0), shape, dims,
+                                                        (size_t)result->bytes, status);
+    if (hvd_tf.TF_GetCode(status))
+        return;
+    if (result->bytes > 0 && hvd_tf.TF_TensorByteSize(output) == (size_t)result->bytes)
+        memcpy(hvd_tf.TF_TensorData(output), result->data, (size_t)result->bytes);
+    hvd_tf.TF_DeleteTensor(output);
+}
+
+static void put_rows(const int64_t *rows, int64_t count, struct tf_run *run, struct tf_status *status)
+{
+    struct tf_tensor *output =
+        hvd_tf.TF_AllocateOutput(run, 1, TF_INT64, &count, 1, (size_t)count * sizeof *rows, status);
+    if (hvd_tf.TF_GetCode(status))
+        return;
+    if (count > 0)
+        memcpy(hvd_tf.TF_TensorData(output), rows, (size_t)count * sizeof *rows);
+    hvd_tf.TF_DeleteTensor(output);
+}
+
+void hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *run)
+{
+    if (flight->code != HVD_OK) {
+        fail(run, class_of(flight->code), flight->text && flight->text[0] ? flight->text : "the collective failed");
+        return;
+    }
+    struct tf_status *status = hvd_tf.TF_NewStatus();
+    struct hvd_output result = {0};
+    int64_t none[HVD_DIMS_MAX] = {0};
+    if (flight->output) {
+        hvd_tf.TF_SetOutput(run, 0, flight->output, status);
+    } else if (ragged(flight->words->kind)) {
+        if (hvd_tf_core.result(flight->native, &result) != HVD_OK)
+            hvd_tf.TF_SetStatus(status, TF_UNKNOWN, "the result is gone: hvdlite was shut down before it was fetched");
+        else
+            copy_result(flight, &result, run, status);
+    }
+    if (!hvd_tf.TF_GetCode(status))
+        put_rows(result.rows_of ? result.rows_of
+                 : result.size  ? &result.rows
+                                : none,
+                 result.rows_of ? result.size : 1, run, status);
+    if (hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_OpKernelContext_Failure(run, status);
+    hvd_tf.TF_DeleteStatus(status);
+}
+
+static void finish_compute(void *kernel, struct tf_run *run, struct tf_done *done)
+{
+    (void)kernel;
+    struct tf_status *status = hvd_tf.TF_NewStatus();
+    struct tf_tensor *handle = NULL;
+    hvd_tf.TF_GetInput(run, 0, &handle, status);
+    const int64_t *two = handle ? hvd_tf.TF_TensorData(handle) : NULL;
+    struct hvd_tf_flight *flight = two ? (struct hvd_tf_flight *)(intptr_t)two[0] : NULL;
+    bool known = flight && flight->serial == (uint64_t)two[1];
+    if (handle)
+        hvd_tf.TF_DeleteTensor(handle); /* the run holds it until `done` */
+    if (!known)
+        fail(run, TF_INVALID_ARGUMENT, "the handle of a collective was copied, or kept longer than its step");
+    bool over = !known || hvd_tf_flight_over(flight, run, done);
+    hvd_tf.TF_DeleteStatus(status);
+    if (!over)
+        return;
+    if (known)
+        hvd_tf_deliver(flight, run);
+    hvd_tf.TF_RunAsyncOpKernelDoneCallback(done);
+}
+
+static void *ask_create(struct tf_construction *node)
+{
+    int64_t *what = calloc(1, sizeof *what);
+    struct tf_status *status = hvd_tf.TF_NewStatus();
+    hvd_tf.TF_OpKernelConstruction_GetAttrInt64(node, "what", what, status);
+    if (hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_OpKernelConstruction_Failure(node, status);
+    hvd_tf.TF_DeleteStatus(status);
+    return what;
+}
+
+static void ask_compute(void *kernel, struct tf_run *run)
+{
+    int64_t what = *(int64_t *)kernel;
+    int (*const asked[])(void) = {hvd_tf_core.rank, hvd_tf_core.size, hvd_tf_core.local_rank, hvd_tf_core.local_size};
+    int answer = what >= 0 && what < 4 && asked[what] ? asked[what]() : HVD_ESTATE;
+    if (answer < 0) {
+        fail(run, TF_FAILED_PRECONDITION, "hvdlite has not been initialized; use hvd.init().");
+        return;
+    }
+    struct tf_status *status = hvd_tf.TF_NewStatus();
+    struct tf_tensor *output = hvd_tf.TF_AllocateOutput(run, 0, TF_INT32, NULL, 0, sizeof(int32_t), status);
+    if (hvd_tf.TF_GetCode(status)) {
+        hvd_tf.TF_OpKernelContext_Failure(run, status);
+    } else {
+        *(int32_t *)hvd_tf.TF_TensorData(output) = answer;
+        hvd_tf.TF_DeleteTensor(output);
+    }
+    hvd_tf.TF_DeleteStatus(status);
+}
+
+static void any_shape(struct tf_shapes *shapes, struct tf_status *status)
+{
+    hvd_tf.TF_ShapeInferenceContextSetUnknownShape(shapes, status);
+}
+
+static void define(const char *name, bool stateful, const char *const *attributes, const char *const *inputs,
+                   const char *const *outputs, struct tf_status *status)
+{
+    struct tf_op_builder *op = hvd_tf.TF_NewOpDefinitionBuilder(name);
+    for (; *attributes; attributes++)
+        hvd_tf.TF_OpDefinitionBuilderAddAttr(op, *attributes);
+    for (; *inputs; inputs++)
+        hvd_tf.TF_OpDefinitionBuilderAddInput(op, *inputs);
+    for (; *outputs; outputs++)
+        hvd_tf.TF_OpDefinitionBuilderAddOutput(op, *outputs);
+    if (stateful)
+        hvd_tf.TF_OpDefinitionBuilderSetIsStateful(op, true);
+    hvd_tf.TF_OpDefinitionBuilderSetShapeInferenceFunction(op, any_shape);
+    if (!hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_RegisterOpDefinition(op, status);
+}
+
+/* For tensors in host memory; on a GPU TensorFlow copies them there and back. */
+static void provide(const char *op, struct tf_kernel_builder *kernel, bool gpu, const char *const *arguments,
+                    struct tf_status *status)
+{
+    for (; gpu && *arguments; arguments++)
+        hvd_tf.TF_KernelBuilder_HostMemory(kernel, *arguments);
+    if (!hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_RegisterKernelBuilder(op, kernel, status);
+}
+
+#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+void hvd_tf_register(struct tf_status *status)
+{
+    define("HvdStart", true,
+           LIST("T: type", "key: string", "kind: int", "op: int = 0", "root: int = 0", "prescale: int",
+                "postscale: int", "process_set: int = 0", "group: int = 0", "members: int = 0", "place: int = 0",
+                "places: int = 1"),
+           LIST("x: T", "splits: int64"), LIST("handle: int64"), status);
+    define("HvdFinish", false, LIST("T: type"), LIST("handle: int64"), LIST("y: T", "rows: int64"), status);
+    define("HvdAsk", true, LIST("what: int"), LIST(NULL), LIST("answer: int32"), status);
+    for (int gpu = 0; gpu < 2; gpu++) {
+        const char *device = gpu ? "GPU" : "CPU";
+        provide("HvdStart", hvd_tf.TF_NewKernelBuilder("HvdStart", device, start_create, start_compute, start_delete),
+                gpu, LIST("x", "splits", "handle"), status);
+        provide("HvdFinish", hvd_tf.TF_NewAsyncKernelBuilder("HvdFinish", device, NULL, finish_compute, NULL), gpu,
+                LIST("handle", "y", "rows"), status);
+        provide("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", device, ask_create, ask_compute, free), gpu,
+                LIST("answer"), status);
+    }
+}

@@ -1,0 +1,156 @@
+/* tensorflow.h - what the files of this folder share: TensorFlow's C functions, ours, and one collective of a graph.
+ *
+ * The folder makes a library of its own, hvdlite/tensorflow/_kernels, which TensorFlow loads (tf.load_op_library) and
+ * which is linked to nothing: TensorFlow's functions are looked up in the process (library.c), the core's are handed
+ * over by Python (hvd_tf_attach), since the core lives in the extension that Python has loaded.
+ */
+#ifndef HVD_TENSORFLOW_H
+#define HVD_TENSORFLOW_H
+
+#include "../hvdlite.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* TensorFlow's types, opaque to us; the numbers are part of its C interface, which does not change. */
+struct tf_status;
+struct tf_tensor;
+struct tf_op_builder;
+struct tf_kernel_builder;
+struct tf_construction;
+struct tf_run; /* one execution of a kernel: TF_OpKernelContext */
+struct tf_shapes;
+struct tf_done; /* a std::function<void()>: TF_AsyncOpKernelDoneCallback */
+enum { TF_INT32 = 3, TF_INT64 = 9, TF_DTYPES = 64 };
+enum { TF_UNKNOWN = 2, TF_INVALID_ARGUMENT = 3, TF_DEADLINE = 4, TF_EXHAUSTED = 8, TF_FAILED_PRECONDITION = 9 };
+struct tf_allocation {
+    size_t struct_size;
+    unsigned char on_host;
+};
+
+/* X(result, name, arguments): all that we call. TensorFlow 2.16 and newer have them in libtensorflow_framework. */
+#define HVD_TF_FUNCTIONS(X)                                                                                \
+    X(struct tf_status *, TF_NewStatus, (void))                                                            \
+    X(void, TF_DeleteStatus, (struct tf_status *))                                                         \
+    X(int, TF_GetCode, (const struct tf_status *))                                                         \
+    X(const char *, TF_Message, (const struct tf_status *))                                                \
+    X(void, TF_SetStatus, (struct tf_status *, int, const char *))                                         \
+    X(struct tf_op_builder *, TF_NewOpDefinitionBuilder, (const char *))                                   \
+    X(void, TF_RegisterOpDefinition, (struct tf_op_builder *, struct tf_status *))                         \
+    X(void, TF_OpDefinitionBuilderAddAttr, (struct tf_op_builder *, const char *))                         \
+    X(void, TF_OpDefinitionBuilderAddInput, (struct tf_op_builder *, const char *))                        \
+    X(void, TF_OpDefinitionBuilderAddOutput, (struct tf_op_builder *, const char *))                       \
+    X(void, TF_OpDefinitionBuilderSetIsStateful, (struct tf_op_builder *, bool))                           \
+    X(void, TF_OpDefinitionBuilderSetShapeInferenceFunction,                                               \
+      (struct tf_op_builder *, void (*)(struct tf_shapes *, struct tf_status *)))                          \
+    X(void, TF_ShapeInferenceContextSetUnknownShape, (struct tf_shapes *, struct tf_status *))             \
+    X(struct tf_kernel_builder *, TF_NewKernelBuilder,                                                     \
+      (const char *, const char *, void *(*)(struct tf_construction *), void (*)(void *, struct tf_run *), \
+       void (*)(void *)))                                                                                  \
+    X(struct tf_kernel_builder *, TF_NewAsyncKernelBuilder,                                                \
+      (const char *, const char *, void *(*)(struct tf_construction *),                                    \
+       void (*)(void *, struct tf_run *, struct tf_done *), void (*)(void *)))                             \
+    X(void, TF_RegisterKernelBuilder, (const char *, struct tf_kernel_builder *, struct tf_status *))      \
+    X(void, TF_RunAsyncOpKernelDoneCallback, (struct tf_done *))                                           \
+    X(void, TF_KernelBuilder_HostMemory, (struct tf_kernel_builder *, const char *))                       \
+    X(void, TF_OpKernelConstruction_GetAttrSize,                                                           \
+      (struct tf_construction *, const char *, int32_t *, int32_t *, struct tf_status *))                  \
+    X(void, TF_OpKernelConstruction_GetAttrString,                                                         \
+      (struct tf_construction *, const char *, char *, size_t, struct tf_status *))                        \
+    X(void, TF_OpKernelConstruction_GetAttrInt64,                                                          \
+      (struct tf_construction *, const char *, int64_t *, struct tf_status *))                             \
+    X(void, TF_OpKernelConstruction_Failure, (struct tf_construction *, struct tf_status *))               \
+    X(void, TF_GetInput, (struct tf_run *, int, struct tf_tensor **, struct tf_status *))                  \
+    X(void, TF_SetOutput, (struct tf_run *, int, const struct tf_tensor *, struct tf_status *))            \
+    X(void, TF_OpKernelContext_Failure, (struct tf_run *, struct tf_status *))                             \
+    X(int, TF_ExpectedOutputDataType, (struct tf_run *, int))                                              \
+    X(struct tf_tensor *, TF_AllocateTemp,                                                                 \
+      (struct tf_run *, int, const int64_t *, int, struct tf_allocation *, struct tf_status *))            \
+    X(struct tf_tensor *, TF_AllocateOutput,                                                               \
+      (struct tf_run *, int, int, const int64_t *, int, size_t, struct tf_status *))                       \
+    X(struct tf_tensor *, TF_NewTensor,                                                                    \
+      (int, const int64_t *, int, void *, size_t, void (*)(void *, size_t, void *), void *))               \
+    X(void, TF_DeleteTensor, (struct tf_tensor *))                                                         \
+    X(int, TF_TensorType, (const struct tf_tensor *))                                                      \
+    X(int, TF_NumDims, (const struct tf_tensor *))                                                         \
+    X(int64_t, TF_Dim, (const struct tf_tensor *, int))                                                    \
+    X(size_t, TF_TensorByteSize, (const struct tf_tensor *))                                               \
+    X(void *, TF_TensorData, (const struct tf_tensor *))
+
+#define HVD_TF_MEMBER(result, name, arguments) result(*name) arguments;
+struct hvd_tf_functions {
+    HVD_TF_FUNCTIONS(HVD_TF_MEMBER)
+};
+extern struct hvd_tf_functions hvd_tf; /* filled before anything else here runs */
+
+/* The core's functions; all NULL until Python attaches them. */
+struct hvd_tf_core {
+    int64_t (*submit)(const struct hvd_request *request, char *text, size_t text_bytes);
+    int (*wait)(int64_t handle, int timeout_ms, char *text, size_t text_bytes);
+    int (*poll)(int64_t handle);
+    int (*result)(int64_t handle, struct hvd_output *output);
+    int (*forget)(int64_t handle);
+    int (*rank)(void);
+    int (*size)(void);
+    int (*local_rank)(void);
+    int (*local_size)(void);
+};
+extern struct hvd_tf_core hvd_tf_core;
+extern int hvd_tf_dtype[TF_DTYPES]; /* the core's number of TensorFlow's, -1: none */
+extern bool hvd_tf_moves;           /* `done` can be kept and called later; else Finish blocks */
+
+/* How libstdc++ lays out a std::function<void()>. */
+struct hvd_tf_done {
+    unsigned char functor[16];
+    bool (*manage)(void *into, const void *from, int what);
+    void *invoke;
+};
+
+/* What a node of a graph says: read once, shared by its executions. Counted. */
+struct hvd_tf_words {
+    _Atomic int users;
+    int64_t kind, op, root, process_set, group, group_count, place, places;
+    double prescale, postscale;
+    uint64_t hash; /* of key and process set */
+    char *key;
+};
+
+/* One collective under way. See flight.c. */
+struct hvd_tf_waiter {
+    struct hvd_tf_waiter *next;
+    struct tf_run *run;
+    struct hvd_tf_done done;
+};
+struct hvd_tf_flight {
+    struct hvd_tf_flight *next;
+    uint64_t serial; /* of this use of the memory, which is used again and never given back */
+    struct hvd_tf_words *words;
+    struct tf_tensor *input, *splits, *output; /* output NULL: the engine has it (ragged) */
+    struct hvd_request request;
+    int64_t native;
+    struct hvd_tf_waiter *waiters;
+    bool owned, over; /* the handle tensor lives; the collective has ended */
+    int code;
+    char *text;
+};
+
+/* Any thread. An empty one, owned by the handle tensor that the caller makes. NULL: no memory. */
+struct hvd_tf_flight *hvd_tf_flight_new(struct hvd_tf_words *words);
+/* Any thread. Its request is filled; submits it, at once or as soon as its name is free. Never blocks, but for a world
+ * of 1. What goes wrong is told by its end. */
+void hvd_tf_flight_start(struct hvd_tf_flight *flight);
+/* Any thread. True: it is over, and stays as it is while the handle tensor lives. False: `done` was moved out and will
+ * be called from another thread after hvd_tf_deliver. */
+bool hvd_tf_flight_over(struct hvd_tf_flight *flight, struct tf_run *run, struct tf_done *done);
+/* Any thread. The handle tensor is gone. */
+void hvd_tf_flight_drop(struct hvd_tf_flight *flight);
+int64_t hvd_tf_flights(int which); /* 0: alive, 1: started since the library was loaded, 2: most alive at once */
+
+void hvd_tf_words_release(struct hvd_tf_words *words);
+/* kernel.c: the outcome of a flight that is over becomes the outputs of Finish, or its error. */
+void hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *run);
+/* kernel.c: registers ops and kernels. */
+void hvd_tf_register(struct tf_status *status);
+
+#endif

@@ -1,0 +1,72 @@
+"""Which class of tf.errors is an error of ours? Inside tf.function TensorFlow decides; eager calls follow it here.
+
+An error of an eager call is of both families: `except tf.errors.FailedPreconditionError` catches it, as scripts written
+for Horovod do, and so does `except hvd.HvdMismatchError`. An error out of a graph is TensorFlow's alone, since it
+travels as a code and a text; the classes are the same ones (csrc/tensorflow/kernel.c), and the text names rank and
+tensor in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from ..errors import (
+    HorovodInternalError,
+    HvdArgumentError,
+    HvdError,
+    HvdMismatchError,
+    HvdNotInitializedError,
+    HvdTimeoutError,
+)
+
+_CLASSES: tuple[tuple[type[Exception], type[tf.errors.OpError]], ...] = (
+    (HvdMismatchError, tf.errors.FailedPreconditionError),
+    (HvdNotInitializedError, tf.errors.FailedPreconditionError),
+    (HvdTimeoutError, tf.errors.DeadlineExceededError),
+    (HorovodInternalError, tf.errors.UnknownError),
+    (HvdArgumentError, tf.errors.InvalidArgumentError),
+)
+
+
+@functools.cache
+def _both(ours: Any, theirs: Any) -> type[Exception]:
+    def begin(self: Exception, text: str) -> None:
+        theirs.__init__(self, None, None, text)
+
+    def pickled(self: Exception) -> tuple[object, ...]:
+        return _again, (ours, str(getattr(self, "message", self)))
+
+    return type(
+        ours.__name__, (ours, theirs), {"__init__": begin, "__reduce__": pickled, "__module__": ours.__module__}
+    )
+
+
+def _again(ours: type[Exception], text: str) -> Exception:
+    return as_tensorflow(ours(text))
+
+
+def as_tensorflow(error: Exception) -> Exception:
+    """The error as one of TensorFlow's, too; itself if it is none that a collective raises."""
+    if isinstance(error, tf.errors.OpError):
+        return error
+    for ours, theirs in _CLASSES:
+        if isinstance(error, ours):
+            both = _both(type(error), theirs)(str(error))  # type: ignore[arg-type]
+            if isinstance(error, HvdError):
+                both.rank = error.rank  # type: ignore[attr-defined]
+            return both
+    return error
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Errors of collectives raised inside become TensorFlow's, too."""
+    try:
+        yield
+    except HvdError as error:
+        raise as_tensorflow(error) from error.__cause__

@@ -1,0 +1,231 @@
+"""The collectives with Horovod's arguments, on tensors, variables and IndexedSlices, eager and in tf.function.
+
+    run          many collectives of one kind, in either mode
+    kernels      the library of ops for graphs
+    gradients    what backward sends
+    here         Horovod's words
+
+`device_dense`, `device_sparse` and `ignore_name_scope` are taken and mean nothing: tensors are reduced where they lie,
+and a name is what the caller gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ... import _core
+from ... import ops as _everybodys
+from ...errors import HvdArgumentError
+from ...ops import Average, Sum, Terms
+from ...ops.tensors import group_of
+from ...ops.terms import NoneCompressor, compress, reduction
+from ...process_set import ProcessSet, global_process_set, process_set_by_id
+from ..errors import translated
+from .gradients import differentiable
+from .kernels import library
+
+
+def _sparse_allreduce(slices: tf.IndexedSlices, name: str | None, terms: Terms, compression: Any) -> tf.IndexedSlices:
+    """Every rank's rows and their indices; those of one index add up when they are applied."""
+    if terms.op not in (Average, Sum):
+        if terms.op == _everybodys.Adasum:
+            raise NotImplementedError(
+                "The Adasum reduction does not currently support sparse tensors: give sparse_as_dense=True"
+            )
+        raise HvdArgumentError(
+            f"op={_core.op_name(terms.op)} is not supported for tf.IndexedSlices: use Average or Sum"
+        )
+    if terms.prescale != 1 or terms.postscale != 1:
+        raise HvdArgumentError("prescale_factor and postscale_factor are not supported for tf.IndexedSlices")
+    values, ctx = compress(compression, slices.values)
+    parts = Terms(terms.process_set)
+    names = [None, None] if name is None else [f"{name}.values", f"{name}.indices"]
+    (values,) = differentiable("allgather", [values], names[:1], parts).results
+    (indices,) = differentiable("allgather", [slices.indices], names[1:], parts).results
+    values = compression.decompress(values, ctx)
+    if terms.op == Average:
+        values = values / tf.cast(terms.process_set.size(), values.dtype)
+    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+
+
+_as_it_is = tf.autograph.experimental.do_not_convert  # autograph would rewrite our Python, to no end
+
+
+@_as_it_is
+def allreduce(
+    tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, name: str | None = None, process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False
+) -> Any:  # fmt: skip
+    """Reduce a tensor of the same shape and dtype over all ranks: a new tensor, with a gradient for Average and Sum.
+
+    op is Average (default), Sum, Adasum, Min, Max or Product. A tf.IndexedSlices is gathered, not densified, and takes
+    Average and Sum only. Raises tf.errors.FailedPreconditionError when ranks disagree about the tensor,
+    tf.errors.InvalidArgumentError and ValueError for what cannot be reduced, tf.errors.UnknownError for a lost rank.
+    """
+    with translated():
+        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
+        if isinstance(tensor, tf.IndexedSlices):
+            return _sparse_allreduce(tensor, name, terms, compression)
+    small, ctx = compress(compression, tensor)
+    (result,) = differentiable("allreduce", [small], [name], terms).results
+    return compression.decompress(result, ctx)
+
+
+@_as_it_is
+def grouped_allreduce(
+    tensors: Sequence[Any], average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
+    name: str | None = None
+) -> list[Any]:  # fmt: skip
+    """allreduce of several tensors that become ready as one: none is reduced before all ranks have given all of them.
+
+    IndexedSlices among them are gathered one by one.
+    """
+    members = group_of(tensors)
+    if not members:
+        return []
+    with translated():
+        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
+    results: list[Any] = [None] * len(members)
+    dense = [i for i, member in enumerate(members) if not isinstance(member, tf.IndexedSlices)]
+    for i in set(range(len(members))) - set(dense):
+        results[i] = _sparse_allreduce(members[i], None if name is None else f"{name}_{i}", terms, compression)
+    if dense:
+        small = [compress(compression, members[i]) for i in dense]
+        found = differentiable("allreduce", [each for each, _ in small], [name], terms, grouped=True).results
+        for i, result, (_, ctx) in zip(dense, found, small):
+            results[i] = compression.decompress(result, ctx)
+    return results
+
+
+@_as_it_is
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
+) -> tf.Tensor:
+    """Every rank's rows, concatenated in rank order along the first dimension, which may differ between ranks."""
+    return differentiable("allgather", [tensor], [name], Terms(process_set)).results[0]
+
+
+@_as_it_is
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set
+) -> list[tf.Tensor]:  # fmt: skip
+    """allgather of several tensors that become ready as one."""
+    members = group_of(tensors)
+    return (
+        differentiable("allgather", members, [name], Terms(process_set, op=0), grouped=True).results if members else []
+    )
+
+
+@_as_it_is
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set
+) -> tf.Tensor:  # fmt: skip
+    """The root's tensor on every rank; shape and dtype must be the same on all. root_rank is a global rank."""
+    return differentiable("broadcast", [tensor], [name], Terms(process_set, root_rank=root_rank)).results[0]
+
+
+@_as_it_is
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set
+) -> Any:  # fmt: skip
+    """Rows for every rank, one part after the other; the rows that came, and with `splits` how many from each rank.
+
+    splits: a list or 1-D tensor of int32, rows for each rank; None: equal parts.
+    """
+    outcome = differentiable("alltoall", [tensor], [name], Terms(process_set, splits=splits))
+    if splits is None:
+        return outcome.results[0]
+    return outcome.results[0], tf.cast(outcome.rows[0], tf.int32)
+
+
+@_as_it_is
+def reducescatter(
+    tensor: Any, device_dense: str = "", compression: Any = NoneCompressor, op: int = Average, name: str | None = None,
+    process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0
+) -> tf.Tensor:  # fmt: skip
+    """This rank's rows of the reduced tensor; of rows left over, the first ranks get one each."""
+    with translated():
+        terms = reduction(None, op, prescale_factor, postscale_factor, process_set)
+    small, ctx = compress(compression, tensor)
+    (result,) = differentiable("reducescatter", [small], [name], terms).results
+    return compression.decompress(result, ctx)
+
+
+@_as_it_is
+def grouped_reducescatter(
+    tensors: Sequence[Any], device_dense: str = "", compression: Any = NoneCompressor, op: int = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    name: str | None = None
+) -> list[tf.Tensor]:  # fmt: skip
+    """reducescatter of several tensors that become ready as one."""
+    members = group_of(tensors)
+    if not members:
+        return []
+    with translated():
+        terms = reduction(None, op, prescale_factor, postscale_factor, process_set)
+    small = [compress(compression, member) for member in members]
+    found = differentiable("reducescatter", [each for each, _ in small], [name], terms, grouped=True).results
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(found, small)]
+
+
+@_as_it_is
+def join() -> Any:
+    """This rank has no more tensors: the others go on without it. Returns the rank that joined last."""
+    if tf.executing_eagerly():
+        with translated():
+            return tf.constant(_everybodys.join(), tf.int32)
+    handle = library().ops.hvd_start(
+        x=tf.zeros([0]), splits=tf.zeros([0], tf.int64), key="", kind=_core.JOIN, prescale=0, postscale=0
+    )
+    _, last = library().ops.hvd_finish(handle=handle, T=tf.float32)
+    return tf.cast(last[0], tf.int32)
+
+
+def _asked(what: int, name: str | None) -> tf.Tensor:
+    return tf.ensure_shape(library().ops.hvd_ask(what=what, name=name), [])
+
+
+@_as_it_is
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """hvd.rank() when the graph runs."""
+    return _asked(0, name)
+
+
+@_as_it_is
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """hvd.size() when the graph runs, or the size of a process set as it is now."""
+    return (
+        _asked(1, name)
+        if process_set_id == 0
+        else tf.constant(process_set_by_id(process_set_id).size(), tf.int32, name=name)
+    )
+
+
+@_as_it_is
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """hvd.local_rank() when the graph runs."""
+    return _asked(2, name)
+
+
+@_as_it_is
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """hvd.local_size() when the graph runs."""
+    return _asked(3, name)
+
+
+@_as_it_is
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 if this rank belongs to the set, else 0, as it is now."""
+    included = process_set_id == 0 or process_set_by_id(process_set_id).included()
+    return tf.constant(int(included), tf.int32, name=name)

@@ -1,0 +1,148 @@
+"""Several collectives of one kind, started together and finished together, on eager tensors or in a graph.
+
+`run` is where every collective of hvdlite.tensorflow goes through, gradients' and optimizers' included: a list of
+tensors in, an `Outcome` out. Eager it is hvdlite.ops on arrays over the tensors' memory. In a graph it makes nodes:
+all Starts first, in the order given, which is the order in which every rank will submit; then the Finishes.
+
+What a name is: eager collectives without one are matched by their order, as in all of hvdlite. A node needs a key that
+is the same on every rank, also when one rank alone has traced the function again (the last batch is smaller, say). So
+it is not the node's name but that of the function it is in, and how many collectives the function has called before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ... import _core
+from ...errors import HvdArgumentError
+from ...ops import Collectives, Terms
+from ...ops.tensors import full_name
+from ...process_set import number_of, rank_in
+from ..adapter import TensorflowAdapter, check_dtype
+from ..errors import translated
+from .kernels import bits, library, signed
+
+_KINDS = {
+    "allreduce": _core.ALLREDUCE,
+    "allgather": _core.ALLGATHER,
+    "broadcast": _core.BROADCAST,
+    "alltoall": _core.ALLTOALL,
+    "reducescatter": _core.REDUCESCATTER,
+}
+_NEED_ROWS = {"allgather", "alltoall", "reducescatter"}
+_WITHIN = re.compile(r"Cond|While|Case")  # graphs of branches and loop bodies belong to the function around them
+
+
+class Outcome(NamedTuple):
+    """Of each tensor the result, and of a ragged collective how many rows came from each rank: numbers or a tensor."""
+
+    results: list[Any]
+    rows: list[Any]
+
+
+eager: Collectives[np.ndarray] = Collectives(TensorflowAdapter())
+
+
+def run(kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: Terms, grouped: bool = False) -> Outcome:
+    """The collective of each tensor. `grouped`: all become ready as one, and the first name is the group's.
+
+    Raises what `hvdlite.ops` raises, as errors of tf.errors, too; from a graph when it runs.
+    """
+    with translated():
+        if tf.executing_eagerly():
+            return _eagerly(kind, tensors, names, terms, grouped)
+        return _in_graph(kind, tensors, names, terms, grouped)
+
+
+def _eagerly(
+    kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: Terms, grouped: bool
+) -> Outcome:  # fmt: skip
+    if grouped:
+        handle = getattr(eager, f"_grouped_{kind}")(list(tensors), names[0], terms, True)
+        return Outcome([tf.convert_to_tensor(result) for result in handle.wait()], handle.brought)
+    if terms.splits is not None:
+        terms = terms._replace(splits=np.asarray(_splits_of(terms.splits, terms.process_set.size())))
+    start, alone = getattr(eager, f"_{kind}"), len(tensors) == 1
+    handles = [start(tensor, name, terms, alone) for tensor, name in zip(tensors, names)]
+    results = [handle.wait() for handle in handles]
+    if kind == "alltoall":  # the second is received_splits
+        results = [result for result, _ in results]
+    rows = [handle.brought[0] for handle in handles] if kind in ("allgather", "alltoall") else []
+    return Outcome([tf.convert_to_tensor(result) for result in results], rows)
+
+
+def _traced(kind: str) -> str:
+    """The name of a collective that has none: the function it is traced in, and how many came before it there."""
+    graph = tf.compat.v1.get_default_graph()
+    while _WITHIN.search(type(graph).__name__) and getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    count = getattr(graph, "_hvdlite_calls", 0)
+    graph._hvdlite_calls = count + 1
+    function = re.sub(r"^__(inference|forward)_|(_\d+)+$", "", getattr(graph, "name", None) or "graph")
+    return f"{function}.{count}"
+
+
+def _splits_of(splits: Any, size: int) -> tf.Tensor:
+    """The splits of an alltoall as int64; none: empty. HvdArgumentError for what can be seen to be wrong by now."""
+    if splits is None:
+        return tf.zeros([0], tf.int64)
+    tensor = tf.convert_to_tensor(splits)
+    if tensor.dtype not in (tf.int32, tf.int64):
+        raise HvdArgumentError("alltoall expects splits to contain 32-bit integer elements (or 64-bit ones)")
+    if tensor.shape.rank not in (None, 1):
+        raise HvdArgumentError(f"alltoall expects a 1D splits tensor, not one of {tensor.shape.rank} dimensions")
+    if tensor.shape.rank == 1 and tensor.shape[0] not in (None, size):
+        raise HvdArgumentError(
+            f"Number of entries in splits ({tensor.shape[0]}) does not equal number of workers ({size})."
+        )
+    return tf.cast(tensor, tf.int64)
+
+
+def _in_graph(
+    kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: Terms, grouped: bool
+) -> Outcome:  # fmt: skip
+    number, count, size = number_of(terms.process_set), len(tensors), terms.process_set.size()
+    for tensor in tensors:
+        check_dtype(tensor.dtype)
+        if kind in _NEED_ROWS and tensor.shape.rank == 0:
+            raise HvdArgumentError(f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,)")
+    group = 0
+    if grouped:
+        base = full_name(f"grouped_{kind}.", names[0] or _traced(kind))
+        keys = [f"{base}_{i}of{count}" for i in range(1, count + 1)]
+        group = signed(_core.group_number(base, number))
+    else:
+        keys = [full_name(f"{kind}.", name or _traced(kind)) or "" for name in names]
+    root = rank_in(terms.process_set, terms.root_rank) if kind == "broadcast" else 0
+    said = {
+        "kind": _KINDS[kind], "op": terms.op if "reduce" in kind else 0, "root": root, "process_set": number,
+        "prescale": bits(terms.prescale), "postscale": bits(terms.postscale), "group": group,
+        "members": count if grouped else 0, "place": rank_in(terms.process_set, _core.rank()), "places": size,
+    }  # fmt: skip
+    opened = library()
+    ops = opened.ops
+    splits = _splits_of(terms.splits, size)
+    handles = [ops.hvd_start(x=tensor, splits=splits, key=key, **said) for tensor, key in zip(tensors, keys)]
+    before = [] if opened.asynchronous or count == 1 else handles  # who waits with a thread starts all first
+    outcome = Outcome([], [])
+    for tensor, handle in zip(tensors, handles):
+        handle.set_shape([2])
+        with tf.control_dependencies(before):
+            result, rows = ops.hvd_finish(handle=handle, T=tensor.dtype)
+        result.set_shape(_unknown_rows(tensor) if kind in _NEED_ROWS else tensor.shape)
+        rows.set_shape([size] if kind in ("allgather", "alltoall") else [1])
+        outcome.results.append(result)
+        outcome.rows.append(rows)
+    return outcome
+
+
+def _unknown_rows(tensor: tf.Tensor) -> tf.TensorShape:
+    """The shape but for the first dimension."""
+    if tensor.shape.rank is None:
+        return tf.TensorShape(None)
+    return tf.TensorShape([None, *tensor.shape[1:]])

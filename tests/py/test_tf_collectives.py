@@ -1,0 +1,197 @@
+"""The collectives on TensorFlow's tensors, each in three ways: eager, inside tf.function, and a mixture of both."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from ranks import as_ranks
+
+if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
+    pytest.skip("TensorFlow is not installed", allow_module_level=True)
+
+MODES = ["eager", "graph", "mixed"]
+DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+
+
+def both(mode, function):
+    """The function as this rank runs it: with "mixed", rank 0 eagerly and the others in a graph."""
+    import tensorflow as tf
+
+    import hvdlite as hvd
+
+    return tf.function(function) if mode == "graph" or (mode == "mixed" and hvd.rank() > 0) else function
+
+
+@pytest.mark.parametrize("mode", MODES)
+@as_ranks(3)
+def test_every_collective_of_every_dtype(mode):
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size + 1) // 2
+    for name in DTYPES:
+        dtype = getattr(tf, name)
+        mine = tf.cast(tf.fill([2 * size, 3], rank + 1), dtype)
+
+        def every(x, name=name):
+            return (
+                hvd.allreduce(x, op=hvd.Sum, name=f"sum.{name}"),
+                hvd.allreduce(x, op=hvd.Max, name=f"max.{name}"),
+                hvd.allgather(x[: 2 * rank], name=f"gather.{name}"),
+                hvd.broadcast(x, size - 1, name=f"broadcast.{name}"),
+                hvd.reducescatter(x, op=hvd.Sum, name=f"scatter.{name}"),
+                hvd.alltoall(x, name=f"exchange.{name}"),
+                *hvd.grouped_allreduce([x, x[0]], op=hvd.Sum, name=f"group.{name}"),
+                *hvd.grouped_allgather([x[:1], x[: rank + 1]], name=f"gathers.{name}"),
+                *hvd.grouped_reducescatter([x, x], op=hvd.Sum, name=f"scatters.{name}"),
+            )
+
+        gathered = [r + 1 for r in range(size) for _ in range(2 * r)]
+        wanted = [
+            np.full((2 * size, 3), total), np.full((2 * size, 3), size), np.repeat(gathered, 3).reshape(-1, 3),
+            np.full((2 * size, 3), size), np.full((2, 3), total),
+            np.repeat([r + 1 for r in range(size) for _ in range(2)], 3).reshape(-1, 3),
+            np.full((2 * size, 3), total), np.full(3, total),
+            np.repeat(range(1, size + 1), 3).reshape(-1, 3),
+            np.repeat([r + 1 for r in range(size) for _ in range(r + 1)], 3).reshape(-1, 3),
+            np.full((2, 3), total), np.full((2, 3), total),
+        ]  # fmt: skip
+        got = both(mode, every)(mine)
+        for index, (result, expected) in enumerate(zip(got, wanted)):
+            assert result.dtype == dtype
+            np.testing.assert_array_equal(tf.cast(result, tf.float64), expected, err_msg=f"{name} {index}")
+
+
+def weights(shape, rank):
+    """What rank `rank` multiplies its result with."""
+    return np.random.RandomState(rank).standard_normal(shape)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@as_ranks(2)
+def test_gradients_are_those_that_one_process_would_compute(mode):
+    """Each rank's loss is the sum of weights times result; the exact gradient, scaled as Horovod scales it."""
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    rank, size = hvd.rank(), hvd.size()
+    w = [weights((4, 3), r) for r in range(size)]
+    mean = sum(w) / size
+    rows = 1 + 2 * rank  # 1 and 3 rows make the 4 of an allgather
+    start = [0, 1][rank]
+    cases = {
+        "sum": (lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0), 4, sum(w) * 2),
+        "average": (lambda x: hvd.allreduce(x), 4, mean),
+        "grouped": (lambda x: hvd.grouped_allreduce([x, x[:1]], op=hvd.Sum)[0], 4, sum(w)),
+        "allgather": (lambda x: hvd.allgather(x), rows, mean[start : start + rows]),
+        "grouped_allgather": (lambda x: hvd.grouped_allgather([x])[0], rows, mean[start : start + rows]),
+        "broadcast": (lambda x: hvd.broadcast(x, 1), 4, mean * rank),
+        "reducescatter": (lambda x: hvd.reducescatter(x, op=hvd.Sum), 8, np.concatenate(w) * size),
+        "grouped_scatter": (lambda x: hvd.grouped_reducescatter([x])[0], 8, np.concatenate(w)),
+        "alltoall": (
+            lambda x: hvd.alltoall(x),
+            4,
+            np.concatenate([w[r][2 * rank : 2 * rank + 2] for r in range(size)]),
+        ),
+        "splits": (lambda x: hvd.alltoall(x, [2, 2])[0], 5, None),
+    }
+    for name, (function, height, wanted) in cases.items():
+
+        def gradient(x, weight, function=function):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(function(x) * weight)
+            return tape.gradient(loss, x)
+
+        got = both(mode, gradient)(tf.constant(weights((height, 3), 9), tf.float64), tf.constant(w[rank]))
+        if wanted is None:  # the fifth row went to nobody
+            wanted = np.concatenate([w[r][2 * rank : 2 * rank + 2] for r in range(size)] + [np.zeros((1, 3))])
+        np.testing.assert_allclose(got, wanted, rtol=1e-12, err_msg=name)
+
+
+@as_ranks(2)
+def test_what_has_no_gradient_says_so():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    with tf.GradientTape() as tape:
+        x = tf.constant([1.0, 2.0])
+        tape.watch(x)
+        y = hvd.allreduce(x, op=hvd.Max)
+    with pytest.raises(NotImplementedError, match="max has no gradient"):
+        tape.gradient(y, x)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@as_ranks(2)
+def test_indexed_slices_are_gathered(mode):
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    rank = hvd.rank()
+    rows = tf.IndexedSlices(tf.fill([rank + 1, 2], rank + 1.0), tf.range(rank + 1), dense_shape=tf.constant([5, 2]))
+
+    def reduced(op):
+        found = hvd.allreduce(rows, op=op, compression=hvd.Compression.bf16)
+        return found.values, found.indices, tf.convert_to_tensor(found)
+
+    values, indices, dense = both(mode, reduced)(hvd.Sum)
+    np.testing.assert_array_equal(values, [[1, 1], [2, 2], [2, 2]])
+    np.testing.assert_array_equal(indices, [0, 0, 1])
+    np.testing.assert_array_equal(dense[:3], [[3, 3], [2, 2], [0, 0]])
+    np.testing.assert_array_equal(both(mode, reduced)(hvd.Average)[0], [[0.5, 0.5], [1, 1], [1, 1]])
+    with pytest.raises(NotImplementedError, match="sparse_as_dense"):
+        hvd.allreduce(rows, op=hvd.Adasum)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="max is not supported"):
+        hvd.allreduce(rows, op=hvd.Max)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@as_ranks(3)
+def test_process_sets_splits_compression_and_questions(mode):
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    rank = hvd.rank()
+    some = hvd.add_process_set([0, 2])
+
+    def asked(x):
+        result, received = hvd.alltoall(tf.repeat(x, 6)[:, None], [1, 2, 3])
+        return (
+            hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16), result[:, 0], received,
+            hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op(),
+            hvd.size_op(some.process_set_id), hvd.process_set_included_op(some.process_set_id),
+        )  # fmt: skip
+
+    summed, result, received, *numbers = both(mode, asked)(tf.constant([rank + 1.0]))
+    assert summed.dtype == tf.float32 and summed[0] == 6 and received.dtype == tf.int32
+    np.testing.assert_array_equal(result, np.repeat([1, 2, 3], rank + 1))
+    np.testing.assert_array_equal(received, [rank + 1] * 3)
+    assert [int(number) for number in numbers] == [rank, 3, rank, 3, 2, int(rank != 1)]
+    if rank != 1:
+        within = both(mode, lambda: hvd.allreduce(tf.constant(rank), op=hvd.Sum, process_set=some))
+        assert within() == 2
+        parts = both(mode, lambda: hvd.reducescatter(tf.ones([3, 1]), op=hvd.Sum, process_set=some))
+        np.testing.assert_array_equal(parts(), [[2.0]] * (2 if rank == 0 else 1))
+    else:
+        with pytest.raises(ValueError, match="not a member"):
+            hvd.allreduce(1.0, process_set=some)
+    hvd.remove_process_set(some)
+
+
+@as_ranks(2)
+def test_a_rank_that_has_joined_gives_nothing_and_all_learn_who_was_last():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    for mode in (lambda f: f, tf.function):
+        if hvd.rank() == 0:
+            assert mode(lambda: hvd.allreduce(tf.constant([4.0]), op=hvd.Sum, name="one more"))()[0] == 4
+        assert mode(hvd.join)() == 0

@@ -1,0 +1,201 @@
+"""What only graphs have: order, pruning, loops, retracing, few threads, and failures that come out of a node.
+
+All of it with one thread for TensorFlow's nodes, where a node that waits in vain holds up everything.
+"""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from ranks import as_ranks
+
+if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
+    pytest.skip("TensorFlow is not installed", allow_module_level=True)
+
+
+def flights(which=0):
+    from hvdlite.tensorflow.ops.kernels import library
+
+    return library().flights(which)
+
+
+def none_is_left():
+    """Waits until every collective of a graph is forgotten: a pruned one is when its last rank has started it."""
+    import time
+
+    until = time.monotonic() + 20
+    while flights() and time.monotonic() < until:
+        time.sleep(0.005)
+    assert flights() == 0
+
+
+@as_ranks(2, deadline=120)
+def test_a_hundred_tensors_in_another_order_on_each_rank():
+    import random
+
+    import tensorflow as tf
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)  # before anything else in this process
+    import hvdlite.tensorflow as hvd
+
+    order = list(range(100))
+    random.Random(hvd.rank()).shuffle(order)
+
+    @tf.function(autograph=False)
+    def step(x):
+        summed = {i: hvd.allreduce(x + i, op=hvd.Sum, name=f"order.{i}") for i in order}
+        return tf.stack([summed[i] for i in range(100)])
+
+    for number in range(300):
+        np.testing.assert_array_equal(step(tf.fill([3], float(number)))[:, 0], [2.0 * (number + i) for i in range(100)])
+    none_is_left()
+
+
+@as_ranks(2)
+def test_a_result_that_nobody_wants_is_pruned_and_forgotten():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    @tf.function
+    def step(x):
+        hvd.allreduce(x, name="unwanted")
+        return hvd.allreduce(x * 2, op=hvd.Sum, name="wanted")
+
+    before = flights(1)
+    for _ in range(20):
+        assert step(tf.ones(5))[0] == 4
+    assert flights(1) == before + 40
+    none_is_left()
+
+
+@as_ranks(2)
+def test_a_constant_and_the_same_tensor_twice_are_sent_each_time():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    @tf.function
+    def step():
+        x = tf.constant([1.0, 2.0])
+        return hvd.allreduce(x, op=hvd.Sum), hvd.allreduce(x, op=hvd.Sum)
+
+    before = flights(1)
+    for _ in range(3):
+        one, two = step()
+        np.testing.assert_array_equal(one, [2, 4])
+        np.testing.assert_array_equal(two, [2, 4])
+    assert flights(1) == before + 6
+
+
+@as_ranks(2)
+def test_one_rank_alone_traces_again():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    @tf.function
+    def inner(x):
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    @tf.function
+    def step(batch):
+        mean = tf.reduce_mean(batch)
+        first = hvd.allreduce(mean, op=hvd.Sum)
+        return first + inner(mean) + inner(mean * 2) + hvd.allreduce(mean, op=hvd.Sum)
+
+    for number in range(6):
+        rows = 3 if hvd.rank() == 0 and number == 4 else 8  # rank 0's batch 4 is smaller
+        assert step(tf.fill([rows, 2], 1.0)).numpy() == 5.0 * hvd.size()
+    assert step.experimental_get_tracing_count() == (2 if hvd.rank() == 0 else 1)
+    none_is_left()
+
+
+@as_ranks(2)
+def test_iterations_of_a_loop_run_ahead_and_meet_their_like():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    scale = float(hvd.rank() + 1)
+
+    @tf.function
+    def looped():
+        def body(i, found):
+            here = hvd.allreduce(tf.fill([4], tf.cast(i, tf.float32) * scale), op=hvd.Sum)
+            return i + 1, found.write(i, here)
+
+        start = tf.TensorArray(tf.float32, 30)
+        return tf.while_loop(lambda i, _: i < 30, body, (0, start), parallel_iterations=10)[1].stack()
+
+    for _ in range(5):
+        np.testing.assert_array_equal(looped()[:, 0], [3.0 * i for i in range(30)])
+    none_is_left()
+
+
+@as_ranks(2)
+def test_a_branch_that_all_take():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    @tf.function
+    def step(x, which):
+        if which:  # noqa: SIM108  (autograph makes tf.cond of it)
+            y = hvd.allreduce(x, op=hvd.Sum)
+        else:
+            y = hvd.allgather(x)[:2] * 10
+        return y
+
+    for which in (True, False, True):
+        np.testing.assert_array_equal(step(tf.ones(2), tf.constant(which)), [2, 2] if which else [10, 10])
+
+
+@as_ranks(2)
+def test_a_wait_that_holds_its_thread_is_right_too():
+    """What is left where std::function is laid out otherwise. Last of what needs no failure: it cannot be undone."""
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+    from hvdlite.tensorflow.ops.kernels import library
+
+    assert library().asynchronous
+    library().native.hvd_tf_asynchronous(1)
+    assert not library().asynchronous
+
+    @tf.function
+    def step(x):
+        return hvd.grouped_allreduce([x, x * 2, x * 3], op=hvd.Sum), hvd.allgather(x)
+
+    for _ in range(20):
+        (one, two, three), rows = step(tf.ones(2))
+        np.testing.assert_array_equal(tf.concat([one, two, three, rows], 0), [2, 2, 4, 4, 6, 6, 1, 1, 1, 1])
+    none_is_left()
+
+
+@as_ranks(2)
+def test_failures_are_tensorflows_name_rank_and_tensor_and_leave_the_job_working():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    def shapes(x):
+        return hvd.allreduce(x, name="differs")
+
+    for function in (shapes, tf.function(shapes)):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"differs") as caught:
+            function(tf.ones(3 + hvd.rank()))
+        assert "rank 0" in str(caught.value) and "rank 1" in str(caught.value)
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"root"):
+            tf.function(lambda: hvd.broadcast(tf.ones(2), hvd.rank(), name="roots"))()
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"greater than the first dimension|do not fit|splits"):
+            tf.function(lambda: hvd.alltoall(tf.ones(2), [5, 5], name="splits"))()
+        assert function(tf.ones(3))[0] == 1
+    with pytest.raises(tf.errors.FailedPreconditionError, match="differs") as caught:
+        shapes(tf.ones(3 + hvd.rank()))
+    assert isinstance(caught.value, hvd.HvdMismatchError)
+    with pytest.raises(ValueError, match="complex64"):
+        tf.function(lambda: hvd.allreduce(tf.ones(2, tf.complex64)))()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at least one dimension"):
+        hvd.allgather(1.0)
+    none_is_left()
