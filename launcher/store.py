@@ -52,12 +52,17 @@ class Connection:
 
 
 class StoreServer:
-    """The server. `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank."""
+    """The server, at one address of this host: loopback, or for a job on several hosts one that all of them reach.
 
-    def __init__(self, size: int, secret: bytes, job: int, on_abort: OnAbort | None = None) -> None:
+    `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank."""
+
+    def __init__(
+        self, size: int, secret: bytes, job: int, on_abort: OnAbort | None = None, address: str = "127.0.0.1"
+    ) -> None:
         self._secret = secret
         self._on_abort = on_abort
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family, backlog=512)
         self._listener.setblocking(False)
         self._selector = selectors.EpollSelector() if hasattr(select, "epoll") else selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
