@@ -80,7 +80,8 @@ static void run_steps(void)
             world.sent[rank] += step[rank].send_count;
             CHECK(step[rank].to != rank && step[rank].from != rank, "%s: with itself", where(i, rank));
         }
-        memcpy(world.before, world.state, sizeof world.state);
+        for (int rank = 0; rank < world.size; rank++)
+            memcpy(world.before[rank], world.state[rank], sizeof(uint64_t) * (size_t)world.shape[rank].count);
         for (int rank = 0; rank < world.size; rank++) {
             if (step[rank].to >= 0)
                 CHECK(step[step[rank].to].from == rank, "%s: nobody receives", where(i, rank));
@@ -94,10 +95,12 @@ static void run_steps(void)
 
 static void begin(const struct hvd_algo *algo, struct hvd_shape shape)
 {
-    memset(&world, 0, sizeof world);
     world.algo = algo;
     world.size = shape.size;
     for (int rank = 0; rank < shape.size; rank++) {
+        world.sent[rank] = 0;
+        for (int from = 0; from < shape.size; from++)
+            memset(world.kept[rank][from], 0, sizeof(uint64_t) * (size_t)shape.count);
         shape.rank = rank;
         world.shape[rank] = shape;
         int steps = algo->steps(&world.shape[rank]);
@@ -111,12 +114,9 @@ static void begin(const struct hvd_algo *algo, struct hvd_shape shape)
     }
 }
 
-/* What element k of rank must be in the end; 0: it does not matter. */
-static uint64_t promised(const struct hvd_shape *shape, int rank, uint64_t k)
+/* What element k of rank, in owner's chunk, must be in the end; 0: it does not matter. */
+static uint64_t promised(const struct hvd_shape *shape, int rank, int owner)
 {
-    int owner = 0;
-    while (k >= hvd_algo_cut(shape, owner + 1))
-        owner++;
     switch (shape->kind) {
     case HVD_ALLREDUCE:
         return everyone();
@@ -136,11 +136,21 @@ static void prove(const struct hvd_algo *algo, struct hvd_shape shape)
     begin(algo, shape);
     run_steps();
     for (int rank = 0; rank < shape.size; rank++)
-        for (uint64_t k = 0; k < shape.count; k++) {
-            uint64_t wanted = promised(&world.shape[rank], rank, k);
+        for (uint64_t k = 0, owner = 0; k < shape.count; k++) {
+            while (k >= hvd_algo_cut(&world.shape[rank], (int)owner + 1))
+                owner++;
+            uint64_t wanted = promised(&world.shape[rank], rank, (int)owner);
             CHECK(!wanted || world.state[rank][k] == wanted, "%s: element %llu is %llx, not %llx", where(-1, rank),
                   (unsigned long long)k, (unsigned long long)world.state[rank][k], (unsigned long long)wanted);
         }
+}
+
+/* Does it cut what it moves into segments? */
+static bool has_segments(const struct hvd_algo *algo, int kind)
+{
+    struct hvd_shape fine = {.kind = kind, .size = 4, .count = 1000, .grain = 1}, coarse = fine;
+    coarse.grain = 1000;
+    return algo->can(kind, 4) && algo->steps(&fine) != algo->steps(&coarse);
 }
 
 static void test_each_contribution_arrives_exactly_once(void)
@@ -155,7 +165,7 @@ static void test_each_contribution_arrives_exactly_once(void)
                 uint64_t n = (uint64_t)size, counts[] = {0, 1, n - 1, n, 7 * n + 3};
                 for (size_t c = 0; c < HVD_COUNT_OF(counts); c++)
                     for (int root = 0; root < size; root += kinds[kind] == HVD_BROADCAST ? size / 3 + 1 : size)
-                        for (uint64_t grain = 1; grain <= 64; grain *= 8) {
+                        for (uint64_t grain = 1; grain <= (has_segments(*algo, kinds[kind]) ? 64 : 1); grain *= 8) {
                             prove(*algo, (struct hvd_shape){.kind = kinds[kind],
                                                             .size = size,
                                                             .root = root,
@@ -164,7 +174,7 @@ static void test_each_contribution_arrives_exactly_once(void)
                             proved++;
                         }
             }
-    CHECK(proved > 5000, "only %d were looked at", proved);
+    CHECK(proved > 3000, "only %d were looked at", proved);
     printf("%d proofs\n", proved);
 }
 
