@@ -1,7 +1,7 @@
 """Fixtures of the Python tests: the ranks of a module, and the check that nothing is left behind.
 
 Test modules of one directory import `ranks` by name, here and in the processes of ranks, so this directory is on the
-path in both. What ranks leave behind is looked at after every module, where it can still be told who did it.
+path in both. What tests leave behind is looked at after every module, where it can still be told who did it.
 """
 
 import os
@@ -17,20 +17,31 @@ if str(HERE) not in sys.path:
 import ranks  # noqa: E402  (after the path is set)
 
 
-@pytest.fixture(scope="module")
-def ranks_of_module():
-    """The ranks that `as_ranks` runs bodies on."""
+@pytest.fixture(scope="session")
+def all_ranks():
+    """The ranks that stay from module to module."""
     pools = ranks.Ranks()
     yield pools
     pools.close()
 
 
+@pytest.fixture(scope="module")
+def ranks_of_module(all_ranks, request):
+    """The ranks that `as_ranks` runs bodies on."""
+    fresh = getattr(request.module, "FRESH_RANKS", False)
+    if fresh:
+        all_ranks.close()
+    yield all_ranks
+    all_ranks.end_module(fresh)
+
+
 @pytest.fixture(scope="module", autouse=True)
-def nothing_is_left():
+def nothing_is_left(all_ranks):
     """No module leaves a file in /dev/shm or a child of this process."""
     before = set(os.listdir("/dev/shm"))
     yield
     left = {name for name in set(os.listdir("/dev/shm")) - before if "hvd" in name}
     assert not left, f"left in /dev/shm: {sorted(left)}"
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert not ranks.gone([int(pid) for pid in children]), f"children left: {children}"
+    children = {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    left = ranks.gone(children - all_ranks.pids())
+    assert not left, f"children left: {sorted(left)}"

@@ -4,11 +4,12 @@
     def test_sum_of_ranks():
         assert hvd.allreduce(1, op=hvd.Sum) == hvd.size()
 
-The function runs once per size in brackets, on that many processes which the real launcher has started: once per module
-and size, since importing torch costs seconds. It is sent by reference (module and name; parameters pickled). A rank's
-exception comes back with its traceback and fails the test in the rank's name; so does a rank that dies or does not
-answer before the deadline (its Python stack is shown), and then the ranks are started anew for the next test. Between
-tests the ranks are initialized again if a test has shut down.
+The function runs once per size in brackets, on that many processes which the real launcher has started: once per size,
+since importing torch costs seconds. It is sent by reference (module and name; parameters pickled). A rank's exception
+comes back with its traceback and fails the test in the rank's name; so does a rank that dies or does not answer before
+the deadline (its Python stack is shown), and then the ranks are started anew for the next test. Between tests the ranks
+are initialized again if a test has shut down. Each module begins with a life of hvdlite of its own, the environment
+that the ranks started with, and torch's own settings. A module that needs new processes says FRESH_RANKS = True.
 
 `Job` starts ranks of one program for tests in which ranks die, where nothing can be kept.
 """
@@ -38,6 +39,8 @@ HERE = Path(__file__).resolve().parent
 START_S = 60.0
 DEADLINE_S = 40.0
 AFTER_FAILURE_S = 2.0  # what the other ranks get to answer once one has failed
+KEPT = (1, 2, 3, 4)  # sizes whose ranks outlive a module
+NEW_LIFE = "", "", {}  # in the place of a test: module, name, arguments
 OPTIONAL = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_")
 
 
@@ -212,15 +215,25 @@ class _Pool:
 
 
 class Ranks:
-    """The pools of one module, by world size."""
+    """The pools of ranks, by world size."""
 
     def __init__(self):
         self.pools = {}
+        self.lived = set()  # sizes whose ranks have run something of this module
+
+    def pids(self):
+        """The processes that are there to stay: ranks and their launchers."""
+        return {pid for pool in self.pools.values() for pid in (pool.job.process.pid, *pool.pids.values())}
 
     def run(self, size, module, name, arguments, deadline):
         if size not in self.pools:
             self.pools[size] = _Pool(size)
-        answers = self.pools[size].run(module, name, arguments, deadline)
+        elif size not in self.lived:
+            self._tell(size, self.pools[size].run(*NEW_LIFE, DEADLINE_S))
+        self.lived.add(size)
+        self._tell(size, self.pools[size].run(module, name, arguments, deadline))
+
+    def _tell(self, size, answers):
         bad = {rank: answer for rank, answer in sorted(answers.items()) if answer[0] not in ("passed", "skipped")}
         if bad:
             pool = self.pools.pop(size)
@@ -232,11 +245,16 @@ class Ranks:
         if skipped:
             pytest.skip(skipped[0])
 
-    def close(self):
-        complaints = [complaint for pool in self.pools.values() if (complaint := pool.close())]
-        self.pools.clear()
-        if complaints:
-            pytest.fail("\n".join(complaints), pytrace=False)
+    def end_module(self, fresh):
+        """Keep what the next module may have."""
+        self.lived.clear()
+        self.close([size for size in self.pools if fresh or size not in KEPT])
+
+    def close(self, sizes=None):
+        """End the ranks of these sizes, or all."""
+        complaints = [self.pools.pop(size).close() for size in list(self.pools if sizes is None else sizes)]
+        if any(complaints):
+            pytest.fail("\n".join(filter(None, complaints)), pytrace=False)
 
 
 def _send(link, message):
@@ -265,6 +283,7 @@ def _serve(path):
     import hvdlite as hvd
 
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    at_start = dict(os.environ)
     hvd.init()
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
@@ -276,7 +295,22 @@ def _serve(path):
                 return
             if order is None:
                 return
-            _send(link, _run(*order))
+            _send(link, _new_life(at_start) if order == NEW_LIFE else _run(*order))
+
+
+def _new_life(environ):
+    """What an earlier module has changed is as it was, as far as tests change anything."""
+    import hvdlite as hvd
+
+    hvd.shutdown()
+    os.environ.clear()
+    os.environ.update(environ)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", 1)))
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+    return "passed", ""
 
 
 def _run(module, name, arguments):
