@@ -69,7 +69,7 @@ extern "C" {
 /* What hvd_init needs to know. Python fills it from the `config` table; 0 means "default" for limits. */
 struct hvd_options {
     int rank, size;
-    int local_rank, local_size;
+    int local_rank, local_size; /* the ranks of a host are counted in the order of their ranks in the job */
     int cross_rank, cross_size;
     uint64_t job;          /* the same on all ranks of a job, differs between jobs */
     uint64_t epoch;        /* counts the inits of a job */
@@ -149,6 +149,10 @@ int hvd_local_rank(void);
 int hvd_local_size(void);
 int hvd_cross_rank(void);
 int hvd_cross_size(void);
+
+/* Which ranks does this one need streams for votes with, in a set or job of so many on these hosts? host_of: by rank.
+ * Fills peers (up to 3 ranks) and returns how many. The same edges from both ends. */
+int hvd_vote_peers(const int *host_of, int size, int rank, int *peers);
 
 /* Process sets: some ranks, in ascending order, that run collectives of their own. All ranks of the job, members or
  * not, make the same calls in the same order, and the caller sees to two things: nobody submits to a set before

@@ -73,6 +73,7 @@ bool hvd_abort_seen(struct hvd_engine *engine)
     int witness = (int)(word >> 32 & 0xffff), culprit = (int)(word >> 8 & 0xffffff) - 1, code = -(int)(word & 0xff);
     struct hvd_error *failure = &engine->failure;
     const struct hvd_seat *seat = engine->alone ? NULL : &engine->host.control->seat[witness % engine->host.size];
+    char who[96];
     if (engine->alone) {
         failure->code = code; /* the text lies there already */
     } else if (word >> 48 != (engine->options.epoch & 0xffff)) {
@@ -80,9 +81,13 @@ bool hvd_abort_seen(struct hvd_engine *engine)
     } else if (atomic_load_explicit(&seat->text_ready, memory_order_acquire)) {
         hvd_fail_rank(failure, code, culprit, "%.*s", HVD_TEXT_MAX - 1, seat->text);
     } else {
-        hvd_fail_rank(failure, code, culprit, "rank %d ended the job", culprit);
+        hvd_text_copy(who, sizeof who, culprit < 0 ? "somebody" : engine->who[culprit % HVD_LOCAL_MAX].called);
+        hvd_fail_rank(failure, code, culprit, "%s ended the job", who);
     }
     atomic_store(&engine->failed, 1);
+    for (int i = 0; i < engine->sets; i++) /* before anybody who hears of it ends a stream */
+        if (engine->set[i]->tree)
+            hvd_tree_flood(engine, engine->set[i], failure);
     hvd_trace_add(&engine->trace, HVD_TRACE_abort, (uint32_t)culprit, (uint64_t)(int64_t)code);
     hvd_abort_handles(engine, NULL, failure->code, failure->text);
     return true;
@@ -93,7 +98,7 @@ void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const ch
     /* One witness per rank is enough: a second thread of it would overwrite the text that may be in use. */
     if (atomic_exchange(&engine->witnessing, 1))
         return;
-    uint64_t none = 0, mine = pack(engine->options.epoch, engine->options.rank, culprit, code);
+    uint64_t none = 0, mine = pack(engine->options.epoch, engine->host.rank, culprit, code);
     bool first = atomic_load(abort_word(engine)) == 0;
     if (engine->alone) {
         if (first)
@@ -101,7 +106,7 @@ void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const ch
         engine->failure.code = code;
         atomic_compare_exchange_strong(&engine->abort_alone, &none, mine);
     } else {
-        struct hvd_seat *seat = &engine->host.control->seat[engine->options.rank];
+        struct hvd_seat *seat = &engine->host.control->seat[engine->host.rank];
         if (first) {
             hvd_text_copy(seat->text, sizeof seat->text, reason);
             atomic_store_explicit(&seat->text_ready, 1, memory_order_release);
@@ -140,18 +145,27 @@ bool hvd_abort_judge(struct hvd_engine *engine)
 
 bool hvd_abort_has_left(const struct hvd_engine *engine, int rank)
 {
-    return rank >= 0 && rank < engine->host.size &&
-           atomic_load_explicit(&engine->host.control->seat[rank].left, memory_order_acquire);
+    if (rank < 0 || rank >= engine->options.size)
+        return false;
+    const struct hvd_who *who = &engine->who[rank];
+    if (who->host == engine->who[engine->options.rank].host)
+        return atomic_load_explicit(&engine->host.control->seat[who->local].left, memory_order_acquire);
+    return atomic_load(&engine->left) == (uint32_t)rank + 1;
 }
 
-void hvd_abort_lost(struct hvd_engine *engine, int rank)
+void hvd_abort_lost(struct hvd_engine *engine, int local)
 {
+    int rank = engine->host.member[local];
     if (hvd_abort_has_left(engine, rank))
         return;
-    char text[256];
+    char text[256], where[96];
+    const char *host = strstr(engine->who[rank].called, " (host ");
+    hvd_text_copy(where, sizeof where, host ? host : "");
+    if (host) /* "rank 3 (pid 77, host b)" */
+        snprintf(where, sizeof where, ", %s", host + 2);
     snprintf(text, sizeof text,
-             "rank %d (pid %d) is lost: its process ended without leaving the job; its own last output says why", rank,
-             engine->host.pid[rank]);
+             "rank %d (pid %d%s is lost: its process ended without leaving the job; its own last output says why", rank,
+             engine->host.pid[local], host ? where : ")");
     hvd_engine_abort(engine, rank, HVD_EPEER, text);
 }
 
@@ -196,6 +210,8 @@ static bool over(const struct hvd_engine *engine, bool agreed)
 {
     for (int i = 0; i < engine->sets; i++) {
         const struct hvd_set *set = engine->set[i];
+        if (agreed && set->tree && !hvd_tree_idle(set->tree))
+            return false;
         if (!hvd_work_empty(set) || (agreed && !set->left && !set->alone))
             return false;
     }

@@ -11,6 +11,9 @@
  * agreed, own news are held back: what becomes ready meanwhile travels together in the next bucket. That is
  * all there is of a "cycle time".
  *
+ * A set on several hosts agrees in the same rounds: boards inside a host, and a tree of streams between the first
+ * members of each (tree.c), of whom each posts what is agreed on its own board.
+ *
  * A vote read from a board was written by another process: it is copied, checked, and only then believed.
  *
  * Each process set has rounds of its own; nothing here knows of more than one, but for the queue, which is drained
@@ -21,7 +24,6 @@
 #include "../kernel/kernel.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define FRESH_MAX   256   /* descriptors in one vote; more ride in the next round */
@@ -30,51 +32,6 @@
 static size_t round_up(size_t bytes)
 {
     return HVD_ALIGN_UP(bytes, (size_t)HVD_CACHE_LINE);
-}
-
-/* Grow the ring so that it holds `more` further items. */
-static void agenda_reserve(struct hvd_agenda *agenda, uint32_t more)
-{
-    uint32_t room = agenda->room ? agenda->room : 64;
-    while (room < agenda->count + more)
-        room *= 2;
-    if (room == agenda->room)
-        return;
-    struct hvd_plan_item *item = malloc(sizeof *item * room);
-    uint64_t *bucket = malloc(sizeof *bucket * room);
-    uint32_t *active = malloc(sizeof *active * room);
-    HVD_ASSERT(item && bucket && active);
-    for (uint32_t i = 0; i < agenda->count; i++) {
-        uint32_t from = (agenda->head + i) & (agenda->room - 1);
-        item[i] = agenda->item[from];
-        bucket[i] = agenda->bucket[from];
-        active[i] = agenda->active[from];
-    }
-    free(agenda->item);
-    free(agenda->bucket);
-    free(agenda->active);
-    agenda->item = item;
-    agenda->bucket = bucket;
-    agenda->active = active;
-    agenda->head = 0;
-    agenda->room = room;
-}
-
-/* Append the plan, bucket by bucket (fuse may have put a later item into an earlier bucket). */
-static void agenda_append(struct hvd_agenda *agenda, const struct hvd_plan *plan, uint64_t number)
-{
-    agenda_reserve(agenda, plan->items);
-    uint32_t first = agenda->head + agenda->count, placed = 0;
-    for (uint32_t bucket = 0; bucket < plan->buckets; bucket++)
-        for (uint32_t i = 0; i < plan->items; i++)
-            if (plan->item[i].bucket == bucket) {
-                uint32_t at = (first + placed++) & (agenda->room - 1);
-                agenda->item[at] = plan->item[i];
-                agenda->bucket[at] = number << 32 | bucket;
-                agenda->active[at] = plan->active;
-            }
-    HVD_ASSERT(placed == plan->items);
-    agenda->count += placed;
 }
 
 int hvd_agree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
@@ -110,10 +67,7 @@ void hvd_agree_close(struct hvd_set *set)
 {
     hvd_memory_unmap(set->coord_block, set->coord_block_bytes);
     set->coord_block = NULL;
-    free(set->agenda.item);
-    free(set->agenda.bucket);
-    free(set->agenda.active);
-    memset(&set->agenda, 0, sizeof set->agenda);
+    hvd_agenda_close(&set->agenda);
 }
 
 /* Does all memory of this request lie in the plane, so that it need not be copied? */
@@ -233,42 +187,45 @@ bool hvd_agree_submit_queued(struct hvd_engine *engine)
 /* Has a peer entered the round that I have not? */
 static bool peer_entered(const struct hvd_set *set, uint64_t round)
 {
-    for (int rank = 0; rank < set->size; rank++)
-        if (hvd_place_entered(&set->place[rank], set->life, round))
+    for (int i = 0; i < set->locals; i++)
+        if (hvd_place_entered(&set->place[i], set->life, round))
             return true;
-    return false;
+    return set->tree && hvd_tree_heard(set->tree, round);
 }
 
+/* Have all on this host? */
 static bool all_entered(const struct hvd_set *set, uint64_t round)
 {
-    for (int rank = 0; rank < set->size; rank++)
-        if (!hvd_place_entered(&set->place[rank], set->life, round))
+    for (int i = 0; i < set->locals; i++)
+        if (!hvd_place_entered(&set->place[i], set->life, round))
             return false;
     return true;
 }
 
-static struct hvd_vote *board(const struct hvd_engine *engine, const struct hvd_set *set, int rank, uint64_t round)
+/* `local`: of those on this host. */
+static struct hvd_vote *board(const struct hvd_engine *engine, const struct hvd_set *set, int local, uint64_t round)
 {
-    return (struct hvd_vote *)(void *)(set->place[rank].boards + engine->host.board_bytes * (size_t)(round & 1));
+    return (struct hvd_vote *)(void *)(set->place[local].boards + engine->host.board_bytes * (size_t)(round & 1));
 }
 
 /* Copy a peer's vote off its board and merge it; false (and an abort that names the rank) if it is not one. */
-static bool merge_board(struct hvd_engine *engine, struct hvd_set *set, int rank, uint64_t round)
+static bool merge_board(struct hvd_engine *engine, struct hvd_set *set, int local, uint64_t round)
 {
-    const struct hvd_vote *from = board(engine, set, rank, round);
+    const struct hvd_vote *from = board(engine, set, local, round);
     uint32_t bytes = from->bytes;
-    struct hvd_vote *into = rank == 0 ? set->agreed : set->seen;
+    int rank = set->local[local];
+    struct hvd_vote *into = local == 0 ? set->agreed : set->seen;
     if (bytes >= sizeof *from && bytes <= set->vote_bytes) {
         memcpy(into, from, bytes);
         into->bytes = bytes;
         if (hvd_vote_check(set->coord, into, bytes) == HVD_OK && into->round == round) {
-            if (rank > 0)
+            if (local > 0)
                 hvd_vote_merge(set->coord, set->agreed, set->seen);
             return true;
         }
     }
     atomic_thread_fence(memory_order_acquire);
-    if (!hvd_place_entered(&set->place[rank], set->life, round))
+    if (!hvd_place_entered(&set->place[local], set->life, round))
         return false; /* it has closed the set meanwhile, as this rank is about to */
     char text[160];
     snprintf(text, sizeof text, "rank %d wrote a vote that is not one (%u bytes in round %llu); its memory is damaged",
@@ -291,7 +248,7 @@ static void take_plan(struct hvd_engine *engine, struct hvd_set *set)
             bytes_of[dtype] = (uint8_t)hvd_dtype_bytes(dtype);
         int64_t bucket_bytes = set->number == 0 ? atomic_load(&engine->fusion_bytes) : engine->options.fusion_bytes;
         hvd_plan_fuse(plan, (uint64_t)bucket_bytes, bytes_of);
-        agenda_append(&set->agenda, plan, ++set->plans);
+        hvd_agenda_append(&set->agenda, plan, ++set->plans);
         hvd_trace_add(&engine->trace, HVD_TRACE_plan, plan->items, plan->buckets);
     }
     if (plan->joined >= 0 && set->join_slot != HVD_SLOT_NONE) {
@@ -334,29 +291,71 @@ static bool soon_over(const struct hvd_set *set)
     return set->moving.busy && work->count * (uint64_t)hvd_dtype_bytes(work->dtype) <= SMALL_BYTES;
 }
 
+/* All boards of this host, merged into set->agreed; false: not all have voted, or one of them is no vote. */
+static bool merge_boards(struct hvd_engine *engine, struct hvd_set *set, uint64_t round)
+{
+    if (!all_entered(set, round))
+        return false;
+    for (int local = 0; local < set->locals; local++)
+        if (!merge_board(engine, set, local, round))
+            return false;
+    return true;
+}
+
+/* A leader: the votes of this host go to the others, and what is agreed is posted on its own board, which nobody else
+ * reads before that. */
+static bool agree_with_hosts(struct hvd_engine *engine, struct hvd_set *set, uint64_t round, bool moved)
+{
+    struct hvd_tree *tree = set->tree;
+    if (tree->merged < round && merge_boards(engine, set, round)) {
+        memcpy(tree->mine, set->agreed, set->agreed->bytes);
+        tree->merged = round;
+        moved = true;
+    }
+    if (hvd_tree_round(engine, set, round, tree->merged == round, &moved) != HVD_OK)
+        return moved;
+    if (set->locals > 1) {
+        memcpy(board(engine, set, 0, round), set->agreed, set->agreed->bytes);
+        hvd_place_say(set->place[0].posted, set->life, round);
+        hvd_bells_ring_all(&set->bells);
+    }
+    decide(engine, set);
+    return true;
+}
+
+/* Another rank of a host of several: what the leader has posted. */
+static bool agree_as_posted(struct hvd_engine *engine, struct hvd_set *set, uint64_t round, bool moved)
+{
+    if (!hvd_place_says(set->place[0].posted, set->life, round))
+        return moved;
+    if (!merge_board(engine, set, 0, round))
+        return moved;
+    decide(engine, set);
+    return true;
+}
+
 bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
 {
+    bool moved = set->tree && hvd_tree_pump(engine, set);
     if (set->left)
-        return false;
+        return moved;
     if (set->alone)
         return agree_alone(engine, set);
     uint64_t round = hvd_coord_round(set->coord);
-    bool moved = false;
     if (!set->entered) {
         bool hold = set->moving.busy && set->agenda.count > set->moving.items;
         if (hold || !hvd_coord_news(set->coord))
             if (soon_over(set) || !peer_entered(set, round))
-                return false;
-        hvd_coord_vote(set->coord, board(engine, set, set->rank, round), set->vote_bytes);
-        hvd_place_enter(&set->place[set->rank], set->life, round);
+                return moved;
+        hvd_coord_vote(set->coord, board(engine, set, set->here, round), set->vote_bytes);
+        hvd_place_enter(&set->place[set->here], set->life, round);
         set->entered = moved = true;
         hvd_bells_ring_all(&set->bells);
     }
-    if (!all_entered(set, round))
+    if (set->locals < set->size)
+        return set->tree ? agree_with_hosts(engine, set, round, moved) : agree_as_posted(engine, set, round, moved);
+    if (!merge_boards(engine, set, round))
         return moved;
-    for (int rank = 0; rank < set->size; rank++)
-        if (!merge_board(engine, set, rank, round))
-            return moved;
     decide(engine, set);
     return true;
 }

@@ -7,6 +7,8 @@
  */
 #include "engine.h"
 
+#include <stdio.h>
+
 #include "../kernel/adasum.h"
 
 static const char *name_of(const struct hvd_request *request)
@@ -186,4 +188,41 @@ int hvd_request_check(const struct hvd_membership *membership, const struct hvd_
         return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': a group needs a count", name_of(request));
     int code = check_kind(membership, request, error);
     return code == HVD_AGAIN ? check_tensor(membership, request, error) : code;
+}
+
+static int not_a_member(const struct hvd_engine *engine, const struct hvd_request *request,
+                        const struct hvd_set_record *record, struct hvd_error *error)
+{
+    char list[160] = "";
+    size_t length = 0;
+    for (int i = 0; i < record->count && length < sizeof list - 16; i++)
+        length += (size_t)snprintf(list + length, sizeof list - length, "%s%d", i ? ", " : "", record->ranks[i]);
+    return hvd_fail(
+        error, HVD_EINVAL,
+        "%s of '%.200s': Rank %d is not a member of the provided process set. Process set %d has the rank%s "
+        "%s: only they may use it",
+        hvd_engine_kind(request->kind), request->name ? request->name : "(unnamed)", engine->options.rank,
+        request->process_set, record->count == 1 ? "" : "s", list);
+}
+
+int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_membership *membership,
+                    struct hvd_error *error)
+{
+    int number = request->process_set;
+    *membership = (struct hvd_membership){.rank = engine->options.rank, .size = engine->options.size};
+    if (number == 0)
+        return HVD_OK;
+    struct hvd_set_record record = {.open = false};
+    if (number > 0 && number < HVD_SETS_MAX) {
+        pthread_mutex_lock(&engine->records_lock);
+        record = engine->record[number];
+        pthread_mutex_unlock(&engine->records_lock);
+    }
+    if (!record.open)
+        return hvd_fail(error, HVD_EINVAL, "%s of '%.200s': process set %d does not exist (any more)",
+                        hvd_engine_kind(request->kind), request->name ? request->name : "(unnamed)", number);
+    if (record.rank < 0)
+        return not_a_member(engine, request, &record, error);
+    *membership = (struct hvd_membership){.rank = record.rank, .size = record.count, .life = record.life};
+    return HVD_OK;
 }

@@ -201,7 +201,8 @@ static inline void hvd_count(struct hvd_engine *engine, int which, int64_t by)
 static inline bool hvd_engine_busy(const struct hvd_engine *engine)
 {
     for (int i = 0; i < engine->sets; i++)
-        if ((engine->set[i]->entered && engine->handles.with_turn) || !hvd_work_empty(engine->set[i]))
+        if ((engine->set[i]->entered && (engine->handles.with_turn || engine->set[i]->tree)) ||
+            !hvd_work_empty(engine->set[i]))
             return true;
     return false;
 }
@@ -249,7 +250,8 @@ void hvd_abort_text(struct hvd_engine *engine, uint32_t slot, const char *why, c
  * believed. judge: is the moment over? */
 void hvd_abort_suspect(struct hvd_engine *engine, int rank, const char *text);
 bool hvd_abort_judge(struct hvd_engine *engine);
-void hvd_abort_lost(struct hvd_engine *engine, int rank); /* any thread: its process has ended */
+void hvd_abort_lost(struct hvd_engine *engine,
+                    int local); /* any thread: the process of this rank of the host has ended */
 void hvd_abort_left_text(int rank, char *text, size_t text_bytes);
 bool hvd_abort_has_left(const struct hvd_engine *engine, int rank);
 

@@ -34,17 +34,21 @@ struct users {
 static int exchange_in_process(struct hvd_host *host, const void *mine, size_t bytes, void *all,
                                struct hvd_error *error)
 {
-    char text[HVD_TEXT_MAX] = "";
-    int code = host->allgather(host->allgather_self, mine, bytes, all, text, sizeof text);
+    char text[HVD_TEXT_MAX] = "", *job = malloc(bytes * (size_t)host->job_size);
+    HVD_ASSERT(job);
+    int code = host->allgather(host->allgather_self, mine, bytes, job, text, sizeof text);
     if (code != HVD_OK)
         hvd_fail(error, code, "%s", text);
+    for (int rank = 0; code == HVD_OK && rank < host->size; rank++)
+        memcpy((char *)all + bytes * (size_t)rank, job + bytes * (size_t)host->member[rank], bytes);
+    free(job);
     return code;
 }
 
 int hvd_host_exchange(struct hvd_host *host, const void *mine, size_t bytes, void *all, int fd, int *fds,
                       struct hvd_error *error)
 {
-    if (host->size == 1) {
+    if (host->size == 1 && (!host->in_process || host->job_size == 1)) {
         if (error->code != HVD_OK)
             return error->code;
         memcpy(all, mine, bytes);
@@ -119,8 +123,8 @@ static struct hvd_share *share_between_processes(struct hvd_host *host, size_t b
         share = share_new(host, bytes, unmap_process);
         for (int rank = 0; rank < host->size; rank++) {
             if (all[rank] != bytes)
-                hvd_fail_rank(error, HVD_EINTERNAL, rank, "rank %d shares %llu bytes where %zu are due", rank,
-                              (unsigned long long)all[rank], bytes);
+                hvd_fail_rank(error, HVD_EINTERNAL, host->member[rank], "rank %d shares %llu bytes where %zu are due",
+                              host->member[rank], (unsigned long long)all[rank], bytes);
             if (error->code == HVD_OK)
                 share->map[rank] = hvd_memory_map(fds[rank], bytes, error);
             close(fds[rank]);
@@ -216,9 +220,9 @@ static int share_control(struct hvd_host *host, size_t board_bytes, struct hvd_e
     int code = hvd_host_exchange(host, &nonce, sizeof nonce, nonces, -1, NULL, error);
     if (code == HVD_OK && (control->nonce != nonces[0] || control->magic != MAGIC ||
                            control->board_bytes != host->board_bytes || control->size != (uint32_t)host->size))
-        code = hvd_fail_rank(error, HVD_EINIT, 0,
-                             "the control segment of rank 0 is not what rank %d maps; are all ranks on one host?",
-                             host->rank);
+        code = hvd_fail_rank(error, HVD_EINIT, host->member[0],
+                             "the control segment of rank %d is not what rank %d maps; are both on one host?",
+                             host->member[0], host->member[host->rank]);
     if (code != HVD_OK) {
         hvd_share_drop(share);
         return code;
@@ -239,7 +243,11 @@ int hvd_host_open(struct hvd_host *host, size_t board_bytes, struct hvd_error *e
     for (int rank = 0; rank < HVD_LOCAL_MAX; rank++)
         host->pidfd[rank] = host->socket[rank] = host->bells.eventfd[rank] = -1;
     int code = HVD_OK;
-    if (!host->in_process && host->size > 1)
+    for (int rank = 0; host->job_size == 0 && rank < host->size; rank++)
+        host->member[rank] = rank;
+    if (host->job_size == 0)
+        host->job_size = host->size;
+    if (!host->in_process && host->job_size > 1)
         code = hvd_meet_sockets(host, error);
     if (code == HVD_OK)
         code = share_descriptors(host, error);

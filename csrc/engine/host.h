@@ -1,4 +1,5 @@
-/* host.h - how the ranks of one host meet, and what they share for the life of an engine.
+/* host.h - how the ranks of one host meet, and what they share for the life of an engine. A job may have several hosts,
+ * which nothing here knows of, but for the boot allgather, which all ranks of the job take part in.
  *
  * Meeting: local rank 0 listens on an abstract unix socket whose random name it publishes through the boot
  * allgather; the others connect, and both sides check uid, job, epoch and secret. From then on the sockets
@@ -22,8 +23,9 @@
 /* One rank's place in the control segment. Only that rank writes it, but for asleep.word, which the ringer clears. */
 struct hvd_seat {
     struct hvd_asleep asleep;
-    _Atomic uint64_t round; /* the newest round whose vote lies on this rank's board */
-    char pad[2 * HVD_CACHE_LINE - sizeof(uint64_t)];
+    _Atomic uint64_t round;  /* the newest round whose vote lies on this rank's board */
+    _Atomic uint64_t posted; /* the newest round for which that is the vote of all hosts, see agree.c */
+    char pad[2 * HVD_CACHE_LINE - 2 * sizeof(uint64_t)];
     _Atomic uint32_t left;       /* 1: this rank took its leave; its end is no death */
     _Atomic uint32_t text_ready; /* 1: text holds what this rank, the first witness, knows of the abort */
     char text[HVD_TEXT_MAX];
@@ -42,7 +44,9 @@ struct hvd_control {
 };
 
 struct hvd_host {
-    int rank, size; /* local */
+    int rank, size;            /* local */
+    int job_size;              /* 0: all ranks of the job are on this host */
+    int member[HVD_LOCAL_MAX]; /* what the ranks of this host are called in the job */
     bool in_process;
     uint64_t job, epoch;
     uint8_t secret[32];

@@ -122,10 +122,10 @@ static int accept_all(struct hvd_host *host, int listener, struct hvd_error *err
     int missing;
     while ((missing = missing_rank(host)) >= 0) {
         if (hvd_now_ns() >= host->deadline_ns)
-            return hvd_fail_rank(error, HVD_ETIMEOUT, missing,
-                                 "rank %d did not connect to rank 0 of this host in time; is it stopped, or the host "
+            return hvd_fail_rank(error, HVD_ETIMEOUT, host->member[missing],
+                                 "rank %d did not connect to rank %d of this host in time; is it stopped, or the host "
                                  "overloaded? (--start-timeout gives more time)",
-                                 missing);
+                                 host->member[missing], host->member[0]);
         struct pollfd fds[2] = {{.fd = listener, .events = POLLIN}, {.fd = host->store_fd, .events = POLLIN}};
         int ready = poll(fds, host->store_fd >= 0 ? 2 : 1, 100);
         if (ready > 0 && host->store_fd >= 0 && fds[1].revents) {
@@ -155,10 +155,10 @@ static int connect_to_first(struct hvd_host *host, const struct address *address
     if (connect(to, (struct sockaddr *)&un, length) != 0 || !same_uid(to)) {
         int failed = errno;
         close(to);
-        return hvd_fail_rank(error, HVD_EINIT, 0,
-                             "rank 0 cannot be reached on this host (%s); do the ranks run in different network "
+        return hvd_fail_rank(error, HVD_EINIT, host->member[0],
+                             "rank %d cannot be reached on this host (%s); do the ranks run in different network "
                              "namespaces or as different users?",
-                             strerror(failed));
+                             host->member[0], strerror(failed));
     }
     fcntl(to, F_SETFL, O_NONBLOCK);
     host->socket[0] = to;
@@ -167,32 +167,35 @@ static int connect_to_first(struct hvd_host *host, const struct address *address
     memcpy(greeting.secret, host->secret, sizeof greeting.secret);
     struct hvd_parcel parcel = {.bytes = &greeting, .length = sizeof greeting};
     if (hvd_parcel_send(to, &parcel, -1, host->deadline_ns) != HVD_OK)
-        return hvd_fail_rank(error, HVD_EPEER, 0, "rank 0 closed the connection during init");
+        return hvd_fail_rank(error, HVD_EPEER, host->member[0], "rank %d closed the connection during init",
+                             host->member[0]);
     return HVD_OK;
 }
 
 int hvd_meet_sockets(struct hvd_host *host, struct hvd_error *error)
 {
-    struct address mine = {.ready = 0}, *all = calloc((size_t)host->size, sizeof *all);
+    struct address mine = {.ready = 0}, *all = calloc((size_t)host->job_size, sizeof *all), *first;
     int listener = -1;
     if (!all)
         return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
-    if (host->rank == 0) {
+    first = &all[host->member[0]];
+    if (host->rank == 0 && host->size > 1) {
         listener = listen_here(&mine);
         mine.ready = listener >= 0;
         if (listener < 0)
-            snprintf(mine.text, sizeof mine.text, "rank 0 cannot listen on a unix socket (%s)", strerror(errno));
+            snprintf(mine.text, sizeof mine.text, "rank %d cannot listen on a unix socket (%s)", host->member[0],
+                     strerror(errno));
     }
     char text[HVD_TEXT_MAX] = "";
     int code = host->allgather(host->allgather_self, &mine, sizeof mine, all, text, sizeof text);
     if (code != HVD_OK)
         hvd_fail(error, code, "%s", text);
-    else if (!all[0].ready)
-        code = hvd_fail_rank(error, HVD_EINIT, 0, "%.251s", all[0].text);
-    else if (host->rank == 0)
+    else if (host->size > 1 && !first->ready)
+        code = hvd_fail_rank(error, HVD_EINIT, host->member[0], "%.251s", first->text);
+    else if (host->size > 1 && host->rank == 0)
         code = accept_all(host, listener, error);
-    else
-        code = connect_to_first(host, &all[0], error);
+    else if (host->size > 1)
+        code = connect_to_first(host, first, error);
     if (listener >= 0)
         close(listener);
     free(all);
@@ -214,16 +217,17 @@ static void say(struct part *part, const struct hvd_error *error)
 }
 
 /* The peer's socket ended, or the time is up: find out whom to blame. */
-static int blame(struct hvd_host *host, int code, int peer, struct hvd_error *error)
+static int blame(struct hvd_host *host, int code, int local, struct hvd_error *error)
 {
+    int peer = host->member[local], mine = host->member[host->rank];
     if (code == HVD_ETIMEOUT)
         return hvd_fail_rank(
             error, code, peer,
             "rank %d did not answer in time during init; is it stopped? (--start-timeout gives more time)", peer);
     if (code == HVD_ENOMEM)
-        return hvd_fail_rank(error, HVD_EINIT, host->rank,
+        return hvd_fail_rank(error, HVD_EINIT, mine,
                              "rank %d may open too few files for %d ranks: raise the limit (ulimit -n) to %d or more",
-                             host->rank, host->size, 64 + 8 * host->size);
+                             mine, host->size, 64 + 8 * host->size);
     if (code != HVD_EPEER)
         return hvd_fail_rank(error, HVD_EINIT, peer, "rank %d sent something that is not of this protocol during init",
                              peer);
@@ -271,9 +275,9 @@ static void collect(struct hvd_host *host, char *parts, size_t stride, int *fds,
             memcpy(verdict, part, sizeof *part);
         if (verdict->code == HVD_OK && part->bytes != ((struct part *)parts)->bytes) {
             seen.code = HVD_OK;
-            hvd_fail_rank(&seen, HVD_EINIT, rank,
-                          "rank %d takes another path through init than rank 0; are all ranks of the same version?",
-                          rank);
+            hvd_fail_rank(&seen, HVD_EINIT, host->member[rank],
+                          "rank %d takes another path through init than rank %d; are all ranks of the same version?",
+                          host->member[rank], host->member[0]);
             say(verdict, &seen);
         }
     }

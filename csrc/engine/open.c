@@ -31,8 +31,17 @@ static int plane_agreed(struct hvd_engine *engine, bool opened, const struct hvd
         uint32_t opened;
         char text[252];
     } said = {.opened = opened}, all[HVD_LOCAL_MAX];
+    char text[HVD_TEXT_MAX] = "";
+    struct hvd_host *host = &engine->host;
     hvd_text_copy(said.text, sizeof said.text, mine->text);
-    int code = hvd_host_exchange(&engine->host, &said, sizeof said, all, -1, NULL, error);
+    int code;
+    if (engine->hosts == 1) {
+        code = hvd_host_exchange(host, &said, sizeof said, all, -1, NULL, error);
+    } else {
+        code = host->allgather(host->allgather_self, &said, sizeof said, all, text, sizeof text);
+        if (code != HVD_OK)
+            hvd_fail(error, code, "%s", text);
+    }
     *all_opened = code == HVD_OK;
     for (int rank = 0; code == HVD_OK && rank < engine->options.size; rank++)
         if (!all[rank].opened && *all_opened) {
@@ -133,12 +142,11 @@ static int check_options(const struct hvd_options *options, bool in_process, str
 {
     if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
         return hvd_fail(error, HVD_EINIT, "rank %d of %d is not a rank", options->rank, options->size);
-    if (options->local_size != options->size && !in_process)
-        return hvd_fail(error, HVD_EINIT, "%d ranks on %d per host: several hosts are not yet supported", options->size,
-                        options->local_size);
+    if (options->local_size != options->size && !in_process && !options->host_of)
+        return hvd_fail(error, HVD_EINIT, "%d ranks on %d per host: nobody has said which ranks share a host",
+                        options->size, options->local_size);
     if (options->size > HVD_LOCAL_MAX)
-        return hvd_fail(error, HVD_EINIT, "%d ranks on one host: at most %d are supported", options->size,
-                        HVD_LOCAL_MAX);
+        return hvd_fail(error, HVD_EINIT, "a job of %d ranks: at most %d are supported", options->size, HVD_LOCAL_MAX);
     if (options->slots_max < 1 || options->fusion_bytes < 0)
         return hvd_fail(error, HVD_EINIT, "cache capacity %d and fusion threshold %lld must not be negative or zero",
                         options->slots_max, (long long)options->fusion_bytes);
@@ -148,8 +156,12 @@ static int check_options(const struct hvd_options *options, bool in_process, str
 static int open_host(struct hvd_engine *engine, hvd_boot_allgather *allgather, void *self, struct hvd_error *error)
 {
     struct hvd_host *host = &engine->host;
-    host->rank = engine->options.rank;
-    host->size = engine->options.size;
+    int here = engine->who[engine->options.rank].host;
+    for (int rank = 0; rank < engine->options.size; rank++)
+        if (engine->who[rank].host == here)
+            host->member[host->size++] = rank;
+    host->rank = engine->who[engine->options.rank].local;
+    host->job_size = engine->options.size;
     host->in_process = engine->in_process;
     host->job = engine->options.job;
     host->epoch = engine->options.epoch;
@@ -169,7 +181,10 @@ static int open_host(struct hvd_engine *engine, hvd_boot_allgather *allgather, v
 
 static void decide_spinning(struct hvd_engine *engine)
 {
-    bool fits = engine->options.size <= hvd_cpus_usable();
+    int locals = 0;
+    for (int rank = 0; rank < engine->options.size; rank++)
+        locals += engine->who[rank].host == engine->who[engine->options.rank].host;
+    bool fits = locals <= hvd_cpus_usable();
     engine->spins = engine->options.spin_us < 0 ? fits : engine->options.spin_us > 0;
     engine->spin_ns = engine->options.spin_us > 0 ? (uint64_t)engine->options.spin_us * 1000u
                       : fits                      ? 500000u
@@ -196,8 +211,8 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     engine->epoll = engine->space.fd = engine->soon.timer = -1;
     pthread_mutex_init(&engine->opening_lock, NULL);
     pthread_mutex_init(&engine->records_lock, NULL);
-    decide_spinning(engine);
     place_ranks(engine, options);
+    decide_spinning(engine);
     code = hvd_set_open_global(engine, options, error); /* first: it takes the streams over */
     if (code == HVD_OK)
         code = find_named(engine, options, error);

@@ -76,7 +76,7 @@ struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set
 {
     return (struct hvd_plane_arg){.rank = set->rank,
                                   .size = set->size,
-                                  .one_host = true,
+                                  .one_host = set->locals == set->size,
                                   .cpus = hvd_cpus_usable(),
                                   .bells = set->alone ? NULL : &set->bells,
                                   .link = set->wires ? set->wires->link : NULL,
@@ -98,37 +98,44 @@ static int open_planes(struct hvd_engine *engine, struct hvd_set *set, struct hv
     for (int i = 0; hvd_planes[i] && set->planes_count < HVD_PLANES_MAX; i++) {
         struct hvd_open_plane open = {.plane = hvd_planes[i]};
         struct hvd_error mine = {0};
-        bool serves = false; /* the planes of the global set are those that work on all ranks */
+        /* The planes of the global set are those that work on all ranks; a set on one of several hosts may have others.
+         */
+        bool fits = open.plane->fits && open.plane->fits(&arg), serves = fits && engine->hosts > 1 && arg.one_host;
         for (int k = 0; k < engine->global->planes_count; k++)
             serves |= engine->global->planes[k].plane == open.plane;
         if (!serves && !set->alone)
             continue;
-        if (open.plane->open(&arg, &open.self, &mine) == HVD_OK)
+        int code = open.plane->open(&arg, &open.self, &mine);
+        if (code == HVD_OK)
             hvd_set_insert_plane(engine, set, open);
+        else if (fits) /* on the others it may work */
+            return hvd_fail(error, code, "%s", mine.text);
         else
             hvd_fail(&why, mine.code, "%s", mine.text);
     }
     return set->planes_count ? HVD_OK : hvd_fail(error, why.code ? why.code : HVD_EINTERNAL, "%s", why.text);
 }
 
-/* Places and bells of the members. */
+/* Places and bells of the members on this host. */
 void hvd_set_meet(struct hvd_engine *engine, struct hvd_set *set)
 {
-    set->bells.rank = set->rank;
-    set->bells.size = set->size;
-    for (int rank = 0; rank < set->size; rank++) {
-        int member = set->member[rank];
-        set->bells.asleep[rank] = engine->host.bells.asleep[member];
-        set->bells.eventfd[rank] = engine->host.bells.eventfd[member];
+    set->bells.rank = set->here;
+    set->bells.size = set->locals;
+    for (int i = 0; i < set->locals; i++) {
+        int local = engine->who[set->member[set->local[i]]].local;
+        struct hvd_seat *seat = &engine->host.control->seat[local];
+        set->bells.asleep[i] = engine->host.bells.asleep[local];
+        set->bells.eventfd[i] = engine->host.bells.eventfd[local];
         if (set->number == 0)
-            set->place[rank] = (struct hvd_place){.round = &engine->host.control->seat[member].round,
-                                                  .boards = hvd_host_boards(&engine->host, member)};
+            set->place[i] = (struct hvd_place){
+                .round = &seat->round, .posted = &seat->posted, .boards = hvd_host_boards(&engine->host, local)};
         else
-            set->place[rank] = hvd_space_place(&engine->space, member, set->number);
+            set->place[i] = hvd_space_place(&engine->space, local, set->number);
     }
 }
 
-static struct hvd_set *new_set(int number, uint32_t life, const int *ranks, int count, int rank)
+static struct hvd_set *new_set(const struct hvd_engine *engine, int number, uint32_t life, const int *ranks, int count,
+                               int rank)
 {
     struct hvd_set *set = aligned_alloc(HVD_CACHE_LINE, HVD_ALIGN_UP(sizeof *set, (size_t)HVD_CACHE_LINE));
     if (!set)
@@ -142,6 +149,11 @@ static struct hvd_set *new_set(int number, uint32_t life, const int *ranks, int 
     set->join_slot = HVD_SLOT_NONE;
     for (int i = 0; i < count; i++)
         set->member[i] = ranks ? ranks[i] : i;
+    for (int i = 0; i < count; i++)
+        if (engine->who[set->member[i]].host == engine->who[set->member[rank]].host) {
+            set->here = i == rank ? set->locals : set->here;
+            set->local[set->locals++] = i;
+        }
     return set;
 }
 
@@ -149,7 +161,9 @@ static void free_set(struct hvd_engine *engine, struct hvd_set *set)
 {
     for (int i = 0; i < set->planes_count; i++)
         set->planes[i].plane->close(set->planes[i].self);
+    hvd_tree_close(set);
     hvd_wire_close(engine, set->wires);
+    hvd_wire_close(engine, set->vote_wires);
     hvd_work_close(set);
     hvd_agree_close(set);
     free(set);
@@ -165,9 +179,18 @@ static void free_and_clear(struct hvd_engine *engine, struct hvd_set *set)
         hvd_space_clear(&engine->space, number);
 }
 
+/* All of them, also where it fails. */
+static int take_streams(struct hvd_engine *engine, struct hvd_set *set, const int *vote_fd, const int *tensor_fd,
+                        struct hvd_error *error)
+{
+    int votes = hvd_wire_open(engine, vote_fd, set->member, set->size, &set->vote_wires, error);
+    int tensors = hvd_wire_open(engine, tensor_fd, set->member, set->size, &set->wires, error);
+    return votes != HVD_OK ? votes : tensors;
+}
+
 int hvd_set_open_global(struct hvd_engine *engine, const struct hvd_options *options, struct hvd_error *error)
 {
-    struct hvd_set *set = new_set(0, 0, NULL, options->size, options->rank);
+    struct hvd_set *set = new_set(engine, 0, 0, NULL, options->size, options->rank);
     if (!set) {
         hvd_wire_drop(options->tensor_fd, options->size);
         hvd_wire_drop(options->vote_fd, options->size);
@@ -175,9 +198,10 @@ int hvd_set_open_global(struct hvd_engine *engine, const struct hvd_options *opt
     }
     engine->global = engine->set[0] = engine->by_number[0] = set;
     engine->sets = 1;
-    hvd_wire_drop(options->vote_fd, options->size);
-    int code = hvd_wire_open(engine, options->tensor_fd, set->member, set->size, &set->wires, error);
-    return code == HVD_OK ? hvd_agree_open(engine, set, error) : code;
+    int code = take_streams(engine, set, options->vote_fd, options->tensor_fd, error);
+    if (code == HVD_OK)
+        code = hvd_agree_open(engine, set, error);
+    return code == HVD_OK ? hvd_tree_open(engine, set, error) : code;
 }
 
 void hvd_set_close_all(struct hvd_engine *engine)
@@ -241,7 +265,7 @@ void hvd_set_turn(struct hvd_engine *engine, uint32_t index)
             at++;
         engine->set[at] = engine->set[--engine->sets];
         if (!set->alone) /* entered nothing: whoever still looks there finds that this rank has gone */
-            hvd_place_enter(&set->place[set->rank], set->life, 0);
+            hvd_place_enter(&set->place[set->here], set->life, 0);
     }
     hvd_handles_finish(&engine->handles, index, HVD_OK, NULL);
 }
@@ -253,11 +277,13 @@ static int open_member(struct hvd_engine *engine, struct hvd_set *set, struct hv
         code = hvd_space_take(&engine->space, set->number, error);
         if (code == HVD_OK) {
             hvd_set_meet(engine, set);
-            hvd_place_enter(&set->place[set->rank], set->life, 0);
+            hvd_place_enter(&set->place[set->here], set->life, 0);
         }
     }
     if (code == HVD_OK)
         code = hvd_agree_open(engine, set, error);
+    if (code == HVD_OK)
+        code = hvd_tree_open(engine, set, error);
     if (code == HVD_OK)
         code = open_planes(engine, set, error);
     if (code == HVD_EINIT) /* so say those that lack shared memory, whom init calls otherwise */
@@ -276,12 +302,12 @@ static int open_record(struct hvd_engine *engine, int number, const int *ranks, 
     }
     int code = HVD_OK;
     if (record.rank >= 0) {
-        record.set = new_set(number, record.life, ranks, count, record.rank);
-        hvd_wire_drop(vote_fd, count);
-        if (!record.set)
+        record.set = new_set(engine, number, record.life, ranks, count, record.rank);
+        if (!record.set) {
+            hvd_wire_drop(vote_fd, count);
             hvd_wire_drop(tensor_fd, count);
-        code = record.set ? hvd_wire_open(engine, tensor_fd, record.set->member, count, &record.set->wires, error)
-                          : HVD_ENOMEM;
+        }
+        code = record.set ? take_streams(engine, record.set, vote_fd, tensor_fd, error) : HVD_ENOMEM;
         if (code == HVD_OK)
             code = open_member(engine, record.set, error);
         if (code != HVD_OK && record.set && code != HVD_ESTATE)
@@ -349,41 +375,4 @@ int hvd_engine_tune(struct hvd_engine *engine, int64_t fusion_bytes, struct hvd_
     if (atomic_load(&engine->failed))
         return hvd_fail(error, engine->failure.code, "%s", engine->failure.text);
     return ask_turn(engine, HVD_ENGINE_TUNE, engine->global, fusion_bytes, error);
-}
-
-static int not_a_member(const struct hvd_engine *engine, const struct hvd_request *request,
-                        const struct hvd_set_record *record, struct hvd_error *error)
-{
-    char list[160] = "";
-    size_t length = 0;
-    for (int i = 0; i < record->count && length < sizeof list - 16; i++)
-        length += (size_t)snprintf(list + length, sizeof list - length, "%s%d", i ? ", " : "", record->ranks[i]);
-    return hvd_fail(
-        error, HVD_EINVAL,
-        "%s of '%.200s': Rank %d is not a member of the provided process set. Process set %d has the rank%s "
-        "%s: only they may use it",
-        hvd_engine_kind(request->kind), request->name ? request->name : "(unnamed)", engine->options.rank,
-        request->process_set, record->count == 1 ? "" : "s", list);
-}
-
-int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_membership *membership,
-                    struct hvd_error *error)
-{
-    int number = request->process_set;
-    *membership = (struct hvd_membership){.rank = engine->options.rank, .size = engine->options.size};
-    if (number == 0)
-        return HVD_OK;
-    struct hvd_set_record record = {.open = false};
-    if (number > 0 && number < HVD_SETS_MAX) {
-        pthread_mutex_lock(&engine->records_lock);
-        record = engine->record[number];
-        pthread_mutex_unlock(&engine->records_lock);
-    }
-    if (!record.open)
-        return hvd_fail(error, HVD_EINVAL, "%s of '%.200s': process set %d does not exist (any more)",
-                        hvd_engine_kind(request->kind), request->name ? request->name : "(unnamed)", number);
-    if (record.rank < 0)
-        return not_a_member(engine, request, &record, error);
-    *membership = (struct hvd_membership){.rank = record.rank, .size = record.count, .life = record.life};
-    return HVD_OK;
 }

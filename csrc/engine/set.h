@@ -7,6 +7,8 @@
  * the job's (abort.c); a rank leaves every set that it is in.
  *
  *   set.c     open and close
+ *   tree.c    votes from host to host
+ *   agenda.c  what is agreed and not yet done
  *   space.c   where the ranks of a set meet in shared memory
  *   agree.c   votes on boards -> an agreed plan, appended to the agenda
  *   work.c    the agenda -> buckets -> a plane; results to handles; ragged.c: sizes first
@@ -18,6 +20,7 @@
 #include "../plane/plane.h"
 #include "adasum.h"
 #include "space.h"
+#include "tree.h"
 
 #define HVD_PLANES_MAX 8
 
@@ -63,12 +66,15 @@ struct hvd_set {
     uint32_t life;             /* which of the sets that this job has opened; 0: the global one */
     int member[HVD_LOCAL_MAX]; /* rank in the job of each rank in the set */
     bool alone;                /* this rank only: decided without anybody */
-    struct hvd_bells bells;    /* of the members */
+    int local[HVD_LOCAL_MAX];  /* rank in the set of its members on this host, ascending; the first is the leader */
+    int locals, here;          /* how many; which of them is this rank */
+    struct hvd_bells bells;    /* of these */
     struct hvd_place place[HVD_LOCAL_MAX];
     size_t vote_bytes; /* the largest that may arise */
     struct hvd_open_plane planes[HVD_PLANES_MAX];
     int planes_count;
-    struct hvd_wires *wires; /* for tensors; NULL: none */
+    struct hvd_wires *wires, *vote_wires; /* for tensors, and of a leader for votes; NULL: none */
+    struct hvd_tree *tree;                /* of the leader of a set on several hosts; else NULL */
 
     /* Owned by the turn. */
     struct hvd_coord *coord;
@@ -91,7 +97,7 @@ struct hvd_membership {
     uint32_t life;
 };
 
-/* set.c. Any thread: may this rank submit there? */
+/* check.c. Any thread: may this rank submit there? */
 int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_membership *membership,
                     struct hvd_error *error);
 /* The global set, in the order of an engine's open: what it votes on; after the host is met, where; its planes, as
@@ -110,6 +116,10 @@ int hvd_agree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_er
 void hvd_agree_close(struct hvd_set *set);
 bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set);
 bool hvd_agree_submit_queued(struct hvd_engine *engine); /* drain the queue into the coordinators */
+
+/* agenda.c: by the turn */
+void hvd_agenda_append(struct hvd_agenda *agenda, const struct hvd_plan *plan, uint64_t number);
+void hvd_agenda_close(struct hvd_agenda *agenda);
 
 /* work.c: by the turn */
 bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set);

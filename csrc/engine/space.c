@@ -1,7 +1,7 @@
 /* space.c - the set space: places for process sets, laid out once, filled when a set is opened.
  *
- * A place is a page with the round word, two boards and HVD_PLANE_SHARE_MAX bytes for planes. 256 of them are some
- * hundreds of megabytes of addresses per rank and no memory at all, until a set is opened. Three sources:
+ * A place is a page with the words for rounds, two boards and HVD_PLANE_SHARE_MAX bytes for planes. 256 of them are
+ * some hundreds of megabytes of addresses per rank and no memory at all, until a set is opened. Three sources:
  *
  *     memfd      sparse; what a closed set leaves is punched out of the file
  *     /dev/shm   sparse too, but a page that is touched when it is full kills the process: so memory is reserved,
@@ -29,6 +29,7 @@ struct hvd_place hvd_space_place(const struct hvd_space *space, int rank, int nu
 {
     char *at = place_at(space, rank, number);
     return (struct hvd_place){.round = (_Atomic uint64_t *)(void *)at,
+                              .posted = (_Atomic uint64_t *)(void *)at + 1,
                               .boards = at + HVD_PAGE,
                               .share = at + HVD_PAGE + 2 * space->board_bytes};
 }

@@ -20,9 +20,10 @@ struct hvd_vote;
 
 /* One rank's place in one set. Only that rank writes it. */
 struct hvd_place {
-    _Atomic uint64_t *round; /* life of the set << 48 | newest round whose vote lies on a board */
-    char *boards;            /* two, for rounds of even and odd number */
-    char *share;             /* for planes; NULL in the global set, whose planes have segments of their own */
+    _Atomic uint64_t *round;  /* life of the set << 48 | newest round whose vote lies on a board */
+    _Atomic uint64_t *posted; /* the same, of the newest round for which that is the vote of all hosts */
+    char *boards;             /* two, for rounds of even and odd number */
+    char *share;              /* for planes; NULL in the global set, whose planes have segments of their own */
 };
 
 struct hvd_space {
@@ -45,14 +46,22 @@ int hvd_space_take_share(struct hvd_space *space, int number, size_t share_bytes
 void hvd_space_clear(struct hvd_space *space, int number);
 
 /* Has the owner entered this round? A word that an earlier set left there says no. */
+static inline bool hvd_place_says(const _Atomic uint64_t *of, uint32_t life, uint64_t round)
+{
+    uint64_t word = atomic_load_explicit(of, memory_order_acquire);
+    return word >> 48 == (life & 0xffff) && (word & 0xffffffffffff) >= round;
+}
+static inline void hvd_place_say(_Atomic uint64_t *of, uint32_t life, uint64_t round)
+{
+    atomic_store_explicit(of, (uint64_t)(life & 0xffff) << 48 | round, memory_order_release);
+}
 static inline bool hvd_place_entered(const struct hvd_place *place, uint32_t life, uint64_t round)
 {
-    uint64_t word = atomic_load_explicit(place->round, memory_order_acquire);
-    return word >> 48 == (life & 0xffff) && (word & 0xffffffffffff) >= round;
+    return hvd_place_says(place->round, life, round);
 }
 static inline void hvd_place_enter(const struct hvd_place *place, uint32_t life, uint64_t round)
 {
-    atomic_store_explicit(place->round, (uint64_t)(life & 0xffff) << 48 | round, memory_order_release);
+    hvd_place_say(place->round, life, round);
 }
 
 #endif

@@ -121,8 +121,12 @@ static void arm(struct hvd_engine *engine, const struct pollfd *news, int count)
 void hvd_wire_watch(struct hvd_engine *engine)
 {
     struct pollfd news[HVD_LOCAL_MAX];
+    if (atomic_load(&engine->failed)) /* nobody reads any more: what comes would be news for ever */
+        return;
     for (int i = 0; i < engine->sets; i++) {
         const struct hvd_moving *moving = &engine->set[i]->moving;
+        if (engine->set[i]->tree)
+            arm(engine, news, hvd_tree_watch(engine->set[i]->tree, news));
         if (moving->busy && moving->by->plane->watch)
             arm(engine, news, moving->by->plane->watch(moving->by->self, news));
     }

@@ -54,9 +54,14 @@ static void p2p_close(void *plane)
     free(p2p);
 }
 
+static bool p2p_fits(const struct hvd_plane_arg *arg)
+{
+    return arg->link && arg->size > 1 && arg->size <= HVD_LOCAL_MAX;
+}
+
 static int p2p_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_error *error)
 {
-    if (!arg->link || arg->size < 2 || arg->size > HVD_LOCAL_MAX)
+    if (!p2p_fits(arg))
         return hvd_fail(error, HVD_EINIT, "plane p2p needs links between 2 to %d ranks; this set has %d%s",
                         HVD_LOCAL_MAX, arg->size, arg->link ? "" : " and no links");
     const struct hvd_algo *forced = arg->algo ? hvd_algo_named(arg->algo) : NULL;
@@ -358,6 +363,7 @@ const struct hvd_plane hvd_plane_p2p = {
     .name = "p2p",
     .preference = 50,
     .order = HVD_ORDER_SET,
+    .fits = p2p_fits,
     .open = p2p_open,
     .can = p2p_can,
     .start = p2p_start,

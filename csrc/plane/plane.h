@@ -97,6 +97,9 @@ struct hvd_plane {
     enum hvd_plane_order order;
     bool bound; /* its calls must all come from one thread: a waiting caller must not take the turn */
 
+    /* Pure, on fields that are the same on all ranks: is it for a set like this? Then it fails to open for want of
+     * something only. NULL: open tells. */
+    bool (*fits)(const struct hvd_plane_arg *arg);
     /* Engine, at init, may block. On failure nothing stays allocated. *plane is passed to all below. */
     int (*open)(const struct hvd_plane_arg *arg, void **plane, struct hvd_error *error);
     /* Pure, on agreed fields only (kind, op, dtype, count, flags): the answer is the same on all ranks. */

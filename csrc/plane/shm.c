@@ -80,6 +80,11 @@ static void shm_close(void *plane)
     free(shm);
 }
 
+static bool shm_fits(const struct hvd_plane_arg *arg)
+{
+    return arg->one_host && arg->size > 1 && arg->size <= HVD_LOCAL_MAX;
+}
+
 static int shm_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_error *error)
 {
     if (!arg->one_host)
@@ -232,6 +237,7 @@ const struct hvd_plane hvd_plane_shm = {
     .name = "shm",
     .preference = 100,
     .order = HVD_ORDER_SET,
+    .fits = shm_fits,
     .open = shm_open,
     .can = hvd_plane_can_all,
     .start = shm_start,

@@ -16,7 +16,12 @@
 static const struct crew_kind {
     const char *name, *plane;
     bool linked;
-} kinds[] = {{"shared memory", NULL, false}, {"p2p on one host", "p2p", true}};
+    const int *host_of; /* NULL: one host */
+} kinds[] = {{"shared memory", NULL, false, NULL},
+             {"p2p on one host", "p2p", true, NULL},
+             {"hosts of one rank", NULL, true, (const int[]){0, 1, 2, 3, 4, 5, 6, 7}},
+             {"hosts of 2, 1 and more", NULL, true, (const int[]){0, 0, 1, 2, 2, 2, 2, 2}},
+             {"two hosts, interleaved", NULL, true, (const int[]){7, 3, 7, 3, 7, 3, 7, 3}}};
 static const struct crew_kind *kind = &kinds[0];
 
 struct hvd_error crew_open_error;
@@ -48,26 +53,47 @@ const char *crew_world(int i)
 
 static const int everyone[] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-/* The streams of this rank are in `row`, which must live until the engine is open. */
-static void link_options(struct hvd_options *options, int *row)
+struct row {
+    int tensor[STREAMS_RANKS], vote[STREAMS_RANKS];
+};
+
+/* The streams that rank `mine` of these needs; their purposes are `purpose` and the next. */
+static void take_row(int purpose, const int *ranks, int count, int mine, struct row *row)
+{
+    int host_of[STREAMS_RANKS], peers[3], voters[STREAMS_RANKS];
+    for (int i = 0; i < count; i++) {
+        host_of[i] = kind->host_of ? kind->host_of[ranks[i]] : 0;
+        voters[i] = -1;
+    }
+    int near = hvd_vote_peers(host_of, count, mine, peers);
+    for (int i = 0; i < near; i++)
+        voters[peers[i]] = ranks[peers[i]];
+    streams_take(purpose, ranks[mine], ranks, count, row->tensor);
+    streams_take(purpose + 1, ranks[mine], voters, count, row->vote);
+}
+
+/* `row` must live until the engine is open. */
+static void link_options(struct hvd_options *options, struct row *row)
 {
     options->plane = kind->plane;
     if (!kind->linked || options->size < 2)
         return;
-    streams_take(0, options->rank, everyone, options->size, row);
-    options->tensor_fd = row;
+    take_row(0, everyone, options->size, options->rank, row);
+    options->tensor_fd = row->tensor;
+    options->vote_fd = row->vote;
+    options->host_of = kind->host_of;
 }
 
 int crew_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error)
 {
-    int tensor[STREAMS_RANKS], purpose = 2 * (int)(engine->lives + 1);
-    bool member = false;
+    struct row row;
+    int mine = -1;
     for (int i = 0; i < count; i++)
-        member |= ranks[i] == engine->options.rank;
-    if (!kind->linked || !member)
+        mine = ranks[i] == engine->options.rank ? i : mine;
+    if (!kind->linked || mine < 0)
         return hvd_engine_set_open(engine, ranks, count, NULL, NULL, error);
-    streams_take(purpose, engine->options.rank, ranks, count, tensor);
-    return hvd_engine_set_open(engine, ranks, count, NULL, tensor, error);
+    take_row(2 * (int)(engine->lives + 1), ranks, count, mine, &row);
+    return hvd_engine_set_open(engine, ranks, count, row.vote, row.tensor, error);
 }
 
 struct hvd_options crew_options(int rank, int size)
@@ -101,8 +127,8 @@ static void *thread_rank(void *self)
 {
     struct seat *seat = self;
     struct hvd_options options = crew_options(seat->boot.rank, seat->size);
-    int row[STREAMS_RANKS];
-    link_options(&options, row);
+    struct row row;
+    link_options(&options, &row);
     struct hvd_error error = {0};
     struct hvd_engine *engine;
     int code = hvd_engine_open(&options, hvd_boot_memory_allgather, &seat->boot, true, 1, &engine, &error);
@@ -161,10 +187,10 @@ static void process_rank(int rank, int size, crew_body *body, void (*before)(int
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     struct hvd_options options = crew_options(rank, size);
     struct hvd_engine *engine;
-    int row[STREAMS_RANKS];
+    struct row row;
     if (kind->linked)
         streams_keep(rank);
-    link_options(&options, row);
+    link_options(&options, &row);
     if (before)
         before(rank);
     hvd_engine_open(&options, page_allgather, &options, false, 1, &engine, &crew_open_error);

@@ -1,0 +1,72 @@
+/* tree.h - how the votes of a set cross from host to host.
+ *
+ * The hosts of a set, in the order of their first members, form a binary tree; the first member on each host, its
+ * leader, holds a stream to the leaders of the hosts above and below. Only the turn of a leader calls anything here but
+ * open and close. Inside a host votes lie on boards (agree.c).
+ */
+#ifndef HVD_TREE_H
+#define HVD_TREE_H
+
+#include "../coord/coord.h"
+#include "../link/link.h"
+
+#include <poll.h>
+
+#define HVD_NEAR_MAX 3 /* neighbours: one above, two below */
+
+struct hvd_engine;
+struct hvd_set;
+
+/* All that crosses: a head, then `bytes` of a body. Both ends have the same byte order, or init would have refused. */
+struct hvd_frame {
+    uint32_t magic, type;
+    uint32_t bytes, life; /* life: of the set */
+    uint64_t round;
+};
+
+/* A neighbour. */
+struct hvd_near {
+    struct hvd_link *link;
+    int rank;                 /* in the set */
+    int behind;               /* members of the set on its side of the edge */
+    uint64_t heard;           /* newest round that it has entered, as far as it has told */
+    uint64_t told;            /* newest round that it was told of, by a vote or without one */
+    uint64_t voted;           /* newest round whose vote was given to it */
+    struct hvd_vote *vote[2]; /* that came, by even and odd round */
+    uint64_t has[2];          /* the round that lies there whole, 0: none */
+    uint64_t sound;           /* newest round whose vote from there was looked at and is one */
+    struct hvd_frame head;    /* of the frame that is coming in */
+    size_t at;                /* bytes of it that have come */
+    char *out;                /* what has yet to leave */
+    size_t out_count, out_room;
+    uint64_t seen_ns; /* when it was last heard */
+    char body[1200];  /* of an abort */
+};
+
+struct hvd_tree {
+    int count;
+    size_t vote_bytes;
+    struct hvd_near near[HVD_NEAR_MAX];
+    struct hvd_vote *mine, *part; /* of this host; room for what goes out */
+    uint64_t merged;              /* newest round whose vote of this host lies in `mine` */
+};
+
+/* Framework thread. The set is known but for its tree; only a leader of a set on several hosts gets one. */
+int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error);
+void hvd_tree_close(struct hvd_set *set);
+
+/* Read what has come and send what goes; true if anything moved. What is no frame, or the end of a stream, is a reason
+ * to end the job. */
+bool hvd_tree_pump(struct hvd_engine *engine, struct hvd_set *set);
+/* Has a neighbour entered this round? */
+bool hvd_tree_heard(const struct hvd_tree *tree, uint64_t round);
+/* This rank has entered the round; `whole`: the vote of this host lies in `mine`. HVD_OK: set->agreed is everyone's.
+ * HVD_AGAIN; HVD_EINVAL: a neighbour's vote is not one (the job ends). */
+int hvd_tree_round(struct hvd_engine *engine, struct hvd_set *set, uint64_t round, bool whole, bool *moved);
+/* Tell the neighbours why the job ends. */
+void hvd_tree_flood(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_error *failure);
+/* Has all that was to be said left? */
+bool hvd_tree_idle(const struct hvd_tree *tree);
+int hvd_tree_watch(const struct hvd_tree *tree, struct pollfd *news);
+
+#endif
