@@ -142,14 +142,14 @@ void hvd_tree_close(struct hvd_set *set)
     set->tree = NULL;
 }
 
-/* The stream has ended. Who has left may do that; else somebody may be about to say why. */
-static void near_lost(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near,
-                      const struct hvd_error *error)
+/* The stream has ended. Who has left may do that, and who has closed a set, which nobody has a round of then; else
+ * somebody may be about to say why. */
+static void near_lost(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near)
 {
     char text[256];
-    if (set->left)
+    if (set->left || (set->number != 0 && !set->entered))
         return;
-    snprintf(text, sizeof text, "%s is lost: %.140s", near->link->called, error->text);
+    snprintf(text, sizeof text, "%s is lost: its connection has ended", near->link->called);
     hvd_abort_suspect(engine, set->member[near->rank], text);
 }
 
@@ -159,7 +159,7 @@ static void near_flush(struct hvd_engine *engine, const struct hvd_set *set, str
     size_t moved;
     while (near->out_count && !near->link->over) {
         if (near->link->kind->send(near->link, near->out, near->out_count, &moved, &error) != HVD_OK) {
-            near_lost(engine, set, near, &error);
+            near_lost(engine, set, near);
             near->out_count = 0;
             return;
         }
@@ -255,7 +255,7 @@ static bool near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd
         char *to = near->at < head ? (char *)&near->head + near->at : body + (near->at - head);
         size_t room = near->at < head ? head - near->at : head + near->head.bytes - near->at;
         if (room && near->link->kind->recv(near->link, to, room, &moved, &error) != HVD_OK) {
-            near_lost(engine, set, near, &error);
+            near_lost(engine, set, near);
             return true;
         }
         if (room && moved == 0)
@@ -315,6 +315,8 @@ int hvd_tree_round(struct hvd_engine *engine, struct hvd_set *set, uint64_t roun
             continue;
         missing++;
         silent = i;
+        if (tree->near[i].link->over)
+            near_lost(engine, set, &tree->near[i]);
     }
     for (int i = 0; i < tree->count; i++) {
         struct hvd_near *near = &tree->near[i];
