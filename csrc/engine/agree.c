@@ -263,7 +263,7 @@ static void take_plan(struct hvd_engine *engine, struct hvd_set *set)
 static void decide(struct hvd_engine *engine, struct hvd_set *set)
 {
     hvd_coord_decide(set->coord, set->agreed, &set->plan);
-    set->entered = false;
+    set->entered = set->probing = false;
     hvd_count(engine, HVD_COUNT_rounds, 1);
     if (set->plan.learned)
         hvd_count(engine, HVD_COUNT_learned, 1);
@@ -344,7 +344,7 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
     uint64_t round = hvd_coord_round(set->coord);
     if (!set->entered) {
         bool hold = set->moving.busy && set->agenda.count > set->moving.items;
-        if (hold || !hvd_coord_news(set->coord))
+        if ((hold || !hvd_coord_news(set->coord)) && !set->probing)
             if (soon_over(set) || !peer_entered(set, round))
                 return moved;
         hvd_coord_vote(set->coord, board(engine, set, set->here, round), set->vote_bytes);

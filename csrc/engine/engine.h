@@ -8,6 +8,7 @@
  *   turn.c    the token, one turn, who sleeps and who wakes whom, the engine thread
  *   set.h     one process set: what it agrees on and what it moves (set.c, space.c, agree.c, work.c, ragged.c)
  *   wire.c    streams to ranks that share no memory with this one, and how the engine thread sleeps on them
+ *   silence.c who does not answer
  *   abort.c   death, abort, leave: what ends a job
  *   soon.c    submissions that wake nobody now, and are sent within a millisecond
  *   check.c   local mistakes in a request
@@ -143,6 +144,7 @@ struct hvd_engine {
 
     /* Owned by the turn. */
     struct hvd_suspicion suspicion;
+    uint64_t ticked_ns;                /* the engine thread's: when the clock of silence.c ticked last */
     int active;                        /* ticks for which the engine thread will doze on without a waiter */
     uint64_t left_turn_ns;             /* when a waiter last gave it back */
     struct hvd_set *set[HVD_SETS_MAX]; /* that this rank is a member of; the global one first */
@@ -238,6 +240,10 @@ void hvd_soon_close(struct hvd_soon *soon);
 void hvd_soon_arm(struct hvd_soon *soon);
 void hvd_soon_disarm(struct hvd_soon *soon);
 void hvd_soon_rang(struct hvd_soon *soon);
+
+/* silence.c: by the engine thread, that has the turn, every tick_ms (-1: there are no ticks). */
+void hvd_silence_tick(struct hvd_engine *engine);
+int hvd_silence_tick_ms(const struct hvd_engine *engine);
 
 /* abort.c */
 bool hvd_abort_seen(struct hvd_engine *engine); /* by the turn: take note of an abort; true if it was new */

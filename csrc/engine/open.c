@@ -206,6 +206,8 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     memset(engine, 0, sizeof *engine);
     engine->options = *options;
     atomic_store(&engine->fusion_bytes, options->fusion_bytes);
+    engine->options.peer_timeout_ms = options->peer_timeout_ms > 0 ? options->peer_timeout_ms : 30000;
+    engine->ticked_ns = hvd_now_ns();
     engine->in_process = in_process;
     engine->alone = options->size == 1;
     engine->epoll = engine->space.fd = engine->soon.timer = -1;

@@ -83,8 +83,11 @@ struct hvd_set {
     struct hvd_vote *agreed, *seen;
     struct hvd_plan plan;
     bool entered; /* my vote of this round lies on my board */
-    bool left;    /* a member has left, agreed: nothing more is voted on */
-    int leaver;   /* who, by its number in the job */
+    bool probing; /* enter a round, to see who answers; see silence.c */
+    int waited;   /* ticks without progress */
+    uint64_t progress;
+    bool left;  /* a member has left, agreed: nothing more is voted on */
+    int leaver; /* who, by its number in the job */
     uint64_t plans;
     struct hvd_agenda agenda;
     struct hvd_moving moving;

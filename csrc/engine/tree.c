@@ -9,6 +9,7 @@
  *     OPEN   "round r is open here": a host without news enters it, too. A vote says so as well.
  *     VOTE   the merge of one side
  *     ABORT  why the job ends; goes on to all neighbours
+ *     ALIVE  "I wait, too": see silence.c
  *
  * At most two votes of a neighbour wait here: it can give that of round r + 1 when it has mine of r, and that of r + 2
  * only when it has mine of r + 1. So two places, by even and odd rounds, are enough, as boards are; a third is an
@@ -33,60 +34,6 @@ struct farewell {
     char text[];
 };
 
-/* Hosts in the order of their first ranks: leader[i] is the first rank of the i-th. Returns how many. */
-static int leaders(const int *host_of, int size, int *leader, int *index_of)
-{
-    int hosts = 0;
-    for (int rank = 0; rank < size; rank++) {
-        int host = 0;
-        while (host < hosts && host_of[leader[host]] != host_of[rank])
-            host++;
-        if (host == hosts)
-            leader[hosts++] = rank;
-        index_of[rank] = host;
-    }
-    return hosts;
-}
-
-/* The neighbours of host `at` in a tree of so many. */
-static int neighbours(int at, int hosts, int *near)
-{
-    int count = 0;
-    if (at > 0)
-        near[count++] = (at - 1) / 2;
-    for (int below = 2 * at + 1; below <= 2 * at + 2; below++)
-        if (below < hosts)
-            near[count++] = below;
-    return count;
-}
-
-int hvd_vote_peers(const int *host_of, int size, int rank, int *peers)
-{
-    int leader[HVD_LOCAL_MAX], index_of[HVD_LOCAL_MAX];
-    if (size < 1 || size > HVD_LOCAL_MAX || rank < 0 || rank >= size)
-        return HVD_EINVAL;
-    int hosts = leaders(host_of, size, leader, index_of);
-    if (leader[index_of[rank]] != rank)
-        return 0;
-    int count = neighbours(index_of[rank], hosts, peers);
-    for (int i = 0; i < count; i++)
-        peers[i] = leader[peers[i]];
-    return count;
-}
-
-/* Ranks on the other side of the edge from host `at` to its neighbour `near`. */
-static int ranks_behind(const int *index_of, int size, int at, int near)
-{
-    int below = near > at ? near : at, count = 0;
-    for (int rank = 0; rank < size; rank++) {
-        int host = index_of[rank];
-        while (host > below)
-            host = (host - 1) / 2;
-        count += host == below;
-    }
-    return near > at ? count : size - count;
-}
-
 static bool near_open(struct hvd_near *near, size_t vote_bytes)
 {
     near->out_room = 2 * (sizeof near->head + vote_bytes) + 2 * sizeof near->body;
@@ -103,12 +50,12 @@ int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_err
         return HVD_OK;
     for (int rank = 0; rank < set->size; rank++)
         host_of[rank] = engine->who[set->member[rank]].host;
-    int hosts = leaders(host_of, set->size, leader, index_of), at = index_of[set->rank];
+    int hosts = hvd_tree_leaders(host_of, set->size, leader, index_of), at = index_of[set->rank];
     struct hvd_tree *tree = calloc(1, sizeof *tree);
     if (!tree)
         return hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for votes", engine->options.rank);
     set->tree = tree;
-    tree->count = neighbours(at, hosts, near);
+    tree->count = hvd_tree_neighbours(at, hosts, near);
     tree->vote_bytes = set->vote_bytes;
     tree->mine = malloc(set->vote_bytes);
     tree->part = malloc(set->vote_bytes);
@@ -116,7 +63,7 @@ int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_err
     for (int i = 0; i < tree->count; i++) {
         struct hvd_near *one = &tree->near[i];
         one->rank = leader[near[i]];
-        one->behind = ranks_behind(index_of, set->size, at, near[i]);
+        one->behind = hvd_tree_behind(index_of, set->size, at, near[i]);
         one->link = set->vote_wires ? set->vote_wires->link[one->rank] : NULL;
         if (!one->link)
             return hvd_fail(error, HVD_EINIT, "rank %d has no stream for votes to %s", engine->options.rank,
@@ -129,15 +76,15 @@ int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_err
 void hvd_tree_close(struct hvd_set *set)
 {
     struct hvd_tree *tree = set->tree;
-    for (int i = 0; tree && i < tree->count; i++) {
+    if (!tree)
+        return;
+    for (int i = 0; i < tree->count; i++) {
         free(tree->near[i].out);
         free(tree->near[i].vote[0]);
         free(tree->near[i].vote[1]);
     }
-    if (tree) {
-        free(tree->mine);
-        free(tree->part);
-    }
+    free(tree->mine);
+    free(tree->part);
     free(tree);
     set->tree = NULL;
 }
@@ -207,14 +154,14 @@ static bool may_come(const struct hvd_set *set, struct hvd_near *near, char **bo
     }
 }
 
-static void babbles(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near)
+static void babbles(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near)
 {
     char text[256];
     snprintf(text, sizeof text,
              "%s sent %u bytes of type %u for round %llu where a vote of round %llu was due; please report this",
              near->link->called, near->head.bytes, near->head.type, (unsigned long long)near->head.round,
              (unsigned long long)hvd_coord_round(set->coord));
-    near->link->over = true; /* nothing in it can be believed any more */
+    near->babbles = true;
     hvd_engine_abort(engine, set->member[near->rank], HVD_EINTERNAL, text);
 }
 
@@ -245,7 +192,7 @@ static bool near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd
     struct hvd_error error = {0};
     const size_t head = sizeof near->head;
     bool moved_any = false;
-    while (!near->link->over) {
+    while (!near->link->over && !near->babbles) {
         char *body = NULL;
         size_t moved;
         if (near->at >= head && !may_come(set, near, &body)) {
@@ -361,6 +308,26 @@ void hvd_tree_flood(struct hvd_engine *engine, struct hvd_set *set, const struct
         say(engine, set, &set->tree->near[i], TYPE_ABORT, 0, body, sizeof last + length);
 }
 
+void hvd_tree_tick(struct hvd_engine *engine, struct hvd_set *set, bool waits)
+{
+    for (int i = 0; i < set->tree->count; i++) {
+        struct hvd_near *near = &set->tree->near[i];
+        bool heard = near->frames != near->link->counts.messages_in;
+        near->mute = heard || !waits ? 0 : near->mute + 1;
+        near->frames = near->link->counts.messages_in;
+        if (waits && near->out_count == 0)
+            say(engine, set, near, TYPE_ALIVE, 0, NULL, 0);
+    }
+}
+
+int hvd_tree_mute(const struct hvd_tree *tree, uint64_t round, int ticks)
+{
+    for (int i = 0; i < tree->count; i++)
+        if (tree->near[i].has[round & 1] != round && tree->near[i].mute >= ticks)
+            return tree->near[i].rank;
+    return -1;
+}
+
 bool hvd_tree_idle(const struct hvd_tree *tree)
 {
     for (int i = 0; i < tree->count; i++)
@@ -374,7 +341,7 @@ int hvd_tree_watch(const struct hvd_tree *tree, struct pollfd *news)
     int count = 0;
     for (int i = 0; i < tree->count; i++) {
         const struct hvd_near *near = &tree->near[i];
-        if (!near->link->over)
+        if (!near->link->over && !near->babbles)
             news[count++] = (struct pollfd){.fd = near->link->fd, .events = POLLIN | (near->out_count ? POLLOUT : 0)};
     }
     return count;

@@ -35,12 +35,14 @@ struct hvd_near {
     struct hvd_vote *vote[2]; /* that came, by even and odd round */
     uint64_t has[2];          /* the round that lies there whole, 0: none */
     uint64_t sound;           /* newest round whose vote from there was looked at and is one */
+    bool babbles;             /* nothing that comes from it can be believed any more */
     struct hvd_frame head;    /* of the frame that is coming in */
     size_t at;                /* bytes of it that have come */
     char *out;                /* what has yet to leave */
     size_t out_count, out_room;
-    uint64_t seen_ns; /* when it was last heard */
-    char body[1200];  /* of an abort */
+    uint64_t frames; /* that had come when the clock last ticked */
+    int mute;        /* ticks without one */
+    char body[1200]; /* of an abort */
 };
 
 struct hvd_tree {
@@ -50,6 +52,12 @@ struct hvd_tree {
     struct hvd_vote *mine, *part; /* of this host; room for what goes out */
     uint64_t merged;              /* newest round whose vote of this host lies in `mine` */
 };
+
+/* edges.c. leaders: leader[i] is the first rank of the i-th host, index_of[rank] the number of rank's host; returns how
+ * many hosts. neighbours: of host `at`. behind: ranks on the other side of the edge from host `at` to host `near`. */
+int hvd_tree_leaders(const int *host_of, int size, int *leader, int *index_of);
+int hvd_tree_neighbours(int at, int hosts, int *near);
+int hvd_tree_behind(const int *index_of, int size, int at, int near);
 
 /* Framework thread. The set is known but for its tree; only a leader of a set on several hosts gets one. */
 int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error);
@@ -65,6 +73,10 @@ bool hvd_tree_heard(const struct hvd_tree *tree, uint64_t round);
 int hvd_tree_round(struct hvd_engine *engine, struct hvd_set *set, uint64_t round, bool whole, bool *moved);
 /* Tell the neighbours why the job ends. */
 void hvd_tree_flood(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_error *failure);
+/* The clock ticks (silence.c). waits: the set waits for something, and says so. mute: a neighbour, by its rank in the
+ * set, whose vote of this round is missing and of whom nothing has been heard for so many ticks; -1: none. */
+void hvd_tree_tick(struct hvd_engine *engine, struct hvd_set *set, bool waits);
+int hvd_tree_mute(const struct hvd_tree *tree, uint64_t round, int ticks);
 /* Has all that was to be said left? */
 bool hvd_tree_idle(const struct hvd_tree *tree);
 int hvd_tree_watch(const struct hvd_tree *tree, struct pollfd *news);

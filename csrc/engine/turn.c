@@ -307,11 +307,26 @@ static int look_around(struct hvd_engine *engine, bool tick)
 static int until_alarm(struct hvd_engine *engine, int sleep_ms)
 {
     uint64_t alarm_ns = atomic_load_explicit(&engine->alarm_ns, memory_order_relaxed), now;
+    if (engine->hosts > 1) {
+        uint64_t tick_ns = engine->ticked_ns + (uint64_t)hvd_silence_tick_ms(engine) * 1000000u;
+        alarm_ns = alarm_ns && alarm_ns < tick_ns ? alarm_ns : tick_ns;
+    }
     if (alarm_ns == 0)
         return sleep_ms;
     now = hvd_now_ns();
     int left_ms = alarm_ns > now ? (int)((alarm_ns - now) / 1000000u) + 1 : 1;
     return sleep_ms < 0 || left_ms < sleep_ms ? left_ms : sleep_ms;
+}
+
+/* Somebody else has the turn: then something moves, or he gives it back within milliseconds. */
+static void tick_of_silence(struct hvd_engine *engine)
+{
+    uint64_t now = hvd_now_ns();
+    if (now - engine->ticked_ns < (uint64_t)hvd_silence_tick_ms(engine) * 1000000u || !hvd_turn_take(engine))
+        return;
+    engine->ticked_ns = now;
+    hvd_silence_tick(engine);
+    hvd_turn_run(engine);
 }
 
 static void *thread_main(void *self)
@@ -325,6 +340,8 @@ static void *thread_main(void *self)
         hvd_trace_add(&engine->trace, HVD_TRACE_sleep, 0, 0);
         int count = epoll_wait(engine->epoll, events, HVD_COUNT_OF(events), sleep_ms);
         tick = count == 0;
+        if (engine->hosts > 1)
+            tick_of_silence(engine);
         hvd_trace_add(&engine->trace, HVD_TRACE_wake, (uint32_t)(count < 0 ? 0 : count), 0);
         for (int i = 0; i < count; i++)
             hear(engine, events[i].data.u64);

@@ -77,6 +77,7 @@ int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, i
             continue;
         }
         hvd_text_copy(mine->of[peer].called, sizeof mine->of[peer].called, engine->who[member[peer]].called);
+        mine->of[peer].kind->give_up_after(&mine->of[peer], engine->options.peer_timeout_ms);
         mine->link[peer] = &mine->of[peer];
     }
     if (code != HVD_OK && mine) {

@@ -34,6 +34,8 @@ struct hvd_link_kind {
     int (*recv)(struct hvd_link *link, void *bytes, size_t count, size_t *moved, struct hvd_error *error);
     /* HVD_EPEER if the peer has ended the stream, however much of it is still unread; else HVD_OK. */
     int (*ended)(struct hvd_link *link, struct hvd_error *error);
+    /* Bytes that nobody takes for so long, and a peer's machine that does not answer, end the stream. */
+    void (*give_up_after)(struct hvd_link *link, int ms);
     void (*close)(struct hvd_link *link);
 };
 

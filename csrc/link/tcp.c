@@ -83,6 +83,17 @@ static int tcp_ended(struct hvd_link *link, struct hvd_error *error)
     return end ? lost(link, "closed by the peer", error) : HVD_OK;
 }
 
+/* A unix socket has no use for any of it, and says so. */
+static void tcp_give_up_after(struct hvd_link *link, int ms)
+{
+    int on = 1, probes = 4, every_s = ms / 1000 / 8 > 0 ? ms / 1000 / 8 : 1, idle_s = ms / 2000 > 0 ? ms / 2000 : 1;
+    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+    (void)setsockopt(link->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
+    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
 static void tcp_close(struct hvd_link *link)
 {
     if (link->fd >= 0)
@@ -90,4 +101,5 @@ static void tcp_close(struct hvd_link *link)
     link->fd = -1;
 }
 
-const struct hvd_link_kind hvd_link_tcp = {"tcp", tcp_open, tcp_send, tcp_recv, tcp_ended, tcp_close};
+const struct hvd_link_kind hvd_link_tcp = {"tcp",     tcp_open,          tcp_send, tcp_recv,
+                                           tcp_ended, tcp_give_up_after, tcp_close};

@@ -26,7 +26,7 @@ static const struct crew_kind *kind = &kinds[0];
 
 struct hvd_error crew_open_error;
 pid_t crew_pid[HVD_LOCAL_MAX];
-int crew_shared_memory;
+int crew_shared_memory, crew_peer_timeout_ms;
 
 static void too_late(int signal)
 {
@@ -52,6 +52,7 @@ const char *crew_world(int i)
 }
 
 static const int everyone[] = {0, 1, 2, 3, 4, 5, 6, 7};
+static const char *const host_name[] = {"a", "b", "c", "d", "e", "f", "g", "h"}; /* of each rank's host */
 
 struct row {
     int tensor[STREAMS_RANKS], vote[STREAMS_RANKS];
@@ -82,6 +83,8 @@ static void link_options(struct hvd_options *options, struct row *row)
     options->tensor_fd = row->tensor;
     options->vote_fd = row->vote;
     options->host_of = kind->host_of;
+    options->host_name = kind->host_of ? host_name : NULL;
+    options->peer_timeout_ms = crew_peer_timeout_ms;
 }
 
 int crew_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error)

@@ -33,6 +33,8 @@
 
 /* The i-th kind of world from here on; its name, NULL past the end. 0: ranks of one host, in shared memory. */
 const char *crew_world(int i);
+enum { CREW_HOSTS = 2 }; /* the first kind with several hosts: of one rank each; then of 2, 1 and the rest; ... */
+extern int crew_peer_timeout_ms;
 
 typedef void crew_body(struct hvd_engine *engine, int rank, int size);
 

@@ -1,0 +1,94 @@
+/* silence.c - a rank that neither ends nor answers, on a job of several hosts: who is it, and when is it lost?
+ *
+ * A process that is stopped, a host that is cut off without a word: no stream ends, no pidfd speaks. Silence counts
+ * only while something waits, since a rank whose user computes for an hour is silent rightfully. But a round that is
+ * open is entered by engines without user code; so whoever waits for one, and hears nothing, knows. That is the only
+ * measure: where a bucket stands still, a round is opened to find out (`probing`), and if all answer it, all live,
+ * however slow they are.
+ *
+ * Time comes in ticks of the engine thread, eight to the timeout (HVDLITE_PEER_TIMEOUT). A set that has waited for two
+ * of them without any progress sends a sign of life over its tree of hosts, with every tick, and opens a round. A
+ * leader blames the rank of its own host that does not enter, or the neighbour that has been mute for six ticks; its
+ * neighbour that waits itself sends signs of life, so it is not blamed for another's silence. A rank that waits for its
+ * leader gives it two ticks more, since the leader knows better who it is.
+ *
+ * TCP itself is told the timeout, too (link/tcp.c): that finds cut lines under data, and in idle jobs.
+ */
+#include "engine.h"
+
+#include <stdio.h>
+
+#define TICKS_WAITED 2
+#define TICKS_MUTE   6
+
+/* Anything that changes when the set gets on. */
+static uint64_t progress_of(const struct hvd_set *set)
+{
+    uint64_t sum = hvd_coord_round(set->coord) + set->plans + set->agenda.head;
+    for (int peer = 0; set->wires && peer < set->size; peer++)
+        sum += set->wires->of[peer].counts.bytes_in + set->wires->of[peer].counts.bytes_out;
+    return sum;
+}
+
+static void blame(struct hvd_engine *engine, const struct hvd_set *set, int rank)
+{
+    char text[256];
+    snprintf(
+        text, sizeof text,
+        "%s is silent: it has not answered for %d s (HVDLITE_PEER_TIMEOUT) while rank %d waits for it; is its process "
+        "stopped, or its host cut off?",
+        engine->who[set->member[rank]].called, (engine->options.peer_timeout_ms + 500) / 1000, engine->options.rank);
+    hvd_engine_abort(engine, set->member[rank], HVD_EPEER, text);
+}
+
+/* The round is entered here: who is missing? */
+static void look_for_missing(struct hvd_engine *engine, struct hvd_set *set)
+{
+    uint64_t round = hvd_coord_round(set->coord);
+    if (!set->tree) {
+        if (set->waited >= TICKS_WAITED + TICKS_MUTE + 2)
+            blame(engine, set, set->local[0]);
+        return;
+    }
+    for (int i = 1; i < set->locals; i++)
+        if (!hvd_place_entered(&set->place[i], set->life, round) && set->waited >= TICKS_WAITED + TICKS_MUTE) {
+            blame(engine, set, set->local[i]);
+            return;
+        }
+    int mute = hvd_tree_mute(set->tree, round, TICKS_MUTE);
+    if (mute >= 0)
+        blame(engine, set, mute);
+}
+
+static void look_at(struct hvd_engine *engine, struct hvd_set *set)
+{
+    uint64_t progress = progress_of(set);
+    bool waits = !set->left && (set->entered || set->moving.busy);
+    set->waited = waits && progress == set->progress ? set->waited + 1 : 0;
+    set->progress = progress;
+    if (set->waited < TICKS_WAITED) {
+        if (set->tree)
+            hvd_tree_tick(engine, set, false);
+        return;
+    }
+    set->probing = true;
+    if (set->tree)
+        hvd_tree_tick(engine, set, true);
+    if (set->entered)
+        look_for_missing(engine, set);
+}
+
+void hvd_silence_tick(struct hvd_engine *engine)
+{
+    if (atomic_load(&engine->failed))
+        return;
+    for (int i = 0; i < engine->sets; i++)
+        if (engine->set[i]->locals < engine->set[i]->size)
+            look_at(engine, engine->set[i]);
+}
+
+int hvd_silence_tick_ms(const struct hvd_engine *engine)
+{
+    int ms = engine->options.peer_timeout_ms / (TICKS_WAITED + TICKS_MUTE);
+    return engine->hosts < 2 ? -1 : ms > 0 ? ms : 1;
+}

@@ -1,0 +1,140 @@
+/* test_hosts.c - a job on several hosts: a tree of eight, a host that ends, a rank that is silent, junk for a vote.
+ *
+ * (What a job does when all is well, test_engine.c, test_kinds.c and test_sets.c ask on hosts, too; a single death,
+ * test_death.c.) There is no store here: what a rank knows of another host, it knows from streams.
+ */
+#define _GNU_SOURCE
+#include "crew.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void sum(struct hvd_engine *engine, int rank, int size, int64_t count)
+{
+    struct hvd_error error;
+    char text[HVD_TEXT_MAX] = "";
+    double *memory = malloc(sizeof *memory * (size_t)count);
+    for (int64_t i = 0; i < count; i++)
+        memory[i] = (double)(rank + i % 5);
+    int64_t handle =
+        crew_submit(engine, HVD_ALLREDUCE, "x", HVD_OP_sum, HVD_DTYPE_float64, memory, memory, count, &error);
+    CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
+    for (int64_t i = 0; i < count; i++)
+        CHECK(memory[i] == (double)(size * (size - 1) / 2) + (double)size * (double)(i % 5));
+    free(memory);
+}
+
+static void trees(struct hvd_engine *engine, int rank, int size)
+{
+    for (int step = 0; step < 10; step++) {
+        sum(engine, rank, size, 3);
+        sum(engine, rank, size, 40000);
+        crew_barrier(engine);
+    }
+}
+
+/* What a peer's engine must say of `victim`, and how soon. */
+static void must_lose(struct hvd_engine *engine, int victim, const char *says, double seconds)
+{
+    struct hvd_error error;
+    char text[HVD_TEXT_MAX] = "", name[32];
+    float memory[4] = {0};
+    uint64_t begun = hvd_now_ns();
+    int64_t handle =
+        crew_submit(engine, HVD_ALLREDUCE, "never", HVD_OP_sum, HVD_DTYPE_float32, memory, memory, 4, &error);
+    CHECK_CODE(crew_wait(engine, handle, text), HVD_EPEER, text);
+    snprintf(name, sizeof name, "rank %d (host ", victim);
+    CHECK_CODE(strstr(text, name) && strstr(text, says), 1, text);
+    CHECK_CODE((double)(hvd_now_ns() - begun) / 1e9 < seconds, 1, "it took too long");
+}
+
+enum { ALONE_ON_ITS_HOST = 2 };
+
+/* A host whose only rank is killed: no other process of it is left to say so. */
+static void a_host_ends(struct hvd_engine *engine, int rank, int size)
+{
+    CHECK_CODE(engine != NULL, 1, crew_open_error.text);
+    sum(engine, rank, size, 1000);
+    crew_meet();
+    if (rank == ALONE_ON_ITS_HOST) {
+        kill(getpid(), SIGKILL);
+        pause();
+    }
+    must_lose(engine, ALONE_ON_ITS_HOST, "lost", 1.0);
+}
+
+static int silent;
+
+/* A rank that is stopped ends nothing and answers nothing. */
+static void a_rank_is_silent(struct hvd_engine *engine, int rank, int size)
+{
+    CHECK_CODE(engine != NULL, 1, crew_open_error.text);
+    sum(engine, rank, size, 1000);
+    crew_meet();
+    if (rank == silent)
+        kill(getpid(), SIGSTOP);
+    else
+        must_lose(engine, silent, "silent", 5.0);
+}
+
+/* Who ends the stopped one, when all others are done. */
+static void end_the_stopped(int rank)
+{
+    if (rank != silent)
+        return;
+    pid_t stopped = getpid();
+    if (fork() == 0) {
+        sleep(6);
+        kill(stopped, SIGKILL);
+        _exit(0);
+    }
+}
+
+/* Bytes that are no frame, where a vote is due. */
+static void junk_is_no_vote(struct hvd_engine *engine, int rank, int size)
+{
+    char junk[100], text[HVD_TEXT_MAX] = "";
+    struct hvd_error error;
+    float memory[4] = {0};
+    sum(engine, rank, size, 10);
+    memset(junk, 0x5a, sizeof junk);
+    if (rank == size - 1)
+        for (int i = 0; i < engine->global->tree->count; i++)
+            CHECK(write(engine->global->tree->near[i].link->fd, junk, sizeof junk) == sizeof junk);
+    int64_t handle =
+        crew_submit(engine, HVD_ALLREDUCE, "never", HVD_OP_sum, HVD_DTYPE_float32, memory, memory, 4, &error);
+    CHECK_CODE(crew_wait(engine, handle, text), HVD_EINTERNAL, text);
+    snprintf(junk, sizeof junk, "rank %d (host ", size - 1);
+    CHECK_CODE(strstr(text, junk) && strstr(text, "please report"), 1, text);
+}
+
+static void check_status(int size, const int *status, int victim)
+{
+    for (int rank = 0; rank < size; rank++)
+        CHECK_CODE(rank == victim ? WIFSIGNALED(status[rank]) : status[rank] == 0, 1, "a rank failed");
+}
+
+int main(void)
+{
+    int status[HVD_LOCAL_MAX];
+    crew_deadline(300);
+    for (int w = CREW_HOSTS; crew_world(w); w++)
+        for (int size = 5; size <= 8; size++)
+            crew_threads(size, trees);
+    crew_world(CREW_HOSTS);
+    crew_threads(2, junk_is_no_vote);
+    crew_threads(5, junk_is_no_vote);
+    crew_world(CREW_HOSTS + 1);
+    crew_processes(4, a_host_ends, NULL, status);
+    check_status(4, status, ALONE_ON_ITS_HOST);
+    crew_peer_timeout_ms = 1000;
+    for (int w = CREW_HOSTS; w <= CREW_HOSTS + 1; w++)
+        for (silent = 0; silent < 4; silent += 3) { /* a leader; with others on its host, one that is none */
+            crew_world(w);
+            printf("%s: rank %d is silent\n", crew_world(w), silent);
+            crew_processes(4, a_rank_is_silent, end_the_stopped, status);
+            check_status(4, status, silent);
+        }
+    return 0;
+}
