@@ -3,8 +3,8 @@
  * A process that is stopped, a host that is cut off without a word: no stream ends, no pidfd speaks. Silence counts
  * only while something waits, since a rank whose user computes for an hour is silent rightfully. But a round that is
  * open is entered by engines without user code; so whoever waits for one, and hears nothing, knows. That is the only
- * measure: where a bucket stands still, a round is opened to find out (`probing`), and if all answer it, all live,
- * however slow they are.
+ * measure: where a bucket stands still, or a request waits for that of others, a round is opened to find out
+ * (`probing`), and if all answer it, all live, however slow they are.
  *
  * Time comes in ticks of the engine thread, eight to the timeout (HVDLITE_PEER_TIMEOUT). A set that has waited for two
  * of them without any progress sends a sign of life over its tree of hosts, with every tick, and opens a round. A
@@ -63,7 +63,7 @@ static void look_for_missing(struct hvd_engine *engine, struct hvd_set *set)
 static void look_at(struct hvd_engine *engine, struct hvd_set *set)
 {
     uint64_t progress = progress_of(set);
-    bool waits = !set->left && (set->entered || set->moving.busy);
+    bool waits = !set->left && (set->entered || set->moving.busy || engine->handles.with_turn);
     set->waited = waits && progress == set->progress ? set->waited + 1 : 0;
     set->progress = progress;
     if (set->waited < TICKS_WAITED) {

@@ -161,7 +161,7 @@ static void babbles(struct hvd_engine *engine, const struct hvd_set *set, struct
              "%s sent %u bytes of type %u for round %llu where a vote of round %llu was due; please report this",
              near->link->called, near->head.bytes, near->head.type, (unsigned long long)near->head.round,
              (unsigned long long)hvd_coord_round(set->coord));
-    near->babbles = true;
+    near->deaf = true;
     hvd_engine_abort(engine, set->member[near->rank], HVD_EINTERNAL, text);
 }
 
@@ -192,7 +192,7 @@ static bool near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd
     struct hvd_error error = {0};
     const size_t head = sizeof near->head;
     bool moved_any = false;
-    while (!near->link->over && !near->babbles) {
+    while (!near->deaf) { /* also when nothing can be sent any more: its last words may lie here */
         char *body = NULL;
         size_t moved;
         if (near->at >= head && !may_come(set, near, &body)) {
@@ -202,6 +202,7 @@ static bool near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd
         char *to = near->at < head ? (char *)&near->head + near->at : body + (near->at - head);
         size_t room = near->at < head ? head - near->at : head + near->head.bytes - near->at;
         if (room && near->link->kind->recv(near->link, to, room, &moved, &error) != HVD_OK) {
+            near->deaf = true;
             near_lost(engine, set, near);
             return true;
         }
@@ -341,8 +342,9 @@ int hvd_tree_watch(const struct hvd_tree *tree, struct pollfd *news)
     int count = 0;
     for (int i = 0; i < tree->count; i++) {
         const struct hvd_near *near = &tree->near[i];
-        if (!near->link->over && !near->babbles)
-            news[count++] = (struct pollfd){.fd = near->link->fd, .events = POLLIN | (near->out_count ? POLLOUT : 0)};
+        if (!near->deaf)
+            news[count++] = (struct pollfd){.fd = near->link->fd,
+                                            .events = POLLIN | (near->out_count && !near->link->over ? POLLOUT : 0)};
     }
     return count;
 }

@@ -35,9 +35,9 @@ struct hvd_near {
     struct hvd_vote *vote[2]; /* that came, by even and odd round */
     uint64_t has[2];          /* the round that lies there whole, 0: none */
     uint64_t sound;           /* newest round whose vote from there was looked at and is one */
-    bool babbles;             /* nothing that comes from it can be believed any more */
     struct hvd_frame head;    /* of the frame that is coming in */
     size_t at;                /* bytes of it that have come */
+    bool deaf;                /* nothing more comes from it, or nothing that can be believed */
     char *out;                /* what has yet to leave */
     size_t out_count, out_room;
     uint64_t frames; /* that had come when the clock last ticked */

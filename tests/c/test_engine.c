@@ -200,7 +200,7 @@ static void aborting_reaches_all(struct hvd_engine *engine, int rank, int size)
     int64_t handle =
         crew_submit(engine, HVD_ALLREDUCE, "after", HVD_OP_sum, HVD_DTYPE_float32, memory, memory, 4, &error);
     CHECK_CODE(crew_wait(engine, handle, text), HVD_EPEER, text);
-    CHECK(strstr(text, "boom"));
+    CHECK_CODE(strstr(text, "boom") != NULL, 1, text);
     CHECK(engine->failure.culprit == size - 1);
 }
 
