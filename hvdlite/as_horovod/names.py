@@ -9,6 +9,9 @@ What is not in the table is either not yet or was never public; a new row is all
 from __future__ import annotations
 
 _TORCH = "hvdlite.torch"
+_TENSORFLOW = "hvdlite.tensorflow"
+_KERAS = "hvdlite.keras"
+_CALLBACKS = "hvdlite.keras.callbacks"
 _REST = "hvdlite.as_horovod.rest"
 _LAUNCH = "hvdlite.as_horovod.launch"
 
@@ -19,14 +22,26 @@ MADE_OF: dict[str, tuple[str, ...]] = {
     "horovod.common.exceptions": ("hvdlite.errors",),
     "horovod.common.process_sets": ("hvdlite.process_set", "hvdlite.as_horovod.sets"),
     "horovod.common.util": (_REST,),
+    "horovod._keras": (_KERAS,),
+    "horovod._keras.callbacks": (_CALLBACKS,),
     "horovod.data": ("hvdlite.data",),
     "horovod.data.data_loader_base": ("hvdlite.data",),
+    "horovod.keras": (_KERAS,),
+    "horovod.keras.callbacks": (_CALLBACKS,),
     "horovod.runner": (_LAUNCH,),
     "horovod.runner.common": (),
     "horovod.runner.common.util": (),
     "horovod.runner.common.util.env": (_LAUNCH,),
     "horovod.runner.launch": (_LAUNCH,),
     "horovod.runner.mpi_run": (_LAUNCH,),
+    "horovod.tensorflow": (_TENSORFLOW, _REST),
+    "horovod.tensorflow.compression": ("hvdlite.tensorflow.compression", _TENSORFLOW),
+    "horovod.tensorflow.functions": (_TENSORFLOW,),
+    "horovod.tensorflow.keras": (_KERAS,),
+    "horovod.tensorflow.keras.callbacks": (_CALLBACKS,),
+    "horovod.tensorflow.mpi_ops": (_TENSORFLOW, "hvdlite.as_horovod.basics", _REST),
+    "horovod.tensorflow.sync_batch_norm": ("hvdlite.tensorflow.sync_batch_norm",),
+    "horovod.tensorflow.util": (_REST,),
     "horovod.torch": (_TORCH, _REST),
     "horovod.torch.compression": ("hvdlite.torch.compression", _TORCH),
     "horovod.torch.elastic": ("hvdlite.torch.elastic",),
@@ -41,7 +56,7 @@ SAME: dict[str, str] = {
     "horovod.torch.elastic.state": "hvdlite.torch.elastic.state",
 }
 # Imported only when asked for: these need a framework. All others come with their parent, as in Horovod.
-ON_DEMAND = {"horovod.torch"}
+ON_DEMAND = {"horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras", "horovod._keras"}
 
 # Modules of Horovod's launcher and elastic driver. They can be imported, for scripts that import more than they use;
 # what is taken from them raises HvdNotYetError when it is called. Of one in MADE_OF this is so for other names only.
@@ -59,9 +74,10 @@ HOLLOW = {f"horovod.runner.{name}" for name in _HOLLOW.split()}
 
 _LATER = "comes with a later version of hvdlite"
 NOT_YET: dict[str, str] = {
-    "horovod.tensorflow": f"TensorFlow {_LATER}; PyTorch and NumPy work",
-    "horovod.keras": f"Keras {_LATER}; PyTorch and NumPy work",
-    "horovod._keras": f"Keras {_LATER}; PyTorch and NumPy work",
+    "horovod.tensorflow.elastic": f"elastic training with TensorFlow {_LATER}",
+    "horovod.tensorflow.keras.elastic": f"elastic training with Keras {_LATER}",
+    "horovod.keras.elastic": f"elastic training with Keras {_LATER}",
+    "horovod.tensorflow.data": f"the data service {_LATER}",
     "horovod.spark": f"Spark {_LATER}",
     "horovod.ray": f"Ray {_LATER}",
     "horovod.mxnet": "MXNet is retired, and hvdlite does not support it",

@@ -18,8 +18,9 @@ from ..ops import Average, Sum
 
 Item = TypeVar("Item")
 
-EXTENSIONS = ["torch"]
-_FRAMEWORKS = {"torch": "torch", "horovod.torch": "torch"}
+EXTENSIONS = ["tensorflow", "torch"]
+_FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "keras": "keras"}
+_FRAMEWORKS.update({f"horovod.{name}": module for name, module in _FRAMEWORKS.items()})
 
 __all__ = [
     "EXTENSIONS",

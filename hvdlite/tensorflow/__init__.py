@@ -12,7 +12,16 @@ from __future__ import annotations
 
 from .. import _public
 from .._public import *  # noqa: F403
+from ..keras.optimizer import DistributedOptimizer
 from .compression import Compression
+from .functions import (  # type: ignore[assignment]
+    allgather_object,  # noqa: F401
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_object,  # noqa: F401  (by their names in _public)
+    broadcast_object_fn,
+    broadcast_variables,
+)
 from .ops import (
     allgather,
     allreduce,
@@ -29,13 +38,23 @@ from .ops import (
     reducescatter,
     size_op,
 )
+from .sync_batch_norm import SyncBatchNormalization
+from .tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
     "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "PartialDistributedGradientTape",
+    "SyncBatchNormalization",
     "allgather",
     "allreduce",
     "alltoall",
     "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object_fn",
+    "broadcast_variables",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",

@@ -21,6 +21,7 @@ from ..errors import (
     HvdError,
     HvdMismatchError,
     HvdNotInitializedError,
+    HvdNotYetError,
     HvdTimeoutError,
 )
 
@@ -30,13 +31,14 @@ _CLASSES: tuple[tuple[type[Exception], type[tf.errors.OpError]], ...] = (
     (HvdTimeoutError, tf.errors.DeadlineExceededError),
     (HorovodInternalError, tf.errors.UnknownError),
     (HvdArgumentError, tf.errors.InvalidArgumentError),
+    (HvdNotYetError, tf.errors.UnimplementedError),
 )
 
 
 @functools.cache
 def _both(ours: Any, theirs: Any) -> type[Exception]:
-    def begin(self: Exception, text: str) -> None:
-        theirs.__init__(self, None, None, text)
+    def begin(self: Exception, node_def: Any, op: Any, message: str, *args: Any) -> None:
+        theirs.__init__(self, node_def, op, message)  # with the names by which autograph knows how to make it again
 
     def pickled(self: Exception) -> tuple[object, ...]:
         return _again, (ours, str(getattr(self, "message", self)))
@@ -56,7 +58,7 @@ def as_tensorflow(error: Exception) -> Exception:
         return error
     for ours, theirs in _CLASSES:
         if isinstance(error, ours):
-            both = _both(type(error), theirs)(str(error))  # type: ignore[arg-type]
+            both = _both(type(error), theirs)(None, None, str(error))  # type: ignore
             if isinstance(error, HvdError):
                 both.rank = error.rank  # type: ignore[attr-defined]
             return both

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -96,11 +97,7 @@ def test_all_of_hvdlite_torch_is_there():
 @pytest.mark.parametrize(
     ("module", "says"),
     [
-        ("horovod.tensorflow", "TensorFlow comes with a later version"),
-        ("horovod.tensorflow.keras", "TensorFlow comes with a later version"),
-        ("horovod.tensorflow.util", "TensorFlow comes with a later version"),
-        ("horovod.keras", "Keras comes with a later version"),
-        ("horovod.keras.callbacks", "Keras comes with a later version"),
+        ("horovod.spark.keras", "Spark comes with a later version"),
         ("horovod.spark", "Spark comes with a later version"),
         ("horovod.ray", "Ray comes with a later version"),
         ("horovod.mxnet", "MXNet is retired"),
@@ -224,3 +221,26 @@ def test_without_the_flag_the_script_finds_no_horovod():
     assert "as_horovod" not in done.stdout, done.stdout
     if "horovod/" not in done.stdout:  # a Horovod may well be installed here
         assert done.stdout == "None None\n"
+
+
+def test_tensorflow_and_keras_have_their_modules():
+    pytest.importorskip("tensorflow")
+    code = """
+        import horovod.tensorflow as hvd, horovod.tensorflow.keras as of_tf, horovod.keras as of_keras
+        import hvdlite.keras, hvdlite.tensorflow
+        from horovod.tensorflow.mpi_ops import rank, size, _basics
+        from horovod.keras.callbacks import BroadcastGlobalVariablesCallback
+        from horovod.tensorflow.keras.callbacks import MetricAverageCallback
+        assert hvd.DistributedGradientTape is hvdlite.tensorflow.DistributedGradientTape
+        assert of_tf.DistributedOptimizer is of_keras.DistributedOptimizer is hvdlite.keras.DistributedOptimizer
+        assert of_keras.callbacks.BroadcastGlobalVariablesCallback is BroadcastGlobalVariablesCallback
+        assert of_keras.Compression.fp16 is hvd.Compression.fp16 is hvdlite.tensorflow.Compression.fp16
+        for name in hvdlite.tensorflow.__all__:
+            assert hasattr(hvd, name), name
+        hvd.init()
+        try:
+            import horovod.tensorflow.elastic
+        except ImportError as error:
+            print(type(error).__name__, float(hvd.allreduce(2.0)), hvd.size(), of_tf.size())
+    """
+    assert python(textwrap.dedent(code)).endswith("HvdNotYetModuleError 2.0 1 1\n")

@@ -174,7 +174,7 @@ def test_what_is_not_there_yet_says_so():
         "for call in (lambda: horovod.run(print), lambda: hvd.start_timeline('x')):\n"
         "    try: call()\n"
         "    except hvd.HvdNotYetError as error: print('not yet', type(error).__name__)\n"
-        "try: import horovod.tensorflow\n"
+        "try: import horovod.spark\n"
         "except ImportError as error: print('not yet', type(error).__name__)\n"
         "assert not hvd.nccl_built() and not hvd.cuda_built()\n",
         ranks=1,

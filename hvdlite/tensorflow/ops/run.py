@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from ... import _core
-from ...errors import HvdArgumentError
+from ...errors import HvdArgumentError, HvdNotYetError
 from ...ops import Collectives, Terms
 from ...ops.tensors import full_name
 from ...process_set import number_of, rank_in
@@ -106,6 +106,7 @@ def _splits_of(splits: Any, size: int) -> tf.Tensor:
 def _in_graph(
     kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: Terms, grouped: bool
 ) -> Outcome:  # fmt: skip
+    _refuse_xla()
     number, count, size = number_of(terms.process_set), len(tensors), terms.process_set.size()
     for tensor in tensors:
         check_dtype(tensor.dtype)
@@ -139,6 +140,20 @@ def _in_graph(
         outcome.results.append(result)
         outcome.rows.append(rows)
     return outcome
+
+
+def _refuse_xla() -> None:
+    """HvdNotYetError while a function is traced for XLA, which knows no op of ours."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        around = getattr(graph, "_get_control_flow_context", lambda: None)()
+        while around is not None:
+            if type(around).__name__ == "XLAControlFlowContext":
+                raise HvdNotYetError(
+                    "collectives cannot be compiled by XLA yet: say jit_compile=False, in model.compile or tf.function"
+                )
+            around = around.outer_context
+        graph = getattr(graph, "outer_graph", None)
 
 
 def _unknown_rows(tensor: tf.Tensor) -> tf.TensorShape:

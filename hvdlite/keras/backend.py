@@ -1,0 +1,66 @@
+"""Which Keras is this, and who reduces its tensors? Keras 3 runs on TensorFlow, PyTorch or JAX, one per process.
+
+Whatever is said in this package about Keras is said here: which module it is (Keras 3, or tf_keras where
+TF_USE_LEGACY_KERAS asks for it), which backend it runs on, and what of hvdlite serves that. The adapter is imported
+when it is known which: nothing here loads TensorFlow for a model on PyTorch, nor the other way round.
+
+On JAX a step is compiled whole, and a collective would have to be a part of it; hvdlite has none yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from .. import config
+from ..errors import HvdNotYetError
+
+
+def legacy() -> bool:
+    """Whether tf.keras is Keras 2."""
+    return config.environ().get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+
+
+keras: Any = import_module("tf_keras" if legacy() else "keras")
+
+
+def backend() -> str:
+    """ "tensorflow" or "torch". HvdNotYetError on another one."""
+    name = "tensorflow" if legacy() else str(keras.backend.backend())
+    if name not in ("tensorflow", "torch"):
+        raise HvdNotYetError(
+            f"Keras runs on {name}, where hvdlite cannot reduce gradients yet: set KERAS_BACKEND=tensorflow or "
+            "KERAS_BACKEND=torch before keras is imported"
+        )
+    return name
+
+
+def reducer(*terms: Any, **more: Any) -> Any:
+    """What averages lists of gradients of the backend's kind."""
+    name = backend()
+    module = "hvdlite.tensorflow.reducer" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
+    return import_module(module).Reducer(*terms, **more)
+
+
+def ops() -> Any:
+    """hvdlite's module for tensors of the backend."""
+    return import_module(f"hvdlite.{backend()}")
+
+
+def broadcast(variables: Sequence[Any], root_rank: int) -> None:
+    """Assigns the root's values to variables of Keras on all ranks."""
+    if backend() == "tensorflow":
+        ops().broadcast_variables(variables, root_rank)
+        return
+    torch = import_module("torch")
+    count = len(variables)
+    with torch.no_grad():
+        handles = [
+            ops().broadcast_async(
+                variable.value.detach(), root_rank, f"broadcast_variables.{i}of{count}.{variable.path}"
+            )
+            for i, variable in enumerate(variables)
+        ]
+        for variable, handle in zip(variables, handles):
+            variable.assign(handle.wait())

@@ -1,0 +1,202 @@
+"""A Keras optimizer whose gradients are averaged over all ranks before they are applied.
+
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3)), ...)
+
+The new optimizer is of a class made of our `apply` and the given optimizer's class, and takes over its state;
+isinstance, schedules and saving see the original, and a saved model opens without hvdlite (then with the plain
+optimizer; hvd.load_model makes it distributed again). Keras's own accumulation, clipping, averaging of weights and loss
+scaling come after ours.
+
+Loss scaling asks whether gradients are finite before it applies them. Where it wraps a distributed optimizer, as
+model.compile does with mixed_float16, ranks would disagree about that, and some would wait for ever: there all ranks
+are asked (`LossScaleOptimizer.check_finite`).
+
+`backward_passes_per_step` n: gradients of n calls are added up, and the n-th call reduces and applies; the others
+change nothing. With `average_aggregated_gradients` the sum is divided by n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .. import _core
+from ..errors import HvdArgumentError
+from ..ops import Adasum, Average, Min
+from ..ops.terms import NoneCompressor
+from ..process_set import ProcessSet, global_process_set
+from . import backend
+from .backend import keras
+
+
+class Distributed:
+    """The methods that a distributed optimizer has before those of its own class."""
+
+    _hvd: Any
+    _hvd_passes: Any
+
+    def register_local_var(self, variable: Any) -> None:
+        """The gradient of this variable is not averaged."""
+        self._hvd.register_local(variable)
+
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
+        """Averages the gradients, then applies them."""
+        gradients = list(grads)
+        owners = None if trainable_variables is None else list(trainable_variables)
+        named = owners if owners is not None else getattr(self, "_trainable_variables", gradients)
+        inherited: Any = super()
+        if self._hvd_passes is not None:
+            self._hvd_passes.apply(self, inherited, gradients, owners, named)
+        else:
+            inherited.apply(self._hvd(gradients, named), owners)
+
+
+class Legacy:
+    """The same for Keras 2, whose entry is apply_gradients."""
+
+    _hvd: Any
+    _hvd_passes: Any
+
+    def register_local_var(self, variable: Any) -> None:
+        """The gradient of this variable is not averaged."""
+        self._hvd.register_local(variable)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **more: Any) -> Any:
+        """Averages the gradients, then applies them."""
+        pairs = list(grads_and_vars)
+        owners = [variable for _, variable in pairs]
+        reduced = self._hvd([gradient for gradient, _ in pairs], owners)
+        more.pop("skip_gradients_aggregation", None)
+        inherited: Any = super()
+        return inherited.apply_gradients(list(zip(reduced, owners)), *args, **more)
+
+
+class _Passes:
+    """Adds up the gradients of some calls. Knows the optimizer's variables from the first call on."""
+
+    def __init__(self, count: int, average: bool) -> None:
+        self.count, self.average = count, average
+        self._sums: list[Any] = []
+        self._calls: Any = None
+
+    def _build(self, optimizer: Any, owners: list[Any] | None, named: Sequence[Any]) -> None:
+        if not optimizer.built and owners is not None:
+            with keras.name_scope(optimizer.name):
+                optimizer.build(owners)
+            optimizer.built = True
+        zeros = keras.initializers.Zeros()
+        with keras.backend.name_scope("hvd") if hasattr(keras.backend, "name_scope") else keras.name_scope("hvd"):
+            self._calls = keras.Variable(0, dtype="int32", trainable=False, name="passes")
+            self._sums = [
+                keras.Variable(zeros, shape=each.shape, dtype=each.dtype, trainable=False, name=f"sum_{i}")
+                for i, each in enumerate(named)
+            ]
+
+    def apply(
+        self, optimizer: Any, inherited: Any, gradients: list[Any], owners: list[Any] | None, named: Sequence[Any]
+    ) -> None:
+        """One call: adds, and the last of a window reduces and applies."""
+        ops = keras.ops
+        if self._calls is None:
+            self._build(optimizer, owners, named)
+        kept = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        for i in kept:
+            self._sums[i].assign_add(ops.cast(ops.convert_to_tensor(gradients[i]), self._sums[i].dtype))
+        self._calls.assign_add(1)
+
+        def step() -> None:
+            divisor = self.count if self.average else 1
+            sums: list[Any] = [None] * len(gradients)
+            for i in kept:
+                sums[i] = self._sums[i].value / divisor if divisor > 1 else ops.copy(self._sums[i].value)
+            inherited.apply(optimizer._hvd(sums, named), owners)
+            for i in kept:
+                self._sums[i].assign(ops.zeros_like(self._sums[i].value))
+
+        ops.cond(ops.equal(self._calls.value % self.count, 0), step, lambda: None)
+
+
+def _agree_on_finite() -> None:
+    """Makes loss scaling around a distributed optimizer ask all ranks."""
+    wrapper = getattr(keras.optimizers, "LossScaleOptimizer", None)
+    local = getattr(wrapper, "check_finite", None)
+    if local is None or hasattr(local, "_hvd_local"):
+        return
+
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite = local(self, grads)
+        reduces = getattr(self.inner_optimizer, "_hvd", None)
+        if reduces is None or reduces.alone:
+            return finite
+        number = keras.ops.cast(finite, "int32")
+        agreed = backend.ops().allreduce(
+            number, op=Min, name="LossScaleOptimizer.finite", process_set=reduces.process_set
+        )
+        return keras.ops.cast(agreed, "bool")
+
+    check_finite._hvd_local = local  # type: ignore[attr-defined]
+    wrapper.check_finite = check_finite  # type: ignore[union-attr]
+
+
+def DistributedOptimizer(
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: int = Average, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    num_groups: int = 0, groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True
+) -> Any:  # fmt: skip
+    """An optimizer like the given one whose gradients are averaged over all ranks (or combined as `op` says).
+
+    compression: Compression.none, .fp16, .bf16 or a Compressor of your own. sparse_as_dense: tf.IndexedSlices are made
+    dense before they travel, instead of gathered. gradient_predivide_factor f: gradients are divided by f before the
+    sum and by size/f after. groups: gradients that travel as one, as a number of groups or lists of variables
+    (num_groups is its old name). process_set: average over these ranks; on others the optimizer stays local. Gradients
+    of variables given to `register_local_var` stay local, divided by the number of ranks unless scale_local_gradients
+    is False.
+    Raises TypeError for what is no optimizer of Keras, ValueError for arguments that do not go together.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"expected an optimizer of {keras.__name__} {keras.__version__}, not {type(optimizer)}")
+    if isinstance(optimizer, (Distributed, Legacy)):
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    passes = backward_passes_per_step
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes!r}: must be a whole number of at least 1")
+    if op == Adasum and average_aggregated_gradients:
+        raise ValueError("Adasum does not support average_aggregated_gradients == True")
+    if passes > 1 and backend.legacy():
+        raise HvdArgumentError("backward_passes_per_step needs Keras 3, or gradient accumulation of your own")
+    _core.size()
+    reduces = backend.reducer(
+        name or "DistributedOptimizer", compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
+        process_set, scale_local_gradients,
+    )  # fmt: skip
+    base = type(optimizer)
+    methods = Legacy if backend.legacy() else Distributed
+    made: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": base.__module__}))
+    made.__dict__.update(optimizer.__dict__)
+    made.__dict__["_hvd"] = reduces
+    made.__dict__["_hvd_passes"] = _Passes(passes, bool(average_aggregated_gradients)) if passes > 1 else None
+    _agree_on_finite()
+    return made
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: int = Average, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    num_groups: int = 0, groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set, local_layers: Any = None, scale_local_gradients: bool = True
+) -> Any:  # fmt: skip
+    """DistributedOptimizer that leaves the trainable variables of `local_layers` (one or a list) to each rank."""
+    made = DistributedOptimizer(
+        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+        backward_passes_per_step, average_aggregated_gradients, num_groups, groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    layers = [] if local_layers is None else local_layers
+    for layer in list(layers) if isinstance(layers, (list, tuple, set)) else [layers]:
+        if not isinstance(layer, keras.layers.Layer):
+            raise ValueError(f"All local layers must be of keras.layers.Layer type, not {type(layer).__name__}")
+        for variable in layer.trainable_weights:
+            made.register_local_var(variable)
+    return made

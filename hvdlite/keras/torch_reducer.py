@@ -1,0 +1,66 @@
+"""Averages lists of gradients where Keras runs on PyTorch: the counterpart of hvdlite.tensorflow.reducer.
+
+Keras hands gradients over when backward is done, so there is no overlap with it; all are on their way before the first
+is waited for. Sparse gradients are made dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..ops import Average, op_of
+from ..ops.terms import NoneCompressor, compress
+from ..process_set import ProcessSet, global_process_set
+from ..torch.ops import plain
+
+
+class Reducer:
+    """Averages gradients as it was told once. ValueError for what does not go together."""
+
+    def __init__(
+        self, prefix: str, compression: Any = NoneCompressor, sparse_as_dense: bool = False, op: int = Average,
+        gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+        groups: int | Sequence[Sequence[Any]] | None = None, process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True
+    ) -> None:  # fmt: skip
+        self.prefix, self.compression, self.op, self.process_set = prefix, compression, op_of(None, op), process_set
+        if gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if not gradient_predivide_factor > 0:
+            raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0")
+        self.predivide, self.scale_local = float(gradient_predivide_factor), bool(scale_local_gradients)
+        self._local: dict[int, Any] = {}
+
+    def register_local(self, variable: Any) -> None:
+        """Gradients of this variable stay this rank's."""
+        self._local[id(variable)] = variable
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to average with."""
+        return not self.process_set.included() or self.process_set.size() == 1
+
+    def __call__(self, gradients: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
+        """The averages, None where a gradient is None."""
+        found, owners = list(gradients), list(variables)
+        if self.alone:
+            return found
+        flying = []
+        for place in reversed(range(len(found))):
+            gradient, owner = found[place], owners[place]
+            if gradient is None:
+                continue
+            if id(owner) in self._local:
+                found[place] = gradient / self.process_set.size() if self.scale_local else gradient
+                continue
+            small, ctx = compress(self.compression, gradient.to_dense() if gradient.is_sparse else gradient)
+            name = f"{self.prefix}.{place}of{len(found)}.{getattr(owner, 'path', 'gradient')}"
+            handle = plain.allreduce_async(
+                small.detach(), name=name, op=self.op, prescale_factor=1.0 / self.predivide,
+                postscale_factor=self.predivide, process_set=self.process_set,
+            )  # fmt: skip
+            flying.append((place, handle, ctx))
+        for place, handle, ctx in flying:
+            found[place] = self.compression.decompress(handle.wait(), ctx)
+        return found

@@ -1,0 +1,88 @@
+"""State from rank to rank: variables and Python objects.
+
+Variables are sent by name, all at once, and assigned when they have come; in tf.function the assignments are nodes.
+Objects travel as in all of hvdlite. What needs a session of TensorFlow 1 works on the variables of a graph or says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from .. import objects
+from ..ops import Terms
+from ..process_set import ProcessSet, global_process_set
+from .ops.run import run
+from .reducer import label
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
+) -> Any:
+    """Assigns the root's values to these variables on every rank; in a graph the operation that does.
+
+    tf.Variables and Keras's variables; shapes and dtypes must be the same on all ranks. `inplace` is Horovod's and
+    makes no difference here.
+    """
+    return _assigned(list(variables), root_rank, "broadcast_variables", process_set)
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_(
+    variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """broadcast_variables that returns the variables."""
+    given = list(variables)
+    _assigned(given, root_rank, name or "broadcast_", process_set)
+    return given
+
+
+def _assigned(variables: list[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> Any:
+    count = len(variables)
+    values = [tf.convert_to_tensor(variable) for variable in variables]
+    names = [f"{prefix}.{i}of{count}.{label(variable)}" for i, variable in enumerate(variables)]
+    results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
+    assigned = [variable.assign(result) for variable, result in zip(variables, results)]
+    if tf.executing_eagerly() or tf.inside_function():
+        return None
+    return tf.group(*[each for each in assigned if each is not None])
+
+
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,
+    process_set: ProcessSet = global_process_set
+) -> Any:  # fmt: skip
+    """The root's object on every rank, pickled; the root gets its own back. `session` is not needed."""
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """broadcast_object as a function of the object alone."""
+
+    def send(obj: Any = None) -> Any:
+        return objects.broadcast_object(obj, root_rank, name, process_set)
+
+    return send
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Every rank's object, in rank order. `session` is not needed."""
+    return objects.allgather_object(obj, name, process_set)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """TensorFlow 1's: the operation that assigns the root's values to all variables of the graph. RuntimeError in eager
+    mode, where there is no such collection."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() does not support eager execution. Please use "
+            "`hvd.broadcast_variables(<model/optimizer variables>)` instead."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)

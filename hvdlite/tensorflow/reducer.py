@@ -1,0 +1,138 @@
+"""How does a list of gradients become the list of their averages? What tape and optimizer have in common.
+
+Every gradient is a collective of its own, named by its variable, and all are started before the first is waited for.
+They are started from the last variable to the first, since backward makes them in that order: in tf.function starts run
+in the order of the program, so the last layer's gradient travels while those of the first are still computed.
+
+`groups` makes gradients travel as one; results do not depend on it. Gradients that are None stay None: a variable must
+have a gradient on all ranks or on none. Sparse ones are gathered, or made dense (`sparse_as_dense`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..ops import Average, Terms, op_of
+from ..ops.terms import NoneCompressor, compress
+from ..process_set import ProcessSet, global_process_set
+from .ops import allreduce
+from .ops.run import run
+
+
+def label(variable: Any) -> str:
+    """What a variable is called on every rank."""
+    path = getattr(variable, "path", None) or getattr(variable, "name", None) or "gradient"
+    return str(path).removesuffix(":0")
+
+
+def key_of(variable: Any) -> Any:
+    """By what a variable is recognized: Keras's variables and the tf.Variables inside them are one."""
+    inner = getattr(variable, "value", None)
+    return id(inner if isinstance(inner, tf.Variable) else variable)
+
+
+class Reducer:
+    """Averages gradients as it was told once. ValueError for what does not go together."""
+
+    def __init__(
+        self, prefix: str, compression: Any = NoneCompressor, sparse_as_dense: bool = False, op: int = Average,
+        gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+        groups: int | Sequence[Sequence[Any]] | None = None, process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True
+    ) -> None:  # fmt: skip
+        self.prefix, self.compression, self.sparse_as_dense = prefix, compression, bool(sparse_as_dense)
+        self.op, self.process_set, self.scale_local = op_of(None, op), process_set, bool(scale_local_gradients)
+        if gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if not gradient_predivide_factor > 0:
+            raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0")
+        self.predivide = float(gradient_predivide_factor)
+        if groups is None and num_groups:
+            groups = num_groups
+        if groups is not None:
+            lists = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
+            if not lists and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
+                raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
+        self.groups = groups
+        self._local: dict[Any, Any] = {}  # the variables are held, so that their ids stay theirs
+
+    def register_local(self, variable: Any) -> None:
+        """Gradients of this variable stay this rank's, divided by the number of ranks if so asked."""
+        self._local[key_of(variable)] = variable
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to average with."""
+        return not self.process_set.included() or self.process_set.size() == 1
+
+    def _batches(self, places: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
+        """Which gradients travel as one: lists of places, in the order of starting."""
+        order = list(reversed(places))
+        if not self.groups:
+            return [[place] for place in order]
+        if isinstance(self.groups, int):
+            count = min(self.groups, len(order))
+            each, more = divmod(len(order), count) if count else (0, 0)
+            starts = [i * each + min(i, more) for i in range(count + 1)]
+            return [order[start:end] for start, end in zip(starts, starts[1:])]
+        wanted = {key_of(variable): i for i, group in enumerate(self.groups) for variable in group}
+        batches: dict[Any, list[int]] = {}
+        for place in order:
+            batches.setdefault(wanted.get(key_of(variables[place]), ("alone", place)), []).append(place)
+        return list(batches.values())
+
+    def __call__(self, gradients: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
+        """The averages, None where a gradient is None."""
+        found, owners = list(gradients), list(variables)
+        if self.alone:
+            return found
+        dense: list[int] = []
+        for place, (gradient, owner) in enumerate(zip(found, owners)):
+            if gradient is None:
+                continue
+            if key_of(owner) in self._local:
+                found[place] = self._scaled(gradient)
+            elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
+                found[place] = allreduce(
+                    gradient, op=self.op, compression=self.compression, process_set=self.process_set,
+                    name=self._name(place, len(found), owner),
+                )  # fmt: skip
+            else:
+                dense.append(place)
+        if dense:
+            self._reduce(found, owners, dense)
+        return found
+
+    def _name(self, place: int, count: int, variable: Any) -> str:
+        return f"{self.prefix}.{place}of{count}.{label(variable)}"
+
+    def _scaled(self, gradient: Any) -> Any:
+        """A local gradient as large as if it had been averaged."""
+        if not self.scale_local:
+            return gradient
+        size = self.process_set.size()
+        if isinstance(gradient, tf.IndexedSlices):
+            values = gradient.values / tf.cast(size, gradient.values.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient / tf.cast(size, gradient.dtype)
+
+    def _reduce(self, found: list[Any], owners: list[Any], dense: list[int]) -> None:
+        """Replaces those at the places by their averages."""
+        terms = Terms(self.process_set, self.op, 1.0 / self.predivide, self.predivide)
+        small: dict[int, tuple[Any, Any]] = {}
+        for place in reversed(dense):
+            small[place] = compress(self.compression, tf.convert_to_tensor(found[place]))
+        batches = self._batches(dense, owners)
+        if all(len(batch) == 1 for batch in batches):
+            batches = [[batch[0] for batch in batches]]
+        outcomes = []
+        for batch in batches:
+            names = [self._name(place, len(found), owners[place]) for place in batch]
+            grouped = bool(self.groups) and len(batch) > 1
+            outcomes.append(run("allreduce", [small[place][0] for place in batch], names, terms, grouped).results)
+        for batch, results in zip(batches, outcomes):
+            for place, result in zip(batch, results):
+                found[place] = self.compression.decompress(result, small[place][1])

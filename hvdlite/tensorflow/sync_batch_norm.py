@@ -1,0 +1,54 @@
+"""Batch normalization over the batches of all ranks, as a layer of Keras on TensorFlow.
+
+In training the layer needs mean and variance of all ranks' rows. Each rank sends, per channel, the sum and the sum of
+squares about its own mean put together as n*mean and n*(variance + mean^2), and n, in float64 and one allreduce, so
+ranks may have different numbers of rows. The allreduce has a gradient, hence so has the layer: the exact one of one
+process that sees all rows. Everything else is Keras's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ..keras.backend import keras, legacy
+from ..ops import Sum
+from ..process_set import ProcessSet, global_process_set
+from .ops import allreduce
+
+
+class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
+    """keras.layers.BatchNormalization whose statistics in training are those of all ranks of `process_set`.
+
+    `fused` is Horovod's and must be False. Arguments as of Keras's layer.
+    """
+
+    def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **more: Any) -> None:
+        if fused:
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        super().__init__(**({"fused": False, **more} if legacy() else more))
+        self._hvd_process_set = process_set
+
+    def _moments(self, inputs: Any, mask: Any = None, keep_dims: bool = False) -> tuple[Any, Any]:
+        if legacy():  # there the second are the axes
+            mean, variance = super()._moments(inputs, mask, keep_dims=keep_dims)
+        else:
+            mean, variance = super()._moments(inputs, mask)
+        members = self._hvd_process_set
+        if members.size() == 1:
+            return mean, variance
+        rows = tf.size(inputs) // tf.size(mean)
+        if mask is not None and not legacy():  # one value of the mask for all channels of a row
+            rows = tf.math.count_nonzero(mask, dtype=tf.int32)
+        count = tf.cast(rows, tf.float64)
+        wide, deviation = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
+        shape = tf.shape(mean)
+        parts = tf.concat([tf.reshape(wide, [-1]), tf.reshape(deviation + wide * wide, [-1]), [1.0]], 0) * count
+        total = allreduce(parts, op=Sum, name=f"sync_batch_norm.{self.name}", process_set=members)
+        first, second = tf.split(total[:-1] / total[-1], 2)
+        spread = tf.maximum(second - first * first, 0.0)
+        return (
+            tf.cast(tf.reshape(first, shape), mean.dtype),
+            tf.cast(tf.reshape(spread, shape), variance.dtype),
+        )

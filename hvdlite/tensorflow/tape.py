@@ -1,0 +1,100 @@
+"""A GradientTape whose gradients are averaged over all ranks: the way of custom training loops.
+
+    with tf.GradientTape() as tape:
+        loss = ...
+    tape = hvd.DistributedGradientTape(tape)
+    gradients = tape.gradient(loss, model.trainable_variables)
+
+The new tape is of a class made of ours and the given one's, and records what that one records; the given tape still has
+this rank's own gradients. Each call of `gradient` is a round that every rank of the process set takes part in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..ops import Average
+from ..ops.terms import NoneCompressor
+from ..process_set import ProcessSet, global_process_set
+from .reducer import Reducer
+
+
+class _Distributed:
+    """The methods that a distributed tape has before those of its own class."""
+
+    _hvd: Reducer
+
+    def register_local_source(self, source: Any) -> None:
+        """The gradient of this variable is not averaged."""
+        self._hvd.register_local(source)
+
+    @tf.autograph.experimental.do_not_convert
+    def gradient(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **more: Any
+    ) -> Any:
+        """The gradients of the target with respect to the sources, averaged; in the structure of the sources."""
+        local = super().gradient(target, sources, output_gradients, **more)  # type: ignore[misc]
+        owners = tf.nest.flatten(sources)
+        return tf.nest.pack_sequence_as(sources, self._hvd(tf.nest.flatten(local), owners))
+
+    @tf.autograph.experimental.do_not_convert
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        """This rank's gradients, and their averages."""
+        local = tf.nest.flatten(super().gradient(target, sources, output_gradients))  # type: ignore[misc]
+        return local, self._hvd(local, tf.nest.flatten(sources))
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "", compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False, op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None, process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True
+) -> Any:  # fmt: skip
+    """A tape like `gradtape` whose `gradient` averages over all ranks (or as `op` says).
+
+    compression, groups, sparse_as_dense, gradient_predivide_factor: as in DistributedOptimizer. Gradients of sources
+    given to `register_local_source` stay local, divided by the number of ranks unless scale_local_gradients is False.
+    Raises ValueError for arguments that do not go together.
+    """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise TypeError(f"expected a tf.GradientTape, not {type(gradtape).__name__}")
+    base = type(gradtape)
+    tape: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
+    tape.__dict__.update(gradtape.__dict__)
+    tape._hvd = Reducer(
+        "DistributedGradientTape", compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
+        process_set, scale_local_gradients,
+    )  # fmt: skip
+    return tape
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "", compression: Any = NoneCompressor,
+    sparse_as_dense: bool = False, op: int = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None, process_set: ProcessSet = global_process_set,
+    local_layers: Any = None, scale_local_gradients: bool = True
+) -> Any:  # fmt: skip
+    """DistributedGradientTape that leaves the trainable variables of `local_layers` (one or a list) to each rank."""
+    tape = DistributedGradientTape(
+        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
+        groups, process_set, scale_local_gradients,
+    )  # fmt: skip
+    for layer in layers_of(local_layers):
+        for variable in layer.trainable_weights:
+            tape.register_local_source(variable)
+    return tape
+
+
+def layers_of(local_layers: Any) -> list[Any]:
+    """One layer, several or none, as a list. ValueError for what is no layer."""
+    layers = [] if local_layers is None else local_layers
+    layers = list(layers) if isinstance(layers, (list, tuple, set)) else [layers]
+    for layer in layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise ValueError(f"All local layers must be of tf.keras.layers.Layer type, not {type(layer).__name__}")
+    return layers

@@ -1,0 +1,34 @@
+"""The examples with TensorFlow and Keras learn, as programs under the launcher."""
+
+from importlib.util import find_spec
+
+import pytest
+from test_examples import accuracies, run
+
+if find_spec("tensorflow") is None or find_spec("sklearn") is None:
+    pytest.skip("TensorFlow or scikit-learn is not installed", allow_module_level=True)
+
+
+@pytest.mark.parametrize(
+    ("precision", "backend"), [("float32", "torch"), ("mixed_float16", "tensorflow")], ids=["torch", "tensorflow"]
+)
+def test_keras_fits_digits(monkeypatch, precision, backend):
+    if backend == "torch":
+        pytest.importorskip("torch")
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    code, output = run(2, "08_keras_digits.py", "--precision", precision, "--epochs", 6)
+    assert code == 0, output
+    assert accuracies(output)[-1] >= 90, output
+
+
+def test_a_loop_of_ones_own():
+    code, output = run(2, "09_tensorflow_tape.py", "--epochs", 6)
+    assert code == 0, output
+    assert accuracies(output)[-1] >= 90, output
+
+
+def test_embeddings_learn_and_are_the_same_everywhere():
+    code, output = run(2, "10_embeddings.py")
+    assert code == 0, output
+    assert accuracies(output)[-1] >= 98 and "the same bits: True" in output, output
