@@ -53,6 +53,9 @@ setup(
     extras_require={
         "torch": TORCH,
         "pytorch": TORCH,  # Horovod's name of it
+        "tensorflow": ["tensorflow>=2.16"],
+        "tensorflow-cpu": ["tensorflow-cpu>=2.16"],
+        "keras": ["keras>=3"],
         "examples": TORCH + EXAMPLES,
         "bench": [*TORCH, "matplotlib"],
         "test": CHECKS + EXAMPLES,
