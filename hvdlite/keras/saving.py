@@ -2,6 +2,8 @@
 
 Saving needs nothing: a distributed optimizer is written as the one that it was made of. `load_model` opens the file as
 Keras does and puts the optimizer, state and all, into a distributed one.
+
+All ranks open the same file, or rank 0 does and the others begin alike by BroadcastGlobalVariablesCallback.
 """
 
 from __future__ import annotations

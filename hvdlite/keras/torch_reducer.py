@@ -2,6 +2,8 @@
 
 Keras hands gradients over when backward is done, so there is no overlap with it; all are on their way before the first
 is waited for. Sparse gradients are made dense.
+
+A gradient is named by its variable's path and place, as on TensorFlow. Groups are accepted and make no difference.
 """
 
 from __future__ import annotations

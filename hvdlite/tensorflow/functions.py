@@ -1,6 +1,8 @@
 """State from rank to rank: variables and Python objects.
 
-Variables are sent by name, all at once, and assigned when they have come; in tf.function the assignments are nodes.
+Variables are sent by name, all at once, and assigned when they have come; in tf.function the assignments are nodes. The
+name is the variable's and its place in the list, so variables of one name are told apart.
+
 Objects travel as in all of hvdlite. What needs a session of TensorFlow 1 works on the variables of a graph or says so.
 """
 

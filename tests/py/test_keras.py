@@ -1,0 +1,195 @@
+"""Keras 3 on TensorFlow: what ranks train to is what one process trains to, and what they save goes on."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from fitting import FIT, compiled, digits, mine, model_of, the_same_everywhere
+from ranks import as_ranks
+
+if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
+    pytest.skip("TensorFlow is not installed", allow_module_level=True)
+
+
+@pytest.mark.parametrize("how", ["graph", "auto", "eager"])
+@as_ranks(2, deadline=120)
+def test_fit_trains_to_what_one_process_trains_to_on_the_global_batch(how):
+    import keras
+
+    import hvdlite.tensorflow.keras as hvd
+
+    more = {"graph": {"jit_compile": False}, "auto": {"jit_compile": "auto"}, "eager": {"run_eagerly": True}}[how]
+    images, labels = digits()
+    rank, size = hvd.rank(), hvd.size()
+    sgd = keras.optimizers.SGD(0.1)
+    optimizer = hvd.DistributedOptimizer(sgd)
+    assert isinstance(optimizer, keras.optimizers.SGD) and type(optimizer).__name__ == "SGD"
+    model = compiled(model_of(seed=1 + rank), optimizer, **more)  # each rank begins elsewhere
+    hvd.allreduce(1.0)
+    import hvdlite.tensorflow as tensors
+
+    tensors.broadcast_variables(model.variables, root_rank=0)
+    model.fit(mine(images, rank, size), mine(labels, rank, size), **FIT)
+    the_same_everywhere(model.get_weights())
+
+    alone = compiled(model_of(), keras.optimizers.SGD(0.1), jit_compile=False)
+    alone.fit(images, labels, **{**FIT, "batch_size": 64})
+    for ours, theirs in zip(model.get_weights(), alone.get_weights()):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert int(model.optimizer.iterations) == 20
+
+
+@as_ranks(2, deadline=120)
+def test_mixed_precision_skips_a_step_on_all_ranks_when_one_overflows():
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.keras as hvd
+
+    policy = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    try:
+        model = compiled(model_of(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), jit_compile=False)
+    finally:
+        keras.mixed_precision.set_dtype_policy(policy)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    images, labels = digits(64)
+    x, y = mine(images, hvd.rank(), 2), mine(labels, hvd.rank(), 2)
+    model.fit(x, y, **FIT)
+    model.optimizer.dynamic_scale.assign(1024.0)
+    before = model.get_weights()
+    bad = x * (np.float32(6e4) if hvd.rank() == 0 else np.float32(1))
+    model.fit(bad, y, **FIT)
+    assert float(model.optimizer.dynamic_scale) == 512
+    for old, new in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(old, new)
+    model.fit(x, y, **FIT)
+    the_same_everywhere(model.get_weights())
+    assert not np.array_equal(before[0], model.get_weights()[0]) and tf.executing_eagerly()
+
+
+@pytest.mark.parametrize("average", [False, True])
+@as_ranks(2, deadline=120)
+def test_several_passes_per_step_and_keras_own_accumulation(average):
+    import keras
+
+    import hvdlite.keras as hvd
+
+    images, labels = digits(64 * 8)
+    rank, size = hvd.rank(), hvd.size()
+    if average:
+        ours = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+        theirs = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
+        )
+    else:
+        ours = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        theirs = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2)
+    fits = []
+    for optimizer, batch in ((ours, 32 if average else 64), (theirs, 32)):
+        model = compiled(model_of(), optimizer, jit_compile=False)
+        model.fit(mine(images, rank, size, 128), mine(labels, rank, size, 128), **{**FIT, "batch_size": batch})
+        the_same_everywhere(model.get_weights())
+        fits.append(model.get_weights())
+    for one, two in zip(*fits):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+@as_ranks(2, deadline=120)
+def test_saving_loading_and_going_on_is_as_if_never_interrupted():
+    import os
+    import tempfile
+
+    import keras
+
+    import hvdlite.keras as hvd
+
+    images, labels = digits(64 * 8)
+    x, y = mine(images, hvd.rank(), 2), mine(labels, hvd.rank(), 2)
+    folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None)
+    path = os.path.join(folder, "model.keras")
+    model = compiled(model_of(), hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2)), jit_compile=False)
+    model.fit(x[:128], y[:128], **FIT)
+    if hvd.rank() == 0:
+        model.save(path)
+    hvd.barrier()
+    model.fit(x[128:], y[128:], **FIT)
+    again = hvd.load_model(path)
+    assert hasattr(again.optimizer, "register_local_var") and type(again.optimizer).__name__ == "Adam"
+    plain = keras.models.load_model(path)
+    assert type(plain.optimizer) is keras.optimizers.Adam
+    again.fit(x[128:], y[128:], **FIT)
+    for one, two in zip(model.get_weights(), again.get_weights()):
+        np.testing.assert_array_equal(one, two)
+    hvd.barrier()
+    if hvd.rank() == 0:
+        os.remove(path)
+        os.rmdir(folder)
+
+
+@as_ranks(2, deadline=120)
+def test_callbacks_begin_alike_average_what_is_logged_and_warm_up():
+    import keras
+
+    import hvdlite.keras as hvd
+
+    images, labels = digits(64 * 4)
+    rank, size = hvd.rank(), hvd.size()
+    model = compiled(model_of(seed=rank), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
+    rates = []
+    history = model.fit(
+        mine(images, rank, size), mine(labels, rank, size), epochs=4, **FIT,
+        callbacks=[
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.2, warmup_epochs=2, verbose=1),
+            hvd.callbacks.LearningRateScheduleCallback(0.2, multiplier=lambda epoch: 0.1, start_epoch=3),
+            keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: rates.append(float(np.asarray(model.optimizer.learning_rate)))
+            ),
+        ],
+    )  # fmt: skip
+    the_same_everywhere(model.get_weights())
+    assert len(set(map(str, hvd.allgather_object(history.history["loss"])))) == 1
+    np.testing.assert_allclose(rates[:8], [0.1 + 0.1 * (i + 1) / 8 for i in range(8)], rtol=1e-5)
+    np.testing.assert_allclose(rates[8:], [0.2] * 4 + [0.02] * 4, rtol=1e-5)
+    np.testing.assert_allclose(history.history["lr"], [0.15, 0.2, 0.2, 0.02], rtol=1e-5)
+
+
+@as_ranks(2)
+def test_optimizers_leave_alone_what_they_should_and_refuse_what_cannot_be():
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.keras as hvd
+
+    rank = hvd.rank()
+    a, b = tf.Variable([0.0, 0.0]), tf.Variable(0.0)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.register_local_var(b)
+    optimizer.apply_gradients([(tf.constant([1.0, 2.0]) * (rank + 1), a), (tf.constant(rank + 1.0), b)])
+    np.testing.assert_array_equal(a, [-1.5, -3.0])
+    assert float(b) == -(rank + 1) / 2
+    table = tf.Variable(tf.zeros([3, 1]))
+    sparse = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+    sparse.apply([tf.IndexedSlices(tf.ones([1, 1]), tf.constant([rank]), tf.constant([3, 1]))], [table])
+    np.testing.assert_array_equal(table, [[-1], [-1], [0]])
+    model = model_of()
+    partial = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=model.layers[:1])
+    first, last = model.layers[0].kernel, model.layers[-1].kernel
+    before = [np.array(first), np.array(last)]
+    partial.apply([tf.fill(v.shape, rank + 1.0) for v in model.trainable_variables], model.trainable_variables)
+    np.testing.assert_allclose(before[0] - np.array(first), (rank + 1) / 2, rtol=1e-5)
+    np.testing.assert_allclose(before[1] - np.array(last), 1.5, rtol=1e-5)
+    for wrong, says in (
+        (lambda: hvd.DistributedOptimizer(optimizer), "already"),
+        (lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0), "at least 1"),
+        (lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), op=hvd.Sum, gradient_predivide_factor=2.0), "op"),
+        (lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), groups="x"), "groups should be"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            wrong()
+    with pytest.raises(TypeError, match="optimizer of keras"):
+        hvd.DistributedOptimizer("sgd")
+    total = hvd.allreduce(np.ones(3, np.float32), op=hvd.Sum, compression=hvd.Compression.fp16)
+    np.testing.assert_array_equal(total, [2, 2, 2])
