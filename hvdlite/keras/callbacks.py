@@ -44,7 +44,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
             return
         if _core.size() > 1:
             optimizer = getattr(self.model, "optimizer", None)
-            found = list(self.model.variables)
+            found = list(self.model.weights)  # not the states of random seeds: ranks drop out different units
             of_optimizer = getattr(optimizer, "variables", [])
             found += of_optimizer() if callable(of_optimizer) else of_optimizer
             seen: set[int] = set(self._local)

@@ -19,6 +19,8 @@ from ..process_set import ProcessSet, global_process_set
 from .ops.run import run
 from .reducer import label
 
+_SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
+
 
 @tf.autograph.experimental.do_not_convert
 def broadcast_variables(
@@ -44,13 +46,21 @@ def broadcast_(
 
 def _assigned(variables: list[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> Any:
     count = len(variables)
-    values = [tf.convert_to_tensor(variable) for variable in variables]
+    values = [_movable(tf.convert_to_tensor(variable)) for variable in variables]
     names = [f"{prefix}.{i}of{count}.{label(variable)}" for i, variable in enumerate(variables)]
     results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
-    assigned = [variable.assign(result) for variable, result in zip(variables, results)]
+    assigned = [
+        variable.assign(result if result.dtype == variable.dtype else tf.bitcast(result, variable.dtype))
+        for variable, result in zip(variables, results)
+    ]
     if tf.executing_eagerly() or tf.inside_function():
         return None
     return tf.group(*[each for each in assigned if each is not None])
+
+
+def _movable(value: tf.Tensor) -> tf.Tensor:
+    """The bits of what the core has no dtype for, such as the states of random seeds."""
+    return tf.bitcast(value, _SAME_BITS[value.dtype]) if value.dtype in _SAME_BITS else value
 
 
 def broadcast_object(

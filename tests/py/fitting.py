@@ -1,4 +1,4 @@
-"""What the tests of training with TensorFlow and Keras share: real digits, a model, and a look at all ranks' weights."""
+"""What tests of training with TensorFlow and Keras share: real digits, a model, a look at all ranks' weights."""
 
 import numpy as np
 

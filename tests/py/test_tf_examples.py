@@ -32,3 +32,10 @@ def test_embeddings_learn_and_are_the_same_everywhere():
     code, output = run(2, "10_embeddings.py")
     assert code == 0, output
     assert accuracies(output)[-1] >= 98 and "the same bits: True" in output, output
+
+
+def test_the_benchmark_works():
+    pytest.importorskip("torch")
+    code, output = run(2, "benchmarks/tensorflow_ops.py", "--patience", "tiny")
+    assert code == 0, output
+    assert output.count("RESULT") == 3, output

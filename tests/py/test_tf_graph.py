@@ -3,11 +3,12 @@
 All of it with one thread for TensorFlow's nodes, where a node that waits in vain holds up everything.
 """
 
+import sys
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from ranks import as_ranks
+from ranks import Job, as_ranks
 
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
@@ -199,3 +200,29 @@ def test_failures_are_tensorflows_name_rank_and_tensor_and_leave_the_job_working
     with pytest.raises(tf.errors.InvalidArgumentError, match="at least one dimension"):
         hvd.allgather(1.0)
     none_is_left()
+
+
+DEATH = """
+import os, signal, sys
+import tensorflow as tf, hvdlite.tensorflow as hvd
+hvd.init()
+
+@tf.function
+def step(x):
+    return [hvd.allreduce(x + i, name=f"last.{i}") for i in range(8)]
+
+step(tf.ones(4))
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    step(tf.ones(4))
+except tf.errors.UnknownError as error:
+    print("all waits ended:", error.message, flush=True)
+    sys.exit(7)
+"""
+
+
+def test_a_dead_rank_ends_every_wait_of_a_graph_and_is_named():
+    with Job(2, [sys.executable, "-c", DEATH]) as job:
+        assert job.wait(120) != 0
+        assert "all waits ended:" in job.text() and "rank 1" in job.text().split("all waits ended:")[1], job.text()

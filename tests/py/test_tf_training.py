@@ -107,14 +107,16 @@ def test_tapes_leave_alone_what_they_should_and_refuse_what_cannot_be():
 
 @as_ranks(2)
 def test_variables_and_objects_go_from_rank_to_rank():
+    import keras
     import tensorflow as tf
 
     import hvdlite.tensorflow as hvd
 
     rank = hvd.rank()
     variables = [tf.Variable([float(rank)] * 3), tf.Variable(rank), tf.Variable(tf.cast([rank], tf.bfloat16))]
+    variables += [tf.Variable(tf.cast([rank], tf.uint32)), keras.Variable([rank], dtype="uint32", trainable=False)]
     hvd.broadcast_variables(variables, root_rank=1)
-    assert [float(tf.reduce_max(tf.cast(v, tf.float32))) for v in variables] == [1, 1, 1]
+    assert [float(np.max(np.asarray(tf.cast(tf.convert_to_tensor(v), tf.float32)))) for v in variables] == [1] * 5
 
     @tf.function
     def send():
