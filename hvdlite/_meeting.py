@@ -31,16 +31,6 @@ def refusal(place: Place) -> str | None:
             f"rank {place.rank} of {place.size} was found under {place.source}, which hvdlite cannot start under yet. "
             f"Start the job with: hvdlite-run -np {place.size} python ..."
         )
-    if place.local_rank is None or place.local_size is None:
-        return (
-            f"rank {place.rank} of {place.size} does not know its place on its host: set HVDLITE_LOCAL_RANK and "
-            "HVDLITE_LOCAL_SIZE, or start the job with hvdlite-run."
-        )
-    if place.cross_size != 1:
-        return (
-            f"rank {place.rank} of {place.size} is one of {place.local_size} on its host: jobs on several hosts are "
-            "not supported yet."
-        )
     return None
 
 

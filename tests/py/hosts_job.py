@@ -26,6 +26,7 @@ from hvdlite.launcher import hosts as slots_of
 from hvdlite.launcher import store
 
 SECONDS = 60.0
+HERE = network.HERE
 
 
 class HostsJob:

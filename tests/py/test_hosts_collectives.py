@@ -1,0 +1,59 @@
+"""The collectives over two and three hosts, and over streams on one: the suite that shared memory passes, on planes.
+
+Slots are ranks per host; ragged ones, too. Every case is that of the suite of one host (over_hosts.py runs them).
+"""
+
+import re
+
+import pytest
+from hosts import Hosts, needs_hosts
+from hosts_job import HERE, HostsJob
+
+pytestmark = needs_hosts
+SUITE = ["test_numpy_collectives", "test_process_sets"]
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts(3) as made:
+        yield made
+
+
+def passes(hosts, slots, *modules, seconds=180, **variables):
+    """Every rank in these slots passes the cases of the modules; how many there were."""
+    with HostsJob(hosts, slots, [str(HERE / "over_hosts.py"), *modules], **variables) as job:
+        codes = job.wait(seconds)
+        assert set(codes.values()) == {0}, job.text()
+        counts = {re.search(r"(\d+) cases passed", job.said(rank)).group(1) for rank in codes}
+    assert len(counts) == 1
+    return int(counts.pop())
+
+
+@pytest.mark.parametrize("slots", [(1, 1), (1, 1, 1), (2, 1), (2, 2), (1, 2, 1), (3, 1, 3), (4, 4)], ids=str)
+def test_collectives_over_hosts(hosts, slots):
+    assert passes(hosts, slots, *SUITE) > 10
+
+
+@pytest.mark.parametrize("slots", [(1,), (2,), (3,), (4,), (7,), (8,)], ids=str)
+def test_collectives_over_streams_on_one_host(hosts, slots):
+    assert passes(hosts, slots, *SUITE, HVDLITE_PLANE="p2p") > 10
+
+
+def test_the_store_and_the_links_may_be_reached_over_ipv6(hosts):
+    assert passes(hosts, (1, 1), "test_process_sets", ipv6=True) > 3
+
+
+def test_the_store_may_be_on_any_machine(hosts):
+    assert passes(hosts, (2, 1), "test_process_sets", store_on=None) > 3
+
+
+def test_a_slow_way_with_losses_carries_the_same(hosts):
+    hosts.delay(1, 2)
+    hosts.loss(1, 2)
+    hosts.rate(1, "200mbit")
+    try:
+        assert passes(hosts, (1, 1), "test_process_sets") > 3
+    finally:
+        hosts.rate(1, None)
+        hosts.loss(1, 0)
+        hosts.delay(1, 0)
