@@ -56,6 +56,7 @@ class Epochs:
         self._tell = tell
         self._joins = [0] * size
         self._pids: dict[int, int] = {}
+        self._who: dict[int, str] = {}
         self._ended: dict[int, str] = {}
         self._build: tuple[tuple[str, str], int] | None = None  # version and wire, and the rank that said them
         self._epochs: dict[int, Epoch] = {}
@@ -83,11 +84,12 @@ class Epochs:
             self._fail(self._epoch(self._joins[rank]), _wire.REFUSED, text.encode())
             raise Refusal(text)
 
-    def join(self, rank: int, pid: int, build: tuple[str, str], timeout: float) -> None:
-        """The rank is in its next epoch; `check` has allowed it."""
+    def join(self, rank: int, pid: int, build: tuple[str, str], timeout: float, host: str = "") -> None:
+        """The rank is in its next epoch; `check` has allowed it. host: what texts say of where it is."""
         epoch = self._epoch(self._joins[rank])
         self._joins[rank] += 1
         self._pids[rank] = pid
+        self._who[rank] = f"rank {rank} (pid {pid} on {host})" if host else f"rank {rank} (pid {pid})"
         self._build = self._build or (build, rank)
         self._of[rank] = epoch
         if epoch.ending is not None:
@@ -139,7 +141,7 @@ class Epochs:
         epoch.present.discard(rank)
         epoch.gone.add(rank)
         if not epoch.open or epoch.parts:
-            self._lose(epoch, rank, f"rank {rank} (pid {self._pids[rank]}) has left the job")
+            self._lose(epoch, rank, f"{self._who[rank]} has left the job")
         self._tidy()
 
     def disconnected(self, rank: int) -> None:
@@ -175,7 +177,7 @@ class Epochs:
         """Acts on what is due."""
         for epoch in list(self._epochs.values()):
             for rank in [r for r, due in epoch.silent.items() if due <= now]:
-                text = f"the connection of rank {rank} (pid {self._pids[rank]}) ended without a goodbye"
+                text = f"the connection of {self._who[rank]} ended without a goodbye"
                 self._lose(epoch, rank, text)
             if epoch.deadline is not None and epoch.deadline <= now:
                 self._fail(epoch, _wire.REFUSED, self._late(epoch).encode())

@@ -204,6 +204,7 @@ class StoreServer:
             rank, pid = int(says["rank"]), int(says["pid"])
             size, timeout = int(says["size"]), float(says.get("timeout", 30.0))
             build = (str(says["version"]), str(says["wire"]))
+            host = str(says.get("host", ""))[:64]
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise Refusal("the JOIN frame is not what this launcher's version expects") from None
         living = self._members.get(rank)
@@ -215,7 +216,7 @@ class StoreServer:
         connection.reader.limit = _wire.FRAME_MAX
         self._guests.remove(connection)
         self._members[rank] = connection
-        self._epochs.join(rank, pid, build, timeout if 0 < timeout < 1e7 else 30.0)
+        self._epochs.join(rank, pid, build, timeout if 0 < timeout < 1e7 else 30.0, host)
 
     def _tell(self, rank: int, kind: int, body: bytes) -> None:
         connection = self._members.get(rank)
