@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hosts import needs_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "examples/benchmarks"
@@ -52,6 +53,18 @@ def test_a_part_runs_and_its_launches_are_kept(part, works, tmp_path):
     for work in works:
         assert any(name.startswith(work) for name in found), (work, found)
         assert work in printed
+
+
+@needs_hosts
+def test_tcp_between_hosts_is_measured_beside_a_raw_stream():
+    words = [sys.executable, str(BENCHMARKS / "wire.py"), "--patience", "tiny", "--settings", "1gbit+4ms"]
+    words += ["--slots", "1,1", "--libraries", "raw,hvdlite"]
+    pytest.importorskip("torch")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"1gbit\+4ms, ranks per host \(1, 1\), raw stream \d+\.\d+ Gbit/s", done.stdout)
+    for size in ("4 KB", "256 KB", "16 MB"):
+        assert re.search(rf"{size} hvdlite +\d+ us .* of raw", done.stdout), done.stdout
 
 
 def test_the_plane_is_measured_in_c_in_every_dtype():
