@@ -265,6 +265,8 @@ static void decide(struct hvd_engine *engine, struct hvd_set *set)
     hvd_coord_decide(set->coord, set->agreed, &set->plan);
     set->entered = set->probing = false;
     hvd_count(engine, HVD_COUNT_rounds, 1);
+    if (set->tree)
+        hvd_wire_count(engine, set);
     if (set->plan.learned)
         hvd_count(engine, HVD_COUNT_learned, 1);
     if (set->plan.deviated)

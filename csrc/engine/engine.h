@@ -26,7 +26,7 @@
 
 #include <pthread.h>
 
-/* X(name): counted since init. */
+/* X(name): counted since init. What crossed links is added when a bucket is done or a round decided. */
 #define HVD_COUNTERS(X)       \
     X(submits)                \
     X(rounds)                 \
@@ -35,7 +35,11 @@
     X(sleeps)                 \
     X(turns_taken_by_waiters) \
     X(learned)                \
-    X(deviations)
+    X(deviations)             \
+    X(link_bytes_out)         \
+    X(link_bytes_in)          \
+    X(link_messages_out)      \
+    X(link_messages_in)
 
 /* X(name): what memory of ours is for, see measure.c. */
 #define HVD_USAGES(X) \

@@ -86,8 +86,9 @@ struct hvd_set {
     bool probing; /* enter a round, to see who answers; see silence.c */
     int waited;   /* ticks without progress */
     uint64_t progress;
-    bool left;  /* a member has left, agreed: nothing more is voted on */
-    int leaver; /* who, by its number in the job */
+    struct hvd_link_counts crossed; /* that the engine has counted */
+    bool left;                      /* a member has left, agreed: nothing more is voted on */
+    int leaver;                     /* who, by its number in the job */
     uint64_t plans;
     struct hvd_agenda agenda;
     struct hvd_moving moving;

@@ -133,6 +133,29 @@ void hvd_wire_watch(struct hvd_engine *engine)
     }
 }
 
+static void add(struct hvd_link_counts *sum, const struct hvd_wires *wires)
+{
+    for (int peer = 0; wires && peer < wires->size; peer++) {
+        const struct hvd_link_counts *counts = &wires->of[peer].counts;
+        sum->bytes_out += counts->bytes_out;
+        sum->bytes_in += counts->bytes_in;
+        sum->messages_out += counts->messages_out;
+        sum->messages_in += counts->messages_in;
+    }
+}
+
+void hvd_wire_count(struct hvd_engine *engine, struct hvd_set *set)
+{
+    struct hvd_link_counts now = {0}, *before = &set->crossed;
+    add(&now, set->wires);
+    add(&now, set->vote_wires);
+    hvd_count(engine, HVD_COUNT_link_bytes_out, (int64_t)(now.bytes_out - before->bytes_out));
+    hvd_count(engine, HVD_COUNT_link_bytes_in, (int64_t)(now.bytes_in - before->bytes_in));
+    hvd_count(engine, HVD_COUNT_link_messages_out, (int64_t)(now.messages_out - before->messages_out));
+    hvd_count(engine, HVD_COUNT_link_messages_in, (int64_t)(now.messages_in - before->messages_in));
+    *before = now;
+}
+
 void hvd_wire_heard(struct hvd_engine *engine, int fd)
 {
     uint8_t has = atomic_load(&engine->wire_byte[fd]);

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 struct hvd_engine;
+struct hvd_set;
 
 /* Of one set, by rank in the set. */
 struct hvd_wires {
@@ -30,6 +31,8 @@ void hvd_wire_drop(const int *fd, int count);
 
 /* By a holder who is about to leave the turn: the engine thread shall wake up when a stream has news for any set. */
 void hvd_wire_watch(struct hvd_engine *engine);
+/* By the turn: add to the engine's counters what has crossed the set's links since the last time. */
+void hvd_wire_count(struct hvd_engine *engine, struct hvd_set *set);
 /* By the engine thread: epoll has spoken for this descriptor, once. */
 void hvd_wire_heard(struct hvd_engine *engine, int fd);
 /* At the engine's end, when all streams are closed. */

@@ -245,6 +245,8 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     }
     if (moving->composed && compose(engine, set))
         return true;
+    if (set->wires)
+        hvd_wire_count(engine, set);
     for (uint32_t i = 0; i < moving->items; i++)
         finish(engine, hvd_work_item(set, i), HVD_OK, NULL);
     pop(set, moving->items);

@@ -25,6 +25,31 @@ static void sum(struct hvd_engine *engine, int rank, int size, int64_t count)
     free(memory);
 }
 
+static int64_t counted(const struct hvd_engine *engine, int which)
+{
+    return atomic_load(&engine->counter[which]);
+}
+
+/* Two hosts: each rank sends a head and half of the sum, twice; of votes each leader sends one a round, or one frame
+ * more.
+ */
+static void links_are_counted(struct hvd_engine *engine, int rank, int size)
+{
+    enum { COUNT = 100000 };
+    sum(engine, rank, size, COUNT);
+    sum(engine, rank, size, COUNT); /* it is known by now */
+    int64_t bytes = counted(engine, HVD_COUNT_link_bytes_out), in = counted(engine, HVD_COUNT_link_bytes_in);
+    int64_t messages = counted(engine, HVD_COUNT_link_messages_out), rounds = counted(engine, HVD_COUNT_rounds);
+    sum(engine, rank, size, COUNT);
+    bytes = counted(engine, HVD_COUNT_link_bytes_out) - bytes;
+    in = counted(engine, HVD_COUNT_link_bytes_in) - in;
+    messages = counted(engine, HVD_COUNT_link_messages_out) - messages;
+    rounds = counted(engine, HVD_COUNT_rounds) - rounds;
+    CHECK(bytes >= COUNT * (int64_t)sizeof(double) && bytes < COUNT * (int64_t)sizeof(double) + 8192);
+    CHECK(in >= COUNT * (int64_t)sizeof(double) && in < COUNT * (int64_t)sizeof(double) + 8192);
+    CHECK(messages >= 2 + rounds && messages <= 2 + 2 * (rounds + 1));
+}
+
 static void trees(struct hvd_engine *engine, int rank, int size)
 {
     for (int step = 0; step < 10; step++) {
@@ -123,6 +148,7 @@ int main(void)
         for (int size = 5; size <= 8; size++)
             crew_threads(size, trees);
     crew_world(CREW_HOSTS);
+    crew_threads(2, links_are_counted);
     crew_threads(2, junk_is_no_vote);
     crew_threads(5, junk_is_no_vote);
     crew_world(CREW_HOSTS + 1);
