@@ -27,7 +27,11 @@ keras: Any = import_module("tf_keras" if legacy() else "keras")
 
 def backend() -> str:
     """ "tensorflow" or "torch". HvdNotYetError on another one."""
-    name = "tensorflow" if legacy() else str(keras.backend.backend())
+    if legacy():
+        raise HvdNotYetError(
+            "Keras 2 is not supported yet: unset TF_USE_LEGACY_KERAS, or use hvdlite.tensorflow's tape"
+        )
+    name = str(keras.backend.backend())
     if name not in ("tensorflow", "torch"):
         raise HvdNotYetError(
             f"Keras runs on {name}, where hvdlite cannot reduce gradients yet: set KERAS_BACKEND=tensorflow or "
