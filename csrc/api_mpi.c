@@ -1,10 +1,10 @@
 /* api_mpi.c - the public C API, continued: MPI, before and after the life of an engine.
  *
- * These need no engine: Python finds a library, starts MPI, makes communicators and meets the other ranks over them,
- * and only then opens an engine; after that has ended it lets go of them. csrc/mpi/ does the work, these are ways in.
- * Like hvd_init they are called by one thread at a time.
+ * All but one need no engine: Python finds a library, starts MPI, makes communicators and meets the other ranks over
+ * them, and only then opens an engine; after that has ended it lets go of them. csrc/mpi/ does the work, these are ways
+ * in. Like hvd_init they are called by one thread at a time.
  */
-#include "hvdlite.h"
+#include "api.h"
 #include "mpi/world.h"
 
 int hvd_mpi_open(const char *library, char *text, size_t text_bytes)
@@ -67,6 +67,16 @@ void hvd_mpi_comm_free(uintptr_t comm)
 {
     if (hvd_mpi_running())
         hvd_mpi_comm_close(comm);
+}
+
+int hvd_mpi_comm_lend(uintptr_t comm)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    engine->comm = comm;
+    hvd_api_go_out();
+    return HVD_OK;
 }
 
 int hvd_mpi_place(uintptr_t comm, int *rank, int *size)

@@ -87,6 +87,7 @@ struct hvd_options {
     int32_t peer_timeout_ms;  /* how long a rank of another host may be silent while it is waited for; 0: 30000 */
     const char *plane;        /* agreed; the name of the plane that does what it can do; NULL: the best that works */
     const char *algo;         /* agreed; the algorithm that p2p uses wherever it can; NULL: the cheapest */
+    uintptr_t mpi_comm;       /* an MPI communicator of all ranks, from hvd_mpi_comm; lent until hvd_shutdown. 0: none */
     /* Several hosts, or plane p2p: what Python has connected, by rank, -1 where there is nothing. NULL: none at all.
      * The descriptors belong to the core from the call on, whatever comes of it. */
     const int *tensor_fd;         /* a stream to every other rank, for the tensors of the global set */
@@ -216,6 +217,8 @@ const char *hvd_mpi_word(int which);
 int hvd_mpi_comm(uintptr_t from, const int *ranks, int count, int timeout_ms, uintptr_t *made, char *text,
                  size_t text_bytes);
 void hvd_mpi_comm_free(uintptr_t comm);
+/* The communicator of the process set that hvd_set_open opens next on this rank; lent until that is closed. 0: none. */
+int hvd_mpi_comm_lend(uintptr_t comm);
 int hvd_mpi_place(uintptr_t comm, int *rank, int *size);
 int hvd_mpi_exchange(uintptr_t comm, const void *mine, size_t bytes, void *all, int timeout_ms, char *text,
                      size_t text_bytes);

@@ -49,6 +49,8 @@ def options(
     given.peer_timeout_ms = int(values["peer_timeout"] * 1000)
     lent: list[Any] = [_core.bytes_or_null(values[name]) for name in ("plane", "algo")]
     given.plane, given.algo = lent
+    if store is not None and (values["plane"] == "mpi" or (seats is not None and seats.hosts > 1)):
+        given.mpi_comm = store.lend()
     if rows is not None:
         lent += [_core.row_or_null(rows.tensors), _core.row_or_null(rows.votes)]
         given.tensor_fd, given.vote_fd = lent[-2:]

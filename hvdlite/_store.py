@@ -43,6 +43,10 @@ class Meeting(Protocol):
         """Every rank's bytes in rank order. Blocks."""
         ...
 
+    def lend(self) -> int:
+        """An MPI communicator for the tensors of the job; 0 where there is none."""
+        ...
+
     def fileno(self) -> int:
         """A connection to lend to the core, or -1."""
         ...
@@ -77,6 +81,10 @@ class Store:
         self.job = 0  # the job's number, the same on all ranks
         self.secret = bytes(32)  # the option's is used
         self.failed = False  # whether the job has; set before `bye`
+
+    def lend(self) -> int:
+        """0: there is no MPI."""
+        return 0
 
     def fileno(self) -> int:
         """The connected socket, to lend to the C core; -1 after `bye`."""

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _bytes, _core
+from . import _bytes, _core, mpi
 from .errors import HvdMismatchError, HvdNotYetError
 
 if TYPE_CHECKING:
@@ -176,8 +176,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
     wrong = _refusal(process_set, ranks)
     _agree("add_process_set", ranks, wrong)
-    number, failure = 0, None
+    number, comm, failure = 0, 0, None
     try:
+        if mpi.enabled():
+            comm = mpi.current().prepare_set(ranks)
         number = _core.set_open(ranks, *_streams(ranks))
     except Exception as error:
         failure = error
@@ -188,6 +190,8 @@ def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
             _core.set_close(number)
         first = min(failed, default=0)
         raise failure or RuntimeError(f"add_process_set of ranks {ranks} failed on rank {first}: {failed.get(first)}")
+    if comm:
+        mpi.current().keep_set(number, comm)
     process_set.process_set_id = number
     _valid[number] = [process_set]
     return process_set
@@ -268,6 +272,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         for same in _valid.pop(number, []):
             same.process_set_id = None
         _core.set_close(number)
+        if mpi.enabled():
+            mpi.current().drop_set(number)
         return True
 
 

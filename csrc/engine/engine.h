@@ -124,6 +124,9 @@ struct hvd_engine {
     /* Crosses between threads. */
     struct hvd_handles handles;
     struct hvd_soon soon;
+    uintptr_t comm; /* MPI communicator of the set that is opened next */
+    bool silent;    /* there is a plane whose works go on without a ring */
+    uint32_t naps;  /* in a row that such works have let pass; the turn's */
     struct hvd_trace_ring trace;
     _Atomic int64_t counter[HVD_COUNTERS_MAX];
     _Atomic int64_t fusion_bytes;  /* in force in the global set; written by the turn */
@@ -242,6 +245,8 @@ void hvd_turn_thread_stop(struct hvd_engine *engine);
 bool hvd_soon_open(struct hvd_soon *soon);
 void hvd_soon_close(struct hvd_soon *soon);
 void hvd_soon_arm(struct hvd_soon *soon);
+int hvd_soon_until_alarm(struct hvd_engine *engine, int sleep_ms); /* the shorter of both, for epoll; -1: no limit */
+void hvd_soon_nap(struct hvd_engine *engine); /* by the turn, before it ends: works of a silent plane need a look */
 void hvd_soon_disarm(struct hvd_soon *soon);
 void hvd_soon_rang(struct hvd_soon *soon);
 

@@ -209,6 +209,7 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     engine->options.peer_timeout_ms = options->peer_timeout_ms > 0 ? options->peer_timeout_ms : 30000;
     engine->ticked_ns = hvd_now_ns();
     engine->in_process = in_process;
+    engine->comm = options->mpi_comm;
     engine->alone = options->size == 1;
     engine->epoll = engine->space.fd = engine->soon.timer = -1;
     pthread_mutex_init(&engine->opening_lock, NULL);

@@ -70,6 +70,7 @@ void hvd_set_insert_plane(struct hvd_engine *engine, struct hvd_set *set, struct
     for (; at > 0 && preference(engine, set->planes[at - 1].plane) < preference(engine, open.plane); at--)
         set->planes[at] = set->planes[at - 1];
     set->planes[at] = open;
+    engine->silent |= open.plane->silent;
 }
 
 struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set *set)
@@ -80,6 +81,7 @@ struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set
                                   .cpus = hvd_cpus_usable(),
                                   .bells = set->alone ? NULL : &set->bells,
                                   .link = set->wires ? set->wires->link : NULL,
+                                  .comm = (void *)engine->comm,
                                   .any_order = !engine->options.deterministic,
                                   .leaving = &set->left,
                                   .algo = engine->algo};

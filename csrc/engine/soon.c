@@ -6,6 +6,9 @@
  * which of the two a caller is, so the first such submission sets an alarm clock (a timerfd in the engine
  * thread's epoll), and a waiter who takes the turn before it rings turns it off.
  *
+ * The same clock serves works of planes that wake nobody (MPI): the engine thread looks again after 30 us, and up to a
+ * millisecond later each time that nothing has moved.
+ *
  * Nothing is lost: a submitter pushes and then looks at `armed`; whoever clears `armed` looks at the queue after
  * that, both sequentially consistent, so that one of them sees the other. The lock keeps `armed` and the timer
  * in step; who finds it armed does not take it.
@@ -15,7 +18,9 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#define SOON_NS 1000000
+#define SOON_NS      1000000
+#define NAP_FIRST_NS 30000L
+#define NAPS_GROWING 5 /* to a millisecond */
 
 static void set(struct hvd_soon *soon, uint32_t armed, long ns)
 {
@@ -42,11 +47,29 @@ void hvd_soon_close(struct hvd_soon *soon)
     soon->timer = -1;
 }
 
-void hvd_soon_arm(struct hvd_soon *soon)
+static void arm(struct hvd_soon *soon, long ns)
 {
     atomic_thread_fence(memory_order_seq_cst);
     if (!atomic_load_explicit(&soon->armed, memory_order_relaxed))
-        set(soon, 1, SOON_NS);
+        set(soon, 1, ns);
+}
+
+void hvd_soon_arm(struct hvd_soon *soon)
+{
+    arm(soon, SOON_NS);
+}
+
+/* Works of a silent plane are under way, and nobody will ring: set the alarm clock, later each time that nothing moved.
+ */
+void hvd_soon_nap(struct hvd_engine *engine)
+{
+    bool under_way = false;
+    for (int i = 0; i < engine->sets; i++)
+        under_way |= engine->set[i]->moving.busy && engine->set[i]->moving.by->plane->silent;
+    if (!under_way || !engine->thread_runs || atomic_load_explicit(&engine->failed, memory_order_relaxed))
+        return;
+    long ns = NAP_FIRST_NS << (engine->naps < NAPS_GROWING ? engine->naps++ : NAPS_GROWING);
+    arm(&engine->soon, ns);
 }
 
 void hvd_soon_disarm(struct hvd_soon *soon)
@@ -63,4 +86,18 @@ void hvd_soon_rang(struct hvd_soon *soon)
     (void)got; /* EAGAIN: turned off, or set anew, meanwhile */
     atomic_store(&soon->armed, 0);
     atomic_thread_fence(memory_order_seq_cst);
+}
+
+int hvd_soon_until_alarm(struct hvd_engine *engine, int sleep_ms)
+{
+    uint64_t alarm_ns = atomic_load_explicit(&engine->alarm_ns, memory_order_relaxed), now;
+    if (engine->hosts > 1) {
+        uint64_t tick_ns = engine->ticked_ns + (uint64_t)hvd_silence_tick_ms(engine) * 1000000u;
+        alarm_ns = alarm_ns && alarm_ns < tick_ns ? alarm_ns : tick_ns;
+    }
+    if (alarm_ns == 0)
+        return sleep_ms;
+    now = hvd_now_ns();
+    int left_ms = alarm_ns > now ? (int)((alarm_ns - now) / 1000000u) + 1 : 1;
+    return sleep_ms < 0 || left_ms < sleep_ms ? left_ms : sleep_ms;
 }

@@ -25,6 +25,10 @@
  * millisecond, nobody rings, and when ten of them went by without a waiter it falls asleep properly. A round that this
  * rank has entered without having anything in it needs nobody: its vote lies on its board.
  *
+ * SILENT PLANES. MPI wakes nobody. While a work of such a plane is under way, whoever leaves the turn sets the alarm
+ * clock of soon.c, and the engine thread looks again: after 30 us, and up to a millisecond later each time that nothing
+ * has moved.
+ *
  * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress; else it
  * pauses five times, then yields, then gives the turn back and sleeps on its handle. The engine thread spins
  * only while somebody waits; never during backward.
@@ -46,6 +50,8 @@
 #define PAUSES_PER_CLOCK 64
 #define TAKE_TRY_NS      500000u /* for a turn that another thread holds: some passes of the engine thread */
 #define DOZE_MS          1
+#define NAP_FIRST_NS     30000L
+#define NAPS_GROWING     5  /* to a millisecond */
 #define DOZE_TICKS       10 /* without a waiter; then it sleeps properly */
 
 static _Atomic uint32_t *asleep_word(struct hvd_engine *engine)
@@ -163,6 +169,7 @@ static bool leave(struct hvd_engine *engine, bool hand_over)
     atomic_store(asleep_word(engine), 1);
     atomic_thread_fence(memory_order_seq_cst);
     if (hvd_turn_once(engine)) {
+        engine->naps = 0;
         atomic_store(asleep_word(engine), 0);
         if (!hand_over)
             return false;
@@ -172,6 +179,8 @@ static bool leave(struct hvd_engine *engine, bool hand_over)
     }
     if (engine->wire_byte)
         hvd_wire_watch(engine);
+    if (engine->silent)
+        hvd_soon_nap(engine);
     atomic_store(&engine->turn, 0);
     if (atomic_load(asleep_word(engine)))
         return true;
@@ -226,7 +235,7 @@ void hvd_turn_run(struct hvd_engine *engine)
             if (atomic_load_explicit(&engine->takers, memory_order_relaxed) && step_aside(engine))
                 return;
             if (hvd_turn_once(engine))
-                idle = 0;
+                idle = engine->naps = 0;
             else if (!engine->spins || !atomic_load_explicit(&engine->waiters, memory_order_relaxed) ||
                      !breathe(engine, &idle, &since_ns))
                 break;
@@ -304,20 +313,6 @@ static int look_around(struct hvd_engine *engine, bool tick)
     return -1;
 }
 
-static int until_alarm(struct hvd_engine *engine, int sleep_ms)
-{
-    uint64_t alarm_ns = atomic_load_explicit(&engine->alarm_ns, memory_order_relaxed), now;
-    if (engine->hosts > 1) {
-        uint64_t tick_ns = engine->ticked_ns + (uint64_t)hvd_silence_tick_ms(engine) * 1000000u;
-        alarm_ns = alarm_ns && alarm_ns < tick_ns ? alarm_ns : tick_ns;
-    }
-    if (alarm_ns == 0)
-        return sleep_ms;
-    now = hvd_now_ns();
-    int left_ms = alarm_ns > now ? (int)((alarm_ns - now) / 1000000u) + 1 : 1;
-    return sleep_ms < 0 || left_ms < sleep_ms ? left_ms : sleep_ms;
-}
-
 /* Somebody else has the turn: then something moves, or he gives it back within milliseconds. */
 static void tick_of_silence(struct hvd_engine *engine)
 {
@@ -335,7 +330,7 @@ static void *thread_main(void *self)
     struct epoll_event events[16];
     bool tick = false;
     while (!atomic_load(&engine->stop)) {
-        int sleep_ms = until_alarm(engine, look_around(engine, tick));
+        int sleep_ms = hvd_soon_until_alarm(engine, look_around(engine, tick));
         hvd_count(engine, HVD_COUNT_sleeps, 1);
         hvd_trace_add(&engine->trace, HVD_TRACE_sleep, 0, 0);
         int count = epoll_wait(engine->epoll, events, HVD_COUNT_OF(events), sleep_ms);

@@ -34,7 +34,7 @@ int hvd_mpi_failed(int code, const char *what, struct hvd_error *error)
 {
     char text[VERSION_MAX] = "";
     int length = 0;
-    if (loaded.Error_string(code, text, &length) != 0)
+    if (!loaded.Error_string || loaded.Error_string(code, text, &length) != 0)
         snprintf(text, sizeof text, "error %d", code);
     return hvd_fail(error, HVD_EINIT, "MPI could not %s: %.400s", what, text);
 }

