@@ -32,7 +32,7 @@ def main() -> None:
             "direct": lambda array=array, out=out: world.Allreduce(array, out),
             "non-blocking": lambda array=array, out=out: world.Iallreduce(array, out).Wait(),
         }
-        times: "dict[str, list[float]]" = {name: [] for name in ways}
+        times: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(arguments.rounds + 3):
             for name, way in ways.items():
                 array.fill(1)
