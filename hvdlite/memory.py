@@ -36,7 +36,9 @@ def memory_stats() -> dict[str, int]:
 
 def block(count: int) -> Any | None:
     """A writable buffer of `count` > 0 bytes of plane memory, contents undefined; None where there is none to be had
-    (one rank, no shared memory left). Its last user frees it."""
+    (one rank, no shared memory left). Its last user frees it. ValueError for more bytes than any memory has."""
+    if count >= 1 << 63:
+        raise ValueError(f"no memory has {count} bytes")
     memory = lib.hvd_alloc(count)
     if memory == ffi.NULL:
         return None

@@ -14,6 +14,7 @@ Gloo, DistributedDataParallel, and Horovod if it is installed), hook, idle, star
 
 import argparse
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -131,6 +132,8 @@ def main() -> None:
     args.cache = args.cache.resolve()
     if any(ranks < 2 for ranks in args.np or ()):
         parser.error("-np: a comparison needs two ranks at least")
+    if args.pictures and importlib.util.find_spec("matplotlib") is None:
+        parser.error('--pictures needs matplotlib: pip install "hvdlite[bench]", or matplotlib alone')
     if not args.report:
         measure(args, "tiny" if args.tiny else "quick" if args.quick else "full")
     try:

@@ -19,8 +19,9 @@ all sizes and depends on the mode alone:
     up in it then), it stays where it is made.
 
 It is the tensor that moves, not a new one that takes its place: whoever holds on to p.grad holds what is averaged. One
-whose memory others may know by another way is left where it is: a view, a part of a larger storage (flat buffers of the
-user's), what a graph belongs to (create_graph). A gradient that the user replaces is reduced where it is then. When
+whose memory others may know by another way is left where it is: a view, what views of it are held of, a part of a
+larger storage (flat buffers of the user's), what was given to another library or a graph belongs to (create_graph). Who
+only keeps its address (data_ptr()) must ask again. A gradient that the user replaces is reduced where it is then. When
 most gradients have gone from their places (the mode has changed) the places are given back; after another init(), whose
 plane has other memory, gradients move once more. All of one move is one slab, freed with the last tensor in it.
 """
@@ -33,6 +34,7 @@ import torch
 
 from ...memory import block
 from ...process_set import on_new_life
+from .shared import is_held, is_shared
 
 _ALIGN, _ASKED = 64, 4
 _lives: list[None] = []  # jobs that have ended
@@ -43,7 +45,7 @@ class Places:
     """Plane memory for the gradients of one optimizer."""
 
     def __init__(self) -> None:
-        self._place: dict[int, torch.Tensor] = {}
+        self._place: dict[int, int] = {}  # addresses
         self._life = len(_lives)
         self._staying: list[int] = []
 
@@ -71,7 +73,6 @@ class Places:
         staying = [number for number in staying if movable(parameters[number])]
         if staying and not self._place:
             self._take(staying, parameters)
-            self._move(parameters)
 
     def _take(self, numbers: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
         sizes = [parameters[number].numel() * parameters[number].element_size() for number in numbers]
@@ -83,21 +84,18 @@ class Places:
         if buffer is None:
             return
         for number, start in zip(numbers, starts):
-            parameter = parameters[number]
-            flat = torch.frombuffer(buffer, dtype=parameter.dtype, count=parameter.numel(), offset=start)
-            self._place[number] = flat.view(parameter.shape)  # a storage of its own: a copy does not copy the slab
-
-    def _move(self, parameters: Sequence[torch.Tensor]) -> None:
-        for number, place in self._place.items():
             gradient = parameters[number].grad
             assert gradient is not None
+            flat = torch.frombuffer(buffer, dtype=gradient.dtype, count=gradient.numel(), offset=start)
+            place = flat.view(gradient.shape)  # a storage of its own: a copy does not copy the slab
             place.copy_(gradient)
             gradient.data = place
+            self._place[number] = place.data_ptr()
 
 
-def lies_at(gradient: torch.Tensor | None, place: torch.Tensor) -> bool:
+def lies_at(gradient: torch.Tensor | None, place: int) -> bool:
     """Whether it has not moved away."""
-    return gradient is not None and gradient.layout is torch.strided and gradient.data_ptr() == place.data_ptr()
+    return gradient is not None and gradient.layout is torch.strided and gradient.data_ptr() == place
 
 
 def movable(parameter: torch.Tensor) -> bool:
@@ -113,4 +111,5 @@ def movable(parameter: torch.Tensor) -> bool:
         and not (gradient.requires_grad or gradient.is_neg() or gradient._is_view() or gradient.is_inference())
         and type(gradient) is torch.Tensor
         and gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
+        and not (is_shared(gradient) or is_held(gradient))
     )

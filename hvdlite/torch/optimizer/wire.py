@@ -2,7 +2,9 @@
 
 A `Wire` knows an optimizer's reduction: op, scales, compression, process set, weights. It starts the exchange of one
 gradient or of a group, and gives back a `Flight`, whose `land` waits and puts the result into `p.grad`. In the plain
-case (dense, not compressed, not weighted) the gradient's own memory is reduced in place and nothing else is done.
+case (dense, not compressed, not weighted) the gradient's own memory is reduced in place and nothing else is done,
+unless somebody else has that memory, too, and may need what is in it until backward is over (`shared`): then a copy
+travels, and comes back when the round lands. A tensor that was there a round before is safe: backward adds to it.
 
 Sparse gradients travel as two allgathers, of indices and values, after duplicates have been added up on each rank. The
 indices go under the name that the dense gradient would have, so that a rank which never saw this gradient, and
@@ -16,6 +18,7 @@ a mixture mean nothing: that is an error.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +30,7 @@ from ...ops import Average, Handle, Sum
 from ...process_set import ProcessSet, number_of
 from ..ops import plain
 from .run import GradientRun, written
+from .shared import is_shared
 from .weights import Shares, WeightedAverage
 
 _RUNS_KEPT = 64  # a graph that differs in each step makes others each time
@@ -39,7 +43,7 @@ class Flight:
     __slots__ = ("_arrive", "_handle", "each_alone", "numbers")
 
     def __init__(
-        self, numbers: Sequence[int], handle: Any, arrive: Callable[[Any], None] | None, each_alone: bool = False
+        self, numbers: Sequence[int], handle: Any, arrive: Callable[[Any], Any] | None, each_alone: bool = False
     ) -> None:
         self.numbers = numbers
         self.each_alone = each_alone  # they have only been sent together
@@ -75,6 +79,7 @@ class Wire:
             self.shares = Shares("optimizer.weight" + suffix, process_set, self.weights.current)
         self.settings: dict[str, Any] = {}
         self._runs: dict[tuple[int, ...], GradientRun] = {}
+        self._stay: dict[int, weakref.ref[torch.Tensor]] = {}  # gradients of shared memory, as they were last sent
         self.refresh()
 
     def refresh(self) -> None:
@@ -100,7 +105,11 @@ class Wire:
         if gradient.layout is not torch.strided:
             return self._send_sparse(number, gradient)
         if self.uncompressed and self.shares is None and number not in self.known_sparse:
-            return Flight((number,), plain.allreduce_async_(gradient, name=self.names[number], **self.settings), None)
+            arrive: Callable[[torch.Tensor], Any] | None = None
+            mine = gradient
+            if self._is_lent(number, gradient):
+                mine, arrive = gradient.detach().clone(), gradient.copy_
+            return Flight((number,), plain.allreduce_async_(mine, name=self.names[number], **self.settings), arrive)
         packed, unpack = self._pack(number, gradient)
         return Flight((number,), plain.allreduce_async_(packed, name=self.names[number], **self.settings), unpack)
 
@@ -117,10 +126,21 @@ class Wire:
             if run is None:
                 return None
         gradients = run.gradients()
-        if gradients is None:
+        if gradients is None or (any(map(is_shared, gradients)) and any(map(self._will_be_lent, numbers, gradients))):
             return None
         sent = run.submit(gradients, quiet)
         return Flight(numbers, sent, lambda _: written(gradients), each_alone=True)
+
+    def _will_be_lent(self, number: int, gradient: torch.Tensor) -> bool:
+        known = self._stay.get(number)
+        return is_shared(gradient) and (known is None or known() is not gradient)
+
+    def _is_lent(self, number: int, gradient: torch.Tensor) -> bool:
+        """Whether somebody else may need what is in this memory until the round lands."""
+        lent = self._will_be_lent(number, gradient)
+        if lent:
+            self._stay[number] = weakref.ref(gradient)
+        return lent
 
     def _new_run(self, numbers: tuple[int, ...]) -> GradientRun | None:
         if len(self._runs) >= _RUNS_KEPT:
@@ -177,7 +197,7 @@ class Wire:
     def _pack(self, number: int, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], None]]:
         """What travels for a dense gradient, and what to do with the result."""
         dims = self.known_sparse.get(number)  # it was made dense to travel
-        tensor = self._weighted(gradient)
+        tensor = self._weighted(gradient.detach().clone() if self._is_lent(number, gradient) else gradient)
         packed, ctx = (tensor, None) if self.uncompressed else self.compression.compress(tensor)
         if not isinstance(packed, torch.Tensor):
             raise TypeError(f"{self.compression!r}.compress returned {type(packed).__name__} instead of a tensor")
@@ -257,8 +277,9 @@ class Wire:
                 f"ranks, and another backward pass would add to it: call step() or zero_grad() of the optimizer in "
                 "between, or accumulate with backward_passes_per_step or no_sync()"
             )
-        for number in reduced:
-            self.parameters[number].grad.div_(self.process_set.size())  # type: ignore[union-attr]
+        gradients = [self.parameters[number].grad for number in reduced]
+        for gradient in {each.data_ptr(): each for each in gradients if each is not None}.values():  # of shared memory
+            gradient.div_(self.process_set.size())
 
     def round_over(self) -> None:
         """All flights have landed."""
