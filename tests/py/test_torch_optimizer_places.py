@@ -54,7 +54,7 @@ def places(model, optimizer):
     """How many gradients lie in their places."""
     found = optimizer._hvd.places._place
     return sum(
-        number in found and parameter.grad is not None and parameter.grad.data_ptr() == found[number].data_ptr()
+        number in found and parameter.grad is not None and parameter.grad.data_ptr() == found[number]
         for number, parameter in enumerate(model.parameters())
     )
 
