@@ -87,7 +87,7 @@ struct hvd_options {
     int32_t peer_timeout_ms;  /* how long a rank of another host may be silent while it is waited for; 0: 30000 */
     const char *plane;        /* agreed; the name of the plane that does what it can do; NULL: the best that works */
     const char *algo;         /* agreed; the algorithm that p2p uses wherever it can; NULL: the cheapest */
-    uintptr_t mpi_comm;       /* an MPI communicator of all ranks, from hvd_mpi_comm; lent until hvd_shutdown. 0: none */
+    uintptr_t mpi_comm; /* an MPI communicator of all ranks, from hvd_mpi_comm; lent until hvd_shutdown. 0: none */
     /* Several hosts, or plane p2p: what Python has connected, by rank, -1 where there is nothing. NULL: none at all.
      * The descriptors belong to the core from the call on, whatever comes of it. */
     const int *tensor_fd;         /* a stream to every other rank, for the tensors of the global set */

@@ -76,12 +76,12 @@ struct hvd_plane_arg {
     struct hvd_link *const *link; /* to every other rank of the set, for this set alone; lent until close. NULL: none */
     struct hvd_cost link_cost;    /* of an exchange over them, agreed; both 0: not known */
     const bool *leaving;          /* once true, a peer may end its link with nothing missing; NULL: never */
-    void *comm;                   /* an MPI communicator of the set, for this plane alone; lent until close. NULL: none */
-    bool any_order;               /* agreed: sums may be taken in another order than that of ranks where that is faster;
-                                     their bits then depend on where in a bucket a value lies. false: deterministic
-                                     mode, in which a plane that cannot do without must not do floats */
-    const char *algo;             /* the one to be used wherever it can, agreed; NULL: the cheapest. Lent until close */
-    void *self;                   /* first argument of the two below */
+    void *comm;       /* an MPI communicator of the set, for this plane alone; lent until close. NULL: none */
+    bool any_order;   /* agreed: sums may be taken in another order than that of ranks where that is faster;
+                         their bits then depend on where in a bucket a value lies. false: deterministic
+                         mode, in which a plane that cannot do without must not do floats */
+    const char *algo; /* the one to be used wherever it can, agreed; NULL: the cheapest. Lent until close */
+    void *self;       /* first argument of the two below */
     int (*allgather)(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error);
     /* Every rank gets `bytes` (the same on all) of its own, mapped by all. NULL on failure. */
     struct hvd_share *(*share)(void *self, size_t bytes, struct hvd_error *error);
@@ -97,7 +97,7 @@ struct hvd_plane {
     int preference; /* the working plane with the highest wins */
     enum hvd_plane_order order;
     bool silent; /* nobody rings when there is news for its works: whoever sleeps comes again by himself */
-    bool bound; /* its calls must all come from one thread: a waiting caller must not take the turn */
+    bool bound;  /* its calls must all come from one thread: a waiting caller must not take the turn */
 
     /* Pure, on fields that are the same on all ranks: is it for a set like this? Then it fails to open for want of
      * something only. NULL: open tells. */
