@@ -13,6 +13,8 @@ from ranks import Job, as_ranks
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
+FRESH_RANKS = True  # one thread for operations must be asked for before TensorFlow does anything in a process
+
 
 def flights(which=0):
     from hvdlite.tensorflow.ops.kernels import library
