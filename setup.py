@@ -58,7 +58,7 @@ setup(
         "keras": ["keras>=3"],
         "examples": TORCH + EXAMPLES,
         "bench": [*TORCH, "matplotlib"],
-        "test": CHECKS + EXAMPLES,
+        "test": [*CHECKS, *EXAMPLES, "matplotlib"],
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.
     packages=find_packages(include=["hvdlite", "hvdlite.*"])

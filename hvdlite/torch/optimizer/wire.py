@@ -277,9 +277,13 @@ class Wire:
                 f"ranks, and another backward pass would add to it: call step() or zero_grad() of the optimizer in "
                 "between, or accumulate with backward_passes_per_step or no_sync()"
             )
-        gradients = [self.parameters[number].grad for number in reduced]
-        for gradient in {each.data_ptr(): each for each in gradients if each is not None}.values():  # of shared memory
-            gradient.div_(self.process_set.size())
+        divided = set()
+        for gradient in (self.parameters[number].grad for number in reduced):
+            assert gradient is not None
+            memory = gradient.data_ptr() if gradient.layout is torch.strided else id(gradient)
+            if memory not in divided:  # two parameters may have one
+                gradient.div_(self.process_set.size())
+            divided.add(memory)
 
     def round_over(self) -> None:
         """All flights have landed."""
