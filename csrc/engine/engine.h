@@ -124,9 +124,9 @@ struct hvd_engine {
     /* Crosses between threads. */
     struct hvd_handles handles;
     struct hvd_soon soon;
-    uintptr_t comm; /* MPI communicator of the set that is opened next */
-    bool silent;    /* there is a plane whose works go on without a ring */
-    uint32_t naps;  /* in a row that such works have let pass; the turn's */
+    uintptr_t comm;      /* MPI communicator of the set that is opened next */
+    _Atomic bool silent; /* there is a plane whose works go on without a ring */
+    uint32_t naps;       /* in a row that such works have let pass; the turn's */
     struct hvd_trace_ring trace;
     _Atomic int64_t counter[HVD_COUNTERS_MAX];
     _Atomic int64_t fusion_bytes;  /* in force in the global set; written by the turn */

@@ -70,7 +70,8 @@ void hvd_set_insert_plane(struct hvd_engine *engine, struct hvd_set *set, struct
     for (; at > 0 && preference(engine, set->planes[at - 1].plane) < preference(engine, open.plane); at--)
         set->planes[at] = set->planes[at - 1];
     set->planes[at] = open;
-    engine->silent |= open.plane->silent;
+    if (open.plane->silent)
+        atomic_store(&engine->silent, true);
 }
 
 struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set *set)

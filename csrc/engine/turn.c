@@ -179,7 +179,7 @@ static bool leave(struct hvd_engine *engine, bool hand_over)
     }
     if (engine->wire_byte)
         hvd_wire_watch(engine);
-    if (engine->silent)
+    if (atomic_load_explicit(&engine->silent, memory_order_relaxed))
         hvd_soon_nap(engine);
     atomic_store(&engine->turn, 0);
     if (atomic_load(asleep_word(engine)))
