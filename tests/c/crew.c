@@ -120,6 +120,13 @@ struct hvd_options crew_options(int rank, int size)
     return options;
 }
 
+static pthread_barrier_t *meeting; /* of the ranks that run now */
+
+void crew_meet(void)
+{
+    pthread_barrier_wait(meeting);
+}
+
 struct seat {
     struct hvd_boot_seat boot;
     int size;
@@ -148,6 +155,9 @@ void crew_threads(int size, crew_body *body)
     struct hvd_boot_memory memory;
     struct seat seat[HVD_LOCAL_MAX];
     pthread_t thread[HVD_LOCAL_MAX];
+    pthread_barrier_t barrier;
+    pthread_barrier_init(&barrier, NULL, (unsigned)size);
+    meeting = &barrier;
     hvd_boot_memory_open(&memory, size);
     if (kind->linked)
         streams_open(size, 0);
@@ -158,6 +168,7 @@ void crew_threads(int size, crew_body *body)
     for (int rank = 0; rank < size; rank++)
         pthread_join(thread[rank], NULL);
     hvd_boot_memory_close(&memory);
+    pthread_barrier_destroy(&barrier);
     streams_close();
 }
 
@@ -178,11 +189,6 @@ static int page_allgather(void *self, const void *mine, size_t bytes, void *all,
         memcpy((char *)all + bytes * (size_t)rank, page->block[rank], bytes);
     pthread_barrier_wait(&page->barrier);
     return HVD_OK;
-}
-
-void crew_meet(void)
-{
-    pthread_barrier_wait(&page->barrier);
 }
 
 static void process_rank(int rank, int size, crew_body *body, void (*before)(int))
@@ -214,6 +220,7 @@ void crew_processes(int size, crew_body *body, void (*before)(int rank), int *st
     pthread_barrierattr_init(&attributes);
     pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_barrier_init(&page->barrier, &attributes, (unsigned)size);
+    meeting = &page->barrier;
     fflush(NULL);
     if (kind->linked)
         streams_open(size, 12);

@@ -50,7 +50,7 @@ void crew_processes(int size, crew_body *body, void (*before)(int rank), int *st
 extern struct hvd_error crew_open_error;
 extern pid_t crew_pid[HVD_LOCAL_MAX];
 extern int crew_shared_memory; /* as in hvd_options */
-/* A barrier of the process crew that does not go through the engine. */
+/* A barrier of all ranks, each once at a time, that does not go through the engine. */
 void crew_meet(void);
 
 /* hvd_engine_set_open with the streams that this kind of world has. */
