@@ -15,6 +15,8 @@ from ranks import Job, as_ranks, environment
 
 import hvdlite as hvd
 
+FRESH_RANKS = True  # to fork a process that holds torch and what earlier tests left takes ten times as long
+
 INIT = "import hvdlite as hvd; hvd.init(); print('rank', hvd.rank(), 'of', hvd.size())"
 
 
