@@ -1,8 +1,8 @@
 """Votes cross from host to host along a tree that both halves of the project compute: one and the same, everywhere.
 
-Python connects the streams (`links.job.tree`), the core uses them (`hvd_vote_peers`). If the two ever differed, a leader
-would wait for a stream that nobody connects. So all layouts of a few ranks are compared, many of as many ranks as the
-core takes, and what a tree must be is asked of both.
+Python connects the streams (`links.job.tree`), the core uses them (`hvd_vote_peers`). If the two ever differed, a
+leader would wait for a stream that nobody connects. So all layouts of a few ranks are compared, many of as many ranks
+as the core takes, and what a tree must be is asked of both.
 """
 
 import itertools
