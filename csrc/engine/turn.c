@@ -31,7 +31,8 @@
  *
  * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress; else it
  * pauses five times, then yields, then gives the turn back and sleeps on its handle. The engine thread spins
- * only while somebody waits; never during backward.
+ * only while somebody waits; never during backward. Where there are streams, a waiter looks for a moment and then
+ * sleeps on them with the turn in its hands (wire.c).
  */
 #define _GNU_SOURCE
 #include "engine.h"
@@ -50,8 +51,6 @@
 #define PAUSES_PER_CLOCK 64
 #define TAKE_TRY_NS      500000u /* for a turn that another thread holds: some passes of the engine thread */
 #define DOZE_MS          1
-#define NAP_FIRST_NS     30000L
-#define NAPS_GROWING     5  /* to a millisecond */
 #define DOZE_TICKS       10 /* without a waiter; then it sleeps properly */
 
 static _Atomic uint32_t *asleep_word(struct hvd_engine *engine)
@@ -191,11 +190,13 @@ static bool leave(struct hvd_engine *engine, bool hand_over)
 }
 
 /* One breath of a holder that cannot get on; false when its patience is at an end. */
-static bool breathe(const struct hvd_engine *engine, uint32_t *idle, uint64_t *since_ns)
+static bool breathe(struct hvd_engine *engine, bool waiter, uint32_t *idle, uint64_t *since_ns)
 {
     if (*idle == 0)
         *since_ns = 0;
     ++*idle;
+    if (engine->wire_byte && !atomic_load_explicit(&engine->silent, memory_order_relaxed))
+        return hvd_wire_listen(engine, waiter, since_ns);
     if (*idle <= (engine->spins ? PAUSES_FITTING : PAUSES_CROWDED)) {
         hvd_pause();
         if (!engine->spins || *idle % PAUSES_PER_CLOCK)
@@ -218,7 +219,7 @@ bool hvd_turn_drive(struct hvd_engine *engine, bool (*done)(void *self), void *s
         while (!(over = done(self))) {
             if (hvd_turn_once(engine)) {
                 idle = 0;
-            } else if (!breathe(engine, &idle, &since_ns) || (since_ns && hvd_now_ns() >= until_ns)) {
+            } else if (!breathe(engine, true, &idle, &since_ns) || (since_ns && hvd_now_ns() >= until_ns)) {
                 break;
             }
         }
@@ -237,7 +238,7 @@ void hvd_turn_run(struct hvd_engine *engine)
             if (hvd_turn_once(engine))
                 idle = engine->naps = 0;
             else if (!engine->spins || !atomic_load_explicit(&engine->waiters, memory_order_relaxed) ||
-                     !breathe(engine, &idle, &since_ns))
+                     !breathe(engine, false, &idle, &since_ns))
                 break;
         }
     } while (!leave(engine, false));
@@ -264,12 +265,8 @@ static void hear(struct hvd_engine *engine, uint64_t tag)
 {
     int rank = (int)(tag & 0xffffffff);
     switch ((int)(tag >> 32)) {
-    case HVD_EVENT_BELL: {
-        uint64_t rings;
-        ssize_t got = read(engine->bell, &rings, sizeof rings);
-        (void)got;
+    case HVD_EVENT_BELL: /* an edge: what it counts is for hvd_wire_listen */
         break;
-    }
     case HVD_EVENT_SOON:
         hvd_soon_rang(&engine->soon);
         break;
@@ -355,7 +352,7 @@ int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error)
     engine->bell = engine->host.bells.eventfd[engine->host.rank];
     engine->epoll = epoll_create1(EPOLL_CLOEXEC);
     bool all = engine->epoll >= 0 && hvd_soon_open(&engine->soon) &&
-               watch(engine, engine->bell, HVD_EVENT_BELL, 0, EPOLLIN) &&
+               watch(engine, engine->bell, HVD_EVENT_BELL, 0, EPOLLIN | EPOLLET) &&
                watch(engine, engine->soon.timer, HVD_EVENT_SOON, 0, EPOLLIN) &&
                watch(engine, engine->host.store_fd, HVD_EVENT_STORE, 0, EPOLLIN);
     for (int rank = 0; rank < engine->host.size && all; rank++) {
