@@ -46,8 +46,8 @@ struct hvd_step {
     int to, from; /* -1: nobody */
     uint64_t send_at, send_count, recv_at, recv_count;
     enum hvd_step_how how;
-    bool fold; /* after this step: this rank's own chunk := the combination, in rank order, of its own value and of what
-                  was kept from every other rank */
+    bool fold; /* after this step: this rank's own chunk (of a `whole` algorithm the buffer) := the combination, in rank
+                  order, of its own value and of what was kept from every other rank */
 };
 
 struct hvd_algo {
@@ -58,6 +58,8 @@ struct hvd_algo {
     int (*steps)(struct hvd_shape *shape); /* how many; lays out `room`. Call it before step */
     /* Step i of shape->rank. *step was zeroed, to and from are -1. */
     void (*step)(const struct hvd_shape *shape, int i, struct hvd_step *step);
+    bool whole;    /* each rank keeps and folds the whole buffer */
+    uint64_t most; /* bytes of a buffer for which it may be the cheapest; 0: any */
 };
 
 /* The table the build makes from the file names (-DHVD_ALGO_LIST="X(ring) X(direct)"), NULL-terminated. */
@@ -65,6 +67,8 @@ extern const struct hvd_algo *const hvd_algos[];
 
 /* Where chunk r begins; r == size: the end of the last. */
 uint64_t hvd_algo_cut(const struct hvd_shape *shape, int r);
+/* What shape->rank keeps of each other rank and folds: [*begin, *end). */
+void hvd_algo_folded(const struct hvd_algo *algo, const struct hvd_shape *shape, uint64_t *begin, uint64_t *end);
 /* rank + by, around the ring. */
 int hvd_algo_around(const struct hvd_shape *shape, int rank, int by);
 /* Fill in that chunk r goes to `to`, or comes from `from`. */

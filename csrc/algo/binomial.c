@@ -49,4 +49,4 @@ static void step(const struct hvd_shape *shape, int i, struct hvd_step *step)
     step->how = reduces ? HVD_STEP_REDUCE : HVD_STEP_COPY;
 }
 
-const struct hvd_algo hvd_algo_binomial = {"binomial", false, can, steps, step};
+const struct hvd_algo hvd_algo_binomial = {"binomial", false, can, steps, step, false, 0};

@@ -45,4 +45,4 @@ static void step(const struct hvd_shape *shape, int i, struct hvd_step *step)
     }
 }
 
-const struct hvd_algo hvd_algo_chain = {"chain", true, can, steps, step};
+const struct hvd_algo hvd_algo_chain = {"chain", true, can, steps, step, false, 0};

@@ -26,4 +26,5 @@ static void step(const struct hvd_shape *shape, int i, struct hvd_step *step)
     step->fold = by == shape->size - 1;
 }
 
-const struct hvd_algo hvd_algo_direct = {"direct", true, hvd_algo_can_in_phases, hvd_algo_steps_in_phases, step};
+const struct hvd_algo hvd_algo_direct = {"direct", true, hvd_algo_can_in_phases, hvd_algo_steps_in_phases, step,
+                                         false,    0};

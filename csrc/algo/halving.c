@@ -82,4 +82,4 @@ static void step(const struct hvd_shape *shape, int i, struct hvd_step *step)
     step->how = halving ? HVD_STEP_REDUCE : HVD_STEP_COPY;
 }
 
-const struct hvd_algo hvd_algo_halving = {"halving", false, can, steps, step};
+const struct hvd_algo hvd_algo_halving = {"halving", false, can, steps, step, false, 0};

@@ -37,4 +37,4 @@ static void step(const struct hvd_shape *shape, int i, struct hvd_step *step)
     step->recv_count = cell(shape, step->from, shape->rank);
 }
 
-const struct hvd_algo hvd_algo_pairwise = {"pairwise", true, can, steps, step};
+const struct hvd_algo hvd_algo_pairwise = {"pairwise", true, can, steps, step, false, 0};

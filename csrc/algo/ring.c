@@ -22,4 +22,4 @@ static void step(const struct hvd_shape *shape, int i, struct hvd_step *step)
     step->how = gathers ? HVD_STEP_COPY : HVD_STEP_REDUCE;
 }
 
-const struct hvd_algo hvd_algo_ring = {"ring", false, hvd_algo_can_in_phases, hvd_algo_steps_in_phases, step};
+const struct hvd_algo hvd_algo_ring = {"ring", false, hvd_algo_can_in_phases, hvd_algo_steps_in_phases, step, false, 0};

@@ -53,6 +53,12 @@ uint64_t hvd_algo_cut(const struct hvd_shape *shape, int r)
     return each * (uint64_t)r + ((uint64_t)r < longer ? (uint64_t)r : longer);
 }
 
+void hvd_algo_folded(const struct hvd_algo *algo, const struct hvd_shape *shape, uint64_t *begin, uint64_t *end)
+{
+    *begin = algo->whole ? 0 : hvd_algo_cut(shape, shape->rank);
+    *end = algo->whole ? shape->count : hvd_algo_cut(shape, shape->rank + 1);
+}
+
 int hvd_algo_around(const struct hvd_shape *shape, int rank, int by)
 {
     int place = (rank + by) % shape->size;
@@ -147,6 +153,8 @@ const struct hvd_algo *hvd_algo_choose(const struct hvd_shape *shape, uint64_t e
     uint64_t least = 0;
     for (const struct hvd_algo *const *algo = hvd_algos; *algo; algo++) {
         if ((ordered && !(*algo)->ordered) || !(*algo)->can(shape->kind, shape->size))
+            continue;
+        if ((*algo)->most && multiply(shape->count, element_bytes) > (*algo)->most)
             continue;
         uint64_t taken = hvd_algo_cost(*algo, shape, element_bytes, cost);
         if (!best || taken < least || (taken == least && strcmp((*algo)->name, best->name) < 0)) {

@@ -217,6 +217,9 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
  * first item. bytes_of: bytes of a dtype. */
 void hvd_plan_fuse(struct hvd_plan *plan, uint64_t bucket_bytes, const uint8_t *bytes_of);
 
+/* Is this ticket's request the only one of this rank that is outstanding? Then what it was submitted as; false: no. */
+bool hvd_coord_only(const struct hvd_coord *coord, uint32_t ticket, struct hvd_key *key,
+                    struct hvd_signature *signature);
 /* Requests of this rank that are outstanding, for errors and reports: calls see() for each. */
 void hvd_coord_pending(const struct hvd_coord *coord, void (*see)(void *self, uint32_t ticket), void *self);
 

@@ -256,6 +256,18 @@ uint64_t hvd_coord_round(const struct hvd_coord *coord)
     return coord->round;
 }
 
+bool hvd_coord_only(const struct hvd_coord *coord, uint32_t ticket, struct hvd_key *key,
+                    struct hvd_signature *signature)
+{
+    const struct hvd_mine *mine = &coord->mine[ticket];
+    if (coord->outstanding != 1 || coord->joined || coord->left >= 0 || ticket >= coord->mine_high ||
+        mine->state == HVD_MINE_IDLE)
+        return false;
+    *key = mine->key;
+    *signature = mine->signature;
+    return true;
+}
+
 void hvd_coord_pending(const struct hvd_coord *coord, void (*see)(void *self, uint32_t ticket), void *self)
 {
     for (uint32_t ticket = 0; ticket < coord->mine_high; ticket++)

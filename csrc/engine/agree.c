@@ -150,6 +150,7 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
 {
     const struct hvd_request *request = &engine->handles.slot[index].request;
     engine->handles.slot[index].with_turn = true;
+    engine->newest = index;
     engine->handles.with_turn++;
     if (request->kind < 0) {
         hvd_set_turn(engine, index);
@@ -242,13 +243,14 @@ static void take_plan(struct hvd_engine *engine, struct hvd_set *set)
         hvd_handles_finish(&engine->handles, plan->failed_ticket, HVD_EMISMATCH, plan->text);
     if (plan->tuned >= 0 && set->number == 0)
         atomic_store(&engine->fusion_bytes, plan->tuned);
+    set->plans += plan->items || plan->text[0];
     if (plan->items) {
         uint8_t bytes_of[HVD_DTYPES_MAX];
         for (int dtype = 0; dtype < HVD_DTYPES_MAX; dtype++)
             bytes_of[dtype] = (uint8_t)hvd_dtype_bytes(dtype);
         int64_t bucket_bytes = set->number == 0 ? atomic_load(&engine->fusion_bytes) : engine->options.fusion_bytes;
         hvd_plan_fuse(plan, (uint64_t)bucket_bytes, bytes_of);
-        hvd_agenda_append(&set->agenda, plan, ++set->plans);
+        hvd_agenda_append(&set->agenda, plan, set->plans);
         hvd_trace_add(&engine->trace, HVD_TRACE_plan, plan->items, plan->buckets);
     }
     if (plan->joined >= 0 && set->join_slot != HVD_SLOT_NONE) {
@@ -344,7 +346,8 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
     if (set->alone)
         return agree_alone(engine, set);
     uint64_t round = hvd_coord_round(set->coord);
-    if (!set->entered) {
+    bool enters = !set->entered;
+    if (enters) {
         bool hold = set->moving.busy && set->agenda.count > set->moving.items;
         if ((hold || !hvd_coord_news(set->coord)) && !set->probing)
             if (soon_over(set) || !peer_entered(set, round))
@@ -354,10 +357,13 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
         set->entered = moved = true;
         hvd_bells_ring_all(&set->bells);
     }
-    if (set->locals < set->size)
-        return set->tree ? agree_with_hosts(engine, set, round, moved) : agree_as_posted(engine, set, round, moved);
-    if (!merge_boards(engine, set, round))
-        return moved;
-    decide(engine, set);
-    return true;
+    if (set->locals < set->size) {
+        moved = set->tree ? agree_with_hosts(engine, set, round, moved) : agree_as_posted(engine, set, round, moved);
+    } else if (merge_boards(engine, set, round)) {
+        decide(engine, set);
+        moved = true;
+    }
+    if (enters && set->entered)
+        hvd_guess(engine, set);
+    return moved;
 }

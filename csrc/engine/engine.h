@@ -7,6 +7,7 @@
  *
  *   turn.c    the token, one turn, who sleeps and who wakes whom, the engine thread
  *   set.h     one process set: what it agrees on and what it moves (set.c, space.c, agree.c, work.c, ragged.c)
+ *   guess.c   a small work told to the plane before it is agreed on
  *   wire.c    streams to ranks that share no memory with this one, and how the engine thread sleeps on them
  *   silence.c who does not answer
  *   abort.c   death, abort, leave: what ends a job
@@ -157,6 +158,7 @@ struct hvd_engine {
     uint64_t left_turn_ns;             /* when a waiter last gave it back */
     struct hvd_set *set[HVD_SETS_MAX]; /* that this rank is a member of; the global one first */
     int sets;
+    uint32_t newest; /* slot of the request that was drained from the queue last */
     struct hvd_set *by_number[HVD_SETS_MAX];
 };
 

@@ -128,6 +128,10 @@ void hvd_agenda_close(struct hvd_agenda *agenda);
 /* work.c: by the turn */
 bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_work_close(struct hvd_set *set);
+/* guess.c: by the turn. This rank's vote has left: what will be agreed? tag: of a work, over its items, beginning with
+ * 0. */
+void hvd_guess(struct hvd_engine *engine, struct hvd_set *set);
+uint64_t hvd_guess_tag(uint64_t tag, struct hvd_key key, uint64_t bucket);
 static inline bool hvd_work_empty(const struct hvd_set *set)
 {
     return !set->moving.busy && set->agenda.count == 0;

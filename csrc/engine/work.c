@@ -160,6 +160,8 @@ static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
         const struct hvd_plan_item *item = hvd_work_item(set, i);
         moving->piece[i] = piece_of(set, item, hvd_work_slot(engine, item));
         moving->work.count += item->count;
+        if (set->wires)
+            moving->work.tag = hvd_guess_tag(moving->work.tag, item->key, hvd_work_bucket(set, i));
     }
     moving->work.pieces = moving->items = items;
     moving->sizes = false;

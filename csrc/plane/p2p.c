@@ -39,6 +39,7 @@ struct p2p {
     struct hvd_scale fill; /* what remains when the pieces are filled */
     unsigned char *buffer, *kept, *block;
     size_t buffer_bytes, kept_bytes;
+    struct hvd_p2p_early early;
     uint64_t *chunk; /* allgather: elements of each rank, over all pieces */
     uint64_t works;
     bool direct, scaled; /* the buffer is the result itself; the run leaves a factor to be applied */
@@ -263,11 +264,13 @@ static void keep_own(const struct p2p *p2p, const struct hvd_work *work)
                (const unsigned char *)work->piece[0].in + from * bytes, work->count_of[rank * size + rank] * bytes);
 }
 
-/* Everything that all ranks must agree on, and how many works there were. */
-static uint64_t mark_of(const struct p2p *p2p, const struct hvd_work *work, uint64_t count)
+/* Everything that all ranks must agree on, and the number of the work. */
+static uint64_t mark_of(const struct hvd_work *work, uint64_t number, uint64_t count, bool whole)
 {
     const uint64_t odd = UINT64_C(0x9e3779b97f4a7c15);
-    uint64_t what[] = {p2p->works, (uint64_t)work->kind, (uint64_t)work->op, (uint64_t)work->dtype, count}, mark = odd;
+    uint64_t what[] = {number, (uint64_t)work->kind, (uint64_t)work->op, (uint64_t)work->dtype, count, work->tag,
+                       whole},
+             mark = odd;
     for (size_t i = 0; i < HVD_COUNT_OF(what); i++)
         mark = (mark ^ what[i]) * odd;
     return mark;
@@ -297,6 +300,26 @@ static void shape_of(struct p2p *p2p, const struct hvd_work *work, struct hvd_sh
         shape->count = 0; /* ranks have different ones */
 }
 
+static struct hvd_scale scale_of(const struct p2p *p2p, const struct hvd_work *work)
+{
+    return hvd_scale_fold(work->op, work->dtype, work->active ? work->active : p2p->size, work->divide_by,
+                          work->prescale, work->postscale);
+}
+
+static void p2p_foresee(void *plane, const struct hvd_work *work)
+{
+    struct p2p *p2p = plane;
+    size_t element_bytes = (size_t)hvd_dtype_bytes(work->dtype), bytes = work->count * element_bytes;
+    if (p2p->failed.code || work->kind != HVD_ALLREDUCE || work->pieces != 1 || bytes == 0 || bytes > HVD_EARLY_BYTES)
+        return;
+    struct hvd_shape shape;
+    struct hvd_scale scale = scale_of(p2p, work);
+    shape_of(p2p, work, &shape, element_bytes);
+    if (choose(p2p, &shape, element_bytes, needs_order(p2p, work, &scale))->whole)
+        hvd_p2p_early_send(&p2p->early, p2p->link, p2p->rank, p2p->size,
+                           mark_of(work, p2p->works + 1, work->count, true), work->piece[0].in, bytes);
+}
+
 static int p2p_start(void *plane, struct hvd_work *work, struct hvd_error *error)
 {
     struct p2p *p2p = plane;
@@ -310,15 +333,15 @@ static int p2p_start(void *plane, struct hvd_work *work, struct hvd_error *error
     run->element_bytes = (size_t)hvd_dtype_bytes(work->dtype);
     shape_of(p2p, work, &run->shape, run->element_bytes);
     if (reduces(work))
-        run->fold = hvd_scale_fold(work->op, work->dtype, work->active ? work->active : p2p->size, work->divide_by,
-                                   work->prescale, work->postscale);
+        run->fold = scale_of(p2p, work);
     run->hop = (struct hvd_scale){.op = run->fold.op, .divide = 1, .factor = 1.0, .first = 1.0};
     p2p->fill = run->fold;
     run->algo = choose(p2p, &run->shape, run->element_bytes, needs_order(p2p, work, &run->fold));
     p2p->scaled = reduces(work) && !run->algo->ordered && (run->fold.factor != 1.0 || run->fold.divide != 1);
     run->link = p2p->link;
     run->leaving = p2p->leaving;
-    run->mark = mark_of(p2p, work, run->shape.count);
+    run->mark = mark_of(work, p2p->works, run->shape.count, run->algo->whole);
+    run->early = &p2p->early;
     run->block = p2p->block;
     p2p->direct = work->pieces == 1 && work->piece[0].out && work->kind != HVD_REDUCESCATTER;
     size_t kept = hvd_p2p_kept_bytes(run->algo, &run->shape, run->element_bytes);
@@ -370,4 +393,5 @@ const struct hvd_plane hvd_plane_p2p = {
     .poll = p2p_poll,
     .close = p2p_close,
     .watch = p2p_watch,
+    .foresee = p2p_foresee,
 };

@@ -41,6 +41,7 @@ struct hvd_work {
                                  holds what goes to rank 0, 1, ... one after the other, out receives likewise.
                                  reducescatter (one piece): count_of[rank] is the share of rank, in order; out
                                  receives this rank's */
+    uint64_t tag;             /* agreed: of which tensors, in which plan; 0: not told */
     uint64_t room[24];        /* the plane's own state for this work; start may assume nothing about it */
 };
 
@@ -123,6 +124,9 @@ struct hvd_plane {
     /* What a caller that sleeps until there is news for the work under way must hear, with what would be news to it: up
      * to HVD_LOCAL_MAX of them, other ones after every poll. Returns how many. May be NULL: only bells. */
     int (*watch)(void *plane, struct pollfd *news);
+    /* The next work may be this one; nothing is agreed. The plane may send of it what it likes, but neither hold on to
+     * its memory nor believe it. Never blocks. May be NULL. */
+    void (*foresee)(void *plane, const struct hvd_work *work);
     /* Any thread: this rank's bytes that are resident for moving, and those that alloc has handed out and not yet got
      * back; added to both. May be NULL. */
     void (*usage)(void *plane, uint64_t *resident, uint64_t *handed_out);

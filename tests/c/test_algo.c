@@ -63,7 +63,9 @@ static void receive(int i, int rank, const struct hvd_step *mine, const struct h
 static void fold(int i, int rank)
 {
     const struct hvd_shape *shape = &world.shape[rank];
-    for (uint64_t k = hvd_algo_cut(shape, rank); k < hvd_algo_cut(shape, rank + 1); k++)
+    uint64_t begin, end;
+    hvd_algo_folded(world.algo, shape, &begin, &end);
+    for (uint64_t k = begin; k < end; k++)
         for (int from = 0; from < world.size; from++)
             if (from != rank) {
                 CHECK(world.kept[rank][from][k] == UINT64_C(1) << from, "%s: rank %d is missing", where(i, rank), from);
@@ -256,6 +258,7 @@ static void test_bytes_on_the_wire_are_the_formula(void)
             CHECK(halving == 2 * (n - 1) * 6, "halving, %d: %llu", size, (unsigned long long)halving);
         CHECK(dearest("chain", HVD_BROADCAST, size, count, 5) == count, "chain, %d", size);
         CHECK(dearest("twotree", HVD_ALLREDUCE, size, count, 5) <= 2 * count, "twotree, %d", size);
+        CHECK(dearest("whole", HVD_ALLREDUCE, size, count, 1) == (n - 1) * count, "whole, %d", size);
     }
 }
 
@@ -269,6 +272,7 @@ static void test_steps_are_the_formula(void)
         CHECK(hvd_algo_named("ring")->steps(&shape) == 2 * (size - 1), "%d", size);
         CHECK(hvd_algo_named("binomial")->steps(&shape) == 2 * up, "%d", size);
         CHECK(hvd_algo_named("halving")->steps(&shape) == 2 * up, "%d", size);
+        CHECK(hvd_algo_named("whole")->steps(&shape) == size - 1, "%d", size);
         int steps = hvd_algo_named("twotree")->steps(&shape); /* segments of one tree: 512 */
         CHECK(steps <= 4 * (512 + up + 1), "two trees of %d ranks take %d steps", size, steps);
     }
@@ -294,6 +298,10 @@ static void test_the_cheapest_is_chosen(void)
         shape.kind = HVD_BARRIER;
         CHECK(hvd_algo_choose(&shape, 4, cost, false) == NULL, "a barrier needs no algorithm");
     }
+    struct hvd_shape two = {.kind = HVD_ALLREDUCE, .size = 2, .count = 1024, .grain = 1 << 14};
+    CHECK(strcmp(hvd_algo_choose(&two, 4, cost, true)->name, "whole") == 0, "4 KB take two rounds");
+    two.count = 16385; /* one more than it is for */
+    CHECK(strcmp(hvd_algo_choose(&two, 4, cost, true)->name, "direct") == 0, "two ranks each combine everything");
     struct hvd_shape ring = {.kind = HVD_ALLREDUCE, .size = 4, .count = 1000, .grain = 1};
     uint64_t by_hand = 6 * (20000 + 250 * 4 * 8);
     CHECK(hvd_algo_cost(hvd_algo_named("ring"), &ring, 4, cost) == by_hand, "%llu",

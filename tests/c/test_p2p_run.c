@@ -35,7 +35,7 @@ static void step(const struct hvd_shape *shape, int i, struct hvd_step *step)
     }
 }
 
-static const struct hvd_algo replaces = {"replaces", true, can, steps, step};
+static const struct hvd_algo replaces = {"replaces", true, can, steps, step, false, 0};
 
 static struct hvd_link end[RANKS][RANKS], *link_of[RANKS][RANKS];
 static struct hvd_p2p_run run[RANKS];

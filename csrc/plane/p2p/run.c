@@ -24,7 +24,10 @@ void hvd_p2p_begin(struct hvd_p2p_run *run)
 {
     run->steps = run->algo->steps(&run->shape);
     run->out.i = run->in.i = 0;
-    run->block_fill = 0;
+    run->block_fill = run->skip = 0;
+    run->was_early = run->early && hvd_p2p_early_was(run->early, run->mark);
+    if (run->was_early)
+        run->out.i = run->steps;
     run->patrol = run->shape.rank;
     load(run, &run->out);
     load(run, &run->in);
@@ -34,8 +37,9 @@ size_t hvd_p2p_kept_bytes(const struct hvd_algo *algo, const struct hvd_shape *s
 {
     if (!algo->ordered || shape->kind == HVD_ALLGATHER || shape->kind == HVD_BROADCAST || shape->kind == HVD_ALLTOALL)
         return 0;
-    uint64_t mine = hvd_algo_cut(shape, shape->rank + 1) - hvd_algo_cut(shape, shape->rank);
-    return (size_t)mine * element_bytes * (size_t)shape->size;
+    uint64_t begin, end;
+    hvd_algo_folded(algo, shape, &begin, &end);
+    return (size_t)(end - begin) * element_bytes * (size_t)shape->size;
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -62,40 +66,46 @@ static uint64_t before(uint64_t at, uint64_t count, uint64_t begin, uint64_t end
 static uint64_t may_send(const struct hvd_p2p_run *run)
 {
     const struct hvd_step *step = &run->out.step;
-    uint64_t ready = step->send_count;
+    uint64_t ready = step->send_count, begin, end;
     if (run->shape.kind == HVD_ALLTOALL)
         return ready;
+    hvd_algo_folded(run->algo, &run->shape, &begin, &end);
     for (int j = run->in.i; j < run->out.i && ready; j++) {
         struct hvd_step got = j == run->in.i ? run->in.step : hvd_algo_step(run->algo, &run->shape, j);
         uint64_t come = j == run->in.i ? arrived(run) : 0;
         if (got.from >= 0 && got.how != HVD_STEP_STAGE)
             ready = before(step->send_at, ready, got.recv_at + come, got.recv_at + got.recv_count);
         if (got.fold)
-            ready = before(step->send_at, ready, hvd_algo_cut(&run->shape, run->shape.rank),
-                           hvd_algo_cut(&run->shape, run->shape.rank + 1));
+            ready = before(step->send_at, ready, begin, end);
     }
     return ready;
+}
+
+/* Has anything of [at, end) yet to be sent, by a step up to that of the receive cursor? */
+static bool has_to_send(const struct hvd_p2p_run *run, uint64_t at, uint64_t end)
+{
+    for (int k = run->out.i; k <= run->in.i && k < run->steps; k++) {
+        struct hvd_step sends = k == run->out.i ? run->out.step : hvd_algo_step(run->algo, &run->shape, k);
+        if (sends.to >= 0 && before(sends.send_at, sends.send_count, at, end) < sends.send_count)
+            return true;
+    }
+    return false;
 }
 
 /* Would what comes in replace what has yet to be sent? */
 static bool may_recv(const struct hvd_p2p_run *run)
 {
     const struct hvd_step *step = &run->in.step;
-    if (run->shape.kind == HVD_ALLTOALL)
-        return true;
-    for (int k = run->out.i; k <= run->in.i && k < run->steps; k++) {
-        struct hvd_step sends = k == run->out.i ? run->out.step : hvd_algo_step(run->algo, &run->shape, k);
-        if (sends.to < 0)
-            continue;
-        uint64_t begin = sends.send_at, end = sends.send_at + sends.send_count;
-        if (step->from >= 0 && step->how != HVD_STEP_STAGE &&
-            before(begin, end - begin, step->recv_at, step->recv_at + step->recv_count) < end - begin)
-            return false;
-        if (step->fold && before(begin, end - begin, hvd_algo_cut(&run->shape, run->shape.rank),
-                                 hvd_algo_cut(&run->shape, run->shape.rank + 1)) < end - begin)
-            return false;
-    }
-    return true;
+    return run->shape.kind == HVD_ALLTOALL || step->from < 0 || step->how == HVD_STEP_STAGE ||
+           !has_to_send(run, step->recv_at, step->recv_at + step->recv_count);
+}
+
+/* All has come; may it be combined? */
+static bool may_fold(const struct hvd_p2p_run *run)
+{
+    uint64_t begin, end;
+    hvd_algo_folded(run->algo, &run->shape, &begin, &end);
+    return !has_to_send(run, begin, end);
 }
 
 /* Some bytes of the send at the cursor. HVD_OK: moved; HVD_AGAIN: cannot now. */
@@ -110,6 +120,9 @@ static int send_some(struct hvd_p2p_run *run, struct hvd_error *error)
         return HVD_OK;
     }
     struct hvd_link *link = run->link[out->step.to];
+    int rest = run->early ? hvd_p2p_early_flush(run->early, link, run->shape.rank, run->shape.size, error) : HVD_OK;
+    if (rest != HVD_OK)
+        return rest;
     size_t head = sizeof run->head_out, total = head + out->step.send_count * run->element_bytes;
     size_t ready = head + may_send(run) * run->element_bytes, moved = 0;
     if (out->at == 0)
@@ -135,7 +148,7 @@ static int check_head(const struct hvd_p2p_run *run, struct hvd_error *error)
 {
     const struct hvd_p2p_head *head = &run->head_in;
     const struct hvd_step *step = &run->in.step;
-    if (head->mark == run->mark && head->step == (uint32_t)run->in.i && head->zero == 0 &&
+    if (head->mark == run->mark && head->step == (uint32_t)run->in.i && head->early <= 1 &&
         head->bytes == step->recv_count * run->element_bytes)
         return HVD_OK;
     return hvd_fail_rank(error, HVD_EINTERNAL, step->from,
@@ -179,12 +192,13 @@ static void combine(struct hvd_p2p_run *run, bool last)
     memmove(run->block, run->block + whole * run->element_bytes, run->block_fill);
 }
 
-/* This rank's chunk, of everyone's values in rank order. */
+/* This rank's chunk, or the buffer, of everyone's values in rank order. */
 static void fold(struct hvd_p2p_run *run)
 {
     const void *source[HVD_LOCAL_MAX];
-    uint64_t begin = hvd_algo_cut(&run->shape, run->shape.rank);
-    uint64_t count = hvd_algo_cut(&run->shape, run->shape.rank + 1) - begin;
+    uint64_t begin, end, count;
+    hvd_algo_folded(run->algo, &run->shape, &begin, &end);
+    count = end - begin;
     unsigned char *mine = run->buffer + begin * run->element_bytes;
     HVD_ASSERT(run->shape.size <= HVD_LOCAL_MAX);
     for (int rank = 0; rank < run->shape.size; rank++)
@@ -193,30 +207,71 @@ static void fold(struct hvd_p2p_run *run)
         hvd_reduce(run->dtype, &run->fold, mine, source, run->shape.size, count);
 }
 
+/* Past a guess that was wrong. */
+static int skip_some(struct hvd_p2p_run *run, struct hvd_error *error)
+{
+    struct hvd_link *link = run->link[run->in.step.from];
+    size_t moved = 0;
+    int code = link->kind->recv(link, run->block, least(run->skip, HVD_P2P_BLOCK), &moved, error);
+    run->skip -= moved;
+    return code == HVD_OK && moved == 0 ? HVD_AGAIN : code;
+}
+
+/* A head has come. */
+static int begin_message(struct hvd_p2p_run *run, struct hvd_error *error)
+{
+    const struct hvd_p2p_head *head = &run->head_in;
+    if (head->early != 1 || head->mark == run->mark || head->bytes > HVD_EARLY_BYTES)
+        return check_head(run, error);
+    run->link[run->in.step.from]->counts.messages_in++;
+    run->skip = (size_t)head->bytes;
+    run->in.at = 0;
+    return HVD_OK;
+}
+
+/* Bytes of the message under way, in all. */
+static size_t total_in(const struct hvd_p2p_run *run)
+{
+    return run->in.step.from < 0 ? 0 : sizeof run->head_in + run->in.step.recv_count * run->element_bytes;
+}
+
+static int recv_part(struct hvd_p2p_run *run, size_t total, struct hvd_error *error)
+{
+    struct hvd_p2p_cursor *in = &run->in;
+    struct hvd_link *link = run->link[in->step.from];
+    size_t head = sizeof run->head_in, room, moved = 0;
+    unsigned char *to = target(run, &room);
+    int code = link->kind->recv(link, to, room, &moved, error);
+    if (code != HVD_OK || moved == 0)
+        return code == HVD_OK ? HVD_AGAIN : code;
+    if (in->at >= head && in->step.how == HVD_STEP_REDUCE)
+        run->block_fill += moved;
+    bool heading = in->at < head;
+    in->at += moved;
+    if (heading && in->at == head)
+        code = begin_message(run, error);
+    if (code != HVD_OK || in->at == 0)
+        return code;
+    combine(run, in->at == total);
+    link->counts.messages_in += in->at == total;
+    return HVD_OK;
+}
+
 static int recv_some(struct hvd_p2p_run *run, struct hvd_error *error)
 {
     struct hvd_p2p_cursor *in = &run->in;
     if (in->i == run->steps || (in->at == 0 && !may_recv(run)))
         return HVD_AGAIN;
-    if (in->step.from >= 0) {
-        struct hvd_link *link = run->link[in->step.from];
-        size_t head = sizeof run->head_in, total = head + in->step.recv_count * run->element_bytes, room, moved = 0;
-        unsigned char *to = target(run, &room);
-        int code = link->kind->recv(link, to, room, &moved, error);
-        if (code != HVD_OK || moved == 0)
-            return code == HVD_OK ? HVD_AGAIN : code;
-        if (in->at >= head && in->step.how == HVD_STEP_REDUCE)
-            run->block_fill += moved;
-        bool heading = in->at < head;
-        in->at += moved;
-        code = heading && in->at == head ? check_head(run, error) : HVD_OK;
-        if (code != HVD_OK)
+    if (run->skip)
+        return skip_some(run, error);
+    size_t total = total_in(run);
+    if (in->at < total) {
+        int code = recv_part(run, total, error);
+        if (code != HVD_OK || in->at < total)
             return code;
-        combine(run, in->at == total);
-        if (in->at < total)
-            return HVD_OK;
-        link->counts.messages_in++;
     }
+    if (in->step.fold && !may_fold(run))
+        return HVD_AGAIN;
     if (in->step.fold)
         fold(run);
     in->i++;
@@ -241,7 +296,7 @@ static int look_around(struct hvd_p2p_run *run, struct hvd_error *error)
 int hvd_p2p_watch(const struct hvd_p2p_run *run, struct pollfd *news)
 {
     int count = 0;
-    bool receives = run->in.i < run->steps && (run->in.at > 0 || may_recv(run));
+    bool receives = run->in.i < run->steps && (run->in.at > 0 ? run->in.at < total_in(run) : may_recv(run));
     for (int peer = 0; peer < run->shape.size; peer++) {
         const struct hvd_link *link = run->link[peer];
         if (peer == run->shape.rank || link->fd < 0 || link->over)
@@ -249,24 +304,43 @@ int hvd_p2p_watch(const struct hvd_p2p_run *run, struct pollfd *news)
         short what = POLLRDHUP;
         if (receives && run->in.step.from == peer)
             what |= POLLIN;
-        if (run->out.i < run->steps && run->out.step.to == peer && link->wants_out)
+        bool sends = run->was_early || (run->out.i < run->steps && run->out.step.to == peer);
+        if (sends && link->wants_out)
             what |= POLLOUT;
         news[count++] = (struct pollfd){.fd = link->fd, .events = what};
     }
     return count;
 }
 
+/* The guess was right, and all of it must leave: HVD_OK: it has. */
+static int finish_early(struct hvd_p2p_run *run, struct hvd_error *error)
+{
+    int all = HVD_OK;
+    for (int peer = 0; run->was_early && peer < run->shape.size; peer++) {
+        if (peer == run->shape.rank)
+            continue;
+        int code = hvd_p2p_early_flush(run->early, run->link[peer], run->shape.rank, run->shape.size, error);
+        if (code < 0)
+            return code;
+        all = code == HVD_OK ? all : HVD_AGAIN;
+    }
+    return all;
+}
+
 int hvd_p2p_step(struct hvd_p2p_run *run, bool *progress, struct hvd_error *error)
 {
     enum { PASSES = 64 }; /* so that a poll stays short */
+    int rest = finish_early(run, error);
+    if (rest < 0)
+        return rest;
     for (int pass = 0; pass < PASSES; pass++) {
         int sent = send_some(run, error);
         int received = sent < 0 ? sent : recv_some(run, error);
         if (received < 0)
             return received;
         if (run->out.i == run->steps && run->in.i == run->steps) {
-            *progress = true;
-            return HVD_OK;
+            *progress |= rest == HVD_OK;
+            return rest;
         }
         if (sent == HVD_AGAIN && received == HVD_AGAIN)
             return pass == 0 ? look_around(run, error) : HVD_AGAIN;

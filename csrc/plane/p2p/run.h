@@ -5,10 +5,12 @@
  *
  *   - what a step sends must not be waited for by an earlier receive: bytes of the receive under way count as far as
  *     they have come, so that a ring passes a chunk on while it is still arriving;
- *   - what a step receives must not replace what an earlier step has yet to send.
+ *   - what a step receives, or folds, must not replace what it or an earlier step has yet to send.
  *
  * No cycle of waiting: the earliest step that any rank has not sent yet waits for nothing but its receiver, whose
  * receives wait only for its own sends of earlier steps (no step sends what it receives; test_algo.c).
+ *
+ * A message that left early (early.h) is skipped where it belongs to nothing.
  *
  * Every message has a head, so that ranks that disagree about what they do find out at once and not by wrong sums.
  */
@@ -18,16 +20,11 @@
 #include "../../algo/algo.h"
 #include "../../kernel/kernel.h"
 #include "../../link/link.h"
+#include "early.h"
 
 #include <poll.h>
 
 #define HVD_P2P_BLOCK ((size_t)64 << 10) /* what is received before it is combined: it stays in the cache */
-
-struct hvd_p2p_head {
-    uint64_t mark; /* of the work, the same on all ranks */
-    uint32_t step, zero;
-    uint64_t bytes;
-};
 
 struct hvd_p2p_cursor {
     int i;     /* step; equal to `steps`: done */
@@ -49,9 +46,12 @@ struct hvd_p2p_run {
     unsigned char *block; /* HVD_P2P_BLOCK */
     struct hvd_p2p_cursor out, in;
     struct hvd_p2p_head head_out, head_in;
-    size_t block_fill;   /* received and not yet combined */
-    int patrol;          /* whose end was looked for last */
-    const bool *leaving; /* see plane.h; may be NULL */
+    struct hvd_p2p_early *early; /* NULL: none */
+    bool was_early;              /* this run's messages are early's */
+    size_t skip;                 /* bytes of a wrong guess to be read past, where the receive cursor is */
+    size_t block_fill;           /* received and not yet combined */
+    int patrol;                  /* whose end was looked for last */
+    const bool *leaving;         /* see plane.h; may be NULL */
 };
 
 /* Begin; all fields up to `block` are set. */

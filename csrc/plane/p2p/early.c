@@ -1,0 +1,70 @@
+/* early.c - guesses in flight: see early.h.
+ *
+ * The message is copied before it leaves: the tensor is the caller's again as soon as its request fails, and a part of
+ * the message may have to follow later, because half a message would spoil the stream. What is left for a peer goes
+ * before the next bytes to that peer; only a work that needs it waits for it.
+ */
+#include "early.h"
+
+#include <string.h>
+
+#define REST_MAX 255u
+
+/* The step in which a peer is sent to, see algo/whole.c. */
+static uint32_t step_of(int rank, int peer, int size)
+{
+    return (uint32_t)((peer - rank + size) % size - 1);
+}
+
+int hvd_p2p_early_flush(struct hvd_p2p_early *early, struct hvd_link *link, int rank, int size, struct hvd_error *error)
+{
+    size_t *sent = &early->sent[link->peer], moved;
+    if (*sent == early->bytes)
+        return HVD_OK;
+    uint32_t step = step_of(rank, link->peer, size);
+    memcpy(early->message + offsetof(struct hvd_p2p_head, step), &step, sizeof step);
+    int code = link->kind->send(link, early->message + *sent, early->bytes - *sent, &moved, error);
+    if (code != HVD_OK)
+        return code;
+    *sent += moved;
+    if (*sent < early->bytes)
+        return HVD_AGAIN;
+    link->counts.messages_out++;
+    return HVD_OK;
+}
+
+void hvd_p2p_early_send(struct hvd_p2p_early *early, struct hvd_link *const *link, int rank, int size, uint64_t mark,
+                        const void *buffer, size_t bytes)
+{
+    struct hvd_error error = {0};
+    struct hvd_p2p_head head = {mark, 0, 1, bytes};
+    if (bytes > HVD_EARLY_BYTES || mark == early->mark)
+        return;
+    if (early->resting > 0) {
+        early->resting--;
+        return;
+    }
+    for (int peer = 0; peer < size; peer++)
+        if (peer != rank && (link[peer]->over || early->sent[peer] < early->bytes))
+            return;
+    early->mark = mark;
+    early->bytes = sizeof head + bytes;
+    memcpy(early->message, &head, sizeof head);
+    memcpy(early->message + sizeof head, buffer, bytes);
+    for (int i = 1; i < size; i++) {
+        int peer = (rank + i) % size;
+        early->sent[peer] = 0;
+        hvd_p2p_early_flush(early, link[peer], rank, size, &error); /* what fails is told when the work needs it */
+    }
+}
+
+bool hvd_p2p_early_was(struct hvd_p2p_early *early, uint64_t mark)
+{
+    if (early->mark == 0)
+        return false;
+    bool was = early->mark == mark;
+    early->rest = was ? 0 : early->rest < REST_MAX ? 2 * early->rest + 1 : REST_MAX;
+    early->resting = early->rest;
+    early->mark = 0;
+    return was;
+}

@@ -1,0 +1,41 @@
+/* early.h - the message of a small work that leaves before the work is agreed on.
+ *
+ * In algorithm `whole` every rank sends its buffer to all others and waits for nobody's word before. So a rank that
+ * guesses the next work sends that at once. If the guess was right, the receivers find the very message that they
+ * expect: they cannot tell. If it was wrong they find one with the mark of another work that says `early`, and skip it.
+ * A mark names work, tensor and plan, so a message that comes too late is never taken for another.
+ *
+ * Who guesses wrong guesses less often. Used by the turn only.
+ */
+#ifndef HVD_P2P_EARLY_H
+#define HVD_P2P_EARLY_H
+
+#include "../../link/link.h"
+
+#define HVD_EARLY_BYTES ((size_t)8 << 10) /* of a buffer, at most: sockets take it at once */
+
+struct hvd_p2p_head {
+    uint64_t mark;        /* of the work, the same on all ranks */
+    uint32_t step, early; /* early: 1: it left before the work was agreed on, or 0 */
+    uint64_t bytes;
+};
+
+struct hvd_p2p_early {
+    uint64_t mark;              /* what has left, or is leaving; 0: nothing */
+    uint32_t rest, resting;     /* guesses to sit out after a wrong one; of these still */
+    size_t bytes;               /* of the message, its head included */
+    size_t sent[HVD_LOCAL_MAX]; /* of it, by rank */
+    unsigned char message[sizeof(struct hvd_p2p_head) + HVD_EARLY_BYTES];
+};
+
+/* A work of this mark may be next: send its message to everyone, or begin to. */
+void hvd_p2p_early_send(struct hvd_p2p_early *early, struct hvd_link *const *link, int rank, int size, uint64_t mark,
+                        const void *buffer, size_t bytes);
+/* A work starts. True: its message has left, or is leaving. */
+bool hvd_p2p_early_was(struct hvd_p2p_early *early, uint64_t mark);
+/* What has yet to leave for this peer leaves, before anything else does. HVD_OK: all of it has; HVD_AGAIN; HVD_EPEER.
+ */
+int hvd_p2p_early_flush(struct hvd_p2p_early *early, struct hvd_link *link, int rank, int size,
+                        struct hvd_error *error);
+
+#endif

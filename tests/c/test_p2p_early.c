@@ -1,0 +1,165 @@
+/* test_p2p_early.c - a message that leaves before its work is agreed on: it spares the sending later if the guess was
+ * right, and nobody takes it for anything else if it was wrong. (That engines guess is test_guess.c's.)
+ */
+#include "bucket.h"
+#include "plane/p2p/run.h"
+#include "world.h"
+
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { COUNT = 2000 };
+
+static uint64_t messages_out(const struct hvd_plane_arg *arg)
+{
+    uint64_t sum = 0;
+    for (int rank = 0; rank < arg->size; rank++)
+        sum += rank == arg->rank ? 0 : arg->link[rank]->counts.messages_out;
+    return sum;
+}
+
+static void fill(float *values, int rank, int step)
+{
+    for (int i = 0; i < COUNT; i++)
+        values[i] = (float)(rank * 3 + step + i % 7);
+}
+
+static void check(const float *values, int size, int step)
+{
+    for (int i = 0; i < COUNT; i++) {
+        float wanted = (float)(3 * size * (size - 1) / 2 + size * (step + i % 7));
+        CHECK(values[i] == wanted, "step %d, element %d: %g, not %g", step, i, (double)values[i], (double)wanted);
+    }
+}
+
+static void do_step(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened, uint64_t tag,
+                    int step)
+{
+    static _Thread_local float values[COUNT];
+    struct hvd_piece piece;
+    struct hvd_error error = {0};
+    fill(values, arg->rank, step);
+    struct hvd_work work = hvd_bucket_sum(&piece, values, COUNT);
+    work.tag = tag;
+    CHECK(hvd_world_do(arg, plane, opened, &work, &error) == HVD_OK, "%s", error.text);
+    check(values, arg->size, step);
+}
+
+/* This rank guesses tensor `tag`, and what it holds; how many messages left. */
+static uint64_t guess(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened, uint64_t tag,
+                      int step)
+{
+    static _Thread_local float values[COUNT];
+    struct hvd_piece piece;
+    uint64_t before = messages_out(arg);
+    fill(values, arg->rank, step);
+    struct hvd_work work = hvd_bucket_sum(&piece, values, COUNT);
+    work.tag = tag;
+    plane->foresee(opened, &work);
+    memset(values, 0x7f, sizeof values); /* it may not hold on to them */
+    return messages_out(arg) - before;
+}
+
+static void right_and_wrong(const struct hvd_plane_arg *world, void *more)
+{
+    (void)more;
+    struct hvd_plane_arg arg = *world;
+    void *opened;
+    const struct hvd_plane *plane = hvd_world_open(&arg, "p2p", &opened);
+    uint64_t others = (uint64_t)arg.size - 1, before = messages_out(&arg), tag = 1;
+    for (int step = 0; step < 5; step++, tag++) {
+        CHECK(guess(&arg, plane, opened, tag, step) == others, "rank %d: nothing leaves early", arg.rank);
+        CHECK(guess(&arg, plane, opened, tag, step) == 0, "rank %d: it leaves twice", arg.rank);
+        do_step(&arg, plane, opened, tag, step);
+    }
+    CHECK(messages_out(&arg) - before == 5 * others, "rank %d: a right guess spares nothing", arg.rank);
+    for (int step = 5; step < 200; step++, tag++) { /* one guesses wrong, others right, or not at all */
+        if (arg.rank == step % arg.size)
+            guess(&arg, plane, opened, UINT64_C(1) << 40, step + 1000);
+        else if (arg.rank % 2)
+            guess(&arg, plane, opened, tag, step);
+        do_step(&arg, plane, opened, tag, step);
+    }
+    hvd_world_meet(&arg);
+    plane->close(opened);
+}
+
+/* Who guesses wrong is quiet for a while, and longer each time; who was right once is not. */
+static void wrong_guesses_become_rare(const struct hvd_plane_arg *world, void *more)
+{
+    (void)more;
+    struct hvd_plane_arg arg = *world;
+    void *opened;
+    const struct hvd_plane *plane = hvd_world_open(&arg, "p2p", &opened);
+    int left = 0;
+    for (int step = 0; step < 100; step++) {
+        left += guess(&arg, plane, opened, (uint64_t)step + 1000, step) > 0;
+        do_step(&arg, plane, opened, (uint64_t)step, step);
+    }
+    CHECK(left >= 3 && left <= 8, "%d of 100 wrong guesses left", left);
+    while (guess(&arg, plane, opened, 5000, 7) == 0) {
+    }
+    do_step(&arg, plane, opened, 5000, 7);
+    CHECK(guess(&arg, plane, opened, 5001, 8) > 0, "rank %d: quiet after a right guess", arg.rank);
+    do_step(&arg, plane, opened, 5001, 8);
+    hvd_world_meet(&arg);
+    plane->close(opened);
+}
+
+/* The kernel takes a part of the message only. */
+static void parts_leave_later(const struct hvd_plane_arg *world, void *more)
+{
+    (void)more;
+    struct hvd_plane_arg arg = *world;
+    void *opened;
+    const struct hvd_plane *plane = hvd_world_open(&arg, "p2p", &opened);
+    int small = 1;
+    for (int rank = 0; rank < arg.size; rank++)
+        if (rank != arg.rank)
+            setsockopt(arg.link[rank]->fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+    CHECK(guess(&arg, plane, opened, 1, 1) == 0, "rank %d: all of it left at once", arg.rank);
+    hvd_world_meet(&arg);
+    do_step(&arg, plane, opened, 1, 1);
+    guess(&arg, plane, opened, 99, 1000); /* wrong, and a part of it is here when the next one leaves */
+    hvd_world_meet(&arg);
+    for (int step = 2; step < 20; step++)
+        do_step(&arg, plane, opened, (uint64_t)step, step);
+    hvd_world_meet(&arg);
+    plane->close(opened);
+}
+
+/* An early message of more bytes than any has. */
+static void a_boundless_one_is_refused(const struct hvd_plane_arg *world, void *more)
+{
+    (void)more;
+    struct hvd_plane_arg arg = *world;
+    void *opened;
+    const struct hvd_plane *plane = hvd_world_open(&arg, "p2p", &opened);
+    if (arg.rank == 1) {
+        struct hvd_p2p_head head = {123, 0, 1, HVD_EARLY_BYTES + 1};
+        CHECK(write(arg.link[0]->fd, &head, sizeof head) == sizeof head, "written");
+    } else {
+        static _Thread_local float values[COUNT];
+        struct hvd_piece piece;
+        struct hvd_error error = {0};
+        struct hvd_work work = hvd_bucket_sum(&piece, values, COUNT);
+        int code = hvd_world_do(&arg, plane, opened, &work, &error);
+        CHECK(code == HVD_EINTERNAL && error.culprit == 1 && strstr(error.text, "please report"), "%d: %s", code,
+              error.text);
+    }
+    hvd_world_meet(&arg);
+    plane->close(opened);
+}
+
+int main(void)
+{
+    for (int size = 2; size <= 4; size++) {
+        hvd_world_run(HVD_WORLD_THREADS, size, 100, right_and_wrong, NULL);
+        hvd_world_run(HVD_WORLD_THREADS, size, 100, parts_leave_later, NULL);
+    }
+    hvd_world_run(HVD_WORLD_PROCESSES, 2, 100, right_and_wrong, NULL);
+    hvd_world_run(HVD_WORLD_THREADS, 2, 100, wrong_guesses_become_rare, NULL);
+    hvd_world_run(HVD_WORLD_THREADS, 2, 100, a_boundless_one_is_refused, NULL);
+    return 0;
+}
