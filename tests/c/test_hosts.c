@@ -116,7 +116,8 @@ static void end_the_stopped(int rank)
     }
 }
 
-/* Bytes that are no frame, where a vote is due. */
+/* Bytes that are no frame, where a vote is due. Who wrote them gets sound ones, and may have its sum before it hears of
+ * the end. */
 static void junk_is_no_vote(struct hvd_engine *engine, int rank, int size)
 {
     char junk[100], text[HVD_TEXT_MAX] = "";
@@ -130,7 +131,10 @@ static void junk_is_no_vote(struct hvd_engine *engine, int rank, int size)
             CHECK(write(engine->global->tree->near[i].link->fd, junk, sizeof junk) == sizeof junk);
     int64_t handle =
         crew_submit(engine, HVD_ALLREDUCE, "never", HVD_OP_sum, HVD_DTYPE_float32, memory, memory, 4, &error);
-    CHECK_CODE(crew_wait(engine, handle, text), HVD_EINTERNAL, text);
+    int code = crew_wait(engine, handle, text);
+    if (rank == size - 1 && code == HVD_OK)
+        return;
+    CHECK_CODE(code, HVD_EINTERNAL, text);
     snprintf(junk, sizeof junk, "rank %d (host ", size - 1);
     CHECK_CODE(strstr(text, junk) && strstr(text, "please report"), 1, text);
 }
