@@ -363,7 +363,7 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
         decide(engine, set);
         moved = true;
     }
-    if (enters && set->entered)
+    if (enters && set->entered && set->wires)
         hvd_guess(engine, set);
     return moved;
 }

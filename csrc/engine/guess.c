@@ -24,7 +24,7 @@ void hvd_guess(struct hvd_engine *engine, struct hvd_set *set)
     struct hvd_signature signature;
     struct hvd_key key;
     uint32_t ticket = engine->newest;
-    if (!set->wires || !hvd_work_empty(set) || engine->handles.with_turn != 1 ||
+    if (!hvd_work_empty(set) || engine->handles.with_turn != 1 ||
         engine->handles.slot[ticket].request.process_set != set->number ||
         !hvd_coord_only(set->coord, ticket, &key, &signature))
         return;
