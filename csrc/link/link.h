@@ -2,7 +2,8 @@
  *
  * One file csrc/link/x.c per transport, exporting only hvd_link_x. A link belongs to one process set and one peer: sets
  * that share a stream would wait for each other's bytes. It is made of what Python has connected and authenticated;
- * nothing here opens a connection. Calls come from the turn only. Every link counts what crosses it.
+ * nothing here opens a connection. Calls come from the turn only. Every link counts what crosses it. A kind that needs
+ * no descriptor is made by a function of its own (sim/net.h).
  */
 #ifndef HVD_LINK_H
 #define HVD_LINK_H
@@ -16,6 +17,7 @@ struct hvd_link_counts {
 
 struct hvd_link {
     const struct hvd_link_kind *kind;
+    void *self;      /* the kind's own */
     int peer;        /* rank in the set */
     char called[96]; /* what errors call the peer */
     int fd;          /* to be watched, -1: none */
@@ -26,7 +28,7 @@ struct hvd_link {
 
 struct hvd_link_kind {
     const char *name;
-    /* Takes over a connected descriptor (switches it to non-blocking). Fails with HVD_EINIT. */
+    /* Takes over a connected descriptor (switches it to non-blocking). Fails with HVD_EINIT. NULL: needs none. */
     int (*open)(struct hvd_link *link, int fd, int peer, struct hvd_error *error);
     /* As many of the bytes as go now; *moved may be 0. HVD_OK, or HVD_EPEER: the peer is gone, the link is dead. The
      * error's culprit is the peer's rank in the set. It may be asked again, and says the same. */
@@ -39,6 +41,6 @@ struct hvd_link_kind {
     void (*close)(struct hvd_link *link);
 };
 
-extern const struct hvd_link_kind hvd_link_tcp;
+extern const struct hvd_link_kind hvd_link_tcp, hvd_link_sim;
 
 #endif

@@ -319,9 +319,12 @@ static void every_plane(const struct hvd_plane_arg *arg, void *more)
     }
 }
 
+static const struct hvd_sim_line line = {
+    .delay_ns = 1000, .jitter_ns = 5000, .byte_ps = 10, .room = 1 << 18, .piece = 1 << 16, .ragged = true};
+
 int main(void)
 {
-    static const int sizes[] = {1, 2, 3, 4, 7, 64};
+    static const int sizes[] = {1, 2, 3, 4, 7, 8, 64};
     for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++) {
         long before = works_done;
         hvd_world_run(HVD_WORLD_THREADS, sizes[i], 400, every_plane, NULL);
@@ -331,5 +334,7 @@ int main(void)
     hvd_world_run(HVD_WORLD_THREADS, 3, 60, bystanders_wait_for_nobody, NULL);
     hvd_world_run(HVD_WORLD_PROCESSES, 5, 60, bystanders_wait_for_nobody, NULL);
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, every_plane, NULL);
+    for (size_t i = 0; i < HVD_COUNT_OF(sizes) - 1; i++)
+        hvd_world_sim(sizes[i], i, &line, 400, every_plane, NULL);
     return 0;
 }

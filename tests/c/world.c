@@ -3,10 +3,13 @@
  * One shared control block holds a barrier, a board for allgather, the bells and, for process worlds, memfds
  * made before the fork. The functions a plane is opened with are built from those three. Threads share one
  * mapping of each segment; processes each make their own. The parent waits with a deadline: for threads
- * by a watchdog that ends the process, for processes by killing exactly the children it started.
+ * by a watchdog that ends the process, for processes by killing exactly the children it started. In a simulated world
+ * nobody ever blocks: every wait gives the baton on.
  */
 #define _GNU_SOURCE
 #include "world.h"
+
+#include "baton.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -25,7 +28,7 @@
 #define BOARD_BYTES  1024
 #define ARENA_BYTES  ((size_t)64 << 20)
 #define LOST_BELL_MS 10000
-#define LINKED_MAX   8 /* ranks of a world that has links, too */
+#define LINKED_MAX   8 /* ranks of a world that has sockets, too */
 
 struct world {
     enum hvd_world_kind kind;
@@ -38,13 +41,15 @@ struct world {
     char *region[SHARES_MAX];           /* thread worlds */
     _Atomic int region_users[SHARES_MAX];
     unsigned char board[HVD_LOCAL_MAX][BOARD_BYTES];
+    struct hvd_baton *baton; /* a simulated world's, and its links */
+    struct hvd_sim_net *net;
 };
 
 struct world_rank {
     struct world *world;
     struct hvd_plane_arg arg;
     struct hvd_bells bells;
-    struct hvd_link to[LINKED_MAX], *link[LINKED_MAX];
+    struct hvd_link to[HVD_LOCAL_MAX], *link[HVD_LOCAL_MAX];
     int shares;
     void (*body)(const struct hvd_plane_arg *arg, void *more);
     void *more;
@@ -56,9 +61,22 @@ struct world_share {
     int number;
 };
 
+static void meet(struct world_rank *rank)
+{
+    if (rank->world->baton)
+        hvd_baton_meet(rank->world->baton, rank->arg.rank);
+    else
+        pthread_barrier_wait(&rank->world->barrier);
+}
+
 void hvd_world_meet(const struct hvd_plane_arg *arg)
 {
-    pthread_barrier_wait(&((struct world_rank *)arg->self)->world->barrier);
+    meet(arg->self);
+}
+
+struct hvd_sim_net *hvd_world_net(const struct hvd_plane_arg *arg)
+{
+    return ((struct world_rank *)arg->self)->world->net;
 }
 
 static int world_allgather(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error)
@@ -68,10 +86,10 @@ static int world_allgather(void *self, const void *mine, size_t bytes, void *all
     if (bytes > BOARD_BYTES)
         return hvd_fail(error, HVD_EINVAL, "the test's allgather takes %d bytes", BOARD_BYTES);
     memcpy(world->board[rank->arg.rank], mine, bytes);
-    pthread_barrier_wait(&world->barrier);
+    meet(rank);
     for (int from = 0; from < world->size; from++)
         memcpy((char *)all + (size_t)from * bytes, world->board[from], bytes);
-    pthread_barrier_wait(&world->barrier);
+    meet(rank);
     return HVD_OK;
 }
 
@@ -106,7 +124,7 @@ static struct hvd_share *world_share(void *self, size_t bytes, struct hvd_error 
     } else if (rank->arg.rank == 0) {
         CHECK(ftruncate(world->memfd[number], (off_t)total) == 0, "memfd of %zu bytes", total);
     }
-    pthread_barrier_wait(&world->barrier);
+    meet(rank);
     for (int from = 0; from < world->size; from++) {
         off_t at = (off_t)((size_t)from * bytes);
         mine->share.map[from] =
@@ -120,12 +138,18 @@ static struct hvd_share *world_share(void *self, size_t bytes, struct hvd_error 
     return &mine->share;
 }
 
-static struct world *world_new(enum hvd_world_kind kind, int size)
+static bool has_sockets(const struct world *world)
+{
+    return world->size <= LINKED_MAX && !world->net;
+}
+
+static struct world *world_new(enum hvd_world_kind kind, int size, struct hvd_sim_net *net)
 {
     struct world *world = mmap(NULL, sizeof *world, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(world != MAP_FAILED && size >= 1 && size <= HVD_LOCAL_MAX, "a world of %d", size);
     world->kind = kind;
     world->size = size;
+    world->net = net;
     pthread_barrierattr_t shared;
     pthread_barrierattr_init(&shared);
     pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
@@ -134,7 +158,7 @@ static struct world *world_new(enum hvd_world_kind kind, int size)
         world->eventfd[rank] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     for (int number = 0; number < SHARES_MAX; number++)
         world->memfd[number] = kind == HVD_WORLD_PROCESSES ? memfd_create("hvdlite-test", MFD_CLOEXEC) : -1;
-    for (int a = 0; a < size && size <= LINKED_MAX; a++)
+    for (int a = 0; a < size && has_sockets(world); a++)
         for (int b = 0; b < a; b++) {
             int pair[2];
             CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, "a pair of sockets");
@@ -146,7 +170,7 @@ static struct world *world_new(enum hvd_world_kind kind, int size)
 
 static void world_free(struct world *world)
 {
-    for (int a = 0; a < world->size && world->size <= LINKED_MAX; a++)
+    for (int a = 0; a < world->size && has_sockets(world); a++)
         for (int b = 0; b < world->size; b++)
             if (a != b)
                 close(world->socket[a][b]);
@@ -159,6 +183,23 @@ static void world_free(struct world *world)
     munmap(world, sizeof *world);
 }
 
+static void open_links(struct world_rank *rank)
+{
+    struct world *world = rank->world;
+    for (int other = 0; other < world->size && (world->net || has_sockets(world)); other++) {
+        struct hvd_error error = {0};
+        if (other == rank->arg.rank)
+            continue;
+        if (world->net)
+            hvd_sim_link(world->net, rank->arg.rank, other, &rank->to[other]);
+        else
+            CHECK(hvd_link_tcp.open(&rank->to[other], world->socket[rank->arg.rank][other], other, &error) == HVD_OK,
+                  "%s", error.text);
+        rank->link[other] = &rank->to[other];
+        rank->arg.link = rank->link;
+    }
+}
+
 static void *be_rank(void *of)
 {
     struct world_rank *rank = of;
@@ -169,23 +210,19 @@ static void *be_rank(void *of)
     rank->bells.rank = rank->arg.rank;
     rank->bells.size = rank->world->size;
     rank->arg.size = rank->world->size;
-    rank->arg.one_host = true;
+    rank->arg.one_host = !rank->world->net;
     rank->arg.cpus = hvd_cpus_usable();
     rank->arg.arena_bytes = ARENA_BYTES;
     rank->arg.bells = &rank->bells;
     rank->arg.self = rank;
     rank->arg.allgather = world_allgather;
     rank->arg.share = world_share;
-    for (int other = 0; other < rank->world->size && rank->world->size <= LINKED_MAX; other++) {
-        struct hvd_error error = {0};
-        if (other == rank->arg.rank)
-            continue;
-        CHECK(hvd_link_tcp.open(&rank->to[other], rank->world->socket[rank->arg.rank][other], other, &error) == HVD_OK,
-              "%s", error.text);
-        rank->link[other] = &rank->to[other];
-        rank->arg.link = rank->link;
-    }
+    open_links(rank);
+    if (rank->world->baton)
+        hvd_baton_begin(rank->world->baton, rank->arg.rank);
     rank->body(&rank->arg, rank->more);
+    if (rank->world->baton)
+        hvd_baton_end(rank->world->baton, rank->arg.rank);
     return NULL;
 }
 
@@ -241,20 +278,38 @@ static void run_processes(struct world_rank *rank, int size, int seconds)
     }
 }
 
+static void run(struct world *world, int seconds, void (*body)(const struct hvd_plane_arg *arg, void *more), void *more)
+{
+    struct world_rank *rank = calloc((size_t)world->size, sizeof *rank);
+    CHECK(rank, "no memory");
+    for (int i = 0; i < world->size; i++)
+        rank[i] = (struct world_rank){.world = world, .arg = {.rank = i}, .body = body, .more = more};
+    if (world->kind == HVD_WORLD_THREADS)
+        run_threads(rank, world->size, seconds);
+    else
+        run_processes(rank, world->size, seconds);
+    free(rank);
+    world_free(world);
+}
+
 void hvd_world_run(enum hvd_world_kind kind, int size, int seconds,
                    void (*body)(const struct hvd_plane_arg *arg, void *more), void *more)
 {
-    struct world *world = world_new(kind, size);
-    struct world_rank *rank = calloc((size_t)size, sizeof *rank);
-    CHECK(rank, "no memory");
-    for (int i = 0; i < size; i++)
-        rank[i] = (struct world_rank){.world = world, .arg = {.rank = i}, .body = body, .more = more};
-    if (kind == HVD_WORLD_THREADS)
-        run_threads(rank, size, seconds);
-    else
-        run_processes(rank, size, seconds);
-    free(rank);
-    world_free(world);
+    run(world_new(kind, size, NULL), seconds, body, more);
+}
+
+uint64_t hvd_world_sim(int size, uint64_t seed, const struct hvd_sim_line *line, int seconds,
+                       void (*body)(const struct hvd_plane_arg *arg, void *more), void *more)
+{
+    struct hvd_sim_net *net = hvd_sim_open(size, seed, line);
+    CHECK(net, "no memory");
+    struct world *world = world_new(HVD_WORLD_THREADS, size, net);
+    struct hvd_baton *baton = world->baton = hvd_baton_new(size, seed, net);
+    run(world, seconds, body, more);
+    uint64_t now_ns = net->now_ns;
+    hvd_baton_free(baton);
+    hvd_sim_close(net);
+    return now_ns;
 }
 
 /* Sleep until rung. Whoever is not rung for long polls once more: if there was news, the bell was lost. */
@@ -283,8 +338,16 @@ static int sleep_and_poll(const struct hvd_plane_arg *arg, const struct hvd_plan
 int hvd_world_finish(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened,
                      struct hvd_work *work, struct hvd_error *error)
 {
+    struct world *world = ((struct world_rank *)arg->self)->world;
     for (int idle = 0;;) {
         bool progress = false;
+        if (world->baton) {
+            int code = plane->poll(opened, work, &progress, error);
+            if (code != HVD_AGAIN)
+                return code;
+            hvd_baton_pass(world->baton, arg->rank, progress);
+            continue;
+        }
         int code = idle < 50 ? plane->poll(opened, work, &progress, error)
                              : sleep_and_poll(arg, plane, opened, work, &progress, error);
         if (code != HVD_AGAIN)

@@ -8,6 +8,7 @@
 #define HVD_TEST_WORLD_H
 
 #include "check.h"
+#include "link/sim/net.h"
 #include "plane/plane.h"
 
 enum hvd_world_kind { HVD_WORLD_THREADS, HVD_WORLD_PROCESSES };
@@ -15,6 +16,14 @@ enum hvd_world_kind { HVD_WORLD_THREADS, HVD_WORLD_PROCESSES };
 /* Run body as every rank of a world; returns when all have returned. A rank that fails ends the test. */
 void hvd_world_run(enum hvd_world_kind kind, int size, int seconds,
                    void (*body)(const struct hvd_plane_arg *arg, void *more), void *more);
+
+/* The same on threads of which one runs at a time, in the order and over the network that `seed` gives (baton.h); links
+ * are all there is between them, as between hosts. Ends the test if ranks wait for each other. Returns the time, in ns
+ * of the network's clock, when all are done. */
+uint64_t hvd_world_sim(int size, uint64_t seed, const struct hvd_sim_line *line, int seconds,
+                       void (*body)(const struct hvd_plane_arg *arg, void *more), void *more);
+/* That network, NULL in other worlds. For ranks and while they run. */
+struct hvd_sim_net *hvd_world_net(const struct hvd_plane_arg *arg);
 
 /* All ranks of the world meet. */
 void hvd_world_meet(const struct hvd_plane_arg *arg);
