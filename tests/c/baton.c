@@ -22,25 +22,32 @@ struct hvd_baton {
     bool meets[HVD_LOCAL_MAX];
 };
 
-struct hvd_baton *hvd_baton_new(int size, uint64_t seed, struct hvd_sim_net *net)
+struct hvd_baton *hvd_baton_new(int size, uint64_t seed, const struct hvd_sim_line *line)
 {
     struct hvd_baton *baton = calloc(1, sizeof *baton);
-    CHECK(baton && size <= HVD_LOCAL_MAX, "no memory");
+    CHECK(baton && (baton->net = hvd_sim_open(size, seed, line)), "no memory");
     pthread_mutex_init(&baton->lock, NULL);
     for (int rank = 0; rank < size; rank++)
         pthread_cond_init(&baton->turn[rank], NULL);
     baton->size = size;
     baton->seed = seed;
-    baton->net = net;
     return baton;
 }
 
-void hvd_baton_free(struct hvd_baton *baton)
+struct hvd_sim_net *hvd_baton_net(struct hvd_baton *baton)
 {
+    return baton->net;
+}
+
+uint64_t hvd_baton_free(struct hvd_baton *baton)
+{
+    uint64_t now_ns = baton->net->now_ns;
     for (int rank = 0; rank < baton->size; rank++)
         pthread_cond_destroy(&baton->turn[rank]);
     pthread_mutex_destroy(&baton->lock);
+    hvd_sim_close(baton->net);
     free(baton);
+    return now_ns;
 }
 
 /* How often a rank must have looked in vain before time may go on. */

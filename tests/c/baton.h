@@ -11,9 +11,11 @@
 
 struct hvd_baton;
 
-/* For ranks that begin one after the other, rank 0 first. The network is the caller's. */
-struct hvd_baton *hvd_baton_new(int size, uint64_t seed, struct hvd_sim_net *net);
-void hvd_baton_free(struct hvd_baton *baton);
+/* For ranks that begin one after the other, rank 0 first. */
+struct hvd_baton *hvd_baton_new(int size, uint64_t seed, const struct hvd_sim_line *line);
+struct hvd_sim_net *hvd_baton_net(struct hvd_baton *baton);
+/* When all have ended. Returns the network's time. */
+uint64_t hvd_baton_free(struct hvd_baton *baton);
 
 /* By a rank's thread: first and last of all. */
 void hvd_baton_begin(struct hvd_baton *baton, int rank);

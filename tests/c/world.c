@@ -41,8 +41,7 @@ struct world {
     char *region[SHARES_MAX];           /* thread worlds */
     _Atomic int region_users[SHARES_MAX];
     unsigned char board[HVD_LOCAL_MAX][BOARD_BYTES];
-    struct hvd_baton *baton; /* a simulated world's, and its links */
-    struct hvd_sim_net *net;
+    struct hvd_baton *baton; /* a simulated world's */
 };
 
 struct world_rank {
@@ -76,7 +75,8 @@ void hvd_world_meet(const struct hvd_plane_arg *arg)
 
 struct hvd_sim_net *hvd_world_net(const struct hvd_plane_arg *arg)
 {
-    return ((struct world_rank *)arg->self)->world->net;
+    struct hvd_baton *baton = ((struct world_rank *)arg->self)->world->baton;
+    return baton ? hvd_baton_net(baton) : NULL;
 }
 
 static int world_allgather(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error)
@@ -140,16 +140,16 @@ static struct hvd_share *world_share(void *self, size_t bytes, struct hvd_error 
 
 static bool has_sockets(const struct world *world)
 {
-    return world->size <= LINKED_MAX && !world->net;
+    return world->size <= LINKED_MAX && !world->baton;
 }
 
-static struct world *world_new(enum hvd_world_kind kind, int size, struct hvd_sim_net *net)
+static struct world *world_new(enum hvd_world_kind kind, int size, struct hvd_baton *baton)
 {
     struct world *world = mmap(NULL, sizeof *world, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(world != MAP_FAILED && size >= 1 && size <= HVD_LOCAL_MAX, "a world of %d", size);
     world->kind = kind;
     world->size = size;
-    world->net = net;
+    world->baton = baton;
     pthread_barrierattr_t shared;
     pthread_barrierattr_init(&shared);
     pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
@@ -186,12 +186,12 @@ static void world_free(struct world *world)
 static void open_links(struct world_rank *rank)
 {
     struct world *world = rank->world;
-    for (int other = 0; other < world->size && (world->net || has_sockets(world)); other++) {
+    for (int other = 0; other < world->size && (world->baton || has_sockets(world)); other++) {
         struct hvd_error error = {0};
         if (other == rank->arg.rank)
             continue;
-        if (world->net)
-            hvd_sim_link(world->net, rank->arg.rank, other, &rank->to[other]);
+        if (world->baton)
+            hvd_sim_link(hvd_baton_net(world->baton), rank->arg.rank, other, &rank->to[other]);
         else
             CHECK(hvd_link_tcp.open(&rank->to[other], world->socket[rank->arg.rank][other], other, &error) == HVD_OK,
                   "%s", error.text);
@@ -210,7 +210,7 @@ static void *be_rank(void *of)
     rank->bells.rank = rank->arg.rank;
     rank->bells.size = rank->world->size;
     rank->arg.size = rank->world->size;
-    rank->arg.one_host = !rank->world->net;
+    rank->arg.one_host = !rank->world->baton;
     rank->arg.cpus = hvd_cpus_usable();
     rank->arg.arena_bytes = ARENA_BYTES;
     rank->arg.bells = &rank->bells;
@@ -301,15 +301,9 @@ void hvd_world_run(enum hvd_world_kind kind, int size, int seconds,
 uint64_t hvd_world_sim(int size, uint64_t seed, const struct hvd_sim_line *line, int seconds,
                        void (*body)(const struct hvd_plane_arg *arg, void *more), void *more)
 {
-    struct hvd_sim_net *net = hvd_sim_open(size, seed, line);
-    CHECK(net, "no memory");
-    struct world *world = world_new(HVD_WORLD_THREADS, size, net);
-    struct hvd_baton *baton = world->baton = hvd_baton_new(size, seed, net);
-    run(world, seconds, body, more);
-    uint64_t now_ns = net->now_ns;
-    hvd_baton_free(baton);
-    hvd_sim_close(net);
-    return now_ns;
+    struct hvd_baton *baton = hvd_baton_new(size, seed, line);
+    run(world_new(HVD_WORLD_THREADS, size, baton), seconds, body, more);
+    return hvd_baton_free(baton);
 }
 
 /* Sleep until rung. Whoever is not rung for long polls once more: if there was news, the bell was lost. */

@@ -2,8 +2,8 @@
 
 So the suite of collectives that one host passes is the one that several hosts and every plane pass. All ranks run the
 same cases in the same order. Cases of a size that is not this job's are left out, unless the job is larger than any
-that they name and they name several: those are written for any size. ONE_HOST's are true on one host only. The first
-failure ends the job: others wait for it.
+that they name and they name several: those are written for any size. ONE_HOST's are true on one host only, NO_MPI's
+where no MPI has started the job. The first failure ends the job: others wait for it.
 """
 
 import importlib
@@ -14,13 +14,14 @@ import traceback
 import hvdlite as hvd
 
 ONE_HOST = {"test_topology"}
+NO_MPI = {"test_sets_of_init_come_back_after_shutdown"}
 
 
 def cases(module, size):
     """(name, arguments) of each case of a module for a job of this size."""
     for name, test in vars(module).items():
         body = getattr(test, "body", None)
-        if body is None or (name in ONE_HOST and hvd.local_size() < size):
+        if body is None or (name in ONE_HOST and hvd.local_size() < size) or (name in NO_MPI and hvd.mpi_enabled()):
             continue
         given = {mark.args[0]: mark.args[1] for mark in test.pytestmark if mark.name == "parametrize"}
         sizes = given.pop("world")

@@ -34,6 +34,12 @@ def test_collectives_over_hosts(hosts, slots):
     assert passes(hosts, slots, *SUITE) > 10
 
 
+@pytest.mark.parametrize("slots", [(2, 1), (2, 2), (3, 1, 3), (4, 4)], ids=str)
+def test_collectives_over_streams_of_every_rank(hosts, slots):
+    """As if the ranks of a host shared nothing but their host."""
+    assert passes(hosts, slots, *SUITE, HVDLITE_PLANE="p2p") > 10
+
+
 @pytest.mark.parametrize("slots", [(1,), (2,), (3,), (4,), (7,), (8,)], ids=str)
 def test_collectives_over_streams_on_one_host(hosts, slots):
     assert passes(hosts, slots, *SUITE, HVDLITE_PLANE="p2p") > 10
