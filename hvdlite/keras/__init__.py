@@ -4,7 +4,7 @@
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3)), ...)
     model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)], verbose=int(hvd.rank() == 0))
 
-Each rank fits its own part of the data. With TF_USE_LEGACY_KERAS=1, which asks for Keras 2, it says that it cannot yet.
+Each rank fits its own part of the data. With TF_USE_LEGACY_KERAS=1 it is for Keras 2 (tf_keras), on TensorFlow.
 """
 
 from __future__ import annotations

@@ -22,15 +22,25 @@ def legacy() -> bool:
     return config.environ().get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
 
 
-keras: Any = import_module("tf_keras" if legacy() else "keras")
+def _imported() -> Any:
+    if not legacy():
+        return import_module("keras")
+    try:
+        return import_module("tf_keras")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "TF_USE_LEGACY_KERAS asks for Keras 2, which is the package tf_keras, and it is not installed: "
+            "pip install tf_keras, or unset TF_USE_LEGACY_KERAS"
+        ) from error
+
+
+keras: Any = _imported()
 
 
 def backend() -> str:
     """ "tensorflow" or "torch". HvdNotYetError on another one."""
     if legacy():
-        raise HvdNotYetError(
-            "Keras 2 is not supported yet: unset TF_USE_LEGACY_KERAS, or use hvdlite.tensorflow's tape"
-        )
+        return "tensorflow"
     name = str(keras.backend.backend())
     if name not in ("tensorflow", "torch"):
         raise HvdNotYetError(

@@ -11,6 +11,9 @@ Loss scaling asks whether gradients are finite before it applies them. Where it 
 model.compile does with mixed_float16, ranks would disagree about that, and some would wait for ever: there all ranks
 are asked (`LossScaleOptimizer.check_finite`).
 
+XLA knows no collective of ours. Where Keras would choose it (jit_compile="auto" does on a GPU), a model with a
+distributed optimizer runs without; jit_compile=True is an error that says so.
+
 `backward_passes_per_step` n: gradients of n calls are added up, and the n-th call reduces and applies; the others
 change nothing. With `average_aggregated_gradients` the sum is divided by n.
 """
@@ -18,15 +21,16 @@ change nothing. With `average_aggregated_gradients` the sum is divided by n.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any
 
 from .. import _core
-from ..errors import HvdArgumentError
 from ..ops import Adasum, Average, Min
 from ..ops.terms import NoneCompressor
 from ..process_set import ProcessSet, global_process_set
 from . import backend
 from .backend import keras
+from .legacy import Legacy, kinds, of_loss_scale, put_inside
 
 
 class Distributed:
@@ -49,26 +53,6 @@ class Distributed:
             self._hvd_passes.apply(self, inherited, gradients, owners, named)
         else:
             inherited.apply(self._hvd(gradients, named), owners)
-
-
-class Legacy:
-    """The same for Keras 2, whose entry is apply_gradients."""
-
-    _hvd: Any
-    _hvd_passes: Any
-
-    def register_local_var(self, variable: Any) -> None:
-        """The gradient of this variable is not averaged."""
-        self._hvd.register_local(variable)
-
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **more: Any) -> Any:
-        """Averages the gradients, then applies them."""
-        pairs = list(grads_and_vars)
-        owners = [variable for _, variable in pairs]
-        reduced = self._hvd([gradient for gradient, _ in pairs], owners)
-        more.pop("skip_gradients_aggregation", None)
-        inherited: Any = super()
-        return inherited.apply_gradients(list(zip(reduced, owners)), *args, **more)
 
 
 class _Passes:
@@ -138,6 +122,21 @@ def _agree_on_finite() -> None:
     wrapper.check_finite = check_finite  # type: ignore[union-attr]
 
 
+def _stay_out_of_xla() -> None:
+    """Makes jit_compile="auto" of a model with a distributed optimizer mean False on TensorFlow."""
+    local = getattr(keras.Model, "_resolve_auto_jit_compile", None)
+    if local is None or hasattr(local, "_hvd_local"):
+        return
+
+    def resolve(self: Any) -> Any:
+        optimizer = getattr(self, "optimizer", None)
+        reduces = isinstance(getattr(optimizer, "inner_optimizer", optimizer), Distributed)
+        return False if reduces and backend.backend() == "tensorflow" else local(self)
+
+    resolve._hvd_local = local  # type: ignore[attr-defined]
+    keras.Model._resolve_auto_jit_compile = resolve
+
+
 def DistributedOptimizer(
     optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
     compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
@@ -155,8 +154,9 @@ def DistributedOptimizer(
     is False.
     Raises TypeError for what is no optimizer of Keras, ValueError for arguments that do not go together.
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"expected an optimizer of {keras.__name__} {keras.__version__}, not {type(optimizer)}")
+    if not isinstance(optimizer, kinds() if backend.legacy() else keras.optimizers.Optimizer):
+        hint = ": set TF_USE_LEGACY_KERAS=1" if "tf_keras." in str(type(optimizer)) else ""
+        raise TypeError(f"expected an optimizer of {keras.__name__} {keras.__version__}, not {type(optimizer)}{hint}")
     if isinstance(optimizer, (Distributed, Legacy)):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     passes = backward_passes_per_step
@@ -164,9 +164,13 @@ def DistributedOptimizer(
         raise ValueError(f"backward_passes_per_step={passes!r}: must be a whole number of at least 1")
     if op == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
-    if passes > 1 and backend.legacy():
-        raise HvdArgumentError("backward_passes_per_step needs Keras 3, or gradient accumulation of your own")
     _core.size()
+    if backend.legacy() and of_loss_scale(optimizer) is not None:
+        return put_inside(optimizer, DistributedOptimizer(
+            of_loss_scale(optimizer), name, device_dense, device_sparse, compression, sparse_as_dense,
+            gradient_predivide_factor, op, passes, average_aggregated_gradients, num_groups, groups, process_set,
+            scale_local_gradients,
+        ))  # fmt: skip
     reduces = backend.reducer(
         name or "DistributedOptimizer", compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
         process_set, scale_local_gradients,
@@ -176,8 +180,10 @@ def DistributedOptimizer(
     made: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": base.__module__}))
     made.__dict__.update(optimizer.__dict__)
     made.__dict__["_hvd"] = reduces
-    made.__dict__["_hvd_passes"] = _Passes(passes, bool(average_aggregated_gradients)) if passes > 1 else None
+    kind: Any = import_module("hvdlite.tensorflow.passes").Passes if backend.legacy() else _Passes
+    made.__dict__["_hvd_passes"] = kind(passes, bool(average_aggregated_gradients)) if passes > 1 else None
     _agree_on_finite()
+    _stay_out_of_xla()
     return made
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from .. import _public
 from .._public import *  # noqa: F403
-from ..keras.optimizer import DistributedOptimizer
 from .compression import Compression
 from .functions import (  # type: ignore[assignment]
     allgather_object,  # noqa: F401
@@ -27,6 +26,7 @@ from .ops import (
     allreduce,
     alltoall,
     broadcast,
+    gather,
     grouped_allgather,
     grouped_allreduce,
     grouped_reducescatter,
@@ -35,13 +35,19 @@ from .ops import (
     local_size_op,
     process_set_included_op,
     rank_op,
+    recv,
+    reduce,
     reducescatter,
+    scatter,
+    send,
     size_op,
 )
+from .optimizer import BroadcastGlobalVariablesHook, DistributedOptimizer
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
@@ -55,6 +61,7 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_object_fn",
     "broadcast_variables",
+    "gather",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
@@ -62,7 +69,11 @@ __all__ = [
     "local_size_op",
     "process_set_included_op",
     "rank_op",
+    "recv",
+    "reduce",
     "reducescatter",
+    "scatter",
+    "send",
     "size_op",
 ]
 __all__ += _public.__all__

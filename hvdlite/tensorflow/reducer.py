@@ -68,6 +68,10 @@ class Reducer:
         """Whether there is nobody to average with."""
         return not self.process_set.included() or self.process_set.size() == 1
 
+    def made_dense(self, gradient: Any) -> Any:
+        """The gradient, dense if it was asked that sparse ones be."""
+        return tf.convert_to_tensor(gradient) if self.sparse_as_dense and gradient is not None else gradient
+
     def _batches(self, places: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
         """Which gradients travel as one: lists of places, in the order of starting."""
         order = list(reversed(places))

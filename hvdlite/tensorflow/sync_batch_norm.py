@@ -30,11 +30,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         super().__init__(**({"fused": False, **more} if legacy() else more))
         self._hvd_process_set = process_set
 
-    def _moments(self, inputs: Any, mask: Any = None, keep_dims: bool = False) -> tuple[Any, Any]:
-        if legacy():  # there the second are the axes
-            mean, variance = super()._moments(inputs, mask, keep_dims=keep_dims)
-        else:
-            mean, variance = super()._moments(inputs, mask)
+    def _moments(self, inputs: Any, *how: Any, **more: Any) -> tuple[Any, Any]:
+        mean, variance = super()._moments(inputs, *how, **more)  # Keras 3: a mask; Keras 2: axes, keep_dims, mask
+        mask = more.get("mask", how[0] if how and not legacy() else None)
         members = self._hvd_process_set
         if members.size() == 1:
             return mean, variance

@@ -157,6 +157,30 @@ def test_callbacks_begin_alike_average_what_is_logged_and_warm_up():
 
 
 @as_ranks(2)
+def test_where_keras_would_choose_xla_it_does_not():
+    import types
+    from unittest import mock
+
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.keras as hvd
+
+    devices = [types.SimpleNamespace(device_type="CPU"), types.SimpleNamespace(device_type="GPU")]
+    with mock.patch.object(tf.config, "list_physical_devices", lambda *_: devices):
+        plain = compiled(model_of(), keras.optimizers.SGD(), jit_compile="auto")
+        ours = [
+            compiled(model_of(), hvd.DistributedOptimizer(keras.optimizers.SGD()), jit_compile="auto"),
+            compiled(
+                model_of(),
+                keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD())),
+                jit_compile="auto",
+            ),
+        ]
+    assert plain.jit_compile and not any(model.jit_compile for model in ours)
+
+
+@as_ranks(2)
 def test_optimizers_leave_alone_what_they_should_and_refuse_what_cannot_be():
     import keras
     import tensorflow as tf

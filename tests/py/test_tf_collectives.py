@@ -195,3 +195,43 @@ def test_a_rank_that_has_joined_gives_nothing_and_all_learn_who_was_last():
         if hvd.rank() == 0:
             assert mode(lambda: hvd.allreduce(tf.constant([4.0]), op=hvd.Sum, name="one more"))()[0] == 4
         assert mode(hvd.join)() == 0
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+@as_ranks(2)
+def test_roots_and_pairs(graph):
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    rank = hvd.rank()
+
+    def step(x, rows):
+        with tf.GradientTape() as tape:
+            tape.watch([x, rows])
+            total = hvd.reduce(x, 1, op=hvd.Sum, name="total")
+            here = hvd.gather(rows, 0)
+            parts = hvd.scatter(rows * 10.0, 1, splits=[2, 1])
+            loss = tf.reduce_sum(total * 3.0) + tf.reduce_sum(here * 5.0) + tf.reduce_sum(parts)
+        return total, here, parts, *tape.gradient(loss, [x, rows])
+
+    total, here, parts, of_x, of_rows = (tf.function(step) if graph else step)(
+        tf.fill([2, 2], rank + 1.0), tf.fill([rank + 2, 1], rank + 1.0)
+    )
+    assert total.shape == ((2, 2) if rank == 1 else (0,)) and np.all(total == 3)
+    np.testing.assert_array_equal(np.ravel(here), [1, 1, 2, 2, 2] if rank == 0 else [])
+    np.testing.assert_array_equal(np.ravel(parts), [20, 20] if rank == 0 else [20])
+    assert np.all(of_x == 3)
+    np.testing.assert_array_equal(np.ravel(of_rows), [5, 5] if rank == 0 else [15, 15, 15])
+    if graph:
+        with pytest.raises(tf.errors.UnimplementedError, match="tf.function"):
+            tf.function(lambda: hvd.send(tf.ones(1), 1 - rank))()
+        return
+    if rank == 0:
+        hvd.send(tf.constant([1.5, 2.5]), 1)
+    else:
+        like = tf.zeros(2)
+        np.testing.assert_array_equal(hvd.recv(like, 0), [1.5, 2.5])
+        np.testing.assert_array_equal(like, [0, 0])
+    with pytest.raises(ValueError, match="itself"):
+        hvd.send(tf.ones(1), rank)

@@ -60,6 +60,47 @@ def test_a_tape_trains_likewise_in_every_form():
                 np.testing.assert_allclose(ours, theirs, atol=2e-3 if name == "fp16" else 1e-5, err_msg=name)
 
 
+@as_ranks(2, deadline=120)
+def test_gradients_travel_while_backward_runs():
+    """Backward of the first layer waits until the average of the last layer's gradient has come."""
+    import threading
+
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    arrived, first, last = threading.Event(), tf.Variable(tf.ones([2, 3])), tf.Variable(tf.ones([3, 2]))
+
+    def wait(gradient):
+        assert arrived.wait(60), "no gradient travels before backward is over"
+        return gradient
+
+    def note(average):
+        arrived.set()
+        return average
+
+    @tf.custom_gradient
+    def between(x):
+        def backward(gradient):
+            waited = tf.numpy_function(wait, [gradient], tf.float32, stateful=False)
+            return tf.ensure_shape(waited, gradient.shape)
+
+        return tf.identity(x), backward
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.matmul(between(tf.matmul(x, first)), last))
+        one, two = hvd.DistributedGradientTape(tape).gradient(loss, [first, last])
+        return one, tf.numpy_function(note, [two], tf.float32, stateful=False)
+
+    for number in range(3):
+        arrived.clear()
+        one, two = step(tf.fill([1, 2], float(hvd.rank() + number)))
+        np.testing.assert_array_equal(one, np.full([2, 3], 2 * (0.5 + number)))
+        np.testing.assert_array_equal(two, np.full([3, 2], 2 * (0.5 + number)))
+
+
 @as_ranks(2)
 def test_tapes_leave_alone_what_they_should_and_refuse_what_cannot_be():
     import tensorflow as tf

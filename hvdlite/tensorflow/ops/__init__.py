@@ -3,6 +3,7 @@
     run          many collectives of one kind, in either mode
     kernels      the library of ops for graphs
     gradients    what backward sends
+    root         what has a root, or is between two ranks
     here         Horovod's words
 
 `device_dense`, `device_sparse` and `ignore_name_scope` are taken and mean nothing: tensors are reduced where they lie,
@@ -26,6 +27,7 @@ from ...process_set import ProcessSet, global_process_set, process_set_by_id
 from ..errors import translated
 from .gradients import differentiable
 from .kernels import library
+from .root import gather, recv, reduce, scatter, send
 
 
 def _sparse_allreduce(slices: tf.IndexedSlices, name: str | None, terms: Terms, compression: Any) -> tf.IndexedSlices:
@@ -229,3 +231,26 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     """1 if this rank belongs to the set, else 0, as it is now."""
     included = process_set_id == 0 or process_set_by_id(process_set_id).included()
     return tf.constant(int(included), tf.int32, name=name)
+
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "gather",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "recv",
+    "reduce",
+    "reducescatter",
+    "scatter",
+    "send",
+    "size_op",
+]

@@ -1,0 +1,75 @@
+"""Optimizers of Keras 2 (tf_keras, where TF_USE_LEGACY_KERAS=1 asks for it), distributed.
+
+Keras 2 has a place for what we do: `aggregate_gradients`, which `apply_gradients` calls first, and which a loss scale
+calls before it asks whether the gradients are finite. So averages are what it looks at, and since a number that is not
+finite on one rank makes the averages of all ranks so, all skip a step or none does. Optimizers of
+`keras.optimizers.legacy` have it with an underscore.
+
+With several passes per step `apply_gradients` adds up, and only the last pass goes on to the inherited one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .backend import keras
+
+Pairs = Iterable[tuple[Any, Any]]
+AGGREGATE = "experimental_aggregate_gradients"  # all optimizers of Keras 2 take it
+
+
+def of_loss_scale(optimizer: Any) -> Any:
+    """The optimizer inside a loss scale; None: this is no loss scale."""
+    return getattr(optimizer, "inner_optimizer", None) if isinstance(optimizer, kinds()) else None
+
+
+def put_inside(loss_scale: Any, optimizer: Any) -> Any:
+    """The loss scale, around another optimizer."""
+    object.__setattr__(loss_scale, "_optimizer", optimizer)
+    if hasattr(loss_scale, "_trackable"):
+        object.__setattr__(loss_scale, "_trackable", optimizer)
+    return loss_scale
+
+
+def kinds() -> tuple[type, ...]:
+    """The classes of Keras 2's optimizers."""
+    return keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer
+
+
+class Legacy:
+    """The methods that a distributed optimizer of Keras 2 has before those of its own class."""
+
+    _hvd: Any
+    _hvd_passes: Any
+
+    def register_local_var(self, variable: Any) -> None:
+        """The gradient of this variable is not averaged."""
+        self._hvd.register_local(variable)
+
+    def aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, Any]]:
+        """The pairs with averaged gradients."""
+        pairs = list(grads_and_vars)
+        owners = [variable for _, variable in pairs]
+        return list(zip(self._hvd([gradient for gradient, _ in pairs], owners), owners))
+
+    _aggregate_gradients = aggregate_gradients
+
+    def apply_gradients(self, grads_and_vars: Pairs, name: Any = None, **more: Any) -> Any:
+        """Averages the gradients unless told that they are, in Keras's words, then applies them."""
+        inherited: Any = super()
+        if self._hvd_passes is None:
+            return inherited.apply_gradients(grads_and_vars, name=name, **more)
+        pairs = list(grads_and_vars)
+        owners = [variable for _, variable in pairs]
+        averaged = more.get("skip_gradients_aggregation", False) or not more.get(AGGREGATE, True)
+        sums = self._hvd_passes.add(
+            [self._hvd.made_dense(gradient) for gradient, _ in pairs],
+            owners,
+            lambda found: found if averaged else self._hvd(found, owners),
+        )
+
+        def apply() -> Any:
+            return inherited.apply_gradients(list(zip(sums, owners)), name=name, **{AGGREGATE: False})
+
+        return self._hvd_passes.at_end(sums, apply)

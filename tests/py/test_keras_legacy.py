@@ -1,0 +1,157 @@
+"""Keras 2, where TF_USE_LEGACY_KERAS=1 asks for it, trains on several ranks as Keras 3 does."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from fitting import FIT, digits, mine, the_same_everywhere
+from ranks import as_ranks
+
+if find_spec("tensorflow") is None or find_spec("tf_keras") is None:
+    pytest.skip("TensorFlow or tf_keras is not installed", allow_module_level=True)
+
+FRESH_RANKS = True  # which Keras it is must be said before hvdlite.keras is imported
+
+
+def legacy():
+    """Keras 2, and hvdlite for it."""
+    import os
+
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import tensorflow as tf
+
+    import hvdlite.tensorflow.keras as hvd
+
+    assert tf.keras.__name__.startswith("tf_keras") or "tf_keras" in tf.keras.Model.__module__
+    return tf.keras, hvd
+
+
+def model_of(keras, seed=1):
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(32, "relu", input_shape=(64,)), keras.layers.Dense(10)]
+    return keras.Sequential(layers)
+
+
+def compiled(keras, model, optimizer, **more):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss, metrics=["accuracy"], **more)
+    return model
+
+
+@as_ranks(2, deadline=120)
+def test_fit_trains_to_what_one_process_trains_to_on_the_global_batch():
+    keras, hvd = legacy()
+    images, labels = digits(64 * 3)
+    rank, size = hvd.rank(), hvd.size()
+    x, y = mine(images, rank, size), mine(labels, rank, size)
+    alone = compiled(keras, model_of(keras), keras.optimizers.SGD(0.1))
+    alone.fit(images, labels, **{**FIT, "batch_size": 64})
+    forms = [
+        (keras.optimizers.SGD(0.1), {}, {}),
+        (keras.optimizers.legacy.SGD(0.1), {}, {"run_eagerly": True}),
+        (keras.optimizers.SGD(0.1), {"backward_passes_per_step": 2, "average_aggregated_gradients": True}, {}),
+        (keras.optimizers.legacy.SGD(0.05), {"backward_passes_per_step": 2}, {}),
+    ]
+    for plain, terms, how in forms:
+        optimizer = hvd.DistributedOptimizer(plain, **terms)
+        assert isinstance(optimizer, type(plain)) and type(optimizer).__name__ == "SGD"
+        model = compiled(keras, model_of(keras), optimizer, **how)
+        passes = terms.get("backward_passes_per_step", 1)
+        model.fit(x, y, **{**FIT, "batch_size": 32 // passes})
+        the_same_everywhere(model.get_weights())
+        for ours, theirs in zip(model.get_weights(), alone.get_weights()):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=str((type(plain), terms, how)))
+        assert int(model.optimizer.iterations) == 3
+
+
+@as_ranks(2, deadline=120)
+def test_a_loss_scale_skips_a_step_on_all_ranks_when_one_overflows():
+    keras, hvd = legacy()
+    images, labels = digits(64)
+    x, y = mine(images, hvd.rank(), 2), mine(labels, hvd.rank(), 2)
+    for around, legacy_one in ((True, False), (False, True)):
+        kind = keras.optimizers.legacy.SGD if legacy_one else keras.optimizers.SGD
+        scaled = keras.mixed_precision.LossScaleOptimizer
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        try:
+            optimizer = (
+                scaled(hvd.DistributedOptimizer(kind(0.1))) if around else hvd.DistributedOptimizer(scaled(kind(0.1)))
+            )
+            model = compiled(keras, model_of(keras), optimizer)
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+        model.fit(x, y, **FIT)
+        before, scale = model.get_weights(), float(optimizer.loss_scale)
+        model.fit(x * (np.float32(6e4) if hvd.rank() == 0 else np.float32(1)), y, **FIT)
+        assert float(optimizer.loss_scale) == scale / 2
+        for old, new in zip(before, model.get_weights()):
+            np.testing.assert_array_equal(old, new)
+        model.fit(x, y, **FIT)
+        the_same_everywhere(model.get_weights())
+        assert not np.array_equal(before[0], model.get_weights()[0])
+
+
+@as_ranks(2, deadline=120)
+def test_callbacks_saving_and_going_on():
+    import os
+    import tempfile
+
+    keras, hvd = legacy()
+    images, labels = digits(64 * 4)
+    rank, size = hvd.rank(), hvd.size()
+    x, y = mine(images, rank, size), mine(labels, rank, size)
+    model = compiled(keras, model_of(keras, seed=rank), hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2)))
+    history = model.fit(
+        x, y, epochs=2, **FIT,
+        callbacks=[
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.02, warmup_epochs=2),
+        ],
+    )  # fmt: skip
+    the_same_everywhere(model.get_weights())
+    assert len(set(map(str, hvd.allgather_object(history.history["loss"])))) == 1
+    np.testing.assert_allclose(history.history["lr"], [0.015, 0.02], rtol=1e-5)
+    folder = hvd.broadcast_object(tempfile.mkdtemp() if rank == 0 else None)
+    for ending in (".keras", ".h5"):
+        path = os.path.join(folder, "model" + ending)
+        if rank == 0:
+            model.save(path)
+        hvd.barrier()
+        again = hvd.load_model(path)
+        assert hasattr(again.optimizer, "register_local_var") and type(again.optimizer).__name__ == "Adam"
+        before = model.get_weights()
+        again.fit(x, y, **FIT)
+        the_same_everywhere(again.get_weights())
+        hvd.barrier()
+        if rank == 0:
+            os.remove(path)
+    model.fit(x, y, **FIT)
+    for one, two, old in zip(model.get_weights(), again.get_weights(), before):
+        np.testing.assert_array_equal(one, two)
+        assert not np.array_equal(one, old)
+    if rank == 0:
+        os.rmdir(folder)
+
+
+@as_ranks(2, deadline=60)
+def test_sync_batch_norm_and_what_is_refused():
+    keras, hvd = legacy()
+    import keras as keras3
+    import tensorflow as tf
+
+    from hvdlite.tensorflow import SyncBatchNormalization
+
+    rank = hvd.rank()
+    rows = np.random.RandomState(0).standard_normal((9, 4)).astype("float32") * 3 + 5
+    synced, whole = SyncBatchNormalization(momentum=0.5), keras.layers.BatchNormalization(momentum=0.5, fused=False)
+    y = tf.function(lambda x: synced(x, training=True))(tf.constant(rows[:4] if rank == 0 else rows[4:]))
+    expected = whole(rows, training=True)
+    np.testing.assert_allclose(y, expected[:4] if rank == 0 else expected[4:], atol=1e-4)
+    np.testing.assert_allclose(synced.moving_variance, whole.moving_variance, rtol=1e-4)
+    with pytest.raises(TypeError, match="tf_keras"):
+        hvd.DistributedOptimizer(keras3.optimizers.SGD())
+    table = tf.Variable(tf.zeros([3, 1]))
+    sparse = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+    sparse.apply_gradients([(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([rank]), tf.constant([3, 1])), table)])
+    np.testing.assert_array_equal(table, [[-1], [-1], [0]])
