@@ -1,6 +1,7 @@
 """Keras 3 on TensorFlow: what ranks train to is what one process trains to, and what they save goes on."""
 
 from importlib.util import find_spec
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -159,7 +160,6 @@ def test_callbacks_begin_alike_average_what_is_logged_and_warm_up():
 @as_ranks(2)
 def test_where_keras_would_choose_xla_it_does_not():
     import types
-    from unittest import mock
 
     import keras
     import tensorflow as tf
@@ -215,5 +215,8 @@ def test_optimizers_leave_alone_what_they_should_and_refuse_what_cannot_be():
             wrong()
     with pytest.raises(TypeError, match="optimizer of keras"):
         hvd.DistributedOptimizer("sgd")
+    lacks = pytest.raises(hvd.HvdNotYetError, match=r"Keras runs on jax, .*cannot reduce.*KERAS_BACKEND=tensorflow")
+    with mock.patch.object(keras.backend, "backend", lambda: "jax"), lacks:
+        hvd.DistributedOptimizer(keras.optimizers.SGD())
     total = hvd.allreduce(np.ones(3, np.float32), op=hvd.Sum, compression=hvd.Compression.fp16)
     np.testing.assert_array_equal(total, [2, 2, 2])
