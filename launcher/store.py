@@ -140,7 +140,7 @@ class StoreServer:
     def _read(self, connection: Connection) -> None:
         """Everything up to a megabyte that this client has sent; more waits for the next turn."""
         for _ in range(16):
-            want = 65536 if connection.proved else _wire.ANSWER_BYTES - len(connection.answer)
+            want = 65536 if connection.proved or connection.closing else _wire.ANSWER_BYTES - len(connection.answer)
             try:
                 chunk = connection.sock.recv(want)
             except BlockingIOError:

@@ -1,0 +1,327 @@
+"""Targets in Python: what a listener, a connecting rank and the store read of others. Each plays one input, in bytes.
+
+As in tests/c/fuzz.h an input is a short program: mostly true messages, damaged where it says so, in the pieces that it
+says. Sockets, selectors, random numbers and time are made of the input, too (fakes.py), so that a failure is replayed
+by its input, and nothing waits. What must hold beside "nothing is raised that is not foreseen": who has not proved the
+secret gets nowhere, whoever has gets no further than a rank may, and what goes out can be read by the other end.
+
+    python tests/fuzz/decoders.py --target=store [libFuzzer's options] FOLDER      with atheris, see run.py
+"""
+
+import json
+import random
+import sys
+import time
+from contextlib import nullcontext
+
+import fakes
+from fakes import Input, damaged
+
+
+def has_atheris() -> bool:
+    """Is there a coverage-guided fuzzer for Python here?"""
+    try:
+        import atheris  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _watched():
+    """Where atheris drives, what is imported within is instrumented."""
+    if __name__ == "__main__" and has_atheris():
+        import atheris
+
+        return atheris.instrument_imports(include=["hvdlite"])
+    return nullcontext()
+
+
+with _watched():
+    from hvdlite import _wire
+    from hvdlite.launcher import epochs
+    from hvdlite.launcher import store as server
+    from hvdlite.links import address as places
+    from hvdlite.links import dial, proof
+    from hvdlite.links import listener as accepting
+
+SECRET, FALSE_SECRET = bytes(range(32)), bytes(32)
+JOB = 0xFEDCBA9876543210
+
+
+def play_proof(given: Input) -> None:
+    """The three messages of a handshake between ranks, and their proofs."""
+    nonce, me = bytes(32), proof.Claim(4, JOB, 0, -1, 1, "")
+    secret = SECRET if given.below(8) else FALSE_SECRET
+    fields = bytearray(proof._CLAIM.pack(proof.MAGIC, 4, JOB, 0, 2, 1, b"\x05set 0".ljust(64, b"\0"), bytes(32)))
+    damaged(given, fields)  # by somebody who knows the secret
+    message = bytes(fields) + proof._prove(secret, b"hvdlite link, connects:", nonce + fields)
+    sent = bytearray(message)
+    damaged(given, sent)  # by somebody who does not
+    claim = proof.read_claim(SECRET, nonce, bytes(sent))
+    assert (claim is None) == (sent != message or secret != SECRET or fields[:8] != proof.MAGIC)
+    verdict = proof.UNKNOWN if claim is None else proof.verdict_on(claim, me)
+    assert verdict != proof.WELCOME or (claim.job == JOB and claim.source > 1 and len(claim.purpose) < 64)
+    answer = bytearray(proof.answer(SECRET, nonce, bytes(sent), verdict))
+    assert len(answer) == proof.ANSWER_BYTES and proof.read_answer(SECRET, nonce, bytes(sent), bytes(answer)) == verdict
+    if damaged(given, answer):
+        read = proof.read_answer(SECRET, nonce, bytes(sent), bytes(answer))
+        assert read in (None, verdict, proof.UNKNOWN) and (read != proof.WELCOME or verdict == proof.WELCOME)
+        assert read is None or proof.reason(read)
+    greeting = bytearray(proof._GREETING.pack(proof.MAGIC, nonce))
+    damaged(given, greeting)
+    assert (proof.nonce_of(bytes(greeting)) is None) == (greeting[:8] != proof.MAGIC)
+
+
+def play_address(given: Input) -> None:
+    """The address of a rank, as it comes through the bootstrap."""
+    ends = [places.End("10.0.0.1", 5), places.End("fe80::1", 65535)][given.below(2) :]
+    packed = bytearray(places.pack(places.Address("node-a", b"hostmark", tuple(ends))))
+    if damaged(given, packed):
+        del packed[given.below(len(packed) + 1) :]
+    packed += b"\4\0\5\12\0\0\1" * (given.below(36) // 6)
+    if given.below(2):
+        packed += given.take(given.below(160))
+    try:
+        address = places.unpack(bytes(packed))
+    except ValueError:
+        return
+    assert 1 <= len(address.ends) <= 4 and str(address) and len(packed) <= 128
+    assert all(0 <= end.port < 65536 and isinstance(end.is_loopback, bool) for end in address.ends)
+    assert len(places.pack(address)) <= places.ADDRESS_MAX
+
+
+def play_frames(given: Input) -> None:
+    """Frames of the store's connection, in pieces, and their bodies, as both ends read them."""
+    stream = bytearray()
+    for _ in range(given.below(5)):
+        body = [
+            _wire.pack_end(given.below(9) - 2, -given.below(200), "rank 1 \u00e9 " * given.below(9)),
+            _wire.pack_round(given.below(4), given.take(given.below(40))),
+            _wire.pack_gathered(given.below(4), [given.take(given.below(20)) for _ in range(given.below(4))]),
+            given.take(given.below(64)),
+        ][given.below(4)]
+        stream += _wire.pack(given.below(10), body)
+    damaged(given, stream)
+    reader, size = _wire.FrameReader(4096), 1 + given.below(3)
+    try:
+        while stream:
+            piece = bytes(stream[: 1 + given.below(300)])
+            del stream[: len(piece)]
+            for kind, body in reader.feed(piece):
+                assert 0 <= kind < 256 and len(body) < 4096
+                for read in (_wire.unpack_end, _wire.unpack_round, lambda body: _wire.unpack_gathered(body, size)):
+                    try:
+                        read(body)
+                    except _wire.WireError:
+                        pass
+    except _wire.WireError:
+        pass
+    assert len(reader._held) <= 4096 + 4 + 300
+
+
+class _Client:
+    """The other end of a connection to the store."""
+
+    def __init__(self, given: Input, selector: fakes.Selector) -> None:
+        self.given, self.sock, self.true, self.rank = given, fakes.Socket(selector), True, -1
+
+    def shake_hands(self) -> None:
+        """The answer to the nonce; not always the right one."""
+        nonce = bytes(self.sock.sent[:32])
+        answer, _ = _wire.answer_challenge(SECRET if self.given.below(8) else FALSE_SECRET, nonce)
+        told = bytearray(answer)
+        damaged(self.given, told)
+        self.true = _wire.check_answer(SECRET, nonce, bytes(told)) is not None
+        self.sock.comes(bytes(told))
+
+    def say(self, size: int) -> None:
+        """A frame, mostly one that may come."""
+        given, kind = self.given, self.given.below(9)
+        if kind == _wire.JOIN:
+            self.rank = given.below(size + 1)
+            says = {"rank": self.rank, "size": size, "pid": 9, "host": "a", "version": "1", "wire": 4, "timeout": 9}
+            body = bytearray(json.dumps(says).encode())
+        elif kind == _wire.ALLGATHER:
+            body = bytearray(_wire.pack_round(1 + given.below(3), given.take(given.below(30))))
+        elif kind == _wire.ABORT:
+            body = bytearray(_wire.pack_end(given.below(5) - 1, -5, "it fell"))
+        else:
+            body = bytearray(given.take(given.below(12)))
+        damaged(given, body)
+        frame = bytearray(_wire.pack(kind, bytes(body)))
+        damaged(given, frame)
+        self.sock.comes(bytes(frame))
+
+    def check(self) -> None:
+        """What it was told can be read; a stranger was told nothing but the nonce and that it is one."""
+        told = bytes(self.sock.sent)
+        if not self.true:
+            assert _wire.REJECTED.startswith(told[32:])
+            return
+        for kind, body in _wire.FrameReader().feed(told[64:]):
+            assert kind in (_wire.JOINED, _wire.GATHERED, _wire.LOST, _wire.REFUSED)
+            if kind == _wire.LOST:
+                _wire.unpack_end(body)
+
+
+def play_store(given: Input) -> None:
+    """The store, with ranks that say anything, and others that are none."""
+    clock, size, aborts = fakes.Clock(), 1 + given.below(3), []
+    server.time = epochs.time = clock
+    _wire.os = fakes.Os()
+    selector, listening = fakes.Selector(), fakes.Listening()
+    store = server.StoreServer.__new__(server.StoreServer)
+    store._secret, store._on_abort = SECRET, lambda *record: aborts.append(record)
+    store._listener, store._selector = listening, selector
+    store._strangers, store._guests, store._members = [], [], {}
+    store._epochs = epochs.Epochs(size, JOB, store._tell)
+    selector.register(listening, 1, None)
+    clients: list[_Client] = []
+    for _ in range(40):
+        what = given.below(16)
+        if not given.left:
+            break
+        if what < 4 and len(clients) < 6:
+            clients.append(_Client(given, selector))
+            listening.waiting.append(clients[-1].sock)
+            store.turn(0)
+            clients[-1].shake_hands()
+        elif what < 12 and clients:
+            clients[given.below(len(clients))].say(size)
+        elif what == 12 and clients:
+            clients[given.below(len(clients))].sock.over = True
+        elif what == 13 and clients:
+            clients[given.below(len(clients))].sock.room = given.below(200)
+        elif what == 14:
+            store.rank_ended(given.below(size), "it was killed")
+        else:
+            clock.now += given.below(100) / 10
+        if what % 2:
+            store.turn(0)
+    store.turn(0)
+    for client in clients:
+        client.check()
+    proved = [client.sock for client in clients if client.true]
+    assert all(0 <= rank < size and member.sock in proved for rank, member in store._members.items())
+    assert all(0 <= reporter < size and 0 <= culprit < size for reporter, culprit, _, _ in aborts)
+    store.close()
+    assert not selector.keys.keys() - {listening}
+
+
+def play_listener(given: Input) -> None:
+    """A listener with peers and strangers: who is kept has proved everything that its key says."""
+    proof.os, accepting.time = fakes.Os(), fakes.Clock()
+    made = accepting.Listener.__new__(accepting.Listener)
+    made.secret, made.mine = SECRET, proof.Claim(4, JOB, 0, -1, 1, "")
+    made._sock, made._selector = fakes.Listening(), fakes.Selector()
+    made._wanted, made._kept, made._strangers, made._paused = {}, {}, [], None
+    made._lock = nullcontext()
+    made._selector.register(made._sock, 1, None)
+    peers: list[tuple[fakes.Socket, tuple[int, str], bool]] = []
+    for _ in range(given.below(7)):
+        sock = fakes.Socket(made._selector)
+        made._sock.waiting.append(sock)
+        made._accept()
+        nonce = proof.nonce_of(bytes(sock.sent))
+        assert nonce is not None
+        claim = made.mine._replace(source=given.below(4), purpose="set 0"[: given.below(6)])
+        message = bytearray(proof.make_claim(SECRET if given.below(8) else FALSE_SECRET, claim, nonce))
+        broken = damaged(given, message)
+        ended = bytearray(proof.CONFIRMED + given.take(given.below(3)))
+        broken |= damaged(given, ended)
+        sock.comes(bytes(message + ended))
+        sock.piece, sock.over = 1 + given.below(200), given.below(8) == 0
+        peers.append((sock, (claim.source, claim.purpose), broken))
+        for _ in range(given.below(64)):
+            stranger = next((each for each in made._strangers if each.sock is sock), None)
+            if stranger is not None:
+                made._hear(stranger)
+    for key, stream in made._kept.items():
+        assert [key] == [told for sock, told, _ in peers if sock is stream] and key[0] > made.rank
+        assert stream.unread_after(proof.CLAIM_BYTES + 1)  # what follows is the core's
+    assert len(made._strangers) + len(made._kept) <= len(peers)
+
+
+def play_dial(given: Input) -> None:
+    """The connecting side: whoever is no rank of this job is seen through, whatever it says."""
+    proof.os, dial.time = fakes.Os(), fakes.Clock()
+    listening = accepting.Listener.__new__(accepting.Listener)
+    listening.secret, listening.mine = SECRET, proof.Claim(4, JOB, 0, -1, 3, "")
+    address = places.Address("a", b"hostmark", (places.End("10.0.0.1", 5),))
+    call = dial._Dial(listening, 1, address, "set 0")
+    sock = call.sock = fakes.Socket(fakes.Selector())
+    sock.piece = 1 + given.below(100)
+    nonce = given.take(32).ljust(32, b"\0")
+    greeting = bytearray(proof._GREETING.pack(proof.MAGIC, nonce))
+    damaged(given, greeting)
+    sock.comes(bytes(greeting))
+    sock.room = 1 << 20 if given.below(16) else given.below(200)
+    call._reader = call._greeted
+    for _ in range(50):
+        call.step()
+    if proof.nonce_of(bytes(greeting)) is None or call.sock is None:
+        assert not call.done
+        return
+    message, verdict = bytes(sock.sent), given.below(9)
+    answer = bytearray(proof.answer(SECRET if given.below(8) else FALSE_SECRET, bytes(greeting[8:]), message, verdict))
+    true = proof.read_answer(SECRET, bytes(greeting[8:]), message, bytes(answer)) == proof.WELCOME
+    true &= not damaged(given, answer)
+    sock.comes(bytes(answer))
+    sock.over = given.below(4) == 0
+    for _ in range(50):
+        call.step()
+    assert call.done <= true or bytes(answer) == proof.answer(SECRET, bytes(greeting[8:]), message, proof.WELCOME)
+    assert call.done or call.sock is None or call.sock.unread < proof.ANSWER_BYTES
+
+
+TARGETS = {
+    "proof": play_proof,
+    "address": play_address,
+    "frames": play_frames,
+    "store": play_store,
+    "listener": play_listener,
+    "dial": play_dial,
+}
+
+
+def mutated(kept: "list[bytes]", chance: random.Random) -> bytes:
+    """An input that is kept, changed a little."""
+    made = bytearray(chance.choice(kept))
+    for _ in range(chance.randrange(1, 6)):
+        at = chance.randrange(len(made) + 1)
+        how = chance.randrange(4)
+        if how == 0 and at < len(made):
+            made[at] = chance.randrange(256)
+        elif how == 1:
+            del made[at : at + chance.randrange(1, 16)]
+        elif how == 2:
+            made[at:at] = chance.randbytes(chance.randrange(1, 9))
+        else:
+            other = chance.choice(kept)
+            start = chance.randrange(len(other) + 1)
+            made[at:at] = other[start : start + chance.randrange(1, 24)]
+    return bytes(made[:512])
+
+
+def play_mutations(target: str, kept: "list[bytes]", seed: int, inputs: int, seconds: float = 0) -> int:
+    """Plays what is kept, then mutations of it; how many. A failure tells its input."""
+    chance, kept = random.Random(seed), kept or [b""]
+    began, played = time.monotonic(), 0
+    while played < inputs + len(kept) if not seconds else time.monotonic() - began < seconds:
+        made = kept[played] if played < len(kept) else mutated(kept, chance)
+        try:
+            TARGETS[target](Input(made))
+        except Exception as error:
+            raise AssertionError(f"target {target} fails on the input {made.hex()}") from error
+        played += 1
+    print(f"{target}: {played} inputs in {time.monotonic() - began:.0f} s", flush=True)
+    return played
+
+
+if __name__ == "__main__":
+    import atheris
+
+    chosen = next(each for each in sys.argv if each.startswith("--target="))  # libFuzzer passes it by
+    play = TARGETS[chosen.partition("=")[2]]
+    atheris.Setup(sys.argv, lambda given: play(Input(given)))
+    atheris.Fuzz()
