@@ -70,22 +70,22 @@ def draw(records: "list[dict[str, str]]", folder: Path) -> None:
             panel.plot(*zip(*points), marker="o", markersize=3.5, color=color, label=CALLED[step])
         panel.set_xscale("log")
         panel.set_yscale("linear" if column.startswith("us") else "log")
-        panel.set_xlabel("ranks, 8 a host")
+        panel.set_xlabel("ranks, 8 a host (below 16 on two hosts)")
         panel.set_title(title)
         panel.grid(True, which="major", color="#dddddd", linewidth=0.6)
-    panels[0].legend(fontsize=7, frameon=False)
+    panels[2].legend(fontsize=7, frameon=False, loc="upper left")
     spread = ", ".join(
         f"{each['ranks']}: {each['rounds']}" for each in records if each["step"] == "learned over 100 ms"
     )
     figure.text(
         0.01,
         0.005,
-        "Simulated: 161 gradients, 25 us and 1 ns a byte for a message. One round a step; where a rank has another "
-        f"shape 3; where gradients come over 100 ms, by ranks, {spread}",
+        "Simulated: 161 gradients, 25 us and 1 ns a byte for a message. One round a step, 3 where a rank has another "
+        f"shape;\nwhere gradients come over 100 ms and nothing is held back, by ranks, {spread}",
         fontsize=7,
         color="#555555",
     )
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(folder / "votes_tree.png", dpi=110, metadata={"Software": None})
     figure.savefig(folder / "votes_tree.svg", metadata={"Date": None})
 

@@ -4,7 +4,8 @@
 #include <string.h>
 
 const struct fuzz_target fuzz_targets[] = {
-    {"votes", fuzz_votes}, {"tree", fuzz_tree}, {"heads", fuzz_heads}, {"report", fuzz_report}, {NULL, NULL},
+    {"check", fuzz_check}, {"votes", fuzz_votes},   {"tree", fuzz_tree},
+    {"heads", fuzz_heads}, {"report", fuzz_report}, {NULL, NULL},
 };
 
 const struct fuzz_target *fuzz_target_named(const char *name)
