@@ -1,4 +1,5 @@
-/* fuzz_heads.c - what comes over a link of plane p2p: messages of a collective, heads that lie, streams that end.
+/* fuzz_heads.c - what comes over a link of plane p2p: messages of a collective, heads that lie, guesses that were
+ * wrong.
  *
  * One rank of two to four runs one collective; the input picks kind, algorithm, sizes and the pieces in which bytes
  * move, and damages heads. All memory has exactly the size that the run asked for. Where every head was true the run
@@ -10,7 +11,7 @@
 
 #include <string.h>
 
-enum { RANKS_MAX = 4, POLLS = 2000 };
+enum { RANKS_MAX = 4, POLLS = 20000 };
 
 static struct scene {
     struct fuzz_input input;
@@ -19,6 +20,8 @@ static struct scene {
     struct hvd_link *link_of[RANKS_MAX];
     struct hvd_p2p_head head; /* that is coming */
     size_t at;                /* bytes of the message that have come */
+    size_t payload;           /* of it */
+    bool guess;               /* it is a wrong guess (early.h), to be read past */
     int liar;                 /* who sent a head that was not true, -1: nobody */
     int piece;
 } scene;
@@ -34,19 +37,25 @@ static int take(struct hvd_link *link, const void *bytes, size_t count, size_t *
     return HVD_OK;
 }
 
-/* The message that this step waits for: heads as they should be, or nearly; then whatever bytes the input has. */
+/* The message that this step waits for, or a wrong guess before it: heads as they should be, or nearly; then whatever
+ * bytes the input has. */
 static int give(struct hvd_link *link, void *bytes, size_t count, size_t *moved, struct hvd_error *error)
 {
     const struct hvd_p2p_run *run = &scene.run;
     (void)error;
-    size_t head = sizeof scene.head, payload = run->in.step.recv_count * run->element_bytes;
+    size_t head = sizeof scene.head;
     CHECK(run->in.step.from == link->peer, "rank %d is asked for a message of rank %d", link->peer, run->in.step.from);
-    CHECK(scene.at == run->in.at, "%zu bytes have come, not %zu", scene.at, run->in.at);
+    size_t at = scene.guess && scene.at >= head ? 0 : scene.at;
+    CHECK(run->in.at == at, "%zu bytes have come, not %zu", at, run->in.at);
     if (scene.at == 0) {
-        struct hvd_p2p_head due = {run->mark, (uint32_t)run->in.i, 0, payload};
+        struct hvd_p2p_head due = {run->mark, (uint32_t)run->in.i, 0, run->in.step.recv_count * run->element_bytes};
         scene.head = due;
-        if (fuzz_damage(&scene.input, &scene.head, head) && memcmp(&scene.head, &due, head) != 0)
+        fuzz_damage(&scene.input, &scene.head, head);
+        scene.guess = scene.head.early == 1 && scene.head.mark != due.mark && scene.head.bytes <= HVD_EARLY_BYTES;
+        scene.head.early ^= scene.head.early == 1 && scene.head.mark == due.mark; /* a right guess is the message */
+        if (!scene.guess && memcmp(&scene.head, &due, head) != 0)
             scene.liar = link->peer;
+        scene.payload = scene.guess ? scene.head.bytes : due.bytes;
     }
     *moved = count < (size_t)scene.piece ? count : (size_t)scene.piece;
     if (scene.at < head) {
@@ -58,7 +67,7 @@ static int give(struct hvd_link *link, void *bytes, size_t count, size_t *moved,
         fuzz_take(&scene.input, bytes, *moved < 8 ? *moved : 8);
     }
     scene.at += *moved;
-    if (scene.at == head + payload)
+    if (scene.at == head + scene.payload)
         scene.at = 0;
     link->counts.bytes_in += *moved;
     return HVD_OK;
