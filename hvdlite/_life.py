@@ -83,7 +83,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     process_sets: ProcessSets to register from the start, the same on all ranks; "dynamic", as in Horovod, is accepted
     and not needed: sets can always be added. Without it, those of the last init come back. comm: an mpi4py
     communicator, which is duplicated, or a list of ranks of MPI_COMM_WORLD, and only they call; None: all ranks of the
-    job. Started by mpirun, mpiexec or srun --mpi the ranks meet over MPI (hvdlite/mpi says when).
+    job. Of a list of communicators the first is the job's, the others are process sets. Started by mpirun, mpiexec or
+    srun --mpi the ranks meet over MPI (hvdlite/mpi says when).
 
     Without any launcher this is rank 0 of 1. Raises HvdInitError (HvdOptionError for a malformed variable, naming it
     and its value) or HvdPeerLostError if a rank ends meanwhile, each naming the rank and what to do.
@@ -91,7 +92,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     with _life.lock:
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")
-        sets = _sets_of(process_sets)
+        comm, more = mpi.first_of(comm)
+        sets = _sets_of(process_sets, more)
         if lib.hvd_initialized() == 1:
             new = [each for each in sets or [] if each.process_set_id is None]
             if new:
@@ -111,7 +113,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         try:
             sets = _chosen(sets, place.size)
             if place.size > 1:
-                named = [each.ranks for each in sets]
+                named = [[] if each.mpi_comm is not None else each.ranks for each in sets]
                 store, seats = _meeting.meet(place, settings, _core.VERSION, _core.WIRE_VERSION, named, store)
         except BaseException:
             if store is not None:
@@ -148,16 +150,16 @@ def _found(
     return told, None
 
 
-def _sets_of(process_sets: Any) -> list[ProcessSet] | None:
+def _sets_of(process_sets: Any, more: list[Any]) -> list[ProcessSet] | None:
     """The static sets that a caller of init names; None for none. ValueError for what is no list of sets."""
     if process_sets is None or process_sets == "dynamic":
-        return None
+        return [ProcessSet(each) for each in more] or None
     if isinstance(process_sets, (str, ProcessSet)) or not isinstance(process_sets, Iterable):
         raise ValueError(f'process_sets must be a list of hvd.ProcessSet or "dynamic", not {process_sets!r}')
-    sets = [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets]
+    sets = [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in [*more, *process_sets]]
     sets = [each for each in sets if each is not process_set.global_process_set]
     for i, each in enumerate(sets):
-        if any(each.ranks == other.ranks for other in sets[:i]):
+        if each.mpi_comm is None and any(each.ranks == other.ranks for other in sets[:i]):
             raise ValueError(f"process_sets names the ranks {each.ranks} twice: each set once")
     return sets
 
@@ -176,8 +178,11 @@ def _require_all(comm: Any, size: int) -> None:
 def _chosen(sets: list[ProcessSet] | None, size: int) -> list[ProcessSet]:
     """The static sets: those named now, or those of last time, as far as this job has their ranks."""
     if sets is None:
-        return [each for each in _life.sets if each.ranks[-1] < size and len(each.ranks) < size]
+        made = [each for each in _life.sets if each.mpi_comm is not None or each.ranks[-1] < size]
+        return [each for each in made if each.mpi_comm is not None or len(each.ranks) < size]
     for each in sets:
+        if each.mpi_comm is not None:  # its ranks are known when all have met
+            continue
         if each.ranks[-1] >= size:
             raise ValueError(f"there is no rank {each.ranks[-1]} in a job of {size} ranks: {each!r}")
         if len(each.ranks) == size:

@@ -27,9 +27,10 @@ def refusal(place: Place) -> str | None:
     if place.source == "MPI":
         return None
     if place.source != "HVDLITE_ variables":
+        mpi = " or, over an MPI, with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH, Intel MPI)"
         return (
             f"rank {place.rank} of {place.size} was found under {place.source}, which hvdlite cannot start under yet. "
-            f"Start the job with: hvdlite-run -np {place.size} python ..."
+            f"Start the job with: hvdlite-run -np {place.size} python ...{mpi if place.source == 'Slurm' else ''}"
         )
     return None
 

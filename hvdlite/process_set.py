@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _bytes, _core, mpi
-from .errors import HvdMismatchError, HvdNotYetError
+from .errors import HvdMismatchError
 
 if TYPE_CHECKING:
     from .links.job import JobLinks
@@ -35,18 +35,20 @@ _at_new_life: list[Callable[[], None]] = []  # what else counts from the beginni
 class ProcessSet:
     """Some ranks of the job, by their global ranks. ValueError for what is no list of ranks, or an empty one.
 
+    Or an mpi4py communicator, whose ranks are known once it is registered: each rank gives the one that it is in, so
+    that one set for each half of a Split can be made by one call; MPI.COMM_NULL where it is in none.
+
     process_set_id is None until the set is given to `init` or `add_process_set`, and again after it was removed.
     """
 
     process_set_id: int | None = None
     ranks: Any = None  # list[int]
-    mpi_comm = None
+    mpi_comm: Any = None
 
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        if hasattr(ranks_or_comm, "Get_rank"):
-            raise HvdNotYetError(
-                "process sets from an mpi4py communicator come with a later version of hvdlite: give a list of ranks"
-            )
+    def __init__(self, ranks_or_comm: Any) -> None:
+        if mpi.is_communicator(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+            return
         said = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
         if isinstance(ranks_or_comm, (str, bytes)) or not isinstance(ranks_or_comm, Iterable):
             raise ValueError(f"{said}, not {ranks_or_comm!r}")
@@ -170,7 +172,25 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     with _lock:
+        if process_set.mpi_comm is not None:
+            return _add_split(process_set)
         return _add(process_set, process_set.ranks)
+
+
+def _add_split(process_set: ProcessSet) -> ProcessSet:
+    """One set for each of the communicators that the ranks give; this rank's ProcessSet is the one that it is in."""
+    from .mpi import members
+
+    if process_set.process_set_id is not None:
+        raise ValueError(f"{process_set!r} is registered already")
+    _agree("add_process_set", "a communicator", None)
+    found = members.sets(_exchange("members", members.word(process_set.mpi_comm)))
+    mine = members.own(found, _core.rank())
+    for place, ranks in enumerate(found):
+        one = process_set if place == mine else ProcessSet(ranks)
+        one.ranks = ranks
+        _add(one, ranks)
+    return process_set
 
 
 def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:

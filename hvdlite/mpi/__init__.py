@@ -2,7 +2,7 @@
 
 MPI is touched only when it was asked for, in one of three ways (`wanted`):
 
-    hvd.init(comm=MPI.COMM_WORLD), or another communicator of mpi4py
+    hvd.init(comm=MPI.COMM_WORLD), or another communicator of mpi4py, or a list of them: the job's, then process sets
     more than one rank, started by mpirun, mpiexec or srun --mpi=pmi2|pmix (and not by hvdlite-run); then init() also
     takes a list of ranks of MPI_COMM_WORLD
     HVDLITE_PLANE=mpi with more than one rank
@@ -41,6 +41,13 @@ def wanted(comm: Any, place: Place | None, environ: Mapping[str, str], plane: An
 def is_communicator(comm: Any) -> bool:
     """Whether comm is one of mpi4py's communicators."""
     return hasattr(comm, "Get_rank") and hasattr(comm, "Get_size")
+
+
+def first_of(comm: Any) -> tuple[Any, list[Any]]:
+    """Of a list of communicators the job's and the rest; of anything else that and nothing."""
+    if isinstance(comm, (list, tuple)) and comm and all(map(is_communicator, comm)):
+        return comm[0], list(comm[1:])
+    return comm, []
 
 
 def enabled() -> bool:

@@ -12,6 +12,7 @@ mpirun stop the others. It gives them a moment first, in which they say which ra
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import struct
@@ -24,7 +25,7 @@ from .. import _core, mpi
 from .._core import ffi, lib
 from ..discovery import Place
 from ..errors import HvdInitError
-from . import find
+from . import find, waiting
 
 _SLICE_MS = 50  # Python gets a look at Ctrl-C so often
 _GRACE_S = 1.0  # for the others' last words, when the job has failed
@@ -130,8 +131,8 @@ def _until_done(call: Any, timeout: float, who: str) -> None:
         while code == lib.HVD_AGAIN:
             if time.monotonic() > deadline:
                 raise HvdInitError(
-                    f"{who} to hvd.init() within {timeout:g} s (HVDLITE_START_TIMEOUT sets the limit): do all of them "
-                    "call it?"
+                    f"{who} to hvd.init() within {timeout:g} s (HVDLITE_START_TIMEOUT sets the limit). "
+                    + waiting.advice(_core.text_of(lib.hvd_mpi_word(0)), waiting.networks())
                 )
             code = call(_SLICE_MS, text)
     except BaseException as error:
@@ -204,14 +205,11 @@ def open_world(comm: Any, place: Place | None, timeout: float, epoch: int, secre
         if place is None or place.size == 1:
             raise
         raise HvdInitError(f"rank {place.rank} of {place.size} was found under {place.source}, but {error}") from None
-    text = ffi.new("char[]", _core.TEXT_BYTES)
     if mpi.is_communicator(comm):
         handle, ranks = handle_of(comm), None
     else:
         handle, ranks = 0, None if comm is None or list(comm) == [] else [int(rank) for rank in comm]
-    code = lib.hvd_mpi_begin(text, _core.TEXT_BYTES)
-    if code != lib.HVD_OK:
-        raise _core.error_for(code, _core.text_of(text))
+    _begin(place, timeout)
     _finish_at_exit()
     _check_size(place)
     if ranks is not None:
@@ -224,6 +222,19 @@ def open_world(comm: Any, place: Place | None, timeout: float, epoch: int, secre
     world.epoch = epoch
     mpi._worlds[:] = [world]
     return world
+
+
+def _begin(place: Place | None, timeout: float) -> None:
+    """MPI runs afterwards. Raises HvdInitError with MPI's own words, or why its threads will not do."""
+    text = ffi.new("char[]", _core.TEXT_BYTES)
+    with contextlib.ExitStack() as watch:
+        if lib.hvd_mpi_running() == 0:
+            who = f"rank {place.rank} of {place.size}" if place is not None else "this process"
+            kind, version = (_core.text_of(lib.hvd_mpi_word(which)) for which in (0, 1))
+            watch.enter_context(waiting.limited(f"{who} ({version})", kind, timeout))
+        code = lib.hvd_mpi_begin(text, _core.TEXT_BYTES)
+    if code != lib.HVD_OK:
+        raise _core.error_for(code, _core.text_of(text))
 
 
 def _check_ranks(ranks: list[int]) -> None:

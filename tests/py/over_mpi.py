@@ -12,18 +12,24 @@ import time
 import numpy as np
 
 import hvdlite.numpy as hvd
+from hvdlite.process_set import process_sets
 
 
 def fine():
     os.write(1, b"fine\n")  # in one piece: lines of ranks do not mix
 
 
-def meet():
-    """No launcher of hvdlite, no mpi4py; two lives."""
+def meet(slots="", moves=""):
+    """No launcher of hvdlite, no mpi4py; two lives. slots: ranks on each host; one host. moves: the plane in use."""
     for _ in range(2):
         hvd.init()
         assert hvd.mpi_enabled() and hvd.mpi_built() and hvd.mpi_threads_supported()
-        assert (hvd.local_rank(), hvd.local_size(), hvd.cross_size()) == (hvd.rank(), hvd.size(), 1)
+        counts = [int(count) for count in slots.split(",")] if slots else [hvd.size()]
+        host, local = [(host, local) for host, count in enumerate(counts) for local in range(count)][hvd.rank()]
+        fellows = [other for other, count in enumerate(counts) if count > local]
+        assert (hvd.local_rank(), hvd.local_size()) == (local, counts[host])
+        assert (hvd.cross_rank(), hvd.cross_size()) == (fellows.index(host), len(fellows))
+        assert moves in ("", plane()), plane()
         total = hvd.allreduce(np.full(1000, hvd.rank() + 1.0), op=hvd.Sum, name="x")
         assert (total == hvd.size() * (hvd.size() + 1) / 2).all()
         assert hvd.allgather(np.array([hvd.rank()])).tolist() == list(range(hvd.size()))
@@ -218,6 +224,59 @@ def communicators():
     fine()
 
 
+def sets():
+    """Process sets from communicators: of a part, of both halves at once, of none; static, added later, and again."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    parity = world.Split(world.rank % 2, world.rank)
+    front = world.Create(world.Get_group().Incl([1, 0]))
+    half, pair = hvd.ProcessSet(parity), hvd.ProcessSet(front)
+    for life in range(2):
+        hvd.init(comm=world, process_sets=[half, pair] if life == 0 else None)
+        assert half.ranks == list(range(world.rank % 2, world.size, 2)) and half.included()
+        assert half.rank() == parity.rank and half.size() == parity.size and half.mpi_comm is parity
+        assert pair.ranks == [0, 1] and pair.included() == (world.rank < 2)
+        assert len(process_sets()) == 4
+        total = hvd.allreduce(np.array([world.rank]), op=hvd.Sum, process_set=half)
+        assert total[0] == sum(half.ranks)
+        if pair.included():
+            assert hvd.allgather(np.array([world.rank]), process_set=pair).tolist() == [0, 1]
+        hvd.barrier()
+        hvd.shutdown()
+    later = world.Split(0 if world.rank else MPI.UNDEFINED, world.rank)
+    hvd.init(comm=[world, parity])
+    assert len(process_sets()) == 3
+    most = hvd.add_process_set(later)
+    assert most.ranks == list(range(1, world.size)) and most.included() == (world.rank > 0)
+    if most.included():
+        assert hvd.allreduce(np.ones(3), op=hvd.Sum, process_set=most)[0] == world.size - 1
+    try:
+        hvd.add_process_set(hvd.ProcessSet(world))
+    except ValueError as error:
+        assert "global_process_set" in str(error), error
+    else:
+        raise AssertionError("a set of all ranks was made")
+    hvd.shutdown()
+    if world.rank < 2:
+        hvd.init(comm=[1, 0], process_sets=[])  # ranks of the job are not those of MPI_COMM_WORLD
+        alone = hvd.add_process_set(world.rank == 1 and MPI.COMM_SELF or MPI.COMM_NULL)
+        assert alone.ranks == [0] and alone.included() == (hvd.rank() == 0)
+        refused_set(ValueError, "is no rank of this job", world)
+        hvd.shutdown()
+    fine()
+
+
+def refused_set(kind, text, comm):
+    """add_process_set(comm) raises this."""
+    try:
+        hvd.add_process_set(comm)
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"a process set was made of {comm}")
+
+
 def refused(kind, text, comm):
     """init(comm) raises this."""
     try:
@@ -255,24 +314,31 @@ def absent():
         MPI.COMM_WORLD.send(None, dest=1)
 
 
+def never():
+    """Rank 1 does not even start MPI; it ends with its launcher."""
+    if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", ""))) == 1:
+        signal.pause()
+    hvd.init()
+
+
 def init():
     hvd.init()
 
 
-def fail():
-    """Rank 1 raises between two collectives."""
+def fail(rank="1"):
+    """A rank raises between two collectives."""
     hvd.init()
     hvd.allreduce(np.ones(3), name="a")
-    if hvd.rank() == 1:
+    if hvd.rank() == int(rank):
         raise ValueError("out of cheese")
     hvd.allreduce(np.ones(3), name="b")
 
 
-def die():
-    """Rank 1 is killed between two collectives."""
+def die(rank="1"):
+    """A rank is killed between two collectives."""
     hvd.init()
     hvd.allreduce(np.ones(3), name="a")
-    if hvd.rank() == 1:
+    if hvd.rank() == int(rank):
         os.kill(os.getpid(), signal.SIGKILL)
     hvd.allreduce(np.ones(3), name="b")
 

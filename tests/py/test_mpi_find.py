@@ -10,7 +10,7 @@ import pytest
 
 from hvdlite import mpi
 from hvdlite.discovery import SINGLE, Place
-from hvdlite.mpi import find
+from hvdlite.mpi import find, members, waiting
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
@@ -70,6 +70,27 @@ def test_mpi_is_touched_only_when_it_was_asked_for():
     assert mpi.wanted(None, place("Slurm"), {"PMI_RANK": "0"}) and mpi.wanted(None, place("Slurm"), {"PMIX_RANK": "0"})
     assert mpi.wanted(None, place("HVDLITE_ variables"), {}, "mpi")
     assert mpi.wanted(Communicator(), None, {}) and mpi.wanted(Communicator(), SINGLE, {})
+
+
+def test_what_is_said_when_ranks_do_not_come_names_the_networks():
+    assert waiting.advice("MPICH", ["eth0"]) == "Do all of them call it, and with the same MPI?"
+    said = waiting.advice("Open MPI", ["docker0", "ib0"])
+    assert "has docker0, ib0" in said and "--mca btl_tcp_if_include ib0" in said
+    assert "mpiexec -iface eth0" in waiting.advice("MPICH", ["eth0", "docker0"])
+    assert "for eth1" in waiting.advice("MPI standard", ["eth1", "eth0"]) and "lo" not in waiting.networks()
+
+
+def test_sets_of_communicators_are_those_of_all_ranks():
+    halves = [[5, [5, 7], None], [6, [6, 8], None], [7, [7, 5], None], [8, [6, 8], None]]
+    assert members.sets(halves) == [[0, 2], [1, 3]] and [members.own([[0, 2], [1, 3]], r) for r in (0, 3)] == [0, 1]
+    some = [[0, [], None], [1, [2, 1], None], [2, [1, 2], None]]
+    assert members.sets(some) == [[1, 2]] and members.own([[1, 2]], 0) == 0
+    with pytest.raises(ValueError, match="rank 1: its communicator has rank 9 of MPI_COMM_WORLD, which is no rank"):
+        members.sets([[0, [0], None], [1, [1, 9], None]])
+    with pytest.raises(ValueError, match="every rank gave MPI.COMM_NULL"):
+        members.sets([[0, [], None]])
+    with pytest.raises(ValueError, match="rank 0: a process set of an MPI communicator needs a job over MPI"):
+        members.sets([members.word(Communicator())])
 
 
 def test_a_process_that_did_not_ask_has_no_mpi():

@@ -22,6 +22,12 @@ def test_communicators_of_mpi4py_are_taken_and_go_on_working(mpi):
     assert code == 0 and said.count("fine\n") == 3, said
 
 
+@pytest.mark.parametrize("environ", [{}, {"HVDLITE_PLANE": "mpi"}], ids=["shm", "mpi"])
+def test_process_sets_are_made_of_communicators(environ):
+    code, said = mpis.run("mpich", 4, PROGRAM, "sets", with_mpi4py=True, **environ)
+    assert code == 0 and said.count("fine\n") == 4, said
+
+
 def test_a_thread_level_that_is_too_low_is_refused_with_the_remedy():
     code, said = mpis.run("mpich", 2, PROGRAM, "low", with_mpi4py=True)
     assert code == 0 and said.count("fine\n") == 2, said
@@ -31,6 +37,14 @@ def test_a_rank_that_does_not_call_init_is_waited_for_no_longer_than_allowed():
     code, said = mpis.run("mpich", 3, PROGRAM, "absent", with_mpi4py=True, HVDLITE_START_TIMEOUT="1")
     assert said.count("fine\n") == 2, said
     assert code != 0, "an init that has failed ended as if nothing had been"
+
+
+@pytest.mark.parametrize("mpi", mpis.WHEELS)
+def test_mpi_init_is_waited_in_no_longer_than_allowed(mpi):
+    """It cannot be interrupted: the process ends, with it the job."""
+    code, said = mpis.run(mpi, 2, PROGRAM, "never", HVDLITE_START_TIMEOUT="3")
+    assert code != 0 and "rank 0 of 2" in said and "Do all of them call it" in said, said
+    assert "has waited 3 s in MPI_Init (HVDLITE_START_TIMEOUT)" in said or "within 3 s" in said, said
 
 
 def test_an_mpi_that_is_not_the_launchers_is_no_job_of_ones():
