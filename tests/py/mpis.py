@@ -72,19 +72,25 @@ def command(name, ranks):
     return [*words, *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--oversubscribe", "--bind-to", "none"]
 
 
-def run(name, ranks, script, *arguments, with_mpi4py=False, seconds=SECONDS, **environ):
-    """(exit code, output) of a script on so many ranks. No process of the job may be left."""
+def environment(name, with_mpi4py=False, **environ):
+    """What a launcher is started with: this process's environment without what is hvdlite's, and `environ`."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("HVDLITE_", "HOROVOD_"))}
-    mark, before = uuid.uuid4().hex, set(SHARED.iterdir())
+    inherited["OMP_NUM_THREADS"] = "1"
     if with_mpi4py:
         path = [str(mpi4py()), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environ = {"PYTHONPATH": os.pathsep.join(path), "MPI4PY_LIBMPI": str(library(name)), **environ}
+        inherited.update({"PYTHONPATH": os.pathsep.join(path), "MPI4PY_LIBMPI": str(library(name))})
+    return {**inherited, **environ}
+
+
+def run(name, ranks, script, *arguments, with_mpi4py=False, seconds=SECONDS, **environ):
+    """(exit code, output) of a script on so many ranks. No process of the job may be left."""
+    mark, before = uuid.uuid4().hex, set(SHARED.iterdir())
     process = subprocess.Popen(
         [*command(name, ranks), sys.executable, str(script), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**inherited, "OMP_NUM_THREADS": "1", "HVDLITE_TEST_MARK": mark, **environ},
+        env=environment(name, with_mpi4py, HVDLITE_TEST_MARK=mark, **environ),
     )
     try:
         said, _ = process.communicate(timeout=seconds)

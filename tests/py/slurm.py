@@ -1,0 +1,137 @@
+"""A real Slurm on the hosts of hosts.py: slurmctld on nodeA and a slurmd on each, for `srun` from nodeA.
+
+    with Slurm(hosts) as slurm:
+        slurm.srun(["--mpi=pmix", "-N2", "-n4"], [sys.executable, "train.py"])
+
+It is the distribution's Slurm without munge (whoever reaches its ports is believed: these hosts reach nobody else), and
+without cgroups. All that it writes lies in the hosts' folder; its daemons end with this, or with their hosts.
+"""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hosts import NAMES
+from hosts_shell import end
+
+SECONDS = 60.0
+_PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-plugins"
+_CONF = """
+ClusterName=test
+SlurmctldHost=nodeA
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+SlurmctldPidFile={folder}/ctld.pid
+SlurmdPidFile={folder}/d.%n.pid
+SlurmctldLogFile={folder}/ctld.log
+SlurmdLogFile={folder}/d.%n.log
+StateSaveLocation={folder}/ctl
+SlurmdSpoolDir={folder}/spool.%n
+SwitchType=switch/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=0
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+KillWait=3
+SlurmdTimeout=60
+InactiveLimit=0
+SrunPortRange=60001-60100
+PropagateResourceLimits=NONE
+{nodes}
+PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing():
+    """Why there can be no Slurm here, or None. Installs it where it may."""
+    if shutil.which("slurmctld") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        quiet = "DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends"
+        subprocess.run(["sh", "-c", f"apt-get update -q && {quiet} {_PACKAGES}"], capture_output=True, timeout=600)
+    absent = [tool for tool in ("slurmctld", "slurmd", "srun", "sinfo") if shutil.which(tool) is None]
+    return f"no Slurm here: {', '.join(absent)} not found" if absent else None
+
+
+class Slurm:
+    """Up when the constructor returns. A context manager."""
+
+    def __init__(self, hosts, cpus=4):
+        reason = missing()
+        if reason is not None:
+            pytest.skip(reason)
+        self._hosts, self._daemons = hosts, []
+        self._folder = Path(hosts.folder) / "slurm"
+        (self._folder / "ctl").mkdir(parents=True)
+        names = NAMES[: hosts.count]
+        nodes = "\n".join(f"NodeName={name} CPUs={cpus} RealMemory=1000 State=UNKNOWN" for name in names)
+        conf = _CONF.format(folder=self._folder, nodes=nodes, names=",".join(names))
+        (self._folder / "slurm.conf").write_text(conf)
+        (self._folder / "cgroup.conf").write_text("CgroupAutomount=no\nConstrainCores=no\n")
+        own = self._folder / "own"  # not the same on each host, unlike /tmp
+        own.mkdir()
+        (self._folder / "mpi.conf").write_text(f"PMIxCliTmpDirBase={own}\n")
+        try:
+            for number in range(hosts.count):
+                hosts.run(number, ["mount", "-t", "tmpfs", "tmpfs", str(own)])
+            self._daemon(0, "slurmctld", "-D", "-c")
+            for number, name in enumerate(names):
+                self._daemon(number, "slurmd", "-D", "-N", name)
+            self._until_idle(hosts.count)
+        except BaseException:
+            self.close()
+            raise
+
+    def environ(self, **more):
+        """For the commands of Slurm."""
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HVDLITE_"))}
+        return {**inherited, "SLURM_CONF": str(self._folder / "slurm.conf"), "TMPDIR": self._hosts.folder, **more}
+
+    def _daemon(self, number, *words):
+        with open(self._folder / f"{words[0]}.{number}.out", "wb") as output:
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            self._daemons.append(self._hosts.popen(number, words, env=self.environ(), start_new_session=True, **quiet))
+
+    def _until_idle(self, count):
+        until = time.monotonic() + SECONDS
+        while True:
+            words = self._hosts.within(0, ["--", "sinfo", "-h", "-N", "-o", "%t"])
+            said = subprocess.run(words, env=self.environ(), capture_output=True, text=True, timeout=SECONDS)
+            if said.stdout.split().count("idle") == count:
+                return
+            if time.monotonic() > until:
+                logs = "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in self._folder.glob("*.[lo]*"))
+                raise RuntimeError(f"Slurm does not come up: {said.stdout}{said.stderr}\n{logs}")
+            time.sleep(0.1)
+
+    def srun(self, options, program, seconds=300, **environ):
+        """(exit code, output) of a program that srun starts on nodeA."""
+        words = self._hosts.within(0, ["--", "srun", "-K1", *options, *map(str, program)])
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(words, env=self.environ(**environ), start_new_session=True, **pipes)
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            end(process)
+            said, _ = process.communicate(timeout=SECONDS)
+            pytest.fail(f"no end within {seconds} s under srun:\n{said.decode(errors='replace')}", pytrace=False)
+        return process.returncode, said.decode(errors="replace")
+
+    def close(self):
+        """Ends the daemons; what they have started ends with its host."""
+        for process in reversed(self._daemons):
+            end(process)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

@@ -1,0 +1,49 @@
+"""Ranks that a real Slurm's srun starts on two hosts meet over the MPI that its --mpi option serves, or say why not."""
+
+import sys
+
+import mpis
+import pytest
+from hosts import Hosts, needs_hosts
+from slurm import Slurm
+from test_mpi_meeting import PROGRAM
+
+pytestmark = needs_hosts
+TWO_AND_TWO = ["-N2", "-n4", "--ntasks-per-node=2"]
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    with Hosts(2) as hosts, Slurm(hosts) as made:
+        yield made
+
+
+def start(slurm, way, mpi, *words, **environ):
+    """(exit code, output) of PROGRAM under srun --mpi=way, with a library of this MPI."""
+    library = {} if mpi == "system" else {"HVDLITE_MPI_LIBRARY": str(mpis.library(mpi))}
+    mpis.mpirun(mpi)
+    environ = {"OMP_NUM_THREADS": "1", "OMPI_MCA_btl_tcp_if_include": "eth0", **library, **environ}
+    return slurm.srun([f"--mpi={way}", *TWO_AND_TWO], [sys.executable, PROGRAM, *words], **environ)
+
+
+@pytest.mark.parametrize(("way", "mpi"), [("pmix", "system"), ("pmi2", "mpich")])
+def test_srun_needs_no_other_launcher(slurm, way, mpi):
+    code, said = start(slurm, way, mpi, "meet", "2,2", "mpi")
+    assert code == 0 and said.count("fine\n") == 4, said
+
+
+@pytest.mark.parametrize(("way", "mpi"), [("pmix", "system"), ("pmi2", "mpich")])
+def test_collectives_are_right(slurm, way, mpi):
+    code, said = start(slurm, way, mpi, "collectives", HVDLITE_PLANE="mpi")
+    assert code == 0 and said.count("fine\n") == 4, said
+
+
+def test_an_srun_that_serves_no_mpi_makes_no_jobs_of_one(slurm):
+    """Each rank's MPI would be a world of its own: Slurm says four, MPI says one."""
+    code, said = start(slurm, "none", "mpich", "init", HVDLITE_PLANE="mpi")
+    assert code != 0 and "tells of a job of 4 ranks, but MPI_COMM_WORLD has 1" in said and "srun --mpi" in said, said
+
+
+def test_an_srun_without_mpi_names_what_to_give_it(slurm):
+    code, said = start(slurm, "none", "mpich", "init")
+    assert code != 0 and "was found under Slurm" in said and "srun --mpi=pmix" in said and "hvdlite-run" in said, said
