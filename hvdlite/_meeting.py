@@ -112,7 +112,7 @@ def link(place: Place, settings: config.Settings, store: _store.Meeting, seats: 
     rendezvous = None if values["store_addr"] is None else (values["store_addr"], values["store_port"])
     if place.source == "MPI":  # no store to be reached: what counts is the way to another host
         away = [name for name, host in zip(seats.host_name, seats.host_of) if host != seats.host_of[place.rank]]
-        rendezvous = (away[0].partition("#")[0], 9) if away else None
+        rendezvous = _named(away[0].partition("#")[0]) if away else None
     number = values["job_id"] or store.job
     timeout = values["start_timeout"]
     return job.open_links(
@@ -125,6 +125,17 @@ def link(place: Place, settings: config.Settings, store: _store.Meeting, seats: 
         seats.host_of,
         timeout,
     )
+
+
+def _named(host: str) -> tuple[str, int] | None:
+    """Something to find the route to another host with; None where its name says nothing: then any route may do."""
+    import socket
+
+    try:
+        socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    return host, 9
 
 
 def disagreement(records: list[dict[str, Any]]) -> str | None:

@@ -9,13 +9,16 @@ so that the launcher ends the others. Nothing else could: the thread that would 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 
 _FIRST_WORD = 1 / 3  # of the limit
+_SIOCGIFFLAGS, _UP, _LOOPBACK = 0x8913, 0x1, 0x8
 _CHOICES = {
     "Open MPI": "mpirun --mca btl_tcp_if_include {0} --mca oob_tcp_if_include {0}",
     "MPICH": "mpiexec -iface {0} (MPICH; Intel MPI: I_MPI_HYDRA_IFACE, FI_TCP_IFACE)",
@@ -38,11 +41,13 @@ def advice(kind: str, networks: Sequence[str]) -> str:
 def networks() -> list[str]:
     """The interfaces of this host that are up, but for loopback."""
     found = []
-    for _, name in socket.if_nameindex():
-        with contextlib.suppress(OSError), open(f"/sys/class/net/{name}/flags", encoding="ascii") as flags:
-            up_and_no_loopback = int(flags.read(), 16) & 0x9 == 0x1
-            if up_and_no_loopback:
-                found.append(name)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):
+                flags = int.from_bytes(fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, request)[16:18], sys.byteorder)
+                if flags & (_UP | _LOOPBACK) == _UP:
+                    found.append(name)
     return found
 
 

@@ -1,15 +1,19 @@
 """Which MPI is found, when it is asked for at all, and what is said about one that hvdlite does not know."""
 
 import shutil
+import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import mpis
 import pytest
 
-from hvdlite import mpi
+from hvdlite import _meeting, config, mpi
 from hvdlite.discovery import SINGLE, Place
+from hvdlite.links import job
+from hvdlite.links.seats import Seats
 from hvdlite.mpi import find, members, waiting
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
@@ -78,6 +82,22 @@ def test_what_is_said_when_ranks_do_not_come_names_the_networks():
     assert "has docker0, ib0" in said and "--mca btl_tcp_if_include ib0" in said
     assert "mpiexec -iface eth0" in waiting.advice("MPICH", ["eth0", "docker0"])
     assert "for eth1" in waiting.advice("MPI standard", ["eth1", "eth0"]) and "lo" not in waiting.networks()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_host_whose_name_is_not_known_is_reached_by_any_route(monkeypatch, known):
+    """Streams of a job over MPI: no store shows the way, only the other host's name."""
+
+    def lookup(host, *_, **__):
+        assert host == "far"
+        if not known:
+            raise socket.gaierror("unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    monkeypatch.setattr(job, "open_links", lambda towards, *_: towards)
+    place, world = Place(0, 2, 0, 1, 0, 2, "MPI"), types.SimpleNamespace(job=7, secret=b"", epoch=0, allgather=None)
+    found = _meeting.link(place, config.read({}), world, Seats([0, 1], ["near", "far#1"]))
+    assert found == (("far", 9) if known else None)
 
 
 def test_sets_of_communicators_are_those_of_all_ranks():

