@@ -50,11 +50,11 @@ static struct hvd_share *share_places(void *self, size_t bytes, struct hvd_error
     struct hvd_share *share = calloc(1, sizeof *share);
     HVD_ASSERT(share);
     share->bytes = bytes;
-    share->size = set->size;
+    share->size = set->locals;
     share->unmap = free_share;
     atomic_store(&share->references, 1);
-    for (int rank = 0; rank < set->size; rank++)
-        share->map[rank] = set->place[rank].share;
+    for (int i = 0; i < set->locals; i++)
+        share->map[i] = set->place[i].share;
     return share;
 }
 
@@ -79,13 +79,15 @@ struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set
     return (struct hvd_plane_arg){.rank = set->rank,
                                   .size = set->size,
                                   .one_host = set->locals == set->size,
+                                  .host_of = engine->hosts > 1 ? set->host_of : NULL,
                                   .cpus = hvd_cpus_usable(),
                                   .bells = set->alone ? NULL : &set->bells,
                                   .link = set->wires ? set->wires->link : NULL,
                                   .comm = (void *)engine->comm,
                                   .any_order = !engine->options.deterministic,
                                   .leaving = &set->left,
-                                  .algo = engine->algo};
+                                  .algo = engine->algo,
+                                  .wanted = engine->wanted};
 }
 
 /* Local, so all ranks must come to the same: what opens here for a set of this size opens everywhere. */
@@ -150,10 +152,12 @@ static struct hvd_set *new_set(const struct hvd_engine *engine, int number, uint
     set->size = count;
     set->alone = count == 1;
     set->join_slot = HVD_SLOT_NONE;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
         set->member[i] = ranks ? ranks[i] : i;
+        set->host_of[i] = engine->who[set->member[i]].host;
+    }
     for (int i = 0; i < count; i++)
-        if (engine->who[set->member[i]].host == engine->who[set->member[rank]].host) {
+        if (set->host_of[i] == set->host_of[rank]) {
             set->here = i == rank ? set->locals : set->here;
             set->local[set->locals++] = i;
         }

@@ -64,11 +64,15 @@ static inline void hvd_share_drop(struct hvd_share *share)
         share->unmap(share);
 }
 
+struct hvd_plane;
+
 /* What a plane is opened with. The functions are for `open` only, may block, and are collective: every rank
- * of the set calls them in the same order. `bells` stays valid until close. */
+ * of the set calls them in the same order, and meets those on its host. `bells` stays valid until close. Bells and
+ * shares are of the set's ranks on this host, in the order of the set. */
 struct hvd_plane_arg {
     int rank, size;     /* in the set */
     bool one_host;      /* all ranks of the set proved to be on this host */
+    const int *host_of; /* the number of each rank's host; NULL: all are on one. Lent until open returns */
     int cpus;           /* usable by this process */
     size_t arena_bytes; /* of plane memory (alloc) per rank, sparse; 0: as much as the machine has; HVD_ARENA_NONE:
                            open none, and ask for one share at most: then neither function below blocks, and
@@ -82,7 +86,9 @@ struct hvd_plane_arg {
                          their bits then depend on where in a bucket a value lies. false: deterministic
                          mode, in which a plane that cannot do without must not do floats */
     const char *algo; /* the one to be used wherever it can, agreed; NULL: the cheapest. Lent until close */
-    void *self;       /* first argument of the two below */
+    const struct hvd_plane *wanted; /* the plane that was asked for by name, agreed: it shall do what it can do, also
+                                       where another is faster. NULL: none was */
+    void *self;                     /* first argument of the two below */
     int (*allgather)(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error);
     /* Every rank gets `bytes` (the same on all) of its own, mapped by all. NULL on failure. */
     struct hvd_share *(*share)(void *self, size_t bytes, struct hvd_error *error);
