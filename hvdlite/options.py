@@ -220,7 +220,8 @@ OPTIONS = (
         "plane",
         str,
         None,
-        "What moves the tensors, by name: shm (memory of one host), p2p (streams of ours), mpi. By default the best.",
+        "What moves the tensors, by name: shm (memory of one host), hier (that, and streams of ours between hosts), "
+        "p2p (streams only), mpi. By default the best.",
         alias=None,
         flag="--plane",
         agreed=True,

@@ -48,7 +48,7 @@ void hvd_guess(struct hvd_engine *engine, struct hvd_set *set)
         const struct hvd_open_plane *open = &set->planes[i];
         if (!open->plane->can(open->self, &work))
             continue;
-        if (open->plane->foresee)
+        if (i == 0 && open->plane->foresee) /* over links that another plane uses, half a message must not be left */
             open->plane->foresee(open->self, &work);
         return;
     }

@@ -18,8 +18,8 @@ static _Atomic long works_done;
 
 struct turn {
     const struct hvd_plane_arg *arg;
-    const struct hvd_plane *plane;
-    void *opened;
+    const struct hvd_plane *plane, *rest; /* rest: for what plane leaves to others; may be NULL */
+    void *opened, *rest_opened;
 };
 
 static void one(const struct turn *turn, const struct hvd_work *like, uint64_t count, enum hvd_bucket_shape shape,
@@ -32,6 +32,9 @@ static void one(const struct turn *turn, const struct hvd_work *like, uint64_t c
         int code = hvd_world_do(turn->arg, turn->plane, turn->opened, &bucket.work, &error);
         CHECK(code == HVD_OK, "rank %d: %d %s", turn->arg->rank, code, error.text);
         works_done++;
+    } else if (turn->rest) {
+        int code = hvd_world_do(turn->arg, turn->rest, turn->rest_opened, &bucket.work, &error);
+        CHECK(code == HVD_OK, "rank %d: %d %s", turn->arg->rank, code, error.text);
     }
     hvd_bucket_check(&bucket);
 }
@@ -122,15 +125,20 @@ static void every_plane(const struct hvd_plane_arg *arg, void *more)
 {
     (void)more;
     bool found = false;
-    const char *the_least = arg->size == 1 ? "self" : arg->one_host ? "shm" : "p2p";
+    const char *must = arg->wanted ? arg->wanted->name : arg->size == 1 ? "self" : arg->one_host ? "shm" : "p2p";
     for (int i = 0; hvd_planes[i]; i++) {
         struct turn turn = {.arg = arg, .plane = hvd_planes[i]};
         struct hvd_error error = {0};
+        if (arg->wanted && arg->wanted != turn.plane)
+            continue;
         if (turn.plane->open(arg, &turn.opened, &error) != HVD_OK) {
-            CHECK(!arg->one_host || strcmp(turn.plane->name, "shm") != 0, "%s", error.text);
+            CHECK(arg->wanted ? arg->wanted != turn.plane : !arg->one_host || strcmp(turn.plane->name, "shm") != 0,
+                  "%s", error.text);
             continue;
         }
-        found = found || strcmp(turn.plane->name, the_least) == 0;
+        found = found || strcmp(turn.plane->name, must) == 0;
+        if (arg->wanted) /* over the same links, works of the one and the other follow each other */
+            turn.rest = hvd_world_open(arg, "p2p", &turn.rest_opened);
         matrix(&turn);
         const struct hvd_work like = {
             .kind = HVD_ALLREDUCE, .dtype = HVD_DTYPE_float64, .divide_by = arg->size, .prescale = 1, .postscale = 1};
@@ -140,6 +148,8 @@ static void every_plane(const struct hvd_plane_arg *arg, void *more)
         barriers(&turn);
         hvd_world_meet(arg);
         turn.plane->close(turn.opened);
+        if (turn.rest)
+            turn.rest->close(turn.rest_opened);
     }
     CHECK(found, "no plane for a world of %d", arg->size);
 }
@@ -155,6 +165,14 @@ static void every_plane(const struct hvd_plane_arg *arg, void *more)
 static const struct hvd_sim_line line = {
     .delay_ns = 1000, .jitter_ns = 5000, .byte_ps = 10, .room = 1 << 18, .piece = 1 << 16, .ragged = true};
 
+/* On hosts the plane for them, once more; in deterministic mode it leaves floats to others. */
+static void on_hosts(const struct hvd_plane_arg *arg, void *any_order)
+{
+    struct hvd_plane_arg mine = *arg;
+    mine.any_order = *(const bool *)any_order;
+    every_plane(&mine, NULL);
+}
+
 int main(void)
 {
     static const int sizes[] = {1, 2, 3, 4, 7, 8, 64};
@@ -167,5 +185,21 @@ int main(void)
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, every_plane, NULL);
     for (size_t i = 0; i < HVD_COUNT_OF(sizes) - 1 && !RACES_ONLY; i++)
         hvd_world_sim(sizes[i], i, &line, 400, every_plane, NULL);
+    bool any_order = true;
+    static const struct layout {
+        int size, host_of[8];
+    } layouts[] = {{3, {0, 0, 1}}, {7, {0, 0, 0, 1, 2, 2, 2}}, {4, {0, 1, 0, 1}}};
+    for (size_t i = 0; i < HVD_COUNT_OF(layouts); i++) {
+        long before = works_done;
+        hvd_world_host_of = layouts[i].host_of;
+        hvd_world_run(HVD_WORLD_THREADS, layouts[i].size, 400, on_hosts, &any_order);
+        printf("%d ranks on hosts: %ld works\n", layouts[i].size, (works_done - before) / layouts[i].size);
+        CHECK(works_done - before > 100, "too few works for %d ranks on hosts", layouts[i].size);
+    }
+    any_order = false;
+    hvd_world_run(HVD_WORLD_THREADS, 4, 400, on_hosts, &any_order);
+    any_order = true;
+    hvd_world_host_of = layouts[0].host_of;
+    hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, on_hosts, &any_order);
     return 0;
 }

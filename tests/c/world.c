@@ -24,16 +24,20 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SHARES_MAX   8
+#define SHARES_MAX   16
+#define HOSTS_MAX    4
 #define BOARD_BYTES  1024
 #define ARENA_BYTES  ((size_t)64 << 20)
 #define LOST_BELL_MS 10000
 #define LINKED_MAX   8 /* ranks of a world that has sockets, too */
 
+const int *hvd_world_host_of;
+
 struct world {
     enum hvd_world_kind kind;
-    int size;
+    int size, hosts;
     pthread_barrier_t barrier;
+    pthread_barrier_t met[HOSTS_MAX]; /* of a host's ranks */
     struct hvd_asleep asleep[HVD_LOCAL_MAX];
     int eventfd[HVD_LOCAL_MAX];
     int memfd[SHARES_MAX];
@@ -47,7 +51,7 @@ struct world {
 struct world_rank {
     struct world *world;
     struct hvd_plane_arg arg;
-    struct hvd_bells bells;
+    struct hvd_bells bells; /* its rank and size are those on this host */
     struct hvd_link to[HVD_LOCAL_MAX], *link[HVD_LOCAL_MAX];
     int shares;
     void (*body)(const struct hvd_plane_arg *arg, void *more);
@@ -105,27 +109,35 @@ static void world_unmap(struct hvd_share *share)
     free(mine);
 }
 
+static int host_of(int rank)
+{
+    return hvd_world_host_of ? hvd_world_host_of[rank] : 0;
+}
+
 static struct hvd_share *world_share(void *self, size_t bytes, struct hvd_error *error)
 {
     struct world_rank *rank = self;
     struct world *world = rank->world;
     struct world_share *mine = calloc(1, sizeof *mine);
-    int number = rank->shares++;
+    int host = host_of(rank->arg.rank), locals = rank->bells.size, number = rank->shares++ * world->hosts + host;
     CHECK(mine && number < SHARES_MAX, "share %d of rank %d", number, rank->arg.rank);
     bytes = HVD_ALIGN_UP(bytes, (size_t)HVD_PAGE);
-    size_t total = bytes * (size_t)world->size;
-    *mine = (struct world_share){.share = {.bytes = bytes, .size = world->size, .references = 1, .unmap = world_unmap},
+    size_t total = bytes * (size_t)locals;
+    *mine = (struct world_share){.share = {.bytes = bytes, .size = locals, .references = 1, .unmap = world_unmap},
                                  .world = world,
                                  .number = number};
-    if (rank->arg.rank == 0 && world->kind == HVD_WORLD_THREADS) {
+    if (rank->bells.rank == 0 && world->kind == HVD_WORLD_THREADS) {
         world->region[number] =
             mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        atomic_store(&world->region_users[number], world->size);
-    } else if (rank->arg.rank == 0) {
+        atomic_store(&world->region_users[number], locals);
+    } else if (rank->bells.rank == 0) {
         CHECK(ftruncate(world->memfd[number], (off_t)total) == 0, "memfd of %zu bytes", total);
     }
-    meet(rank);
-    for (int from = 0; from < world->size; from++) {
+    if (world->baton)
+        meet(rank);
+    else
+        pthread_barrier_wait(&world->met[host]);
+    for (int from = 0; from < locals; from++) {
         off_t at = (off_t)((size_t)from * bytes);
         mine->share.map[from] =
             world->kind == HVD_WORLD_THREADS
@@ -155,6 +167,15 @@ static struct world *world_new(enum hvd_world_kind kind, int size, struct hvd_ba
     pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
     pthread_barrier_init(&world->barrier, &shared, (unsigned)size);
     for (int rank = 0; rank < size; rank++)
+        world->hosts = host_of(rank) < world->hosts ? world->hosts : host_of(rank) + 1;
+    for (int host = 0; host < world->hosts; host++) {
+        unsigned locals = 0;
+        for (int rank = 0; rank < size; rank++)
+            locals += host_of(rank) == host;
+        CHECK(host < HOSTS_MAX && locals > 0, "host %d", host);
+        pthread_barrier_init(&world->met[host], &shared, locals);
+    }
+    for (int rank = 0; rank < size; rank++)
         world->eventfd[rank] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     for (int number = 0; number < SHARES_MAX; number++)
         world->memfd[number] = kind == HVD_WORLD_PROCESSES ? memfd_create("hvdlite-test", MFD_CLOEXEC) : -1;
@@ -175,6 +196,8 @@ static void world_free(struct world *world)
             if (a != b)
                 close(world->socket[a][b]);
     pthread_barrier_destroy(&world->barrier);
+    for (int host = 0; host < world->hosts; host++)
+        pthread_barrier_destroy(&world->met[host]);
     for (int rank = 0; rank < world->size; rank++)
         close(world->eventfd[rank]);
     for (int number = 0; number < SHARES_MAX; number++)
@@ -204,13 +227,19 @@ static void *be_rank(void *of)
 {
     struct world_rank *rank = of;
     for (int other = 0; other < rank->world->size; other++) {
-        rank->bells.asleep[other] = &rank->world->asleep[other];
-        rank->bells.eventfd[other] = rank->world->eventfd[other];
+        if (host_of(other) != host_of(rank->arg.rank))
+            continue;
+        if (other == rank->arg.rank)
+            rank->bells.rank = rank->bells.size;
+        rank->bells.asleep[rank->bells.size] = &rank->world->asleep[other];
+        rank->bells.eventfd[rank->bells.size++] = rank->world->eventfd[other];
     }
-    rank->bells.rank = rank->arg.rank;
-    rank->bells.size = rank->world->size;
     rank->arg.size = rank->world->size;
-    rank->arg.one_host = !rank->world->baton;
+    rank->arg.one_host = rank->bells.size == rank->arg.size && !rank->world->baton;
+    rank->arg.host_of = hvd_world_host_of;
+    for (int i = 0; hvd_world_host_of && hvd_planes[i]; i++)
+        if (strcmp(hvd_planes[i]->name, "hier") == 0)
+            rank->arg.wanted = hvd_planes[i];
     rank->arg.cpus = hvd_cpus_usable();
     rank->arg.arena_bytes = ARENA_BYTES;
     rank->arg.bells = &rank->bells;

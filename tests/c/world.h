@@ -13,6 +13,10 @@
 
 enum hvd_world_kind { HVD_WORLD_THREADS, HVD_WORLD_PROCESSES };
 
+/* The number of each rank's host in the worlds that follow: what is shared, and bells, are of one host, and plane hier
+ * is asked for, so that it does whatever it can. NULL: all are on one. */
+extern const int *hvd_world_host_of;
+
 /* Run body as every rank of a world; returns when all have returned. A rank that fails ends the test. */
 void hvd_world_run(enum hvd_world_kind kind, int size, int seconds,
                    void (*body)(const struct hvd_plane_arg *arg, void *more), void *more);

@@ -1,6 +1,6 @@
 /* pieces.h - the concatenation of a bucket's pieces, walked without packing it.
  *
- * Private to plane/shm. Positions count elements from the start of the bucket. A cursor remembers the piece
+ * For plane/shm and plane/hier. Positions count elements from the start of the bucket. A cursor remembers the piece
  * where the last walk ended, so that going on from there costs nothing, however many pieces there are.
  */
 #ifndef HVD_SHM_PIECES_H
