@@ -1,0 +1,93 @@
+"""Plane hier over hosts of several ranks: the suite that shared memory passes, and deaths while it moves much.
+
+By default it does what is large enough; asked for by name it does all that it can, so that the suite, whose tensors are
+small, goes through it. What it promises beside (bytes, rounding, who is named in a lane), test_plane_hier.c asks.
+"""
+
+import time
+
+import pytest
+from hosts import NAMES, Hosts, needs_hosts
+from hosts_job import HostsJob
+from test_hosts_collectives import SUITE, passes
+from test_hosts_faults import SLACK_S, looping, survivors_say
+
+pytestmark = needs_hosts
+MUCH = 300000  # doubles: some segments
+
+LARGE = """
+import numpy as np
+import hvdlite.numpy as hvd
+from hvdlite._core import lib, text_of
+hvd.init()
+print("plane", text_of(lib.hvd_plane_used()))
+n, rank = hvd.size(), hvd.rank()
+pairs = hvd.add_process_set([0, n - 1])
+most = hvd.add_process_set(range(1, n))
+for count in (1, 9000, 700001):
+    for dtype in (np.float32, np.float16, np.int16):
+        mine = (np.arange(count) % 5 + rank).astype(dtype)
+        for name, ranks in (("global", range(n)), (pairs, [0, n - 1]), (most, range(1, n))):
+            if rank not in ranks:
+                continue
+            where = {} if name == "global" else {"process_set": name}
+            due = (len(ranks) * (np.arange(count) % 5) + sum(ranks)).astype(dtype)
+            assert np.array_equal(hvd.allreduce(mine, op=hvd.Sum, **where), due), (count, dtype, name)
+            root = ranks[-1]
+            got = hvd.broadcast(mine, root, **where)
+            assert np.array_equal(got, (np.arange(count) % 5 + root).astype(dtype)), (count, dtype, name)
+lists = hvd.grouped_allreduce([np.full(k * 1000 + 1, rank, np.float32) for k in range(60)], op=hvd.Max)
+assert all((each == n - 1).all() and each.size == k * 1000 + 1 for k, each in enumerate(lists))
+print("large ones are right", flush=True)
+"""
+
+
+@pytest.fixture
+def hosts():
+    with Hosts(3) as made:
+        yield made
+
+
+@pytest.mark.parametrize("slots", [(2, 1), (2, 2), (3, 1, 3), (4, 4)], ids=str)
+def test_collectives_through_hier_wherever_it_can(hosts, slots):
+    assert passes(hosts, slots, *SUITE, HVDLITE_PLANE="hier", seconds=500) > 10
+
+
+@pytest.mark.parametrize("plane", [None, "hier", "p2p"])
+@pytest.mark.parametrize("slots", [(2, 1), (2, 2), (3, 1, 2)], ids=str)
+def test_large_tensors_of_sets_that_span_hosts(hosts, slots, plane):
+    settings = {"HVDLITE_PLANE": plane} if plane else {}
+    with HostsJob(hosts, slots, ["-c", LARGE], **settings) as job:
+        codes = job.wait(120)
+        assert set(codes.values()) == {0}, job.text()
+        for rank in codes:
+            said = job.said(rank)
+            assert f"plane {plane or 'hier'}\n" in said and "large ones are right" in said, job.text()
+
+
+@pytest.mark.parametrize("slots", [(3,), (1, 1)], ids=str)
+def test_hier_is_refused_where_it_makes_no_sense(hosts, slots):
+    with HostsJob(hosts, slots, ["-c", LARGE], HVDLITE_PLANE="hier") as job:
+        codes = job.wait(60)
+        assert 0 not in codes.values(), job.text()
+        assert "plane hier, which was asked for (HVDLITE_PLANE), does not work here" in job.said(0), job.text()
+        assert "needs several hosts, one of them with several ranks" in job.said(0), job.text()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 5])
+def test_a_rank_that_is_killed_while_much_moves_is_named(hosts, lost):
+    with looping(hosts, (2, 1, 3), count=MUCH, store_on=None) as job:
+        job.until("ready")
+        began = time.monotonic()
+        job.kill_rank(lost)
+        survivors_say(job, {lost}, began, 1 + SLACK_S)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_host_that_is_killed_while_much_moves_is_named(hosts, number):
+    with looping(hosts, (2, 2), count=MUCH, store_on=None) as job:
+        job.until("ready")
+        began = time.monotonic()
+        hosts.kill(number)
+        lost = {slot.rank for slot in job.slots if slot.host == NAMES[number]}
+        survivors_say(job, lost, began, 1 + SLACK_S)
