@@ -3,12 +3,11 @@
  * One shared control block holds a barrier, a board for allgather, the bells and, for process worlds, memfds
  * made before the fork. The functions a plane is opened with are built from those three. Threads share one
  * mapping of each segment; processes each make their own. The parent waits with a deadline: for threads
- * by a watchdog that ends the process, for processes by killing exactly the children it started. In a simulated world
- * nobody ever blocks: every wait gives the baton on.
+ * by a watchdog that ends the process, for processes by killing exactly its children. In a simulated world every wait
+ * gives the baton on.
  */
 #define _GNU_SOURCE
 #include "world.h"
-
 #include "baton.h"
 
 #include <poll.h>
@@ -172,7 +171,7 @@ static struct world *world_new(enum hvd_world_kind kind, int size, struct hvd_ba
         unsigned locals = 0;
         for (int rank = 0; rank < size; rank++)
             locals += host_of(rank) == host;
-        CHECK(host < HOSTS_MAX && locals > 0, "host %d", host);
+        CHECK(host < HOSTS_MAX && locals, "host %d", host);
         pthread_barrier_init(&world->met[host], &shared, locals);
     }
     for (int rank = 0; rank < size; rank++)
