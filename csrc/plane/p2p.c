@@ -310,7 +310,8 @@ static void p2p_foresee(void *plane, const struct hvd_work *work)
 {
     struct p2p *p2p = plane;
     size_t element_bytes = (size_t)hvd_dtype_bytes(work->dtype), bytes = work->count * element_bytes;
-    if (p2p->failed.code || work->kind != HVD_ALLREDUCE || work->pieces != 1 || bytes == 0 || bytes > HVD_EARLY_BYTES)
+    if (p2p->failed.code || work->kind != HVD_ALLREDUCE || work->pieces != 1 || !work->piece[0].in || bytes == 0 ||
+        bytes > HVD_EARLY_BYTES)
         return;
     struct hvd_shape shape;
     struct hvd_scale scale = scale_of(p2p, work);
