@@ -25,8 +25,7 @@ void hvd_guess(struct hvd_engine *engine, struct hvd_set *set)
     struct hvd_key key;
     uint32_t ticket = engine->newest;
     if (!hvd_work_empty(set) || engine->handles.with_turn != 1 ||
-        engine->handles.slot[ticket].request.process_set != set->number ||
-        !hvd_coord_only(set->coord, ticket, &key, &signature))
+        !hvd_coord_only(set->coord, ticket, &key, &signature)) /* its slot is the turn's only while it is outstanding */
         return;
     if (signature.kind != HVD_ALLREDUCE || signature.op == HVD_OP_adasum || signature.group)
         return;
