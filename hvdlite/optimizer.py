@@ -21,6 +21,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 
+def check_passes(passes: object) -> None:
+    """ValueError if that cannot be the number of backward passes per step."""
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes!r}: must be a whole number of at least 1")
+
+
 class GradientBook:
     """Counts passes, and what has travelled since the last step. Not thread-safe: the optimizer holds a lock."""
 
@@ -44,8 +50,7 @@ class GradientBook:
 
     @passes_per_step.setter
     def passes_per_step(self, passes: int) -> None:
-        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-            raise ValueError(f"backward_passes_per_step={passes!r}: must be a whole number of at least 1")
+        check_passes(passes)
         self._per_step = passes
         self._begin_window()
 

@@ -27,6 +27,7 @@ from typing import Any
 from .. import _core
 from ..ops import Adasum, Average, Min
 from ..ops.terms import NoneCompressor
+from ..optimizer import check_passes
 from ..process_set import ProcessSet, global_process_set
 from . import backend
 from .backend import keras
@@ -160,8 +161,7 @@ def DistributedOptimizer(
     if isinstance(optimizer, (Distributed, Legacy)):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     passes = backward_passes_per_step
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes!r}: must be a whole number of at least 1")
+    check_passes(passes)
     if op == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     _core.size()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from .. import _public
 from .._public import *  # noqa: F403
+from . import ops
 from .compression import Compression
 from .functions import (  # type: ignore[assignment]
     allgather_object,  # noqa: F401
@@ -21,27 +22,7 @@ from .functions import (  # type: ignore[assignment]
     broadcast_object_fn,
     broadcast_variables,
 )
-from .ops import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    gather,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    join,  # noqa: F401  (by its name in _public)
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    recv,
-    reduce,
-    reducescatter,
-    scatter,
-    send,
-    size_op,
-)
+from .ops import *  # type: ignore[assignment]  # noqa: F403
 from .optimizer import BroadcastGlobalVariablesHook, DistributedOptimizer
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
@@ -53,27 +34,10 @@ __all__ = [
     "DistributedOptimizer",
     "PartialDistributedGradientTape",
     "SyncBatchNormalization",
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "broadcast",
     "broadcast_",
     "broadcast_global_variables",
     "broadcast_object_fn",
     "broadcast_variables",
-    "gather",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
-    "rank_op",
-    "recv",
-    "reduce",
-    "reducescatter",
-    "scatter",
-    "send",
-    "size_op",
 ]
+__all__ += ops.__all__
 __all__ += _public.__all__

@@ -7,7 +7,7 @@
  */
 #include "bucket.h"
 #include "kernel/kernel.h"
-#include "world.h"
+#include "sizes.h"
 
 #include <string.h>
 
@@ -154,22 +154,6 @@ static void every_plane(const struct hvd_plane_arg *arg, void *more)
     CHECK(found, "no plane for a world of %d", arg->size);
 }
 
-/* Under a sanitizer a few say as much as all; between ranks that run one at a time there are no races. */
-static bool is_simulated(int size)
-{
-#if defined(__SANITIZE_THREAD__)
-    return size == 0;
-#elif defined(HVD_SANITIZED)
-    return size == 3 || size == 7;
-#else
-    return size <= 8;
-#endif
-}
-
-/* Fast to simulate: few pieces. What is rough, test_p2p_sim.c asks. */
-static const struct hvd_sim_line line = {
-    .delay_ns = 1000, .jitter_ns = 5000, .byte_ps = 10, .room = 1 << 18, .piece = 1 << 16, .ragged = true};
-
 /* On hosts the plane for them, once more; in deterministic mode it leaves floats to others. */
 static void on_hosts(const struct hvd_plane_arg *arg, void *any_order)
 {
@@ -180,21 +164,8 @@ static void on_hosts(const struct hvd_plane_arg *arg, void *any_order)
 
 int main(void)
 {
-#if defined(HVD_SANITIZED)
-    static const int sizes[] = {1, 2, 3, 7, 64};
-#else
-    static const int sizes[] = {1, 2, 3, 4, 7, 8, 64};
-#endif
-    for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++) {
-        long before = works_done;
-        hvd_world_run(HVD_WORLD_THREADS, sizes[i], 400, every_plane, NULL);
-        printf("world of %d: %ld works\n", sizes[i], (works_done - before) / sizes[i]);
-        CHECK(works_done - before > 100, "too few works for a world of %d", sizes[i]);
-    }
+    hvd_every_size(every_plane, &works_done);
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, every_plane, NULL);
-    for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++)
-        if (is_simulated(sizes[i]))
-            hvd_world_sim(sizes[i], i, &line, 400, every_plane, NULL);
     bool any_order = true;
     static const struct layout {
         int size, host_of[8];

@@ -1,0 +1,39 @@
+/* sizes.c - which sizes: 1 to 8 as far as they differ (a power of two and not, one rank, two), and as many as fit.
+ *
+ * Under a sanitizer a few stand for all, and between ranks that run one at a time there are no races to be seen.
+ */
+#include "sizes.h"
+
+#if defined(HVD_SANITIZED)
+static const int sizes[] = {1, 2, 3, 7, 64};
+#else
+static const int sizes[] = {1, 2, 3, 4, 7, 8, 64};
+#endif
+
+static bool is_simulated(int size)
+{
+#if defined(__SANITIZE_THREAD__)
+    return size == 0;
+#elif defined(HVD_SANITIZED)
+    return size == 3 || size == 7;
+#else
+    return size <= 8;
+#endif
+}
+
+/* Fast to simulate: few pieces. What is rough, test_p2p_sim.c asks. */
+static const struct hvd_sim_line line = {
+    .delay_ns = 1000, .jitter_ns = 5000, .byte_ps = 10, .room = 1 << 18, .piece = 1 << 16, .ragged = true};
+
+void hvd_every_size(void (*body)(const struct hvd_plane_arg *arg, void *more), const _Atomic long *works)
+{
+    for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++) {
+        long before = *works;
+        hvd_world_run(HVD_WORLD_THREADS, sizes[i], 400, body, NULL);
+        printf("world of %d: %ld works\n", sizes[i], (*works - before) / sizes[i]);
+        CHECK(*works - before > 100, "too few works for a world of %d", sizes[i]);
+    }
+    for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++)
+        if (is_simulated(sizes[i]))
+            hvd_world_sim(sizes[i], i, &line, 400, body, NULL);
+}
