@@ -1,8 +1,9 @@
 """How does this process meet the other ranks, and do they agree on what must be the same?
 
-`meet` connects to the launcher's store, joins, and exchanges one small record per rank: versions, options marked
-`agreed`, which host it is on and what it was told about it. `disagreement` is the pure part: from all records it makes
-one sentence that names the option, the ranks and the values, the same on every rank (links/seats.py: where ranks are).
+`meet` connects to the launcher's store (or the one rank 0 keeps: links/rendezvous.py), joins, and exchanges one small
+record per rank: versions, options marked `agreed`, which host it is on and what it was told about it. `disagreement` is
+the pure part: from all records it makes one sentence that names the option, the ranks and the values, the same on every
+rank (links/seats.py: where ranks are).
 """
 
 from __future__ import annotations
@@ -24,15 +25,12 @@ def refusal(place: Place) -> str | None:
     """Why a job of this shape cannot be run by this version, or None."""
     if place.size == 1:
         return None
-    if place.source == "MPI":
+    if place.source in ("MPI", "Slurm", "HVDLITE_ variables"):
         return None
-    if place.source != "HVDLITE_ variables":
-        mpi = " or, over an MPI, with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH, Intel MPI)"
-        return (
-            f"rank {place.rank} of {place.size} was found under {place.source}, which hvdlite cannot start under yet. "
-            f"Start the job with: hvdlite-run -np {place.size} python ...{mpi if place.source == 'Slurm' else ''}"
-        )
-    return None
+    return (
+        f"rank {place.rank} of {place.size} was found under {place.source}, which hvdlite cannot start under yet. "
+        f"Start the job with: hvdlite-run -np {place.size} python ..."
+    )
 
 
 def meet(
@@ -55,6 +53,10 @@ def meet(
     from .links import host_id, seats
 
     values = settings.values
+    if store is None and place.source == "Slurm":
+        from .links import rendezvous
+
+        values.update(rendezvous.found(place, config.environ(), values))
     store = store or _joined(place, values, version, wire)
     try:
         mine: dict[str, Any] = {"version": version, "wire": wire, "options": settings.agreed()}

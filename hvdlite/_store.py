@@ -165,8 +165,8 @@ class Store:
 
     def _read_frame(self, deadline: float) -> tuple[int, bytes]:
         try:
-            length = _wire.frame_length(_receive(self._socket(), 4, deadline))
-            frame = _receive(self._socket(), length, deadline)
+            length = _wire.frame_length(receive(self._socket(), 4, deadline))
+            frame = receive(self._socket(), length, deadline)
         except _wire.WireError as error:
             raise HvdInitError(f"rank {self.rank}: the store is not one of hvdlite: {error}") from None
         except EOFError:
@@ -224,9 +224,9 @@ def _authenticate(address: str, port: int, secret: bytes, rank: int, deadline: f
             sock = socket.create_connection((address, port), timeout=max(0.01, deadline - time.monotonic()))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             limit = min(deadline, time.monotonic() + _ANSWER_S)
-            answer, expected = _wire.answer_challenge(secret, _receive(sock, _wire.NONCE_BYTES, limit))
+            answer, expected = _wire.answer_challenge(secret, receive(sock, _wire.NONCE_BYTES, limit))
             sock.sendall(answer)
-            proof = _receive(sock, _wire.PROOF_BYTES, limit)
+            proof = receive(sock, _wire.PROOF_BYTES, limit)
         except (OSError, EOFError) as error:
             failure = error
             if sock is not None:
@@ -253,7 +253,7 @@ def _authenticate(address: str, port: int, secret: bytes, rank: int, deadline: f
     )
 
 
-def _receive(sock: socket.socket, count: int, deadline: float) -> bytes:
+def receive(sock: socket.socket, count: int, deadline: float) -> bytes:
     """Exactly `count` bytes. Raises EOFError, socket.timeout at the deadline, OSError."""
     held = bytearray()
     while len(held) < count:

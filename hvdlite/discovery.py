@@ -17,11 +17,10 @@ they meet, and never by host name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from . import config
+from . import _slurm, config
 from .errors import HvdInitError
 
 
@@ -81,7 +80,7 @@ def discover(environ: Mapping[str, str]) -> Place:
         if place is None:
             place = _foreign(environ, source)
     if place is None:
-        place = _slurm(environ)
+        place = _step(environ)
     if place is not None:
         return place
     if _number(environ, "PMI_SIZE", 1) > 1:
@@ -137,7 +136,7 @@ def _foreign(environ: Mapping[str, str], source: _Source) -> Place | None:
     return _checked(_place(numbers, source.title), shown)
 
 
-def _slurm(environ: Mapping[str, str]) -> Place | None:
+def _step(environ: Mapping[str, str]) -> Place | None:
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
         return None
     names = ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"]
@@ -147,7 +146,7 @@ def _slurm(environ: Mapping[str, str]) -> Place | None:
     if size_name not in environ:
         raise HvdInitError(f"Slurm: {shown} without SLURM_NTASKS; the step's environment is not whole.")
     node = _number(environ, "SLURM_NODEID", 0)
-    tasks = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    tasks = _slurm.tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     place = Place(
         _number(environ, "SLURM_PROCID", 0),
         _number(environ, size_name, 1),
@@ -158,17 +157,6 @@ def _slurm(environ: Mapping[str, str]) -> Place | None:
         "Slurm",
     )
     return _checked(place, shown)
-
-
-def tasks_per_node(text: str) -> list[int]:
-    """Slurm's `2(x3),1` as [2, 2, 2, 1]. Raises HvdInitError for anything else."""
-    counts: list[int] = []
-    for part in text.split(",") if text else []:
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None or int(match[2] or 1) > 1_000_000:
-            raise HvdInitError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected counts as in '2(x3),1'.")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
 
 
 def _number(environ: Mapping[str, str], name: str, absent: int) -> int:

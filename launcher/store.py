@@ -54,15 +54,22 @@ class Connection:
 class StoreServer:
     """The server, at one address of this host: loopback, or for a job on several hosts one that all of them reach.
 
-    `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank."""
+    `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank. port: 0 for any. Raises
+    OSError."""
 
     def __init__(
-        self, size: int, secret: bytes, job: int, on_abort: OnAbort | None = None, address: str = "127.0.0.1"
+        self,
+        size: int,
+        secret: bytes,
+        job: int,
+        on_abort: OnAbort | None = None,
+        address: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self._secret = secret
         self._on_abort = on_abort
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=512)
+        self._listener = socket.create_server((address, port), family=family, backlog=512)
         self._listener.setblocking(False)
         self._selector = selectors.EpollSelector() if hasattr(select, "epoll") else selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -75,6 +82,11 @@ class StoreServer:
     def address(self) -> tuple[str, int]:
         """Where it listens: (host, port)."""
         return self._listener.getsockname()[:2]
+
+    @property
+    def peopled(self) -> bool:
+        """Whether a rank is connected."""
+        return bool(self._members)
 
     def fileno(self) -> int:
         """Readable when `turn` has something to do."""

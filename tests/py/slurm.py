@@ -11,8 +11,10 @@ import os
 import shutil
 import subprocess
 import time
+import uuid
 from pathlib import Path
 
+import launching
 import pytest
 from hosts import NAMES
 from hosts_shell import end
@@ -112,17 +114,27 @@ class Slurm:
                 raise RuntimeError(f"Slurm does not come up: {said.stdout}{said.stderr}\n{logs}")
             time.sleep(0.1)
 
-    def srun(self, options, program, seconds=300, **environ):
-        """(exit code, output) of a program that srun starts on nodeA."""
-        words = self._hosts.within(0, ["--", "srun", "-K1", *options, *map(str, program)])
+    def srun(self, options, program, seconds=300, kill=True, **environ):
+        """(exit code, output) of a program that srun starts on nodeA. kill: the others when one fails."""
+        return self.run(["srun", f"-K{int(kill)}", *options, *map(str, program)], seconds, **environ)
+
+    def run(self, command, seconds=300, **environ):
+        """(exit code, output) of a command of Slurm on nodeA. Soon nothing may be left of what it has started."""
+        mark = uuid.uuid4().hex
+        words = self._hosts.within(0, ["--", *command])
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(words, env=self.environ(**environ), start_new_session=True, **pipes)
+        given = self.environ(HVDLITE_TEST_MARK=mark, **environ)
+        process = subprocess.Popen(words, env=given, start_new_session=True, **pipes)
         try:
             said, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             end(process)
             said, _ = process.communicate(timeout=SECONDS)
-            pytest.fail(f"no end within {seconds} s under srun:\n{said.decode(errors='replace')}", pytrace=False)
+            pytest.fail(f"no end within {seconds} s of {command[0]}:\n{said.decode(errors='replace')}", pytrace=False)
+        until = time.monotonic() + SECONDS
+        while (left := launching.marked(mark)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not left, f"left by {command[0]}: {left}"
         return process.returncode, said.decode(errors="replace")
 
     def close(self):

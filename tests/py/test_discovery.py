@@ -2,7 +2,8 @@
 
 import pytest
 
-from hvdlite.discovery import SINGLE, Place, discover, tasks_per_node
+from hvdlite._slurm import nodes, tasks_per_node
+from hvdlite.discovery import SINGLE, Place, discover
 from hvdlite.errors import HvdInitError
 
 
@@ -173,3 +174,22 @@ def test_slurms_counts(text, counts):
 def test_slurms_counts_that_are_none(text):
     with pytest.raises(HvdInitError, match="SLURM_STEP_TASKS_PER_NODE"):
         tasks_per_node(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node1", ["node1"]),
+        ("n[01-03,7],login", ["n01", "n02", "n03", "n7", "login"]),
+        ("r[1-2]c[09-10]-ib", ["r1c09-ib", "r1c10-ib", "r2c09-ib", "r2c10-ib"]),
+        ("a,b[5],c.example.org", ["a", "b5", "c.example.org"]),
+    ],
+)
+def test_slurms_nodes(text, names):
+    assert nodes(text) == names
+
+
+@pytest.mark.parametrize("text", ["n[1-", "n[]", "n[3-1]", "n[a-b]", "n]1[", "n[1-2]]", "a,,b", "n[1-9999999]"])
+def test_slurms_nodes_that_are_none(text):
+    with pytest.raises(HvdInitError, match="SLURM_JOB_NODELIST"):
+        nodes(text)

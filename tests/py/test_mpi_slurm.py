@@ -42,8 +42,3 @@ def test_an_srun_that_serves_no_mpi_makes_no_jobs_of_one(slurm):
     """Each rank's MPI would be a world of its own: Slurm says four, MPI says one."""
     code, said = start(slurm, "none", "mpich", "init", HVDLITE_PLANE="mpi")
     assert code != 0 and "tells of a job of 4 ranks, but MPI_COMM_WORLD has 1" in said and "srun --mpi" in said, said
-
-
-def test_an_srun_without_mpi_names_what_to_give_it(slurm):
-    code, said = start(slurm, "none", "mpich", "init")
-    assert code != 0 and "was found under Slurm" in said and "srun --mpi=pmix" in said and "hvdlite-run" in said, said

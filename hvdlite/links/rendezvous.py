@@ -1,0 +1,193 @@
+"""Where do ranks meet that a scheduler has started, and no launcher of ours? At a store that rank 0 keeps for them.
+
+Under a plain `srun python train.py` all ranks know the job's and the step's number and on which node rank 0 is, and
+nobody tells them more. So rank 0 starts the store (launcher/keeper.py, a process of its own, because it must outlive
+rank 0 to name it when it dies) on the address by which the other nodes know its node, at the first free of a few ports
+that follow from the numbers; the others try these ports in turn. A port that answers is the right one if it proves that
+it knows the job's secret, and that is never sent:
+
+    HVDLITE_SECRET_KEY          if the job file sets it, else
+    ~/.config/hvdlite/key       made once, readable by its user alone, in a home that the nodes share; the secret of a
+                                step is drawn from it and the step's numbers
+
+From there on everything is as with the launcher's store. HVDLITE_STORE_ADDR names rank 0's node another way, where its
+own name leads astray, and HVDLITE_STORE_PORT the port.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import _slurm, _store, _wire, config
+from ..discovery import Place
+from ..errors import HvdInitError
+from . import address
+
+_PORTS = (10000, 20000)  # below those that the kernel gives away, and those of torch.distributed
+_TRIED = 8
+_PAUSE_S = 0.1
+_ANSWER_S = 3.0
+_keepers: list[subprocess.Popen[bytes]] = []  # of this process, as rank 0
+_known: dict[str, Any] = {}  # what `found` found, for later lives
+
+
+def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """store_addr, store_port and secret_key of this job. Rank 0 opens the store, the others wait for it.
+
+    Raises HvdInitError naming the rank, where it looked and the remedy.
+    """
+    if _known and _known["pid"] == os.getpid():
+        return {name: value for name, value in _known.items() if name != "pid"}
+    step = _step(environ)
+    nodes = _slurm.nodes(environ.get("SLURM_STEP_NODELIST", ""), "SLURM_STEP_NODELIST")
+    node = values["store_addr"] or nodes[0]
+    ports = [values["store_port"]] if values["store_port"] else _ports(step)
+    secret = values["secret_key"] or hmac.digest(_key(environ, place.rank), step.encode(), "sha256")
+    if place.rank == 0:
+        port = _keep(place.size, _own_address(node, nodes), ports, secret)
+        where = (port["address"], port["port"])
+    else:
+        where = _seek(place.rank, node, ports, secret, values["start_timeout"])
+    _known.update(store_addr=where[0], store_port=where[1], secret_key=secret, pid=os.getpid())
+    return found(place, environ, values)
+
+
+def _step(environ: Mapping[str, str]) -> str:
+    """What tells this step of this allocation from every other of the cluster."""
+    job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID", "")
+    return f"{environ.get('SLURM_CLUSTER_NAME', '')} {job}.{environ.get('SLURM_STEP_ID', '')}"
+
+
+def _ports(step: str) -> list[int]:
+    """The ports to try, in order."""
+    low, high = _PORTS
+    drawn = hashlib.sha256(step.encode()).digest()
+    return [low + int.from_bytes(drawn[2 * i : 2 * i + 2], "big") % (high - low) for i in range(_TRIED)]
+
+
+def _own_address(node: str, nodes: Sequence[str]) -> str:
+    """The address at which the other nodes look for this one: that of its name, unless the name stays at home."""
+    if len(nodes) < 2:
+        return "127.0.0.1"
+    try:
+        (_, _, _, _, end), *_ = socket.getaddrinfo(node, 0, type=socket.SOCK_STREAM)
+        if not address.End(str(end[0]), 0).is_loopback:
+            with socket.create_server((str(end[0]), 0), family=_family(str(end[0]))):
+                return str(end[0])
+    except OSError:
+        pass  # a name that leads nowhere, or to no interface of this node
+    return str(address.towards((nodes[-1], 9), 0)[1][0])
+
+
+def _family(ip: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET
+
+
+def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, Any]:
+    """Starts the store; where it listens. It ends after this process, once nobody is connected any more."""
+    path = os.pathsep.join(dict.fromkeys(each or os.curdir for each in sys.path))
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "hvdlite.launcher.keeper"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**config.environ(), "PYTHONPATH": path},  # as the script finds hvdlite, so does the keeper
+        start_new_session=True,
+    )
+    assert keeper.stdin is not None and keeper.stdout is not None
+    _keepers.append(keeper)
+    os.register_at_fork(after_in_child=keeper.stdin.close)  # a child must not keep it alive
+    order = {"size": size, "address": ip, "ports": list(ports), "secret": secret.hex()}
+    try:
+        keeper.stdin.write(json.dumps(order).encode() + b"\n")
+        keeper.stdin.flush()
+        said = json.loads(keeper.stdout.readline() or b"{}")
+    except OSError:
+        said = {}
+    keeper.stdout.close()
+    if "port" not in said:
+        reason = said.get("failed", f"{sys.executable} -m hvdlite.launcher.keeper does not start")
+        raise HvdInitError(
+            f"rank 0 cannot open a store for the {size} ranks of this step: {reason}. Set HVDLITE_STORE_ADDR to an "
+            "address of the first node, or start the job with hvdlite-run."
+        )
+    return said
+
+
+def _seek(rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: float) -> tuple[str, int]:
+    """Where rank 0's store listens, asked for until it answers."""
+    deadline, attempt = time.monotonic() + timeout, 0
+    reasons: dict[int, str] = {}
+    while time.monotonic() < deadline:
+        port = ports[attempt % len(ports)]
+        attempt += 1
+        try:
+            peer = _prove(node, port, secret, deadline)
+            if peer is not None:
+                return peer, port
+            reasons[port] = "something that has another secret"
+        except (OSError, EOFError) as error:
+            reasons.setdefault(port, str(error))
+        if attempt % len(ports) == 0:
+            time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
+    shared = {reason: [str(port) for port in ports if reasons.get(port) == reason] for reason in reasons.values()}
+    said = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in shared.items())
+    raise HvdInitError(
+        f"rank {rank} ({socket.gethostname()}) found no store of rank 0 at {node} within {timeout:g} s (ports {said}): "
+        f"does rank 0 call init()? Does {node} lead to its node (else set HVDLITE_STORE_ADDR)? Do the nodes share the "
+        "home directory (else, in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32))?"
+    )
+
+
+def _prove(node: str, port: int, secret: bytes, deadline: float) -> str | None:
+    """The address of a store of ours; None if another listens there. Raises OSError, EOFError."""
+    limit = min(deadline, time.monotonic() + _ANSWER_S)
+    with socket.create_connection((node, port), timeout=max(0.01, limit - time.monotonic())) as sock:
+        answer, expected = _wire.answer_challenge(secret, _store.receive(sock, _wire.NONCE_BYTES, limit))
+        sock.sendall(answer)
+        proof = _store.receive(sock, _wire.PROOF_BYTES, limit)
+        return str(sock.getpeername()[0]) if _wire.same_proof(proof, expected) else None
+
+
+def _key(environ: Mapping[str, str], rank: int) -> bytes:
+    """This user's key, made if there is none. All ranks may come here at once, on several nodes."""
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    path = os.path.join(home, "hvdlite", "key")
+    try:
+        if not os.path.exists(path):
+            _make_key(path)
+        with open(path, encoding="ascii") as file:
+            about, text = os.fstat(file.fileno()), file.read().strip()
+        if about.st_uid != os.geteuid() or about.st_mode & 0o077:
+            raise PermissionError("others than this user may read or change it (chmod 600)")
+        if len(bytes.fromhex(text)) != 32:
+            raise ValueError("it must hold 64 hexadecimal digits; remove it")
+        return bytes.fromhex(text)
+    except (OSError, ValueError) as error:
+        raise HvdInitError(
+            f"rank {rank}: {path} cannot be used to keep strangers out of the job: {error}. Or give the job a secret "
+            "of its own, in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)"
+        ) from None
+
+
+def _make_key(path: str) -> None:
+    """Whole or not at all: the first link of several wins."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    fresh = f"{path}.{socket.gethostname()}.{os.getpid()}"
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, os.urandom(32).hex().encode() + b"\n")
+        os.close(descriptor)
+        os.link(fresh, path)
+    except FileExistsError:
+        pass  # another rank was faster
+    finally:
+        os.unlink(fresh)
