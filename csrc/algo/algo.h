@@ -2,8 +2,8 @@
  *
  * An algorithm is a function from a step number to one exchange: at most one send and one receive. It knows no bytes,
  * no sockets and no time; the one loop that does I/O is the interpreter of plane p2p. That is why every algorithm can
- * be proved for every world size before a byte is sent (tests/c/test_algo.c), and why its cost needs no table: it is
- * the sum of its own steps (table.c).
+ * be proved for every world size before a byte is sent (tests/c/test_algo.c), and why its cost needs no table: it
+ * follows from its own steps (table.c).
  *
  * Steps are aligned: what a rank sends in step i its partner receives in step i, in the same range of the buffer. Each
  * rank has the same number of steps; in some it may have nothing to do. A rank may run ahead as far as its data go.
@@ -83,12 +83,15 @@ bool hvd_algo_gathers(const struct hvd_shape *shape, int *i);
 /* The exchange of shape->rank in step i: zeroes, then asks the algorithm. */
 struct hvd_step hvd_algo_step(const struct hvd_algo *algo, const struct hvd_shape *shape, int i);
 
-/* What one exchange costs: alpha_ns, and beta_ps per byte of the longer of the two ways. Agreed among ranks. */
+/* What a message costs: alpha_ns until it is there, and beta_ps per byte before, in which its sender's and its
+ * receiver's port are busy. Agreed among ranks. */
 struct hvd_cost {
     uint64_t alpha_ns, beta_ps;
 };
-/* Nanoseconds: the sum over steps of the dearest exchange in each, looked at on up to HVD_COST_RANKS ranks spread over
- * the world. Integers only, from agreed values only: the same on every rank. shape->rank is not looked at. */
+/* Nanoseconds until all ranks are done, by a clock for each of up to HVD_COST_ALL ranks; of more, HVD_COST_RANKS spread
+ * over the world are looked at. Integers only, from agreed values only: the same on every rank. shape->rank is not
+ * looked at. */
+#define HVD_COST_ALL   64
 #define HVD_COST_RANKS 16
 uint64_t hvd_algo_cost(const struct hvd_algo *algo, const struct hvd_shape *shape, uint64_t element_bytes,
                        struct hvd_cost cost);

@@ -295,6 +295,10 @@ static void test_the_cheapest_is_chosen(void)
         CHECK(hvd_algo_choose(&shape, 4, cost, true)->ordered, "not in rank order");
         shape.kind = HVD_BROADCAST;
         CHECK(strcmp(hvd_algo_choose(&shape, 4, cost, false)->name, "chain") == 0, "no chain for a large broadcast");
+        struct hvd_cost far = {.alpha_ns = 2000000, .beta_ps = 8000};
+        uint64_t once = shape.count * 4 * 8, taken_far = hvd_algo_cost(hvd_algo_named("chain"), &shape, 4, far);
+        CHECK(taken_far >= once && taken_far < once + once / 20 + (uint64_t)size * 3000000,
+              "segments of a chain wait for each other: %llu", (unsigned long long)taken_far);
         shape.kind = HVD_BARRIER;
         CHECK(hvd_algo_choose(&shape, 4, cost, false) == NULL, "a barrier needs no algorithm");
     }
@@ -306,6 +310,15 @@ static void test_the_cheapest_is_chosen(void)
     uint64_t by_hand = 6 * (20000 + 250 * 4 * 8);
     CHECK(hvd_algo_cost(hvd_algo_named("ring"), &ring, 4, cost) == by_hand, "%llu",
           (unsigned long long)hvd_algo_cost(hvd_algo_named("ring"), &ring, 4, cost));
+    for (int size = 2; size <= 100; size += 49) { /* the last one is too large to be gone through rank by rank */
+        struct hvd_shape few = {.kind = HVD_ALLREDUCE, .size = size, .count = 1600, .grain = 1}, many = few;
+        uint64_t n = (uint64_t)size, most = 15000 + (n - 1) * (5000 + 1600 * 4 * 8);
+        uint64_t taken = hvd_algo_cost(hvd_algo_named("whole"), &few, 4, cost);
+        CHECK(taken == most, "%d messages that wait for nothing take %llu ns", size - 1, (unsigned long long)taken);
+        many.count = n * 1600;
+        taken = hvd_algo_cost(hvd_algo_named("direct"), &many, 4, cost);
+        CHECK(taken == 2 * most, "two rounds of %d messages take %llu ns", size - 1, (unsigned long long)taken);
+    }
     CHECK(hvd_algo_named("torus") == NULL, "an algorithm that does not exist");
 }
 
