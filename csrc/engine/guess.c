@@ -47,7 +47,7 @@ void hvd_guess(struct hvd_engine *engine, struct hvd_set *set)
         const struct hvd_open_plane *open = &set->planes[i];
         if (!open->plane->can(open->self, &work))
             continue;
-        if (i == 0 && open->plane->foresee) /* over links that another plane uses, half a message must not be left */
+        if (open->plane->foresee)
             open->plane->foresee(open->self, &work);
         return;
     }

@@ -23,6 +23,10 @@ struct hvd_link {
     int fd;          /* to be watched, -1: none */
     bool wants_out;  /* the last send was cut short: tell when there is room again */
     bool over;       /* its end has been seen: to watch it would be news for ever */
+    /* The end of a message that somebody has begun to send and need not wait for: whoever sends next lets it leave
+     * first (hvd_link_send_rest). It takes itself away when it has left. NULL: there is none. */
+    int (*rest)(struct hvd_link *link, struct hvd_error *error);
+    void *rest_of;
     struct hvd_link_counts counts;
 };
 
@@ -40,6 +44,12 @@ struct hvd_link_kind {
     void (*give_up_after)(struct hvd_link *link, int ms);
     void (*close)(struct hvd_link *link);
 };
+
+/* Before anything else is sent. HVD_OK: nothing is left; HVD_AGAIN: it cannot leave now; or as `send` has it. */
+static inline int hvd_link_send_rest(struct hvd_link *link, struct hvd_error *error)
+{
+    return link->rest ? link->rest(link, error) : HVD_OK;
+}
 
 extern const struct hvd_link_kind hvd_link_tcp, hvd_link_sim;
 

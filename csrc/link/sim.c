@@ -40,6 +40,17 @@ static size_t share_of(struct hvd_sim_net *net, size_t most)
     return net->line.ragged && most ? 1 + hvd_sim_below(&net->seed, most) : most;
 }
 
+/* When the last of so many bytes is there, but for jitter; their port is busy until they have left. */
+static uint64_t there_ns(struct hvd_sim_net *net, const struct hvd_sim_way *way, size_t bytes)
+{
+    const int *host_of = net->line.host_of;
+    if (host_of && host_of[way->from] == host_of[way->to])
+        return net->now_ns + 1; /* an event, as every arrival */
+    uint64_t *port = &net->port_ps[host_of ? host_of[way->from] : way->from], now_ps = net->now_ns * 1000;
+    *port = (*port > now_ps ? *port : now_ps) + bytes * net->line.byte_ps;
+    return (*port + 999) / 1000 + net->line.delay_ns;
+}
+
 static int sim_send(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error)
 {
     struct hvd_sim_way *way = link->self;
@@ -60,9 +71,7 @@ static int sim_send(struct hvd_link *link, const void *bytes, size_t count, size
         left = most - i < line->room - at ? most - i : line->room - at;
         memcpy(way->bytes + at, (const unsigned char *)bytes + i, left);
     }
-    uint64_t *port = &net->port_ps[way->from], now_ps = net->now_ns * 1000;
-    *port = (*port > now_ps ? *port : now_ps) + most * line->byte_ps;
-    uint64_t at_ns = (*port + 999) / 1000 + line->delay_ns + hvd_sim_below(&net->seed, line->jitter_ns + 1);
+    uint64_t at_ns = there_ns(net, way, most) + hvd_sim_below(&net->seed, line->jitter_ns + 1);
     way->last_ns = at_ns > way->last_ns ? at_ns : way->last_ns;
     way->sent += most;
     way->piece[(way->first + way->pieces++) % HVD_SIM_PIECES] = (struct hvd_sim_piece){way->sent, way->last_ns};

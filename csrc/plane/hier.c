@@ -13,8 +13,8 @@
  *
  * `can` is said of what gets the same result so as on any other plane. Not of scaled integers, which would be truncated
  * twice; nor of floats in deterministic mode, since their bits would tell which ranks share a host (p2p adds them in
- * rank order). Small buckets are left to p2p, too: three works in a row cost more than one. Links are shared with
- * plane p2p of the set: works follow one another, and each takes from a link what belongs to it.
+ * rank order). Small buckets are left to p2p, too (hier/choice.c). Links are shared with plane p2p of the set: works
+ * follow one another, and each takes from a link what belongs to it.
  *
  * A lost peer is told with its rank in the set; who sees it is the rank in its lane, or, inside, the engine. After a
  * failure every later call repeats it.
@@ -24,10 +24,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SMALL_BYTES    ((uint64_t)32 << 10)  /* of an allreduce that p2p does faster */
-#define SMALL_BYTES_TO ((uint64_t)256 << 10) /* of a broadcast */
-#define ALPHA_NS       50000u                /* of an exchange between hosts, where it is not known */
-#define PASSES         4                     /* so that a poll stays short */
+#define SMALL_BYTES_TO ((uint64_t)256 << 10) /* of a broadcast that p2p does faster: in its tree most cross once, too \
+                                              */
+#define PASSES 4                             /* so that a poll stays short */
+
+static const struct hvd_cost not_known = {.alpha_ns = 50000, .beta_ps = 1000};
 
 extern const struct hvd_plane hvd_plane_hier, hvd_plane_shm, hvd_plane_p2p;
 
@@ -77,7 +78,8 @@ static int open_plane(const struct hvd_plane_arg *arg, void **plane, struct hvd_
     hier->size = arg->size;
     hier->any_order = arg->any_order;
     hier->always = arg->wanted == &hvd_plane_hier;
-    hier->alpha_ns = arg->link_cost.alpha_ns ? arg->link_cost.alpha_ns : ALPHA_NS;
+    hier->cost = arg->link_cost.alpha_ns || arg->link_cost.beta_ps ? arg->link_cost : not_known;
+    hier->least_bytes = hier->always ? 0 : hvd_hier_least_bytes(place, arg->size, arg->any_order, hier->cost);
     struct hvd_plane_arg inside = *arg, across = *arg;
     inside.rank = place->number;
     inside.size = place->locals;
@@ -121,7 +123,7 @@ static bool can(void *plane, const struct hvd_work *work)
     uint64_t bytes = work->count * (uint64_t)(work->kind == HVD_BARRIER ? 0 : hvd_dtype_bytes(work->dtype));
     if (work->kind == HVD_BROADCAST)
         return hier->always || bytes >= SMALL_BYTES_TO;
-    if (work->kind != HVD_ALLREDUCE || (bytes < SMALL_BYTES && !hier->always) || !hvd_plane_can_all(NULL, work))
+    if (work->kind != HVD_ALLREDUCE || bytes < hier->least_bytes || !hvd_plane_can_all(NULL, work))
         return false;
     if (is_float(work->dtype))
         return hier->any_order;

@@ -48,6 +48,7 @@ struct p2p {
 static void p2p_close(void *plane)
 {
     struct p2p *p2p = plane;
+    hvd_p2p_early_close(&p2p->early, p2p->link, p2p->rank, p2p->size);
     free(p2p->buffer);
     free(p2p->kept);
     free(p2p->block);

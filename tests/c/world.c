@@ -365,9 +365,9 @@ int hvd_world_finish(const struct hvd_plane_arg *arg, const struct hvd_plane *pl
         bool progress = false;
         if (world->baton) {
             int code = plane->poll(opened, work, &progress, error);
+            hvd_baton_pass(world->baton, arg->rank, progress || code != HVD_AGAIN); /* others may see it in memory */
             if (code != HVD_AGAIN)
                 return code;
-            hvd_baton_pass(world->baton, arg->rank, progress);
             continue;
         }
         int code = idle < 50 ? plane->poll(opened, work, &progress, error)

@@ -4,7 +4,7 @@
  * known when they are caused, since a piece's time of arrival is drawn when it is sent; so the network needs no queue
  * of events, it looks at the ways.
  *
- *     leaves   when the port of its rank has sent everything before it, byte by byte
+ *     leaves   when the port of its host has sent everything before it, byte by byte
  *     arrives  a line's delay and some jitter later, never before the piece in front of it on the same way
  *
  * A rank that is gone takes with it what would have arrived after its end: the stream is cut, at any byte.

@@ -18,8 +18,10 @@
 
 /* What every link is like, in each direction. */
 struct hvd_sim_line {
+    const int *host_of; /* by rank: ranks of a host share its port, and what they send each other takes 1 ns; lent.
+                           NULL: each rank is a host */
     uint64_t delay_ns, jitter_ns; /* a piece arrives after delay_ns and up to jitter_ns more */
-    uint64_t byte_ps;             /* a rank needs this long to send a byte, all its links together */
+    uint64_t byte_ps;             /* a host needs this long to send a byte, all its links together */
     size_t room;                  /* bytes that may be under way or unread */
     size_t piece;                 /* bytes that one call moves at most */
     bool ragged;                  /* it moves any number of them */
@@ -46,7 +48,7 @@ struct hvd_sim_net {
     struct hvd_sim_line line;
     uint64_t seed, now_ns;
     uint64_t digest;                 /* of all that was moved, from where, when */
-    uint64_t port_ps[HVD_LOCAL_MAX]; /* when a rank can send the next byte */
+    uint64_t port_ps[HVD_LOCAL_MAX]; /* when a host can send the next byte */
     uint64_t gone_ns[HVD_LOCAL_MAX];
     struct hvd_sim_way way[]; /* from * size + to */
 };

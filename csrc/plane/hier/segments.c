@@ -1,9 +1,7 @@
 /* segments.c - how is a bucket cut for two sides that work at the same time, and where do its parts lie?
  *
- * More segments let more of the work inside a host hide behind the wire, and each costs the wire a pause: what
- * comes next is not sent before the last has arrived, two ways later. With t for the work inside on the whole bucket
- * and p for the pause, n segments cost about t / n + n * p, least at n = sqrt(t / p): one on a long way, many on a
- * short one. From agreed values only, so that all ranks cut alike.
+ * All ranks cut alike, into as many segments as choice.c says. A segment has a slot for what cannot be worked on in
+ * the caller's memory, and a third one waits until the first has left its own.
  *
  * What can stay where it is, is not packed: one tensor, which is not missing (a rank that has joined gives the
  * identity of the op; who wants no result still takes part in the last exchange). 16-bit floats are added up as
@@ -15,19 +13,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-#define INSIDE_PS    500u                  /* per byte, of the work inside a host: 2 GB/s */
-#define LEAST_BYTES  ((uint64_t)512 << 10) /* of a segment */
-#define SEGMENTS_MAX 64
-
-static uint64_t segments_for(uint64_t bytes, uint64_t alpha_ns)
-{
-    uint64_t inside_ns = bytes / 1000 * INSIDE_PS, pause_ns = 2 * alpha_ns, most = bytes / LEAST_BYTES, n = 1;
-    most = most < SEGMENTS_MAX ? most : SEGMENTS_MAX;
-    while (n < most && (n + 1) * (n + 1) <= inside_ns / pause_ns)
-        n++;
-    return n;
-}
 
 uint64_t hvd_hier_share(uint64_t count, int shares, int i)
 {
@@ -58,7 +43,7 @@ static int reserve(struct hvd_hier *hier, unsigned char **area, size_t *has, siz
 int hvd_hier_cut(struct hvd_hier *hier, const struct hvd_work *work, struct hvd_error *error)
 {
     struct hvd_hier_now *now = &hier->now;
-    uint64_t wanted = segments_for(work->count * now->bytes, hier->alpha_ns);
+    uint64_t wanted = hvd_hier_segments(&hier->place, work->count * now->bytes, hier->cost);
     now->segment_count = HVD_ALIGN_UP((work->count + wanted - 1) / wanted, HVD_CACHE_LINE);
     now->segments = work->count ? (work->count + now->segment_count - 1) / now->segment_count : 0;
     uint64_t most = work->count < now->segment_count ? work->count : now->segment_count;

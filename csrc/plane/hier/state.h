@@ -63,7 +63,8 @@ struct hvd_hier_now {
 struct hvd_hier {
     int rank, size;
     bool any_order, always; /* always: also where another plane would be faster */
-    uint64_t alpha_ns;      /* of an exchange between hosts, agreed */
+    struct hvd_cost cost;   /* of a message between hosts, agreed */
+    uint64_t least_bytes;   /* of an allreduce that is faster here than on p2p */
     struct hvd_hier_place place;
     struct hvd_link *link[HVD_LOCAL_MAX]; /* to the ranks of my lane, by host */
     struct hvd_hier_side inside, across;
@@ -74,6 +75,12 @@ struct hvd_hier {
 
 /* lanes.c */
 void hvd_hier_lay_out(const int *host_of, int size, int rank, struct hvd_hier_place *place);
+
+/* choice.c. From agreed values only: the least bytes, a power of two, of an allreduce that is worth cutting by hosts.
+ */
+uint64_t hvd_hier_least_bytes(const struct hvd_hier_place *place, int size, bool any_order, struct hvd_cost cost);
+/* Into how many segments a bucket is cut. */
+uint64_t hvd_hier_segments(const struct hvd_hier_place *place, uint64_t bytes, struct hvd_cost cost);
 
 /* segments.c: how a bucket is cut, and where its parts lie. */
 int hvd_hier_cut(struct hvd_hier *hier, const struct hvd_work *work, struct hvd_error *error);

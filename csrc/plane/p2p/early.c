@@ -2,7 +2,8 @@
  *
  * The message is copied before it leaves: the tensor is the caller's again as soon as its request fails, and a part of
  * the message may have to follow later, because half a message would spoil the stream. What is left for a peer goes
- * before the next bytes to that peer; only a work that needs it waits for it.
+ * before the next bytes to that peer, whichever plane sends them (link.h, `rest`); only a work that needs it waits for
+ * it.
  */
 #include "early.h"
 
@@ -16,12 +17,12 @@ static uint32_t step_of(int rank, int peer, int size)
     return (uint32_t)((peer - rank + size) % size - 1);
 }
 
-int hvd_p2p_early_flush(struct hvd_p2p_early *early, struct hvd_link *link, int rank, int size, struct hvd_error *error)
+/* What is left for this peer. */
+static int send_rest(struct hvd_link *link, struct hvd_error *error)
 {
+    struct hvd_p2p_early *early = link->rest_of;
     size_t *sent = &early->sent[link->peer], moved;
-    if (*sent == early->bytes)
-        return HVD_OK;
-    uint32_t step = step_of(rank, link->peer, size);
+    uint32_t step = step_of(early->rank, link->peer, early->size);
     memcpy(early->message + offsetof(struct hvd_p2p_head, step), &step, sizeof step);
     int code = link->kind->send(link, early->message + *sent, early->bytes - *sent, &moved, error);
     if (code != HVD_OK)
@@ -30,7 +31,16 @@ int hvd_p2p_early_flush(struct hvd_p2p_early *early, struct hvd_link *link, int 
     if (*sent < early->bytes)
         return HVD_AGAIN;
     link->counts.messages_out++;
+    link->rest = NULL;
     return HVD_OK;
+}
+
+/* Who was wrong is quiet for a while, and longer each time. */
+static void judge(struct hvd_p2p_early *early, bool right)
+{
+    early->rest = right ? 0 : early->rest < REST_MAX ? 2 * early->rest + 1 : REST_MAX;
+    early->resting = early->rest;
+    early->mark = 0;
 }
 
 void hvd_p2p_early_send(struct hvd_p2p_early *early, struct hvd_link *const *link, int rank, int size, uint64_t mark,
@@ -40,21 +50,27 @@ void hvd_p2p_early_send(struct hvd_p2p_early *early, struct hvd_link *const *lin
     struct hvd_p2p_head head = {mark, 0, 1, bytes};
     if (bytes > HVD_EARLY_BYTES || mark == early->mark)
         return;
+    if (early->mark) /* another plane did what came, or nothing came of it */
+        judge(early, false);
     if (early->resting > 0) {
         early->resting--;
         return;
     }
     for (int peer = 0; peer < size; peer++)
-        if (peer != rank && (link[peer]->over || early->sent[peer] < early->bytes))
+        if (peer != rank && (link[peer]->over || link[peer]->rest))
             return;
     early->mark = mark;
+    early->rank = rank;
+    early->size = size;
     early->bytes = sizeof head + bytes;
     memcpy(early->message, &head, sizeof head);
     memcpy(early->message + sizeof head, buffer, bytes);
     for (int i = 1; i < size; i++) {
         int peer = (rank + i) % size;
         early->sent[peer] = 0;
-        hvd_p2p_early_flush(early, link[peer], rank, size, &error); /* what fails is told when the work needs it */
+        link[peer]->rest = send_rest;
+        link[peer]->rest_of = early;
+        hvd_link_send_rest(link[peer], &error); /* what fails is told when the work needs it */
     }
 }
 
@@ -63,8 +79,13 @@ bool hvd_p2p_early_was(struct hvd_p2p_early *early, uint64_t mark)
     if (early->mark == 0)
         return false;
     bool was = early->mark == mark;
-    early->rest = was ? 0 : early->rest < REST_MAX ? 2 * early->rest + 1 : REST_MAX;
-    early->resting = early->rest;
-    early->mark = 0;
+    judge(early, was);
     return was;
+}
+
+void hvd_p2p_early_close(const struct hvd_p2p_early *early, struct hvd_link *const *link, int rank, int size)
+{
+    for (int peer = 0; peer < size; peer++)
+        if (peer != rank && link[peer]->rest_of == early)
+            link[peer]->rest = NULL;
 }

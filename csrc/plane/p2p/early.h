@@ -5,7 +5,8 @@
  * expect: they cannot tell. If it was wrong they find one with the mark of another work that says `early`, and skip it.
  * A mark names work, tensor and plan, so a message that comes too late is never taken for another.
  *
- * Who guesses wrong guesses less often. Used by the turn only.
+ * Who guesses wrong guesses less often. Until all of it has left for a peer, the rest is the link's (link.h): so planes
+ * that share links never leave each other half a message. Used by the turn only.
  */
 #ifndef HVD_P2P_EARLY_H
 #define HVD_P2P_EARLY_H
@@ -23,6 +24,7 @@ struct hvd_p2p_head {
 struct hvd_p2p_early {
     uint64_t mark;              /* what has left, or is leaving; 0: nothing */
     uint32_t rest, resting;     /* guesses to sit out after a wrong one; of these still */
+    int rank, size;             /* of the set */
     size_t bytes;               /* of the message, its head included */
     size_t sent[HVD_LOCAL_MAX]; /* of it, by rank */
     unsigned char message[sizeof(struct hvd_p2p_head) + HVD_EARLY_BYTES];
@@ -33,9 +35,7 @@ void hvd_p2p_early_send(struct hvd_p2p_early *early, struct hvd_link *const *lin
                         const void *buffer, size_t bytes);
 /* A work starts. True: its message has left, or is leaving. */
 bool hvd_p2p_early_was(struct hvd_p2p_early *early, uint64_t mark);
-/* What has yet to leave for this peer leaves, before anything else does. HVD_OK: all of it has; HVD_AGAIN; HVD_EPEER.
- */
-int hvd_p2p_early_flush(struct hvd_p2p_early *early, struct hvd_link *link, int rank, int size,
-                        struct hvd_error *error);
+/* The plane is closed: what has yet to leave never will. */
+void hvd_p2p_early_close(const struct hvd_p2p_early *early, struct hvd_link *const *link, int rank, int size);
 
 #endif

@@ -120,7 +120,7 @@ static int send_some(struct hvd_p2p_run *run, struct hvd_error *error)
         return HVD_OK;
     }
     struct hvd_link *link = run->link[out->step.to];
-    int rest = run->early ? hvd_p2p_early_flush(run->early, link, run->shape.rank, run->shape.size, error) : HVD_OK;
+    int rest = hvd_link_send_rest(link, error);
     if (rest != HVD_OK)
         return rest;
     size_t head = sizeof run->head_out, total = head + out->step.send_count * run->element_bytes;
@@ -319,7 +319,7 @@ static int finish_early(struct hvd_p2p_run *run, struct hvd_error *error)
     for (int peer = 0; run->was_early && peer < run->shape.size; peer++) {
         if (peer == run->shape.rank)
             continue;
-        int code = hvd_p2p_early_flush(run->early, run->link[peer], run->shape.rank, run->shape.size, error);
+        int code = hvd_link_send_rest(run->link[peer], error);
         if (code < 0)
             return code;
         all = code == HVD_OK ? all : HVD_AGAIN;
