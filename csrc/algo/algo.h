@@ -88,7 +88,7 @@ struct hvd_step hvd_algo_step(const struct hvd_algo *algo, const struct hvd_shap
 struct hvd_cost {
     uint64_t alpha_ns, beta_ps;
 };
-/* Nanoseconds until all ranks are done, by a clock for each of up to HVD_COST_ALL ranks; of more, HVD_COST_RANKS spread
+/* Nanoseconds until all ranks are done, by the time of each of up to HVD_COST_ALL ranks; of more, HVD_COST_RANKS spread
  * over the world are looked at. Integers only, from agreed values only: the same on every rank. shape->rank is not
  * looked at. */
 #define HVD_COST_ALL   64

@@ -7,14 +7,14 @@
  * empty chunks at its end, and no algorithm needs a special case for it. An exchange of nothing is no exchange: where a
  * range is empty, to or from stay -1, on both sides alike.
  *
- * COST. The source is the algorithm itself: its steps are gone through with a clock for every rank. A message of b
- * bytes keeps its sender's port, and its receiver's, busy for beta * b, and arrives alpha later (R. W. Hockney, "The
- * communication challenge for MPP", Parallel Computing 20, 1994). It leaves when the port is free and what it consists
- * of has come; so what does not wait for anything costs no alpha of its own: all messages of `whole` are under way at
- * once, and a chain's segments follow each other. Of alpha a small part is work of the two ranks (MESSAGE_NS), which
- * keeps ports busy, too: else a thousand small messages would cost nothing. (The model is LogGP then: A. Alexandrov et
- * al., "LogGP: incorporating long messages into the LogP model", SPAA 1995.) What a ring passes on while it is still
- * arriving makes it a little faster than this says.
+ * COST. The source is the algorithm itself: its steps are gone through with a time of its own for every rank. A message
+ * of b bytes keeps its sender's port, and its receiver's, busy for beta * b, and arrives alpha later (R. W. Hockney,
+ * "The communication challenge for MPP", Parallel Computing 20, 1994). It leaves when the port is free and what it
+ * consists of has come; so what does not wait for anything costs no alpha of its own: all messages of `whole` are under
+ * way at once, and a chain's segments follow each other. Of alpha a small part is work of the two ranks (MESSAGE_NS),
+ * which keeps ports busy, too: else a thousand small messages would cost nothing. (The model is LogGP then: A.
+ * Alexandrov et al., "LogGP: incorporating long messages into the LogP model", SPAA 1995.) What a ring passes on while
+ * it is still arriving makes it a little faster than this says.
  *
  * In a large world not all ranks are asked: some, spread evenly, tell enough, because in every algorithm here they play
  * one of a few parts; what comes to one of them left when the last of them would have sent it. All is integer
@@ -130,9 +130,9 @@ static uint64_t multiply(uint64_t a, uint64_t b)
 #define MESSAGE_NS UINT64_C(5000) /* of alpha: a message's system calls */
 #define CAME_MAX   16             /* arrivals that a rank remembers; what came before them came in time */
 
-struct clock {
-    uint64_t out, in; /* when its port is free for the next byte, each way */
-    uint64_t sends;   /* when its message of this step begins to leave */
+struct port {
+    uint64_t out, in; /* when it is free for the next byte, each way */
+    uint64_t sends;   /* when the message of this step begins to leave */
     uint64_t last;    /* when the newest message had come */
     struct {
         uint64_t begin, end, at;
@@ -140,21 +140,21 @@ struct clock {
     uint32_t arrivals;
 };
 
-static void note_arrival(struct clock *clock, uint64_t begin, uint64_t end)
+static void note_arrival(struct port *port, uint64_t begin, uint64_t end)
 {
-    uint32_t i = clock->arrivals++ % CAME_MAX;
-    clock->came[i].begin = begin;
-    clock->came[i].end = end;
-    clock->came[i].at = clock->last;
+    uint32_t i = port->arrivals++ % CAME_MAX;
+    port->came[i].begin = begin;
+    port->came[i].end = end;
+    port->came[i].at = port->last;
 }
 
 /* When all of [begin, end) is what it shall be. Arrivals are in order, so the newest one tells. */
-static uint64_t complete(const struct clock *clock, uint64_t begin, uint64_t end)
+static uint64_t complete(const struct port *port, uint64_t begin, uint64_t end)
 {
-    for (uint32_t k = 1; k <= CAME_MAX && k <= clock->arrivals; k++) {
-        uint32_t i = (clock->arrivals - k) % CAME_MAX;
-        if (begin < clock->came[i].end && clock->came[i].begin < end)
-            return clock->came[i].at;
+    for (uint32_t k = 1; k <= CAME_MAX && k <= port->arrivals; k++) {
+        uint32_t i = (port->arrivals - k) % CAME_MAX;
+        if (begin < port->came[i].end && port->came[i].begin < end)
+            return port->came[i].at;
     }
     return 0;
 }
@@ -171,32 +171,31 @@ static uint64_t busy(uint64_t bytes, struct hvd_cost cost)
     return add(work, multiply(bytes, cost.beta_ps) / UINT64_C(1000));
 }
 
-static void send_in_time(struct clock *clock, const struct hvd_shape *shape, const struct hvd_step *step,
-                         uint64_t takes)
+static void send_in_time(struct port *port, const struct hvd_shape *shape, const struct hvd_step *step, uint64_t takes)
 {
     if (step->to < 0)
         return;
     uint64_t ready = 0;
     if (shape->kind != HVD_ALLTOALL)
-        ready = complete(clock, step->send_at, step->send_at + step->send_count);
-    clock->sends = later(clock->out, ready);
-    clock->out = add(clock->sends, takes);
+        ready = complete(port, step->send_at, step->send_at + step->send_count);
+    port->sends = later(port->out, ready);
+    port->out = add(port->sends, takes);
 }
 
-static void receive_in_time(struct clock *clock, const struct hvd_algo *algo, const struct hvd_shape *shape,
+static void receive_in_time(struct port *port, const struct hvd_algo *algo, const struct hvd_shape *shape,
                             const struct hvd_step *step, uint64_t sent, uint64_t takes, struct hvd_cost cost)
 {
     if (step->from >= 0) {
-        clock->in = add(later(clock->in, sent), takes);
+        port->in = add(later(port->in, sent), takes);
         uint64_t on_its_way = cost.alpha_ns < MESSAGE_NS ? 0 : cost.alpha_ns - MESSAGE_NS;
-        clock->last = later(clock->last, add(clock->in, on_its_way));
+        port->last = later(port->last, add(port->in, on_its_way));
         if (step->how != HVD_STEP_STAGE)
-            note_arrival(clock, step->recv_at, step->recv_at + step->recv_count);
+            note_arrival(port, step->recv_at, step->recv_at + step->recv_count);
     }
     if (step->fold) {
         uint64_t begin, end;
         hvd_algo_folded(algo, shape, &begin, &end);
-        note_arrival(clock, begin, end);
+        note_arrival(port, begin, end);
     }
 }
 
@@ -204,7 +203,7 @@ uint64_t hvd_algo_cost(const struct hvd_algo *algo, const struct hvd_shape *shap
                        struct hvd_cost cost)
 {
     struct hvd_shape seen[HVD_COST_ALL];
-    struct clock clock[HVD_COST_ALL] = {0};
+    struct port port[HVD_COST_ALL] = {0};
     bool all = shape->size <= HVD_COST_ALL;
     int ranks = all ? shape->size : HVD_COST_RANKS, steps = 0;
     for (int k = 0; k < ranks; k++) {
@@ -218,14 +217,14 @@ uint64_t hvd_algo_cost(const struct hvd_algo *algo, const struct hvd_shape *shap
         uint64_t latest = 0;
         for (int k = 0; k < ranks; k++) {
             step[k] = hvd_algo_step(algo, &seen[k], i);
-            send_in_time(&clock[k], &seen[k], &step[k], busy(multiply(step[k].send_count, element_bytes), cost));
-            latest = later(latest, step[k].to < 0 ? 0 : clock[k].sends);
+            send_in_time(&port[k], &seen[k], &step[k], busy(multiply(step[k].send_count, element_bytes), cost));
+            latest = later(latest, step[k].to < 0 ? 0 : port[k].sends);
         }
         for (int k = 0; k < ranks; k++) {
-            uint64_t sent = all && step[k].from >= 0 ? clock[step[k].from].sends : latest;
-            receive_in_time(&clock[k], algo, &seen[k], &step[k], sent,
+            uint64_t sent = all && step[k].from >= 0 ? port[step[k].from].sends : latest;
+            receive_in_time(&port[k], algo, &seen[k], &step[k], sent,
                             busy(multiply(step[k].recv_count, element_bytes), cost), cost);
-            total = later(total, later(clock[k].out, clock[k].last));
+            total = later(total, later(port[k].out, port[k].last));
         }
     }
     return total;
