@@ -1,5 +1,5 @@
 """Who watches over the ranks of one host? This process, the agent: it starts them, passes on their output, reports
-their ends, and leaves nothing behind.
+their ends, and leaves nothing behind. The launcher forks that of its own host; remote.py makes those of others.
 
 It is the parent of the host's ranks and a child subreaper, and it decides nothing while the launcher lives: when to
 send which signal comes over the control stream. Only when that stream ends (the launcher is gone, be it by SIGKILL)
@@ -24,7 +24,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from hvdlite import _wire
@@ -38,18 +38,36 @@ UNSENT_MAX = 1 << 20
 READ_BYTES = 65536
 DRAIN_BYTES = 1 << 20  # what a pipe can hold at most; more comes from somebody who still lives
 
+TOLD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CONTROL = 1  # the kind of all control frames
 STDOUT, STDERR, ENDED = 1, 2, 3  # the kinds of output frames; the body starts with the rank
 RANK = struct.Struct("!I")
 
 
 class Agent:
-    """One host's part of a job. `stdin` is the descriptor that rank 0 will read."""
+    """One host's part of a job. `stdin` is the descriptor that rank 0 will read.
 
-    def __init__(self, control: socket.socket, output: socket.socket, stdin: int) -> None:
+    On another host than the launcher's: `given` is what the order to start leaves out (command, cwd, environ), the end
+    of `hangup` counts as the launcher's, and with `stays` the agent waits for the job's exit code (`code` then), and
+    signals to it are told to the launcher.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        output: socket.socket,
+        stdin: int,
+        given: Mapping[str, Any] | None = None,
+        hangup: int = -1,
+        stays: bool = False,
+    ) -> None:
         self._control = control
         self._output = output
         self._stdin = stdin
+        self._given = given or {"environ": {}}
+        self._hangup = hangup
+        self._stays = stays
+        self.code: int | None = None  # of the job
         self._reader = _wire.FrameReader()
         self._unsent = bytearray()
         self._ranks: dict[int, int] = {}  # living ranks by pid
@@ -57,7 +75,7 @@ class Agent:
         self._paused = False  # too much is unsent: the pipes are not watched
         self._waiting = False  # the output stream is full: watched for room
         self._started = False
-        self._orphan = False
+        self.orphan = False
         self._done = False
         self._kill_at: float | None = None
         self._cleaning = False
@@ -67,17 +85,19 @@ class Agent:
         for end in (self._woken, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        for number in (*TOLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):  # Slurm signals whole steps
             if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
                 signal.signal(number, lambda *_: None)  # a handler, not "ignore", which the ranks would inherit
         control.setblocking(True)
         output.setblocking(False)
         self._selector.register(control, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
+        if hangup >= 0:
+            self._selector.register(hangup, selectors.EVENT_READ)
 
     def run(self) -> None:
         """Until the job is over and everything below is gone."""
-        while not (self._done and not self._unsent):
+        while not (self._done and not self._unsent and not self._stays):
             for key, _ in self._selector.select(self._patience()):
                 if key.fileobj is self._control:
                     self._listen()
@@ -86,7 +106,9 @@ class Agent:
                 elif key.fd in self._pipes:
                     self._read(key.fd, READ_BYTES)
                 elif key.fd == self._woken:
-                    os.read(self._woken, 4096)
+                    self._signalled(os.read(self._woken, 4096))
+                elif key.fd == self._hangup and not os.read(self._hangup, 4096):
+                    self._orphaned()
             self._collect()
             self._clean(time.monotonic())
             self._throttle()
@@ -114,10 +136,18 @@ class Agent:
                     process.send(pid, order["number"], group=order["group"])
             elif order["do"] == "kill":
                 self._kill_all()
+            elif order["do"] == "end":
+                self.code, self._stays = order["code"], False
+
+    def _signalled(self, numbers: bytes) -> None:
+        for number in numbers:
+            if self._stays and number in TOLD:
+                self._tell({"what": "signalled", "number": number})
 
     def _start(self, order: dict[str, Any]) -> None:
         """Starts all ranks, or as many as start before one fails."""
         self._started = True
+        order = {**self._given, **order, "environ": {**self._given["environ"], **order["environ"]}}
         null = os.open(os.devnull, os.O_RDWR)
         for each in order["ranks"]:
             rank = each["rank"]
@@ -159,7 +189,7 @@ class Agent:
 
     def _clean(self, now: float) -> None:
         """Once no rank lives: everything else below goes as well, then we are done."""
-        if self._orphan and self._kill_at is not None and now >= self._kill_at and self._ranks:
+        if self.orphan and self._kill_at is not None and now >= self._kill_at and self._ranks:
             self._kill_all()
             self._kill_at = now + ORPHAN_S
         if self._ranks or not self._started or self._done:
@@ -172,7 +202,7 @@ class Agent:
             return
         if not self._cleaning:
             self._cleaning = True
-            self._kill_at = now + (0.0 if self._orphan else LEFTOVER_S)
+            self._kill_at = now + (0.0 if self.orphan else LEFTOVER_S)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_all()
             return
@@ -188,10 +218,13 @@ class Agent:
 
     def _orphaned(self) -> None:
         """The launcher is gone: nobody is left to decide, or to read what the ranks say."""
-        if self._orphan:
+        if self.orphan:
             return
-        self._orphan = True
+        self.orphan = True
+        self._stays = False
         self._selector.unregister(self._control)
+        if self._hangup >= 0:
+            self._selector.unregister(self._hangup)
         self._kill_at = time.monotonic() + ORPHAN_S
         self._started = True
         self._silence()

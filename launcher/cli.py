@@ -21,11 +21,10 @@ from typing import NoReturn
 from hvdlite import config
 from hvdlite.errors import HvdOptionError
 
-from . import flags, hosts
+from . import flags, places
 from .process import NOT_FOUND, NOT_RUNNABLE
 
 USAGE_ERROR = 2
-RANKS_MAX = 64  # on one host, as the core has it (HVD_LOCAL_MAX)
 
 
 class UsageError(Exception):
@@ -45,13 +44,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hvdlite-run",
         usage="hvdlite-run -np N [options] command [arguments]",
-        description="Starts N ranks of a script on this host and ends with the exit code of the first to fail.",
+        description="Starts N ranks of a script, on one host or several, and ends with the code of the first to fail.",
         epilog="The command starts at the first word that is no option: hvdlite-run -np 2 python train.py --lr 0.1",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("-np", "-n", "--num-proc", dest="np", metavar="N", help="number of ranks")
-    add("-H", "--hosts", dest="hosts", metavar="HOST:SLOTS,...", help="where ranks may run; so far this host only")
+    add("-H", "--hosts", dest="hosts", metavar="HOST:SLOTS,...", help="where ranks run, over ssh: a:4,b:4")
     add("-hostfile", "--hostfile", dest="hostfile", metavar="FILE", help="the same from a file, `host slots=N` a line")
     add("--output-filename", dest="folder", metavar="DIR", help="also write DIR/rank.<rank>/stdout and .../stderr")
     add(
@@ -66,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--verbose", action="store_true", help="tell what is started, with which environment, and how it ends")
     add("-cb", "--check-build", dest="check", action="store_true", help="show which frameworks and libraries are found")
     add("-v", "--version", dest="version", action="store_true", help="show the version")
+    places.add_flags(parser.add_argument_group("several hosts").add_argument)
     config.add_flags(parser.add_argument_group("options of the library"))
     flags.add_obsolete(parser)
     return parser
@@ -114,14 +114,22 @@ def _run(argv: Sequence[str]) -> int:
         print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
     if not command:
         raise UsageError("no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py")
-    slots = _slots(asked)
     _check_place()
-    _check_command(command[0], environ)
-    from . import job
+    try:
+        where = places.of(asked, environ, options, settings.values["start_timeout"])
+        environ.update(places.forwarded(asked, environ))
+    except places.PlaceError as error:
+        raise UsageError(str(error)) from None
+    if where.here is not None:
+        _check_command(command[0], environ)
+    if where.join is not None:
+        _check_command(command[0], environ)
+        return where.join(command)
+    from . import job, plan
 
-    plan = job.Plan(
+    asked_for = plan.Plan(
         command=command,
-        slots=slots,
+        slots=where.slots,
         environ=environ,
         options=options,
         grace=settings.values["failure_grace"],
@@ -129,10 +137,12 @@ def _run(argv: Sequence[str]) -> int:
         timestamps=asked.timestamps,
         verbose=asked.verbose,
         as_horovod=asked.as_horovod,
+        here=where.here,
+        gather=where.gather,
     )
     if asked.folder is not None:
         _check_folder(asked.folder)
-    return job.run(plan)
+    return job.run(asked_for)
 
 
 def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
@@ -146,45 +156,6 @@ def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[
             merged.pop(option.alias_variable or "", None)
     merged.update(options)
     return merged
-
-
-def _slots(asked: argparse.Namespace) -> list[hosts.Slot]:
-    """Where the ranks go. Raises UsageError."""
-    size = None if asked.np is None else _count(asked.np)
-    if asked.hosts is not None and asked.hostfile is not None:
-        raise UsageError("-H and --hostfile exclude each other")
-    try:
-        if asked.hostfile is not None:
-            with open(asked.hostfile, encoding="utf-8", errors="replace") as file:
-                places = hosts.parse_hostfile(file.read(), asked.hostfile)
-        elif asked.hosts is not None:
-            places = hosts.parse_hosts(asked.hosts)
-        elif size is None:
-            raise UsageError("how many ranks? Say -np N, for example: hvdlite-run -np 2 python train.py")
-        else:
-            places = [hosts.Host("localhost", size)]
-        others = [place.name for place in places if not hosts.is_this_host(place.name, os.uname().nodename)]
-        if others:
-            raise UsageError(f"not yet: {', '.join(others)}: this version starts ranks on this host only")
-        if len(places) > 1:  # several names of this host
-            places = [hosts.Host("localhost", sum(place.slots for place in places))]
-        if (places[0].slots if size is None else size) > RANKS_MAX:
-            raise UsageError(f"not yet: more than {RANKS_MAX} ranks; they all run on this host in this version")
-        return hosts.assign(places, places[0].slots if size is None else size)
-    except hosts.HostError as error:
-        raise UsageError(str(error)) from None
-    except OSError as error:
-        raise UsageError(f"--hostfile {asked.hostfile}: {error.strerror}") from None
-
-
-def _count(text: str) -> int:
-    try:
-        size = int(text, 10)
-    except ValueError:
-        raise UsageError(f"-np {text}: must be a whole number of ranks") from None
-    if size < 1:
-        raise UsageError(f"-np {text}: there must be at least 1 rank")
-    return size
 
 
 def _check_place() -> None:

@@ -14,11 +14,13 @@ said what went wrong and had not ended when the grace was over counts as what it
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .process import signal_name
 
 TERM_S = 5.0
+LOST = 255  # of ranks whose host is gone, as ssh has it
 UNKNOWN = 1  # the exit code where nobody's applies
 
 
@@ -40,10 +42,11 @@ class Abort(NamedTuple):
 
 
 class Ending:
-    """The end of a job of `size` ranks; times are seconds on any one clock."""
+    """The end of a job of `size` ranks; times are seconds on any one clock. hosts: where they run, if not all here."""
 
-    def __init__(self, size: int, grace: float) -> None:
+    def __init__(self, size: int, grace: float, hosts: Sequence[str] = ()) -> None:
         self._grace = grace
+        self._hosts = hosts
         self.pids: dict[int, int] = {}
         self.codes: dict[int, int] = {}  # of ended ranks; negative for a signal
         self.living = set(range(size))
@@ -86,6 +89,11 @@ class Ending:
             self._next = (now + TERM_S, KILL)
         return Send(number)
 
+    def who(self, rank: int) -> str:
+        """ "rank 2 (nodeB, pid 4711)", without the host where that goes without saying."""
+        host = f"{self._hosts[rank]}, " if self._hosts else ""
+        return f"rank {rank} ({host}pid {self.pids.get(rank, '?')})"
+
     def due(self) -> float | None:
         """When `act` has something to do; None: never."""
         return self._next[0] if self._next is not None and self.living else None
@@ -122,7 +130,7 @@ class Ending:
         if self.asked or culprit not in self.pids or not any(self.codes.values()):
             return None  # one that was never started has been reported already
         end = "failed, was stopped while it was ending" if self._stopped else how(self.codes.get(culprit))
-        line = f"rank {culprit} (pid {self.pids[culprit]}) {end}"
+        line = f"{self.who(culprit)} {end}"
         code = self.codes.get(culprit, 0)
         if self.abort is None or code < 0:
             return line

@@ -8,6 +8,7 @@ secret is here and nowhere else: in no argument list and no file.
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -17,6 +18,10 @@ from hvdlite import config
 from .hosts import Slot
 
 HOROVOD = os.path.join(os.path.dirname(os.path.abspath(config.__file__)), "as_horovod", "front")
+_STAYS = re.compile(
+    r"(SSH_|SLURM_|SBATCH_|OMPI_|PMI_|PMIX_|PRTE_|HYDRA_|MPI_LOCAL|XDG_|DBUS_|BASH_FUNC_)|(DISPLAY|OLDPWD|PWD|SHLVL|_|TTY|"
+    r"HOSTNAME|XAUTHORITY|WINDOWID|GPG_TTY|STY|TMUX|TMUX_PANE|CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES)$"
+)
 _TORCH_PORTS = (20000, 30000)  # below the ports that the kernel gives away by itself
 
 
@@ -32,23 +37,48 @@ class Meeting(NamedTuple):
 def shared(
     base: Mapping[str, str], options: Mapping[str, str], meeting: Meeting, slots: Sequence[Slot]
 ) -> dict[str, str]:
-    """What all ranks get. `options` are variables that flags stand for; they win over inherited ones."""
+    """What all ranks of this host get. `options` are variables that flags stand for; they win over inherited ones."""
+    return {**inherited(base, options), **of_job(base, meeting, slots), **secret_of(meeting.secret)}
+
+
+def inherited(base: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
+    """What ranks have from the launcher's own environment, and its flags."""
     environ = dict(base)
     environ.update(options)
     for option in config.OPTIONS:
         if option.alias_variable is not None and (option.scope == "rank" or option.variable in options):
             environ.pop(option.alias_variable, None)  # an inherited alias would contradict
-    environ["HVDLITE_STORE_ADDR"] = meeting.address
-    environ["HVDLITE_STORE_PORT"] = str(meeting.port)
-    environ["HVDLITE_SECRET_KEY"] = meeting.secret.hex()
-    environ["HVDLITE_JOB_ID"] = f"{meeting.job:016x}"
     environ["PYTHONUNBUFFERED"] = "1"
+    return environ
+
+
+def of_job(
+    base: Mapping[str, str], meeting: Meeting, slots: Sequence[Slot], leader: str | None = None
+) -> dict[str, str]:
+    """What all ranks of a job get alike, but its secret. leader: the address of rank 0's host, if not the store's."""
+    environ = {"HVDLITE_STORE_ADDR": meeting.address, "HVDLITE_STORE_PORT": str(meeting.port)}
+    environ["HVDLITE_JOB_ID"] = f"{meeting.job:016x}"
     environ["WORLD_SIZE"] = str(len(slots))
-    if "MASTER_ADDR" not in base or "MASTER_PORT" not in base:
-        environ["MASTER_ADDR"], environ["MASTER_PORT"] = meeting.address, str(_torch_port(meeting.address))
+    if "MASTER_ADDR" in base and "MASTER_PORT" in base:
+        environ["MASTER_ADDR"], environ["MASTER_PORT"] = base["MASTER_ADDR"], base["MASTER_PORT"]
+    else:
+        environ["MASTER_ADDR"], environ["MASTER_PORT"] = leader or meeting.address, str(_torch_port(meeting.address))
     if sets_threads(base, slots):
         environ["OMP_NUM_THREADS"] = "1"
     return environ
+
+
+def secret_of(secret: bytes) -> dict[str, str]:
+    """How ranks are told the secret."""
+    return {"HVDLITE_SECRET_KEY": secret.hex()}
+
+
+def forwarded(base: Mapping[str, str], also: Sequence[str] = ()) -> dict[str, str]:
+    """What of the launcher's environment goes to other hosts: all but what is true of this host or login only.
+
+    `also` are names that go nevertheless.
+    """
+    return {name: value for name, value in base.items() if name in also or not _STAYS.match(name)}
 
 
 def put_horovod_in_front(environ: dict[str, str]) -> None:
@@ -88,12 +118,12 @@ def _torch_port(address: str) -> int:
     """A port that is free now. torch.distributed binds it by itself, later, so it cannot be kept for it."""
     for _ in range(100):
         port = _TORCH_PORTS[0] + int.from_bytes(os.urandom(4), "big") % (_TORCH_PORTS[1] - _TORCH_PORTS[0])
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             try:
                 probe.bind((address, port))
             except OSError:
                 continue
             return port
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         return probe.getsockname()[1]

@@ -186,9 +186,9 @@ class Epochs:
         limit = f"within {epoch.timeout:g} s (HVDLITE_START_TIMEOUT sets the limit)"
         if epoch.open:
             missing = sorted(set(range(self.size)) - set(epoch.parts))
-            return f"{_ranks(missing)} did not take part in allgather {epoch.rounds + 1} {limit}"
+            return f"{ranks_named(missing)} did not take part in allgather {epoch.rounds + 1} {limit}"
         missing = sorted(set(range(self.size)) - epoch.present)
-        return f"{_ranks(missing)} did not call init {limit}; rank {epoch.first} was the first to wait"
+        return f"{ranks_named(missing)} did not call init {limit}; rank {epoch.first} was the first to wait"
 
     def _epoch(self, number: int) -> Epoch:
         return self._epochs.setdefault(number, Epoch(number))
@@ -218,7 +218,7 @@ class Epochs:
             del self._epochs[number]
 
 
-def _ranks(ranks: Iterable[int]) -> str:
+def ranks_named(ranks: Iterable[int]) -> str:
     """ "rank 3", "ranks 1, 3", and no more than a line of them."""
     listed = list(ranks)
     shown = ", ".join(map(str, listed[:16])) + (f" and {len(listed) - 16} more" if len(listed) > 16 else "")

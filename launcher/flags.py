@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _ELASTIC = "elastic training comes with a later version"
-_HOSTS = "several hosts come with a later version; this one starts ranks on this host only"
 _MPI = "running under MPI comes with a later version"
 _TUNING = "hvdlite has no such thing to tune in this version"
 _TIMELINE = "the timeline comes with a later version"
@@ -32,15 +31,6 @@ NOT_YET = {
     "--blacklist-cooldown-range": _ELASTIC,
     "--host-discovery-script": _ELASTIC,
     "--max-restarts": _ELASTIC,
-    "-p": _HOSTS,
-    "--ssh-port": _HOSTS,
-    "-i": _HOSTS,
-    "--ssh-identity-file": _HOSTS,
-    "--network-interface": _HOSTS,
-    "--network-interfaces": _HOSTS,
-    "--nnodes": _HOSTS,
-    "--node-rank": _HOSTS,
-    "--nproc-per-node": "say -np N; torchrun's spellings come with a later version",
     "--mpi": _MPI,
     "--mpi-args": _MPI,
     "--tcp": _MPI,
@@ -109,6 +99,7 @@ def note_of(obsolete: Sequence[str] | None) -> str | None:
 def split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """(the launcher's words, the command). Raises FlagError."""
     known = {flag: action for action in parser._actions for flag in action.option_strings}
+    argv = list(argv)
     at = 0
     while at < len(argv):
         word = argv[at]
@@ -116,7 +107,10 @@ def split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[st
             return list(argv[:at]), list(argv[at + 1 :])
         if not word.startswith("-") or word == "-":
             break
-        flag, equals, _ = word.partition("=")
+        flag, equals, value = word.partition("=")
+        if flag not in known and flag.replace("_", "-") in known:  # torchrun's spellings
+            flag = flag.replace("_", "-")
+            argv[at] = flag + equals + value
         action = known.get(flag)
         complete = bool(equals)
         if action is None and not word.startswith("--"):

@@ -83,6 +83,13 @@ def _distinct(hosts: Sequence[Host]) -> list[Host]:
     return [Host(name, count) for name, count in slots.items()]
 
 
+def merged(hosts: Sequence[Host], names: Sequence[str]) -> list[Host]:
+    """These names are one host: it stands where the first of them stood, with the slots of all."""
+    total = sum(host.slots for host in hosts if host.name in names)
+    kept = [host for host in hosts if host.name not in names or host.name == names[0]]
+    return [Host(host.name, total) if host.name in names else host for host in kept]
+
+
 def is_this_host(name: str, own_name: str) -> bool:
     """Does `name` mean this machine, whose own name is `own_name`?"""
     if name in ("localhost", "ip6-localhost", "::1") or name.startswith("127."):

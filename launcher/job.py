@@ -1,154 +1,136 @@
-"""What happens between the command line and the exit code? One job: its store, its agent, its ranks, its end.
+"""What happens between the command line and the exit code? One job: its store, its agents, its ranks, its end.
 
-The loop below has four sources of news and no other place to sleep: the agent's control stream (ranks started, ended),
-its output stream, the store (abort records), and signals. Decisions are taken elsewhere and purely: ending.py says who
-is to blame and what to send when, lines.py what the output looks like.
+The loop below has four sources of news and no other place to sleep: each host's agent (its control stream: ranks
+started, ended; its output stream), the sessions that brought agents to other hosts, the store (abort records), and
+signals. Decisions are taken elsewhere and purely: ending.py says who is to blame and what to send when, lines.py what
+the output looks like. How agents come to other hosts is not known here: plan.gather does it, and returns Branches.
 
-Order matters in three places. The agent is forked before any thread exists and before the store is bound, so that it
-holds nothing of ours. The store hears of a rank's end after it has read that rank's last words. And the last report is
-made when the agent is gone, because then all output has come.
+Order matters in three places. The agent of this host is forked before any thread exists and before the store is bound,
+so that it holds nothing of ours. The store hears of a rank's end after it has read that rank's last words. And the last
+report is made when the agents are gone, because then all output has come.
 
-If the launcher is killed, the agent ends the job; if the agent is killed, the kernel ends the ranks, and what they left
-behind becomes our child and ends here. As process 1 of a container we reap whatever is handed to us.
+If the launcher is killed, the agents end the job; if the agent of this host is killed, the kernel ends its ranks, and
+what they left behind becomes our child and ends here; if another host is lost, its ranks count as ended with LOST, and
+the others have their usual time to notice. As process 1 of a container we reap whatever is handed to us.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from hvdlite import _wire
-
-from . import agent, environment, process
-from .ending import KILL, TERM_S, Abort, Ending, Send, how
-from .hosts import Slot
+from . import agent, branch, environment, process, starting
+from .branch import Branch
+from .ending import KILL, LOST, TERM_S, Abort, Ending, Send, how
+from .epochs import ranks_named
 from .logs import Console
+from .plan import Gathered, Plan
+from .signals import ENDING, PASSED_ON, Signals
 from .store import StoreServer
 
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks' own processes only
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OUTPUT_S = 2.0  # after a signal has ended the job, for output that is slow to be read
-_READ_BYTES = 1 << 18
-
-
-class Plan(NamedTuple):
-    """A job as the command line asks for it."""
-
-    command: Sequence[str]
-    slots: Sequence[Slot]
-    environ: Mapping[str, str]  # the launcher's own
-    options: Mapping[str, str]  # variables that flags stand for
-    grace: float
-    output_folder: str | None = None
-    timestamps: bool = False
-    verbose: bool = False
-    as_horovod: bool = False
 
 
 class Job:
     """Runs one Plan in this process's main thread."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._size = len(plan.slots)
+    def __init__(self, plan: Plan, signals: Signals, own: Branch | None, far: Gathered, strangers: set[int]) -> None:
+        self._plan, self._signals, self._far = plan, signals, far
+        self._branches = [*([own] if own is not None else []), *far.branches]
+        self._own = own
+        self._strangers = strangers  # children from before exec, none of ours
+        self._slots = far.slots
+        self._size = len(far.slots)
         self._began = time.monotonic()
-        self._ending = Ending(self._size, plan.grace)
-        self._woken, self._wake = socket.socketpair()
-        self._woken.setblocking(False)
-        self._wake.setblocking(False)
-        self._console = Console(self._size, self._size > 1, plan.timestamps, self._ring)
+        names = [slot.host for slot in far.slots] if far.branches else ()
+        self._ending = Ending(self._size, plan.grace, names)
+        self._console = Console(self._size, self._size > 1, plan.timestamps, signals.ring)
         self._selector = selectors.DefaultSelector()
-        self._control_reader, self._output_reader = _wire.FrameReader(), _wire.FrameReader()
-        self._taking = False  # the output stream is watched
-        self._alive = True  # the agent has not been reaped
-        self._done = False  # the agent says that nothing is left
         self._interrupts = 0
         self._give_up: float | None = None  # when output that nobody reads stops being waited for
-        self._failure: str | None = None  # what stopped the launcher itself
+        self._failure: tuple[str, int] | None = None  # what stopped the launcher itself, and the exit code
+        for each in self._branches:
+            each.ranks = {slot.rank for slot in far.slots if slot.host == each.name}
 
     def run(self) -> int:
         """Starts the ranks, returns the job's exit code when nothing of it is left."""
         if self._plan.output_folder is not None:
             self._console.open_files(self._plan.output_folder)
-        self._watch_signals()
-        process.become_subreaper()
-        self._strangers = set() if process.childless() else set(process.descendants())  # children from before exec
-        self._fork_agent()
-        secret, job = os.urandom(32), int.from_bytes(os.urandom(8), "big")
-        self._store = StoreServer(self._size, secret, job, on_abort=self._aborted)
+        job = int.from_bytes(os.urandom(8), "big")
+        self._store = StoreServer(self._size, self._far.secret, job, on_abort=self._aborted, address=self._far.address)
         self._console.start()
-        meeting = environment.Meeting(*self._store.address, secret, job)
-        self._order_start(meeting)
-        for source in (self._control, self._store, self._woken):
-            self._selector.register(source, selectors.EVENT_READ)
-        while self._alive or self._output.fileno() >= 0:
+        self._order_start(environment.Meeting(*self._store.address, self._far.secret, job))
+        self._watch(self._store, lambda: None)  # served every round: deadlines
+        self._watch(self._signals, lambda: self._signalled(self._signals.read()))
+        for each in self._branches:
+            self._watch(each.control, partial(self._listen, each))
+        for session in self._far.sessions:
+            if session.output >= 0:
+                self._watch(session.output, partial(self._overhear, session))
+        while any(each.alive or each.output.fileno() >= 0 for each in self._branches):
             self._turn()
         return self._finish()
 
-    def _fork_agent(self) -> None:
-        self._control, control = socket.socketpair()
-        self._output, output = socket.socketpair()
-        ours = (self._control, self._output, self._woken, self._wake)
-        self._agent = agent.fork(control, output, _stdin(), close=ours)
-        control.close()
-        output.close()
-        self._output.setblocking(False)
+    def _watch(self, source: Any, act: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, act)
 
     def _order_start(self, meeting: environment.Meeting) -> None:
         plan = self._plan
-        shared = environment.shared(plan.environ, plan.options, meeting, plan.slots)
+        first = next(each for each in self._branches if 0 in each.ranks)
+        base = environment.inherited(plan.environ, plan.options)
         if plan.as_horovod:
-            environment.put_horovod_in_front(shared)
-        if environment.sets_threads(plan.environ, plan.slots):
+            environment.put_horovod_in_front(base)
+        told = environment.of_job(plan.environ, meeting, self._slots, leader=first.peer)
+        if environment.sets_threads(plan.environ, self._slots):
             self._console.say(
                 f"OMP_NUM_THREADS=1 is set for each of {self._size} ranks, so that they do not fight for the CPUs; "
                 "set it yourself to tune it"
             )
-        places = [environment.of_rank(slot, self._size) for slot in plan.slots]
-        ranks = [{"rank": slot.rank, "environ": place} for slot, place in zip(plan.slots, places)]
-        if plan.verbose:
-            self._console.say(f"store on {meeting.address}:{meeting.port}, job {meeting.job:016x}, agent {self._agent}")
-            self._console.say(f"command: {' '.join(plan.command)}")
-            for slot, place in zip(plan.slots, places):
-                pairs = " ".join(f"{name}={value}" for name, value in sorted(place.items()))
-                self._console.say(f"rank {slot.rank} on {slot.host}: {pairs}")
-        self._order(do="start", command=list(plan.command), cwd=os.getcwd(), environ=shared, ranks=ranks)
+        by = f", agent {self._own.pid}" if self._own is not None else ""
+        self._tell(f"store on {meeting.address}:{meeting.port}, job {meeting.job:016x}{by}")
+        self._tell(f"command: {' '.join(plan.command)}")
+        for each in self._branches:
+            ranks: list[dict[str, Any]] = []
+            for slot in (slot for slot in self._slots if slot.rank in each.ranks):
+                ranks.append({"rank": slot.rank, "environ": environment.of_rank(slot, self._size)})
+                pairs = " ".join(f"{name}={value}" for name, value in sorted(ranks[-1]["environ"].items()))
+                self._tell(f"rank {slot.rank} on {slot.host}: {pairs}")
+            if each is self._own:  # the others know command, folder and secret by now, from where nobody listens
+                shared = {**base, **told, **environment.secret_of(meeting.secret)}
+                each.order(do="start", command=list(plan.command), cwd=os.getcwd(), environ=shared, ranks=ranks)
+            else:
+                each.order(do="start", environ=told, ranks=ranks)
 
     def _order(self, **order: Any) -> None:
-        try:
-            self._control.sendall(_wire.pack(agent.CONTROL, json.dumps(order).encode()))
-        except OSError:
-            pass  # the agent is gone; its end is noticed below
+        for each in self._branches:
+            if each.alive:
+                each.order(**order)
 
     def _turn(self) -> None:
         """One round of the loop: waits for news, deals with it, does what is due."""
-        if not self._taking and self._output.fileno() >= 0 and (self._impatient() or not self._console.full):
-            self._selector.register(self._output, selectors.EVENT_READ)
-            self._taking = True
+        open_for_output = self._impatient() or not self._console.full
+        for each in self._branches:
+            if open_for_output and not each.taking and each.output.fileno() >= 0:
+                self._watch(each.output, partial(self._take, each))
+                each.taking = True
+        paused = any(not each.taking and each.output.fileno() >= 0 for each in self._branches)
         times = (
             self._ending.due(),
             self._console.due(),
             self._store.deadline(),
-            None if self._taking else self._give_up,
+            self._give_up if paused else None,
         )
         due = [each for each in times if each is not None]
         patience = max(0.0, min(due) - time.monotonic()) if due else None
         for key, _ in self._selector.select(patience):
-            if key.fileobj is self._store:
-                continue  # below, always: deadlines
-            if key.fileobj is self._control:
-                self._listen()
-            elif key.fileobj is self._output:
-                self._take()
-            elif key.fileobj is self._woken:
-                self._signalled(self._woken.recv(4096))
+            if key.fd in self._selector.get_map():  # not gone by what another has done
+                key.data()
         self._store.turn()
         now = time.monotonic()
         self._console.tick(now)
@@ -156,64 +138,78 @@ class Job:
         if self._console.broken and self._ending.asked is None:
             self._send(self._ending.signalled(now, signal.SIGPIPE)._replace(number=int(signal.SIGTERM)))
 
-    def _listen(self) -> None:
-        """News from the agent."""
-        try:
-            chunk = self._control.recv(_READ_BYTES)
-        except OSError:
-            chunk = b""
-        if not chunk:
-            self._selector.unregister(self._control)
-            self._agent_ended(os.waitpid(self._agent, 0)[1])
+    def _listen(self, each: Branch) -> None:
+        """News from an agent."""
+        heard = each.news()
+        if heard is None:
+            self._ended_stream(each)
             return
-        for _, body in self._control_reader.feed(chunk):
-            news = json.loads(body)
+        for news in heard:
             if news["what"] == "started":
                 self._ending.pids[news["rank"]] = news["pid"]
-                if self._plan.verbose:
-                    self._console.say(f"rank {news['rank']} is process {news['pid']}")
+                self._tell(f"rank {news['rank']} is process {news['pid']}")
             elif news["what"] == "unstarted":
-                self._console.say(f"cannot start rank {news['rank']}: {news['text']}")
+                where = f" on {each.name}" if self._far.branches else ""
+                self._console.say(f"cannot start rank {news['rank']}{where}: {news['text']}")
                 self._rank_ended(news["rank"], news["code"])
-                self._ending.living &= set(self._ending.pids)  # those after it were not started either
+                self._ending.living -= each.ranks - set(self._ending.pids)  # those after it were not started either
             elif news["what"] == "ended":
                 self._rank_ended(news["rank"], news["code"])
             elif news["what"] == "done":
-                self._done = True
+                each.done = True
+                self._release()
             elif news["what"] == "broken":
-                self._failure = news["text"]
+                self._failure = (news["text"], 1)
+            elif news["what"] == "signalled":
+                self._signalled(bytes((news["number"],)))
+
+    def _tell(self, text: str) -> None:
+        if self._plan.verbose:
+            self._console.say(text)
+
+    def _release(self) -> None:
+        """Lets agents go that wait for the job's exit code, once nothing runs anywhere."""
+        if all(each.done or not each.alive for each in self._branches):
+            for each in self._branches:
+                if each.stays and each.alive:
+                    each.order(do="end", code=self._code())
 
     def _rank_ended(self, rank: int, code: int) -> None:
-        text = f"rank {rank} (pid {self._ending.pids.get(rank, '?')}) {how(code)}"
+        text = f"{self._ending.who(rank)} {how(code)}"
         self._store.rank_ended(rank, text)
-        if self._plan.verbose:
-            self._console.say(f"{text} after {time.monotonic() - self._began:.2f} s")
+        self._tell(f"{text} after {time.monotonic() - self._began:.2f} s")
         self._ending.ended(time.monotonic(), rank, code)
 
     def _aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
-        if self._plan.verbose:
-            self._console.say(f"abort record of rank {reporter}: rank {culprit}, code {code}: {text}")
+        self._tell(f"abort record of rank {reporter}: rank {culprit}, code {code}: {text}")
         self._ending.aborted(time.monotonic(), Abort(reporter, culprit, text))
 
-    def _take(self) -> None:
+    def _take(self, each: Branch) -> None:
         """Output of ranks."""
-        try:
-            chunk = self._output.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            chunk = b""
-        for kind, body in self._output_reader.feed(chunk):
-            rank = agent.RANK.unpack_from(body)[0]
+        said = each.said()
+        for kind, rank, text in said or ():
             if kind == agent.ENDED:
                 self._console.finish(rank)
             elif not (self._console.full and self._impatient()):
-                self._console.take(rank, kind, body[agent.RANK.size :])
-        if not chunk or (self._console.full and not self._impatient()):
-            self._selector.unregister(self._output)
-            self._taking = False
-        if not chunk:
-            self._output.close()
+                self._console.take(rank, kind, text)
+        if said is None or (self._console.full and not self._impatient()):
+            self._selector.unregister(each.output)
+            each.taking = False
+        if said is None:
+            each.output.close()
+
+    def _overhear(self, session: starting.Running) -> None:
+        """A session has something to say, which is never good, or has ended."""
+        chunk = session.listen()
+        names = ", ".join(each.name for each in self._far.branches if each.number in session.session.hosts)
+        if chunk is not None:
+            for line in chunk.decode(errors="replace").splitlines():
+                self._console.say(f"{names}: {line}")
+            return
+        self._selector.unregister(session.output)
+        for each in self._far.branches:
+            if each.number in session.session.hosts and each.alive and not each.done:
+                self._ended_stream(each, f"{session.session.words[0]}, which led there, has ended")
 
     def _send(self, send: Send | None) -> None:
         if send == KILL:
@@ -243,54 +239,61 @@ class Job:
             elif number == signal.SIGCONT:
                 self._order(do="signal", number=number, group=True)
             elif number == signal.SIGCHLD and os.getpid() == 1:
-                self._reap_adopted()
+                process.reap_adopted({each.pid or 0 for each in self._branches})
 
-    def _reap_adopted(self) -> None:
-        """As process 1: children that are not ours by birth. The agent's end is left to be read from its stream."""
-        while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if found is None or found.si_pid == self._agent:
-                return
-            os.waitpid(found.si_pid, os.WNOHANG)
-
-    def _agent_ended(self, status: int) -> None:
-        self._alive = False
-        if self._done:
+    def _ended_stream(self, each: Branch, why: str = "its connection ended") -> None:
+        """An agent has ended, or nothing is heard of it any more."""
+        self._selector.unregister(each.control)
+        each.alive = False
+        status = os.waitpid(each.pid, 0)[1] if each.pid is not None else 0
+        if each.done:
             return
-        ending = how(process.exit_code(status))
-        self._failure = self._failure or f"the agent (pid {self._agent}) of the ranks ended too early: {ending}"
-        give_up = time.monotonic() + 5.0
-        while time.monotonic() < give_up:
-            left = set(process.descendants()) - self._strangers
-            if not left:
-                return
-            for pid in left:
-                process.send(pid, signal.SIGKILL)
-            process.reap()
-            time.sleep(0.01)
+        lost = each.ranks & self._ending.living
+        if each.pid is not None:
+            end = how(process.exit_code(status))
+            self._failure = self._failure or (f"the agent (pid {each.pid}) of the ranks ended too early: {end}", 1)
+            process.sweep(self._strangers | {session.pid for session in self._far.sessions})
+        elif self._ending.asked is None and self._ending.culprit() in (None, *lost):
+            self._failure = self._failure or (
+                f"host {each.name} is lost: {why}; {ranks_named(sorted(lost))} ran there",
+                LOST,
+            )
+        if each.output.fileno() >= 0 and each.pid is None:
+            if each.taking:
+                self._take(each)  # what came before the end
+            if each.taking:
+                self._selector.unregister(each.output)
+            each.taking = False
+            each.output.close()
+        each.control.close()
+        for rank in sorted(lost):
+            self._store.rank_ended(rank, f"{self._ending.who(rank)} is lost with its host")
+            self._ending.ended(time.monotonic(), rank, LOST)
+        self._release()
+
+    def _code(self) -> int:
+        return self._failure[1] if self._failure is not None else self._ending.exit_code()
 
     def _finish(self) -> int:
         self._store.close()
         headline = self._ending.headline()
         culprit = self._ending.culprit()
         if self._failure is not None:
-            self._console.say(self._failure)
+            self._console.say(self._failure[0])
         elif headline is not None and culprit is not None:
             self._console.report(culprit, headline)
         self._console.close(self._interrupted)
-        signal.set_wakeup_fd(-1)
-        for end in (self._control, self._woken, self._wake):
-            end.close()
+        for session in self._far.sessions:
+            session.end()
+        for each in self._branches:
+            each.control.close()
         self._selector.close()
-        return 1 if self._failure is not None else self._ending.exit_code()
+        return self._code()
 
     def _interrupted(self) -> bool:
         """While the last output is written: has somebody lost patience?"""
         try:
-            if any(number in ENDING for number in self._woken.recv(4096)):
+            if any(number in ENDING for number in self._signals.read()):
                 return True
         except BlockingIOError:
             pass
@@ -301,21 +304,10 @@ class Job:
         return self._give_up is not None and time.monotonic() >= self._give_up
 
     def _leave_now(self) -> None:
-        """Ctrl-C for the third time. The agent's death takes the ranks with it."""
-        process.send(self._agent, signal.SIGKILL)
+        """Ctrl-C for the third time. The agents' ends take the ranks with them."""
+        if self._own is not None and self._own.pid is not None:
+            process.send(self._own.pid, signal.SIGKILL)
         os._exit(128 + signal.SIGINT)
-
-    def _ring(self) -> None:
-        try:
-            self._wake.send(b"\0")
-        except OSError:
-            pass  # full: it will wake up anyway
-
-    def _watch_signals(self) -> None:
-        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
-        for number in (*ENDING, *PASSED_ON, signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD):
-            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:  # nohup stays nohup
-                signal.signal(number, lambda *_: None)
 
 
 def _stdin() -> int:
@@ -338,4 +330,21 @@ def run(plan: Plan) -> int:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    return Job(plan).run()
+    with Signals() as signals:
+        process.become_subreaper()
+        strangers = set() if process.childless() else set(process.descendants())
+        own = None
+        if plan.here is not None:
+            own = branch.forked(plan.here, _stdin(), signals.ends)
+        far = Gathered([], plan.slots, "127.0.0.1", os.urandom(32))
+        try:
+            if plan.gather is not None:
+                far = plan.gather(plan, signals)
+        except starting.StartError as error:
+            if own is not None and own.pid is not None:
+                own.control.close()  # it knows what that means
+                os.waitpid(own.pid, 0)
+            for line in str(error).splitlines():
+                print(f"hvdlite-run: {line}", file=sys.stderr, flush=True)
+            return error.code
+        return Job(plan, signals, own, far, strangers).run()

@@ -15,7 +15,8 @@ import ctypes
 import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
@@ -117,6 +118,31 @@ def reap() -> list[tuple[int, int]]:
         if pid == 0:
             return ended
         ended.append((pid, exit_code(status)))
+
+
+def reap_adopted(spared: Collection[int]) -> None:
+    """As process 1: children that are not ours by birth. The ends of `spared` are left to be read elsewhere."""
+    while True:
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid in spared:
+            return
+        os.waitpid(found.si_pid, os.WNOHANG)
+
+
+def sweep(spared: Collection[int]) -> None:
+    """Kills and reaps all that is below this process but `spared`. Takes 5 s at most."""
+    give_up = time.monotonic() + 5.0
+    while time.monotonic() < give_up:
+        left = set(descendants()).difference(spared)
+        if not left:
+            return
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        reap()
+        time.sleep(0.01)
 
 
 def childless() -> bool:

@@ -142,7 +142,8 @@ def test_the_command_starts_at_the_first_word_that_is_no_option(words, own):
         ("-q", "unknown option -q"),
         ("--min-np", "not yet"),
         ("--min_np=2", "not yet"),
-        ("--ssh-port", "not yet"),
+        ("--ssh-port", "needs a value"),
+        ("--ssh_prt", "did you mean --ssh-port"),
         ("-np", "needs a value"),
     ],
 )

@@ -204,7 +204,7 @@ def test_options_reach_the_ranks_as_variables():
         ("-np 2 /tmp", 126, "/tmp: is a directory"),
         ("--nump 2 true", 2, "unknown option --nump; did you mean --num-proc?"),
         ("-np 2 --min-np 2 true", 2, "not yet: --min-np"),
-        ("-np 2 -H elsewhere.invalid:2 true", 2, "not yet: elsewhere.invalid"),
+        ("-np 2 -H elsewhere.invalid:2 true", 2, "elsewhere.invalid: "),
         ("-np 3 -H localhost:2 true", 2, "more processes (3) than there are available slots (2)"),
         ("-np 2 -H localhost:x true", 2, "localhost:x"),
         ("-np 2 --hostfile /no/such/file true", 2, "--hostfile /no/such/file: No such file"),

@@ -1,0 +1,212 @@
+"""Who has reported for the job? The meeting point of the agents of several hosts, before any rank is started.
+
+An agent on another host connects here twice: a stream for control and one for output. Each connection proves the job's
+secret (the handshake of hvdlite/_wire.py) before a byte of it is parsed, then says HELLO: a small JSON frame that tells
+which host this is, which stream, and what stands in the way there. From then on the socket belongs to a Branch.
+
+`Muster` is the launcher's side: it listens at one address, never waits (`turn` serves what is ready), bounds strangers
+in number and time as the store does, and is closed once all are there. `report` is the agent's side, which may wait.
+
+A host that vanishes sends nothing, not even an end. So both sides ask the kernel to probe a silent connection
+(`keep_watch`): a stopped launcher or a busy one answers still, a dead host does not.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from hvdlite import _wire
+
+HELLO = 1
+HELLO_MAX = 8192
+CONTROL, OUTPUT = "control", "output"
+SILENCE_S = 4.0  # of a host, before it counts as lost
+_STRANGERS_MAX = 256
+_HANDSHAKE_S = 5.0
+_RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+class Arrival(NamedTuple):
+    """A connection that has proved the secret, and what it said."""
+
+    sock: socket.socket
+    hello: dict[str, Any]
+    peer: str
+
+
+class _Stranger:
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self.sock, self.peer = sock, peer
+        self.deadline = time.monotonic() + _HANDSHAKE_S
+        self.nonce = _wire.new_nonce()
+        self.answer = b""
+        self.reader = _wire.FrameReader(HELLO_MAX)
+        self.proved = False
+
+
+class Muster:
+    """Listens at `address` (port 0: any that is free). Raises OSError when that is not possible."""
+
+    def __init__(self, secret: bytes, address: str, port: int = 0) -> None:
+        self._secret = secret
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, port), family=family, backlog=512)
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._strangers: list[_Stranger] = []
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens: (host, port)."""
+        return self._listener.getsockname()[:2]
+
+    def fileno(self) -> int:
+        """Readable when `turn` has something to do."""
+        return self._selector.fileno()
+
+    def turn(self) -> list[Arrival]:
+        """Serves what is ready; those that have said HELLO."""
+        arrivals = []
+        for key, _ in self._selector.select(0):
+            if key.fileobj is self._listener:
+                self._accept()
+                continue
+            stranger: _Stranger = key.data
+            try:
+                hello = self._read(stranger)
+            except (OSError, EOFError, ValueError):  # a WireError is a ValueError
+                self._drop(stranger)
+                continue
+            if hello is not None:
+                self._forget(stranger)
+                arrivals.append(Arrival(stranger.sock, hello, stranger.peer))
+        now = time.monotonic()
+        for late in [each for each in self._strangers if each.deadline <= now]:
+            self._drop(late)
+        return arrivals
+
+    def close(self) -> None:
+        """Nobody can report any more."""
+        for stranger in list(self._strangers):
+            self._drop(stranger)
+        self._selector.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, peer = self._listener.accept()
+        except OSError:
+            return
+        if len(self._strangers) >= _STRANGERS_MAX:
+            self._drop(self._strangers[0])
+        sock.setblocking(False)
+        stranger = _Stranger(sock, peer[0])
+        self._strangers.append(stranger)
+        self._selector.register(sock, selectors.EVENT_READ, stranger)
+        try:
+            sock.send(stranger.nonce)
+        except OSError:
+            self._drop(stranger)
+
+    def _read(self, stranger: _Stranger) -> dict[str, Any] | None:
+        try:
+            wanted = 4096 if stranger.proved else _wire.ANSWER_BYTES - len(stranger.answer)
+            chunk = stranger.sock.recv(wanted)
+        except BlockingIOError:
+            return None
+        if not chunk:
+            raise EOFError
+        if stranger.proved:
+            for _, body in stranger.reader.feed(chunk):
+                hello = json.loads(body)
+                if not isinstance(hello, dict):
+                    raise ValueError
+                return hello
+            return None
+        stranger.answer += chunk
+        if len(stranger.answer) == _wire.ANSWER_BYTES:
+            proof = _wire.check_answer(self._secret, stranger.nonce, stranger.answer)
+            stranger.sock.send(_wire.REJECTED if proof is None else proof)
+            if proof is None:
+                raise ValueError
+            stranger.proved = True
+        return None
+
+    def _forget(self, stranger: _Stranger) -> None:
+        self._strangers.remove(stranger)
+        self._selector.unregister(stranger.sock)
+
+    def _drop(self, stranger: _Stranger) -> None:
+        self._forget(stranger)
+        stranger.sock.close()
+
+
+class ReportError(Exception):
+    """The launcher could not be reached, or does not know the secret; the text says which."""
+
+
+def report(
+    address: tuple[str, int],
+    secret: bytes,
+    hello: Mapping[str, Any],
+    deadline: float,
+    gone: Callable[[], bool] = lambda: False,
+) -> socket.socket:
+    """Connects to a Muster and says `hello`, trying again until time.monotonic() is `deadline` or `gone()` is true.
+
+    Raises ReportError.
+    """
+    where = f"{address[0]}:{address[1]}"
+    failure, attempt = "no time left", 0
+    while time.monotonic() < deadline and not gone():
+        try:
+            sock = socket.create_connection(address, timeout=max(0.01, min(2.0, deadline - time.monotonic())))
+        except OSError as error:
+            failure = str(error)
+        else:
+            sock.settimeout(_HANDSHAKE_S)
+            try:
+                answer, expected = _wire.answer_challenge(secret, _exactly(sock, _wire.NONCE_BYTES))
+                sock.sendall(answer)
+                proof = _exactly(sock, _wire.PROOF_BYTES)
+                if _wire.same_proof(proof, expected):
+                    sock.sendall(_wire.pack(HELLO, json.dumps(hello).encode()))
+                    return sock
+                sock.close()
+                raise ReportError(f"what listens at {where} has another secret (HVDLITE_SECRET_KEY) than this host")
+            except (OSError, EOFError) as error:
+                sock.close()
+                failure = str(error) or "the connection was closed"
+        time.sleep(min(_RETRY_S[min(attempt, len(_RETRY_S) - 1)], max(0.0, deadline - time.monotonic())))
+        attempt += 1
+    raise ReportError(f"nobody answers at {where}, where the launcher should be: {failure}")
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    held = b""
+    while len(held) < count:
+        chunk = sock.recv(count - len(held))
+        if not chunk:
+            raise EOFError
+        held += chunk
+    return held
+
+
+def keep_watch(sock: socket.socket, control: bool) -> None:
+    """Lets the kernel end this connection once the other host has not answered for about SILENCE_S.
+
+    Only `control` also counts bytes that wait: those of the output stream may wait for a reader as long as they like.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, int(SILENCE_S) - 1)
+    if control:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SILENCE_S))

@@ -1,0 +1,253 @@
+"""Which hosts does the command line mean, and who brings the job there? Flags in, the place-related half of a Plan out.
+
+Three ways: ranks on this host only (names and addresses of it included), hosts that are reached over ssh (-H,
+--hostfile), and hosts on which the same command is given (--nnodes, with torchrun's spellings; rendezvous.py). Names of
+this host are one host, whatever they are; what the resolver does not know, ssh may.
+
+What cannot be is refused here, before anything is started or anybody is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from hvdlite import config
+from hvdlite.errors import HvdOptionError
+
+from . import address, hosts
+from .plan import Gathered, Plan
+from .signals import Signals
+
+RANKS_MAX = 64  # on one host, as the core has it (HVD_LOCAL_MAX)
+RENDEZVOUS_S = 600.0  # for hosts on which people or a scheduler start the command
+RENDEZVOUS_PORT = 29400  # torchrun's, as the next one
+MASTER_PORT = 29500
+_BACKENDS = ("static", "tcp", "c10d")
+
+
+class PlaceError(ValueError):
+    """Hosts or numbers that cannot be; the text says why."""
+
+
+class Places(NamedTuple):
+    """See Plan. join: what this host does instead of being the launcher."""
+
+    slots: Sequence[hosts.Slot]
+    here: str | None = "localhost"
+    gather: Callable[[Plan, Signals], Gathered] | None = None
+    join: Callable[[Sequence[str]], int] | None = None
+
+
+def add_flags(add: Callable[..., argparse.Action]) -> None:
+    """Those of several hosts."""
+    add("-p", "--ssh-port", dest="ssh_port", metavar="PORT", help="port of the hosts' sshd")
+    add("-i", "--ssh-identity-file", dest="ssh_identity", metavar="FILE", help="private key for ssh")
+    add("--ssh-opt", dest="ssh_options", action="append", metavar="WORDS", help="more for ssh, as -o Name=value")
+    add(
+        "--network-interface",
+        "--network-interfaces",
+        dest="interfaces",
+        action="append",
+        metavar="NAME,...",
+        help="where this host listens, by interface or network (10.0.0.0/8); by default on the route to the others",
+    )
+    add("-x", dest="forward", action="append", metavar="NAME[=VALUE]", help="a variable that all ranks get")
+    add("--nnodes", dest="nodes", metavar="N", help="number of hosts on which this same command is given, without ssh")
+    add("--node-rank", dest="node", metavar="K", help="number of this host, from 0; node 0 has the rdzv endpoint")
+    add("--nproc-per-node", dest="per_node", metavar="N", help="ranks of this host: a number, gpu, cpu or auto")
+    add("--rdzv-endpoint", dest="endpoint", metavar="HOST[:PORT]", help="address of node 0; needs HVDLITE_SECRET_KEY")
+    add("--rdzv-id", dest="rendezvous_id", metavar="ID", help="tells jobs apart that meet at the same address")
+    add("--rdzv-backend", dest="backend", metavar="NAME", help="there is one way to meet: static, tcp or c10d")
+    add("--master-addr", dest="master", metavar="HOST", help="as --rdzv-endpoint, without the port")
+    add("--master-port", dest="master_port", metavar="PORT", help="its port")
+    add("--standalone", action="store_true", help="this host only")
+
+
+def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float) -> Places:
+    """Where the job runs. Raises PlaceError."""
+    rows = (asked.hosts is not None, asked.hostfile is not None, asked.nodes is not None or asked.endpoint is not None)
+    if sum(rows) > 1:
+        raise PlaceError("-H, --hostfile and --nnodes exclude each other")
+    try:
+        if _nodes(asked) > 1:
+            return _meeting(asked, environ, options, timeout)
+        return _listed(asked, environ, timeout)
+    except (hosts.HostError, address.AddressError) as error:
+        raise PlaceError(str(error)) from None
+    except OSError as error:
+        raise PlaceError(f"--hostfile {asked.hostfile}: {error.strerror}") from None
+
+
+def number(flag: str, text: str, least: int, what: str) -> int:
+    """A whole number of a flag. Raises PlaceError."""
+    try:
+        value = int(text, 10)
+    except ValueError:
+        raise PlaceError(f"{flag} {text}: must be a whole number of {what}") from None
+    if value < least:
+        raise PlaceError(f"{flag} {text}: there must be at least {least} {what}")
+    return value
+
+
+def forwarded(asked: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of -x. Raises PlaceError for one that is not set."""
+    found = {}
+    for word in asked.forward or []:
+        name, equals, value = word.partition("=")
+        if not equals and name not in environ:
+            raise PlaceError(f"-x {name}: there is no such variable here; give -x {name}=value")
+        found[name] = value if equals else environ[name]
+    return found
+
+
+def _per_node(asked: argparse.Namespace) -> int | None:
+    """Ranks of one host by torchrun's flag."""
+    if asked.per_node is None:
+        return None
+    if asked.per_node in ("gpu", "auto"):
+        devices = [name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()]
+        if devices or asked.per_node == "gpu":
+            return number("--nproc-per-node gpu:", str(len(devices)), 1, "GPU")
+    if asked.per_node in ("cpu", "auto"):
+        return os.cpu_count() or 1
+    return number("--nproc-per-node", asked.per_node, 1, "rank")
+
+
+def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> Places:
+    """Ranks on this host, or on hosts of a list."""
+    per_node = _per_node(asked)
+    size = per_node if asked.np is None else number("-np", asked.np, 1, "rank")
+    if asked.hostfile is not None:
+        with open(asked.hostfile, encoding="utf-8", errors="replace") as file:
+            listed = hosts.parse_hostfile(file.read(), asked.hostfile)
+    elif asked.hosts is not None:
+        listed = hosts.parse_hosts(asked.hosts)
+    elif size is None:
+        raise PlaceError("how many ranks? Say -np N, for example: hvdlite-run -np 2 python train.py")
+    else:
+        listed = [hosts.Host("localhost", size)]
+    if per_node is not None and asked.np is None and (asked.hosts or asked.hostfile):
+        listed, size = [hosts.Host(host.name, per_node) for host in listed], None
+    own = [host for host in listed if _is_here(host.name)]
+    if len(own) == len(listed) and len(own) > 1:  # several names of this host
+        listed = [hosts.Host("localhost", sum(host.slots for host in own))]
+        own = listed
+    elif len(own) > 1:
+        listed = hosts.merged(listed, [host.name for host in own])
+        own = [host for host in listed if host.name == own[0].name]
+    slots = hosts.assign(listed, sum(host.slots for host in listed) if size is None else size)
+    _check_sizes(slots)
+    used = {slot.host for slot in slots}
+    here = own[0].name if own and own[0].name in used else None
+    if used == {here}:
+        return Places(slots, here)
+    from . import ssh, starting
+
+    also = forwarded(asked, environ)
+    port = None if asked.ssh_port is None else number("--ssh-port", asked.ssh_port, 1, "port")
+    starter = ssh.Ssh(port, asked.ssh_identity, asked.ssh_options or [])
+    return Places(slots, here, starting.gather(starter, _interfaces(asked), timeout, also))
+
+
+def _check_sizes(slots: Sequence[hosts.Slot]) -> None:
+    crowded = next((slot.host for slot in slots if slot.local_size > RANKS_MAX), None)
+    if crowded is not None:
+        raise PlaceError(f"not yet: more than {RANKS_MAX} ranks on one host ({crowded})")
+
+
+def _interfaces(asked: argparse.Namespace) -> list[str]:
+    return [name for each in asked.interfaces or [] for name in each.split(",") if name]
+
+
+def _is_here(name: str) -> bool:
+    if hosts.is_this_host(name, os.uname().nodename):
+        return True
+    try:
+        return any(map(address.is_own, address.resolve(name)))
+    except address.AddressError:
+        return False  # ssh may know it by this name
+
+
+def _nodes(asked: argparse.Namespace) -> int:
+    if asked.standalone or asked.nodes is None:
+        return 1
+    low, colon, high = asked.nodes.partition(":")
+    if colon and low != high:
+        raise PlaceError(f"not yet: --nnodes {asked.nodes}: training on a changing number of hosts comes later")
+    return number("--nnodes", low, 1, "host")
+
+
+def _meeting(
+    asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float
+) -> Places:
+    """One of several hosts on which the same command is given."""
+    from . import rendezvous
+
+    nodes = _nodes(asked)
+    if asked.endpoint is None and asked.master is None:
+        raise PlaceError("--nnodes needs the address of node 0: --rdzv-endpoint HOST:PORT")
+    if asked.backend not in (None, *_BACKENDS):
+        raise PlaceError(f"--rdzv-backend {asked.backend}: there is no such way; leave the flag out")
+    host, port = _endpoint(asked)
+    slots = _per_node(asked) or 1
+    if asked.np is not None:
+        size = number("-np", asked.np, nodes, "ranks, one for each host,")
+        if asked.per_node is not None and size != nodes * slots or size % nodes:
+            raise PlaceError(f"-np {size} does not fit --nnodes {nodes}; leave it out and say --nproc-per-node")
+        slots = size // nodes
+    node = None if asked.node is None else number("--node-rank", asked.node, 0, "(node 0 is the first)")
+    if node is not None and node >= nodes:
+        raise PlaceError(f"--node-rank {node}: the {nodes} hosts of --nnodes have the numbers 0 to {nodes - 1}")
+    found = address.resolve(host)
+    own = [ip for ip in found if address.is_own(ip)]
+    if node == 0 and not own:
+        raise PlaceError(f"{host} ({', '.join(found)}) is no address of this host, which is node 0")
+    first = node == 0 or (node is None and bool(own))
+    meeting = rendezvous.Rendezvous(
+        own[0] if first else found[0],
+        port,
+        _secret(asked, environ),
+        nodes,
+        node,
+        slots,
+        timeout if "HVDLITE_START_TIMEOUT" in {**environ, **options} else RENDEZVOUS_S,
+    )
+    _check_sizes(hosts.assign([hosts.Host("localhost", slots)], slots))
+    also = {**options, **forwarded(asked, environ)}
+    if first:
+        return Places((), os.uname().nodename, rendezvous.gather(meeting))
+    return Places((), None, None, lambda command: rendezvous.join(meeting, command, environ, also, asked.as_horovod))
+
+
+def _endpoint(asked: argparse.Namespace) -> tuple[str, int]:
+    text = asked.endpoint if asked.endpoint is not None else asked.master
+    default = RENDEZVOUS_PORT if asked.endpoint is not None else MASTER_PORT
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        port = port.lstrip(":")
+    elif text.count(":") > 1:
+        host, port = text, ""
+    else:
+        host, _, port = text.partition(":")
+    port = port or asked.master_port
+    return host, default if not port else number("the port of --rdzv-endpoint", port, 1, "(a port)")
+
+
+def _secret(asked: argparse.Namespace, environ: Mapping[str, str]) -> bytes:
+    """The key that all hosts were given, for this rendezvous."""
+    import hmac
+
+    text = environ.get("HVDLITE_SECRET_KEY")
+    if text is None:
+        raise PlaceError(
+            "hosts that meet by themselves need a secret, the same on all of them: for example\n"
+            "  export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)    # once; then the value that it gave, on every host"
+        )
+    try:
+        key = config.parse(config.option_of("secret_key"), text, "HVDLITE_SECRET_KEY")
+    except HvdOptionError as error:
+        raise PlaceError(str(error)) from None
+    return hmac.digest(key, f"rendezvous {asked.rendezvous_id or ''}".encode(), "sha256")

@@ -1,0 +1,44 @@
+"""What is to be run, where, and who brings the agents there? What the command line hands to job.py.
+
+A Plan for this host alone has its slots and no `gather`. With other hosts, `gather` is called once this host's agent is
+forked: it starts agents there (starting.py) or waits for them (rendezvous.py), and returns what Gathered says, or
+raises starting.StartError when a host cannot take part; then nothing of it is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from .hosts import Slot
+
+if TYPE_CHECKING:
+    from .branch import Branch
+    from .signals import Signals
+    from .starting import Running
+
+
+class Gathered(NamedTuple):
+    """The other hosts of a job: their agents, and what was found out with them."""
+
+    branches: list[Branch]
+    slots: Sequence[Slot]  # of the whole job
+    address: str  # where the store is to listen
+    secret: bytes
+    sessions: Sequence[Running] = ()
+
+
+class Plan(NamedTuple):
+    """A job as the command line asks for it."""
+
+    command: Sequence[str]
+    slots: Sequence[Slot]  # may be left to `gather`
+    environ: Mapping[str, str]  # the launcher's own
+    options: Mapping[str, str]  # variables that flags stand for
+    grace: float
+    output_folder: str | None = None
+    timestamps: bool = False
+    verbose: bool = False
+    as_horovod: bool = False
+    here: str | None = "localhost"  # what slots call this host; None: no rank runs here
+    gather: Callable[[Plan, Signals], Gathered] | None = None  # brings the agents of other hosts

@@ -1,0 +1,101 @@
+"""What runs on another host of the job? This: it reports to the launcher and becomes that host's agent.
+
+Whatever starts it (ssh, srun) runs `BOOT` (starting.py), which reads one line of JSON from stdin: the job's secret, the
+launcher's address, the command with its folder and environment. So nothing of it stands in an argument list or a file.
+Stdin stays open; its end means that the launcher is gone, as does the end of the control stream.
+
+What is wrong with this host (no such folder, no such command, another version) is said in HELLO before any rank is
+started anywhere, so that the launcher can tell of all hosts at once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hvdlite import __version__, config
+
+from . import environment, muster, process
+from .agent import Agent
+from .ending import LOST
+
+
+def main(given: dict[str, Any]) -> int:
+    """The life of an agent that ssh or srun has started. Returns its exit code."""
+    hangup = os.dup(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(null, standard)
+    os.close(null)
+    environ = config.environ()
+    if given["host"] is None:  # started by srun with others
+        given["host"] = given["hosts"][int(environ["SLURM_NODEID"])]
+    given["environ"] = {**environment.forwarded(environ), **given["environ"]}
+    try:
+        return serve(given, hangup)
+    except muster.ReportError as error:
+        print(error, file=sys.stderr)
+        return LOST
+
+
+def serve(given: Mapping[str, Any], hangup: int = -1, stays: bool = False, slots: int = 0) -> int:
+    """Reports and is the agent until the job is over; the exit code. Raises muster.ReportError.
+
+    given: secret, address, timeout, host, command, cwd and environ. hangup, stays: see Agent. slots: for ranks here,
+    where the launcher does not know.
+    """
+    secret = bytes.fromhex(given["secret"])
+    problem, code = _problem(given)
+    hello = {
+        "version": __version__,
+        "host": given["host"],
+        "name": socket.gethostname(),
+        "problem": problem,
+        "code": code,
+        "slots": slots,
+        "id": os.urandom(8).hex(),
+    }
+    deadline = time.monotonic() + given["timeout"]
+    streams = {}
+    for stream in (muster.CONTROL, muster.OUTPUT):
+        streams[stream] = muster.report(
+            (given["address"][0], given["address"][1]),
+            secret,
+            {**hello, "stream": stream},
+            deadline,
+            gone=lambda: hangup >= 0 and _ended(hangup),
+        )
+        muster.keep_watch(streams[stream], control=stream == muster.CONTROL)
+    process.rename(b"hvdlite-agent")
+    process.become_subreaper()
+    started = {
+        "command": given["command"],
+        "cwd": given["cwd"],
+        "environ": {**given["environ"], **environment.secret_of(secret)},
+    }
+    agent = Agent(streams[muster.CONTROL], streams[muster.OUTPUT], stdin=-1, given=started, hangup=hangup, stays=stays)
+    agent.run()
+    return agent.code if agent.code is not None else LOST if agent.orphan else 0
+
+
+def _problem(given: Mapping[str, Any]) -> tuple[str | None, int]:
+    """What stands in the way of the ranks here, and the exit code that this gives."""
+    if not os.path.isdir(given["cwd"]):
+        return f"there is no folder {given['cwd']} (ranks start in the folder that the launcher is in)", 1
+    command = given["command"][0]
+    folder = given["cwd"] if os.sep in command and not os.path.isabs(command) else ""
+    if shutil.which(os.path.join(folder, command), path=given["environ"].get("PATH", os.defpath)) is None:
+        return f"{command}: command not found", process.NOT_FOUND
+    return None, 0
+
+
+def _ended(descriptor: int) -> bool:
+    watch = select.poll()
+    watch.register(descriptor, select.POLLIN)
+    return bool(watch.poll(0))

@@ -1,0 +1,113 @@
+"""How do hosts make one job without ssh? The same command on each of them, and one address at which they meet.
+
+    HVDLITE_SECRET_KEY=... hvdlite-run --nnodes 2 --node-rank 0 --nproc-per-node 4 --rdzv-endpoint a:29400 python t.py
+
+Node 0, the host of that address, is the launcher of the job: it waits for the others, gives ranks to all in the order
+of their numbers, shows everybody's output, and gives everybody the exit code. On the other hosts the launcher is the
+agent of its own host, with the environment and the flags that it was started with. A signal to any of them ends the
+job as if node 0 had got it.
+
+All must know a secret beforehand, since nobody brings it: HVDLITE_SECRET_KEY. Who listens on the network without one
+runs code for strangers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from . import environment, hosts, muster, remote, starting
+from .ending import LOST
+from .plan import Gathered, Plan
+from .signals import Signals
+
+
+class Rendezvous(NamedTuple):
+    """Where `nodes` hosts meet; `slots` ranks run on this one. node: its number; None: given when it reports."""
+
+    ip: str
+    port: int
+    secret: bytes
+    nodes: int
+    node: int | None
+    slots: int
+    timeout: float
+
+
+class _Nobody:
+    """A Starter that starts nothing: the other hosts come by themselves."""
+
+    def sessions(self, hosts: Sequence[tuple[int, str]]) -> list[starting.Session]:
+        return []
+
+    def resolve(self, name: str) -> list[str]:
+        return []
+
+    def again(self, code: int, text: str) -> bool:
+        return False
+
+    def remedy(self, host: str, code: int, text: str) -> str:
+        return text
+
+
+def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], Gathered]:
+    """Node 0's way to the other hosts."""
+
+    def by_rendezvous(plan: Plan, signals: Signals) -> Gathered:
+        assert plan.here is not None  # node 0 has ranks
+        try:
+            place = muster.Muster(meeting.secret, meeting.ip, meeting.port)
+        except OSError as error:
+            text = f"cannot listen at {meeting.ip}:{meeting.port} for the other hosts: {error.strerror}"
+            raise starting.StartError(text) from None
+        expected = [(number, f"node {number}") for number in range(1, meeting.nodes)]
+        try:
+            branches = starting.Start(_Nobody(), expected, place, {}, {}, signals, meeting.timeout).run()
+        finally:
+            place.close()
+        named = [hosts.Host(plan.here, meeting.slots)]
+        for branch in sorted(branches, key=lambda each: each.number):
+            taken = {host.name for host in named}
+            name = str(branch.hello["name"])
+            branch.name = name if name not in taken else f"{name} (node {branch.number})"  # as cloned machines are
+            branch.stays = True
+            named.append(hosts.Host(branch.name, int(branch.hello["slots"])))
+        slots = hosts.assign(named, sum(host.slots for host in named))
+        return Gathered(branches, slots, meeting.ip, meeting.secret)
+
+    return by_rendezvous
+
+
+def join(
+    meeting: Rendezvous,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    options: Mapping[str, str],
+    as_horovod: bool,
+) -> int:
+    """The life of the launcher on any other host than node 0's: the exit code."""
+    base = environment.inherited(environ, options)
+    if as_horovod:
+        environment.put_horovod_in_front(base)
+    given = {
+        "secret": meeting.secret.hex(),
+        "address": (meeting.ip, meeting.port),
+        "timeout": meeting.timeout,
+        "host": meeting.node,
+        "command": list(command),
+        "cwd": os.getcwd(),
+        "environ": base,
+    }
+    where = f"{meeting.ip}:{meeting.port}"
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        code = remote.serve(given, stays=True, slots=meeting.slots)
+    except muster.ReportError as error:
+        print(f"hvdlite-run: {error}; is the launcher started on that host, too?", file=sys.stderr, flush=True)
+        return LOST
+    if code == LOST:
+        print(f"hvdlite-run: the launcher of node 0 at {where} is gone, or never started", file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,348 @@
+"""How do agents come to other hosts? A starter's processes (ssh, srun) run them there; this waits until all report.
+
+A starter says which processes there are to be (`sessions`), whether a failed one is worth another attempt, and what a
+user should do about it. Here they are started, at most `AT_ONCE` that have not reported; each gets the job over stdin
+(one line of JSON, see remote.py), and stdin stays open as long as the job lives. What a session says is kept, for the
+diagnosis of one that ends too early and as news of the host later.
+
+Nothing is started anywhere unless all hosts report that they are well; if not, the troubles of all of them are told at
+once. Everything here is one loop over descriptors, which signals to the launcher end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from hvdlite import __version__
+
+from . import address, environment, process
+from .branch import Branch, reported
+from .muster import CONTROL, OUTPUT, Arrival, Muster
+from .plan import Gathered, Plan
+from .signals import ENDING, Signals
+
+AT_ONCE = 32
+RETRY_S = (0.5, 1.0)
+TEXT_MAX = 8192
+BOOT = (
+    "import sys,json;g=json.loads(sys.stdin.buffer.readline()or'0');g or sys.exit(255);sys.path[1:1]=g['path'];"
+    "from hvdlite.launcher import remote;sys.exit(remote.main(g))"
+)
+
+
+def far_command() -> list[str]:
+    """What a session runs on its hosts: this Python, which must be there at the same path."""
+    return [sys.executable, "-c", BOOT]
+
+
+class Session(NamedTuple):
+    """A process that starts the agents of some hosts (their numbers)."""
+
+    words: list[str]
+    hosts: list[int]
+
+
+class Starter(Protocol):
+    """A way to other hosts."""
+
+    def sessions(self, hosts: Sequence[tuple[int, str]]) -> list[Session]:
+        """The processes that start agents on these hosts (number, name)."""
+        ...
+
+    def resolve(self, name: str) -> list[str]:
+        """The addresses of a host. Raises address.AddressError."""
+        ...
+
+    def again(self, code: int, text: str) -> bool:
+        """Is a session that has ended so worth another attempt?"""
+        ...
+
+    def remedy(self, host: str, code: int, text: str) -> str:
+        """One line: what is wrong with a host, and what to do. `text` is what the session said."""
+        ...
+
+
+class StartError(Exception):
+    """No rank was started; the text says why, a line for each host. `code` is the launcher's exit code."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Running:
+    """A session under way."""
+
+    def __init__(self, session: Session, payload: bytes) -> None:
+        self.session = session
+        self._payload = payload
+        self.unsent = b""
+        self.pid = 0
+        self.stdin = self.output = -1
+        self.text = b""
+        self.attempts = 0
+        self.due = 0.0  # when to start it
+
+    def start(self, environ: Mapping[str, str]) -> None:
+        """Forks. Raises process.StartError."""
+        self.attempts += 1
+        self.text, self.unsent = b"", self._payload
+        theirs, self.stdin = os.pipe()
+        self.output, their_output = os.pipe()
+        try:
+            self.pid = process.start(self.session.words, environ, os.getcwd(), (theirs, their_output, their_output))
+        finally:
+            os.close(theirs)
+            os.close(their_output)
+        os.set_blocking(self.stdin, False)
+        os.set_blocking(self.output, False)
+
+    def feed(self) -> None:
+        """Gives stdin what it takes."""
+        try:
+            self.unsent = self.unsent[os.write(self.stdin, self.unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # it has ended; its output tells why
+            self.unsent = b""
+
+    def listen(self) -> bytes | None:
+        """What it has said since; None at its end."""
+        try:
+            chunk = os.read(self.output, 65536)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            chunk = b""
+        self.text = (self.text + chunk)[-TEXT_MAX:]
+        return chunk or None
+
+    def end(self) -> int:
+        """Ends it, if it has not; its exit code."""
+        for descriptor in (self.stdin, self.output):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.stdin = self.output = -1
+        if not self.pid:
+            return 0
+        pid, self.pid = self.pid, 0
+        limit = time.monotonic() + 0.5
+        while time.monotonic() < limit:
+            try:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                return 0
+            if ended:
+                return process.exit_code(status)
+            time.sleep(0.005)
+        process.send(pid, signal.SIGKILL)
+        return process.exit_code(os.waitpid(pid, 0)[1])
+
+
+class Start:
+    """Starts agents on `hosts` (number and name) and waits for them. `run` once."""
+
+    def __init__(
+        self,
+        starter: Starter,
+        hosts: Sequence[tuple[int, str]],
+        muster: Muster,
+        given: Mapping[str, Any],
+        environ: Mapping[str, str],
+        signals: Signals,
+        timeout: float,
+    ) -> None:
+        self._starter, self._muster, self._signals, self._environ = starter, muster, signals, environ
+        self._names = dict(hosts)
+        self._deadline = time.monotonic() + timeout
+        self._timeout = timeout
+        self._arrived: dict[int, dict[str, Arrival]] = {number: {} for number in self._names}
+        self._trouble: dict[int, tuple[str, int]] = {}
+        self._selector = selectors.DefaultSelector()
+        self.running: list[Running] = []
+        for session in starter.sessions(hosts):
+            alone = session.hosts[0] if len(session.hosts) == 1 else None
+            line = json.dumps({**given, "host": alone, "hosts": session.hosts}).encode() + b"\n"
+            self.running.append(Running(session, line))
+
+    def run(self) -> list[Branch]:
+        """The agents, once all have reported. Raises StartError; then nothing is left of the sessions."""
+        self._selector.register(self._muster, selectors.EVENT_READ)
+        self._selector.register(self._signals, selectors.EVENT_READ)
+        try:
+            while self._open():
+                self._launch()
+                self._turn()
+            if self._trouble:
+                order = sorted(self._trouble)
+                lines = [f"{self._names[number]}: {self._trouble[number][0]}" for number in order]
+                raise StartError("\n".join(lines), self._trouble[order[0]][1])
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self._selector.close()
+        return [reported(n, self._names[n], each[CONTROL], each[OUTPUT]) for n, each in self._arrived.items()]
+
+    def _open(self) -> list[int]:
+        """Hosts that are neither here nor given up."""
+        return [n for n, each in self._arrived.items() if len(each) < 2 and n not in self._trouble]
+
+    def _launch(self) -> None:
+        """Starts sessions that are due."""
+        now = time.monotonic()
+        open_hosts = set(self._open())
+        flying = [each for each in self.running if each.pid and open_hosts.intersection(each.session.hosts)]
+        room = AT_ONCE - len(flying)
+        for each in self.running:
+            if room <= 0 or each.pid or each.due > now or not open_hosts.intersection(each.session.hosts):
+                continue
+            try:
+                each.start(self._environ)
+            except process.StartError as error:
+                self._give_up(each, f"cannot run {each.session.words[0]}: {error.strerror}", error.code)
+                continue
+            room -= 1
+            self._selector.register(each.output, selectors.EVENT_READ, each)
+            self._selector.register(each.stdin, selectors.EVENT_WRITE, each)
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if now >= self._deadline:
+            for number in self._open():
+                said = self._said_of(number)
+                self._trouble[number] = (
+                    f"did not report within {self._timeout:g} s (--start-timeout sets the limit){said}",
+                    255,
+                )
+            return
+        waiting = [each.due for each in self.running if not each.pid]
+        patience = max(0.0, min([self._deadline, *(due for due in waiting if due > now)]) - now)
+        for key, events in self._selector.select(patience):
+            if key.fileobj is self._muster:
+                for arrival in self._muster.turn():
+                    self._arrive(arrival)
+            elif key.fileobj is self._signals:
+                for number in self._signals.read():
+                    if number in ENDING:
+                        raise StartError(f"{process.signal_name(number)} while the hosts were started", 128 + number)
+            elif events & selectors.EVENT_WRITE:
+                key.data.feed()
+                if not key.data.unsent:
+                    self._selector.unregister(key.fileobj)
+            elif key.data.listen() is None:
+                self._ended(key.data)
+
+    def _said_of(self, number: int) -> str:
+        text = next((each.text for each in self.running if number in each.session.hosts), b"").strip()
+        return f"; its last words: {text.decode(errors='replace').splitlines()[-1]}" if text else ""
+
+    def _arrive(self, arrival: Arrival) -> None:
+        number, stream = self._number(arrival.hello), arrival.hello.get("stream")
+        others = [each for each in self._arrived.get(number, {}).values() if each.hello["id"] != arrival.hello["id"]]
+        if others and not self.running:
+            names = f"{others[0].hello['name']} and {arrival.hello['name']}"
+            why = f"two hosts report as this one ({names}): --node-rank tells them apart"
+            self._trouble.setdefault(number, (why, 2))
+        if number not in self._arrived or stream not in (CONTROL, OUTPUT) or stream in self._arrived[number]:
+            arrival.sock.close()  # a host that was given up or an attempt that was repeated
+            return
+        version = arrival.hello.get("version")
+        problem = arrival.hello.get("problem")
+        if version != __version__:
+            problem = f"has hvdlite {version}, this host {__version__}: install the same version on all hosts"
+        if problem:
+            self._trouble.setdefault(number, (str(problem), int(arrival.hello.get("code") or 1)))
+        self._arrived[number][stream] = arrival
+
+    def _number(self, hello: Mapping[str, Any]) -> int:
+        """Which host this is; those that do not know get a free number when they come."""
+        number = hello.get("host")
+        if number is not None:
+            return int(number)
+        known = {str(arrival.hello["id"]): n for n, each in self._arrived.items() for arrival in each.values()}
+        free = [n for n, each in self._arrived.items() if not each]
+        return known.get(str(hello["id"]), free[0] if free else -1)
+
+    def _ended(self, running: Running) -> None:
+        """A session has ended while its hosts were waited for, or (its output closed) is about to."""
+        self._selector.unregister(running.output)
+        if running.unsent:
+            self._selector.unregister(running.stdin)
+        code, text = running.end(), running.text.decode(errors="replace").strip()
+        missing = [n for n in running.session.hosts if len(self._arrived[n]) < 2 and n not in self._trouble]
+        if missing and running.attempts <= len(RETRY_S) and self._starter.again(code, text):
+            running.due = time.monotonic() + RETRY_S[running.attempts - 1]
+            for number in missing:
+                for arrival in self._arrived[number].values():
+                    arrival.sock.close()
+                self._arrived[number] = {}
+            return
+        self._give_up(running, None, code or 1)
+
+    def _give_up(self, running: Running, why: str | None, code: int) -> None:
+        running.due = float("inf")
+        text = running.text.decode(errors="replace").strip()
+        for number in running.session.hosts:
+            if len(self._arrived[number]) < 2:
+                said = why or self._starter.remedy(self._names[number], code, text)
+                self._trouble.setdefault(number, (said, code if code > 0 else 255))
+
+    def _abandon(self) -> None:
+        for streams in self._arrived.values():
+            for arrival in streams.values():
+                arrival.sock.close()
+        for each in self.running:
+            if each.pid:
+                process.send(each.pid, signal.SIGTERM)
+        for each in self.running:
+            each.end()
+
+
+def gather(
+    starter: Starter, interfaces: Sequence[str], timeout: float, also: Mapping[str, str]
+) -> Callable[[Plan, Signals], Gathered]:
+    """How a Plan gets its other hosts by `starter`. interfaces: as address.of_interfaces; also: variables that go with
+    the environment whatever they are."""
+
+    def by_starter(plan: Plan, signals: Signals) -> Gathered:
+        names = list(dict.fromkeys(slot.host for slot in plan.slots))
+        hosts = [(number, name) for number, name in enumerate(names) if name != plan.here]
+        secret = os.urandom(32)
+        try:
+            mine = (
+                address.of_interfaces(interfaces)
+                if interfaces
+                else address.towards([name for _, name in hosts], starter.resolve)
+            )
+            muster = Muster(secret, mine)
+        except (address.AddressError, OSError) as error:
+            raise StartError(str(error), 2) from None
+        environ = environment.inherited(environment.forwarded(plan.environ), plan.options)
+        environ.update(also)
+        if plan.as_horovod:
+            environment.put_horovod_in_front(environ)
+        given = {
+            "secret": secret.hex(),
+            "address": muster.address,
+            "timeout": timeout,
+            "command": list(plan.command),
+            "cwd": os.getcwd(),
+            "environ": environ,
+            "path": [os.path.abspath(folder) for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder],
+        }
+        try:
+            start = Start(starter, hosts, muster, given, plan.environ, signals, timeout)
+            branches = start.run()
+        finally:
+            muster.close()
+        return Gathered(branches, plan.slots, mine, secret, start.running)
+
+    return by_starter

@@ -1,0 +1,190 @@
+"""hvdlite-run over ssh: who runs where, what ranks find, how jobs on several hosts end, and that nothing is left."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+from hosts import Hosts, needs_hosts
+from hosts_sshd import Sshd, empty_within
+from launching import Launch
+
+pytestmark = needs_hosts
+HANG = "exec sleep 600"
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def sshd(hosts):
+    with Sshd(hosts) as made:
+        yield made
+
+
+@pytest.fixture
+def on(hosts, sshd):
+    """`on(*words)` is a job that a launcher on nodeA starts; nothing of it is left on any host."""
+
+    def start(*words, at=0, **settings):
+        return Launch(*sshd.flags, *words, under=hosts.within(at, ["--"]), **settings)
+
+    yield start
+    empty_within(hosts, 10)
+
+
+def test_ranks_and_their_environment_are_those_of_the_host_list(on):
+    show = 'echo "$(hostname) $HVDLITE_LOCAL_RANK/$LOCAL_WORLD_SIZE $HOROVOD_CROSS_RANK/$HVDLITE_CROSS_SIZE $MINE $PWD"'
+    with on("-H", "nodeA:2,nodeB:1,nodeC:2", "sh", "-c", show, MINE="with blanks ' \" and $") as job:
+        assert job.wait() == 0, job.err
+        said = dict(re.findall(r"\[(\d)\]<stdout>:(.*)", job.out))
+    tail = f"with blanks ' \" and $ {os.getcwd()}"
+    places = ["nodeA 0/2 0/3", "nodeA 1/2 0/2", "nodeB 0/1 1/3", "nodeC 0/2 2/3", "nodeC 1/2 1/2"]
+    assert said == {str(rank): f"{place} {tail}" for rank, place in enumerate(places)}
+
+
+SUM = """
+import hvdlite.numpy as hvd, numpy as np
+hvd.init()
+assert hvd.allreduce(np.ones(1000), op=hvd.Sum)[0] == hvd.size()
+print("sum", hvd.rank(), hvd.local_rank(), hvd.cross_rank())
+hvd.shutdown()
+"""
+
+
+def test_ranks_on_three_hosts_meet_wherever_the_launcher_runs(on):
+    with on("-H", "10.77.0.12:2,nodeC", sys.executable, "-c", SUM) as job:  # nodeA has no rank
+        assert job.wait(60) == 0, job.out + job.err
+        assert sorted(re.findall(r"sum (.*)", job.out)) == ["0 0 0", "1 1 0", "2 0 1"]
+
+
+def test_a_host_file_and_the_address_of_the_launchers_own_host(on, hosts):
+    path = os.path.join(hosts.folder, "list")
+    with open(path, "w") as file:
+        file.write("# three\n10.77.0.11 slots=1\n\nnodeB\n")
+    with on("--hostfile", path, "-x", "EXTRA=5", "sh", "-c", "echo $(hostname) $EXTRA $RANK") as job:
+        assert job.wait() == 0, job.err
+        assert sorted(re.findall(r">:(.*)", job.out)) == ["nodeA 5 0", "nodeB 5 1"]
+
+
+def test_the_secret_and_the_environment_stand_in_no_argument_list(on, hosts):
+    with on("-H", "nodeB", "sh", "-c", "echo secret $HVDLITE_SECRET_KEY; read x; sleep 600", PRIVATE="a7f3b1") as job:
+        job.until("secret ")
+        secret = re.search(r"secret ([0-9a-f]{64})", job.out)[1]
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    words = file.read()
+            except OSError:
+                continue
+            assert secret.encode() not in words and b"a7f3b1" not in words
+        job.send(signal.SIGTERM)
+
+
+def test_the_first_to_fail_is_named_with_its_host_and_gives_the_exit_code(on):
+    script = "[ $RANK = 2 ] || exec sleep 600; setsid sleep 600 & echo why >&2; exit 37"
+    with on("-H", "nodeA:2,nodeB:2", "--failure-grace", 0, "sh", "-c", script) as job:
+        assert job.wait() == 37
+        assert re.search(r"hvdlite-run: rank 2 \(nodeB, pid \d+\) exited with code 37\n", job.err), job.err
+        assert "[2]<stderr>:why" in job.err
+
+
+def test_a_segmentation_fault_elsewhere_and_an_early_end_with_0(on):
+    script = "[ $RANK = 0 ] && exit 0; sleep 0.3; kill -SEGV $$"
+    with on("-H", "nodeA,nodeB", "sh", "-c", script) as job:
+        assert job.wait() == 139
+        assert re.search(r"rank 1 \(nodeB, pid \d+\) killed by SIGSEGV", job.err), job.err
+
+
+def launcher_of(job):
+    """The launcher's own process, a child of the one that entered the host."""
+    with open(f"/proc/{job.pid}/task/{job.pid}/children") as file:
+        return int(file.read().split()[0])
+
+
+def test_signals_reach_the_ranks_of_all_hosts(on, hosts):
+    script = "trap 'echo got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    with on("-H", "nodeA,nodeB", "sh", "-c", script) as job:
+        job.until("ready", 2)
+        os.kill(launcher_of(job), signal.SIGTERM)
+        assert job.wait() == 143 and job.out.count("got it") == 2
+
+
+def test_killing_the_launcher_leaves_nobody_on_any_host(on, hosts):
+    with on("-H", "nodeA,nodeB,nodeC", "sh", "-c", f"trap '' TERM; setsid sleep 600 & echo ready; {HANG}") as job:
+        job.until("ready", 3)
+        os.kill(launcher_of(job), signal.SIGKILL)
+        empty_within(hosts, 10)
+
+
+def test_an_ssh_that_is_cut_ends_the_job_and_names_the_host(on, hosts):
+    with on("-H", "nodeA,nodeB", "--failure-grace", 0, "sh", "-c", f"echo ready; {HANG}") as job:
+        job.until("ready", 2)
+        (ssh,) = [pid for pid, words in job.left().items() if words.startswith("ssh ")]
+        os.kill(ssh, signal.SIGKILL)
+        assert job.wait() == 255
+        assert "host nodeB is lost: ssh, which led there, has ended; rank 1 ran there" in job.err, job.err
+
+
+def test_every_host_that_cannot_take_part_is_told_with_the_remedy(on, sshd):
+    sshd.stop(1)
+    try:
+        began = time.monotonic()
+        words = ("-H", "nodeA,nodeB,nodeC,nodeX", "--ssh-opt", "-o ConnectTimeout=2", "sh", "-c", "echo started")
+        with on(*words) as job:
+            assert job.wait() == 255 and time.monotonic() - began < 20
+            assert "nodeB: ssh was refused: is sshd running there" in job.err, job.err
+            assert "nodeX: there is no host of this name" in job.err and "nodeC" not in job.err, job.err
+            assert "started" not in job.out and "Traceback" not in job.err
+    finally:
+        sshd.start(1)
+
+
+def test_a_host_without_the_command_the_folder_or_the_python_is_told_before_anything_starts(on, hosts, sshd, tmp_path):
+    with on("-H", "nodeA,nodeB", "no-such-command") as job:
+        assert job.wait() == 127 and "no-such-command: command not found" in job.err, job.err
+    sshd.stop(1)
+    (tmp_path / "only-here").mkdir()
+    sshd.start(1, hide=tmp_path)
+    enter = ["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path / "only-here")]
+    words = (*sshd.flags, "-H", "nodeA,nodeB", "sh", "-c", "echo started")
+    try:
+        with Launch(*words, under=hosts.within(0, ["--", *enter])) as job:
+            assert job.wait() == 1 and "started" not in job.out
+            assert f"nodeB: there is no folder {tmp_path}/only-here" in job.err, job.err
+        sshd.stop(1)
+        sshd.start(1, hide=sys.prefix)
+        with on(*words[2:]) as job:
+            assert job.wait() in (126, 127) and "started" not in job.out
+            assert f"nodeB: there is no Python {sys.executable}" in job.err, job.err
+    finally:
+        sshd.stop(1)
+        sshd.start(1)
+
+
+def test_a_host_whose_cable_is_pulled_ends_the_job_and_what_runs_there_ends_itself(on, hosts):
+    with on("-H", "nodeA,nodeB,nodeC", "--failure-grace", 0, "sh", "-c", f"trap '' TERM; echo ready; {HANG}") as job:
+        job.until("ready", 3)
+        hosts.cable(2, "down")
+        began = time.monotonic()
+        try:
+            assert job.wait() == 255
+            assert "host nodeC is lost" in job.err and time.monotonic() - began < 15, job.err
+            empty_within(hosts, 10)  # nodeC, too, by itself
+        finally:
+            hosts.cable(2, "up")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_job_that_is_ended_while_it_starts_leaves_nothing(on, hosts, number):
+    for pause in (0.1, 0.3, 0.6):
+        with on("-H", "nodeA:2,nodeB:2,nodeC:2", "sh", "-c", HANG) as job:
+            time.sleep(pause)  # any moment will do
+            os.kill(launcher_of(job), number)
+            job.process.wait(20)
+            empty_within(hosts, 10)
