@@ -1,0 +1,118 @@
+"""The same command on every host, no ssh: who gets which rank, who shows what, and how all of them end."""
+
+import os
+import re
+import signal
+
+import pytest
+from hosts import Hosts, needs_hosts
+from hosts_sshd import empty_within
+from launching import Launch, launch
+
+SECRET = "5e" * 32
+AT = ("--rdzv-endpoint", "10.77.0.11:29400")
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts(3) as made:
+        yield made
+
+
+@pytest.fixture
+def on(hosts):
+    """`on(number, *words)` is the launcher of a host."""
+
+    def start(number, *words, **settings):
+        return Launch(*words, under=hosts.within(number, ["--"]), **{"HVDLITE_SECRET_KEY": SECRET, **settings})
+
+    yield start
+    empty_within(hosts, 10)
+
+
+SHOW = ("sh", "-c", "echo $(hostname) $RANK/$WORLD_SIZE $HVDLITE_LOCAL_RANK $HOROVOD_CROSS_RANK $MINE; exit $RANK")
+
+
+@needs_hosts
+def test_ranks_follow_the_numbers_of_the_nodes_and_all_end_with_the_same_code(on):
+    words = ("--nnodes", 3, *AT, "--failure-grace", 20)
+    third = on(2, *words, "--node-rank", 2, "--nproc-per-node", 2, *SHOW, MINE="c")
+    second = on(1, *words, "--node_rank=1", *SHOW, MINE="b")
+    first = on(0, *words, "--node-rank", 0, "--nproc_per_node", "1", *SHOW, MINE="a")
+    with third as c, second as b, first as a:
+        codes = a.wait(), b.wait(), c.wait()
+    said = sorted(re.findall(r">:(.*)", a.out))
+    assert said == ["nodeA 0/4 0 0 a", "nodeB 1/4 0 1 b", "nodeC 2/4 0 2 c", "nodeC 3/4 1 0 c"], a.err
+    assert codes[0] in (1, 2, 3) and len(set(codes)) == 1, (codes, a.err)
+    assert "hvdlite-run: rank" in a.err and not b.out and "Traceback" not in a.err + b.err + c.err
+
+
+@needs_hosts
+def test_exactly_the_same_command_everywhere(on):
+    words = ("--nnodes", 2, *AT, "-x", "MINE=x", *SHOW[:-1], SHOW[-1].replace("exit $RANK", ""))
+    with on(1, *words) as b, on(0, *words) as a:
+        assert a.wait() == 0 and b.wait() == 0, a.err + b.err
+    assert sorted(re.findall(r">:(.*)", a.out)) == ["nodeA 0/2 0 0 x", "nodeB 1/2 0 1 x"]
+
+
+@needs_hosts
+def test_a_signal_to_any_node_ends_the_job_and_a_node_without_its_launcher_ends_itself(on, hosts):
+    words = (
+        "--nnodes",
+        2,
+        *AT,
+        "sh",
+        "-c",
+        "trap 'echo got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done",
+    )
+
+    def launcher_of(job):
+        with open(f"/proc/{job.pid}/task/{job.pid}/children") as file:
+            return int(file.read().split()[0])
+
+    with on(1, *words) as b, on(0, *words) as a:
+        a.until("ready", 2)
+        os.kill(launcher_of(b), signal.SIGTERM)
+        assert (a.wait(), b.wait()) == (143, 143) and a.out.count("got it") == 2, a.err + b.err
+    with on(1, *words) as b, on(0, *words) as a:
+        a.until("ready", 2)
+        os.kill(launcher_of(a), signal.SIGKILL)
+        assert b.wait() == 255 and "is gone" in b.err, b.err
+        empty_within(hosts, 10)
+
+
+@needs_hosts
+def test_hosts_that_do_not_come_or_have_another_secret_are_told(on):
+    words = ("--nnodes", 2, *AT, "--start-timeout", 2, "true")
+    with on(1, *words, HVDLITE_SECRET_KEY="00" * 32) as b, on(0, *words) as a:
+        assert a.wait() == 255 and "node 1: did not report within 2 s" in a.err, a.err
+        assert b.wait() == 255 and "has another secret" in b.err, b.err
+    words = ("--nnodes", 3, *words[2:])
+    with on(1, "--node-rank", 1, *words) as b, on(2, "--node-rank", 1, *words) as c, on(0, *words) as a:
+        assert a.wait() == 2 and re.search(r"node 1: two hosts report as this one \(node. and node.\)", a.err), a.err
+        assert (b.wait(), c.wait()) == (255, 255)
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("--nnodes 2 true", "--rdzv-endpoint HOST:PORT"),
+        ("--nnodes 2 --rdzv-endpoint localhost:1 --node-rank 2 true", "the numbers 0 to 1"),
+        ("--nnodes 2 --rdzv-endpoint localhost:1 -H a true", "exclude each other"),
+        ("--nnodes 1:4 --rdzv-endpoint localhost true", "not yet"),
+        ("--nnodes 2 --rdzv-endpoint localhost:x true", "the port of --rdzv-endpoint x"),
+        ("--nnodes 2 --rdzv-endpoint localhost --nproc-per-node many true", "--nproc-per-node many"),
+        ("--nnodes 2 --rdzv-endpoint localhost --rdzv-backend etcd true", "--rdzv-backend etcd"),
+        ("--nnodes 2 --rdzv-endpoint 192.0.2.1 --node-rank 0 true", "no address of this host"),
+        ("--nnodes 2 --rdzv-endpoint localhost true", "export HVDLITE_SECRET_KEY"),
+        ("-np 1 -x NOT_THERE true", "-x NOT_THERE"),
+    ],
+)
+def test_what_cannot_be_is_refused(words, says):
+    code, out, err = launch(*words.split())
+    assert (code, out) == (2, "") and says in err and "Traceback" not in err, err
+
+
+def test_one_node_is_this_host():
+    code, out, err = launch("--standalone", "--nnodes=1", "--nproc_per_node=2", "sh", "-c", "echo $RANK")
+    assert code == 0 and sorted(re.findall(r">:(\d)", out)) == ["0", "1"], err
