@@ -57,8 +57,9 @@ hvd.shutdown()
 """
 
 
-def test_ranks_on_three_hosts_meet_wherever_the_launcher_runs(on):
-    with on("-H", "10.77.0.12:2,nodeC", sys.executable, "-c", SUM) as job:  # nodeA has no rank
+@pytest.mark.parametrize("listed", ["10.77.0.12:2,nodeC", "[fd77::12]:2,[fd77::13]"])
+def test_ranks_on_other_hosts_meet_over_either_ip(on, listed):
+    with on("-H", listed, sys.executable, "-c", SUM) as job:
         assert job.wait(60) == 0, job.out + job.err
         assert sorted(re.findall(r"sum (.*)", job.out)) == ["0 0 0", "1 1 0", "2 0 1"]
 

@@ -1,0 +1,115 @@
+"""How hosts are started, with a program in the place of ssh that runs the far side here; and who may report."""
+
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from launching import launch
+
+from hvdlite import _wire
+from hvdlite.launcher import environment, muster, ssh, starting
+
+SECRET = bytes(range(32))
+FAR = ("--network-interface", "lo", "-H", "far-away:2")
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """`stand_in(script)`: what runs as ssh; $far is the command for the other host, $count how often ssh ran before."""
+
+    def make(script):
+        program = tmp_path / "ssh"
+        count = f'cd {tmp_path}; count=$(ls | grep -c ran); : > ran$count; cd "$OLDPWD"'
+        program.write_text(f"#!/bin/sh\n{count}\nfor far; do :; done\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    return make
+
+
+def test_a_connection_that_is_refused_is_tried_again_and_a_wrong_key_is_not(stand_in, tmp_path):
+    stand_in('[ $count -gt 0 ] || { echo "ssh: connect to host: Connection refused" >&2; exit 255; }; eval "$far"')
+    code, out, err = launch(*FAR, "sh", "-c", "echo here $RANK")
+    assert code == 0 and out.count("here") == 2 and (tmp_path / "ran1").exists(), err
+    stand_in('echo "nobody@far-away: Permission denied (publickey)." >&2; exit 255')
+    code, out, err = launch(*FAR, "sh", "-c", "echo here")
+    assert code == 255 and not out and "far-away: ssh does not let you in" in err, err
+    assert (tmp_path / "ran2").exists() and not (tmp_path / "ran3").exists()
+
+
+def test_another_version_and_a_missing_package_are_told(stand_in):
+    older = "s/from hvdlite.launcher import remote/import hvdlite;hvdlite.__version__=repr(9);&/"
+    stand_in(f'eval "$(echo "$far" | sed "{older}")"')
+    code, out, err = launch(*FAR, "true")
+    assert code == 1 and "far-away: has hvdlite 9, this host" in err, err
+    stand_in('eval "$(echo "$far" | sed "s/from hvdlite/from hvdlite_not_there/")"')
+    code, out, err = launch(*FAR, "true")
+    assert code == 1 and "the Python there has no hvdlite: install it" in err, err
+
+
+def test_words_after_the_job_has_begun_are_shown_with_the_name_of_the_host(stand_in):
+    stand_in('(sleep 0.5; echo "a word of the host" >&2) & eval "$far"; code=$?; wait; exit $code')
+    code, _, err = launch(*FAR, "sleep", 2)
+    assert code == 0 and "far-away: a word of the host" in err, err
+
+
+def test_what_is_true_of_one_host_only_stays_there():
+    kept = {"PATH": "/bin", "HVDLITE_ALGO": "ring", "PMIX": "x", "LANG": "C"}
+    stays = dict.fromkeys(
+        ["SSH_AUTH_SOCK", "SLURM_PROCID", "OMPI_X", "PMI_RANK", "DISPLAY", "CUDA_VISIBLE_DEVICES"], "1"
+    )
+    stays["BASH_FUNC_module%%"] = "() { :; }"
+    assert environment.forwarded({**kept, **stays}) == kept
+    assert environment.forwarded({**kept, **stays}, also=["DISPLAY"]) == {**kept, "DISPLAY": "1"}
+
+
+def test_errors_of_ssh_have_remedies():
+    way = ssh.Ssh(2222, "key", ["-o A=b"])
+    (session,) = way.sessions([(3, "a")])
+    words = session.words[: session.words.index("--")]
+    assert session.hosts == [3] and words[-6:] == ["-p", "2222", "-i", "key", "-o", "A=b"]
+    assert session.words[-1].startswith("exec ") and starting.BOOT.split(";")[0] in session.words[-1]
+    assert way.again(255, "kex_exchange_identification: read: Connection reset by peer")
+    assert not way.again(255, "Host key verification failed.") and not way.again(1, "Connection refused")
+    assert "ssh host key" in way.remedy("a", 255, "Host key verification failed.")
+    assert way.remedy("a", 7, "").endswith("code 7 and said nothing")
+
+
+def test_only_who_proves_the_secret_reports():
+    place = muster.Muster(SECRET, "127.0.0.1")
+    try:
+        noise = socket.create_connection(place.address)
+        noise.sendall(b"GET / HTTP/1.0\r\n\r\n" * 8)
+        silent = socket.create_connection(place.address)
+        talker = socket.create_connection(place.address)
+        nonce = _until(place, lambda: talker.recv(_wire.NONCE_BYTES))
+        answer, _ = _wire.answer_challenge(SECRET, nonce)
+        talker.sendall(answer + _wire.pack(muster.HELLO, b"x" * (muster.HELLO_MAX + 1)))  # proved, but too long
+        known = socket.create_connection(place.address)
+        answer, expected = _wire.answer_challenge(SECRET, _until(place, lambda: known.recv(_wire.NONCE_BYTES)))
+        known.sendall(answer)
+        assert _until(place, lambda: known.recv(_wire.PROOF_BYTES)) == expected
+        known.sendall(_wire.pack(muster.HELLO, b'{"host": 4}'))
+        arrivals = []
+        end = time.monotonic() + 20
+        while not arrivals:
+            arrivals = place.turn()
+            assert time.monotonic() < end
+        assert [arrival.hello for arrival in arrivals] == [{"host": 4}]
+        arrivals[0].sock.close()
+        for sock in (noise, silent, talker, known):
+            sock.close()
+    finally:
+        place.close()
+
+
+def _until(place, receive):
+    """What `receive`, which may wait, gives while `place` turns."""
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(receive)
+        end = time.monotonic() + 20
+        while not got.done() and time.monotonic() < end:
+            place.turn()
+        return got.result(0)
