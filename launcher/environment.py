@@ -38,17 +38,19 @@ def shared(
     base: Mapping[str, str], options: Mapping[str, str], meeting: Meeting, slots: Sequence[Slot]
 ) -> dict[str, str]:
     """What all ranks of this host get. `options` are variables that flags stand for; they win over inherited ones."""
-    return {**inherited(base, options), **of_job(base, meeting, slots), **secret_of(meeting.secret)}
+    return {**inherited(base, options, slots), **of_job(base, meeting, slots), **secret_of(meeting.secret)}
 
 
-def inherited(base: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
-    """What ranks have from the launcher's own environment, and its flags."""
+def inherited(base: Mapping[str, str], options: Mapping[str, str], slots: Sequence[Slot]) -> dict[str, str]:
+    """What ranks have from the environment and the flags of the launcher that was started for them."""
     environ = dict(base)
     environ.update(options)
     for option in config.OPTIONS:
         if option.alias_variable is not None and (option.scope == "rank" or option.variable in options):
             environ.pop(option.alias_variable, None)  # an inherited alias would contradict
     environ["PYTHONUNBUFFERED"] = "1"
+    if sets_threads(base, slots):
+        environ["OMP_NUM_THREADS"] = "1"
     return environ
 
 
@@ -63,8 +65,6 @@ def of_job(
         environ["MASTER_ADDR"], environ["MASTER_PORT"] = base["MASTER_ADDR"], base["MASTER_PORT"]
     else:
         environ["MASTER_ADDR"], environ["MASTER_PORT"] = leader or meeting.address, str(_torch_port(meeting.address))
-    if sets_threads(base, slots):
-        environ["OMP_NUM_THREADS"] = "1"
     return environ
 
 

@@ -83,7 +83,7 @@ class Job:
     def _order_start(self, meeting: environment.Meeting) -> None:
         plan = self._plan
         first = next(each for each in self._branches if 0 in each.ranks)
-        base = environment.inherited(plan.environ, plan.options)
+        base = environment.inherited(plan.environ, plan.options, self._slots)
         if plan.as_horovod:
             environment.put_horovod_in_front(base)
         told = environment.of_job(plan.environ, meeting, self._slots, leader=first.peer)

@@ -89,7 +89,7 @@ def join(
     as_horovod: bool,
 ) -> int:
     """The life of the launcher on any other host than node 0's: the exit code."""
-    base = environment.inherited(environ, options)
+    base = environment.inherited(environ, options, hosts.assign([hosts.Host("", meeting.slots)], meeting.slots))
     if as_horovod:
         environment.put_horovod_in_front(base)
     given = {

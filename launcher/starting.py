@@ -325,7 +325,7 @@ def gather(
             muster = Muster(secret, mine)
         except (address.AddressError, OSError) as error:
             raise StartError(str(error), 2) from None
-        environ = environment.inherited(environment.forwarded(plan.environ), plan.options)
+        environ = environment.inherited(environment.forwarded(plan.environ), plan.options, plan.slots)
         environ.update(also)
         if plan.as_horovod:
             environment.put_horovod_in_front(environ)

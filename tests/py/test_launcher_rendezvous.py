@@ -30,7 +30,8 @@ def on(hosts):
     empty_within(hosts, 10)
 
 
-SHOW = ("sh", "-c", "echo $(hostname) $RANK/$WORLD_SIZE $HVDLITE_LOCAL_RANK $HOROVOD_CROSS_RANK $MINE; exit $RANK")
+PLACE = "$(hostname) $RANK/$WORLD_SIZE $HVDLITE_LOCAL_RANK $HOROVOD_CROSS_RANK"
+SHOW = ("sh", "-c", f"echo {PLACE} $MINE; exit $RANK")
 
 
 @needs_hosts
