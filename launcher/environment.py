@@ -22,6 +22,10 @@ _STAYS = re.compile(
     r"(SSH_|SLURM_|SBATCH_|OMPI_|PMI_|PMIX_|PRTE_|HYDRA_|MPI_LOCAL|XDG_|DBUS_|BASH_FUNC_)|(DISPLAY|OLDPWD|PWD|SHLVL|_|TTY|"
     r"HOSTNAME|XAUTHORITY|WINDOWID|GPG_TTY|STY|TMUX|TMUX_PANE|CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES)$"
 )
+_OF_HOST = re.compile(
+    r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES$|GPU_DEVICE_ORDINAL$|SLURMD_NODENAME$|"
+    r"SLURM_(CONF$|CLUSTER_NAME$|JOB|ARRAY_|SUBMIT_|RESTART_COUNT$)"
+)
 _TORCH_PORTS = (20000, 30000)  # below the ports that the kernel gives away by itself
 
 
@@ -79,6 +83,12 @@ def forwarded(base: Mapping[str, str], also: Sequence[str] = ()) -> dict[str, st
     `also` are names that go nevertheless.
     """
     return {name: value for name, value in base.items() if name in also or not _STAYS.match(name)}
+
+
+def of_host(base: Mapping[str, str]) -> dict[str, str]:
+    """What ranks get of the environment that their host's agent has found: also the devices that a scheduler has given
+    it there, and what it says of the job as a whole; not what it says of its step and task, which the agent was."""
+    return {name: value for name, value in base.items() if _OF_HOST.match(name) or not _STAYS.match(name)}
 
 
 def put_horovod_in_front(environ: dict[str, str]) -> None:

@@ -74,6 +74,12 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[s
     try:
         if _nodes(asked) > 1:
             return _meeting(asked, environ, options, timeout)
+        if sum(rows) == 0 and not asked.standalone:
+            from . import allocated
+
+            given = allocated.places(asked, environ, timeout)
+            if given is not None:
+                return given
         return _listed(asked, environ, timeout)
     except (hosts.HostError, address.AddressError) as error:
         raise PlaceError(str(error)) from None
@@ -103,7 +109,7 @@ def forwarded(asked: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     return found
 
 
-def _per_node(asked: argparse.Namespace) -> int | None:
+def per_node_of(asked: argparse.Namespace) -> int | None:
     """Ranks of one host by torchrun's flag."""
     if asked.per_node is None:
         return None
@@ -118,7 +124,7 @@ def _per_node(asked: argparse.Namespace) -> int | None:
 
 def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> Places:
     """Ranks on this host, or on hosts of a list."""
-    per_node = _per_node(asked)
+    per_node = per_node_of(asked)
     size = per_node if asked.np is None else number("-np", asked.np, 1, "rank")
     if asked.hostfile is not None:
         with open(asked.hostfile, encoding="utf-8", errors="replace") as file:
@@ -131,7 +137,7 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
         listed = [hosts.Host("localhost", size)]
     if per_node is not None and asked.np is None and (asked.hosts or asked.hostfile):
         listed, size = [hosts.Host(host.name, per_node) for host in listed], None
-    own = [host for host in listed if _is_here(host.name)]
+    own = [host for host in listed if is_here(host.name)]
     if len(own) == len(listed) and len(own) > 1:  # several names of this host
         listed = [hosts.Host("localhost", sum(host.slots for host in own))]
         own = listed
@@ -139,30 +145,30 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
         listed = hosts.merged(listed, [host.name for host in own])
         own = [host for host in listed if host.name == own[0].name]
     slots = hosts.assign(listed, sum(host.slots for host in listed) if size is None else size)
-    _check_sizes(slots)
+    check_sizes(slots)
     used = {slot.host for slot in slots}
     here = own[0].name if own and own[0].name in used else None
     if used == {here}:
         return Places(slots, here)
-    from . import ssh, starting
+    from . import rsh, ssh, starting
 
     also = forwarded(asked, environ)
     port = None if asked.ssh_port is None else number("--ssh-port", asked.ssh_port, 1, "port")
-    starter = ssh.Ssh(port, asked.ssh_identity, asked.ssh_options or [])
-    return Places(slots, here, starting.gather(starter, _interfaces(asked), timeout, also))
+    starter = rsh.agent_of(environ) or ssh.Ssh(port, asked.ssh_identity, asked.ssh_options or [])
+    return Places(slots, here, starting.gather(starter, interfaces_of(asked), timeout, also))
 
 
-def _check_sizes(slots: Sequence[hosts.Slot]) -> None:
+def check_sizes(slots: Sequence[hosts.Slot]) -> None:
     crowded = next((slot.host for slot in slots if slot.local_size > RANKS_MAX), None)
     if crowded is not None:
         raise PlaceError(f"not yet: more than {RANKS_MAX} ranks on one host ({crowded})")
 
 
-def _interfaces(asked: argparse.Namespace) -> list[str]:
+def interfaces_of(asked: argparse.Namespace) -> list[str]:
     return [name for each in asked.interfaces or [] for name in each.split(",") if name]
 
 
-def _is_here(name: str) -> bool:
+def is_here(name: str) -> bool:
     if hosts.is_this_host(name, os.uname().nodename):
         return True
     try:
@@ -192,7 +198,7 @@ def _meeting(
     if asked.backend not in (None, *_BACKENDS):
         raise PlaceError(f"--rdzv-backend {asked.backend}: there is no such way; leave the flag out")
     host, port = _endpoint(asked)
-    slots = _per_node(asked) or 1
+    slots = per_node_of(asked) or 1
     if asked.np is not None:
         size = number("-np", asked.np, nodes, "ranks, one for each host,")
         if asked.per_node is not None and size != nodes * slots or size % nodes:
@@ -215,7 +221,7 @@ def _meeting(
         slots,
         timeout if "HVDLITE_START_TIMEOUT" in {**environ, **options} else RENDEZVOUS_S,
     )
-    _check_sizes(hosts.assign([hosts.Host("localhost", slots)], slots))
+    check_sizes(hosts.assign([hosts.Host("localhost", slots)], slots))
     also = {**options, **forwarded(asked, environ)}
     if first:
         return Places((), os.uname().nodename, rendezvous.gather(meeting))

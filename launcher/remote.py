@@ -36,7 +36,7 @@ def main(given: dict[str, Any]) -> int:
     environ = config.environ()
     if given["host"] is None:  # started by srun with others
         given["host"] = given["hosts"][int(environ["SLURM_NODEID"])]
-    given["environ"] = {**environment.forwarded(environ), **given["environ"]}
+    given["environ"] = {**environment.of_host(environ), **given["environ"]}
     try:
         return serve(given, hangup)
     except muster.ReportError as error:

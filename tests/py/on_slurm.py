@@ -5,6 +5,7 @@ Output is written in one piece, as lines of ranks must not mix. "fine" in a line
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -45,13 +46,15 @@ def die(rank):
         sys.exit(3)
 
 
-def wait():
-    """Trains until a signal says that the time is nearly over; all ranks stop at the same step, as a script should."""
+def wait(to):
+    """Trains until Slurm's signal to the ranks or the job's script; all ranks stop at the same step, as they should."""
     told = []
     signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
     hvd.init()
     until = time.monotonic() + 120
-    say("training")
+    if hvd.rank() == 0:
+        batch = ["--batch"] if to == "script" else []
+        subprocess.run(["scancel", "--signal=USR1", *batch, os.environ["SLURM_JOB_ID"]], check=True)
     while time.monotonic() < until:
         if hvd.allreduce(np.array([len(told)]), op=hvd.Max)[0]:
             say("committed")

@@ -8,6 +8,7 @@ without cgroups. All that it writes lies in the hosts' folder; its daemons end w
 """
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -118,8 +119,21 @@ class Slurm:
         """(exit code, output) of a program that srun starts on nodeA. kill: the others when one fails."""
         return self.run(["srun", f"-K{int(kill)}", *options, *map(str, program)], seconds, **environ)
 
-    def run(self, command, seconds=300, **environ):
-        """(exit code, output) of a command of Slurm on nodeA. Soon nothing may be left of what it has started."""
+    def sbatch(self, words, seconds=120, **environ):
+        """The exit code of a job, once it is over (sbatch --wait would look every 10 s)."""
+        code, said = self.run(["sbatch", "--parsable", *words], seconds, left=True, **environ)
+        assert code == 0, said
+        until = time.monotonic() + seconds
+        while True:
+            _, shown = self.run(["scontrol", "show", "job", said.strip()])
+            state = re.search(r"JobState=(\w+)", shown)
+            if state and state[1] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SIGNALING"):
+                return int(re.search(r" ExitCode=(\d+):", shown)[1])
+            assert time.monotonic() < until, f"no end within {seconds} s: {shown}"
+            time.sleep(0.1)
+
+    def run(self, command, seconds=300, left=False, **environ):
+        """(exit code, output) of a command of Slurm on nodeA. left: whether something of it may go on."""
         mark = uuid.uuid4().hex
         words = self._hosts.within(0, ["--", *command])
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -132,9 +146,9 @@ class Slurm:
             said, _ = process.communicate(timeout=SECONDS)
             pytest.fail(f"no end within {seconds} s of {command[0]}:\n{said.decode(errors='replace')}", pytrace=False)
         until = time.monotonic() + SECONDS
-        while (left := launching.marked(mark)) and time.monotonic() < until:
+        while not left and launching.marked(mark):
+            assert time.monotonic() < until, f"left by {command[0]}: {launching.marked(mark)}"
             time.sleep(0.05)
-        assert not left, f"left by {command[0]}: {left}"
         return process.returncode, said.decode(errors="replace")
 
     def close(self):

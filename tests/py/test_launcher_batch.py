@@ -1,0 +1,76 @@
+"""Which hosts a scheduler has given to a job, from what Slurm, LSF, PBS, SGE and an MPI operator leave; all pure."""
+
+import pytest
+
+from hvdlite.launcher.batch import allocation, crowd
+from hvdlite.launcher.hosts import Host, HostError
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[01-03],big",
+    "SLURM_TASKS_PER_NODE": "4(x2),2,8",
+    "SLURM_STEP_NODELIST": "n01",
+}
+FILES = {
+    "pbs": "a\na\nb\na\n",
+    "sge": "a.example.org 4 all.q@a UNDEFINED\nb.example.org 2 all.q@b UNDEFINED\n",
+    "lsf": "a\na\nb\n",
+    "operator": "# made by the operator\nw-0.w slots=2\nw-1.w slots=2\n",
+    "intel": "w-0.w:2\nw-1.w:2\n",
+    "empty": "\n",
+}
+
+
+def read(path):
+    if path not in FILES:
+        raise FileNotFoundError(2, "No such file or directory", path)
+    return FILES[path]
+
+
+@pytest.mark.parametrize(
+    ("environ", "title", "hosts"),
+    [
+        (SLURM, "Slurm", [("n01", 4), ("n02", 4), ("n03", 2), ("big", 8)]),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "2"}, "Slurm", [("n01", 2), ("n02", 2), ("n03", 2), ("big", 2)]),
+        ({"SLURM_JOB_ID": "7", "SLURM_NODELIST": "n1"}, "Slurm", [("n1", 1)]),
+        ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 4 b 2 "}, "LSF", [("a", 4), ("b", 2)]),
+        ({"LSB_JOBID": "7", "LSB_DJOB_RANKFILE": "lsf", "LSB_HOSTS": "c"}, "LSF", [("a", 2), ("b", 1)]),
+        ({"LSB_JOBID": "7", "LSB_HOSTS": "a b b"}, "LSF", [("a", 1), ("b", 2)]),
+        ({"PBS_NODEFILE": "pbs"}, "PBS", [("a", 3), ("b", 1)]),
+        ({"PE_HOSTFILE": "sge"}, "SGE", [("a.example.org", 4), ("b.example.org", 2)]),
+        ({"OMPI_MCA_orte_default_hostfile": "operator"}, "the MPI operator", [("w-0.w", 2), ("w-1.w", 2)]),
+        ({"I_MPI_HYDRA_HOST_FILE": "intel"}, "the MPI operator", [("w-0.w", 2), ("w-1.w", 2)]),
+    ],
+)
+def test_a_scheduler_tells_its_hosts(environ, title, hosts):
+    found = allocation(environ, read)
+    assert found is not None and found.title == title
+    assert found.hosts == [Host(*each) for each in hosts] and found.slots == sum(slots for _, slots in hosts)
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_CONF": "x"}, {"LSB_HOSTS": "a"}, {"SLURM_JOB_ID": "7"}])
+def test_outside_of_an_allocation_there_is_none(environ):
+    assert allocation(environ, read) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({**SLURM, "SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST='n\\[1-'"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "two"}, "SLURM_TASKS_PER_NODE='two'"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "2,2"}, "does not fit the 4 nodes of SLURM_JOB_NODELIST"),
+        ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 4 b x"}, "LSB_MCPU_HOSTS"),
+        ({"LSB_JOBID": "7"}, "LSB_HOSTS names no host"),
+        ({"PBS_NODEFILE": "gone"}, "PBS: gone: No such file"),
+        ({"PBS_NODEFILE": "empty"}, "PBS_NODEFILE empty names no host"),
+        ({"PE_HOSTFILE": "operator"}, "PE_HOSTFILE operator, line"),
+    ],
+)
+def test_half_an_allocation_is_an_error_that_names_it(environ, says):
+    with pytest.raises(HostError, match=says):
+        allocation(environ, read)
+
+
+def test_a_launcher_that_srun_has_started_several_times_is_seen():
+    assert crowd({}) == crowd(SLURM) == 1 == crowd({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"})
+    assert crowd({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}) == 4
