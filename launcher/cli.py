@@ -21,7 +21,7 @@ from typing import NoReturn
 from hvdlite import config
 from hvdlite.errors import HvdOptionError
 
-from . import flags, places
+from . import flags, mpi, places, under_mpi
 from .process import NOT_FOUND, NOT_RUNNABLE
 
 USAGE_ERROR = 2
@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-cb", "--check-build", dest="check", action="store_true", help="show which frameworks and libraries are found")
     add("-v", "--version", dest="version", action="store_true", help="show the version")
     places.add_flags(parser.add_argument_group("several hosts").add_argument)
+    under_mpi.add_flags(parser.add_argument_group("an MPI's own launcher").add_argument)
     config.add_flags(parser.add_argument_group("options of the library"))
     flags.add_obsolete(parser)
     return parser
@@ -93,7 +94,7 @@ def _run(argv: Sequence[str]) -> int:
         own, command = flags.split(parser, argv)
     except flags.FlagError as error:
         raise UsageError(str(error)) from None
-    asked = parser.parse_args(own)
+    asked = parser.parse_args(mpi.joined(own))
     if asked.version:
         from hvdlite import __version__
 
@@ -115,6 +116,15 @@ def _run(argv: Sequence[str]) -> int:
     if not command:
         raise UsageError("no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py")
     _check_place()
+    if not asked.mpi and (asked.mpi_args or asked.binding or asked.tcp):
+        raise UsageError("--mpi-args, --binding-args and --tcp are for mpirun: they need --mpi")
+    if asked.mpi:
+        try:
+            return under_mpi.start(asked, command, environ, options, places.forwarded(asked, environ))
+        except places.PlaceError as error:
+            raise UsageError(str(error)) from None
+        except under_mpi.UnderMpiError as error:
+            raise UsageError(str(error), error.code) from None
     try:
         where = places.of(asked, environ, options, settings.values["start_timeout"])
         environ.update(places.forwarded(asked, environ))

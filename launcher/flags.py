@@ -31,12 +31,7 @@ NOT_YET = {
     "--blacklist-cooldown-range": _ELASTIC,
     "--host-discovery-script": _ELASTIC,
     "--max-restarts": _ELASTIC,
-    "--mpi": _MPI,
-    "--mpi-args": _MPI,
-    "--tcp": _MPI,
-    "--binding-args": _MPI,
-    "--mpi-threads-disable": _MPI,
-    "--no-mpi-threads-disable": _MPI,
+    "--mpi-threads-disable": "hvdlite calls MPI from a thread of its own: it needs MPI_THREAD_MULTIPLE",
     "--jsrun": "jsrun is not supported; start hvdlite-run inside the allocation",
     "--config-file": "the file of options comes with a later version; give flags or HVDLITE_ variables",
     "--thread-affinity": _TUNING,
@@ -68,6 +63,7 @@ OBSOLETE: dict[str, tuple[Callable[[str], Any] | None, str]] = {  # flag: type o
     "--no-torus-allreduce": (None, _ALGORITHM),
     "--autotune-gaussian-process-noise": (float, "the noise is measured"),
     "--gloo-timeout-seconds": (int, "there is no Gloo; --start-timeout bounds the start"),
+    "--no-mpi-threads-disable": (None, "MPI is started for threads anyway"),
     "--disable-cache": (None, "nothing is remembered between launches"),
 }
 
