@@ -4,11 +4,13 @@ import os
 import sys
 from pathlib import Path
 
+import mpis
 import pytest
 from hosts import Hosts, needs_hosts
 from slurm import Slurm
 
 pytestmark = needs_hosts
+JOBS = Path(__file__).resolve().parents[2] / "examples" / "batch"
 PROGRAM = Path(__file__).resolve().parent / "on_slurm.py"
 
 
@@ -46,3 +48,63 @@ def test_nodes_that_do_not_share_a_secret_are_told_so(slurm, quiet):
     code, said = slurm.srun(["-N2", "-n2", "--mpi=none"], ["sh", "-c", words], kill=False, **quiet)
     assert code != 0 and "something that has another secret" in said and "export HVDLITE_SECRET_KEY" in said, said
     assert "rank 1 did not call init within 4 s" in said, said
+
+
+ALLOCATED = ["salloc", "-Q", "-N2", "-n4", "--ntasks-per-node=2"]
+RUN = [sys.executable, "-m", "hvdlite.launcher"]
+
+
+def test_hvdlite_run_takes_hosts_and_counts_from_the_allocation(slurm, quiet):
+    code, said = slurm.run([*ALLOCATED, *RUN, sys.executable, PROGRAM, "meet", "2,2"], **quiet)
+    assert code == 0 and all(f"[{rank}]<stdout>:fine\n" in said for rank in range(4)), said
+
+
+def test_the_code_of_the_rank_that_failed_comes_through_srun(slurm, quiet):
+    """The others have left their sessions: an agent on each node ends them as well."""
+    words = "test $HVDLITE_RANK = 3 && exit 37; setsid sleep 100"
+    code, said = slurm.run([*ALLOCATED, *RUN, "sh", "-c", words], **quiet)
+    assert code == 37 and "rank 3" in said, said
+
+
+def test_ranks_may_be_less_than_the_allocation_or_more_on_each_node(slurm, quiet):
+    code, said = slurm.run([*ALLOCATED, *RUN, "-np", "3", sys.executable, PROGRAM, "place"], **quiet)
+    assert code == 0 and [said.count(f"of 3 on node{node}\n") for node in "AB"] == [2, 1], said
+    words = [*ALLOCATED[:3], "--ntasks-per-node=1", *RUN, "--nproc-per-node", "2"]
+    code, said = slurm.run([*words, sys.executable, PROGRAM, "place"], **quiet)
+    assert code == 0 and [said.count(f"of 4 on node{node}\n") for node in "AB"] == [2, 2], said
+    code, said = slurm.run([*ALLOCATED, *RUN, "-np", "5", "true"], **quiet)
+    assert code == 2 and "-np 5: Slurm has given this job 4 slots on 2 hosts" in said, said
+
+
+def test_a_launcher_that_srun_multiplies_refuses(slurm, quiet):
+    code, said = slurm.srun(["-N1", "-n2"], [*RUN, "true"], kill=False, **quiet)
+    assert code == 2 and "srun has started hvdlite-run 2 times" in said, said
+
+
+@pytest.fixture
+def batch(slurm, quiet, tmp_path, monkeypatch):
+    """Submits a job file of the examples, as it is, where its train.py is this call of on_slurm.py."""
+
+    def submit(name, *words):
+        script = f"import sys, on_slurm as ranks\nranks.{words[0]}(*{words[1:]!r})\n"
+        (tmp_path / "train.py").write_text(script)
+        monkeypatch.chdir(tmp_path)
+        path = os.pathsep.join([os.path.dirname(sys.executable), mpis.OF_SYSTEM, os.environ["PATH"]])
+        environ = {**quiet, "PATH": path, "PYTHONPATH": str(PROGRAM.parent), "OMPI_MCA_btl_tcp_if_include": "eth0"}
+        smaller = ["--ntasks-per-node=2", "--time=5", "--output=said"]
+        code = slurm.sbatch([*smaller, str(JOBS / name)], **environ)
+        return code, (tmp_path / "said").read_text()
+
+    return submit
+
+
+@pytest.mark.parametrize(("name", "to"), [("slurm_srun.sbatch", "ranks"), ("slurm_hvdlite_run.sbatch", "script")])
+def test_a_job_file_is_told_when_the_time_is_nearly_over(batch, name, to):
+    code, said = batch(name, "wait", to)
+    assert code == 0 and said.count("committed\n") == 4, said
+
+
+def test_the_job_file_for_mpirun_runs(batch):
+    mpis.mpirun("system")
+    code, said = batch("slurm_mpirun.sbatch", "meet", "2,2")
+    assert code == 0 and said.count("fine\n") == 4, said
