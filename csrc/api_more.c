@@ -5,6 +5,7 @@
  * counters, and what memory is used for (engine/measure.c). Nothing is remembered here.
  */
 #include "api.h"
+#include "nccl/nccl.h"
 
 int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_t *handles, char *text,
                     size_t text_bytes)
@@ -100,4 +101,20 @@ int64_t hvd_counter(int i)
     int64_t value = i >= 0 && i < HVD_COUNTERS_MAX ? atomic_load(&engine->counter[i]) : 0;
     hvd_api_go_out();
     return value;
+}
+
+void hvd_gpu_libraries(const char *cuda, const char *nccl)
+{
+    hvd_cuda_prefer(cuda);
+    hvd_nccl_prefer(nccl);
+}
+
+int hvd_notice(char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return 0;
+    int fresh = hvd_engine_notice(engine, text, text_bytes);
+    hvd_api_go_out();
+    return fresh;
 }

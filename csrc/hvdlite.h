@@ -121,6 +121,9 @@ struct hvd_request {
     int32_t priority;      /* the same on all ranks; of what is ready together, greater goes first */
     uint64_t group;        /* 0: none; all members of a group become ready together */
     int group_count;
+    int device;  /* 0: the memory is the CPU's; k + 1: that of CUDA's device k. The same kind of memory on all ranks */
+    void *ready; /* on a device: a CUevent after which the memory may be read and written; lent until the handle is
+                    finished. NULL: it may now */
 };
 
 /* The result of a ragged collective. Valid until hvd_forget or hvd_shutdown. */
@@ -192,6 +195,12 @@ int hvd_finish(int64_t handle, int timeout_ms, char *text, size_t text_bytes);
  * rank. */
 int hvd_tune(int64_t fusion_bytes, char *text, size_t text_bytes);
 int64_t hvd_fusion_bytes(void);
+
+/* GPUs. Neither CUDA's driver nor NCCL is loaded before the first tensor on a device is submitted. libraries: which
+ * files to take then (NULL: by their names; NCCL's is not loaded where one is in the process already). notice: 1 and a
+ * sentence, once, if tensors on devices go another way than by NCCL; else 0. */
+void hvd_gpu_libraries(const char *cuda, const char *nccl);
+int hvd_notice(char *text, size_t text_bytes);
 
 /* Many at once, for a call of hundreds of small ones costs more than its work. submit_many: as hvd_submit for each, in
  * order; returns how many were taken. If that is less than count, text says why the next one was refused; handles of

@@ -90,6 +90,8 @@ bool hvd_abort_seen(struct hvd_engine *engine)
             hvd_tree_flood(engine, engine->set[i], failure);
     hvd_trace_add(&engine->trace, HVD_TRACE_abort, (uint32_t)culprit, (uint64_t)(int64_t)code);
     hvd_abort_handles(engine, NULL, failure->code, failure->text);
+    for (int i = 0; i < engine->sets; i++)
+        hvd_device_abandon(engine->set[i]);
     return true;
 }
 

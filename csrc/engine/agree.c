@@ -74,7 +74,7 @@ void hvd_agree_close(struct hvd_set *set)
 static uint32_t in_plane(const struct hvd_set *set, const struct hvd_request *request)
 {
     const struct hvd_open_plane *first = &set->planes[0];
-    if (request->kind != HVD_ALLREDUCE || !first->plane->owns)
+    if (request->kind != HVD_ALLREDUCE || request->device || !first->plane->owns)
         return 0;
     size_t bytes = (size_t)hvd_dtype_bytes(request->dtype);
     for (int i = 0; i < request->ndim; i++)
@@ -132,7 +132,7 @@ static struct hvd_signature sign(const struct hvd_request *request)
     memset(&signature, 0, sizeof signature);
     signature.kind = kind;
     signature.op = reduces ? request->op : 0;
-    signature.dtype = kind == HVD_BARRIER ? 0 : request->dtype;
+    signature.dtype = kind == HVD_BARRIER ? 0 : request->dtype + (request->device ? HVD_SIGNED_ON_DEVICE : 0);
     signature.ndim = request->ndim;
     bool rooted = kind == HVD_BROADCAST || kind == HVD_REDUCE || kind == HVD_SEND || kind == HVD_ALLTOALL;
     signature.root = rooted ? request->root : 0;
@@ -245,9 +245,9 @@ static void take_plan(struct hvd_engine *engine, struct hvd_set *set)
         atomic_store(&engine->fusion_bytes, plan->tuned);
     set->plans += plan->items || plan->text[0];
     if (plan->items) {
-        uint8_t bytes_of[HVD_DTYPES_MAX];
+        uint8_t bytes_of[HVD_SIGNED_ON_DEVICE + HVD_DTYPES_MAX] = {0};
         for (int dtype = 0; dtype < HVD_DTYPES_MAX; dtype++)
-            bytes_of[dtype] = (uint8_t)hvd_dtype_bytes(dtype);
+            bytes_of[dtype] = bytes_of[dtype + HVD_SIGNED_ON_DEVICE] = (uint8_t)hvd_dtype_bytes(dtype);
         int64_t bucket_bytes = set->number == 0 ? atomic_load(&engine->fusion_bytes) : engine->options.fusion_bytes;
         hvd_plan_fuse(plan, (uint64_t)bucket_bytes, bytes_of);
         hvd_agenda_append(&set->agenda, plan, set->plans);

@@ -181,12 +181,30 @@ static int check_kind(const struct hvd_membership *membership, const struct hvd_
     return code == HVD_OK ? HVD_AGAIN : code;
 }
 
+/* What cannot be done on devices, whatever lies there. */
+static int check_device(const struct hvd_request *request, struct hvd_error *error)
+{
+    if (request->device == 0)
+        return HVD_OK;
+    bool ragged = request->kind == HVD_ALLGATHER || request->kind == HVD_ALLTOALL;
+    if (request->device < 0 || request->kind == HVD_BARRIER || request->kind == HVD_JOIN)
+        return hvd_fail(error, HVD_EINVAL, "%s of '%.200s': %d is no device", hvd_engine_kind(request->kind),
+                        name_of(request), request->device - 1);
+    if (ragged || (request->kind == HVD_ALLREDUCE && request->op == HVD_OP_adasum))
+        return hvd_fail(error, HVD_EINVAL,
+                        "%s of '%.200s' is not done on a device: move the tensor to the CPU with .cpu()",
+                        ragged ? hvd_engine_kind(request->kind) : "an Adasum", name_of(request));
+    return HVD_OK;
+}
+
 int hvd_request_check(const struct hvd_membership *membership, const struct hvd_request *request,
                       struct hvd_error *error)
 {
     if (request->group && request->group_count < 1)
         return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': a group needs a count", name_of(request));
-    int code = check_kind(membership, request, error);
+    int code = check_device(request, error);
+    if (code == HVD_OK)
+        code = check_kind(membership, request, error);
     return code == HVD_AGAIN ? check_tensor(membership, request, error) : code;
 }
 

@@ -11,7 +11,8 @@
 #include <sched.h>
 #include <stdio.h>
 
-#define LARGE_BYTES (1 << 20) /* worth waking the engine thread at once */
+#define NAP_ALONE_NS 50000u
+#define LARGE_BYTES  (1 << 20) /* worth waking the engine thread at once */
 
 static int64_t bytes_of(const struct hvd_request *request)
 {
@@ -83,6 +84,8 @@ int hvd_engine_poll(struct hvd_engine *engine, int64_t handle)
         return HVD_EHANDLE;
     if (hvd_slot_state(slot) == HVD_SLOT_DONE)
         return HVD_OK;
+    if (engine->alone && hvd_turn_take(engine))
+        hvd_turn_run(engine);
     hvd_engine_kick(engine); /* it may have been submitted quietly, and a poll promises that it goes on */
     return HVD_AGAIN;
 }
@@ -128,7 +131,8 @@ int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, c
     atomic_fetch_add(&engine->waiters, 1);
     while (!slot_done(slot)) {
         if (!hvd_engine_take_part(engine, slot_done, slot, until_ns, &patient))
-            wait_asleep(engine, slot, until_ns);
+            wait_asleep(engine, slot, engine->alone ? hvd_now_ns() + NAP_ALONE_NS : until_ns);
+        patient |= engine->alone; /* no thread here: a work on a device ends when a waiter looks */
         if (hvd_now_ns() >= until_ns)
             break;
     }

@@ -12,6 +12,7 @@
  *   silence.c who does not answer
  *   abort.c   death, abort, leave: what ends a job
  *   soon.c    submissions that wake nobody now, and are sent within a millisecond
+ *   device.c  ranks that have tensors on devices greet each other; stage.c: such tensors by way of the CPU
  *   check.c   local mistakes in a request
  *   open.c    begin and end
  *   engine.c  submit, wait
@@ -147,6 +148,8 @@ struct hvd_engine {
     _Atomic uint32_t witnessing;  /* 1: a thread of this rank has written an abort */
     _Atomic uint32_t failed;      /* 1: `failure` is written and will not change */
     struct hvd_error failure;
+    _Atomic uint32_t noticed; /* 1: `notice` is written and will not change; 2: and somebody has read it */
+    char notice[512];
     pthread_mutex_t opening_lock, records_lock; /* of framework threads only, see set.c */
     struct hvd_set_record record[HVD_SETS_MAX];
     uint32_t lives; /* under opening_lock: sets opened so far */
@@ -177,6 +180,7 @@ void hvd_engine_free(struct hvd_engine *engine);
 int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, const int *vote_fd,
                         const int *tensor_fd, struct hvd_error *error);
 int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error);
+int hvd_engine_notice(struct hvd_engine *engine, char *text, size_t text_bytes);               /* as hvd_notice */
 int hvd_engine_tune(struct hvd_engine *engine, int64_t fusion_bytes, struct hvd_error *error); /* as hvd_tune */
 int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
 int hvd_engine_check(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);

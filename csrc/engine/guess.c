@@ -27,7 +27,8 @@ void hvd_guess(struct hvd_engine *engine, struct hvd_set *set)
     if (!hvd_work_empty(set) || engine->handles.with_turn != 1 ||
         !hvd_coord_only(set->coord, ticket, &key, &signature)) /* its slot is the turn's only while it is outstanding */
         return;
-    if (signature.kind != HVD_ALLREDUCE || signature.op == HVD_OP_adasum || signature.group)
+    if (signature.kind != HVD_ALLREDUCE || signature.dtype >= HVD_SIGNED_ON_DEVICE || signature.op == HVD_OP_adasum ||
+        signature.group)
         return;
     const struct hvd_request *request = &engine->handles.slot[ticket].request;
     struct hvd_piece piece = {.in = request->input, .out = request->output, .count = 1};

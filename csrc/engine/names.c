@@ -25,7 +25,7 @@ static const char *const ops[] = {
 #undef X
 };
 static const char *const dtypes[] = {
-#define X(number, name, bytes) [number] = #name,
+#define X(number, name, bytes) [number] = #name, [number + HVD_SIGNED_ON_DEVICE] = #name " on a GPU",
     HVD_DTYPES(X)
 #undef X
 };

@@ -67,7 +67,8 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
         bool opened = open.plane->open(&arg, &open.self, &mine) == HVD_OK, all = opened;
         char reason[320] = "";
         hvd_text_copy(reason, sizeof reason, mine.text);
-        int code = engine->alone ? HVD_OK : plane_agreed(engine, opened, &mine, &all, reason, sizeof reason, error);
+        bool asks = !engine->alone && !open.plane->device;
+        int code = !asks ? HVD_OK : plane_agreed(engine, opened, &mine, &all, reason, sizeof reason, error);
         if (opened && !all)
             open.plane->close(open.self);
         if (code != HVD_OK)
@@ -80,7 +81,8 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
         hvd_set_insert_plane(engine, set, open);
         engine->bound |= open.plane->bound;
     }
-    if (engine->wanted && !engine->alone && set->planes_count && set->planes[0].plane != engine->wanted)
+    if (engine->wanted && !engine->wanted->device && !engine->alone && set->planes_count &&
+        set->planes[0].plane != engine->wanted)
         return hvd_fail(error, HVD_EINIT, "plane %s, which was asked for (HVDLITE_PLANE), does not work here: %s",
                         engine->wanted->name, why);
     return set->planes_count ? HVD_OK : hvd_fail(error, HVD_EINIT, "no plane works for these ranks: %s", why);

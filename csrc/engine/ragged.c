@@ -115,7 +115,7 @@ static int count_rows(struct hvd_set *set, const struct hvd_plan_item *item, int
                       uint64_t *total, struct hvd_error *error)
 {
     struct hvd_moving *moving = &set->moving;
-    uint64_t row_bytes = item->count * (uint64_t)hvd_dtype_bytes(item->signature.dtype);
+    uint64_t row_bytes = item->count * (uint64_t)hvd_dtype_bytes(hvd_item_dtype(item));
     uint32_t numbers = numbers_of(set, item);
     *given = *total = 0;
     for (int from = 0; from < set->size; from++) {
@@ -145,7 +145,7 @@ static int result_for(struct hvd_engine *engine, struct hvd_set *set, const stru
     if (code != HVD_OK)
         return code;
     slot->rows = (int64_t)total;
-    slot->bytes = (int64_t)(total * item->count * (uint64_t)hvd_dtype_bytes(item->signature.dtype));
+    slot->bytes = (int64_t)(total * item->count * (uint64_t)hvd_dtype_bytes(hvd_item_dtype(item)));
     void *memory = NULL;
     if (posix_memalign(&memory, HVD_CACHE_LINE, slot->bytes ? (size_t)slot->bytes : 1) != 0)
         return hvd_fail_rank(error, HVD_ENOMEM, engine->options.rank,
@@ -166,6 +166,7 @@ static void start_one(struct hvd_engine *engine, struct hvd_set *set, struct hvd
     if (moving->work.kind == HVD_SEND)
         moving->work.kind = HVD_ALLTOALL;
     moving->piece[0] = piece;
+    hvd_work_place(set, 0, hvd_work_slot(engine, hvd_work_item(set, 0)));
     moving->work.pieces = moving->items = 1;
     moving->work.count = piece.count;
     moving->work.count_of = moving->count_of;

@@ -61,7 +61,7 @@ static struct hvd_share *share_places(void *self, size_t bytes, struct hvd_error
 /* The one that was asked for is the best. */
 static int preference(const struct hvd_engine *engine, const struct hvd_plane *plane)
 {
-    return plane == engine->wanted ? INT_MAX : plane->preference;
+    return plane == engine->wanted && !plane->device ? INT_MAX : plane->preference;
 }
 
 void hvd_set_insert_plane(struct hvd_engine *engine, struct hvd_set *set, struct hvd_open_plane open)
@@ -70,7 +70,7 @@ void hvd_set_insert_plane(struct hvd_engine *engine, struct hvd_set *set, struct
     for (; at > 0 && preference(engine, set->planes[at - 1].plane) < preference(engine, open.plane); at--)
         set->planes[at] = set->planes[at - 1];
     set->planes[at] = open;
-    if (open.plane->silent)
+    if (open.plane->silent && !open.plane->device) /* those for devices: when there is one */
         atomic_store(&engine->silent, true);
 }
 
@@ -87,6 +87,7 @@ struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set
                                   .any_order = !engine->options.deterministic,
                                   .leaving = &set->left,
                                   .algo = engine->algo,
+                                  .start_timeout_ms = engine->options.start_timeout_ms,
                                   .wanted = engine->wanted};
 }
 

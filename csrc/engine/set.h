@@ -20,9 +20,11 @@
 #include "../plane/plane.h"
 #include "adasum.h"
 #include "space.h"
+#include "stage.h"
 #include "tree.h"
 
-#define HVD_PLANES_MAX 8
+#define HVD_PLANES_MAX       8
+#define HVD_SIGNED_ON_DEVICE 64 /* added to a signature's dtype: the tensor lies on a device */
 
 struct hvd_engine;
 struct hvd_host;
@@ -31,6 +33,7 @@ struct hvd_host;
 struct hvd_open_plane {
     const struct hvd_plane *plane;
     void *self;
+    bool refused; /* agreed: a plane for devices that is not for this set */
 };
 
 /* What was agreed and is not yet done, in plan order. */
@@ -45,11 +48,14 @@ struct hvd_agenda {
 struct hvd_moving {
     bool busy, sizes; /* sizes: it is the exchange of numbers of rows, not the collective itself */
     bool composed;    /* adasum has more works for this bucket */
+    bool greeting;    /* it is the greeting of ranks that have tensors on devices */
+    struct hvd_stage stage;
     struct hvd_adasum adasum;
     uint32_t items; /* items of the agenda, from its head, that it serves */
     const struct hvd_open_plane *by;
     struct hvd_work work;
     struct hvd_piece *piece;
+    void **ready;       /* beside it: events, for tensors on devices */
     uint64_t *count_of; /* as the plane wants it */
     int64_t *rows;      /* what each rank said: rows[rank * width + i], some numbers for each sized item */
     int64_t *rows_mine;
@@ -93,7 +99,9 @@ struct hvd_set {
     uint64_t plans;
     struct hvd_agenda agenda;
     struct hvd_moving moving;
-    uint32_t join_slot; /* HVD_SLOT_NONE: this rank has not joined */
+    unsigned char *hello; /* of all ranks and, behind them, mine, while they greet each other */
+    bool greeted;         /* they have, and know who can do without the CPU */
+    uint32_t join_slot;   /* HVD_SLOT_NONE: this rank has not joined */
 };
 
 /* What a submission needs to know about a set before the turn sees it. */
@@ -144,6 +152,22 @@ uint64_t hvd_work_bucket(const struct hvd_set *set, uint32_t i);
 struct hvd_slot *hvd_work_slot(struct hvd_engine *engine, const struct hvd_plan_item *item);
 void hvd_work_pieces(struct hvd_moving *moving, uint32_t pieces); /* room for so many */
 void hvd_work_describe(struct hvd_set *set, const struct hvd_plan_item *item);
+/* The i-th piece of the work is this tensor: what is to be known of it if it lies on a device. */
+void hvd_work_place(struct hvd_set *set, uint32_t i, const struct hvd_slot *slot);
+static inline bool hvd_item_on_device(const struct hvd_plan_item *item)
+{
+    return item->signature.dtype >= HVD_SIGNED_ON_DEVICE;
+}
+static inline int hvd_item_dtype(const struct hvd_plan_item *item)
+{
+    return item->signature.dtype % HVD_SIGNED_ON_DEVICE;
+}
+
+/* device.c: by the turn. True: the head lies on a device, and the ranks of this set have to greet each other first,
+ * which is under way now. met: all have. abandon: the job has failed. */
+bool hvd_device_greets(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_device_met(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_device_abandon(struct hvd_set *set);
 void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_ragged_counts(struct hvd_set *set);                           /* room for moving.count_of */
 void hvd_ragged_start(struct hvd_engine *engine, struct hvd_set *set); /* the head is an allgather or alltoall */

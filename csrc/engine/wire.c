@@ -135,7 +135,7 @@ static void arm(struct hvd_engine *engine, const struct pollfd *news, int count)
 static int news_of(const struct hvd_set *set, struct pollfd *news)
 {
     int count = set->tree ? hvd_tree_watch(set->tree, news) : 0;
-    if (set->moving.busy && set->moving.by->plane->watch)
+    if (set->moving.busy && set->moving.by && set->moving.by->plane->watch)
         count += set->moving.by->plane->watch(set->moving.by->self, news + count);
     return count;
 }

@@ -77,8 +77,10 @@ void hvd_work_pieces(struct hvd_moving *moving, uint32_t pieces)
     while (room < pieces)
         room *= 2;
     free(moving->piece);
+    free(moving->ready);
     moving->piece = malloc(sizeof *moving->piece * room);
-    HVD_ASSERT(moving->piece);
+    moving->ready = malloc(sizeof *moving->ready * room);
+    HVD_ASSERT(moving->piece && moving->ready);
     moving->piece_room = room;
 }
 
@@ -87,9 +89,10 @@ void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set)
 {
     struct hvd_moving *moving = &set->moving;
     struct hvd_error error = {0};
+    bool on_device = moving->work.flags & HVD_WORK_ON_DEVICE;
     for (int i = 0; i < set->planes_count; i++) {
         const struct hvd_open_plane *open = &set->planes[i];
-        if (!open->plane->can(open->self, &moving->work))
+        if (open->plane->device != on_device || open->refused || !open->plane->can(open->self, &moving->work))
             continue;
         moving->by = open;
         moving->busy = true;
@@ -100,6 +103,12 @@ void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set)
             return;
         moving->busy = false;
         break;
+    }
+    moving->by = NULL;
+    if (on_device && error.code == HVD_OK &&
+        hvd_stage_begin(&moving->stage, &moving->work, set->rank, set->size, &error) == HVD_OK) {
+        moving->busy = true;
+        return;
     }
     if (error.code == HVD_OK)
         hvd_fail(&error, HVD_EINTERNAL, "no plane can do this %s", hvd_engine_kind(moving->work.kind));
@@ -112,7 +121,7 @@ void hvd_work_describe(struct hvd_set *set, const struct hvd_plan_item *item)
     memset(work, 0, sizeof *work);
     work->kind = item->signature.kind == HVD_REDUCE ? HVD_ALLREDUCE : item->signature.kind;
     work->op = item->signature.op;
-    work->dtype = item->signature.dtype;
+    work->dtype = hvd_item_dtype(item);
     work->root = item->signature.kind == HVD_BROADCAST ? item->signature.root : 0;
     work->flags = item->flags & HVD_FRESH_IN_PLANE ? HVD_WORK_IN_PLANE : 0;
     work->divide_by = set->size;
@@ -120,6 +129,17 @@ void hvd_work_describe(struct hvd_set *set, const struct hvd_plan_item *item)
     work->prescale = item->signature.prescale;
     work->postscale = item->signature.postscale;
     work->piece = set->moving.piece;
+    if (hvd_item_on_device(item)) {
+        work->flags |= HVD_WORK_ON_DEVICE;
+        work->ready = set->moving.ready;
+    }
+}
+
+void hvd_work_place(struct hvd_set *set, uint32_t i, const struct hvd_slot *slot)
+{
+    set->moving.ready[i] = slot ? slot->request.ready : NULL;
+    if (slot && slot->request.device)
+        set->moving.work.device = slot->request.device;
 }
 
 /* A tensor of this rank; with no slot this rank has joined. An empty tensor has no memory, but NULL says "joined". */
@@ -159,6 +179,7 @@ static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
     for (uint32_t i = 0; i < items; i++) {
         const struct hvd_plan_item *item = hvd_work_item(set, i);
         moving->piece[i] = piece_of(set, item, hvd_work_slot(engine, item));
+        hvd_work_place(set, i, hvd_work_slot(engine, item));
         moving->work.count += item->count;
         if (set->wires)
             moving->work.tag = hvd_guess_tag(moving->work.tag, item->key, hvd_work_bucket(set, i));
@@ -191,6 +212,7 @@ static void start_reducescatter(struct hvd_engine *engine, struct hvd_set *set)
         moving->count_of[rank] = rows ? share_of(rows, set->size, rank) * (item->count / rows) : 0;
     hvd_work_describe(set, item);
     moving->piece[0] = piece_of(set, item, hvd_work_slot(engine, item));
+    hvd_work_place(set, 0, hvd_work_slot(engine, item));
     moving->work.pieces = moving->items = 1;
     moving->work.count = item->count;
     moving->work.count_of = moving->count_of;
@@ -200,6 +222,8 @@ static void start_reducescatter(struct hvd_engine *engine, struct hvd_set *set)
 
 static void start_next(struct hvd_engine *engine, struct hvd_set *set)
 {
+    if (hvd_device_greets(engine, set))
+        return;
     switch (hvd_work_item(set, 0)->signature.kind) {
     case HVD_ALLGATHER:
     case HVD_ALLTOALL:
@@ -214,6 +238,22 @@ static void start_next(struct hvd_engine *engine, struct hvd_set *set)
     default:
         start_bucket(engine, set);
     }
+}
+
+/* Of a work that the CPU does for devices. */
+static int step_stage(struct hvd_engine *engine, struct hvd_set *set, bool *progress, struct hvd_error *error)
+{
+    struct hvd_moving *moving = &set->moving;
+    int code = hvd_stage_poll(&moving->stage, progress, error);
+    if (code != HVD_OK || moving->stage.phase != HVD_STAGE_HERE)
+        return code;
+    if (!moving->by) {
+        hvd_work_start(engine, set); /* its pieces lie here now */
+        if (!moving->busy)
+            return HVD_AGAIN;
+    }
+    code = moving->by->plane->poll(moving->by->self, &moving->work, progress, error);
+    return code == HVD_OK ? hvd_stage_return(&moving->stage, error) : code;
 }
 
 bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
@@ -232,7 +272,9 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     if (!moving->busy)
         return progress;
     struct hvd_error error = {0};
-    int code = moving->by->plane->poll(moving->by->self, &moving->work, &progress, &error);
+    int code = moving->stage.phase == HVD_STAGE_NONE
+                   ? moving->by->plane->poll(moving->by->self, &moving->work, &progress, &error)
+                   : step_stage(engine, set, &progress, &error);
     if (code == HVD_AGAIN)
         return progress;
     int culprit = error.culprit >= 0 && error.culprit < set->size ? set->member[error.culprit] : engine->options.rank;
@@ -245,6 +287,8 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
         hvd_engine_abort(engine, culprit, code, error.text);
         return true;
     }
+    if (moving->greeting)
+        hvd_device_met(engine, set);
     if (moving->composed && compose(engine, set))
         return true;
     if (set->wires)
@@ -258,7 +302,10 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
 void hvd_work_close(struct hvd_set *set)
 {
     hvd_adasum_close(&set->moving.adasum);
+    hvd_stage_close(&set->moving.stage);
+    free(set->hello);
     free(set->moving.piece);
+    free(set->moving.ready);
     free(set->moving.count_of);
     free(set->moving.rows);
     free(set->moving.rows_mine);

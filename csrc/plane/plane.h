@@ -22,7 +22,8 @@ struct hvd_piece {
     uint64_t count; /* elements; allgather: of this rank; alltoall: that this rank gives in all; reducescatter: of in */
 };
 
-#define HVD_WORK_IN_PLANE 1u /* agreed: every rank's pieces lie in memory from alloc, at any address */
+#define HVD_WORK_IN_PLANE  1u /* agreed: every rank's pieces lie in memory from alloc, at any address */
+#define HVD_WORK_ON_DEVICE 2u /* agreed: every rank's pieces lie in the memory of its device */
 
 /* One collective on one bucket, all of one kind, op, dtype, scale and root. Written by the engine, read-only
  * for the plane but for `room`; lent from start until poll returns something else than HVD_AGAIN. */
@@ -42,6 +43,9 @@ struct hvd_work {
                                  reducescatter (one piece): count_of[rank] is the share of rank, in order; out
                                  receives this rank's */
     uint64_t tag;             /* agreed: of which tensors, in which plan; 0: not told */
+    void *const *ready;       /* on a device: for each piece the event after which it may be read and written, NULL: it
+                                 may now. NULL: so may all */
+    int device;               /* on which device this rank's pieces lie, counted from 1; 0: it has none */
     uint64_t room[24];        /* the plane's own state for this work; start may assume nothing about it */
 };
 
@@ -81,11 +85,12 @@ struct hvd_plane_arg {
     struct hvd_link *const *link; /* to every other rank of the set, for this set alone; lent until close. NULL: none */
     struct hvd_cost link_cost;    /* of an exchange over them, agreed; both 0: not known */
     const bool *leaving;          /* once true, a peer may end its link with nothing missing; NULL: never */
-    void *comm;       /* an MPI communicator of the set, for this plane alone; lent until close. NULL: none */
-    bool any_order;   /* agreed: sums may be taken in another order than that of ranks where that is faster;
-                         their bits then depend on where in a bucket a value lies. false: deterministic
-                         mode, in which a plane that cannot do without must not do floats */
-    const char *algo; /* the one to be used wherever it can, agreed; NULL: the cheapest. Lent until close */
+    void *comm;           /* an MPI communicator of the set, for this plane alone; lent until close. NULL: none */
+    bool any_order;       /* agreed: sums may be taken in another order than that of ranks where that is faster;
+                             their bits then depend on where in a bucket a value lies. false: deterministic
+                             mode, in which a plane that cannot do without must not do floats */
+    const char *algo;     /* the one to be used wherever it can, agreed; NULL: the cheapest. Lent until close */
+    int start_timeout_ms; /* how long ranks may take to meet; 0: as long as they like */
     const struct hvd_plane *wanted; /* the plane that was asked for by name, agreed: it shall do what it can do, also
                                        where another is faster. NULL: none was */
     void *self;                     /* first argument of the two below */
@@ -96,6 +101,7 @@ struct hvd_plane_arg {
 
 #define HVD_PLANE_SHARE_MAX ((size_t)2 << 20) /* what a plane may ask of `share` per rank, but for plane memory */
 #define HVD_ARENA_NONE      SIZE_MAX
+#define HVD_HELLO_BYTES     512
 
 enum hvd_plane_order { HVD_ORDER_SET, HVD_ORDER_DEVICE }; /* see DESIGN: overlapping sets */
 
@@ -105,6 +111,7 @@ struct hvd_plane {
     enum hvd_plane_order order;
     bool silent; /* nobody rings when there is news for its works: whoever sleeps comes again by himself */
     bool bound;  /* its calls must all come from one thread: a waiting caller must not take the turn */
+    bool device; /* it moves tensors that lie on devices, and no others; it opens on every rank, at no cost */
 
     /* Pure, on fields that are the same on all ranks: is it for a set like this? Then it fails to open for want of
      * something only. NULL: open tells. */
@@ -133,6 +140,14 @@ struct hvd_plane {
     /* The next work may be this one; nothing is agreed. The plane may send of it what it likes, but neither hold on to
      * its memory nor believe it. Never blocks. May be NULL. */
     void (*foresee)(void *plane, const struct hvd_work *work);
+    /* Planes for devices alone, by the turn. Before the first work of a set its ranks greet each other: hello fills in
+     * what this rank says (HVD_HELLO_BYTES; a rank that fails says so), met is given what all have said, in the order
+     * of ranks, and must come to the same on all of them. Its failure means that this plane is not for this set.
+     * Neither waits for another rank. abandon: the job has failed; what is under way must end without its peers, at
+     * once, and nothing follows but close. */
+    void (*hello)(void *plane, const struct hvd_work *first, void *mine);
+    int (*met)(void *plane, const void *all, struct hvd_error *error);
+    void (*abandon)(void *plane);
     /* Any thread: this rank's bytes that are resident for moving, and those that alloc has handed out and not yet got
      * back; added to both. May be NULL. */
     void (*usage)(void *plane, uint64_t *resident, uint64_t *handed_out);

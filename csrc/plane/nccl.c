@@ -1,0 +1,140 @@
+/* nccl.c - the plane of tensors on GPUs: works become NCCL's collectives on a stream of our own.
+ *
+ * The engine hands over works whose tensors lie on devices. Opening costs nothing and loads nothing, for most jobs have
+ * none: before the first such work of a set its ranks greet each other (plane/nccl/comm.c), and that is where CUDA's
+ * driver and NCCL are found, or where all agree to do without.
+ *
+ * A work goes through three stages, none of which blocks: the communicator is connected (the first one only), the calls
+ * are launched behind the events after which the tensors are ready (calls.c), and the event behind them is asked
+ * for. Nobody rings when a stream has got so far, so the plane is `silent`: the engine comes again by itself. All works
+ * of a device, of whichever set, run on one stream (device.c).
+ *
+ * NCCL cannot lose a peer and go on: when the job has failed, the communicator is aborted, which ends what runs on the
+ * device; so no stream of the user waits for a dead rank. After a failure every later call repeats it.
+ */
+#include "plane.h"
+
+#include "nccl/state.h"
+
+#include <stdlib.h>
+
+static int open_plane(const struct hvd_plane_arg *arg, void **self, struct hvd_error *error)
+{
+    struct hvd_nccl_plane *plane = calloc(1, sizeof *plane);
+    if (!plane)
+        return hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for plane nccl", arg->rank);
+    plane->rank = arg->rank;
+    plane->size = arg->size;
+    plane->any_order = arg->any_order;
+    plane->timeout_ns = (uint64_t)arg->start_timeout_ms * 1000000u;
+    plane->multiplied = -1;
+    *self = plane;
+    return HVD_OK;
+}
+
+static bool can(void *self, const struct hvd_work *work)
+{
+    return work->flags & HVD_WORK_ON_DEVICE && work->kind != HVD_BARRIER && hvd_plane_can_all(self, work) &&
+           hvd_nccl_computes(self, work);
+}
+
+static void hello(void *self, const struct hvd_work *first, void *mine)
+{
+    hvd_nccl_say_hello(self, first, mine);
+}
+
+static int met(void *self, const void *all, struct hvd_error *error)
+{
+    return hvd_nccl_connect(self, all, error);
+}
+
+static int start(void *self, struct hvd_work *work, struct hvd_error *error)
+{
+    struct hvd_nccl_plane *plane = self;
+    (void)error;
+    if (!plane->failed.code && work->device && work->device - 1 != plane->device->ordinal)
+        hvd_fail(&plane->failed, HVD_EINVAL,
+                 "a tensor of this rank lies on device %d, and this process set works on device %d: a set uses one "
+                 "device of each rank; move the tensor there, or use another process set",
+                 work->device - 1, plane->device->ordinal);
+    plane->stage = HVD_NCCL_STARTED;
+    return HVD_OK; /* others may have started: poll tells of a failure */
+}
+
+/* One step, with the device current. HVD_AGAIN: not yet; *progress: the next one may be possible at once. */
+static int go_on(struct hvd_nccl_plane *plane, const struct hvd_work *work, bool *progress, struct hvd_error *error)
+{
+    int code = hvd_nccl_settled(plane, plane->connected ? "do a collective" : "connect the ranks", error);
+    if (code != HVD_OK)
+        return code;
+    plane->connected = true;
+    if (plane->stage == HVD_NCCL_STARTED) {
+        plane->stage = HVD_NCCL_LAUNCHING;
+        *progress = true;
+        code = hvd_nccl_launch(plane, work, error);
+        if (code != HVD_OK)
+            return code;
+    }
+    if (plane->stage == HVD_NCCL_LAUNCHING) {
+        int failed = plane->cuda->EventRecord(plane->done, plane->device->stream);
+        if (failed)
+            return hvd_cuda_failed(failed, "record an event", error);
+        plane->stage = HVD_NCCL_RUNNING;
+        *progress = true;
+    }
+    int asked = plane->cuda->EventQuery(plane->done);
+    if (asked == HVD_CUDA_NOT_READY)
+        return HVD_AGAIN;
+    if (asked != 0)
+        return hvd_cuda_failed(asked, "finish a collective", error);
+    *progress = true;
+    plane->stage = HVD_NCCL_IDLE;
+    return HVD_OK;
+}
+
+static int poll_plane(void *self, struct hvd_work *work, bool *progress, struct hvd_error *error)
+{
+    struct hvd_nccl_plane *plane = self;
+    int code = plane->failed.code;
+    if (code == HVD_OK)
+        code = hvd_nccl_enter(plane, &plane->failed);
+    if (code == HVD_OK) {
+        code = go_on(plane, work, progress, &plane->failed);
+        hvd_nccl_leave(plane);
+    }
+    if (code < 0) {
+        *error = plane->failed;
+        error->culprit = plane->rank;
+    }
+    return code;
+}
+
+static void abandon(void *self)
+{
+    struct hvd_nccl_plane *plane = self;
+    hvd_fail(&plane->failed, HVD_EPEER, "the job has failed");
+    hvd_nccl_disconnect(plane, true);
+}
+
+static void close_plane(void *self)
+{
+    struct hvd_nccl_plane *plane = self;
+    hvd_nccl_disconnect(plane, plane->failed.code != HVD_OK || plane->stage != HVD_NCCL_IDLE);
+    free(plane);
+}
+
+const struct hvd_plane hvd_plane_nccl = {
+    .name = "nccl",
+    .preference = 0, /* of tensors in the CPU's memory it does none */
+    .order = HVD_ORDER_DEVICE,
+    .silent = true,
+    .device = true,
+    .open = open_plane,
+    .can = can,
+    .start = start,
+    .poll = poll_plane,
+    .close = close_plane,
+    .hello = hello,
+    .met = met,
+    .abandon = abandon,
+};

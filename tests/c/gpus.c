@@ -1,0 +1,72 @@
+/* gpus.c - see gpus.h. */
+#define _GNU_SOURCE
+#include "gpus.h"
+#include "world.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <string.h>
+
+void (*gpus_fail)(const char *name, int nth, int code);
+int (*gpus_calls)(const char *name);
+void *(*gpus_gate)(void);
+void (*gpus_open_gate)(void *event);
+
+static void *symbol(const char *name)
+{
+    void *library = dlopen(TESTS_STUB, RTLD_NOW);
+    CHECK(library, "%s", dlerror());
+    return dlsym(library, name);
+}
+
+void gpus_find(void)
+{
+    *(void **)(void *)&gpus_fail = symbol("stub_fail");
+    *(void **)(void *)&gpus_calls = symbol("stub_calls");
+    *(void **)(void *)&gpus_gate = symbol("stub_gate");
+    *(void **)(void *)&gpus_open_gate = symbol("stub_open_gate");
+    hvd_cuda_prefer(TESTS_STUB);
+    hvd_nccl_prefer(TESTS_STUB);
+}
+
+const struct hvd_plane *gpus_plane(void)
+{
+    int i = 0;
+    while (hvd_planes[i] && strcmp(hvd_planes[i]->name, "nccl") != 0)
+        i++;
+    CHECK(hvd_planes[i], "no plane nccl");
+    return hvd_planes[i];
+}
+
+int gpus_greet(const struct hvd_plane_arg *world, int device, struct gpus_seat *seat, struct hvd_error *error)
+{
+    unsigned char mine[HVD_HELLO_BYTES];
+    struct hvd_work first = {.kind = HVD_ALLREDUCE, .flags = HVD_WORK_ON_DEVICE, .device = device + 1};
+    void *opened;
+    seat->plane = gpus_plane();
+    seat->arg = *world;
+    seat->arg.any_order = true;
+    seat->arg.start_timeout_ms = seat->arg.start_timeout_ms ? seat->arg.start_timeout_ms : 60000;
+    CHECK(seat->plane->open(&seat->arg, &opened, error) == HVD_OK, "%s", error->text);
+    seat->nccl = opened;
+    seat->plane->hello(opened, &first, mine);
+    CHECK(world->allgather(world->self, mine, sizeof mine, seat->all, error) == HVD_OK, "%s", error->text);
+    return seat->plane->met(opened, seat->all, error);
+}
+
+int gpus_finish(const struct gpus_seat *seat, struct hvd_work *work, struct hvd_error *error)
+{
+    bool progress;
+    int code;
+    while ((code = seat->plane->poll(seat->nccl, work, &progress, error)) == HVD_AGAIN)
+        sched_yield();
+    return code;
+}
+
+int gpus_do(const struct gpus_seat *seat, struct hvd_work *work, struct hvd_error *error)
+{
+    work->flags |= HVD_WORK_ON_DEVICE;
+    work->device = seat->nccl->device->ordinal + 1;
+    CHECK(seat->plane->start(seat->nccl, work, error) == HVD_OK, "start never refuses");
+    return gpus_finish(seat, work, error);
+}

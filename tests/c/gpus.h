@@ -1,0 +1,30 @@
+/* gpus.h - a plane nccl for tests, over the GPU that is none (tests/stub), and the greeting that an engine arranges. */
+#ifndef HVD_TEST_GPUS_H
+#define HVD_TEST_GPUS_H
+
+#include "cuda/cuda.h"
+#include "nccl/nccl.h"
+#include "plane/nccl/state.h"
+#include "plane/plane.h"
+
+/* The stub's own; NULL before gpus_find, from which on the core takes the stub. */
+extern void (*gpus_fail)(const char *name, int nth, int code);
+extern int (*gpus_calls)(const char *name);
+extern void *(*gpus_gate)(void);
+extern void (*gpus_open_gate)(void *event);
+void gpus_find(void);
+
+struct gpus_seat {
+    struct hvd_plane_arg arg;
+    const struct hvd_plane *plane;
+    struct hvd_nccl_plane *nccl;
+    unsigned char all[HVD_LOCAL_MAX * HVD_HELLO_BYTES];
+};
+
+const struct hvd_plane *gpus_plane(void);
+/* Opens, and lets the ranks greet each other; of a work whose tensors lie on `device`. */
+int gpus_greet(const struct hvd_plane_arg *world, int device, struct gpus_seat *seat, struct hvd_error *error);
+int gpus_finish(const struct gpus_seat *seat, struct hvd_work *work, struct hvd_error *error);
+int gpus_do(const struct gpus_seat *seat, struct hvd_work *work, struct hvd_error *error);
+
+#endif

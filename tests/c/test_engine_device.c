@@ -1,0 +1,216 @@
+/* test_engine_device.c - tensors on devices as an engine sees them, over a GPU that is none (tests/stub): which way
+ * they go, that the CPU's way gives the same, what is told where ranks disagree, and that a death ends what runs there.
+ */
+#define _GNU_SOURCE
+#include "crew.h"
+#include "gpus.h"
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int shared_device = -1; /* that all ranks use; -1: each its own */
+
+static struct hvd_request on_device(int kind, const char *name, int op, int dtype, void *in, void *out, int64_t count,
+                                    int rank)
+{
+    return (struct hvd_request){.kind = kind,
+                                .name = name,
+                                .op = op,
+                                .dtype = dtype,
+                                .ndim = 1,
+                                .dims = {count},
+                                .prescale = 1,
+                                .postscale = 1,
+                                .input = in,
+                                .output = out,
+                                .device = (shared_device < 0 ? rank : shared_device) + 1};
+}
+
+static void done(struct hvd_engine *engine, const struct hvd_request *request)
+{
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    int64_t handle = hvd_engine_submit(engine, request, &error);
+    CHECK_CODE(handle > 0, 1, error.text);
+    CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
+}
+
+/* Some of every kind, twice; what NCCL does not compute as the CPU does, too. */
+static void every_kind(struct hvd_engine *engine, int rank, int size)
+{
+    for (int step = 0; step < 2; step++) {
+        float sum[500], part[64], sent[3] = {1, 2, 3}, got[3] = {0};
+        int32_t whole[10];
+        for (int i = 0; i < 500; i++)
+            sum[i] = (float)(rank + i);
+        struct hvd_request request =
+            on_device(HVD_ALLREDUCE, "sum", HVD_OP_sum, HVD_DTYPE_float32, sum, sum, 500, rank);
+        request.prescale = 2;
+        done(engine, &request);
+        for (int i = 0; i < 500; i++)
+            CHECK(sum[i] == (float)(size * (size - 1) + 2 * size * i));
+        for (int i = 0; i < 10; i++)
+            whole[i] = 10 * rank + i;
+        request = on_device(HVD_ALLREDUCE, "whole", HVD_OP_average, HVD_DTYPE_int32, whole, whole, 10, rank);
+        done(engine, &request);
+        for (int i = 0; i < 10; i++)
+            CHECK(whole[i] == (5 * size * (size - 1) + size * i) / size);
+        request = on_device(HVD_BROADCAST, "cast", 0, HVD_DTYPE_int32, whole, whole, 10, rank);
+        request.root = size - 1;
+        whole[3] = rank;
+        done(engine, &request);
+        CHECK(whole[3] == size - 1);
+        for (int i = 0; i < 64; i++)
+            sum[i] = (float)i;
+        request = on_device(HVD_REDUCESCATTER, "part", HVD_OP_sum, HVD_DTYPE_float32, sum, part, 16 * size + 1, rank);
+        done(engine, &request);
+        for (int i = 0; i < 16; i++)
+            CHECK(part[i] == (float)(size * (16 * rank + (rank > 0) + i)));
+        request = on_device(HVD_REDUCE, "root", HVD_OP_max, HVD_DTYPE_float32, sum, rank ? NULL : part, 16, rank);
+        sum[2] = (float)(100 + rank);
+        done(engine, &request);
+        CHECK(rank > 0 || part[2] == (float)(99 + size));
+        if (size > 1 && (rank == 0 || rank == size - 1)) {
+            request = on_device(HVD_SEND, "sent", 0, HVD_DTYPE_float32, sent, got, 3, rank);
+            request.peer = size - 1;
+            done(engine, &request);
+            CHECK(rank == 0 || got[2] == 3);
+        }
+        crew_barrier(engine); /* who has no part in it must not leave before it is agreed */
+    }
+}
+
+static void by_nccl(struct hvd_engine *engine, int rank, int size)
+{
+    char text[512];
+    every_kind(engine, rank, size);
+    CHECK(hvd_engine_notice(engine, text, sizeof text) == 0);
+}
+
+static void by_the_cpu(struct hvd_engine *engine, int rank, int size)
+{
+    char text[512] = "";
+    every_kind(engine, rank, size);
+    CHECK(hvd_engine_notice(engine, text, sizeof text) == 1 && strstr(text, "go by way of the CPU in process set 0") &&
+          strstr(text, "ranks 0 and 1 use the same GPU"));
+    CHECK(hvd_engine_notice(engine, text, sizeof text) == 0);
+}
+
+/* Tensors here and there at the same time, many of them. */
+static void side_by_side(struct hvd_engine *engine, int rank, int size)
+{
+    enum { MANY = 40 };
+    static _Thread_local float memory[MANY][100];
+    for (int step = 0; step < 4; step++) {
+        int64_t handle[MANY];
+        for (int k = 0; k < MANY; k++) {
+            int i = rank % 2 ? MANY - 1 - k : k;
+            char name[16];
+            struct hvd_error error = {0};
+            snprintf(name, sizeof name, "t%d", i);
+            for (int at = 0; at < 100; at++)
+                memory[i][at] = (float)(i + rank);
+            struct hvd_request request =
+                on_device(HVD_ALLREDUCE, name, HVD_OP_sum, HVD_DTYPE_float32, memory[i], memory[i], 100, rank);
+            request.device = i % 3 ? request.device : 0;
+            handle[i] = hvd_engine_submit(engine, &request, &error);
+            CHECK_CODE(handle[i] > 0, 1, error.text);
+        }
+        for (int i = 0; i < MANY; i++) {
+            char text[HVD_TEXT_MAX] = "";
+            CHECK_CODE(crew_wait(engine, handle[i], text), HVD_OK, text);
+            CHECK(memory[i][99] == (float)(size * i + size * (size - 1) / 2));
+        }
+    }
+}
+
+static void ranks_disagree(struct hvd_engine *engine, int rank, int size)
+{
+    float value = 1;
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    struct hvd_request request =
+        on_device(HVD_ALLREDUCE, "mixed", HVD_OP_sum, HVD_DTYPE_float32, &value, &value, 1, rank);
+    request.device = rank == 1 ? 0 : request.device;
+    int64_t handle = hvd_engine_submit(engine, &request, &error);
+    CHECK_CODE(handle > 0, 1, error.text);
+    CHECK_CODE(crew_wait(engine, handle, text), HVD_EMISMATCH, text);
+    CHECK(strstr(text, "float32 on a GPU") && strstr(text, "mixed"));
+    every_kind(engine, rank, size);
+}
+
+static void refused_at_once(struct hvd_engine *engine, int rank, int size)
+{
+    float value = 1;
+    struct hvd_error error = {0};
+    (void)size;
+    struct hvd_request request = on_device(HVD_ALLGATHER, "rows", 0, HVD_DTYPE_float32, &value, NULL, 1, rank);
+    CHECK(hvd_engine_submit(engine, &request, &error) == HVD_EINVAL &&
+          strstr(error.text, "move the tensor to the CPU"));
+    error.code = HVD_OK;
+    request = on_device(HVD_ALLREDUCE, "a", HVD_OP_adasum, HVD_DTYPE_float32, &value, &value, 1, rank);
+    CHECK(hvd_engine_submit(engine, &request, &error) == HVD_EINVAL && strstr(error.text, "Adasum"));
+}
+
+/* A rank that has joined has no device, and the others go on. */
+static void one_has_joined(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    float value = (float)(rank + 1);
+    if (rank > 0) {
+        struct hvd_request request =
+            on_device(HVD_ALLREDUCE, "sum", HVD_OP_sum, HVD_DTYPE_float32, &value, &value, 1, rank);
+        done(engine, &request);
+        CHECK(value == (float)(size * (size + 1) / 2 - 1));
+    }
+    int64_t handle = crew_submit(engine, HVD_JOIN, NULL, 0, 0, NULL, NULL, 0, &error);
+    CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
+}
+
+/* Rank 1 dies while its peers' collective is on their streams. */
+static void one_dies(struct hvd_engine *engine, int rank, int size)
+{
+    float value = 1;
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    every_kind(engine, rank, size);
+    crew_barrier(engine);
+    if (rank == 1)
+        kill(getpid(), SIGKILL);
+    struct hvd_request request =
+        on_device(HVD_ALLREDUCE, "sum", HVD_OP_sum, HVD_DTYPE_float32, &value, &value, 1, rank);
+    int64_t handle = hvd_engine_submit(engine, &request, &error);
+    int code = handle < 0 ? (int)handle : crew_wait(engine, handle, text);
+    CHECK_CODE(code, HVD_EPEER, text);
+    uint64_t until = hvd_now_ns() + 10000000000u;
+    while (gpus_calls("ncclCommAbort") == 0 && hvd_now_ns() < until)
+        usleep(1000);
+    CHECK(gpus_calls("ncclCommAbort") == 1);
+}
+
+int main(void)
+{
+    crew_deadline(500);
+    crew_threads(2, refused_at_once); /* no library is loaded for that */
+    CHECK(!dlopen("libgpu.so", RTLD_NOLOAD | RTLD_NOW));
+    gpus_find();
+    crew_threads(1, by_nccl);
+    crew_threads(2, by_nccl);
+    CHECK(gpus_calls("ncclAllReduce") > 0 && gpus_calls("cuMemcpyDtoH") > 0); /* averages of integers go by the CPU */
+    crew_threads(3, by_nccl);
+    crew_threads(2, side_by_side);
+    crew_threads(3, ranks_disagree);
+    crew_threads(3, one_has_joined);
+    shared_device = 2;
+    int before = gpus_calls("ncclAllReduce");
+    crew_threads(3, by_the_cpu);
+    CHECK(gpus_calls("ncclAllReduce") == before);
+    shared_device = -1;
+    int status[3];
+    crew_processes(3, one_dies, NULL, status);
+    CHECK(WIFSIGNALED(status[1]) && WIFEXITED(status[0]) && WEXITSTATUS(status[0]) == 0 && WEXITSTATUS(status[2]) == 0);
+    return 0;
+}

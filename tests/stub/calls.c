@@ -1,0 +1,57 @@
+/* calls.c - how often was each function called, and which call shall fail? A table by name, under one lock. */
+#include "stub.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    char name[48];
+    int calls, fails_at, code;
+} table[96];
+
+static int row_of(const char *name)
+{
+    int i = 0;
+    while (table[i].name[0] && strcmp(table[i].name, name) != 0)
+        i++;
+    snprintf(table[i].name, sizeof table[i].name, "%s", name);
+    return i;
+}
+
+void stub_fail(const char *name, int nth, int code)
+{
+    pthread_mutex_lock(&lock);
+    int row = row_of(name);
+    table[row].fails_at = table[row].calls + nth;
+    table[row].code = code;
+    pthread_mutex_unlock(&lock);
+}
+
+int stub_calls(const char *name)
+{
+    pthread_mutex_lock(&lock);
+    int calls = table[row_of(name)].calls;
+    pthread_mutex_unlock(&lock);
+    return calls;
+}
+
+int stub_called(const char *name)
+{
+    pthread_mutex_lock(&lock);
+    int row = row_of(name);
+    int code = ++table[row].calls == table[row].fails_at ? table[row].code : 0;
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+__attribute__((constructor)) static void from_environment(void)
+{
+    const char *said = getenv("STUB_FAIL");
+    char name[48];
+    int nth, code;
+    if (said && sscanf(said, "%47[^:]:%d:%d", name, &nth, &code) == 3)
+        stub_fail(name, nth, code);
+}

@@ -1,0 +1,313 @@
+/* cuda.c - the driver: contexts, streams that are threads, events, memory. See stub.h. */
+#include "stub.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define CALLED(name)                     \
+    do {                                 \
+        int failed_ = stub_called(name); \
+        if (failed_)                     \
+            return failed_;              \
+    } while (0)
+#define NEEDS_CURRENT                    \
+    do {                                 \
+        if (!stub_current(NULL))         \
+            return 201; /* no context */ \
+    } while (0)
+
+struct item {
+    void (*run)(void *self);
+    void *self;
+    struct item *next;
+};
+struct stream {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    struct item *first, **last;
+    bool ends;
+};
+struct event {
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    uint64_t recorded, reached;
+    int users; /* the owner, and what is on streams */
+};
+
+static _Thread_local int stack[16], depth; /* 1 + device */
+
+bool stub_current(int *device)
+{
+    if (depth && device)
+        *device = stack[depth - 1] - 1;
+    return depth > 0;
+}
+
+static void *work_off(void *self)
+{
+    struct stream *stream = self;
+    pthread_mutex_lock(&stream->lock);
+    for (;;) {
+        while (!stream->first && !stream->ends)
+            pthread_cond_wait(&stream->news, &stream->lock);
+        struct item *item = stream->first;
+        if (!item)
+            break;
+        stream->first = item->next;
+        if (!stream->first)
+            stream->last = &stream->first;
+        pthread_mutex_unlock(&stream->lock);
+        item->run(item->self);
+        free(item);
+        pthread_mutex_lock(&stream->lock);
+    }
+    pthread_mutex_unlock(&stream->lock);
+    return NULL;
+}
+
+void stub_put(void *to, void (*run)(void *self), void *self)
+{
+    struct stream *stream = to;
+    struct item *item = malloc(sizeof *item);
+    *item = (struct item){run, self, NULL};
+    pthread_mutex_lock(&stream->lock);
+    *stream->last = item;
+    stream->last = &item->next;
+    pthread_cond_signal(&stream->news);
+    pthread_mutex_unlock(&stream->lock);
+}
+
+EXPORT int cuInit(unsigned flags)
+{
+    CALLED("cuInit");
+    return (int)flags;
+}
+
+EXPORT int cuDriverGetVersion(int *version)
+{
+    *version = 12040;
+    return 0;
+}
+
+EXPORT int cuGetErrorName(int code, const char **name)
+{
+    *name = code == 201 ? "CUDA_ERROR_INVALID_CONTEXT" : "CUDA_ERROR_OF_THE_STUB";
+    return 0;
+}
+
+EXPORT int cuGetErrorString(int code, const char **text)
+{
+    (void)code;
+    *text = "the stub was told to fail";
+    return 0;
+}
+
+EXPORT int cuDeviceGetCount(int *count)
+{
+    const char *said = getenv("STUB_DEVICES");
+    *count = said ? atoi(said) : STUB_DEVICES;
+    return 0;
+}
+
+EXPORT int cuDeviceGet(int *device, int ordinal)
+{
+    int count;
+    CALLED("cuDeviceGet");
+    cuDeviceGetCount(&count);
+    *device = ordinal;
+    return ordinal >= 0 && ordinal < count ? 0 : 101;
+}
+
+EXPORT int cuDeviceGetUuid(unsigned char *uuid, int device)
+{
+    memset(uuid, 0xab, 16);
+    uuid[15] = (unsigned char)device;
+    return 0;
+}
+
+EXPORT int cuDeviceGetPCIBusId(char *text, int length, int device)
+{
+    snprintf(text, (size_t)length, "0000:%02x:00.0", device + 1);
+    return 0;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void **ctx, int device)
+{
+    CALLED("cuDevicePrimaryCtxRetain");
+    *ctx = (void *)(uintptr_t)(device + 1);
+    return 0;
+}
+
+EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    (void)device;
+    CALLED("cuDevicePrimaryCtxRelease");
+    return 0;
+}
+
+EXPORT int cuCtxPushCurrent_v2(void *ctx)
+{
+    CALLED("cuCtxPushCurrent");
+    stack[depth++] = (int)(uintptr_t)ctx;
+    return 0;
+}
+
+EXPORT int cuCtxPopCurrent_v2(void **ctx)
+{
+    *ctx = (void *)(uintptr_t)stack[--depth];
+    return 0;
+}
+
+EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return 0;
+}
+
+EXPORT int cuStreamCreateWithPriority(void **made, unsigned flags, int priority)
+{
+    CALLED("cuStreamCreate");
+    NEEDS_CURRENT;
+    if (flags != 1 || priority != -5)
+        return 1;
+    struct stream *stream = calloc(1, sizeof *stream);
+    pthread_mutex_init(&stream->lock, NULL);
+    pthread_cond_init(&stream->news, NULL);
+    stream->last = &stream->first;
+    pthread_create(&stream->thread, NULL, work_off, stream);
+    *made = stream;
+    return 0;
+}
+
+EXPORT int cuStreamDestroy_v2(void *self)
+{
+    struct stream *stream = self;
+    CALLED("cuStreamDestroy");
+    pthread_mutex_lock(&stream->lock);
+    stream->ends = true;
+    pthread_cond_signal(&stream->news);
+    pthread_mutex_unlock(&stream->lock);
+    pthread_join(stream->thread, NULL);
+    pthread_mutex_destroy(&stream->lock);
+    pthread_cond_destroy(&stream->news);
+    free(stream);
+    return 0;
+}
+
+EXPORT int cuEventCreate(void **made, unsigned flags)
+{
+    (void)flags;
+    CALLED("cuEventCreate");
+    NEEDS_CURRENT;
+    struct event *event = calloc(1, sizeof *event);
+    pthread_mutex_init(&event->lock, NULL);
+    pthread_cond_init(&event->news, NULL);
+    event->users = 1;
+    *made = event;
+    return 0;
+}
+
+static void drop_event(struct event *event)
+{
+    pthread_mutex_lock(&event->lock);
+    int left = --event->users;
+    pthread_mutex_unlock(&event->lock);
+    if (left)
+        return;
+    pthread_mutex_destroy(&event->lock);
+    pthread_cond_destroy(&event->news);
+    free(event);
+}
+
+EXPORT int cuEventDestroy_v2(void *self)
+{
+    CALLED("cuEventDestroy");
+    drop_event(self);
+    return 0;
+}
+
+struct mark {
+    struct event *event;
+    uint64_t number;
+};
+
+static struct mark *mark_of(struct event *event, bool next)
+{
+    struct mark *mark = malloc(sizeof *mark);
+    pthread_mutex_lock(&event->lock);
+    event->recorded += next;
+    event->users++;
+    *mark = (struct mark){event, event->recorded};
+    pthread_mutex_unlock(&event->lock);
+    return mark;
+}
+
+static void reach(void *self)
+{
+    struct mark *mark = self;
+    pthread_mutex_lock(&mark->event->lock);
+    if (mark->event->reached < mark->number)
+        mark->event->reached = mark->number;
+    pthread_cond_broadcast(&mark->event->news);
+    pthread_mutex_unlock(&mark->event->lock);
+    drop_event(mark->event);
+    free(mark);
+}
+
+static void await(void *self)
+{
+    struct mark *mark = self;
+    pthread_mutex_lock(&mark->event->lock);
+    while (mark->event->reached < mark->number)
+        pthread_cond_wait(&mark->event->news, &mark->event->lock);
+    pthread_mutex_unlock(&mark->event->lock);
+    drop_event(mark->event);
+    free(mark);
+}
+
+EXPORT int cuEventRecord(void *event, void *stream)
+{
+    CALLED("cuEventRecord");
+    NEEDS_CURRENT;
+    stub_put(stream, reach, mark_of(event, true));
+    return 0;
+}
+
+EXPORT int cuEventQuery(void *self)
+{
+    struct event *event = self;
+    CALLED("cuEventQuery");
+    pthread_mutex_lock(&event->lock);
+    bool reached = event->reached >= event->recorded;
+    pthread_mutex_unlock(&event->lock);
+    return reached ? 0 : 600;
+}
+
+EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    (void)flags;
+    CALLED("cuStreamWaitEvent");
+    NEEDS_CURRENT;
+    stub_put(stream, await, mark_of(event, false));
+    return 0;
+}
+
+void *stub_gate(void)
+{
+    void *event = NULL;
+    stack[depth++] = 1;
+    cuEventCreate(&event, 0);
+    depth--;
+    ((struct event *)event)->recorded = 1;
+    return event;
+}
+
+void stub_open_gate(void *event)
+{
+    reach(mark_of(event, false));
+}

@@ -1,0 +1,280 @@
+/* nccl.c - communicators between threads or processes, and what runs when a stream has got to a collective.
+ *
+ * All ranks of a communicator map one file: a barrier, a slot of each rank for contributions, a box from each rank to
+ * each other. A call becomes an item of its group, a group an item of its stream. In non-blocking mode a
+ * communicator is connected when all have come, and the second half of all groups is launched later than it is
+ * ended, as NCCL may do it: only when it is asked for.
+ */
+#include "room.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define CALLED(name)                     \
+    do {                                 \
+        int failed_ = stub_called(name); \
+        if (failed_)                     \
+            return failed_;              \
+    } while (0)
+
+struct id {
+    char path[128];
+};
+struct config {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+};
+
+static _Thread_local struct {
+    int depth;
+    struct stub_group *group;
+    void *stream;
+} now;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct id made[64];
+static int ids;
+
+static void unlink_one(const char *path)
+{
+    unlink(path); /* whoever comes first */
+}
+
+__attribute__((destructor)) static void unlink_all(void)
+{
+    for (int i = 0; i < ids; i++)
+        unlink_one(made[i].path);
+}
+
+EXPORT int ncclGetVersion(int *version)
+{
+    const char *said = getenv("STUB_NCCL_VERSION");
+    *version = said ? atoi(said) : 22105;
+    return 0;
+}
+
+EXPORT const char *ncclGetErrorString(int result)
+{
+    return result == 5 ? "invalid usage" : result == 6 ? "remote process exited or there was a network error" : "oh";
+}
+
+EXPORT const char *ncclGetLastError(void *comm)
+{
+    (void)comm;
+    return "the stub was told so";
+}
+
+EXPORT int ncclGetUniqueId(struct id *id)
+{
+    const char *folder = getenv("TMPDIR");
+    CALLED("ncclGetUniqueId");
+    snprintf(id->path, sizeof id->path, "%.90s/gpu-stub-XXXXXX", folder && *folder ? folder : "/tmp");
+    int fd = mkstemp(id->path);
+    if (fd < 0 || ftruncate(fd, sizeof(struct stub_room)) != 0)
+        return 2;
+    close(fd);
+    pthread_mutex_lock(&lock);
+    made[ids++ % 64] = *id;
+    ids = ids > 64 ? 64 : ids;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+EXPORT int ncclCommInitRankConfig(void **out, int size, struct id id, int rank, const struct config *config)
+{
+    CALLED("ncclCommInitRankConfig");
+    if (config->magic != 0xcafebeef || config->blocking != 0 || size > STUB_RANKS || rank >= size ||
+        !stub_current(NULL))
+        return 5;
+    struct stub_comm *comm = calloc(1, sizeof *comm);
+    int fd = open(id.path, O_RDWR | O_CLOEXEC);
+    comm->room = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *comm->room, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd >= 0)
+        close(fd);
+    if (comm->room == MAP_FAILED) {
+        free(comm);
+        return 2;
+    }
+    comm->rank = rank;
+    comm->size = size;
+    comm->users = 1;
+    memcpy(comm->path, id.path, sizeof comm->path);
+    atomic_fetch_add(&comm->room->joined, 1);
+    *out = comm;
+    return 7;
+}
+
+EXPORT int ncclCommGetAsyncError(void *self, int *state)
+{
+    struct stub_comm *comm = self;
+    CALLED("ncclCommGetAsyncError");
+    *state = stub_called("async");
+    if (*state)
+        return 0;
+    *state = atomic_load(&comm->failed);
+    if (*state == 0 && atomic_load(&comm->room->joined) < comm->size)
+        *state = 7;
+    else if (*state == 0 && comm->rank == 0 && !comm->unlinked) {
+        comm->unlinked = true;
+        unlink_one(comm->path);
+    }
+    if (*state == 0 && comm->late && comm->asked++ > 1) {
+        stub_put(comm->late_stream, stub_run_group, comm->late);
+        comm->late = NULL;
+    }
+    if (comm->late)
+        *state = 7;
+    return 0;
+}
+
+static void drop(struct stub_comm *comm)
+{
+    if (atomic_fetch_sub(&comm->users, 1) == 1) {
+        munmap(comm->room, sizeof *comm->room);
+        free(comm);
+    }
+}
+
+void stub_group_free(struct stub_group *group)
+{
+    drop(group->comm);
+    free(group);
+}
+
+static int end_comm(struct stub_comm *comm)
+{
+    if (comm->late)
+        stub_group_free(comm->late);
+    if (comm->rank == 0)
+        unlink_one(comm->path);
+    drop(comm);
+    return 0;
+}
+
+EXPORT int ncclCommDestroy(void *comm)
+{
+    CALLED("ncclCommDestroy");
+    return end_comm(comm);
+}
+
+EXPORT int ncclCommAbort(void *self)
+{
+    struct stub_comm *comm = self;
+    stub_called("ncclCommAbort");
+    atomic_store(&comm->aborted, true);
+    return end_comm(comm);
+}
+
+EXPORT int ncclRedOpCreatePreMulSum(int *op, const void *scalar, int type, int residence, void *self)
+{
+    struct stub_comm *comm = self;
+    CALLED("ncclRedOpCreatePreMulSum");
+    if (residence != 1)
+        return 5;
+    *op = STUB_OPS + comm->factors;
+    comm->factor[comm->factors++ % STUB_FACTORS] = stub_number(type, scalar);
+    return 0;
+}
+
+EXPORT int ncclRedOpDestroy(int op, void *comm)
+{
+    (void)comm;
+    CALLED("ncclRedOpDestroy");
+    return op >= STUB_OPS ? 0 : 5;
+}
+
+EXPORT int ncclGroupStart(void)
+{
+    CALLED("ncclGroupStart");
+    now.depth++;
+    return 0;
+}
+
+EXPORT int ncclGroupEnd(void)
+{
+    struct stub_group *group = now.group;
+    int failed = stub_called("ncclGroupEnd");
+    if (--now.depth > 0)
+        return 0;
+    now.group = NULL;
+    if (failed || !group) {
+        if (group)
+            stub_group_free(group);
+        return failed;
+    }
+    struct stub_comm *comm = group->comm;
+    if (comm->groups++ % 2 == 1) { /* every second one goes on in the background */
+        comm->late = group;
+        comm->late_stream = now.stream;
+        comm->asked = 0;
+        return 7;
+    }
+    stub_put(now.stream, stub_run_group, group);
+    return 0;
+}
+
+static int add(const char *name, struct stub_call call, void *self, void *stream)
+{
+    struct stub_comm *comm = self;
+    CALLED(name);
+    if (!stub_current(NULL))
+        return 5;
+    bool alone = now.depth == 0;
+    if (call.op >= STUB_OPS)
+        call.factor = comm->factor[(call.op - STUB_OPS) % STUB_FACTORS];
+    if (!now.group) {
+        now.group = calloc(1, sizeof *now.group);
+        now.group->comm = comm;
+        now.stream = stream;
+        atomic_fetch_add(&comm->users, 1);
+    }
+    if (now.group->comm != comm || now.group->calls == STUB_CALLS)
+        return 5;
+    now.group->call[now.group->calls++] = call;
+    if (!alone)
+        return 0;
+    now.depth = 1;
+    return ncclGroupEnd();
+}
+
+EXPORT int ncclAllReduce(const void *in, void *out, size_t count, int type, int op, void *comm, void *stream)
+{
+    return add("ncclAllReduce", (struct stub_call){STUB_ALLREDUCE, in, out, count, type, op, 0, 0}, comm, stream);
+}
+
+EXPORT int ncclReduce(const void *in, void *out, size_t count, int type, int op, int root, void *comm, void *stream)
+{
+    return add("ncclReduce", (struct stub_call){STUB_REDUCE, in, out, count, type, op, root, 0}, comm, stream);
+}
+
+EXPORT int ncclReduceScatter(const void *in, void *out, size_t gets, int type, int op, void *comm, void *stream)
+{
+    return add("ncclReduceScatter", (struct stub_call){STUB_SCATTER, in, out, gets, type, op, 0, 0}, comm, stream);
+}
+
+EXPORT int ncclAllGather(const void *in, void *out, size_t gives, int type, void *comm, void *stream)
+{
+    return add("ncclAllGather", (struct stub_call){STUB_GATHER, in, out, gives, type, 0, 0, 0}, comm, stream);
+}
+
+EXPORT int ncclBroadcast(const void *in, void *out, size_t count, int type, int root, void *comm, void *stream)
+{
+    return add("ncclBroadcast", (struct stub_call){STUB_BROADCAST, in, out, count, type, 0, root, 0}, comm, stream);
+}
+
+EXPORT int ncclSend(const void *in, size_t count, int type, int to, void *comm, void *stream)
+{
+    return add("ncclSend", (struct stub_call){STUB_SEND, in, NULL, count, type, 0, to, 0}, comm, stream);
+}
+
+EXPORT int ncclRecv(void *out, size_t count, int type, int from, void *comm, void *stream)
+{
+    return add("ncclRecv", (struct stub_call){STUB_RECEIVE, NULL, out, count, type, 0, from, 0}, comm, stream);
+}

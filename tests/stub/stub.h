@@ -1,0 +1,31 @@
+/* stub.h - a GPU that is none: libcuda.so.1 and libnccl.so.2 in one library that the tests build.
+ *
+ * Device memory is the process's own; a stream is a thread that works off what was put there, in order, so that what
+ * would deadlock on a GPU deadlocks here, and what is asked too early is not there yet. Collectives really run, between
+ * threads or processes, over a file that all ranks map, whose name is in the unique id. Calls are counted, and a call
+ * can be told to fail: stub_fail("ncclAllReduce", 3, 5), or STUB_FAIL=ncclAllReduce:3:5 in the environment.
+ */
+#ifndef HVD_TESTS_STUB_H
+#define HVD_TESTS_STUB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define STUB_DEVICES 8
+
+/* For tests, by dlsym. The nth call from now on (1: the next) of this function returns this code. */
+void stub_fail(const char *name, int nth, int code);
+int stub_calls(const char *name); /* so far */
+/* For tests that stand in for a framework: a stream, and an event of it that is reached when stub_open_gate is called.
+ */
+void *stub_gate(void);
+void stub_open_gate(void *event);
+
+/* Inside. Counts a call; 0, or the code with which it shall fail. */
+int stub_called(const char *name);
+/* On the stream's thread, after all that was put there before. `run` frees `self`. */
+void stub_put(void *stream, void (*run)(void *self), void *self);
+bool stub_current(int *device); /* has this thread a current context, and whose? */
+
+#endif
