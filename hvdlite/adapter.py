@@ -14,6 +14,21 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 T = TypeVar("T")
 
 
+class Device(Protocol):
+    """A device whose memory the core moves, and how tensors come from there and go there."""
+
+    number: int  # k + 1 for CUDA's device k
+
+    def ready(self) -> tuple[int, Any]:
+        """An event after all that the framework has begun there: its handle, and what keeps it alive."""
+
+    def near(self, tensor: Any) -> Any:
+        """A contiguous copy of a tensor in the CPU's memory."""
+
+    def far(self, tensor: Any) -> Any:
+        """A copy on the device of one in the CPU's memory."""
+
+
 class View(NamedTuple):
     """A tensor's memory as the core sees it."""
 
@@ -21,8 +36,8 @@ class View(NamedTuple):
     shape: tuple[int, ...]
     dtype: int  # number in _core.DTYPES
     contiguous: bool  # row-major without gaps; the core takes nothing else
-    device: str = "cpu"
-    ready: Any = None  # an event after which the memory may be read; None: now
+    device: Device | None = None  # None: it lies in the CPU's memory
+    home: Device | None = None  # it is a copy in the CPU's memory of a tensor that lies there
 
 
 class Adapter(Protocol[T]):

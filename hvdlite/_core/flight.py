@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -69,6 +70,12 @@ class Request:
             Pending(outcome, keep, self).finish()
         elif outcome < 0:
             raise error_for(outcome, text_of(text))
+
+    def placed(self, device: int, ready: int) -> Request:
+        """The same of memory on a device."""
+        native = ffi.new("struct hvd_request *", self.native[0])
+        native.device, native.ready = device, ffi.cast("void *", ready)
+        return Request(native, self.name, (self._lent, self.native))
 
     def check(self, source: int, target: int) -> None:
         """Raises what a submission would raise, and submits nothing."""
@@ -257,7 +264,7 @@ def _made(
 
 def submit(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], source: int, target: int, keep: Any, *,
-    quiet: int = NOW, only_check: bool = False, **more: Any
+    quiet: int = NOW, only_check: bool = False, device: int = 0, ready: tuple[int, Any] | None = None, **more: Any
 ) -> Pending:  # fmt: skip
     """Hand one contiguous tensor over. `source` and `target` are addresses; never waits for another rank.
 
@@ -267,16 +274,29 @@ def submit(
     `only_check`: raise what a submission would raise, and submit nothing. `more`: as `request` has it; `priority`: the
     same on all ranks, of what is ready together, greater goes first.
 
+    device: 0, or k + 1 for memory of CUDA's device k, which may be used after the event `ready`: (handle, its owner).
+
     Raises ValueError (unsupported dtype or op, the name is in flight, no int32 as priority), HvdNotInitializedError,
     HvdPeerLostError.
     """
     known = request(kind, op, dtype, name, shape, **more)
+    if device:
+        known = known.placed(device, 0 if ready is None else ready[0])
+        keep = (keep, ready)
+        _warn()
     if only_check:
         if known.name in _flying:
             _refuse_twice(known.name)
         known.check(source, target)
         return Pending(0, None)
     return Pending(known.start(source, target, quiet), keep, known)  # splits are lent until the request is finished
+
+
+def _warn() -> None:
+    """What the core has to say about devices, once."""
+    text = thread.text
+    if lib.hvd_notice(text, TEXT_BYTES) == 1 and lib.hvd_rank() == 0:
+        warnings.warn(f"hvdlite: {text_of(text)}", stacklevel=2)
 
 
 def kick() -> None:

@@ -170,6 +170,12 @@ def fusion_bytes() -> int:
     return checked(lib.hvd_fusion_bytes())
 
 
+def gpu_libraries(cuda: str | None, nccl: str | None) -> None:
+    """Which files the core loads when the first tensor on a GPU comes, if not those that are loaded already; None: by
+    name."""
+    lib.hvd_gpu_libraries(bytes_or_null(cuda), bytes_or_null(nccl))
+
+
 def addresses(*names: str) -> list[int]:
     """Where functions of the core lie, by their names in the header: for code that is compiled apart."""
     return [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in names]

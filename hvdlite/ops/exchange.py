@@ -22,7 +22,7 @@ from ..adapter import T
 from ..errors import HvdArgumentError
 from ..process_set import ProcessSet, global_process_set, number_of, on_new_life, rank_in
 from .handle import Handle
-from .tensors import Tensors
+from .tensors import Tensors, placed
 from .terms import Terms, full_name
 
 _TRACKED = 1 << 32
@@ -90,7 +90,7 @@ class Exchanges(Tensors[T]):
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> tuple[T, T]:
-            result, rows = self._fetched(pending[0], mine, view.shape[1:])
+            result, rows = self._fetched(pending[0], mine, view)
             handle.brought.append(rows)
             numbers = array("i" if counted == "int32" else "q", rows)
             received = self.adapter.new((len(rows),), counted)
@@ -129,7 +129,7 @@ class Exchanges(Tensors[T]):
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:
-            result, rows = self._fetched(pending[0], mine, view.shape[1:])
+            result, rows = self._fetched(pending[0], mine, view)
             handle.brought.append(rows)
             return result
 
@@ -239,6 +239,7 @@ class Exchanges(Tensors[T]):
         pending = _core.submit(
             _core.SEND, 0, view.dtype, full, view.shape, view.address, 0 if sends else view.address, held,
             root=sender, peer=receiver, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
+            **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: None if sends else self._landed(mine, held))
 

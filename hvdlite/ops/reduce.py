@@ -17,7 +17,7 @@ from ..adapter import T
 from ..process_set import ProcessSet, global_process_set, number_of, rank_in, share_of
 from .handle import Handle
 from .quick import Landing, Quick
-from .tensors import group_of
+from .tensors import group_of, placed
 from .terms import Average, NoneCompressor, Terms, compress, full_name, reduction
 
 
@@ -41,7 +41,7 @@ class Reductions(Quick[T]):
             _core.ALLREDUCE, terms.op, view.dtype, full_name("allreduce.", name), view.shape, view.address, address,
             (source, target), prescale=terms.prescale, postscale=terms.postscale,
             process_set=number_of(terms.process_set), priority=terms.priority,
-            quiet=_core.QUIET if waits else _core.SOON,
+            quiet=_core.QUIET if waits else _core.SOON, **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(mine, target) if in_place else target)
 
@@ -194,6 +194,7 @@ class Reductions(Quick[T]):
             _core.REDUCE, terms.op, view.dtype, full_name("reduce.", name), view.shape, view.address,
             self.adapter.view(target).address if is_root else 0, (mine, target), root=root, prescale=terms.prescale,
             postscale=terms.postscale, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
+            **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: target)
 
@@ -224,7 +225,7 @@ class Reductions(Quick[T]):
         """For each tensor: what is read, its view, where this rank's rows come, and that one's address."""
         prepared = []
         for tensor in tensors:
-            mine, view = self._rows("reducescatter", tensor)
+            mine, view = self._rows("reducescatter", tensor, near=False)
             target = self.adapter.like(mine, (share_of(terms.process_set, view.shape[0]), *view.shape[1:]))
             prepared.append((mine, view, target, self.adapter.view(target).address))
         return prepared
@@ -235,7 +236,7 @@ class Reductions(Quick[T]):
         pending = _core.submit(
             _core.REDUCESCATTER, terms.op, view.dtype, full_name("reducescatter.", name), view.shape, view.address,
             address, (mine, target), prescale=terms.prescale, postscale=terms.postscale, process_set=number,
-            quiet=_core.QUIET if waits else _core.SOON,
+            quiet=_core.QUIET if waits else _core.SOON, **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: target)
 

@@ -15,7 +15,7 @@ from .. import _core
 from ..adapter import T
 from ..process_set import ProcessSet, global_process_set, number_of, rank_in
 from .handle import Handle
-from .tensors import Tensors, group_of
+from .tensors import Tensors, group_of, placed
 from .terms import Terms, full_name
 
 
@@ -30,7 +30,7 @@ class Shares(Tensors[T]):
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:
-            result, rows = self._fetched(pending[0], mine, view.shape[1:])
+            result, rows = self._fetched(pending[0], mine, view)
             handle.brought.append(rows)
             return result
 
@@ -48,7 +48,7 @@ class Shares(Tensors[T]):
         )
 
         def finish(pending: list[_core.Pending]) -> list[T]:
-            results = [self._fetched(one, mine, view.shape[1:]) for one, (mine, view) in zip(pending, prepared)]
+            results = [self._fetched(one, mine, view) for one, (mine, view) in zip(pending, prepared)]
             handle.brought.extend(rows for _, rows in results)
             return [result for result, _ in results]
 
@@ -99,6 +99,7 @@ class Shares(Tensors[T]):
             _core.BROADCAST, 0, view.dtype, full_name("broadcast.", name), view.shape, view.address,
             self.adapter.view(target).address, (mine, target), root=rank_in(terms.process_set, terms.root_rank),
             process_set=number, quiet=_core.QUIET if waits else _core.SOON,
+            **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(accepted, target) if in_place else target)
 

@@ -40,9 +40,13 @@ class Tensors(Generic[T]):
         mine = self.adapter.contiguous(mine)
         return mine, self.adapter.view(mine)
 
-    def _rows(self, kind: str, tensor: Any) -> tuple[T, View]:
-        """A caller's tensor whose first dimension will be cut or joined."""
+    def _rows(self, kind: str, tensor: Any, near: bool = True) -> tuple[T, View]:
+        """A caller's tensor whose first dimension will be cut or joined. near: a copy here of one that lies on a
+        device, for collectives whose results the core allocates."""
         mine, view = self._readable(tensor)
+        if near and view.device is not None:
+            home, mine = view.device, view.device.near(mine)
+            view = self.adapter.view(mine)._replace(home=home)
         if not view.shape:
             raise HvdArgumentError(f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,)")
         return mine, view
@@ -68,6 +72,7 @@ class Tensors(Generic[T]):
                     kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape,
                     view.address, address, keep, prescale=terms.prescale, postscale=terms.postscale,
                     process_set=number, group=group, group_count=count, quiet=quiet, only_check=only_check,
+                    **placed(view),
                 )
                 for i, (view, keep, address) in enumerate(members, 1)
             ]  # fmt: skip
@@ -75,12 +80,18 @@ class Tensors(Generic[T]):
         all_of(only_check=True)  # half a group would never become ready
         return all_of(only_check=False)
 
-    def _fetched(self, pending: _core.Pending, like: T, rest: tuple[int, ...]) -> tuple[T, list[int]]:
-        """What a ragged collective brought, as a new tensor of rows of shape `rest`; how many came from each rank."""
+    def _fetched(self, pending: _core.Pending, like: T, view: View) -> tuple[T, list[int]]:
+        """What a ragged collective brought, as a new tensor whose rows are like the view's, and where that is from; how
+        many came from each rank."""
         gathered = pending.gathered()
-        result = self.adapter.like(like, (gathered.rows, *rest))
+        result = self.adapter.like(like, (gathered.rows, *view.shape[1:]))
         _bytes.copy(self.adapter.view(result).address, gathered.address, gathered.bytes)
-        return result, gathered.rows_of
+        return result if view.home is None else view.home.far(result), gathered.rows_of
+
+
+def placed(view: View) -> dict[str, Any]:
+    """What `_core.submit` has to know of a tensor that lies on a device."""
+    return {} if view.device is None else {"device": view.device.number, "ready": view.device.ready()}
 
 
 def group_of(tensors: Any) -> list[Any]:
@@ -90,4 +101,4 @@ def group_of(tensors: Any) -> list[Any]:
     return list(tensors)
 
 
-__all__ = ["Tensors", "Terms", "full_name", "group_of"]
+__all__ = ["Tensors", "Terms", "full_name", "group_of", "placed"]

@@ -1,6 +1,6 @@
 """PyTorch's tensors, by address: no copy, and bfloat16, which NumPy has not, like any other dtype.
 
-Tensors must lie in CPU memory; another device is a ValueError until a plane can move it. Subclasses of Tensor
+Tensors lie in CPU memory or on a GPU of CUDA (device.py); another device is a ValueError. Subclasses of Tensor
 (Parameter) are welcome, sparse tensors are not.
 
 A tensor that is dense in another order (channels_last) is not contiguous here and is copied: two ranks may hold one
@@ -15,6 +15,7 @@ import torch
 
 from .. import _core
 from ..adapter import View
+from .device import device_of
 
 _DTYPES: dict[torch.dtype, int] = {
     getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
@@ -40,13 +41,14 @@ class TorchAdapter:
                 f"a tensor of layout {tensor.layout} is not supported: make it dense with .to_dense(), "
                 "or use hvd.sparse_allreduce_async"
             )
-        if not tensor.is_cpu:
-            raise ValueError(f"a tensor on device {tensor.device} is not supported yet: move it with .cpu()")
+        if not (tensor.is_cpu or tensor.is_cuda):
+            raise ValueError(f"a tensor on device {tensor.device} is not supported: move it with .cpu()")
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
             supported = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
             raise ValueError(f"Tensor type {tensor.dtype} is not supported; supported: {supported}")
-        return View(tensor.data_ptr(), tensor.shape, dtype, tensor.is_contiguous() and not tensor.is_neg())
+        contiguous = tensor.is_contiguous() and not tensor.is_neg()
+        return View(tensor.data_ptr(), tensor.shape, dtype, contiguous, None if tensor.is_cpu else device_of(tensor))
 
     def form(self, tensor: Any) -> Any:
         if (

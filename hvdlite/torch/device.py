@@ -1,0 +1,67 @@
+"""PyTorch's tensors on GPUs: where they lie, when they are ready, and which NCCL is PyTorch's.
+
+A collective may touch a tensor once the current stream of its device has got to where it was submitted; an event tells.
+That one event stands for what was written before, and for what still reads memory that is about to be written.
+
+PyTorch brings an NCCL, and a process must not hold two. Where PyTorch is linked with it, it is loaded already; where it
+is not, its file lies in a package of its own, and the core is told which. Nothing here is imported or asked before
+the first tensor on a GPU comes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+from .. import _core
+
+
+class CudaDevice:
+    """A device of CUDA."""
+
+    def __init__(self, index: int) -> None:
+        self.number = index + 1
+        self._device = torch.device("cuda", index)
+
+    def ready(self) -> tuple[int, Any]:
+        """An event after all that was begun on this device's current stream: its handle, and what keeps it alive."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event.cuda_event, event
+
+    def near(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A contiguous copy of a tensor in the CPU's memory."""
+        return tensor.detach().cpu().contiguous()
+
+    def far(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on this device of one in the CPU's memory."""
+        return tensor.to(self._device)
+
+
+def device_of(tensor: torch.Tensor) -> CudaDevice:
+    """The device of a tensor on a GPU."""
+    return _device(tensor.get_device())
+
+
+@functools.cache
+def _device(index: int) -> CudaDevice:
+    _find_nccl()
+    return CudaDevice(index)
+
+
+@functools.cache
+def _find_nccl() -> None:
+    """Tells the core which file is PyTorch's NCCL, if there is such a file."""
+    try:
+        found = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        return
+    for folder in (found.submodule_search_locations or []) if found is not None else []:
+        path = os.path.join(folder, "lib", "libnccl.so.2")
+        if os.path.exists(path):
+            _core.gpu_libraries(None, path)
+            return
