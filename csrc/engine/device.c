@@ -6,6 +6,11 @@
  * whether it is for this set. If it is not, the set's works on devices go by way of the CPU (stage.c) from then on, and
  * a notice says why; it is for whoever asks, since the core prints nothing.
  *
+ * Only the global set gets so far: a device does the collectives of all its communicators one after the other, and two
+ * ranks that begin those of two sets in different orders would wait for each other for ever. Sets vote for themselves,
+ * so nothing orders their works across sets; until something does, other sets go by way of the CPU, which orders
+ * nothing.
+ *
  * When a job fails, what runs on devices is ended at once: a collective that waits there for a lost rank would keep the
  * user's own work on that device waiting, too.
  */
@@ -47,6 +52,15 @@ static void start_exchange(struct hvd_engine *engine, struct hvd_set *set)
     hvd_work_start(engine, set);
 }
 
+static void notice(struct hvd_engine *engine, const struct hvd_set *set, const char *why)
+{
+    if (atomic_load(&engine->noticed))
+        return;
+    snprintf(engine->notice, sizeof engine->notice,
+             "tensors on GPUs go by way of the CPU in process set %d, which is slow: %.400s", set->number, why);
+    atomic_store(&engine->noticed, 1);
+}
+
 bool hvd_device_greets(struct hvd_engine *engine, struct hvd_set *set)
 {
     if (set->greeted || !hvd_item_on_device(hvd_work_item(set, 0)))
@@ -57,9 +71,15 @@ bool hvd_device_greets(struct hvd_engine *engine, struct hvd_set *set)
         const struct hvd_slot *slot = hvd_work_slot(engine, hvd_work_item(set, i));
         first.device = slot ? slot->request.device : 0;
     }
+    HVD_ASSERT(open);
     atomic_store(&engine->silent, true);
+    if (set->number > 0) {
+        notice(engine, set, "NCCL serves the global process set only, so far");
+        set->greeted = open->refused = true;
+        return false;
+    }
     set->hello = calloc((size_t)set->size + 1, HVD_HELLO_BYTES);
-    HVD_ASSERT(set->hello && open);
+    HVD_ASSERT(set->hello);
     if (set->alone) {
         open->plane->hello(open->self, &first, set->hello);
         hvd_device_met(engine, set);
@@ -79,12 +99,8 @@ void hvd_device_met(struct hvd_engine *engine, struct hvd_set *set)
     open->refused = open->plane->met(open->self, set->hello, &error) != HVD_OK;
     free(set->hello);
     set->hello = NULL;
-    if (open->refused && !atomic_load(&engine->noticed)) {
-        snprintf(engine->notice, sizeof engine->notice,
-                 "tensors on GPUs go by way of the CPU in process set %d, which is slow: %.400s", set->number,
-                 error.text);
-        atomic_store(&engine->noticed, 1);
-    }
+    if (open->refused)
+        notice(engine, set, error.text);
 }
 
 void hvd_device_abandon(struct hvd_set *set)

@@ -42,7 +42,7 @@ class TorchAdapter:
                 "or use hvd.sparse_allreduce_async"
             )
         if not (tensor.is_cpu or tensor.is_cuda):
-            raise ValueError(f"a tensor on device {tensor.device} is not supported: move it with .cpu()")
+            raise ValueError(f"a tensor on device {tensor.device} is not supported yet: move it with .cpu()")
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
             supported = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)

@@ -98,6 +98,40 @@ static void by_the_cpu(struct hvd_engine *engine, int rank, int size)
     CHECK(hvd_engine_notice(engine, text, sizeof text) == 0);
 }
 
+/* Two sets that overlap, each rank beginning with another one: neither waits for the other. */
+static void sets_overlap(struct hvd_engine *engine, int rank, int size)
+{
+    static const int ranks[2][2] = {{0, 1}, {1, 2}};
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    int number[2];
+    (void)size;
+    for (int i = 0; i < 2; i++)
+        number[i] = crew_set_open(engine, ranks[i], 2, &error);
+    CHECK_CODE(number[0] > 0 && number[1] > 0, 1, error.text);
+    crew_barrier(engine);
+    for (int step = 0; step < 20; step++) {
+        float value[2] = {(float)rank, (float)(10 * rank)};
+        int64_t handle[2] = {0};
+        for (int k = 0; k < 2; k++) {
+            int i = (step + rank + k) % 2;
+            struct hvd_request request =
+                on_device(HVD_ALLREDUCE, "sum", HVD_OP_sum, HVD_DTYPE_float32, &value[i], &value[i], 1, rank);
+            request.process_set = number[i];
+            if (ranks[i][0] == rank || ranks[i][1] == rank)
+                handle[i] = hvd_engine_submit(engine, &request, &error);
+            CHECK_CODE(handle[i] >= 0, 1, error.text);
+        }
+        for (int i = 0; i < 2; i++)
+            if (handle[i])
+                CHECK_CODE(crew_wait(engine, handle[i], text), HVD_OK, text);
+        CHECK((rank == 2 || value[0] == 1) && (rank == 0 || value[1] == 30));
+    }
+    crew_barrier(engine);
+    for (int i = 0; i < 2; i++)
+        CHECK_CODE(hvd_engine_set_close(engine, number[i], &error), HVD_OK, error.text);
+}
+
 /* Tensors here and there at the same time, many of them. */
 static void side_by_side(struct hvd_engine *engine, int rank, int size)
 {
@@ -202,6 +236,7 @@ int main(void)
     CHECK(gpus_calls("ncclAllReduce") > 0 && gpus_calls("cuMemcpyDtoH") > 0); /* averages of integers go by the CPU */
     crew_threads(3, by_nccl);
     crew_threads(2, side_by_side);
+    crew_threads(3, sets_overlap);
     crew_threads(3, ranks_disagree);
     crew_threads(3, one_has_joined);
     shared_device = 2;

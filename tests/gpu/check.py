@@ -1,0 +1,149 @@
+"""What only a GPU can show; tests/gpu/run starts it. Each check prints what it found; the exit code is 1 if one fails.
+
+one rank        every op and dtype through NCCL, beside NumPy; a 4 KB allreduce and 161 gradients, timed beside
+                PyTorch's own NCCL
+two ranks       on one GPU by way of the CPU, on two by NCCL
+"""
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import torch
+
+import hvdlite.torch as hvd
+
+OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
+DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
+LAUNCH = "import sys; from hvdlite.launcher.cli import main; sys.exit(main())"
+RESNET_TENSORS, RESNET_ELEMENTS = 161, 25_557_032
+
+
+def expected(values, op, factor):
+    """Of all ranks' values, in NumPy."""
+    combine = {"Sum": sum, "Average": sum, "Product": lambda all_: np.prod(all_, axis=0)}
+    if op in ("Min", "Max"):
+        return (np.min if op == "Min" else np.max)(values, axis=0)
+    total = combine[op](values) * factor
+    return total / len(values) if op == "Average" else total
+
+
+def every_op_and_dtype():
+    """Small whole numbers, so that every dtype holds them exactly."""
+    rank, size, done = hvd.rank(), hvd.size(), 0
+    for dtype in DTYPES:
+        kind = getattr(torch, dtype)
+        for op, number in OPS.items():
+            for factor in (1.0, 2.0):
+                if dtype == "bool" and (op == "Average" or factor != 1):
+                    continue
+                if op in ("Min", "Max", "Product") and factor != 1:
+                    continue
+                all_ = [np.arange(1000) % 3 + r % 2 for r in range(size)]
+                mine = torch.tensor(all_[rank]).to(kind).cuda()
+                got = hvd.allreduce(mine, op=number, prescale_factor=factor)
+                assert got.is_cuda and got.dtype == kind
+                due = [np.array(one, dtype=bool) for one in all_] if dtype == "bool" else all_
+                wanted = np.asarray(expected(due, op, factor))
+                wanted = np.trunc(wanted) if dtype.startswith(("int", "uint")) else wanted.astype(float)
+                wanted = wanted != 0 if dtype == "bool" else wanted
+                np.testing.assert_array_equal(
+                    got.cpu().to(torch.float64).numpy(), wanted.astype(float), f"{dtype} {op}"
+                )
+                done += 1
+    return done
+
+
+def every_kind():
+    """Broadcast, allgather, alltoall, reducescatter, reduce, send and receive."""
+    rank, size = hvd.rank(), hvd.size()
+    one = torch.full((3,), float(rank), device="cuda")
+    assert hvd.broadcast(one, size - 1).tolist() == [size - 1.0] * 3
+    rows = hvd.allgather(torch.full((rank + 1, 2), rank, device="cuda"))
+    assert rows.is_cuda and rows[:, 0].tolist() == [r for r in range(size) for _ in range(r + 1)]
+    assert hvd.alltoall(torch.arange(size, device="cuda") + 10 * rank).tolist() == [10 * r + rank for r in range(size)]
+    part = hvd.reducescatter(torch.arange(2.0 * size, device="cuda"), op=hvd.Sum)
+    assert part.tolist() == [size * 2.0 * rank, size * (2.0 * rank + 1)]
+    hvd.reduce(one, 0)
+    if size > 1 and rank < 2:
+        (hvd.send if rank == 0 else hvd.recv)(one, 1 - rank, name="one")
+        assert one[0] == 0
+
+
+def after_what_was_begun():
+    """A long kernel writes the tensor; the collective must not read before."""
+    slow = torch.ones(4096, 4096, device="cuda")
+    for _ in range(20):
+        slow = slow @ slow / 4096
+    value = slow[:1].sum() + hvd.rank()
+    assert hvd.allreduce(value, op=hvd.Sum).item() == hvd.size() * 4096 + hvd.size() * (hvd.size() - 1) / 2
+
+
+def timed(call, times):
+    """Seconds of one call: the median."""
+    seconds = []
+    for _ in range(times):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return sorted(seconds)[times // 2]
+
+
+def figures():
+    """Printed, not judged: beside PyTorch's own NCCL, alone in its process group."""
+    import torch.distributed as dist
+
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29517")
+    dist.init_process_group("nccl", rank=0, world_size=1)
+    small = torch.ones(1024, device="cuda")
+    each = RESNET_ELEMENTS // RESNET_TENSORS
+    gradients = [torch.ones(each, device="cuda") for _ in range(RESNET_TENSORS)]
+    for _ in range(2):  # the first round warms up
+        ours = timed(lambda: hvd.allreduce_(small, op=hvd.Sum, name="small"), 200)
+        theirs = timed(lambda: dist.all_reduce(small), 200)
+        step = timed(lambda: hvd.grouped_allreduce_(gradients, op=hvd.Sum, name="step"), 20)
+        step_theirs = timed(lambda: [dist.all_reduce(one) for one in gradients], 20)
+    print(f"4 KB allreduce: {ours * 1e6:.1f} us, PyTorch's NCCL {theirs * 1e6:.1f} us")
+    print(f"{RESNET_TENSORS} gradients: {step * 1e3:.3f} ms, PyTorch's NCCL one by one {step_theirs * 1e3:.3f} ms")
+    dist.destroy_process_group()
+
+
+def as_rank():
+    """The program of each rank."""
+    hvd.init()
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        done = every_op_and_dtype()
+        every_kind()
+        after_what_was_begun()
+    shared = hvd.size() > torch.cuda.device_count()
+    texts = [str(one.message) for one in said if "hvdlite" in str(one.message)]
+    assert bool(texts) == (shared and hvd.rank() == 0), texts
+    if hvd.rank() == 0:
+        print(f"{hvd.size()} ranks: {done} reductions and every kind hold", *texts, flush=True)
+    if hvd.size() == 1:
+        figures()
+    hvd.shutdown()
+
+
+def main():
+    """Starts the ranks. 1 if a check fails."""
+    print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "NCCL", torch.cuda.nccl.version(), flush=True)
+    failed = 0
+    for size in (1, 2, *((torch.cuda.device_count(),) if torch.cuda.device_count() > 2 else ())):
+        line = [sys.executable, "-c", LAUNCH, "-np", str(size), sys.executable, __file__, "rank"]
+        code = subprocess.run(line, timeout=500).returncode
+        print(f"{size} ranks: {'ok' if code == 0 else f'FAILED ({code})'}", flush=True)
+        failed |= code != 0
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(as_rank() if sys.argv[1:] == ["rank"] else main())

@@ -1,0 +1,68 @@
+"""How is what happens on GPUs tested where there is none? With the stub of tests/stub, and CPU tensors that pretend.
+
+`on_gpus()` lets the core take the stub for CUDA's driver and NCCL, and PyTorch's adapter say of every tensor that it
+lies on a device. Device memory is the process's own there, so tensors can be looked at as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import subprocess
+from pathlib import Path
+
+from hvdlite import _core
+
+TESTS = Path(__file__).resolve().parent.parent
+STUB = TESTS / "out/plain/tests/stub/libgpu.so"
+
+
+def build_stub():
+    """Builds it if it is not there. Before ranks are started."""
+    subprocess.run(["make", "-s", "-C", str(TESTS), "stub"], check=True, timeout=300)
+
+
+def calls(name):
+    """How often this process has called a function of the stub."""
+    return ctypes.CDLL(str(STUB)).stub_calls(name.encode())
+
+
+class Pretended:
+    """A device that is none."""
+
+    def __init__(self, index):
+        self.number = index + 1
+
+    def ready(self):
+        return 0, None
+
+    def near(self, tensor):
+        return tensor.detach().clone()
+
+    def far(self, tensor):
+        return tensor.clone()
+
+
+@contextlib.contextmanager
+def on_gpus(index):
+    """Every tensor of PyTorch lies on device `index`, until the end of the block; copies by `near` do not."""
+    from hvdlite.torch import adapter
+
+    kind = adapter.TorchAdapter
+    view, form, device, here = kind.view, kind.form, Pretended(index), []
+
+    def near(tensor):
+        here.append(Pretended.near(device, tensor))
+        return here[-1]
+
+    def pretend(self, tensor):
+        seen = view(self, tensor)
+        return seen if any(tensor is one for one in here) else seen._replace(device=device)
+
+    device.near = near
+    _core.gpu_libraries(str(STUB), str(STUB))
+    kind.view, kind.form = pretend, lambda self, tensor: None
+    try:
+        yield
+    finally:
+        kind.view, kind.form = view, form

@@ -1,0 +1,97 @@
+"""PyTorch's tensors on GPUs, over a GPU that is none (gpus.py): which way they go, and that results are right."""
+
+import warnings
+
+import gpus
+import numpy as np
+import pytest
+import torch
+from ranks import as_ranks
+
+import hvdlite.torch as hvd
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stub():
+    gpus.build_stub()
+
+
+def every_collective():
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size - 1) / 2
+    assert torch.equal(hvd.allreduce(torch.full((5,), float(rank)), op=hvd.Sum), torch.full((5,), total))
+    several = hvd.grouped_allreduce([torch.ones(3) * rank, torch.ones(4, dtype=torch.float64)], op=hvd.Sum)
+    assert several[0].tolist() == [total] * 3 and several[1].tolist() == [size] * 4
+    whole = hvd.allreduce(torch.tensor([10 * rank + 1]), op=hvd.Average)
+    assert whole.item() == (10 * total + size) // size
+    sent = torch.full((2, 2), rank)
+    assert hvd.broadcast_(sent, size - 1).tolist() == [[size - 1] * 2] * 2 and sent[0, 0] == size - 1
+    rows = hvd.allgather(torch.full((rank + 1, 2), rank))
+    assert rows[:, 0].tolist() == [r for r in range(size) for _ in range(r + 1)]
+    assert hvd.alltoall(torch.arange(size) + 10 * rank).tolist() == [10 * r + rank for r in range(size)]
+    part = hvd.reducescatter(torch.arange(2.0 * size), op=hvd.Sum)
+    assert part.tolist() == [size * 2.0 * rank, size * (2.0 * rank + 1)]
+    root = hvd.reduce(torch.tensor([float(rank)]), 0, op=hvd.Max)
+    assert root.tolist() == ([size - 1] if rank == 0 else [])
+
+
+@as_ranks(1, 2, 3)
+def test_tensors_on_gpus_go_by_nccl():
+    with gpus.on_gpus(hvd.rank()), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = gpus.calls("ncclAllReduce")
+        every_collective()
+        assert gpus.calls("ncclAllReduce") > before
+        hvd.barrier()
+
+
+@as_ranks(2)
+def test_two_ranks_on_one_gpu_go_by_way_of_the_cpu_and_are_told_so_once():
+    hvd.shutdown()
+    hvd.init()
+    before = gpus.calls("ncclAllReduce")
+    with gpus.on_gpus(4), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        every_collective()
+    assert gpus.calls("ncclAllReduce") == before
+    texts = [str(one.message) for one in said]
+    assert len(texts) == (hvd.rank() == 0), texts
+    assert hvd.rank() or "ranks 0 and 1 use the same GPU (device 4" in texts[0]
+    hvd.shutdown()
+
+
+@as_ranks(2)
+def test_a_tensor_of_the_cpu_beside_one_on_a_gpu_is_named():
+    with gpus.on_gpus(hvd.rank()):
+        hvd.allreduce(torch.ones(1))
+    mine = torch.ones(2)
+    with pytest.raises(hvd.HvdMismatchError, match="float32 on a GPU"):
+        if hvd.rank():
+            hvd.allreduce(mine, name="mixed")
+        else:
+            with gpus.on_gpus(0):
+                hvd.allreduce(mine, name="mixed")
+    hvd.barrier()
+
+
+@as_ranks(2)
+def test_a_model_on_gpus_trains():
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 1)
+    weights = [p.detach().numpy().copy() for p in model.parameters()]
+    with gpus.on_gpus(hvd.rank()):
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.5), model.named_parameters())
+        model(torch.full((1, 3), float(hvd.rank()))).sum().backward()
+        optimizer.step()
+    after = [p.detach().numpy() for p in model.parameters()]
+    np.testing.assert_allclose(after[0], weights[0] - 0.5 * 0.5)
+    np.testing.assert_allclose(after[1], weights[1] - 0.5)
+
+
+@as_ranks(2)
+def test_without_such_tensors_nothing_of_cuda_is_loaded():
+    hvd.allreduce(torch.ones(3))
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        loaded = maps.read()
+    assert "libcuda.so" not in loaded and "libnccl.so" not in loaded
