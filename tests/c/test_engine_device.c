@@ -204,19 +204,23 @@ static void one_has_joined(struct hvd_engine *engine, int rank, int size)
     CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
 }
 
-/* Rank 1 dies while its peers' collective is on their streams. */
+/* Rank 1 dies while its tensor is not ready yet: its peers' collective is on their streams, and waits for it. */
 static void one_dies(struct hvd_engine *engine, int rank, int size)
 {
     float value = 1;
     struct hvd_error error = {0};
     char text[HVD_TEXT_MAX] = "";
     every_kind(engine, rank, size);
-    crew_barrier(engine);
-    if (rank == 1)
-        kill(getpid(), SIGKILL);
+    int before = gpus_calls("ncclGroupEnd");
     struct hvd_request request =
         on_device(HVD_ALLREDUCE, "sum", HVD_OP_sum, HVD_DTYPE_float32, &value, &value, 1, rank);
+    request.ready = rank == 1 ? gpus_gate() : NULL;
     int64_t handle = hvd_engine_submit(engine, &request, &error);
+    while (rank == 1)
+        if (gpus_calls("ncclGroupEnd") > before)
+            kill(getpid(), SIGKILL);
+        else
+            usleep(1000);
     int code = handle < 0 ? (int)handle : crew_wait(engine, handle, text);
     CHECK_CODE(code, HVD_EPEER, text);
     uint64_t until = hvd_now_ns() + 10000000000u;

@@ -307,6 +307,8 @@ static void every_plane(const struct hvd_plane_arg *arg, void *more)
     for (int i = 0; hvd_planes[i]; i++) {
         struct turn turn = {.arg = arg, .plane = hvd_planes[i]};
         struct hvd_error error = {0};
+        if (turn.plane->device) /* test_plane_nccl.c */
+            continue;
         if (turn.plane->open(arg, &turn.opened, &error) != HVD_OK) {
             CHECK(!arg->one_host || strcmp(turn.plane->name, "shm") != 0, "%s", error.text);
             continue;
