@@ -2,8 +2,11 @@
 
 import pytest
 
+from hvdlite.launcher import allocated, cli, places
 from hvdlite.launcher.batch import allocation, crowd
 from hvdlite.launcher.hosts import Host, HostError
+from hvdlite.launcher.rsh import agent_of
+from hvdlite.launcher.slurm import Srun
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -74,3 +77,51 @@ def test_half_an_allocation_is_an_error_that_names_it(environ, says):
 def test_a_launcher_that_srun_has_started_several_times_is_seen():
     assert crowd({}) == crowd(SLURM) == 1 == crowd({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"})
     assert crowd({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}) == 4
+
+
+def test_an_agent_of_the_scheduler_stands_for_ssh(tmp_path):
+    (tmp_path / "blaunch").write_text("#!/bin/sh\n")
+    (tmp_path / "blaunch").chmod(0o755)
+    path = {"PATH": str(tmp_path)}
+    assert agent_of({}) is agent_of(path) is agent_of(path, "PBS") is agent_of({"PATH": "/nowhere"}, "LSF") is None
+    assert agent_of({"OMPI_MCA_plm_rsh_agent": "ssh : rsh"}) is None
+    for starter, begins in (
+        (agent_of(path, "LSF"), [str(tmp_path / "blaunch"), "b"]),
+        (agent_of({"OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh"}), ["/etc/mpi/kubexec.sh", "b"]),
+    ):
+        (session,) = starter.sessions([(1, "b")])
+        assert session.words[:2] == begins and session.hosts == [1]
+        assert "use hvdlite-run --mpi" in starter.remedy("b", 255, "")
+
+
+def test_one_srun_starts_all_agents_in_slurms_order():
+    (session,) = Srun(["a", "b", "c"]).sessions([(0, "c"), (1, "a")])
+    assert session.hosts == [1, 0] and "--nodelist=a,c" in session.words and "--ntasks-per-node=1" in session.words
+    assert "srun" in session.words and not any("secret" in word for word in session.words[:-1])
+    assert "install it on all nodes" in Srun(["a"]).remedy("a", 1, "ModuleNotFoundError: No module named 'hvdlite'")
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        ([], [("a", 2), ("b", 2)]),
+        (["-np", "3"], [("a", 2), ("b", 1)]),
+        (["--nproc-per-node", "4"], [("a", 4), ("b", 4)]),
+        (["-np", "1"], [("a", 1)]),
+    ],
+)
+def test_ranks_fill_the_allocation(words, ranks, monkeypatch):
+    monkeypatch.setattr(allocated, "_read", lambda path: "a\na\nb\nb\n")
+    found = allocated.places(cli._parser().parse_args(words), {"PBS_NODEFILE": "x"}, 30.0)
+    assert found.gather is not None
+    counts = {slot.host: slot.local_size for slot in found.slots}
+    assert list(counts.items()) == ranks
+
+
+def test_more_ranks_than_slots_are_refused_but_where_the_job_is_this_host_alone(monkeypatch):
+    monkeypatch.setattr(allocated, "_read", lambda path: "a\nb\n")
+    with pytest.raises(places.PlaceError, match="PBS has given this job 2 slots on 2 hosts"):
+        allocated.places(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
+    monkeypatch.setattr(allocated, "_read", lambda path: "localhost\n")
+    found = allocated.places(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
+    assert len(found.slots) == 3 and found.gather is None

@@ -66,6 +66,19 @@ def test_the_code_of_the_rank_that_failed_comes_through_srun(slurm, quiet):
     assert code == 37 and "rank 3" in said, said
 
 
+def test_a_launcher_that_is_killed_takes_its_ranks_on_all_nodes_along(slurm, quiet):
+    """Rank 0 does it. The allocation goes on, so it is the agents who end the ranks, and not Slurm."""
+    folder = quiet["XDG_CONFIG_HOME"]
+    rank = f"""trap 'echo > {folder}/ended.$HVDLITE_RANK; exit' TERM
+        test $HVDLITE_RANK = 0 && sleep 1 && kill -9 $LAUNCHER
+        while :; do sleep 0.1; done"""
+    script = f"""sh -c 'export LAUNCHER=$$; exec "$@"' sh "$@"; echo launcher ended with $?
+        for _ in $(seq 100); do test -e {folder}/ended.1 -a -e {folder}/ended.3 && break; sleep 0.1; done
+        test -e {folder}/ended.1 -a -e {folder}/ended.3 && echo all gone"""
+    code, said = slurm.run([*ALLOCATED, "sh", "-c", script, "sh", *RUN, "sh", "-c", rank], **quiet)
+    assert "launcher ended with 137" in said and "all gone" in said, said
+
+
 def test_ranks_may_be_less_than_the_allocation_or_more_on_each_node(slurm, quiet):
     code, said = slurm.run([*ALLOCATED, *RUN, "-np", "3", sys.executable, PROGRAM, "place"], **quiet)
     assert code == 0 and [said.count(f"of 3 on node{node}\n") for node in "AB"] == [2, 1], said
