@@ -8,12 +8,11 @@
 #include "room.h"
 
 #include <fcntl.h>
-#include <pthread.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -38,19 +37,9 @@ static _Thread_local struct {
     struct stub_group *group;
     void *stream;
 } now;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct id made[64];
-static int ids;
-
 static void unlink_one(const char *path)
 {
     unlink(path); /* whoever comes first */
-}
-
-__attribute__((destructor)) static void unlink_all(void)
-{
-    for (int i = 0; i < ids; i++)
-        unlink_one(made[i].path);
 }
 
 EXPORT int ncclGetVersion(int *version)
@@ -71,19 +60,16 @@ EXPORT const char *ncclGetLastError(void *comm)
     return "the stub was told so";
 }
 
+/* Only a name: the ranks that come make the file. */
 EXPORT int ncclGetUniqueId(struct id *id)
 {
     const char *folder = getenv("TMPDIR");
+    uint64_t number = 0;
     CALLED("ncclGetUniqueId");
-    snprintf(id->path, sizeof id->path, "%.90s/gpu-stub-XXXXXX", folder && *folder ? folder : "/tmp");
-    int fd = mkstemp(id->path);
-    if (fd < 0 || ftruncate(fd, sizeof(struct stub_room)) != 0)
+    if (getrandom(&number, sizeof number, 0) != sizeof number)
         return 2;
-    close(fd);
-    pthread_mutex_lock(&lock);
-    made[ids++ % 64] = *id;
-    ids = ids > 64 ? 64 : ids;
-    pthread_mutex_unlock(&lock);
+    snprintf(id->path, sizeof id->path, "%.90s/gpu-stub-%016llx", folder && *folder ? folder : "/tmp",
+             (unsigned long long)number);
     return 0;
 }
 
@@ -94,8 +80,10 @@ EXPORT int ncclCommInitRankConfig(void **out, int size, struct id id, int rank, 
         !stub_current(NULL))
         return 5;
     struct stub_comm *comm = calloc(1, sizeof *comm);
-    int fd = open(id.path, O_RDWR | O_CLOEXEC);
-    comm->room = fd < 0 ? MAP_FAILED : mmap(NULL, sizeof *comm->room, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    int fd = open(id.path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    comm->room = fd < 0 || ftruncate(fd, sizeof *comm->room) != 0
+                     ? MAP_FAILED
+                     : mmap(NULL, sizeof *comm->room, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (fd >= 0)
         close(fd);
     if (comm->room == MAP_FAILED) {
@@ -152,7 +140,7 @@ static int end_comm(struct stub_comm *comm)
 {
     if (comm->late)
         stub_group_free(comm->late);
-    if (comm->rank == 0)
+    if (comm->rank == 0 || atomic_load(&comm->room->joined) < comm->size)
         unlink_one(comm->path);
     drop(comm);
     return 0;
