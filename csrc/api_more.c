@@ -73,6 +73,17 @@ int64_t hvd_fusion_bytes(void)
     return answer;
 }
 
+int hvd_link_cost(uint64_t *alpha_ns, uint64_t *beta_ps)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    *alpha_ns = engine->link_cost.alpha_ns;
+    *beta_ps = engine->link_cost.beta_ps;
+    hvd_api_go_out();
+    return HVD_OK;
+}
+
 int hvd_trace(struct hvd_event *events, int count)
 {
     struct hvd_engine *engine = hvd_api_enter();

@@ -87,6 +87,8 @@ struct hvd_options {
     int32_t peer_timeout_ms;  /* how long a rank of another host may be silent while it is waited for; 0: 30000 */
     const char *plane;        /* agreed; the name of the plane that does what it can do; NULL: the best that works */
     const char *algo;         /* agreed; the algorithm that p2p uses wherever it can; NULL: the cheapest */
+    uint64_t link_alpha_ns;   /* agreed; of a message between hosts: how long it takes to arrive */
+    uint64_t link_beta_ps;    /* agreed; and how long each byte of it keeps the wire busy. Both 0: they are measured */
     uintptr_t mpi_comm; /* an MPI communicator of all ranks, from hvd_mpi_comm; lent until hvd_shutdown. 0: none */
     /* Several hosts, or plane p2p: what Python has connected, by rank, -1 where there is nothing. NULL: none at all.
      * The descriptors belong to the core from the call on, whatever comes of it. */
@@ -245,6 +247,9 @@ int hvd_dtype_bytes(int dtype);
 const char *hvd_op_name(int op); /* by its number; NULL: no such op (the numbers have holes) */
 int hvd_op_number(int i);        /* number of the i-th op, negative past the end */
 const char *hvd_plane_name(int i);
+/* What a message between hosts costs, as options tell it: told or measured; the same on all ranks. Both 0: not known.
+ */
+int hvd_link_cost(uint64_t *alpha_ns, uint64_t *beta_ps);
 const char *hvd_plane_used(void); /* the plane that the global set uses, NULL before init */
 
 /* Trace ring: copies the newest events, oldest first; returns how many. */

@@ -49,6 +49,7 @@ def options(
     given.peer_timeout_ms = int(values["peer_timeout"] * 1000)
     lent: list[Any] = [_core.bytes_or_null(values[name]) for name in ("plane", "algo")]
     given.plane, given.algo = lent
+    given.link_alpha_ns, given.link_beta_ps = values["link_cost"] or (0, 0)
     if store is not None and (values["plane"] == "mpi" or (seats is not None and seats.hosts > 1)):
         given.mpi_comm = store.lend()
     if rows is not None:

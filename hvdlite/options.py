@@ -83,6 +83,15 @@ def _key(text: str) -> bytes:
     return value
 
 
+def _link_cost(text: str) -> list[int]:
+    """Nanoseconds, and picoseconds for each byte."""
+    alpha, beta = (finite_number(part) for part in text.split(","))
+    cost = [round(alpha * 1000), round(beta * 1000)]
+    if not all(1 <= number <= 10**12 for number in cost):
+        raise ValueError(text)
+    return cost
+
+
 def _job(text: str) -> int:
     value = int(text, 16)
     if len(text) != 16 or value < 0:
@@ -96,6 +105,7 @@ WANTED = {
     _power_of_two: "a power of two",
     _switch: "0 or 1",
     _memory: "auto or dev_shm",
+    _link_cost: "two numbers greater than zero, not beyond all measure, with a comma between, as in 50,8",
     _key: "64 hexadecimal digits",
     _job: "16 hexadecimal digits",
     str: "text",
@@ -233,6 +243,16 @@ OPTIONS = (
         "The algorithm that plane p2p uses wherever it can: ring, direct, ... By default the cheapest.",
         alias=None,
         flag="--algo",
+        agreed=True,
+    ),
+    Option(
+        "link_cost",
+        _link_cost,
+        None,
+        "What a message between hosts costs, as ALPHA,BETA: microseconds until it is there, nanoseconds for each of "
+        "its bytes (8 at 1 Gbit/s). By default it is measured when the job begins.",
+        alias=None,
+        flag="--link-cost",
         agreed=True,
     ),
     Option(

@@ -110,6 +110,7 @@ struct hvd_engine {
     int hosts;
     const struct hvd_plane *wanted; /* the plane that was asked for; NULL: the best */
     const char *algo;
+    struct hvd_cost link_cost;  /* of a message between hosts, agreed; both 0: not known */
     _Atomic uint8_t *wire_byte; /* by descriptor, see wire.c; NULL: no streams */
     bool in_process, alone;     /* alone: world of 1, no thread, no host segment */
     bool spins;                 /* ranks fit the CPUs: a waiter may spin */
@@ -256,6 +257,12 @@ int hvd_soon_until_alarm(struct hvd_engine *engine, int sleep_ms); /* the shorte
 void hvd_soon_nap(struct hvd_engine *engine); /* by the turn, before it ends: works of a silent plane need a look */
 void hvd_soon_disarm(struct hvd_soon *soon);
 void hvd_soon_rang(struct hvd_soon *soon);
+
+/* cost.c: at open, by all ranks of the job together: what a message between hosts costs, into engine->link_cost; told
+ * or measured. probe: its part between leaders, in a ring; both links may be the same. */
+int hvd_cost_agree(struct hvd_engine *engine, const struct hvd_options *options, struct hvd_error *error);
+int hvd_cost_probe(struct hvd_link *next, struct hvd_link *before, uint64_t deadline_ns, struct hvd_cost *cost,
+                   struct hvd_error *error);
 
 /* silence.c: by the engine thread, that has the turn, every tick_ms (-1: there are no ticks). */
 void hvd_silence_tick(struct hvd_engine *engine);

@@ -1,8 +1,8 @@
 /* open.c - an engine begins and ends.
  *
- * Open: place the ranks on their hosts, take the streams over, lay out the coordinator, meet the local ranks, open
- * every plane this build carries and keep those that opened on all ranks (one rank without it must not split the job),
- * then start the thread. Every step is collective and fails on all ranks with the same words.
+ * Open: place the ranks on their hosts, take the streams over, lay out the coordinator, meet the local ranks, measure
+ * links between hosts, open every plane this build carries and keep those that opened on all ranks (one rank without it
+ * must not split the job), then start the thread. Every step is collective and fails on all ranks with the same words.
  *
  * Stop: vote leave and wait, bounded, until the others have acknowledged and own agreed work is done (peers may
  * still need it); take leave in the seat; stop the thread; finish whatever is left; close planes and host.
@@ -227,6 +227,8 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
         code = hvd_trace_open(&engine->trace, options->trace_events > 0 ? options->trace_events : 4096);
     if (code == HVD_OK)
         code = open_host(engine, allgather, self, error);
+    if (code == HVD_OK)
+        code = hvd_cost_agree(engine, options, error);
     if (code == HVD_OK)
         code = open_planes(engine, error);
     if (code == HVD_OK && !engine->alone)

@@ -15,6 +15,7 @@ TEXTS = {
     "store_addr": "127.0.0.1",
     "plane": "shm",
     "algo": "ring",
+    "link_cost": "50,8.5",
     "shared_memory": "dev_shm",
     "check_data": "1",
     "autotune": "1",
@@ -57,6 +58,12 @@ def test_a_value_is_read_under_both_names(option):
         ("HVDLITE_LEAVE_TIMEOUT", "1e9", "at most"),
         ("HVDLITE_TRACE_EVENTS", "1000", "power of two"),
         ("HVDLITE_SPIN_US", "-2", "at least -1"),
+        ("HVDLITE_LINK_COST", "50", "two numbers"),
+        ("HVDLITE_LINK_COST", "50,0", "greater than zero"),
+        ("HVDLITE_LINK_COST", "50,8,1", "two numbers"),
+        ("HVDLITE_LINK_COST", "fast,8", "as in 50,8"),
+        ("HVDLITE_LINK_COST", "nan,8", "two numbers"),
+        ("HVDLITE_LINK_COST", "1e300,8", "two numbers"),
         ("HVDLITE_CACHE_CAPACITY", "1e3", "whole number"),
         ("HOROVOD_RANK", "first", "whole number"),
         ("HVDLITE_SIZE", "0", "at least 1"),
@@ -136,7 +143,12 @@ def test_a_malformed_flag_is_named(name, value):
 
 
 def test_only_options_that_all_ranks_share_are_agreed():
-    assert set(config.read({}).agreed()) == {"fusion_threshold", "cache_capacity", "plane", "algo", "deterministic"}
+    agreed = {"fusion_threshold", "cache_capacity", "plane", "algo", "deterministic", "link_cost"}
+    assert set(config.read({}).agreed()) == agreed
+
+
+def test_the_cost_of_a_link_is_told_in_microseconds_and_nanoseconds_a_byte():
+    assert config.read({"HVDLITE_LINK_COST": " 50,8.5 "}).values["link_cost"] == [50000, 8500]
 
 
 def test_names_are_unique_and_documented():

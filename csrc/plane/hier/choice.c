@@ -2,8 +2,9 @@
  *
  * WHEN. What p2p does at once, hier does inside a host, across and inside again. Both are reckoned with the cost of a
  * message between hosts: p2p with all ranks, of which those of a host share its port, so that what a rank sends away
- * costs it the more; hier with one rank per host, which has its share of the bytes, and two works in shared memory.
- * Of what p2p may send before it is agreed on (p2p/early.h) nothing is taken away.
+ * costs it the more, and what it sends inside about what it costs in shared memory; hier with one rank per host, which
+ * has its share of the bytes, and two works in shared memory. Of what p2p may send before it is agreed on (p2p/early.h)
+ * nothing is taken away.
  *
  * HOW MANY. With more segments, more of the shorter side's work hides behind the longer one's, and each costs the wire
  * a pause: what comes next is not sent before the last has arrived, two ways later. With t for the work of the shorter
@@ -19,7 +20,7 @@
 #define INSIDE_NS    UINT64_C(50000)       /* of a work inside a host: to wake up, mostly */
 #define INSIDE_PS    UINT64_C(500)         /* per byte, of both together: 2 GB/s */
 #define LEAST_BYTES  ((uint64_t)512 << 10) /* of a segment */
-#define MOST_BYTES   ((uint64_t)16 << 20)  /* by then it is worth it */
+#define MOST_BYTES   ((uint64_t)1 << 20)   /* by then it is worth it */
 #define SEGMENTS_MAX 64
 #define GRAIN        ((uint64_t)32 << 10)
 
@@ -45,7 +46,7 @@ uint64_t hvd_hier_least_bytes(const struct hvd_hier_place *place, int size, bool
 {
     uint64_t locals = (uint64_t)most_locals(place, size), others = (uint64_t)size - 1;
     struct hvd_cost flat = cost, lane = cost;
-    flat.beta_ps = cost.beta_ps * locals * ((uint64_t)size - locals) / others;
+    flat.beta_ps = (cost.beta_ps * locals * ((uint64_t)size - locals) + INSIDE_PS * (locals - 1)) / others;
     lane.beta_ps = cost.beta_ps * (uint64_t)place->lanes;
     for (uint64_t bytes = 2 * HVD_EARLY_BYTES; bytes < MOST_BYTES; bytes *= 2) {
         uint64_t inside = 2 * INSIDE_NS + bytes * INSIDE_PS / 1000;
