@@ -24,9 +24,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SMALL_BYTES_TO ((uint64_t)256 << 10) /* of a broadcast that p2p does faster: in its tree most cross once, too \
-                                              */
-#define PASSES 4                             /* so that a poll stays short */
+#define SMALL_BYTES_TO                                                                             \
+    ((uint64_t)256 << 10) /* of a broadcast that p2p does faster: in its tree most cross once, too \
+                           */
+#define PASSES 4          /* so that a poll stays short */
 
 static const struct hvd_cost not_known = {.alpha_ns = 50000, .beta_ps = 1000};
 
