@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from .links.job import JobLinks
     from .links.seats import Seats
 
+_UNKEPT = ("Slurm", "torchrun")  # who starts ranks and keeps no store for them
+
 
 def refusal(place: Place) -> str | None:
     """Why a job of this shape cannot be run by this version, or None."""
     if place.size == 1:
         return None
-    if place.source in ("MPI", "Slurm", "HVDLITE_ variables"):
+    if place.source in ("MPI", *_UNKEPT, "HVDLITE_ variables"):
         return None
     return (
         f"rank {place.rank} of {place.size} was found under {place.source}, which hvdlite cannot start under yet. "
@@ -53,7 +55,7 @@ def meet(
     from .links import host_id, seats
 
     values = settings.values
-    if store is None and place.source == "Slurm":
+    if store is None and place.source in _UNKEPT:
         from .links import rendezvous
 
         values.update(rendezvous.found(place, config.environ(), values))

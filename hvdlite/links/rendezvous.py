@@ -1,14 +1,15 @@
 """Where do ranks meet that a scheduler has started, and no launcher of ours? At a store that rank 0 keeps for them.
 
-Under a plain `srun python train.py` all ranks know the job's and the step's number and on which node rank 0 is, and
-nobody tells them more. So rank 0 starts the store (launcher/keeper.py, a process of its own, because it must outlive
-rank 0 to name it when it dies) on the address by which the other nodes know its node, at the first free of a few ports
-that follow from the numbers; the others try these ports in turn. A port that answers is the right one if it proves that
-it knows the job's secret, and that is never sent:
+Under a plain `srun python train.py` all ranks know the job's and the step's number and on which node rank 0 is; under
+torchrun its MASTER_ADDR, MASTER_PORT and run id. Nobody tells them more (what listens at MASTER_PORT is torchrun's, and
+believes everybody). So rank 0 starts the store (launcher/keeper.py, a process of its own, because it must outlive rank
+0 to name it when it dies) on the address by which the other nodes know its node, at the first free of a few ports that
+follow from the numbers; the others try these ports in turn. A port that answers is the right one if it proves that it
+knows the job's secret, and that is never sent:
 
     HVDLITE_SECRET_KEY          if the job file sets it, else
     ~/.config/hvdlite/key       made once, readable by its user alone, in a home that the nodes share; the secret of a
-                                step is drawn from it and the step's numbers
+                                job is drawn from it and these numbers
 
 From there on everything is as with the launcher's store. HVDLITE_STORE_ADDR names rank 0's node another way, where its
 own name leads astray, and HVDLITE_STORE_PORT the port.
@@ -47,8 +48,7 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
     """
     if _known and _known["pid"] == os.getpid():
         return {name: value for name, value in _known.items() if name != "pid"}
-    step = _step(environ)
-    nodes = _slurm.nodes(environ.get("SLURM_STEP_NODELIST", ""), "SLURM_STEP_NODELIST")
+    step, nodes = (_torchrun if place.source == "torchrun" else _step)(place, environ)
     node = values["store_addr"] or nodes[0]
     ports = [values["store_port"]] if values["store_port"] else _ports(step)
     secret = values["secret_key"] or hmac.digest(_key(environ, place.rank), step.encode(), "sha256")
@@ -61,10 +61,24 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
     return found(place, environ, values)
 
 
-def _step(environ: Mapping[str, str]) -> str:
-    """What tells this step of this allocation from every other of the cluster."""
+def _step(place: Place, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """What tells this step of this allocation from every other of the cluster, and its nodes."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID", "")
-    return f"{environ.get('SLURM_CLUSTER_NAME', '')} {job}.{environ.get('SLURM_STEP_ID', '')}"
+    step = f"{environ.get('SLURM_CLUSTER_NAME', '')} {job}.{environ.get('SLURM_STEP_ID', '')}"
+    return step, _slurm.nodes(environ.get("SLURM_STEP_NODELIST", ""), "SLURM_STEP_NODELIST")
+
+
+def _torchrun(place: Place, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The same under torchrun, which tells rank 0's node alone. Its count of restarts is no part of it, since nodes
+    need not have the same; the store of an earlier attempt ends when that attempt's ranks do."""
+    node, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if not node or not port:
+        raise HvdInitError(
+            f"rank {place.rank} of {place.size}: torchrun's MASTER_ADDR={node!r} and MASTER_PORT={port!r} do not say "
+            "where rank 0 is: does the script change them before init()?"
+        )
+    step = f"torchrun {environ['TORCHELASTIC_RUN_ID']} {node}:{port}"
+    return step, ["127.0.0.1"] if place.local_size == place.size else [node, node]
 
 
 def _ports(step: str) -> list[int]:
@@ -116,7 +130,7 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
     if "port" not in said:
         reason = said.get("failed", f"{sys.executable} -m hvdlite.launcher.keeper does not start")
         raise HvdInitError(
-            f"rank 0 cannot open a store for the {size} ranks of this step: {reason}. Set HVDLITE_STORE_ADDR to an "
+            f"rank 0 cannot open a store for the {size} ranks of this job: {reason}. Set HVDLITE_STORE_ADDR to an "
             "address of the first node, or start the job with hvdlite-run."
         )
     return said

@@ -42,7 +42,7 @@ def place(size=2, source="HVDLITE_ variables", local=(0, 2), cross=(0, 1)):
     return Place(0, size, *local, *cross, source)
 
 
-@pytest.mark.parametrize("source", ["torchrun", "Open MPI", "MPICH or Intel MPI"])
+@pytest.mark.parametrize("source", ["Open MPI", "MPICH or Intel MPI"])
 def test_other_launchers_are_refused_above_one_rank(source):
     text = _meeting.refusal(place(source=source))
     assert source in text and "yet" in text and "hvdlite-run -np 2" in text
