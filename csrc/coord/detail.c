@@ -31,13 +31,13 @@ static struct section section_of(const struct hvd_coord *coord, const struct hvd
 }
 
 /* Copy a name, cut with "..." if it is too long and never inside a character of UTF-8; returns its bytes. */
-static uint32_t copy_name(char *into, const char *name)
+static uint16_t copy_name(char *into, const char *name)
 {
     static const char dots[] = "...";
     size_t bytes = strlen(name);
     if (bytes <= HVD_NAME_MAX) {
         memcpy(into, name, bytes);
-        return (uint32_t)bytes;
+        return (uint16_t)bytes;
     }
     bytes = HVD_NAME_MAX - (sizeof dots - 1);
     while (bytes > 0 && ((unsigned char)name[bytes] & 0xc0) == 0x80)

@@ -243,6 +243,11 @@ void hvd_coord_tune(struct hvd_coord *coord, int64_t bucket_bytes)
     coord->news = true;
 }
 
+void hvd_coord_clock(struct hvd_coord *coord, uint64_t clock)
+{
+    coord->clock = clock;
+}
+
 bool hvd_coord_news(const struct hvd_coord *coord)
 {
     if (coord->left >= 0 || coord->leave)

@@ -86,6 +86,7 @@ size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t roo
         vote->busy = coord->outstanding > 0;
     }
     vote->tune = coord->tune;
+    vote->clock = coord->clock;
     HVD_ASSERT(room >= hvd_vote_bytes(coord, vote) + (stopped ? 0 : hvd_room_of_fresh(coord)) +
                            8 * hvd_list_words(coord->learn.length));
     memcpy(vote->body, coord->ready, 8 * (size_t)words);
@@ -123,7 +124,7 @@ static bool header_sane(const struct hvd_coord *coord, const struct hvd_vote *vo
 {
     uint32_t size = (uint32_t)coord->limits.size;
     uint32_t detail_slot = coord->left >= 0 ? HVD_NONE : coord->details.head;
-    if (vote->wire != HVD_WIRE_VERSION || vote->round != coord->round || vote->zero != 0)
+    if (vote->wire != HVD_WIRE_VERSION || vote->round != coord->round)
         return false;
     if (vote->ranks < 1 || vote->ranks > size || vote->joined > vote->ranks || vote->busy > vote->joined)
         return false;
@@ -132,7 +133,7 @@ static bool header_sane(const struct hvd_coord *coord, const struct hvd_vote *vo
         return false;
     if (vote->leaving > vote->ranks || (vote->leaving ? vote->leave_rank >= size : vote->leave_rank != HVD_NONE))
         return false;
-    if (vote->tune > (uint64_t)INT64_MAX + 1)
+    if (vote->tune > (uint64_t)INT64_MAX + 1 || vote->clock > HVD_CLOCK_MAX)
         return false;
     if (vote->slots != coord->high && (vote->slots || coord->learn.count == 0))
         return false;

@@ -1,8 +1,8 @@
 /* agenda.c - what was agreed and is not yet done, in plan order.
  *
  * A ring that grows and never shrinks: after the first steps nothing is allocated. Plans come in at the end, bucket by
- * bucket; work.c takes from the head. Beside each item stand its bucket and how many ranks were active when it was
- * planned, which is agreed and may have changed by the time it is done.
+ * bucket; work.c takes from the head. Beside each item stand its bucket, the date of its plan and how many ranks were
+ * active when it was planned, which is agreed and may have changed by the time it is done.
  */
 #include "set.h"
 
@@ -20,19 +20,23 @@ static void reserve(struct hvd_agenda *agenda, uint32_t more)
     struct hvd_plan_item *item = malloc(sizeof *item * room);
     uint64_t *bucket = malloc(sizeof *bucket * room);
     uint32_t *active = malloc(sizeof *active * room);
-    HVD_ASSERT(item && bucket && active);
+    uint64_t *date = malloc(sizeof *date * room);
+    HVD_ASSERT(item && bucket && active && date);
     for (uint32_t i = 0; i < agenda->count; i++) {
         uint32_t from = (agenda->head + i) & (agenda->room - 1);
         item[i] = agenda->item[from];
         bucket[i] = agenda->bucket[from];
         active[i] = agenda->active[from];
+        date[i] = agenda->date[from];
     }
     free(agenda->item);
     free(agenda->bucket);
     free(agenda->active);
+    free(agenda->date);
     agenda->item = item;
     agenda->bucket = bucket;
     agenda->active = active;
+    agenda->date = date;
     agenda->head = 0;
     agenda->room = room;
 }
@@ -49,6 +53,7 @@ void hvd_agenda_append(struct hvd_agenda *agenda, const struct hvd_plan *plan, u
                 agenda->item[at] = plan->item[i];
                 agenda->bucket[at] = number << 32 | bucket;
                 agenda->active[at] = plan->active;
+                agenda->date[at] = plan->date;
             }
     HVD_ASSERT(placed == plan->items);
     agenda->count += placed;
@@ -59,5 +64,6 @@ void hvd_agenda_close(struct hvd_agenda *agenda)
     free(agenda->item);
     free(agenda->bucket);
     free(agenda->active);
+    free(agenda->date);
     memset(agenda, 0, sizeof *agenda);
 }

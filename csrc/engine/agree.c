@@ -250,6 +250,7 @@ static void take_plan(struct hvd_engine *engine, struct hvd_set *set)
             bytes_of[dtype] = bytes_of[dtype + HVD_SIGNED_ON_DEVICE] = (uint8_t)hvd_dtype_bytes(dtype);
         int64_t bucket_bytes = set->number == 0 ? atomic_load(&engine->fusion_bytes) : engine->options.fusion_bytes;
         hvd_plan_fuse(plan, (uint64_t)bucket_bytes, bytes_of);
+        hvd_order_plan(engine, plan);
         hvd_agenda_append(&set->agenda, plan, set->plans);
         hvd_trace_add(&engine->trace, HVD_TRACE_plan, plan->items, plan->buckets);
     }
@@ -282,6 +283,7 @@ static bool agree_alone(struct hvd_engine *engine, struct hvd_set *set)
 {
     if (!hvd_coord_news(set->coord))
         return false;
+    hvd_order_vote(engine, set);
     hvd_coord_vote(set->coord, set->agreed, set->vote_bytes);
     decide(engine, set);
     return true;
@@ -352,6 +354,7 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
         if ((hold || !hvd_coord_news(set->coord)) && !set->probing)
             if (soon_over(set) || !peer_entered(set, round))
                 return moved;
+        hvd_order_vote(engine, set);
         hvd_coord_vote(set->coord, board(engine, set, set->here, round), set->vote_bytes);
         hvd_place_enter(&set->place[set->here], set->life, round);
         set->entered = moved = true;

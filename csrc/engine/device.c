@@ -6,11 +6,6 @@
  * whether it is for this set. If it is not, the set's works on devices go by way of the CPU (stage.c) from then on, and
  * a notice says why; it is for whoever asks, since the core prints nothing.
  *
- * Only the global set gets so far: a device does the collectives of all its communicators one after the other, and two
- * ranks that begin those of two sets in different orders would wait for each other for ever. Sets vote for themselves,
- * so nothing orders their works across sets; until something does, other sets go by way of the CPU, which orders
- * nothing.
- *
  * When a job fails, what runs on devices is ended at once: a collective that waits there for a lost rank would keep the
  * user's own work on that device waiting, too.
  */
@@ -73,11 +68,6 @@ bool hvd_device_greets(struct hvd_engine *engine, struct hvd_set *set)
     }
     HVD_ASSERT(open);
     atomic_store(&engine->silent, true);
-    if (set->number > 0) {
-        notice(engine, set, "NCCL serves the global process set only, so far");
-        set->greeted = open->refused = true;
-        return false;
-    }
     set->hello = calloc((size_t)set->size + 1, HVD_HELLO_BYTES);
     HVD_ASSERT(set->hello);
     if (set->alone) {

@@ -12,6 +12,7 @@
  *   silence.c who does not answer
  *   abort.c   death, abort, leave: what ends a job
  *   soon.c    submissions that wake nobody now, and are sent within a millisecond
+ *   order.c   works on devices begin in one order on all ranks, whichever set they are of
  *   device.c  ranks that have tensors on devices greet each other; stage.c: such tensors by way of the CPU
  *   check.c   local mistakes in a request
  *   open.c    begin and end
@@ -163,6 +164,7 @@ struct hvd_engine {
     struct hvd_set *set[HVD_SETS_MAX]; /* that this rank is a member of; the global one first */
     int sets;
     uint32_t newest; /* slot of the request that was drained from the queue last */
+    uint64_t clock;  /* see order.c */
     struct hvd_set *by_number[HVD_SETS_MAX];
 };
 

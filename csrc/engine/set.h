@@ -40,6 +40,7 @@ struct hvd_open_plane {
 struct hvd_agenda {
     struct hvd_plan_item *item; /* ring */
     uint64_t *bucket;           /* beside it: plan number << 32 | bucket */
+    uint64_t *date;             /* and the date of its plan, see order.c */
     uint32_t *active;           /* and how many ranks had not joined when it was planned */
     uint32_t head, count, room; /* room is a power of two */
 };
@@ -48,6 +49,7 @@ struct hvd_agenda {
 struct hvd_moving {
     bool busy, sizes; /* sizes: it is the exchange of numbers of rows, not the collective itself */
     bool composed;    /* adasum has more works for this bucket */
+    bool waits;       /* it lies on a device, and lesser ones of other sets have to begin first; see order.c */
     bool greeting;    /* it is the greeting of ranks that have tensors on devices */
     struct hvd_stage stage;
     struct hvd_adasum adasum;
@@ -89,9 +91,10 @@ struct hvd_set {
     size_t coord_block_bytes;
     struct hvd_vote *agreed, *seen;
     struct hvd_plan plan;
-    bool entered; /* my vote of this round lies on my board */
-    bool probing; /* enter a round, to see who answers; see silence.c */
-    int waited;   /* ticks without progress */
+    bool entered;        /* my vote of this round lies on my board */
+    uint64_t said_clock; /* in it */
+    bool probing;        /* enter a round, to see who answers; see silence.c */
+    int waited;          /* ticks without progress */
     uint64_t progress;
     struct hvd_link_counts crossed; /* that the engine has counted */
     bool left;                      /* a member has left, agreed: nothing more is voted on */
@@ -168,6 +171,10 @@ static inline int hvd_item_dtype(const struct hvd_plan_item *item)
 bool hvd_device_greets(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_device_met(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_device_abandon(struct hvd_set *set);
+/* order.c: by the turn. This rank is about to vote; a plan was taken; may the head, which lies on a device, begin? */
+void hvd_order_vote(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_order_plan(struct hvd_engine *engine, const struct hvd_plan *plan);
+bool hvd_order_turn(struct hvd_engine *engine, const struct hvd_set *set);
 void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_ragged_counts(struct hvd_set *set);                           /* room for moving.count_of */
 void hvd_ragged_start(struct hvd_engine *engine, struct hvd_set *set); /* the head is an allgather or alltoall */

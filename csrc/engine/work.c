@@ -96,6 +96,7 @@ void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set)
             continue;
         moving->by = open;
         moving->busy = true;
+        moving->waits = open->plane->order == HVD_ORDER_DEVICE && !set->alone;
         hvd_count(engine, HVD_COUNT_buckets, 1);
         hvd_count(engine, HVD_COUNT_elements, (int64_t)moving->work.count);
         hvd_trace_add(&engine->trace, HVD_TRACE_start, moving->items, moving->work.count);
@@ -271,6 +272,11 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     }
     if (!moving->busy)
         return progress;
+    if (moving->waits) {
+        if (!hvd_order_turn(engine, set))
+            return progress;
+        moving->waits = false;
+    }
     struct hvd_error error = {0};
     int code = moving->stage.phase == HVD_STAGE_NONE
                    ? moving->by->plane->poll(moving->by->self, &moving->work, &progress, &error)

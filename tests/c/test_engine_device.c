@@ -98,37 +98,59 @@ static void by_the_cpu(struct hvd_engine *engine, int rank, int size)
     CHECK(hvd_engine_notice(engine, text, sizeof text) == 0);
 }
 
-/* Two sets that overlap, each rank beginning with another one: neither waits for the other. */
+/* Sets that overlap in every way, and the global one: each rank gives what it has to give in an order and at times of
+ * its own, several of each set, small and large, on the device and not. A device works off one after the other, so two
+ * orders would end in a deadlock, here as on a GPU. */
 static void sets_overlap(struct hvd_engine *engine, int rank, int size)
 {
-    static const int ranks[2][2] = {{0, 1}, {1, 2}};
+    enum { SETS = 4, EACH = 3, MANY = SETS * EACH, COUNT = 300 };
+    static const int ranks[SETS][4] = {{0, 1, 2, 3}, {0, 1, 3, -1}, {1, 2, -1, -1}, {0, 2, 3, -1}};
+    static const int members[SETS] = {4, 3, 2, 3}, sum_of[SETS] = {6, 4, 3, 5};
+    static _Thread_local float value[MANY][COUNT];
     struct hvd_error error = {0};
-    char text[HVD_TEXT_MAX] = "";
-    int number[2];
-    (void)size;
-    for (int i = 0; i < 2; i++)
-        number[i] = crew_set_open(engine, ranks[i], 2, &error);
-    CHECK_CODE(number[0] > 0 && number[1] > 0, 1, error.text);
+    char text[HVD_TEXT_MAX] = "", name[16];
+    int number[SETS] = {0}, order[MANY];
+    unsigned seed = (unsigned)rank * 77 + 1;
+    for (int i = 1; i < SETS; i++)
+        number[i] = crew_set_open(engine, ranks[i], members[i], &error);
+    CHECK_CODE(number[3] > 0, 1, error.text);
     crew_barrier(engine);
-    for (int step = 0; step < 20; step++) {
-        float value[2] = {(float)rank, (float)(10 * rank)};
-        int64_t handle[2] = {0};
-        for (int k = 0; k < 2; k++) {
-            int i = (step + rank + k) % 2;
-            struct hvd_request request =
-                on_device(HVD_ALLREDUCE, "sum", HVD_OP_sum, HVD_DTYPE_float32, &value[i], &value[i], 1, rank);
-            request.process_set = number[i];
-            if (ranks[i][0] == rank || ranks[i][1] == rank)
+    for (int step = 0; step < 40; step++) {
+        int64_t handle[MANY] = {0};
+        for (int k = 0; k < MANY; k++) {
+            int other = rand_r(&seed) % (k + 1);
+            order[k] = order[other];
+            order[other] = k;
+        }
+        for (int k = 0; k < MANY; k++) {
+            int i = order[k], set = i / EACH;
+            bool member = false;
+            for (int at = 0; at < members[set]; at++)
+                member |= ranks[set][at] == rank;
+            for (int at = 0; at < COUNT; at++)
+                value[i][at] = (float)(rank + i);
+            snprintf(name, sizeof name, "t%d", i);
+            struct hvd_request request = on_device(HVD_ALLREDUCE, name, HVD_OP_sum, HVD_DTYPE_float32, value[i],
+                                                   value[i], i % 2 ? 1 : COUNT, rank);
+            request.process_set = number[set];
+            request.device = i % EACH == 1 ? 0 : request.device;
+            if (member)
                 handle[i] = hvd_engine_submit(engine, &request, &error);
             CHECK_CODE(handle[i] >= 0, 1, error.text);
+            if (rand_r(&seed) % 4 == 0)
+                usleep(rand_r(&seed) % 300);
         }
-        for (int i = 0; i < 2; i++)
-            if (handle[i])
-                CHECK_CODE(crew_wait(engine, handle[i], text), HVD_OK, text);
-        CHECK((rank == 2 || value[0] == 1) && (rank == 0 || value[1] == 30));
+        for (int k = 0; k < MANY; k++) {
+            int i = order[(k + step) % MANY];
+            if (!handle[i])
+                continue;
+            CHECK_CODE(crew_wait(engine, handle[i], text), HVD_OK, text);
+            CHECK(value[i][0] == (float)(sum_of[i / EACH] + members[i / EACH] * i));
+        }
     }
+    CHECK(size == 4 && hvd_engine_notice(engine, text, sizeof text) == 0);
     crew_barrier(engine);
-    for (int i = 0; i < 2; i++)
+    for (int i = 1; i < SETS; i++)
         CHECK_CODE(hvd_engine_set_close(engine, number[i], &error), HVD_OK, error.text);
 }
 
@@ -240,7 +262,9 @@ int main(void)
     CHECK(gpus_calls("ncclAllReduce") > 0 && gpus_calls("cuMemcpyDtoH") > 0); /* averages of integers go by the CPU */
     crew_threads(3, by_nccl);
     crew_threads(2, side_by_side);
-    crew_threads(3, sets_overlap);
+    int calls = gpus_calls("ncclAllReduce");
+    crew_threads(4, sets_overlap);
+    CHECK(gpus_calls("ncclAllReduce") - calls == 40 * 2 * (4 + 3 + 2 + 3)); /* all of them */
     crew_threads(3, ranks_disagree);
     crew_threads(3, one_has_joined);
     shared_device = 2;

@@ -86,6 +86,8 @@ static void play_round(struct play *play)
         see(play, " joined, %d last", plan->joined);
     if (plan->tuned >= 0)
         see(play, " tuned to %d", (int)plan->tuned);
+    if (plan->date > 1)
+        see(play, " dated %d", (int)plan->date);
     if (plan->learned)
         see(play, " learned %u", plan->learned);
     if (plan->deviated)
@@ -210,6 +212,8 @@ static void play_line(struct play *play, char *line)
             hvd_coord_join(play->ranks.coord[rank]);
         else if (strcmp(word[1], "!tune") == 0)
             hvd_coord_tune(play->ranks.coord[rank], signature.dims[0]);
+        else if (strcmp(word[1], "!clock") == 0)
+            hvd_coord_clock(play->ranks.coord[rank], (uint64_t)signature.dims[0]);
         else if (strcmp(word[1], "!leave") == 0)
             hvd_coord_leave(play->ranks.coord[rank]);
         else

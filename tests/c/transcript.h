@@ -5,7 +5,7 @@
  *     RANKS NAME [SHAPE] [WORD...]
  *         Submit. RANKS is `all` or 0,2; NAME # is unnamed; SHAPE is 64x3; a WORD is a kind, an op, a dtype, `plane`,
  *         or root=1 peer=2 pre=2 post=2 group=9/3 priority=1.
- *     RANKS !join     RANKS !leave     RANKS !tune 8
+ *     RANKS !join     RANKS !leave     RANKS !tune 8     RANKS !clock 8
  *     vote RANKS
  *         These vote now: what they submit later is not in this round's vote.
  *     round
@@ -15,7 +15,7 @@
  *
  * A round is shown as its number, the planned items with their slots (`without 2`: rank 2 had no request;
  * `refused`: the item fails; `plane`), a mismatch with the ranks whose request fails, who joined last, who
- * left, and `...` when some rank wants another round. A refused submit is shown as `refused CODE`.
+ * left, its date unless that is 1, and `...` when some rank wants another round. A refused submit is shown as `refused CODE`.
  */
 #ifndef HVD_TESTS_TRANSCRIPT_H
 #define HVD_TESTS_TRANSCRIPT_H
