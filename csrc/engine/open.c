@@ -61,6 +61,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
     arg.allgather = plane_allgather;
     arg.share = plane_share;
     char why[HVD_TEXT_MAX] = "";
+    bool carries = false; /* tensors of the CPU, that is; planes of devices open on every machine, see nccl.c */
     for (int i = 0; hvd_planes[i] && set->planes_count < HVD_PLANES_MAX; i++) {
         struct hvd_open_plane open = {.plane = hvd_planes[i]};
         struct hvd_error mine = {0};
@@ -80,12 +81,13 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
         }
         hvd_set_insert_plane(engine, set, open);
         engine->bound |= open.plane->bound;
+        carries |= !open.plane->device;
     }
-    if (engine->wanted && !engine->wanted->device && !engine->alone && set->planes_count &&
+    if (engine->wanted && !engine->wanted->device && !engine->alone && carries &&
         set->planes[0].plane != engine->wanted)
         return hvd_fail(error, HVD_EINIT, "plane %s, which was asked for (HVDLITE_PLANE), does not work here: %s",
                         engine->wanted->name, why);
-    return set->planes_count ? HVD_OK : hvd_fail(error, HVD_EINIT, "no plane works for these ranks: %s", why);
+    return carries ? HVD_OK : hvd_fail(error, HVD_EINIT, "no plane works for these ranks: %s", why);
 }
 
 /* What was asked for by name. */
