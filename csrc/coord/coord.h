@@ -63,8 +63,8 @@
  *      when one of its slots is, or a rank has joined. Lists are of what is in no group.
  *  12. A setting that a rank proposes rides in its next vote; of several in one round the greatest is agreed, and
  *      all ranks apply it to the plan of that very round.
- *  13. A clock for what is ordered beyond one set: a vote says the time that the engine has given, merged with MAX, and
- *      a plan is dated one later. What the dates are good for is the engine's business (engine/order.c).
+ *  13. Dates, for what is ordered beyond one set: a vote says the latest that the engine knows, merged with MAX, and
+ *      a plan is dated one later. What dates are good for is the engine's business (engine/order.c).
  */
 #ifndef HVD_COORD_H
 #define HVD_COORD_H
@@ -74,7 +74,7 @@
 #define HVD_DETAIL_MAX   4  /* different signatures that an error can show */
 #define HVD_PATIENCE_MAX 64 /* repetitions that a list needs at most */
 #define HVD_TICKET_NONE  UINT32_MAX
-#define HVD_CLOCK_MAX    (UINT64_MAX / 2)
+#define HVD_DATE_MAX     (UINT64_MAX / 2)
 #define HVD_SLOTLESS     UINT32_MAX /* in a plan: done without a slot */
 
 struct hvd_key {
@@ -123,7 +123,7 @@ struct hvd_vote {
     uint32_t detail_slot; /* slot the detail section speaks of, UINT32_MAX: none */
     uint16_t detail;      /* signatures in the detail section */
     uint16_t name_bytes;
-    uint64_t clock;    /* greatest */
+    uint64_t date;     /* greatest */
     uint64_t tune;     /* proposed size of a bucket + 1, 0: none; greatest */
     uint32_t ahead;    /* of the learned list the next so many are ready; smallest */
     uint32_t deviates; /* 1: this is not what was learned; OR */
@@ -171,7 +171,7 @@ struct hvd_plan {
     int32_t joined;         /* all have joined, this one last; -1: not yet */
     uint32_t learned;       /* a list of so many was adopted in this round, 0: none */
     bool deviated;          /* the list was forgotten, because a rank has deviated from it */
-    uint64_t date;          /* later than the clock of any rank when it voted */
+    uint64_t date;          /* later than what any rank has said */
     int64_t tuned;          /* size of a bucket, agreed in this round, -1: none */
     uint32_t failed_ticket; /* a mismatch was resolved (`text` is not empty, the same on all ranks): this
                                request of this rank, if it has one, fails with HVD_EMISMATCH and the text */
@@ -201,8 +201,8 @@ void hvd_coord_join(struct hvd_coord *coord);
 void hvd_coord_leave(struct hvd_coord *coord);
 /* This rank proposes a size of buckets; all ranks hear of it in plan.tuned. */
 void hvd_coord_tune(struct hvd_coord *coord, int64_t bucket_bytes);
-/* What time this rank's next vote says; it is no news by itself. */
-void hvd_coord_clock(struct hvd_coord *coord, uint64_t clock);
+/* The latest date that this rank knows, for its next vote; it is no news by itself. */
+void hvd_coord_date(struct hvd_coord *coord, uint64_t date);
 
 /* Would my vote say something that the last one did not, or must a round be held for something agreed (a
  * detail)? Then a round is wanted. */

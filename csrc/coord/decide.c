@@ -272,7 +272,7 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
     plan->joined = -1;
     plan->learned = 0;
     plan->deviated = false;
-    plan->date = agreed->clock + 1;
+    plan->date = agreed->date + 1;
     plan->tuned = (int64_t)(agreed->tune - 1); /* 0, none: -1 */
     if (coord->tune == coord->said_tune)       /* else a later proposal, not said yet */
         coord->tune = 0;

@@ -111,8 +111,8 @@ void hvd_vote_merge(const struct hvd_coord *coord, struct hvd_vote *into, const 
         into->leave_rank = from->leave_rank;
     if (from->tune > into->tune)
         into->tune = from->tune;
-    if (from->clock > into->clock)
-        into->clock = from->clock;
+    if (from->date > into->date)
+        into->date = from->date;
     into->ahead = from->ahead < into->ahead ? from->ahead : into->ahead;
     into->deviates |= from->deviates;
     join_bits(into, (into->bytes - sizeof *into) / 8, from);

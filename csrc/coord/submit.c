@@ -243,9 +243,9 @@ void hvd_coord_tune(struct hvd_coord *coord, int64_t bucket_bytes)
     coord->news = true;
 }
 
-void hvd_coord_clock(struct hvd_coord *coord, uint64_t clock)
+void hvd_coord_date(struct hvd_coord *coord, uint64_t date)
 {
-    coord->clock = clock;
+    coord->date = date;
 }
 
 bool hvd_coord_news(const struct hvd_coord *coord)

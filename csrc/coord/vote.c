@@ -86,7 +86,7 @@ size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t roo
         vote->busy = coord->outstanding > 0;
     }
     vote->tune = coord->tune;
-    vote->clock = coord->clock;
+    vote->date = coord->date;
     HVD_ASSERT(room >= hvd_vote_bytes(coord, vote) + (stopped ? 0 : hvd_room_of_fresh(coord)) +
                            8 * hvd_list_words(coord->learn.length));
     memcpy(vote->body, coord->ready, 8 * (size_t)words);
@@ -133,7 +133,7 @@ static bool header_sane(const struct hvd_coord *coord, const struct hvd_vote *vo
         return false;
     if (vote->leaving > vote->ranks || (vote->leaving ? vote->leave_rank >= size : vote->leave_rank != HVD_NONE))
         return false;
-    if (vote->tune > (uint64_t)INT64_MAX + 1 || vote->clock > HVD_CLOCK_MAX)
+    if (vote->tune > (uint64_t)INT64_MAX + 1 || vote->date > HVD_DATE_MAX)
         return false;
     if (vote->slots != coord->high && (vote->slots || coord->learn.count == 0))
         return false;

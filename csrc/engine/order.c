@@ -43,7 +43,7 @@ static bool less(uint64_t date, int number, uint64_t than_date, int than_number)
 void hvd_order_vote(struct hvd_engine *engine, struct hvd_set *set)
 {
     set->said_clock = engine->clock;
-    hvd_coord_clock(set->coord, engine->clock);
+    hvd_coord_date(set->coord, engine->clock);
 }
 
 void hvd_order_plan(struct hvd_engine *engine, const struct hvd_plan *plan)

@@ -321,16 +321,16 @@ static void rule_11_a_setting_is_agreed_with_the_plan(void)
                     "settle\n> 4: tuned to 0\n");
 }
 
-static void rule_13_a_plan_is_dated_later_than_all_clocks(void)
+static void rule_13_a_plan_is_dated_later_than_what_any_rank_said(void)
 {
-    transcript_play("A plan is dated later than the clock of any rank that has voted; a clock alone is no news",
+    transcript_play("A plan is dated later than any that a rank has said; a date alone is no news",
                     "open 3\n"
-                    "all w\n0 !clock 8\n2 !clock 4\n"
+                    "all w\n0 !date 8\n2 !date 4\n"
                     "round\n> 1: w@0 dated 9\n"
-                    "all !clock 11\n"
+                    "all !date 11\n"
                     "settle\n"
                     "all w\nvote 1,2\n"
-                    "1 !clock 20\n0 !clock 12\n"
+                    "1 !date 20\n0 !date 12\n"
                     "round\n> 2: w@0 dated 13\n");
 }
 
@@ -346,6 +346,6 @@ int main(void)
     rule_8_in_plane_needs_all_ranks();
     rule_9_items_keep_the_order_of_submission();
     rule_11_a_setting_is_agreed_with_the_plan();
-    rule_13_a_plan_is_dated_later_than_all_clocks();
+    rule_13_a_plan_is_dated_later_than_what_any_rank_said();
     return 0;
 }

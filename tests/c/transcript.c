@@ -212,8 +212,8 @@ static void play_line(struct play *play, char *line)
             hvd_coord_join(play->ranks.coord[rank]);
         else if (strcmp(word[1], "!tune") == 0)
             hvd_coord_tune(play->ranks.coord[rank], signature.dims[0]);
-        else if (strcmp(word[1], "!clock") == 0)
-            hvd_coord_clock(play->ranks.coord[rank], (uint64_t)signature.dims[0]);
+        else if (strcmp(word[1], "!date") == 0)
+            hvd_coord_date(play->ranks.coord[rank], (uint64_t)signature.dims[0]);
         else if (strcmp(word[1], "!leave") == 0)
             hvd_coord_leave(play->ranks.coord[rank]);
         else

@@ -5,7 +5,7 @@
  *     RANKS NAME [SHAPE] [WORD...]
  *         Submit. RANKS is `all` or 0,2; NAME # is unnamed; SHAPE is 64x3; a WORD is a kind, an op, a dtype, `plane`,
  *         or root=1 peer=2 pre=2 post=2 group=9/3 priority=1.
- *     RANKS !join     RANKS !leave     RANKS !tune 8     RANKS !clock 8
+ *     RANKS !join     RANKS !leave     RANKS !tune 8     RANKS !date 8
  *     vote RANKS
  *         These vote now: what they submit later is not in this round's vote.
  *     round
