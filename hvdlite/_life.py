@@ -39,6 +39,7 @@ class _Life:
         self.store: _store.Meeting | None = None
         self.links: JobLinks | None = None
         self.homogeneous = True
+        self.aborts = False  # whether this rank ends by an exception; the engine may not have taken note of it yet
         self.inits = 0
         self.sets: list[ProcessSet] = []  # static ones, of the last init that named any
 
@@ -121,7 +122,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
             raise
         place = _meeting.completed(place, seats)
         _life.links = _start(place, settings, store, seats)
-        _life.store, _life.homogeneous = store, seats is None or seats.homogeneous
+        _life.store, _life.homogeneous, _life.aborts = store, seats is None or seats.homogeneous, False
         process_set.use_links(_life.links)
         _life.inits += 1
         _hook()
@@ -239,7 +240,7 @@ def shutdown() -> None:
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")
         autotune.end()
-        failed = _core.failure_of_job() is not None
+        failed = _life.aborts or _core.failure_of_job() is not None
         lib.hvd_shutdown()
         _core.forget_all()
         process_set.forget_all()
@@ -295,6 +296,7 @@ def _abort_of(kind: type[BaseException], error: BaseException, trace: TracebackT
         ):
             return
         reason = f"rank {_core.rank()} raised {describe(kind, error, trace)}"
+        _life.aborts = True
         lib.hvd_abort(_core.rank(), lib.HVD_EPEER, ffi.new("char[]", reason.encode("utf-8", "replace")[:1500]))
     except Exception:
         _print_trace()  # the exception that brought us here is still to be shown
