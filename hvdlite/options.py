@@ -212,7 +212,7 @@ OPTIONS = (
         "leave_timeout",
         finite_number,
         2.0,
-        "Seconds that shutdown() waits for the other ranks to acknowledge at most.",
+        "Seconds that shutdown() waits at most for the other ranks to acknowledge, and then for what it sent to arrive.",
         alias=None,
         flag="--leave-timeout",
         low=0,
@@ -264,6 +264,7 @@ OPTIONS = (
         flag="--peer-timeout",
         low=0.5,
         high=1e6,
+        agreed=True,
     ),
     Option(
         "spin_us",

@@ -8,9 +8,10 @@
  *
  * Leaving is not dying: `left` in a seat says that a rank took its leave, and its process may end. Work that
  * was agreed before the leave still completes, because the leaver stays until its own part of it is done (if others
- * keep it from that for too long, it aborts instead); what is pending beyond that can never be agreed and fails,
- * naming the leaver. A rank leaves each set that it is in, by that set's own votes, so that no other set's rounds
- * are disturbed: sets without the leaver go on.
+ * keep it from that for too long, it aborts instead), and until all that it has sent is with the others' machines
+ * (wire.c); so an end of a stream after a leave is no death, unless agreed work still needs that stream. What is
+ * pending beyond that can never be agreed and fails, naming the leaver. A rank leaves each set that it is in, by that
+ * set's own votes, so that no other set's rounds are disturbed: sets without the leaver go on.
  */
 #include "engine.h"
 
@@ -121,16 +122,25 @@ void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const ch
     hvd_turn_kick(engine);
 }
 
-void hvd_abort_suspect(struct hvd_engine *engine, int rank, const char *text)
+void hvd_abort_suspect(struct hvd_engine *engine, const struct hvd_set *set, int rank, bool missed, const char *text)
 {
     struct hvd_suspicion *suspicion = &engine->suspicion;
-    if (suspicion->since_ns || hvd_abort_has_left(engine, rank))
+    if (suspicion->since_ns || (!missed && hvd_abort_has_left(engine, rank)))
         return;
     suspicion->since_ns = hvd_now_ns();
     suspicion->culprit = rank;
+    suspicion->set = set->number;
+    suspicion->missed = missed;
     hvd_text_copy(suspicion->text, sizeof suspicion->text, text);
     atomic_store(&engine->alarm_ns, suspicion->since_ns + PATIENCE_NS);
     hvd_turn_ring(engine); /* it may sleep without end */
+}
+
+/* Whoever is in a set that somebody has left may end its streams, unless they are still needed. */
+static bool is_harmless(const struct hvd_engine *engine, const struct hvd_suspicion *suspicion)
+{
+    const struct hvd_set *set = engine->by_number[suspicion->set];
+    return !suspicion->missed && (!set || set->left || hvd_abort_has_left(engine, suspicion->culprit));
 }
 
 bool hvd_abort_judge(struct hvd_engine *engine)
@@ -140,7 +150,7 @@ bool hvd_abort_judge(struct hvd_engine *engine)
         return false;
     suspicion->since_ns = 0;
     atomic_store(&engine->alarm_ns, 0);
-    if (!hvd_abort_has_left(engine, suspicion->culprit))
+    if (!is_harmless(engine, suspicion))
         hvd_engine_abort(engine, suspicion->culprit, HVD_EPEER, suspicion->text);
     return true;
 }

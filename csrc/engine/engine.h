@@ -85,6 +85,8 @@ struct hvd_who {
 struct hvd_suspicion {
     uint64_t since_ns; /* 0: none */
     int culprit;
+    int set;     /* its number */
+    bool missed; /* what should have crossed is missing: who has left is to blame, too */
     char text[256];
 };
 
@@ -277,9 +279,10 @@ void hvd_abort_handles(struct hvd_engine *engine, const struct hvd_set *set, int
 /* By the turn: a member of the set has left, agreed; `rank` is its number in the set. */
 void hvd_abort_left(struct hvd_engine *engine, struct hvd_set *set, int rank);
 void hvd_abort_text(struct hvd_engine *engine, uint32_t slot, const char *why, char *text, size_t text_bytes);
-/* By the turn: the stream to a rank of the job has ended, or the like. Somebody may know better: after a moment it is
- * believed. judge: is the moment over? */
-void hvd_abort_suspect(struct hvd_engine *engine, int rank, const char *text);
+/* By the turn: the stream to a rank of the job has ended, or the like, which the set does not expect; `missed`: though
+ * work that was agreed on needs it. Somebody may know better: after a moment it is believed. judge: is the moment
+ * over? */
+void hvd_abort_suspect(struct hvd_engine *engine, const struct hvd_set *set, int rank, bool missed, const char *text);
 bool hvd_abort_judge(struct hvd_engine *engine);
 void hvd_abort_lost(struct hvd_engine *engine,
                     int local); /* any thread: the process of this rank of the host has ended */

@@ -5,13 +5,16 @@
  * must not split the job), then start the thread. Every step is collective and fails on all ranks with the same words.
  *
  * Stop: vote leave and wait, bounded, until the others have acknowledged and own agreed work is done (peers may
- * still need it); take leave in the seat; stop the thread; finish whatever is left; close planes and host.
+ * still need it); take leave in the seat; stop the thread; finish whatever is left; wait, bounded again, until what was
+ * sent has arrived; close planes and host.
  */
 #include "engine.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define FAREWELL_MS 200
 
 static int plane_allgather(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error)
 {
@@ -249,6 +252,7 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
 
 void hvd_engine_stop(struct hvd_engine *engine)
 {
+    bool failed = atomic_load(&engine->failed);
     hvd_turn_thread_stop(engine);
     while (!hvd_turn_take(engine))
         hvd_pause(); /* a waiter still drives; it comes back within its patience */
@@ -259,6 +263,8 @@ void hvd_engine_stop(struct hvd_engine *engine)
     hvd_agree_submit_queued(engine);
     hvd_abort_handles(engine, NULL, engine->failure.code, engine->failure.text);
     atomic_store(&engine->stopped, 1);
+    /* After a failure, why it is; a peer that is lost will not take it. */
+    hvd_wire_settle(engine, failed ? FAREWELL_MS : engine->options.leave_timeout_ms);
     /* The turn is never given back: late waiters find their handles done. */
 }
 

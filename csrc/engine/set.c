@@ -192,8 +192,8 @@ static void free_and_clear(struct hvd_engine *engine, struct hvd_set *set)
 static int take_streams(struct hvd_engine *engine, struct hvd_set *set, const int *vote_fd, const int *tensor_fd,
                         struct hvd_error *error)
 {
-    int votes = hvd_wire_open(engine, vote_fd, set->member, set->size, &set->vote_wires, error);
-    int tensors = hvd_wire_open(engine, tensor_fd, set->member, set->size, &set->wires, error);
+    int votes = hvd_wire_open(engine, vote_fd, set->member, set->size, true, &set->vote_wires, error);
+    int tensors = hvd_wire_open(engine, tensor_fd, set->member, set->size, false, &set->wires, error);
     return votes != HVD_OK ? votes : tensors;
 }
 

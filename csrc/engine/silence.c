@@ -12,7 +12,9 @@
  * neighbour that waits itself sends signs of life, so it is not blamed for another's silence. A rank that waits for its
  * leader gives it two ticks more, since the leader knows better who it is.
  *
- * TCP itself is told the timeout, too (link/tcp.c): that finds cut lines under data, and in idle jobs.
+ * Two hosts may lose each other alone, while votes still cross by way of a third. So each tick asks the streams of
+ * tensors, too, whether the peer's machine has answered (link/tcp.c says what that means): none in all ticks of the
+ * timeout, and what moves there will never be done. TCP itself is told the timeout for idle lines.
  */
 #include "engine.h"
 
@@ -20,6 +22,7 @@
 
 #define TICKS_WAITED 2
 #define TICKS_MUTE   6
+#define TICKS        (TICKS_WAITED + TICKS_MUTE)
 
 /* Anything that changes when the set gets on. */
 static uint64_t progress_of(const struct hvd_set *set)
@@ -41,17 +44,37 @@ static void blame(struct hvd_engine *engine, const struct hvd_set *set, int rank
     hvd_engine_abort(engine, set->member[rank], HVD_EPEER, text);
 }
 
+/* Is a peer's machine lost, though votes go on? While nothing moves between the two, nobody minds. */
+static void look_at_links(struct hvd_engine *engine, struct hvd_set *set)
+{
+    for (int peer = 0; set->wires && peer < set->size; peer++) {
+        struct hvd_link *link = set->wires->link[peer];
+        if (!link || link->over)
+            continue;
+        link->unheard = link->kind->unheard(link, hvd_silence_tick_ms(engine)) ? link->unheard + 1 : 0;
+        if (link->unheard < TICKS || !set->moving.busy)
+            continue;
+        char text[256];
+        snprintf(text, sizeof text,
+                 "%s is lost: its host has acknowledged nothing of what rank %d has sent it for %d s "
+                 "(HVDLITE_PEER_TIMEOUT); is it down, or cut off?",
+                 link->called, engine->options.rank, (engine->options.peer_timeout_ms + 500) / 1000);
+        hvd_engine_abort(engine, set->member[peer], HVD_EPEER, text);
+        return;
+    }
+}
+
 /* The round is entered here: who is missing? */
 static void look_for_missing(struct hvd_engine *engine, struct hvd_set *set)
 {
     uint64_t round = hvd_coord_round(set->coord);
     if (!set->tree) {
-        if (set->waited >= TICKS_WAITED + TICKS_MUTE + 2)
+        if (set->waited >= TICKS + 2)
             blame(engine, set, set->local[0]);
         return;
     }
     for (int i = 1; i < set->locals; i++)
-        if (!hvd_place_entered(&set->place[i], set->life, round) && set->waited >= TICKS_WAITED + TICKS_MUTE) {
+        if (!hvd_place_entered(&set->place[i], set->life, round) && set->waited >= TICKS) {
             blame(engine, set, set->local[i]);
             return;
         }
@@ -83,12 +106,14 @@ void hvd_silence_tick(struct hvd_engine *engine)
     if (atomic_load(&engine->failed))
         return;
     for (int i = 0; i < engine->sets; i++)
-        if (engine->set[i]->locals < engine->set[i]->size)
+        if (engine->set[i]->locals < engine->set[i]->size) {
             look_at(engine, engine->set[i]);
+            look_at_links(engine, engine->set[i]);
+        }
 }
 
 int hvd_silence_tick_ms(const struct hvd_engine *engine)
 {
-    int ms = engine->options.peer_timeout_ms / (TICKS_WAITED + TICKS_MUTE);
+    int ms = engine->options.peer_timeout_ms / TICKS;
     return engine->hosts < 2 ? -1 : ms > 0 ? ms : 1;
 }

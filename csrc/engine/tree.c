@@ -97,7 +97,7 @@ static void near_lost(struct hvd_engine *engine, const struct hvd_set *set, cons
     if (set->left || (set->number != 0 && !set->entered))
         return;
     snprintf(text, sizeof text, "%s is lost: its connection has ended", near->link->called);
-    hvd_abort_suspect(engine, set->member[near->rank], text);
+    hvd_abort_suspect(engine, set, set->member[near->rank], false, text);
 }
 
 static void near_flush(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near)

@@ -30,6 +30,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <time.h>
 #include <unistd.h>
 
 #define WIRES_MAX 65536 /* greatest descriptor + 1 */
@@ -38,10 +39,12 @@
 #define ARMED_OUT 0x02
 #define ARMED_END 0x04
 
-#define NEWS_MAX        256
-#define LOOK_FITTING_NS 30000u /* looking, before a listener sleeps */
-#define LOOK_CROWDED_NS 5000u
-#define LISTEN_NS       20000000u /* then the turn is given back, for whoever else may want it */
+#define NEWS_MAX          256
+#define LOOK_FITTING_NS   30000u /* looking, before a listener sleeps */
+#define LOOK_CROWDED_NS   5000u
+#define SETTLE_NAP_NS     50000
+#define SETTLE_NAP_MAX_NS 5000000
+#define LISTEN_NS         20000000u /* then the turn is given back, for whoever else may want it */
 
 void hvd_wire_drop(const int *fd, int count)
 {
@@ -65,8 +68,8 @@ static int note(struct hvd_engine *engine, int fd, struct hvd_error *error)
     return HVD_OK;
 }
 
-int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, int size, struct hvd_wires **wires,
-                  struct hvd_error *error)
+int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, int size, bool votes,
+                  struct hvd_wires **wires, struct hvd_error *error)
 {
     *wires = NULL;
     if (!fd)
@@ -89,7 +92,7 @@ int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, i
             continue;
         }
         hvd_text_copy(mine->of[peer].called, sizeof mine->of[peer].called, engine->who[member[peer]].called);
-        mine->of[peer].kind->give_up_after(&mine->of[peer], engine->options.peer_timeout_ms);
+        mine->of[peer].kind->give_up_after(&mine->of[peer], engine->options.peer_timeout_ms, votes);
         mine->link[peer] = &mine->of[peer];
     }
     if (code != HVD_OK && mine) {
@@ -215,6 +218,30 @@ void hvd_wire_heard(struct hvd_engine *engine, int fd)
     if (atomic_exchange(&engine->host.control->seat[engine->host.rank].asleep.word, 0) &&
         atomic_load(&engine->listening))
         hvd_turn_ring(engine); /* the listener believes that it will be rung */
+}
+
+static bool settled(struct hvd_wires *wires)
+{
+    bool all = true;
+    for (int peer = 0; wires && peer < wires->size; peer++)
+        if (wires->link[peer])
+            all &= wires->of[peer].kind->settle(&wires->of[peer]);
+    return all;
+}
+
+void hvd_wire_settle(struct hvd_engine *engine, int timeout_ms)
+{
+    uint64_t until_ns = hvd_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    for (long nap_ns = SETTLE_NAP_NS;; nap_ns = nap_ns < SETTLE_NAP_MAX_NS ? 2 * nap_ns : nap_ns) {
+        bool all = true;
+        for (int i = 0; i < engine->sets; i++) {
+            all &= settled(engine->set[i]->vote_wires);
+            all &= settled(engine->set[i]->wires);
+        }
+        if (all || hvd_now_ns() >= until_ns)
+            return;
+        nanosleep(&(struct timespec){.tv_nsec = nap_ns}, NULL); /* no event tells of what was acknowledged */
+    }
 }
 
 void hvd_wire_end(struct hvd_engine *engine)

@@ -22,9 +22,10 @@ struct hvd_wires {
 };
 
 /* Framework thread, before anybody uses the set. fd: by rank in the set, -1: none; NULL gives *wires == NULL. member:
- * what the ranks are called in the job. Takes all descriptors over, also where it fails. */
-int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, int size, struct hvd_wires **wires,
-                  struct hvd_error *error);
+ * what the ranks are called in the job. votes: they are for votes, which are read at all times. Takes all descriptors
+ * over, also where it fails. */
+int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, int size, bool votes,
+                  struct hvd_wires **wires, struct hvd_error *error);
 void hvd_wire_close(struct hvd_engine *engine, struct hvd_wires *wires); /* NULL is fine */
 /* Any thread: close what was given to a call that came to nothing. NULL is fine. */
 void hvd_wire_drop(const int *fd, int count);
@@ -38,6 +39,9 @@ bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns)
 void hvd_wire_count(struct hvd_engine *engine, struct hvd_set *set);
 /* By the engine thread: epoll has spoken for this descriptor, once. */
 void hvd_wire_heard(struct hvd_engine *engine, int fd);
+/* By a rank that ends, before its streams are closed: returns when all that it has sent has arrived, or after the
+ * time for leaving. */
+void hvd_wire_settle(struct hvd_engine *engine, int timeout_ms);
 /* At the engine's end, when all streams are closed. */
 void hvd_wire_end(struct hvd_engine *engine);
 /* In a forked child. Async-signal-safe. */

@@ -284,8 +284,8 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     if (code == HVD_AGAIN)
         return progress;
     int culprit = error.culprit >= 0 && error.culprit < set->size ? set->member[error.culprit] : engine->options.rank;
-    if (code == HVD_EPEER) {
-        hvd_abort_suspect(engine, culprit, error.text);
+    if (code == HVD_EPEER) { /* once somebody has left, planes tell only of what is missing (plane.h, leaving) */
+        hvd_abort_suspect(engine, set, culprit, set->left, error.text);
         return progress;
     }
     moving->busy = false;

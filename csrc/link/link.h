@@ -23,6 +23,7 @@ struct hvd_link {
     int fd;          /* to be watched, -1: none */
     bool wants_out;  /* the last send was cut short: tell when there is room again */
     bool over;       /* its end has been seen: to watch it would be news for ever */
+    int unheard;     /* ticks of a clock in a row at which the peer's machine had not answered (silence.c) */
     /* The end of a message that somebody has begun to send and need not wait for: whoever sends next lets it leave
      * first (hvd_link_send_rest). It takes itself away when it has left. NULL: there is none. */
     int (*rest)(struct hvd_link *link, struct hvd_error *error);
@@ -40,8 +41,15 @@ struct hvd_link_kind {
     int (*recv)(struct hvd_link *link, void *bytes, size_t count, size_t *moved, struct hvd_error *error);
     /* HVD_EPEER if the peer has ended the stream, however much of it is still unread; else HVD_OK. */
     int (*ended)(struct hvd_link *link, struct hvd_error *error);
-    /* Bytes that nobody takes for so long, and a peer's machine that does not answer, end the stream. */
-    void (*give_up_after)(struct hvd_link *link, int ms);
+    /* A peer's machine that does not answer for so long ends the stream. unread: so does a peer that takes nothing of
+     * what was sent; only for what is read at all times. */
+    void (*give_up_after)(struct hvd_link *link, int ms, bool unread);
+    /* Has its machine answered nothing for the last ms, though it was asked again for what is under way? A peer that is
+     * slow to read does answer. May be so once by chance. */
+    bool (*unheard)(struct hvd_link *link, int ms);
+    /* This rank neither sends nor reads any more: what comes is thrown away. True: all that it has sent is with the
+     * peer's machine, or never will be. To be asked again until then, or close may lose it. */
+    bool (*settle)(struct hvd_link *link);
     void (*close)(struct hvd_link *link);
 };
 

@@ -116,10 +116,24 @@ static int sim_ended(struct hvd_link *link, struct hvd_error *error)
     return hvd_sim_end_ns(back(way)) <= way->net->now_ns ? lost(link, "closed by the peer", error) : HVD_OK;
 }
 
-static void sim_give_up_after(struct hvd_link *link, int ms)
+static void sim_give_up_after(struct hvd_link *link, int ms, bool unread)
 {
     (void)link;
     (void)ms;
+    (void)unread;
+}
+
+static bool sim_unheard(struct hvd_link *link, int ms)
+{
+    (void)link;
+    (void)ms;
+    return false;
+}
+
+static bool sim_settle(struct hvd_link *link)
+{
+    (void)link;
+    return true;
 }
 
 /* The end of the stream comes behind all that was sent. */
@@ -131,4 +145,5 @@ static void sim_close(struct hvd_link *link)
         way->end_ns = soonest > way->last_ns ? soonest : way->last_ns;
 }
 
-const struct hvd_link_kind hvd_link_sim = {"sim", NULL, sim_send, sim_recv, sim_ended, sim_give_up_after, sim_close};
+const struct hvd_link_kind hvd_link_sim = {"sim",       NULL,       sim_send, sim_recv, sim_ended, sim_give_up_after,
+                                           sim_unheard, sim_settle, sim_close};

@@ -5,6 +5,17 @@
  * is the loss of the peer, because ranks take their leave by votes before they close. Buffers are left to the kernel,
  * which sizes them to the way's delay by itself.
  *
+ * When is a peer lost that says nothing? When its machine answers nothing. Not when its process reads nothing: in a
+ * collective with one slow host, others wait for it with their windows closed, for as long as it takes.
+ * TCP_USER_TIMEOUT would end such a stream, so it is for streams that are read at all times (votes). On the others TCP
+ * is asked: bytes that were sent again, or probes of a closed window, and no answer. Who only receives sends
+ * keep-alives.
+ *
+ * LEAVING. To close a socket while anything lies in it unread, a guess of somebody's, resets the connection, and what
+ * this rank has sent and the network has not yet delivered is thrown away. So a rank that leaves first says that it
+ * sends no more, and waits, bounded, until the other end's TCP has acknowledged that. What has arrived there survives a
+ * reset.
+ *
  * A call moves at most MOVE_MAX bytes, so that a turn stays short however much waits.
  */
 #define _GNU_SOURCE /* POLLRDHUP */
@@ -49,13 +60,19 @@ static int lost(struct hvd_link *link, const char *how, struct hvd_error *error)
     return hvd_fail_rank(error, HVD_EPEER, link->peer, "the connection to %s has ended (%s)", link->called, how);
 }
 
+static const char *text_of(int number)
+{
+    return number == ETIMEDOUT ? "its host has not answered in time, see HVDLITE_PEER_TIMEOUT; is it down, or cut off?"
+                               : strerror(number);
+}
+
 static int tcp_send(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error)
 {
     *moved = 0;
     size_t most = count < MOVE_MAX ? count : MOVE_MAX;
     ssize_t taken = send(link->fd, bytes, most, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (taken < 0 && !comes_later(errno))
-        return lost(link, strerror(errno), error);
+        return lost(link, text_of(errno), error);
     *moved = taken < 0 ? 0 : (size_t)taken;
     link->counts.bytes_out += *moved;
     link->wants_out = *moved < most;
@@ -70,7 +87,7 @@ static int tcp_recv(struct hvd_link *link, void *bytes, size_t count, size_t *mo
     if (got == 0 && most > 0)
         return lost(link, "end of file", error);
     if (got < 0 && !comes_later(errno))
-        return lost(link, strerror(errno), error);
+        return lost(link, text_of(errno), error);
     *moved = got < 0 ? 0 : (size_t)got;
     link->counts.bytes_in += *moved;
     return HVD_OK;
@@ -84,14 +101,40 @@ static int tcp_ended(struct hvd_link *link, struct hvd_error *error)
 }
 
 /* A unix socket has no use for any of it, and says so. */
-static void tcp_give_up_after(struct hvd_link *link, int ms)
+static void tcp_give_up_after(struct hvd_link *link, int ms, bool unread)
 {
     int on = 1, probes = 4, every_s = ms / 1000 / 8 > 0 ? ms / 1000 / 8 : 1, idle_s = ms / 2000 > 0 ? ms / 2000 : 1;
-    (void)setsockopt(link->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
+    if (unread)
+        (void)setsockopt(link->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof ms);
     (void)setsockopt(link->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     (void)setsockopt(link->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
     (void)setsockopt(link->fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
     (void)setsockopt(link->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+static bool tcp_unheard(struct hvd_link *link, int ms)
+{
+    struct tcp_info now;
+    socklen_t bytes = sizeof now;
+    if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &now, &bytes))
+        return false;
+    bool asked = (now.tcpi_unacked && now.tcpi_retransmits) || now.tcpi_probes;
+    return asked && now.tcpi_last_ack_recv >= (uint32_t)ms;
+}
+
+static bool tcp_settle(struct hvd_link *link)
+{
+    char unwanted[4096];
+    struct tcp_info now;
+    socklen_t bytes = sizeof now;
+    for (size_t thrown = 0; thrown < MOVE_MAX; thrown += sizeof unwanted)
+        if (recv(link->fd, unwanted, sizeof unwanted, MSG_DONTWAIT) <= 0)
+            break;
+    if (getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &now, &bytes))
+        return true; /* a unix socket: what was sent is there */
+    (void)shutdown(link->fd, SHUT_WR);
+    return getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &now, &bytes) || now.tcpi_state == TCP_CLOSE ||
+           now.tcpi_state == TCP_FIN_WAIT2 || now.tcpi_state == TCP_TIME_WAIT;
 }
 
 static void tcp_close(struct hvd_link *link)
@@ -101,5 +144,5 @@ static void tcp_close(struct hvd_link *link)
     link->fd = -1;
 }
 
-const struct hvd_link_kind hvd_link_tcp = {"tcp",     tcp_open,          tcp_send, tcp_recv,
-                                           tcp_ended, tcp_give_up_after, tcp_close};
+const struct hvd_link_kind hvd_link_tcp = {"tcp",       tcp_open,   tcp_send, tcp_recv, tcp_ended, tcp_give_up_after,
+                                           tcp_unheard, tcp_settle, tcp_close};

@@ -3,7 +3,7 @@
 Nobody is believed before the proof, and nobody is waited for: one thread serves all by epoll, reads exactly the bytes
 of the message that comes next (what follows CONFIRMED belongs to the core) and gives every connection HANDSHAKE_S.
 Strangers are few (STRANGERS_MAX; the oldest makes room for the newest, so that holding connections open locks nobody
-out), and so are streams that nobody has asked for yet (KEPT_MAX; a peer that finds no room is told to come again).
+out; but not one that has proved itself, for it believes that it is connected), and so are streams that nobody has asked for yet (KEPT_MAX; a peer that finds no room is told to come again).
 
 `claim_streams` hands a stream to whoever waits for it, at once or when it comes. A rank that connects again for the
 same purpose has given up the earlier stream: the newest is kept.
@@ -184,20 +184,25 @@ class Listener:
             except ConnectionError:  # gone before we looked
                 continue
             except OSError:
-                if self._strangers:
-                    self._drop(self._strangers[0])
-                else:
+                if not self._make_room(1):
                     self._selector.unregister(self._sock)
                     self._paused = time.monotonic() + NO_DESCRIPTOR_S
                 return
-            if len(self._strangers) >= STRANGERS_MAX:
-                self._drop(self._strangers[0])
+            self._make_room(STRANGERS_MAX)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stranger = _Stranger(sock, time.monotonic() + HANDSHAKE_S)
             self._strangers.append(stranger)
             self._selector.register(sock, selectors.EVENT_READ, stranger)
             self._say(stranger, stranger.greeting)
+
+    def _make_room(self, unknown_max: int) -> bool:
+        """Ends the oldest that has not proved itself where there are so many of these; false: there are fewer."""
+        unknown = [stranger for stranger in self._strangers if stranger.key is None]
+        if len(unknown) < unknown_max:
+            return False
+        self._drop(unknown[0])
+        return True
 
     def _hear(self, stranger: _Stranger) -> None:
         """Reads what is there of the message that comes next, and not a byte more."""

@@ -8,6 +8,7 @@ import time
 import pytest
 from linking import (
     JOB,
+    SECONDS,
     SECRET,
     addresses,
     claim,
@@ -234,6 +235,22 @@ def test_more_strangers_than_there_is_room_for_lock_nobody_out():
         for sock in crowd:
             sock.close()
         assert settled(made[0])
+
+
+def test_a_crowd_of_strangers_does_not_end_who_has_proved_itself(monkeypatch):
+    """It believes that it is connected from the answer on, and nobody would connect again."""
+    monkeypatch.setattr(accepting, "HANDSHAKE_S", SECONDS)
+    with listeners(2) as made:
+        peer, nonce = greeted(made[0])
+        peer.sendall(proof.make_claim(SECRET, claim(target=0, source=1), nonce))
+        exactly(peer, proof.ANSWER_BYTES)
+        crowd = [stranger(made[0]) for _ in range(accepting.STRANGERS_MAX + 10)]
+        assert ends(crowd[0])  # so there was no room any more
+        peer.sendall(proof.CONFIRMED + b"first bytes")
+        got = links.connect(made[0], addresses([made[1]]), "test", soon())
+        assert exactly(got[1], 11) == b"first bytes"
+        for sock in [peer, *crowd, *got.values()]:
+            sock.close()
 
 
 @pytest.mark.parametrize("seed", range(6))

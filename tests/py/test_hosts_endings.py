@@ -1,0 +1,115 @@
+"""Who is lost and who only slow, and what becomes of agreed work when ranks leave: what several hosts make hard.
+
+Sockets hold little here, so that who waits for a slow host soon has a closed window, as with real sizes.
+"""
+
+import re
+import time
+
+import pytest
+from hosts import Hosts, needs_hosts
+from hosts_job import HostsJob
+
+pytestmark = needs_hosts
+SLACK_S = 10.0
+SMALL_SOCKETS = "echo 4096 65536 65536 >/proc/sys/net/ipv4/tcp_rmem; echo 4096 16384 65536 >/proc/sys/net/ipv4/tcp_wmem"
+
+BEGIN = """
+import sys, time
+import numpy as np
+import hvdlite.numpy as hvd
+hvd.init()
+def tried(what):
+    try:
+        print("result", int(np.max(what())), flush=True)
+        return True
+    except hvd.HorovodInternalError as error:
+        print(f"caught {time.monotonic()} {type(error).__name__}: {error}", flush=True)
+hvd.allreduce(np.ones(4, np.float32), name="first")
+"""
+
+
+def made(count):
+    hosts = Hosts(count)
+    for number in range(count):
+        hosts.run(number, ["sh", "-c", SMALL_SOCKETS])
+    return hosts
+
+
+def caught(job, rank):
+    """(when, class, text) of the error that the rank says it has caught."""
+    found = re.search(r"caught (\S+) (\w+): (.*)", job.said(rank), re.DOTALL)
+    assert found is not None, job.text()
+    return float(found[1]), found[2], found[3]
+
+
+def test_a_slow_host_holds_the_others_up_and_is_not_blamed():
+    """They wait with closed windows, several times as long as a silent rank may take."""
+    program = BEGIN + "tried(lambda: hvd.allreduce(np.ones(3 << 19, np.float32), name='x', op=hvd.Sum))"
+    settings = {"HVDLITE_PEER_TIMEOUT": "1", "HVDLITE_ALGO": "direct"}
+    with made(4) as hosts:
+        hosts.rate(1, "4mbit")
+        with HostsJob(hosts, (1, 1, 1, 1), ["-c", program], store_on=None, **settings) as job:
+            job.wait(120)
+            assert all("result 4" in job.said(rank) for rank in range(4)), job.text()
+
+
+@pytest.mark.parametrize("count", [10, 300000])
+def test_two_hosts_that_lose_each_other_alone_are_noticed(count):
+    """The third reaches both, and votes go by way of it."""
+    program = BEGIN + "print('ready', flush=True)\nwhile True:\n"
+    program += "    tried(lambda: hvd.allreduce(np.ones(int(sys.argv[1]), np.float32), name='x'))"
+    program += " or sys.exit(3)"
+    with made(3) as hosts:
+        with HostsJob(
+            hosts, (1, 1, 1), ["-c", program, str(count)], store_on=None, tell=False, HVDLITE_PEER_TIMEOUT="2"
+        ) as job:
+            job.until("ready")
+            began = time.monotonic()
+            rule = f"table inet cut {{ chain i {{ type filter hook input priority 0; ip saddr {hosts.ip(2)} drop; }}; }}"
+            hosts._in_net(hosts._inits[1], "nft", rule)
+            job.wait(90)
+            for rank in range(3):
+                when, kind, text = caught(job, rank)
+                assert kind == "HvdPeerLostError" and re.search(r"\brank [12]\b.*node[BC]", text), job.text()
+                assert when - began < 6 + SLACK_S, job.text()
+
+
+LEAVING = (
+    BEGIN
+    + """
+size = int(sys.argv[1])
+hvd.broadcast(np.ones(4, np.uint8), root_rank=0, name="known")
+if hvd.rank() == 1:
+    lonely = hvd.allreduce_async(np.ones(4, np.float32), name="first")  # its message leaves with the vote, unasked
+    time.sleep(0.5)
+    tried(lambda: hvd.broadcast(np.zeros(size, np.uint8), root_rank=0, name="late"))
+else:
+    time.sleep(1)
+    hvd.broadcast(np.full(size, 7, np.uint8), root_rank=0, name="late")
+    print("left", flush=True)
+"""
+)
+
+
+def test_what_a_leaver_has_sent_arrives_though_guesses_lie_unread_there():
+    """Megabytes wait in its socket when it ends."""
+    with Hosts(2) as hosts:
+        hosts.rate(0, "20mbit")
+        with HostsJob(hosts, (1, 1), ["-c", LEAVING, str(3 << 20)], store_on=None, HVDLITE_PEER_TIMEOUT="4") as job:
+            codes = job.wait(90)
+            assert "result 7" in job.said(1) and codes == {0: 0, 1: 0}, job.text()
+
+
+@pytest.mark.parametrize("end", ["cable", "kill"])
+def test_a_host_that_is_lost_while_its_last_bytes_leave_is_named(end):
+    with Hosts(2) as hosts:
+        hosts.rate(0, "10mbit")
+        with HostsJob(hosts, (1, 1), ["-c", LEAVING, str(6 << 20)], store_on=None, HVDLITE_PEER_TIMEOUT="2") as job:
+            job.until("left", [0])
+            began = time.monotonic()
+            hosts.cable(0, "down") if end == "cable" else hosts.kill(0)
+            job.wait(90, [1])
+            when, kind, text = caught(job, 1)
+            assert kind == "HvdPeerLostError" and "rank 0 (host nodeA)" in text, job.text()
+            assert when - began < 6 + SLACK_S, job.text()
