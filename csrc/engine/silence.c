@@ -12,6 +12,10 @@
  * neighbour that waits itself sends signs of life, so it is not blamed for another's silence. A rank that waits for its
  * leader gives it two ticks more, since the leader knows better who it is.
  *
+ * Once a rank has left there are no rounds any more, and the tree may be in pieces. What was agreed before may still
+ * move; where none of it does for several times as long, whom this rank waits for is told as lost. That may be a rank
+ * that waits itself: nobody can be asked. Better a name that leads there than to wait for ever.
+ *
  * Two hosts may lose each other alone, while votes still cross by way of a third. So each tick asks the streams of
  * tensors, too, whether the peer's machine has answered (link/tcp.c says what that means): none in all ticks of the
  * timeout, and what moves there will never be done. TCP itself is told the timeout for idle lines.
@@ -23,6 +27,7 @@
 #define TICKS_WAITED 2
 #define TICKS_MUTE   6
 #define TICKS        (TICKS_WAITED + TICKS_MUTE)
+#define TICKS_ALONE  (4 * TICKS)
 
 /* Anything that changes when the set gets on. */
 static uint64_t progress_of(const struct hvd_set *set)
@@ -83,10 +88,40 @@ static void look_for_missing(struct hvd_engine *engine, struct hvd_set *set)
         blame(engine, set, mute);
 }
 
+/* The peer whose bytes, or whose room for bytes, the moving work needs next; -1: none that a stream leads to. */
+static int needed(const struct hvd_set *set)
+{
+    struct pollfd news[HVD_LOCAL_MAX];
+    const struct hvd_open_plane *by = set->moving.by;
+    int count = by && by->plane->watch && set->wires ? by->plane->watch(by->self, news) : 0;
+    for (int i = 0; i < count; i++)
+        for (int peer = 0; news[i].events & (POLLIN | POLLOUT) && peer < set->size; peer++)
+            if (set->wires->link[peer] && set->wires->link[peer]->fd == news[i].fd)
+                return peer;
+    return -1;
+}
+
+static void look_at_rest(struct hvd_engine *engine, struct hvd_set *set)
+{
+    uint64_t progress = progress_of(set);
+    set->waited = set->moving.busy && progress == set->progress ? set->waited + 1 : 0;
+    set->progress = progress;
+    int peer = set->waited < TICKS_ALONE ? -1 : needed(set);
+    if (peer < 0)
+        return;
+    char text[320];
+    snprintf(text, sizeof text,
+             "%s is silent: rank %d has waited %d s for what it owes to the last collectives, four times "
+             "HVDLITE_PEER_TIMEOUT (rank %d has left); is it, or whom it waits for, stopped or cut off?",
+             set->wires->link[peer]->called, engine->options.rank, (4 * engine->options.peer_timeout_ms + 500) / 1000,
+             set->leaver);
+    hvd_engine_abort(engine, set->member[peer], HVD_EPEER, text);
+}
+
 static void look_at(struct hvd_engine *engine, struct hvd_set *set)
 {
     uint64_t progress = progress_of(set);
-    bool waits = !set->left && (set->entered || set->moving.busy || engine->handles.with_turn);
+    bool waits = set->entered || set->moving.busy || engine->handles.with_turn;
     set->waited = waits && progress == set->progress ? set->waited + 1 : 0;
     set->progress = progress;
     if (set->waited < TICKS_WAITED) {
@@ -107,7 +142,7 @@ void hvd_silence_tick(struct hvd_engine *engine)
         return;
     for (int i = 0; i < engine->sets; i++)
         if (engine->set[i]->locals < engine->set[i]->size) {
-            look_at(engine, engine->set[i]);
+            (engine->set[i]->left ? look_at_rest : look_at)(engine, engine->set[i]);
             look_at_links(engine, engine->set[i]);
         }
 }

@@ -3,7 +3,8 @@
 Nobody is believed before the proof, and nobody is waited for: one thread serves all by epoll, reads exactly the bytes
 of the message that comes next (what follows CONFIRMED belongs to the core) and gives every connection HANDSHAKE_S.
 Strangers are few (STRANGERS_MAX; the oldest makes room for the newest, so that holding connections open locks nobody
-out; but not one that has proved itself, for it believes that it is connected), and so are streams that nobody has asked for yet (KEPT_MAX; a peer that finds no room is told to come again).
+out; but not one that has proved itself, for it believes that it is connected), and so are streams that nobody has asked
+for yet (KEPT_MAX; a peer that finds no room is told to come again).
 
 `claim_streams` hands a stream to whoever waits for it, at once or when it comes. A rank that connects again for the
 same purpose has given up the earlier stream: the newest is kept.

@@ -4,6 +4,7 @@ Sockets hold little here, so that who waits for a slow host soon has a closed wi
 """
 
 import re
+import signal
 import time
 
 import pytest
@@ -61,12 +62,13 @@ def test_two_hosts_that_lose_each_other_alone_are_noticed(count):
     program += "    tried(lambda: hvd.allreduce(np.ones(int(sys.argv[1]), np.float32), name='x'))"
     program += " or sys.exit(3)"
     with made(3) as hosts:
-        with HostsJob(
-            hosts, (1, 1, 1), ["-c", program, str(count)], store_on=None, tell=False, HVDLITE_PEER_TIMEOUT="2"
-        ) as job:
+        command = ["-c", program, str(count)]
+        with HostsJob(hosts, (1, 1, 1), command, store_on=None, tell=False, HVDLITE_PEER_TIMEOUT="2") as job:
             job.until("ready")
             began = time.monotonic()
-            rule = f"table inet cut {{ chain i {{ type filter hook input priority 0; ip saddr {hosts.ip(2)} drop; }}; }}"
+            rule = (
+                f"table inet cut {{ chain i {{ type filter hook input priority 0; ip saddr {hosts.ip(2)} drop; }}; }}"
+            )
             hosts._in_net(hosts._inits[1], "nft", rule)
             job.wait(90)
             for rank in range(3):
@@ -113,3 +115,22 @@ def test_a_host_that_is_lost_while_its_last_bytes_leave_is_named(end):
             when, kind, text = caught(job, 1)
             assert kind == "HvdPeerLostError" and "rank 0 (host nodeA)" in text, job.text()
             assert when - began < 6 + SLACK_S, job.text()
+
+
+def test_a_rank_that_falls_silent_when_another_has_left_is_named():
+    """No round is opened any more to find out who answers; what was agreed still moves."""
+    program = BEGIN + "if hvd.rank() == 0:\n    hvd.broadcast(np.zeros(size, np.uint8), root_rank=2, name='last')\n"
+    program += "else:\n    tried(lambda: hvd.broadcast(np.full(size, 7, np.uint8), root_rank=2, name='last'))"
+    program = program.replace("size", str(1 << 20)) + "\nprint('done', flush=True)"
+    settings = {"HVDLITE_PEER_TIMEOUT": "1", "HVDLITE_ALGO": "binomial"}
+    with made(3) as hosts:
+        hosts.rate(1, "1mbit")
+        with HostsJob(hosts, (1, 1, 1), ["-c", program], store_on=None, tell=False, **settings) as job:
+            assert job.wait(90, [0]) == {0: 0}
+            assert "done" in job.said(0) and "done" not in job.said(2), job.text()
+            job.kill_rank(2, signal.SIGSTOP)
+            began = time.monotonic()
+            job.wait(90, [1])
+            when, kind, text = caught(job, 1)
+            assert kind == "HvdPeerLostError" and "rank 2 (host nodeC) is silent" in text, job.text()
+            assert when - began < 5 + SLACK_S, job.text()
