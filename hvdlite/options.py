@@ -212,7 +212,7 @@ OPTIONS = (
         "leave_timeout",
         finite_number,
         2.0,
-        "Seconds that shutdown() waits for the other ranks to acknowledge, and then for what was sent to arrive, at most.",
+        "Seconds that shutdown() waits at most for the others to acknowledge, and then for what was sent to arrive.",
         alias=None,
         flag="--leave-timeout",
         low=0,

@@ -121,10 +121,10 @@ def test_a_rank_that_falls_silent_when_another_has_left_is_named():
     """No round is opened any more to find out who answers; what was agreed still moves."""
     program = BEGIN + "if hvd.rank() == 0:\n    hvd.broadcast(np.zeros(size, np.uint8), root_rank=2, name='last')\n"
     program += "else:\n    tried(lambda: hvd.broadcast(np.full(size, 7, np.uint8), root_rank=2, name='last'))"
-    program = program.replace("size", str(1 << 20)) + "\nprint('done', flush=True)"
+    program = program.replace("size", str(4 << 20)) + "\nprint('done', flush=True)"
     settings = {"HVDLITE_PEER_TIMEOUT": "1", "HVDLITE_ALGO": "binomial"}
     with made(3) as hosts:
-        hosts.rate(1, "1mbit")
+        hosts.rate(1, "4mbit")
         with HostsJob(hosts, (1, 1, 1), ["-c", program], store_on=None, tell=False, **settings) as job:
             assert job.wait(90, [0]) == {0: 0}
             assert "done" in job.said(0) and "done" not in job.said(2), job.text()
@@ -133,4 +133,4 @@ def test_a_rank_that_falls_silent_when_another_has_left_is_named():
             job.wait(90, [1])
             when, kind, text = caught(job, 1)
             assert kind == "HvdPeerLostError" and "rank 2 (host nodeC) is silent" in text, job.text()
-            assert when - began < 5 + SLACK_S, job.text()
+            assert when - began < 40, job.text()  # what its socket held had to arrive before
