@@ -33,6 +33,7 @@ EXAMPLES = ["scikit-learn", "tqdm"]
 CHECKS = [
     "pytest",
     "psutil",
+    "pyyaml",
     "setuptools>=64",
     "wheel",
     "clang-format==18.1.8",  # what formats and checks is pinned, or a fresh machine would find other faults
@@ -56,6 +57,7 @@ setup(
         "tensorflow": ["tensorflow>=2.16"],
         "tensorflow-cpu": ["tensorflow-cpu>=2.16"],
         "keras": ["keras>=3"],
+        "yaml": ["pyyaml"],
         "examples": TORCH + EXAMPLES,
         "bench": [*TORCH, "matplotlib"],
         "test": [*CHECKS, *EXAMPLES, "matplotlib"],

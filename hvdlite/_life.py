@@ -124,6 +124,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _life.links = _start(place, settings, store, seats)
         _life.store, _life.homogeneous, _life.aborts = store, seats is None or seats.homogeneous, False
         process_set.use_links(_life.links)
+        _core.bound(settings.values["collective_timeout"])
         _life.inits += 1
         _hook()
         _register(sets)

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from hvdlite import _wire
 
-from . import process
+from . import binding, process
 
 ORPHAN_S = 1.5
 LEFTOVER_S = 1.0
@@ -68,6 +68,7 @@ class Agent:
         self._hangup = hangup
         self._stays = stays
         self.code: int | None = None  # of the job
+        self.again = False  # the job is to be tried again
         self._reader = _wire.FrameReader()
         self._unsent = bytearray()
         self._ranks: dict[int, int] = {}  # living ranks by pid
@@ -137,7 +138,7 @@ class Agent:
             elif order["do"] == "kill":
                 self._kill_all()
             elif order["do"] == "end":
-                self.code, self._stays = order["code"], False
+                self.code, self.again, self._stays = order["code"], order["again"], False
 
     def _signalled(self, numbers: bytes) -> None:
         for number in numbers:
@@ -154,9 +155,11 @@ class Agent:
             ends = {kind: os.pipe() for kind in (STDOUT, STDERR)}
             stdin = self._stdin if rank == 0 and self._stdin >= 0 else null
             streams = (stdin, ends[STDOUT][1], ends[STDERR][1])
+            environ = {**order["environ"], **each["environ"]}
             try:
-                pid = process.start(order["command"], {**order["environ"], **each["environ"]}, order["cwd"], streams)
-            except OSError as error:
+                cpus = binding.cpus_of(order["bind"], environ)
+                pid = process.start(order["command"], environ, order["cwd"], streams, cpus)
+            except (OSError, binding.BindError) as error:
                 code = getattr(error, "code", process.NOT_RUNNABLE)
                 self._tell({"what": "unstarted", "rank": rank, "code": code, "text": str(error)})
                 pid = 0

@@ -21,7 +21,7 @@ from typing import NoReturn
 from hvdlite import config
 from hvdlite.errors import HvdOptionError
 
-from . import flags, mpi, places, under_mpi
+from . import flags, foreign, looks, mpi, places, plan, under_mpi
 from .process import NOT_FOUND, NOT_RUNNABLE
 
 USAGE_ERROR = 2
@@ -52,21 +52,16 @@ def _parser() -> argparse.ArgumentParser:
     add("-np", "-n", "--num-proc", dest="np", metavar="N", help="number of ranks")
     add("-H", "--hosts", dest="hosts", metavar="HOST:SLOTS,...", help="where ranks run, over ssh: a:4,b:4")
     add("-hostfile", "--hostfile", dest="hostfile", metavar="FILE", help="the same from a file, `host slots=N` a line")
-    add("--output-filename", dest="folder", metavar="DIR", help="also write DIR/rank.<rank>/stdout and .../stderr")
-    add(
-        "-prefix-timestamp",
-        "--prefix-output-with-timestamp",
-        dest="timestamps",
-        action="store_true",
-        help="put the time before the rank of each line",
-    )
     add("--as-horovod", dest="as_horovod", action="store_true", help="`import horovod` in the ranks means hvdlite")
     add("--gloo", action="store_true", help="use the built-in transport (what this version always does)")
     add("--verbose", action="store_true", help="tell what is started, with which environment, and how it ends")
     add("-cb", "--check-build", dest="check", action="store_true", help="show which frameworks and libraries are found")
     add("-v", "--version", dest="version", action="store_true", help="show the version")
+    flags.add_control(add)
+    flags.add_output(parser.add_argument_group("output of the ranks").add_argument)
     places.add_flags(parser.add_argument_group("several hosts").add_argument)
     under_mpi.add_flags(parser.add_argument_group("an MPI's own launcher").add_argument)
+    foreign.add_flags(parser.add_argument_group("of mpirun and torchrun").add_argument)
     config.add_flags(parser.add_argument_group("options of the library"))
     flags.add_obsolete(parser)
     return parser
@@ -89,12 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = _parser()
-    try:
-        own, command = flags.split(parser, argv)
-    except flags.FlagError as error:
-        raise UsageError(str(error)) from None
-    asked = parser.parse_args(mpi.joined(own))
+    asked, command = _asked(argv)
     if asked.version:
         from hvdlite import __version__
 
@@ -104,39 +94,37 @@ def _run(argv: Sequence[str]) -> int:
         from . import check_build
 
         return check_build.show()
+    if asked.completion is not None:
+        print(_completion(asked.completion), end="")
+        return 0
     environ = config.environ()
     try:
+        foreign_notes = foreign.translate(asked)
         options = config.variables_of(vars(asked))
         settings = config.read(_with_flags(environ, options))
-    except HvdOptionError as error:
-        raise UsageError(str(error)) from None
-    note = flags.note_of(asked.obsolete)
-    if note is not None:
-        print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
-    if not command:
-        raise UsageError("no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py")
-    _check_place()
-    if not asked.mpi and (asked.mpi_args or asked.binding or asked.tcp):
-        raise UsageError("--mpi-args, --binding-args and --tcp are for mpirun: they need --mpi")
-    if asked.mpi:
-        try:
-            return under_mpi.start(asked, command, environ, options, places.forwarded(asked, environ))
-        except places.PlaceError as error:
-            raise UsageError(str(error)) from None
-        except under_mpi.UnderMpiError as error:
-            raise UsageError(str(error), error.code) from None
-    try:
+        look = looks.of(asked, environ)
+        note = flags.note_of(asked.obsolete, foreign_notes)
+        if note is not None:
+            print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
+        if not command:
+            raise UsageError("no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py")
+        if asked.module:
+            command = [sys.executable, "-m", *command]
+        _go_to(asked)
+        forward = places.forwarded(asked, environ)
+        if asked.mpi:
+            return _by_mpi(asked, command, environ, options, forward)
+        if asked.mpi_args or asked.binding or asked.tcp:
+            raise UsageError("--mpi-args, --binding-args and --tcp are for mpirun: they need --mpi")
         where = places.of(asked, environ, options, settings.values["start_timeout"])
-        environ.update(places.forwarded(asked, environ))
-    except places.PlaceError as error:
+        restarts = 0 if asked.restarts is None else places.number("--max-restarts", asked.restarts, 0, "restarts")
+    except (HvdOptionError, foreign.ForeignError, places.PlaceError, looks.LookError) as error:
         raise UsageError(str(error)) from None
-    if where.here is not None:
+    environ.update(forward)
+    if where.here is not None or where.join is not None:
         _check_command(command[0], environ)
-    if where.join is not None:
-        _check_command(command[0], environ)
+    if where.join is not None and not asked.dry:
         return where.join(command)
-    from . import job, plan
-
     asked_for = plan.Plan(
         command=command,
         slots=where.slots,
@@ -144,15 +132,85 @@ def _run(argv: Sequence[str]) -> int:
         options=options,
         grace=settings.values["failure_grace"],
         output_folder=asked.folder,
-        timestamps=asked.timestamps,
+        look=look,
         verbose=asked.verbose,
         as_horovod=asked.as_horovod,
+        bind=asked.bind or "none",
+        max_restarts=restarts,
         here=where.here,
         gather=where.gather,
     )
-    if asked.folder is not None:
-        _check_folder(asked.folder)
-    return job.run(asked_for)
+    return _start(asked_for, where, forward, asked.dry)
+
+
+def _by_mpi(
+    asked: argparse.Namespace,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    options: Mapping[str, str],
+    forward: Mapping[str, str],
+) -> int:
+    """--mpi. Raises UsageError."""
+    if asked.restarts is not None or looks.asks(asked):
+        raise UsageError(
+            "with --mpi, an MPI's own launcher shows the output and ends the job: --max-restarts, --ranks-to-console, "
+            "--fold-output, --output-json and --output-file-mb are not for it"
+        )
+    try:
+        return under_mpi.start(asked, command, environ, options, forward, *([_tell_line] if asked.dry else []))
+    except under_mpi.UnderMpiError as error:
+        raise UsageError(str(error), error.code) from None
+
+
+def _start(asked_for: plan.Plan, where: places.Places, forward: Mapping[str, str], only_tell: bool) -> int:
+    """Runs the job, or tells what it would be."""
+    if only_tell:
+        from . import dry
+
+        print(dry.text(asked_for, where.way, forward))
+        return 0
+    from . import attempts
+
+    if asked_for.output_folder is not None:
+        _check_folder(asked_for.output_folder)
+    return attempts.run(asked_for)
+
+
+def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """What the flags ask for, those of --config-file included, and the command. Raises UsageError."""
+    parser = _parser()
+    try:
+        own, command = flags.split(parser, argv)
+    except flags.FlagError as error:
+        raise UsageError(str(error)) from None
+    own = mpi.joined(own)
+    asked = parser.parse_args(own)
+    if asked.file is not None:
+        from . import config_file
+
+        known = {flag for action in parser._actions for flag in action.option_strings}
+        try:
+            asked = parser.parse_args([*config_file.words(asked.file, known, own), *own])
+        except config_file.FileError as error:
+            raise UsageError(str(error)) from None
+    return asked, command
+
+
+def _completion(shell: str) -> str:
+    from . import completion
+
+    try:
+        return completion.script(shell, _parser())
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _tell_line(program: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The dry run of --mpi."""
+    import shlex
+
+    print(f"command: {shlex.join(words)}")
+    return 0
 
 
 def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
@@ -168,12 +226,18 @@ def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[
     return merged
 
 
-def _check_place() -> None:
-    """The ranks start in this folder: is it still there? Raises UsageError."""
+def _go_to(asked: argparse.Namespace) -> None:
+    """The ranks start in this folder, or that of --wdir: is it there? Raises UsageError."""
     try:
         os.getcwd()
+        if asked.wdir is not None:
+            for name in ("hostfile", "folder", "ssh_identity"):  # as this folder has them
+                if getattr(asked, name) is not None:
+                    setattr(asked, name, os.path.abspath(getattr(asked, name)))
+            os.chdir(asked.wdir)
     except OSError as error:
-        raise UsageError(f"the current folder cannot be used: {error.strerror}") from None
+        place = "the current folder" if asked.wdir is None else f"--wdir {asked.wdir}"
+        raise UsageError(f"{place} cannot be used: {error.strerror}") from None
 
 
 def _check_command(command: str, environ: Mapping[str, str]) -> None:

@@ -72,6 +72,14 @@ def of_job(
     return environ
 
 
+def of_attempt(attempt: int, limit: int) -> dict[str, str]:
+    """How ranks are told how often the job was started before."""
+    told = {"HVDLITE_RESTART_COUNT": str(attempt)}
+    if limit:
+        told.update({"TORCHELASTIC_RESTART_COUNT": str(attempt), "TORCHELASTIC_MAX_RESTARTS": str(limit)})
+    return told
+
+
 def secret_of(secret: bytes) -> dict[str, str]:
     """How ranks are told the secret."""
     return {"HVDLITE_SECRET_KEY": secret.hex()}

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _ELASTIC = "elastic training comes with a later version"
-_MPI = "running under MPI comes with a later version"
 _TUNING = "hvdlite has no such thing to tune in this version"
 _TIMELINE = "the timeline comes with a later version"
 _STALL = "stall reports come with a later version"
@@ -30,10 +29,8 @@ NOT_YET = {
     "--reset-limit": _ELASTIC,
     "--blacklist-cooldown-range": _ELASTIC,
     "--host-discovery-script": _ELASTIC,
-    "--max-restarts": _ELASTIC,
     "--mpi-threads-disable": "hvdlite calls MPI from a thread of its own: it needs MPI_THREAD_MULTIPLE",
     "--jsrun": "jsrun is not supported; start hvdlite-run inside the allocation",
-    "--config-file": "the file of options comes with a later version; give flags or HVDLITE_ variables",
     "--thread-affinity": _TUNING,
     "--num-nccl-streams": _TUNING,
     "--timeline-filename": _TIMELINE,
@@ -79,16 +76,57 @@ class _Obsolete(argparse.Action):
         asked.obsolete = [*(asked.obsolete or []), option_string]
 
 
+def add_control(add: Callable[..., argparse.Action]) -> None:
+    """Those of how the job runs."""
+    add("-m", "--module", action="store_true", help="the command is a module for this Python, as python -m has it")
+    add(
+        "--config-file",
+        dest="file",
+        metavar="FILE",
+        help="flags from a YAML file, as Horovod's; the command line's win",
+    )
+    add("--dry-run", dest="dry", action="store_true", help="start nothing; tell who would run where, with what")
+    add("--max-restarts", dest="restarts", metavar="N", help="start the job again when it fails, N times at most")
+    add(
+        "--bind-to",
+        "-bind-to",
+        dest="bind",
+        metavar="WHAT",
+        help="CPUs of a rank: none (all; the default), core (cores of its own, shared out evenly), socket or numa",
+    )
+    add("--completion", metavar="SHELL", help="print what makes bash, zsh or fish complete these flags")
+
+
+def add_output(add: Callable[..., argparse.Action]) -> None:
+    """Those of the ranks' output."""
+    add(
+        "--output-filename", "--log-dir", dest="folder", metavar="DIR", help="also write DIR/rank.<rank>/stdout, stderr"
+    )
+    add("--output-file-mb", dest="file_mb", metavar="MB", help="begin these files anew at this size; 3 older are kept")
+    add("--ranks-to-console", dest="shown", metavar="0,2-3", help="whose output is shown: ranks, all or none")
+    add("--fold-output", dest="fold", action="store_true", help="show a line that several ranks say alike only once")
+    add("--output-json", dest="as_json", action="store_true", help="one JSON object for each line of output")
+    add(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        "--timestamp-output",
+        "-timestamp-output",
+        dest="timestamps",
+        action="store_true",
+        help="put the time before the rank of each line",
+    )
+
+
 def add_obsolete(parser: argparse.ArgumentParser) -> None:
     """Make the parser take flags of OBSOLETE; `obsolete` of what it parses has those that were given, or is None."""
     for flag, (kind, _) in OBSOLETE.items():
-        count = 0 if kind is None else None
-        parser.add_argument(flag, dest="obsolete", action=_Obsolete, nargs=count, type=kind, help=argparse.SUPPRESS)
+        settings: dict[str, Any] = {"nargs": 0} if kind is None else {"type": kind}
+        parser.add_argument(flag, dest="obsolete", action=_Obsolete, help=argparse.SUPPRESS, **settings)
 
 
-def note_of(obsolete: Sequence[str] | None) -> str | None:
-    """One line on the flags that were given and change nothing."""
-    reasons = [f"{flag} ({OBSOLETE[flag][1]})" for flag in dict.fromkeys(obsolete or [])]
+def note_of(obsolete: Sequence[str] | None, more: Sequence[str] = ()) -> str | None:
+    """One line on the flags that were given and change nothing; `more` of them, with their reasons."""
+    reasons = [f"{flag} ({OBSOLETE[flag][1]})" for flag in dict.fromkeys(obsolete or [])] + list(more)
     return f"without effect: {', '.join(reasons)}" if reasons else None
 
 
@@ -117,9 +155,10 @@ def split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[st
         if action is None:
             raise FlagError(_unknown(flag, list(known)))
         if action.nargs != 0 and not complete:
-            at += 1
+            wanted = action.nargs if isinstance(action.nargs, int) else 1
+            at += wanted
             if at >= len(argv):
-                raise FlagError(f"{flag} needs a value")
+                raise FlagError(f"{flag} needs {'a value' if wanted == 1 else f'{wanted} values'}")
         at += 1
     return list(argv[:at]), list(argv[at:])
 

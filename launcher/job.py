@@ -19,13 +19,12 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from . import agent, branch, environment, process, starting
+from . import agent, environment, process, starting
 from .branch import Branch
 from .ending import KILL, LOST, TERM_S, Abort, Ending, Send, how
 from .epochs import ranks_named
@@ -50,7 +49,7 @@ class Job:
         self._began = time.monotonic()
         names = [slot.host for slot in far.slots] if far.branches else ()
         self._ending = Ending(self._size, plan.grace, names)
-        self._console = Console(self._size, self._size > 1, plan.timestamps, signals.ring)
+        self._console = Console(self._size, plan.look, signals.ring, [slot.host for slot in far.slots])
         self._selector = selectors.DefaultSelector()
         self._interrupts = 0
         self._give_up: float | None = None  # when output that nobody reads stops being waited for
@@ -61,7 +60,7 @@ class Job:
     def run(self) -> int:
         """Starts the ranks, returns the job's exit code when nothing of it is left."""
         if self._plan.output_folder is not None:
-            self._console.open_files(self._plan.output_folder)
+            self._console.open_files(self._plan.output_folder, again=self._plan.attempt > 0)
         job = int.from_bytes(os.urandom(8), "big")
         self._store = StoreServer(self._size, self._far.secret, job, on_abort=self._aborted, address=self._far.address)
         self._console.start()
@@ -87,7 +86,8 @@ class Job:
         if plan.as_horovod:
             environment.put_horovod_in_front(base)
         told = environment.of_job(plan.environ, meeting, self._slots, leader=first.peer)
-        if environment.sets_threads(plan.environ, self._slots):
+        told.update(environment.of_attempt(plan.attempt, plan.max_restarts))
+        if environment.sets_threads(plan.environ, self._slots) and not plan.attempt:
             self._console.say(
                 f"OMP_NUM_THREADS=1 is set for each of {self._size} ranks, so that they do not fight for the CPUs; "
                 "set it yourself to tune it"
@@ -103,9 +103,11 @@ class Job:
                 self._tell(f"rank {slot.rank} on {slot.host}: {pairs}")
             if each is self._own:  # the others know command, folder and secret by now, from where nobody listens
                 shared = {**base, **told, **environment.secret_of(meeting.secret)}
-                each.order(do="start", command=list(plan.command), cwd=os.getcwd(), environ=shared, ranks=ranks)
+                each.order(
+                    do="start", command=list(plan.command), cwd=os.getcwd(), environ=shared, ranks=ranks, bind=plan.bind
+                )
             else:
-                each.order(do="start", environ=told, ranks=ranks)
+                each.order(do="start", environ=told, ranks=ranks, bind=plan.bind)
 
     def _order(self, **order: Any) -> None:
         for each in self._branches:
@@ -169,10 +171,11 @@ class Job:
 
     def _release(self) -> None:
         """Lets agents go that wait for the job's exit code, once nothing runs anywhere."""
+        plan = self._plan
         if all(each.done or not each.alive for each in self._branches):
             for each in self._branches:
                 if each.stays and each.alive:
-                    each.order(do="end", code=self._code())
+                    each.order(do="end", code=self._code(), again=self.failed and plan.attempt < plan.max_restarts)
 
     def _rank_ended(self, rank: int, code: int) -> None:
         text = f"{self._ending.who(rank)} {how(code)}"
@@ -274,6 +277,11 @@ class Job:
     def _code(self) -> int:
         return self._failure[1] if self._failure is not None else self._ending.exit_code()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has failed by itself: nobody has asked for its end."""
+        return self._code() != 0 and self._ending.asked is None and not self._console.broken
+
     def _finish(self) -> int:
         self._store.close()
         headline = self._ending.headline()
@@ -308,43 +316,3 @@ class Job:
         if self._own is not None and self._own.pid is not None:
             process.send(self._own.pid, signal.SIGKILL)
         os._exit(128 + signal.SIGINT)
-
-
-def _stdin() -> int:
-    """The descriptor that rank 0 reads: ours, unless reading it would take the terminal from somebody else."""
-    try:
-        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
-            return -1
-    except OSError:
-        pass  # not our controlling terminal: nobody's to take
-    return 0
-
-
-def run(plan: Plan) -> int:
-    """Runs the job; the exit code of the launcher. Raises OSError when the output folder cannot be written."""
-    for standard in (0, 1, 2):
-        try:
-            os.fstat(standard)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    with Signals() as signals:
-        process.become_subreaper()
-        strangers = set() if process.childless() else set(process.descendants())
-        own = None
-        if plan.here is not None:
-            own = branch.forked(plan.here, _stdin(), signals.ends)
-        far = Gathered([], plan.slots, "127.0.0.1", os.urandom(32))
-        try:
-            if plan.gather is not None:
-                far = plan.gather(plan, signals)
-        except starting.StartError as error:
-            if own is not None and own.pid is not None:
-                own.control.close()  # it knows what that means
-                os.waitpid(own.pid, 0)
-            for line in str(error).splitlines():
-                print(f"hvdlite-run: {line}", file=sys.stderr, flush=True)
-            return error.code
-        return Job(plan, signals, own, far, strangers).run()

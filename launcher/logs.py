@@ -1,8 +1,9 @@
 """Where does the output of the ranks go? To the launcher's own stdout and stderr, and to files if asked.
 
 `Console` puts lines.py to work: one Screen per real destination (one for both when stdout and stderr are the same
-terminal or file), a prefix per rank and stream, a file per rank and stream with the bytes as they came. A thread per
-destination does the writing, since a terminal may be paused and a pipe's reader slow, while the launcher must go on
+terminal or file), a prefix per rank and stream (or whole lines only: sheet.py), a file per rank and stream with the
+bytes as they came, begun anew at a line's end once it has its size, with `KEPT_FILES` older ones beside it. A thread
+per destination does the writing, since a terminal may be paused and a pipe's reader slow, while the launcher must go on
 serving the store and Ctrl-C; `full` tells the launcher to take no more from the agents, so the ranks wait and nothing
 is lost.
 
@@ -16,21 +17,31 @@ import os
 import select
 import threading
 import time
-from typing import Callable
+from collections.abc import Callable, Sequence
 
 from .lines import Lines, Piece, Screen, Tail
+from .plan import Look
+from .sheet import Sheet
 
 KEPT_MAX = 4 << 20
-REPORT_LINES = 20
+REPORT_LINES, TRACE_LINES = 20, 80
+KEPT_FILES = 3
+COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # by rank; red is for errors
 STREAMS = {1: b"stdout", 2: b"stderr"}  # by descriptor, which is the kind of the agent's frames too
 
 
 class Console:
     """Output of a job of `size` ranks. `wake` is called from the writing thread when there is room again."""
 
-    def __init__(self, size: int, prefixed: bool, timestamps: bool, wake: Callable[[], None]) -> None:
-        self._prefixed = prefixed
-        self._timestamps = timestamps
+    def __init__(self, size: int, look: Look, wake: Callable[[], None], hosts: Sequence[str] = ()) -> None:
+        self._prefixed = size > 1
+        self._look = look
+        whole = look.as_json or (look.fold and size > 1)
+        self._sheet = (
+            Sheet(range(size) if look.ranks is None else look.ranks, look.fold, look.as_json, STREAMS, hosts)
+            if whole
+            else None
+        )
         self._lines = {(rank, stream): Lines() for rank in range(size) for stream in STREAMS}
         self._tails = [Tail() for _ in range(size)]
         one = _same(1, 2)
@@ -38,16 +49,18 @@ class Console:
         self._screens = {1: out, 2: out if one else Screen()}
         self._writers = {1: writer, 2: writer if one else _Writer(wake, self._note)}
         self._files: dict[tuple[int, int], int] = {}
-        self._archive = _Writer(wake, self._note)  # writes the files
+        self._archive = _Archive(wake, self._note, look.file_bytes)
 
-    def open_files(self, folder: str) -> None:
-        """One file per rank and stream below `folder`, which is made. Raises OSError."""
+    def open_files(self, folder: str, again: bool = False) -> None:
+        """One file per rank and stream below `folder`, which is made; `again`: they go on. Raises OSError."""
+        mode = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if again else os.O_TRUNC)
         width = len(str(len(self._tails) - 1))
         for rank, stream in self._lines:
             place = os.path.join(folder, f"rank.{rank:0{width}d}")
             os.makedirs(place, exist_ok=True)
             path = os.path.join(place, STREAMS[stream].decode())
-            self._files[rank, stream] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            self._files[rank, stream] = os.open(path, mode, 0o666)
+            self._archive.paths[self._files[rank, stream]] = path
 
     def start(self) -> None:
         """Starts the writing threads: after the agents were forked."""
@@ -70,19 +83,31 @@ class Console:
             self._tails[rank].feed(chunk)
         if (rank, stream) in self._files:
             self._archive.put(self._files[rank, stream], chunk)
-        self._show(rank, stream, self._lines[rank, stream].feed(chunk, time.monotonic()))
+        if self._look.ranks is not None and rank not in self._look.ranks:
+            return
+        if self._sheet is not None:
+            self._print(self._sheet.feed(rank, stream, chunk, time.time()))
+        else:
+            self._show(rank, stream, self._lines[rank, stream].feed(chunk, time.monotonic()))
 
     def finish(self, rank: int) -> None:
         """The rank has ended: its unfinished lines get their newline."""
+        if self._sheet is not None:
+            self._print(self._sheet.finish(rank, time.time()))
         for stream in STREAMS:
             self._show(rank, stream, self._lines[rank, stream].finish())
 
     def due(self) -> float | None:
         """When `tick` must be called next."""
+        if self._sheet is not None:
+            due = self._sheet.due()
+            return None if due is None else due - time.time() + time.monotonic()
         return min((due for due in (lines.due() for lines in self._lines.values()) if due is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """Shows unfinished lines that have waited long enough."""
+        """Shows what has waited long enough: unfinished lines, and those that others might have said, too."""
+        if self._sheet is not None:
+            self._print(self._sheet.tick(time.time()))
         for (rank, stream), lines in self._lines.items():
             due = lines.due()
             if due is not None and due <= now:
@@ -90,12 +115,20 @@ class Console:
 
     def say(self, text: str) -> None:
         """The launcher's own words, on stderr."""
+        if self._look.as_json and self._sheet is not None:
+            self._print([(2, self._sheet.words(text, time.time()))])
+            return
         self._say([Piece(f"hvdlite-run: {text}\n".encode("utf-8", "replace"), block=True)])
 
     def report(self, rank: int, headline: str) -> None:
         """The job's last words: how the culprit ended, and its own last lines unless they stand there already."""
-        last = self._tails[rank].lines(REPORT_LINES)
-        shown = self._screens[2].alone_for((rank, 2)) >= len(last)
+        last = self._tails[rank].lines(TRACE_LINES)
+        traces = [number for number, line in enumerate(last) if line.startswith(b"Traceback (most recent call last)")]
+        last = last[traces[0] :] if traces else last[-REPORT_LINES:]
+        shown = self._sheet is None and self._screens[2].alone_for((rank, 2)) >= len(last)
+        if self._look.as_json and self._sheet is not None:
+            self._print([(2, self._sheet.words(headline, time.time(), last, rank))])
+            return
         self.say(headline)
         if not shown and last:
             prefix = self._prefix(rank, 2)
@@ -121,6 +154,10 @@ class Console:
         """From a writing thread: around the Screen, which belongs to the launcher's."""
         self._writers[2].put(2, f"hvdlite-run: {text}\n".encode("utf-8", "replace"))
 
+    def _print(self, ready: list[tuple[int, bytes]]) -> None:
+        for stream, text in ready:
+            self._writers[stream].put(stream, text)
+
     def _show(self, rank: int, stream: int, pieces: list[Piece]) -> None:
         if pieces:
             prefix = self._prefix(rank, stream)
@@ -129,8 +166,11 @@ class Console:
     def _prefix(self, rank: int, stream: int) -> bytes:
         if not self._prefixed:
             return b""
-        stamp = time.asctime().encode() if self._timestamps else b""
-        return b"%s[%d]<%s>:" % (stamp, rank, STREAMS[stream])
+        stamp = time.asctime().encode() if self._look.timestamps else b""
+        prefix = b"%s[%d]<%s>:" % (stamp, rank, STREAMS[stream])
+        if stream in self._look.colours:
+            return b"\x1b[%dm%s\x1b[0m" % (COLOURS[rank % len(COLOURS)], prefix)
+        return prefix
 
 
 class _Writer:
@@ -199,6 +239,47 @@ class _Writer:
                 elif descriptor != 2:
                     name = "stdout" if descriptor == 1 else "an output file"
                     self._note(f"{name} cannot be written any more: {error.strerror}")
+
+
+class _Archive(_Writer):
+    """Writes files; one that has `limit` bytes becomes PATH.1, PATH.1 becomes PATH.2, and so on."""
+
+    def __init__(self, wake: Callable[[], None], note: Callable[[str], None], limit: int | None) -> None:
+        super().__init__(wake, note)
+        self._limit = limit
+        self._sizes: dict[int, int] = {}
+        self.paths: dict[int, str] = {}  # by descriptor
+
+    def _write(self, descriptor: int, chunk: bytes) -> None:
+        if self._limit is None:
+            super()._write(descriptor, chunk)
+            return
+        while chunk:
+            size = self._sizes.get(descriptor)
+            if size is None:
+                size = os.fstat(descriptor).st_size
+            end = chunk.find(b"\n", max(0, self._limit - size - 1)) + 1
+            part = chunk[: end or len(chunk)]
+            super()._write(descriptor, part)
+            self._sizes[descriptor] = size + len(part)
+            chunk = chunk[len(part) :]
+            if end and descriptor not in self._dead:
+                self._begin_anew(descriptor)
+
+    def _begin_anew(self, descriptor: int) -> None:
+        path = self.paths[descriptor]
+        try:
+            for number in range(KEPT_FILES, 0, -1):
+                older = f"{path}.{number - 1}" if number > 1 else path
+                if os.path.exists(older):
+                    os.replace(older, f"{path}.{number}")
+            fresh = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            os.dup2(fresh, descriptor, inheritable=False)
+            os.close(fresh)
+        except OSError as error:
+            self._note(f"{path} cannot be begun anew, it goes on growing: {error.strerror}")
+            self._limit = None
+        self._sizes[descriptor] = 0
 
 
 def _same(one: int, other: int) -> bool:

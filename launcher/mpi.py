@@ -177,5 +177,5 @@ def _hydra(
     if len(wanted.interfaces) > 1:
         raise MpiError(f"{kind.family} takes one network interface, not {', '.join(wanted.interfaces)}")
     led_astray = wanted.bridges and wanted.route and len(wanted.hosts) > 1 and "-iface" not in own
-    chosen = wanted.interfaces or ([wanted.route] if led_astray else [])
-    return words + [word for name in chosen for word in ("-iface", str(name))]
+    chosen = wanted.interfaces or ([str(wanted.route)] if led_astray else [])
+    return words + [word for name in chosen for word in ("-iface", name)]

@@ -39,6 +39,7 @@ class Places(NamedTuple):
     here: str | None = "localhost"
     gather: Callable[[Plan, Signals], Gathered] | None = None
     join: Callable[[Sequence[str]], int] | None = None
+    way: str = ""  # to other hosts, in words
 
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
@@ -144,18 +145,23 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     elif len(own) > 1:
         listed = hosts.merged(listed, [host.name for host in own])
         own = [host for host in listed if host.name == own[0].name]
-    slots = hosts.assign(listed, sum(host.slots for host in listed) if size is None else size)
+    total = sum(host.slots for host in listed)
+    if size is not None and size > total and asked.oversubscribe:
+        listed = [hosts.Host(host.name, host.slots * -(-size // total)) for host in listed]
+        own = [host for host in listed if own and host.name == own[0].name]
+    slots = hosts.assign(listed, total if size is None else size)
     check_sizes(slots)
     used = {slot.host for slot in slots}
     here = own[0].name if own and own[0].name in used else None
     if used == {here}:
         return Places(slots, here)
-    from . import rsh, ssh, starting
+    from . import dry, rsh, ssh, starting
 
     also = forwarded(asked, environ)
     port = None if asked.ssh_port is None else number("--ssh-port", asked.ssh_port, 1, "port")
     starter = rsh.agent_of(environ) or ssh.Ssh(port, asked.ssh_identity, asked.ssh_options or [])
-    return Places(slots, here, starting.gather(starter, interfaces_of(asked), timeout, also))
+    gather = starting.gather(starter, interfaces_of(asked), timeout, also)
+    return Places(slots, here, gather, way=dry.way(starter, sorted(used - {here or ""})))
 
 
 def check_sizes(slots: Sequence[hosts.Slot]) -> None:
@@ -224,8 +230,14 @@ def _meeting(
     check_sizes(hosts.assign([hosts.Host("localhost", slots)], slots))
     also = {**options, **forwarded(asked, environ)}
     if first:
-        return Places((), os.uname().nodename, rendezvous.gather(meeting))
-    return Places((), None, None, lambda command: rendezvous.join(meeting, command, environ, also, asked.as_horovod))
+        way = f"{nodes - 1} more come to {meeting.ip}:{port}, and are given their ranks then; {slots} here"
+        return Places((), os.uname().nodename, rendezvous.gather(meeting), way=way)
+    way = f"the launcher at {meeting.ip}:{port} says what runs here: {slots} ranks"
+
+    def join(command: Sequence[str]) -> int:
+        return rendezvous.join(meeting, command, environ, also, asked.as_horovod)
+
+    return Places((), None, None, join, way)
 
 
 def _endpoint(asked: argparse.Namespace) -> tuple[str, int]:

@@ -7,7 +7,7 @@ raises starting.StartError when a host cannot take part; then nothing of it is l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from .hosts import Slot
@@ -28,6 +28,17 @@ class Gathered(NamedTuple):
     sessions: Sequence[Running] = ()
 
 
+class Look(NamedTuple):
+    """What is shown of the ranks' output, and how."""
+
+    timestamps: bool = False
+    ranks: Collection[int] | None = None  # whose output is shown; None: all
+    fold: bool = False
+    as_json: bool = False
+    colours: Collection[int] = ()  # descriptors of terminals that get some
+    file_bytes: int | None = None  # of an output file, before a new one is begun
+
+
 class Plan(NamedTuple):
     """A job as the command line asks for it."""
 
@@ -37,8 +48,11 @@ class Plan(NamedTuple):
     options: Mapping[str, str]  # variables that flags stand for
     grace: float
     output_folder: str | None = None
-    timestamps: bool = False
+    look: Look = Look()
     verbose: bool = False
     as_horovod: bool = False
+    bind: str = "none"  # see binding.py
+    max_restarts: int = 0
+    attempt: int = 0  # how often it was tried before
     here: str | None = "localhost"  # what slots call this host; None: no rank runs here
     gather: Callable[[Plan, Signals], Gathered] | None = None  # brings the agents of other hosts

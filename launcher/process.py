@@ -58,8 +58,11 @@ def start(
     environ: Mapping[str, str],
     cwd: str,
     streams: tuple[int, int, int],
+    cpus: Collection[int] | None = None,
 ) -> int:
     """Forks and executes `command` with stdin, stdout and stderr from `streams`; returns its pid. Raises StartError.
+
+    cpus: those that it may run on; None: as this process.
 
     Call it from the main thread of a process that has no other.
     """
@@ -67,7 +70,7 @@ def start(
     failure, report = os.pipe()  # closed by exec; carries errno if there is none
     pid = os.fork()
     if pid == 0:
-        _become(command, environ, cwd, streams, parent, report)
+        _become(command, environ, cwd, streams, parent, report, cpus)
     os.close(report)
     try:
         told = os.read(failure, 16)
@@ -86,6 +89,7 @@ def _become(
     streams: tuple[int, int, int],
     parent: int,
     report: int,
+    cpus: Collection[int] | None,
 ) -> NoReturn:
     """The child's side of `start`: never returns."""
     try:
@@ -97,6 +101,8 @@ def _become(
         if os.getppid() != parent:  # the agent was faster to die than we to ask
             os._exit(1)
         os.chdir(cwd)
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
         for target, source in enumerate(streams):
             os.dup2(source, target)
         os.execvpe(command[0], list(command), dict(environ))

@@ -38,14 +38,15 @@ def main(given: dict[str, Any]) -> int:
         given["host"] = given["hosts"][int(environ["SLURM_NODEID"])]
     given["environ"] = {**environment.of_host(environ), **given["environ"]}
     try:
-        return serve(given, hangup)
+        return serve(given, hangup)[0]
     except muster.ReportError as error:
         print(error, file=sys.stderr)
         return LOST
 
 
-def serve(given: Mapping[str, Any], hangup: int = -1, stays: bool = False, slots: int = 0) -> int:
-    """Reports and is the agent until the job is over; the exit code. Raises muster.ReportError.
+def serve(given: Mapping[str, Any], hangup: int = -1, stays: bool = False, slots: int = 0) -> tuple[int, bool]:
+    """Reports and is the agent until the job is over; the exit code, and whether the job is to be tried again. Raises
+    muster.ReportError.
 
     given: secret, address, timeout, host, command, cwd and environ. hangup, stays: see Agent. slots: for ranks here,
     where the launcher does not know.
@@ -81,7 +82,7 @@ def serve(given: Mapping[str, Any], hangup: int = -1, stays: bool = False, slots
     }
     agent = Agent(streams[muster.CONTROL], streams[muster.OUTPUT], stdin=-1, given=started, hangup=hangup, stays=stays)
     agent.run()
-    return agent.code if agent.code is not None else LOST if agent.orphan else 0
+    return agent.code if agent.code is not None else LOST if agent.orphan else 0, agent.again
 
 
 def _problem(given: Mapping[str, Any]) -> tuple[str | None, int]:

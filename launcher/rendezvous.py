@@ -104,7 +104,9 @@ def join(
     where = f"{meeting.ip}:{meeting.port}"
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        code = remote.serve(given, stays=True, slots=meeting.slots)
+        code, again = remote.serve(given, stays=True, slots=meeting.slots)
+        while again:
+            code, again = remote.serve(given, stays=True, slots=meeting.slots)
     except muster.ReportError as error:
         print(f"hvdlite-run: {error}; is the launcher started on that host, too?", file=sys.stderr, flush=True)
         return LOST

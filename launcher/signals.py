@@ -9,8 +9,11 @@ store by the handlers: exec resets them.
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
+import time
+from collections.abc import Collection
 from typing import Any
 
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the ranks' own processes only
@@ -45,6 +48,15 @@ class Signals:
     def read(self) -> bytes:
         """The numbers of those that have come. Raises BlockingIOError when there is none."""
         return self._woken.recv(4096)
+
+    def awaited(self, seconds: float, numbers: Collection[int]) -> int:
+        """Sleeps; the first of these signals that came meanwhile or before, 0 if none did."""
+        end = time.monotonic() + seconds
+        while True:
+            ready = select.select([self._woken], [], [], max(0.0, end - time.monotonic()))[0]
+            found = next((number for number in (self.read() if ready else b"") if number in numbers), 0)
+            if found or not ready:
+                return found
 
     def ring(self) -> None:
         """Wakes the loop, from any thread."""

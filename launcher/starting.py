@@ -72,9 +72,10 @@ class Starter(Protocol):
 class StartError(Exception):
     """No rank was started; the text says why, a line for each host. `code` is the launcher's exit code."""
 
-    def __init__(self, text: str, code: int = 1) -> None:
+    def __init__(self, text: str, code: int = 1, asked: bool = False) -> None:
         super().__init__(text)
         self.code = code
+        self.asked = asked  # by a signal
 
 
 class Running:
@@ -232,7 +233,8 @@ class Start:
             elif key.fileobj is self._signals:
                 for number in self._signals.read():
                     if number in ENDING:
-                        raise StartError(f"{process.signal_name(number)} while the hosts were started", 128 + number)
+                        text = f"{process.signal_name(number)} while the hosts were started"
+                        raise StartError(text, 128 + number, asked=True)
             elif events & selectors.EVENT_WRITE:
                 key.data.feed()
                 if not key.data.unsent:

@@ -19,11 +19,12 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, text_of, thread
+from .patience import WAIT_MS, waited
 
 NOW, QUIET, SOON = lib.HVD_NOW, lib.HVD_QUIET, lib.HVD_SOON
 _OK, _AGAIN, _DIMS_MAX = lib.HVD_OK, lib.HVD_AGAIN, lib.HVD_DIMS_MAX
 _run, _finish, _poll = lib.hvd_run, lib.hvd_finish, lib.hvd_poll
-_WAIT_MS, _REQUESTS_KEPT = 50, 8192
+_WAIT_MS, _REQUESTS_KEPT = WAIT_MS, 8192
 
 _abandoned: deque[tuple[int, Any, Any]] = deque()
 _groups: dict[int, int] = {}  # process set -> unnamed groups so far
@@ -97,7 +98,9 @@ def finish(native: int, request: Request | None) -> None:
     """Waits for what `start` has submitted and gives its slot back. Raises why it failed."""
     text = thread.text
     code = _finish(native, _WAIT_MS, text, TEXT_BYTES)
+    since = 0.0
     while code == _AGAIN:
+        since = waited(since, request.name if request is not None else None)
         code = _finish(native, _WAIT_MS, text, TEXT_BYTES)
     if request is not None:
         landed(native, request)
@@ -144,11 +147,13 @@ class Pending:
         """Whether `wait` would return (or raise) at once."""
         return self.native == 0 or _poll(self.native) != _AGAIN
 
-    def wait(self) -> None:
-        """Blocks until the request is finished, and keeps its result. Raises why it failed."""
-        native, text = self.native, thread.text
+    def wait(self, bounded: bool = True) -> None:
+        """Blocks until the request is finished, and keeps its result. Raises why it failed. bounded: by patience.py."""
+        native, text, since = self.native, thread.text, 0.0
         code = lib.hvd_wait(native, _WAIT_MS, text, TEXT_BYTES)
         while code == _AGAIN:
+            if bounded:
+                since = waited(since, self.request.name if self.request is not None else None)
             code = lib.hvd_wait(native, _WAIT_MS, text, TEXT_BYTES)
         if code != _OK:
             reason = text_of(text)

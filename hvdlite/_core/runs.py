@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from .flight import _WAIT_MS, _abandoned, _made, _sweep
 from .library import TEXT_BYTES, error_for, ffi, lib, text_of, thread
+from .patience import waited
 
 
 class Member(NamedTuple):
@@ -82,7 +83,9 @@ class Sent:
         if self._handles is not None:
             text = thread.text
             code = lib.hvd_wait_many(self._handles, self._count, _WAIT_MS, text, TEXT_BYTES)
+            since = 0.0
             while code == lib.HVD_AGAIN:
+                since = waited(since)
                 code = lib.hvd_wait_many(self._handles, self._count, _WAIT_MS, text, TEXT_BYTES)
             self._handles = self._keep = None
             if code != lib.HVD_OK and self._error is None:

@@ -24,7 +24,7 @@ def join(device: int = -1) -> int:
     if isinstance(device, bool) or not isinstance(device, int):
         raise TypeError(f"device must be the number of a device or -1 for the CPU, not {device!r}")
     pending = _core.submit(_core.JOIN, 0, 0, None, (), 0, 0, None, quiet=_core.QUIET)
-    pending.wait()
+    pending.wait(bounded=False)
     last = pending.gathered().rows
     pending.release()
     return last

@@ -1,0 +1,46 @@
+"""How long does a thread wait for a collective? As long as it takes, or HVDLITE_COLLECTIVE_TIMEOUT seconds.
+
+A rank that waits for what another never submits waits for ever, unless somebody says how long is too long. Then the
+first to lose patience fails the whole job, with an error that names the rank and the tensor: the others get the same.
+Only who waits looks, each time that the core comes back to Python, so a collective that nobody waits for is not
+bounded; nor is join, which is there to wait.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from .library import ffi, lib
+
+WAIT_MS = 50  # after which waiting comes back to Python
+
+_limit = [0.0]  # seconds; 0: none
+
+
+def bound(seconds: float | None) -> None:
+    """From now on waiting takes so long at most; None: any time."""
+    _limit[0] = seconds or 0.0
+
+
+def waited(since: float, name: Any = None) -> float:
+    """Called once waiting has come back without an end; returns what to pass the next time, 0.0 at first.
+
+    name: as Request has it. When it is too long the job fails, and with it what is waited for.
+    """
+    if not _limit[0]:
+        return 0.0
+    now = time.monotonic()
+    if not since:
+        return now - WAIT_MS / 1000
+    if now - since < _limit[0]:
+        return since
+    what = f"tensor {name[0]!r}" if name is not None and isinstance(name[0], str) else "a collective"
+    rank = lib.hvd_rank()
+    reason = (
+        f"rank {rank} has waited {_limit[0]:g} s for {what}, which not all ranks have submitted or finished "
+        "(HVDLITE_COLLECTIVE_TIMEOUT sets the limit)"
+    )
+    lib.hvd_abort(rank, lib.HVD_ETIMEOUT, ffi.new("char[]", reason.encode("utf-8", "replace")))
+    return math.inf

@@ -1,0 +1,75 @@
+"""How often is a job tried? Once, and `--max-restarts` times more while it fails by itself.
+
+Each attempt is a whole job (job.py): new agents on all hosts, a new store, a new secret, the same command. That is all
+that a program needs which goes on from its last checkpoint, and all that can be had while the number of ranks stays.
+Ranks find the number of restarts in HVDLITE_RESTART_COUNT, and where torchrun has it.
+
+A job that a signal or a closed stdout has ended is not tried again, nor one that could not even be started at first: no
+host, no command. A later attempt that cannot be started counts as one, because a host may need a moment to come back.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from . import branch, process, starting
+from .job import Job
+from .plan import Gathered, Plan
+from .signals import ENDING, Signals
+
+PAUSE_S = 1.0  # between attempts: for ports, devices and hosts that come free
+
+
+def run(plan: Plan) -> int:
+    """Runs the job; the exit code of the launcher. Raises OSError when the output folder cannot be written."""
+    for standard in (0, 1, 2):
+        try:
+            os.fstat(standard)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    with Signals() as signals:
+        process.become_subreaper()
+        strangers = set() if process.childless() else set(process.descendants())
+        for attempt in range(plan.max_restarts + 1):
+            code, again = _attempt(plan._replace(attempt=attempt), signals, strangers)
+            if not again or attempt == plan.max_restarts:
+                return code
+            print(f"hvdlite-run: restart {attempt + 1} of {plan.max_restarts}", file=sys.stderr, flush=True)
+            number = signals.awaited(PAUSE_S, ENDING)
+            if number:
+                return 128 + number
+    raise AssertionError("unreachable: the last attempt returns")
+
+
+def _attempt(plan: Plan, signals: Signals, strangers: set[int]) -> tuple[int, bool]:
+    """(exit code, whether it makes sense to try again)."""
+    own = None
+    if plan.here is not None:
+        own = branch.forked(plan.here, _stdin(), signals.ends)
+    far = Gathered([], plan.slots, "127.0.0.1", os.urandom(32))
+    try:
+        if plan.gather is not None:
+            far = plan.gather(plan, signals)
+    except starting.StartError as error:
+        if own is not None and own.pid is not None:
+            own.control.close()  # it knows what that means
+            os.waitpid(own.pid, 0)
+        for line in str(error).splitlines():
+            print(f"hvdlite-run: {line}", file=sys.stderr, flush=True)
+        return error.code, plan.attempt > 0 and not error.asked
+    job = Job(plan, signals, own, far, strangers)
+    return job.run(), job.failed
+
+
+def _stdin() -> int:
+    """The descriptor that rank 0 reads: ours, unless reading it would take the terminal from somebody else."""
+    try:
+        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
+            return -1
+    except OSError:
+        pass  # not our controlling terminal: nobody's to take
+    return 0

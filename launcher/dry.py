@@ -1,0 +1,52 @@
+"""What would run where, with which environment? The text of `--dry-run`. Pure.
+
+What follows from the command line is shown as it will be; what only the start decides (ports, the secret) is named
+without a value. Of the launcher's own environment, which ranks get as well, only what they get differently is shown.
+Nobody is asked and nothing is opened, so hosts may be named that are not there.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from . import environment
+from .plan import Plan
+from .starting import Starter
+
+AT_START = ("HVDLITE_STORE_ADDR", "HVDLITE_STORE_PORT", "HVDLITE_JOB_ID", "HVDLITE_SECRET_KEY")
+_FOR_TORCH = ("MASTER_ADDR", "MASTER_PORT")
+
+
+def way(starter: Starter, names: Sequence[str]) -> str:
+    """How a starter reaches these hosts, for people."""
+    program = starter.sessions(list(enumerate(names)))[0].words[0]
+    return f"{', '.join(names)} by {program}"
+
+
+def text(plan: Plan, way: str, also: Mapping[str, str]) -> str:
+    """way: how other hosts are reached, in words. also: variables that all ranks get, whatever they are."""
+    given = environment.inherited(plan.environ, plan.options, plan.slots)
+    if plan.as_horovod:
+        environment.put_horovod_in_front(given)
+    changed = {name: value for name, value in given.items() if plan.environ.get(name) != value}
+    changed.update(also)
+    changed.update(environment.of_attempt(0, plan.max_restarts))
+    changed["WORLD_SIZE"] = str(len(plan.slots))
+    later = [*AT_START, *(name for name in _FOR_TORCH if not all(each in plan.environ for each in _FOR_TORCH))]
+    lines = [f"command: {shlex.join(plan.command)}"]
+    if way:
+        lines.append(f"other hosts: {way}")
+    if plan.bind != "none":
+        lines.append(f"bound to: {plan.bind}")
+    if plan.max_restarts:
+        lines.append(f"restarts: {plan.max_restarts} at most")
+    for slot in plan.slots:
+        lines.append(f"rank {slot.rank} on {slot.host}: {_pairs(environment.of_rank(slot, len(plan.slots)))}")
+    lines.append(f"all ranks: {_pairs(changed)}")
+    lines.append(f"all ranks, chosen at the start: {' '.join(later)}")
+    return "\n".join(lines)
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(values.items()))

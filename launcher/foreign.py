@@ -1,0 +1,74 @@
+"""What do flags of mpirun and torchrun mean here? Job files that were written for those start by another program name.
+
+Most are other spellings of flags of ours, and stand there. Here are those that ask for what happens anyway, and those
+whose values have to be read: `--map-by`, `-mca`, `--redirects`. Who is told that a flag has no effect can take it out;
+who asks for what this launcher does not do is told so, and nothing is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+
+_BOUND = {"none": "none", "core": "core", "socket": "socket", "package": "socket", "numa": "numa", "node": "numa"}
+_SILENT = ("--allow-run-as-root", "--tag-output", "--no-python")
+
+
+class ForeignError(ValueError):
+    """A flag of another launcher that asks for what this one does not do; the text names it."""
+
+
+def add_flags(add: Callable[..., argparse.Action]) -> None:
+    """Those that are not other spellings of flags of ours."""
+    add("--wdir", "-wdir", dest="wdir", metavar="DIR", help="the folder that ranks start in; by default this one")
+    add("--oversubscribe", "-oversubscribe", action="store_true", help="more ranks than the hosts have slots may run")
+    hidden = argparse.SUPPRESS
+    add("--map-by", "-map-by", dest="map_by", help=hidden)
+    add("-mca", "--mca", dest="mca", nargs=2, action="append", help=hidden)
+    for flag in _SILENT:
+        also = [flag[1:]] if flag != "--no-python" else []
+        add(flag, *also, dest="silent", action="store_true", help=hidden)
+    add("--numa-binding", dest="numa_binding", help=hidden)
+    add("-t", "--tee", dest="tee", help=hidden)
+    add("-r", "--redirects", dest="redirects", help=hidden)
+    add("--signals-to-handle", dest="handled", help=hidden)
+
+
+def translate(asked: argparse.Namespace) -> list[str]:
+    """Turns them into what our own flags would have said, in `asked`; notes for people. Raises ForeignError."""
+    notes = []
+    if asked.map_by is not None:
+        _map_by(asked)
+    if asked.mca and asked.mpi:
+        words = " ".join(f"--mca {name} {value}" for name, value in asked.mca)
+        asked.mpi_args = f"{asked.mpi_args or ''} {words}".strip()
+    elif asked.mca:
+        notes.append(f"-mca {', '.join(name for name, _ in asked.mca)} (parameters of Open MPI: only with --mpi)")
+    if asked.numa_binding is not None and asked.bind is None:
+        asked.bind = asked.numa_binding
+    if asked.bind is not None:
+        if asked.mpi:
+            raise ForeignError(f"--bind-to {asked.bind}: with --mpi say it as mpirun does, by --binding-args")
+        if asked.bind.partition(":")[0] not in _BOUND:
+            raise ForeignError(f"--bind-to {asked.bind}: ranks are bound to none, core, socket or numa")
+        asked.bind = _BOUND[asked.bind.partition(":")[0]]
+    if asked.redirects not in (None, "0", "3"):
+        raise ForeignError(f"--redirects {asked.redirects}: 3 (all to --log-dir) or 0; or use --ranks-to-console")
+    if asked.redirects == "3" and asked.shown is None:
+        if asked.folder is None:
+            raise ForeignError("--redirects 3 needs a folder: --log-dir DIR")
+        asked.shown = "none"
+    if asked.tee is not None:
+        notes.append("--tee (files of --log-dir and the console both get all output)")
+    if asked.handled is not None:
+        notes.append("--signals-to-handle (SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on)")
+    return notes
+
+
+def _map_by(asked: argparse.Namespace) -> None:
+    match = re.fullmatch(r"ppr:(\d+):node", asked.map_by)
+    if match and asked.per_node is None:
+        asked.per_node = match[1]
+    elif not match and asked.map_by.partition(":")[0] not in ("slot", "core"):
+        raise ForeignError(f"--map-by {asked.map_by}: ranks fill hosts in order; slot and ppr:N:node can be had")

@@ -1,0 +1,55 @@
+"""What do the flags of output ask for? Flags in, a plan.Look out.
+
+Whose output is shown, whether lines that ranks say alike are folded, JSON, and how large an output file may become; what
+cannot be is refused before anything starts. Colours are for terminals that can show them, and not where NO_COLOR is set
+(no-color.org). Files stay as they came.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+
+from hvdlite.options import finite_number
+
+from .plan import Look
+
+
+class LookError(ValueError):
+    """Output cannot be shown so; the text names the flag."""
+
+
+def of(asked: argparse.Namespace, environ: Mapping[str, str]) -> Look:
+    """Raises LookError."""
+    size = None
+    if asked.file_mb is not None:
+        try:
+            size = int(finite_number(asked.file_mb) * (1 << 20))
+        except ValueError:
+            raise LookError(f"--output-file-mb {asked.file_mb}: must be a number") from None
+        if size < 1:
+            raise LookError(f"--output-file-mb {asked.file_mb}: must be greater than 0")
+        if asked.folder is None:
+            raise LookError("--output-file-mb is for the files of --output-filename DIR: give that, too")
+    plain = "NO_COLOR" in environ or environ.get("TERM", "dumb") == "dumb"
+    colours = [] if plain else [stream for stream in (1, 2) if os.isatty(stream)]
+    return Look(asked.timestamps, _ranks(asked.shown), asked.fold, asked.as_json, colours, size)
+
+
+def asks(asked: argparse.Namespace) -> bool:
+    """Whether output is to be other than any launcher's."""
+    return bool(asked.shown or asked.fold or asked.as_json or asked.file_mb)
+
+
+def _ranks(text: str | None) -> set[int] | None:
+    """`0,2-3` as {0, 2, 3}; all as None."""
+    if text in (None, "all", "none"):
+        return set() if text == "none" else None
+    found: set[int] = set()
+    for part in str(text).split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) - int(first) > 1_000_000):
+            raise LookError(f"--ranks-to-console {text}: must be all, none, or numbers as in 0,2-3")
+        found.update(range(int(first), int(last or first) + 1))
+    return found

@@ -1,0 +1,125 @@
+"""How does output look that is made of whole lines? For `--fold-output` and `--output-json`. Pure: times are given.
+
+A line of one rank is a line, or a JSON object. Folded, lines that several ranks say alike become one, under the numbers
+of all of them: `[0-3]<stdout>:epoch 1`. A line waits for the others to say it too, at most `FOLD_S`, and lines come out
+in the order in which they were first said; no rank's lines ever change places. What an unfinished line says is shown
+when it is finished, of one that was written over (a progress bar) only what stood there at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+
+from .lines import LINE_MAX
+
+FOLD_S = 0.25
+
+
+class _Row:
+    """A line that some ranks have said."""
+
+    def __init__(self, number: int, stream: int, text: bytes, since: float) -> None:
+        self.number, self.stream, self.text, self.since = number, stream, text, since
+        self.ranks: list[int] = []
+
+
+class Sheet:
+    """The output of these ranks; hosts: where they run, if that is to be told. Results are (stream, bytes) to write."""
+
+    def __init__(
+        self,
+        ranks: Collection[int],
+        fold: bool,
+        as_json: bool,
+        streams: dict[int, bytes],
+        hosts: Sequence[str] = (),
+    ) -> None:
+        self._fold, self._json, self._streams, self._hosts = fold, as_json, streams, hosts
+        self._held: dict[tuple[int, int], bytes] = {}
+        self._living = set(ranks)
+        self._rows: list[_Row] = []  # in the order of `number`
+        self._open: dict[tuple[int, bytes], list[_Row]] = {}  # the same, by what they say
+        self._joined: dict[int, int] = {}  # number of the row that a rank has said last
+        self._next = 0
+
+    def feed(self, rank: int, stream: int, chunk: bytes, now: float) -> list[tuple[int, bytes]]:
+        """What can be written now that a rank has written `chunk`."""
+        *whole, rest = (self._held.get((rank, stream), b"") + chunk).split(b"\n")
+        while len(rest) > LINE_MAX:
+            whole.append(rest[:LINE_MAX])
+            rest = rest[LINE_MAX:]
+        self._held[rank, stream] = rest
+        for line in whole:
+            self._say(rank, stream, line.rstrip(b"\r").rpartition(b"\r")[2], now)
+        return self.tick(now)
+
+    def finish(self, rank: int, now: float) -> list[tuple[int, bytes]]:
+        """A rank has ended: nobody waits for it any more."""
+        for stream in self._streams:
+            rest = self._held.pop((rank, stream), b"")
+            if rest:
+                self._say(rank, stream, rest.rstrip(b"\r").rpartition(b"\r")[2], now)
+        self._living.discard(rank)
+        return self.tick(now)
+
+    def due(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._rows[0].since + FOLD_S if self._rows else None
+
+    def tick(self, now: float) -> list[tuple[int, bytes]]:
+        """What has waited long enough, or needs not wait."""
+        done = 0
+        for row in self._rows:
+            if self._fold and not self._living.issubset(row.ranks) and now < row.since + FOLD_S:
+                break
+            done += 1
+        ready, self._rows = self._rows[:done], self._rows[done:]
+        for row in ready:
+            alike = self._open[row.stream, row.text]
+            alike.remove(row)
+            if not alike:
+                del self._open[row.stream, row.text]
+        return [(row.stream, self._shown(row)) for row in ready]
+
+    def words(self, text: str, now: float, last: Sequence[bytes] = (), rank: int | None = None) -> bytes:
+        """The launcher's own, with the last words of a rank."""
+        said: dict[str, object] = {"time": round(now, 3), "launcher": text}
+        if rank is not None:
+            said.update(rank=rank, last=[line.decode("utf-8", "replace") for line in last])
+        return json.dumps(said).encode() + b"\n"
+
+    def _say(self, rank: int, stream: int, text: bytes, now: float) -> None:
+        last = self._joined.get(rank, -1)
+        alike = self._open.setdefault((stream, text), [])
+        row = next((each for each in alike if each.number > last), None) if self._fold else None
+        if row is None:
+            row = _Row(self._next, stream, text, now)
+            self._next += 1
+            self._rows.append(row)
+            alike.append(row)
+        row.ranks.append(rank)
+        self._joined[rank] = row.number
+
+    def _shown(self, row: _Row) -> bytes:
+        ranks = sorted(row.ranks)
+        if not self._json:
+            return b"[%s]<%s>:%s\n" % (_runs(ranks).encode(), self._streams[row.stream], row.text)
+        said: dict[str, object] = {"time": round(row.since, 3)}
+        said.update({"ranks": ranks} if self._fold else {"rank": ranks[0]})
+        if self._hosts and not self._fold:
+            said["host"] = self._hosts[ranks[0]]
+        said["stream"] = self._streams[row.stream].decode()
+        said["text"] = row.text.decode("utf-8", "replace")
+        return json.dumps(said, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def _runs(ranks: Sequence[int]) -> str:
+    """`0-2,5`"""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,81 @@
+"""Three time-outs: that all come (start), that all take part (collective), that all let go (shutdown)."""
+
+import sys
+
+import pytest
+from launching import launch
+
+PYTHON = (sys.executable, "-u", "-c")
+LATE = """
+import os, time
+if os.environ["RANK"] == "1":
+    time.sleep(600)
+import hvdlite as hvd
+hvd.init()
+"""
+ABSENT = """
+import time, numpy, hvdlite as hvd
+hvd.init()
+hvd.allreduce(numpy.ones(3), name="first")
+if hvd.rank() == 1:
+    time.sleep(600)
+try:
+    {call}
+except hvd.HvdTimeoutError as error:
+    print("said", type(error).__name__, error)
+    raise
+"""
+
+
+def test_who_does_not_come_in_time_is_named():
+    code, _, err = launch("-np", 2, "--start-timeout", 1, "--failure-grace", 0, *PYTHON, LATE)
+    assert code != 0 and "rank 1 did not call init within 1 s" in err, err
+
+
+@pytest.mark.parametrize(
+    "call, what",
+    [
+        ("hvd.allreduce(numpy.ones(3), name='gradient')", "tensor 'allreduce.gradient'"),
+        ("hvd.synchronize(hvd.allreduce_async(numpy.ones(3), name='gradient'))", "tensor 'allreduce.gradient'"),
+        ("hvd.allgather(numpy.ones(3))", "a collective"),
+        ("hvd.barrier()", "a collective"),
+    ],
+)
+def test_a_collective_that_takes_too_long_fails_the_job(call, what):
+    words = ("-np", 2, "--collective-timeout", 0.5, "--failure-grace", 0)
+    code, out, err = launch(*words, *PYTHON, ABSENT.format(call=call))
+    assert code == 1 and f"rank 0 has waited 0.5 s for {what}" in out and "said HvdTimeoutError" in out, out + err
+    assert "HVDLITE_COLLECTIVE_TIMEOUT" in err.splitlines()[-1] or "rank 0" in err, err
+
+
+def test_the_others_hear_of_it_too():
+    body = ABSENT.format(call="hvd.allreduce(numpy.ones(3), name='gradient' if hvd.rank() else 'other')").replace(
+        "time.sleep(600)", "pass"
+    )
+    code, out, err = launch("-np", 2, "--failure-grace", 20, *PYTHON, body, HVDLITE_COLLECTIVE_TIMEOUT="0.5")
+    assert code == 1 and out.count("said HvdTimeoutError") == 2 and "has waited 0.5 s for tensor 'allreduce." in out, (
+        err
+    )
+
+
+def test_join_may_wait_and_so_may_what_is_not_bounded():
+    body = """
+import time, numpy, hvdlite as hvd
+hvd.init()
+for step in range(3 if hvd.rank() else 1):
+    time.sleep(0.4 * step)
+    hvd.allreduce(numpy.ones(3))
+hvd.join()
+"""
+    code, _, err = launch("-np", 2, "--collective-timeout", 0.3, *PYTHON, body)
+    assert code == 0, err
+
+
+def test_all_three_in_a_file(tmp_path):
+    pytest.importorskip("yaml")
+    (tmp_path / "some.yaml").write_text("timeouts:\n  start: 50\n  collective: 0.5\n  shutdown: 3\n")
+    words = ("-np", 1, "--config-file", tmp_path / "some.yaml", "env")
+    code, out, err = launch(*words)
+    assert code == 0, err
+    for line in ("START_TIMEOUT=50", "COLLECTIVE_TIMEOUT=0.5", "LEAVE_TIMEOUT=3"):
+        assert f"HVDLITE_{line}\n" in out
