@@ -1,8 +1,8 @@
 """What do the flags of output ask for? Flags in, a plan.Look out.
 
-Whose output is shown, whether lines that ranks say alike are folded, JSON, and how large an output file may become; what
-cannot be is refused before anything starts. Colours are for terminals that can show them, and not where NO_COLOR is set
-(no-color.org). Files stay as they came.
+Whose output is shown, whether lines that ranks say alike are folded, JSON, and how large an output file may become: all
+is checked before anything starts. Colours are for terminals that can show them, and not where NO_COLOR is set. Files
+stay as they came.
 """
 
 from __future__ import annotations
