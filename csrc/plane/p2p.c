@@ -132,7 +132,8 @@ static int bits(uint64_t value)
     return bits < 63 ? bits : 63;
 }
 
-/* The same on all ranks: from the kind, the size of the bucket to a power of two, and agreed costs. */
+/* The same on all ranks: from the kind, the size of the bucket to a power of two, and agreed costs. Not from the size
+ * of its elements: what is chosen first is kept, and that may be for a guess of this rank alone. */
 static const struct hvd_algo *choose(struct p2p *p2p, const struct hvd_shape *shape, size_t element_bytes,
                                      enum order order)
 {
@@ -145,8 +146,12 @@ static const struct hvd_algo *choose(struct p2p *p2p, const struct hvd_shape *sh
     if (!*known) {
         struct hvd_shape typical = *shape;
         typical.count = ((uint64_t)1 << scale) / element_bytes;
-        if (typical.kind != HVD_ALLTOALL)
+        if (typical.kind != HVD_ALLTOALL) { /* as if elements were bytes */
+            typical.count = (uint64_t)1 << scale;
             typical.count_of = NULL;
+            typical.grain = GRAIN_BYTES;
+            element_bytes = 1;
+        }
         *known = hvd_algo_choose(&typical, element_bytes, p2p->cost, ordered);
     }
     HVD_ASSERT(*known);

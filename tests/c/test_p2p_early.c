@@ -129,6 +129,39 @@ static void parts_leave_later(const struct hvd_plane_arg *world, void *more)
     plane->close(opened);
 }
 
+static void sum_numbers(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened)
+{
+    int32_t values[200];
+    struct hvd_piece piece;
+    struct hvd_error error = {0};
+    for (int i = 0; i < 200; i++)
+        values[i] = arg->rank + i;
+    struct hvd_work work = hvd_bucket_sum(&piece, values, HVD_COUNT_OF(values));
+    work.dtype = HVD_DTYPE_int32;
+    CHECK(hvd_world_do(arg, plane, opened, &work, &error) == HVD_OK, "%s", error.text);
+    for (int i = 0; i < 200; i++)
+        CHECK(values[i] == arg->size * (arg->size - 1) / 2 + arg->size * i, "element %d: %d", i, values[i]);
+}
+
+/* At this cost algorithms are about as good for so many bytes, and which is better may hang on the size of elements. */
+static void a_guess_chooses_for_nobody(const struct hvd_plane_arg *world, void *more)
+{
+    (void)more;
+    struct hvd_plane_arg arg = *world;
+    signed char bytes[600] = {0};
+    struct hvd_piece piece;
+    void *opened;
+    arg.link_cost = (struct hvd_cost){.alpha_ns = 10000, .beta_ps = 8000};
+    const struct hvd_plane *plane = hvd_world_open(&arg, "p2p", &opened);
+    struct hvd_work work = hvd_bucket_sum(&piece, bytes, HVD_COUNT_OF(bytes));
+    work.dtype = HVD_DTYPE_int8;
+    if (arg.rank == 0)
+        plane->foresee(opened, &work);
+    sum_numbers(&arg, plane, opened);
+    hvd_world_meet(&arg);
+    plane->close(opened);
+}
+
 /* An early message of more bytes than any has. */
 static void a_boundless_one_is_refused(const struct hvd_plane_arg *world, void *more)
 {
@@ -160,6 +193,7 @@ int main(void)
     }
     hvd_world_run(HVD_WORLD_PROCESSES, 2, 100, right_and_wrong, NULL);
     hvd_world_run(HVD_WORLD_THREADS, 2, 100, wrong_guesses_become_rare, NULL);
+    hvd_world_run(HVD_WORLD_THREADS, 7, 100, a_guess_chooses_for_nobody, NULL);
     hvd_world_run(HVD_WORLD_THREADS, 2, 100, a_boundless_one_is_refused, NULL);
     return 0;
 }

@@ -63,6 +63,8 @@ void hvd_p2p_early_send(struct hvd_p2p_early *early, struct hvd_link *const *lin
     early->rank = rank;
     early->size = size;
     early->bytes = sizeof head + bytes;
+    for (int peer = 0; peer < size; peer++) /* send_rest knows a peer by its rank in the set */
+        HVD_ASSERT(peer == rank || link[peer]->peer == peer);
     memcpy(early->message, &head, sizeof head);
     memcpy(early->message + sizeof head, buffer, bytes);
     for (int i = 1; i < size; i++) {
