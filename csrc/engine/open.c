@@ -63,7 +63,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
     arg.self = &engine->host;
     arg.allgather = plane_allgather;
     arg.share = plane_share;
-    char why[HVD_TEXT_MAX] = "";
+    char why[HVD_TEXT_MAX] = "", wanted[320] = "";
     bool carries = false; /* tensors of the CPU, that is; planes of devices open on every machine, see nccl.c */
     for (int i = 0; hvd_planes[i] && set->planes_count < HVD_PLANES_MAX; i++) {
         struct hvd_open_plane open = {.plane = hvd_planes[i]};
@@ -77,6 +77,8 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
             open.plane->close(open.self);
         if (code != HVD_OK)
             return code;
+        if (!all && open.plane == engine->wanted)
+            hvd_text_copy(wanted, sizeof wanted, reason);
         if (!all) {
             size_t length = strlen(why);
             snprintf(why + length, sizeof why - length, "%s%s: %s", length ? "; " : "", open.plane->name, reason);
@@ -89,7 +91,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
     if (engine->wanted && !engine->wanted->device && !engine->alone && carries &&
         set->planes[0].plane != engine->wanted)
         return hvd_fail(error, HVD_EINIT, "plane %s, which was asked for (HVDLITE_PLANE), does not work here: %s",
-                        engine->wanted->name, why);
+                        engine->wanted->name, wanted);
     return carries ? HVD_OK : hvd_fail(error, HVD_EINIT, "no plane works for these ranks: %s", why);
 }
 
