@@ -13,8 +13,8 @@
  *
  * A rank that has joined gives the identity of the op. Like every plane's, each choice is made from agreed fields only.
  * Memory: one buffer, one area for what is kept, as large as the largest work seen; a block of 64 KB. After a failure
- * every later call repeats it: a stream that lost its place cannot be trusted again. The end of a
- * stream is told as long as it is missed; no other work can begin before this one is done.
+ * every later call repeats it: a stream that lost its place cannot be trusted again. The end of a stream is told as
+ * long as it is missed; no other work can begin before this one is done.
  */
 #include "plane.h"
 
@@ -126,14 +126,11 @@ static enum order needs_order(const struct p2p *p2p, const struct hvd_work *work
 
 static int bits(uint64_t value)
 {
-    int bits = 0;
-    for (; value; value >>= 1)
-        bits++;
+    int bits = value ? 64 - __builtin_clzll(value) : 0;
     return bits < 63 ? bits : 63;
 }
 
-/* The same on all ranks: from the kind, the size of the bucket to a power of two, and agreed costs. Not from the size
- * of its elements: what is chosen first is kept, and that may be for a guess of this rank alone. */
+/* The same on all ranks, for a rank's own guess, too: from kind, bytes to a power of two, and agreed costs only. */
 static const struct hvd_algo *choose(struct p2p *p2p, const struct hvd_shape *shape, size_t element_bytes,
                                      enum order order)
 {
@@ -145,13 +142,12 @@ static const struct hvd_algo *choose(struct p2p *p2p, const struct hvd_shape *sh
     const struct hvd_algo **known = &p2p->choice[shape->kind][scale][ordered];
     if (!*known) {
         struct hvd_shape typical = *shape;
-        typical.count = ((uint64_t)1 << scale) / element_bytes;
-        if (typical.kind != HVD_ALLTOALL) { /* as if elements were bytes */
-            typical.count = (uint64_t)1 << scale;
+        if (typical.kind != HVD_ALLTOALL) { /* as if elements were bytes: what is chosen is kept for all dtypes */
             typical.count_of = NULL;
             typical.grain = GRAIN_BYTES;
             element_bytes = 1;
         }
+        typical.count = ((uint64_t)1 << scale) / element_bytes;
         *known = hvd_algo_choose(&typical, element_bytes, p2p->cost, ordered);
     }
     HVD_ASSERT(*known);
