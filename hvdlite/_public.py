@@ -22,7 +22,6 @@ from .built import (
     mpi_threads_supported,
     nccl_built,
     rocm_built,
-    run,
     start_timeline,
     stop_timeline,
 )
@@ -37,6 +36,7 @@ from .errors import (
     HvdNotYetError,
     HvdOptionError,
     HvdPeerLostError,
+    HvdRunError,
     HvdTimeoutError,
 )
 from .memory import memory_stats
@@ -45,6 +45,7 @@ from .objects import allgather_object, broadcast_object
 from .ops import Adasum, Average, Handle, Max, Min, Product, Sum, barrier, join, poll, synchronize
 from .ops.terms import Compressor
 from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
+from .running import run
 
 __all__ = [
     "Adasum",
@@ -61,6 +62,7 @@ __all__ = [
     "HvdNotYetError",
     "HvdOptionError",
     "HvdPeerLostError",
+    "HvdRunError",
     "HvdTimeoutError",
     "Max",
     "Mesh",

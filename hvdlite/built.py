@@ -10,8 +10,7 @@ What a later version brings has its name and signature already, and raises HvdNo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from . import mpi
 from .errors import HvdNotYetError
@@ -82,17 +81,3 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
 def stop_timeline() -> NoReturn:
     """Horovod's: end the recording that start_timeline began. Raises HvdNotYetError."""
     raise HvdNotYetError("stop_timeline(): the timeline comes with a later version")
-
-
-def run(
-    func: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    num_proc: int = 1,
-    **options: Any,
-) -> NoReturn:
-    """Horovod's: call a function on every rank of a job of its own, from Python. Raises HvdNotYetError."""
-    raise HvdNotYetError(
-        f"run({getattr(func, '__name__', func)!s}): starting ranks from Python comes with a later version; put the "
-        f"call into a script and start that with: hvdlite-run -np {num_proc} python script.py"
-    )

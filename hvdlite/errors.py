@@ -49,6 +49,17 @@ class HvdTimeoutError(HvdError):
     """Something took longer than its limit."""
 
 
+class HvdRunError(HvdError):
+    """A job that run() has started did not succeed. `rank` has failed (None: no rank was called); `code` is the job's.
+
+    The text has the traceback of that rank; the exception that it raised is the cause, if it could be sent.
+    """
+
+    def __init__(self, text: str, rank: int | None = None, code: int = 1) -> None:
+        super().__init__(text)
+        self.rank, self.code = rank, code
+
+
 class HvdForkError(HvdError):
     """hvdlite was called in a forked child of a rank, for example in a DataLoader worker."""
 

@@ -48,6 +48,11 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def end_with_parent(number: int) -> None:
+    """From now on this signal comes when the thread that has started this process ends."""
+    _prctl(_PR_SET_PDEATHSIG, int(number))
+
+
 def rename(name: bytes) -> None:
     """The name that ps shows for this process, at most 15 bytes."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name))

@@ -1,14 +1,15 @@
 """`horovod.runner` and below: what scripts ask the launcher's side for, which is their place before init().
 
 The rank is looked for where init() will look, so that who reads it early and who asks hvd.rank() agree.
-Starting ranks from Python is not there yet; the command is, as a function. There is no console script `horovodrun`,
+`run` starts ranks from Python, and the command is there as a function. There is no console script `horovodrun`,
 which would take the place of one that is installed: say hvdlite-run --as-horovod.
 """
 
 from __future__ import annotations
 
 from .. import config, discovery
-from ..built import gloo_built, run
+from ..built import gloo_built
+from ..running import run
 
 __all__ = [
     "get_env_rank_and_size",

@@ -1,0 +1,105 @@
+"""What does a rank of hvdlite.run do? It fetches the call, makes it, and hands in what came of it.
+
+    python -m hvdlite._called ADDRESS PORT
+
+ADDRESS and PORT are of the caller's desk (launcher/desk.py); the key to it is in the environment, from where it is
+taken before anything of the user's runs. The call is a pickle of cloudpickle's: the folders that the caller imports
+from, the function and its arguments. Only who knows the key can have sent it.
+
+An exception is handed in with its traceback and ends this process with code 1. The other ranks hear of it as of any
+uncaught one; the traceback is not printed, since the caller is shown it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+
+from . import config, discovery
+from .errors import HvdPeerLostError
+from .launcher import desk, muster
+
+_REPORT_S = 60.0
+
+
+def main(argv: Sequence[str]) -> None:
+    """The process. Raises what the function raises, once the caller has it."""
+    environ = config.environ()
+    key = bytes.fromhex(environ[desk.KEY])
+    config.write(desk.KEY, None)
+    hello = {"rank": discovery.discover(environ).rank, "pid": os.getpid(), "host": socket.gethostname()}
+    link = muster.report((argv[0], int(argv[1])), key, hello, time.monotonic() + _REPORT_S)
+    link.settimeout(None)
+    sys.excepthook = _silent  # init() puts one before it that tells the other ranks
+    try:
+        (length,) = desk.LENGTH.unpack(_exactly(link, desk.LENGTH.size))
+        kind, answer = desk.RETURNED, _made(_exactly(link, length))
+    except BaseException as error:
+        kind = desk.SUFFERED if isinstance(error, HvdPeerLostError) else desk.RAISED
+        try:
+            _hand_in(link, kind, _described(error))
+        except OSError:  # the caller is gone
+            traceback.print_exc()
+        raise
+    _hand_in(link, kind, answer)
+
+
+def _made(call: bytes) -> bytes:
+    """The result of the call, pickled."""
+    import cloudpickle
+
+    folders, inner = pickle.loads(call)
+    sys.path += [folder for folder in folders if folder not in sys.path]
+    function, args, kwargs = pickle.loads(inner)
+    result = function(*args, **kwargs)
+    try:
+        return bytes(cloudpickle.dumps(result))
+    except Exception as error:
+        raise TypeError(f"the result, a {type(result).__name__}, cannot be sent to the caller: {error}") from error
+
+
+def _described(error: BaseException) -> bytes:
+    """What the caller is told of an exception: text, traceback, and itself, if it can be sent."""
+    import cloudpickle
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    lines = traceback.format_exception(type(error), error, trace)
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        itself = cloudpickle.dumps(error)
+        pickle.loads(itself)  # a class may make what it cannot read
+    except Exception:
+        itself = None
+    return pickle.dumps((text, "".join(lines), itself))
+
+
+def _hand_in(link: socket.socket, kind: int, body: bytes) -> None:
+    link.sendall(desk.HEAD.pack(kind, len(body)))
+    link.sendall(body)
+    link.close()
+
+
+def _exactly(link: socket.socket, count: int) -> bytes:
+    held = bytearray()
+    while len(held) < count:
+        chunk = link.recv(min(count - len(held), 1 << 20))
+        if not chunk:
+            raise ConnectionError("the process that called hvdlite.run is gone")
+        held += chunk
+    return bytes(held)
+
+
+def _silent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints nothing."""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,227 @@
+"""`hvdlite.run(function, args, num_proc=4)`: how is a job started from Python, and how does what it makes come back?
+
+From a script, an interpreter or a notebook, on this host or on others. The launcher runs as a process of its own
+(launcher/leashed.py), because it needs one thread and all signals; what it and the ranks print is passed on to
+sys.stdout and sys.stderr, which a notebook shows under its cell. The call goes to the ranks, and results come back,
+over a desk in this process (launcher/desk.py). All options are those of hvdlite-run, read and checked as it does it, so
+that a job which is started from here finds nothing different (Horovod turned its cache off here, by a typing error).
+
+Everything happens in the caller's thread. A Ctrl-C is passed on to the job, the second one kills it, and
+KeyboardInterrupt is raised once nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import config
+from .errors import HvdNotYetError, HvdRunError
+
+if TYPE_CHECKING:
+    from .launcher.desk import Answer, Desk
+
+_WORDS_MAX = 4096  # of what the launcher says, for an error that no rank explains
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: tuple[int, int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | Sequence[str] | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Calls func(*args, **kwargs) on every rank of a job of its own; the results, by rank.
+
+    func and its arguments travel by cloudpickle, so functions of a notebook or a script do; what they import must be
+    importable on all hosts. Results may be anything that cloudpickle can send. `np` is Horovod's old name of num_proc.
+
+    HvdRunError when a rank raises (`rank`, the remote traceback; its exception is the __cause__), dies, or the job
+    cannot start; ValueError or TypeError for arguments that cannot be; HvdNotYetError for those of elastic jobs.
+    """
+    elastic: dict[str, object] = {
+        "min_num_proc": min_num_proc or min_np,
+        "max_num_proc": max_num_proc or max_np,
+        "slots": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range,
+        "host_discovery_script": host_discovery_script,
+    }
+    given = [name for name, value in elastic.items() if value is not None]
+    if given:
+        raise HvdNotYetError(f"run({', '.join(given)}): elastic jobs come with a later version; leave these out")
+    if not callable(func):
+        raise TypeError(f"run() needs a function, not {type(func).__name__}")
+    if np is not None:
+        warnings.warn("np is deprecated, use num_proc", DeprecationWarning, stacklevel=2)
+        num_proc = np
+    if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
+        raise ValueError(f"num_proc={num_proc!r}: must be a whole number of ranks, at least 1")
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile exclude each other")
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi exclude each other")
+    if mpi_args is not None and not use_mpi:
+        raise ValueError("mpi_args is for mpirun: it needs use_mpi=True")
+    flags = ["--num-proc", str(num_proc)]
+    flags += _flag("--hosts", hosts) + _flag("--hostfile", hostfile) + _flag("--start-timeout", start_timeout)
+    flags += _flag("--ssh-port", ssh_port) + _flag("--ssh-identity-file", ssh_identity_file)
+    flags += _flag("--output-filename", output_filename) + _flag("--mpi-args", mpi_args)
+    flags += _flag("--network-interfaces", _listed(network_interfaces or network_interface))
+    flags += ["--verbose"] * bool(verbose) + ["--gloo"] * bool(use_gloo) + ["--mpi"] * bool(use_mpi)
+    flags += ["--as-horovod"] * ("hvdlite.as_horovod" in sys.modules)
+    return _Call(flags, num_proc, executable or sys.executable).make(func, tuple(args), dict(kwargs or {}))
+
+
+def _flag(name: str, value: object) -> list[str]:
+    return [] if value is None else [f"{name}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]
+
+
+def _listed(names: str | Sequence[str] | None) -> str | None:
+    return names if names is None or isinstance(names, str) else ",".join(names)
+
+
+class _Call:
+    """One job. `make` once."""
+
+    def __init__(self, flags: Sequence[str], size: int, executable: str) -> None:
+        self._flags, self._size, self._executable = list(flags), size, executable
+        self._selector = selectors.DefaultSelector()
+        self._words = ""  # the end of what was said on stderr
+
+    def make(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        import cloudpickle
+
+        from .launcher import cli, desk
+
+        try:
+            inner = cloudpickle.dumps((func, args, kwargs))
+        except Exception as error:
+            name = getattr(func, "__name__", type(func).__name__)
+            raise TypeError(f"run({name}): it or its arguments cannot be sent to ranks: {error}") from error
+        folders = [os.path.abspath(folder) for folder in sys.path]
+        call = cloudpickle.dumps((folders, inner))
+        environ = config.environ()
+        place = desk.address_for(cli.read_flags(self._flags), self._size, environ)
+        key = os.urandom(32)
+        with self._selector:
+            counter = desk.Desk(key, place, self._size, call)
+            try:
+                address, port = counter.address
+                far = [self._executable, "-m", "hvdlite._called", address, str(port)]
+                near = [sys.executable, "-m", "hvdlite.launcher.leashed", str(os.getpid()), *self._flags, *far]
+                code = self._attend(near, {**environ, desk.KEY: key.hex()}, counter)
+            finally:
+                counter.close()
+        return self._results(code, counter.answers)
+
+    def _attend(self, words: Sequence[str], environ: Mapping[str, str], counter: Desk) -> int:
+        """Runs the launcher to its end; its exit code. Nothing of the job is left, whatever happens."""
+        pipe = subprocess.PIPE
+        job = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environ, start_new_session=True
+        )
+        assert job.stdout is not None and job.stderr is not None
+        self._selector.register(counter, selectors.EVENT_READ)
+        for stream, show in ((job.stdout, self._out), (job.stderr, self._err)):
+            decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+            self._selector.register(stream.fileno(), selectors.EVENT_READ, (decode, show))
+        interrupt: BaseException | None = None
+        with job.stdout, job.stderr:
+            while len(self._selector.get_map()) > 1 or job.poll() is None:
+                try:
+                    if not self._turn(counter) and job.poll() is not None:
+                        break  # somebody else holds its streams open
+                except BaseException as error:  # Ctrl-C; or the caller's sys.stdout cannot be written
+                    interrupt = interrupt or error
+                    job.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+            while self._turn(counter, 0.0):
+                pass  # last answers
+        if interrupt is not None:
+            raise interrupt
+        return job.returncode
+
+    def _turn(self, counter: Desk, patience: float = 0.5) -> bool:
+        """One round of the loop; whether there was anything to do."""
+        ready = self._selector.select(patience)
+        for key, _ in ready:
+            if key.data is None:
+                counter.turn()
+                continue
+            chunk = os.read(key.fd, 1 << 16)
+            if not chunk:
+                self._selector.unregister(key.fd)
+            decode, show = key.data
+            show(decode(chunk, not chunk))
+        return bool(ready)
+
+    def _out(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def _err(self, text: str) -> None:
+        self._words = (self._words + text)[-_WORDS_MAX:]
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    def _results(self, code: int, answers: Sequence[Answer]) -> list[Any]:
+        """What the ranks have returned. Raises HvdRunError."""
+        from .launcher import desk
+
+        returned = {each.rank: each.body for each in answers if each.kind == desk.RETURNED}
+        if len(returned) == self._size and code == 0:
+            return [pickle.loads(returned[rank]) for rank in range(self._size)]
+        failed = [each for each in answers if each.kind != desk.RETURNED]
+        first = next((each for each in failed if each.kind != desk.SUFFERED), failed[0] if failed else None)
+        if first is None:
+            said = [line for line in self._words.splitlines() if line.startswith("hvdlite-run: ")]
+            why = f"the job ended with {_code(code)}" if code else "not all ranks have answered"
+            raise HvdRunError("\n".join([why, *said]), None, code)
+        if first.kind == 0:
+            raise HvdRunError(
+                f"{first.who} ended without an answer; the job ended with {_code(code)}", first.rank, code
+            )
+        text, trace, itself = pickle.loads(first.body)
+        try:
+            cause = None if itself is None else pickle.loads(itself)
+        except Exception:  # its class cannot be imported here
+            cause = None
+        raise HvdRunError(f"{first.who} raised {text}\n\n{trace.rstrip()}", first.rank, code) from cause
+
+
+def _code(code: int) -> str:
+    """A launcher's exit code in words."""
+    from .launcher.process import signal_name
+
+    number = -code if code < 0 else code - 128
+    return f"code {code}, {signal_name(number)}" if 0 < number <= 64 else f"code {code}"

@@ -1,0 +1,175 @@
+"""How does a function come to the ranks, and what it returns back to who called `run`? Over this desk.
+
+The process that calls hvdlite.run listens here, at one address: loopback, or the one that the job's other hosts reach.
+Each rank (hvdlite/_called.py) connects once, proves a key that was made for this call alone (the handshake of
+muster.py) and says which rank it is; it is handed the call, and hands in one answer. What goes between them is bytes:
+lengths and a kind. Nothing is unpickled here, and nothing is parsed before its rank has proved the key.
+
+    desk to rank:  u64 length, the call
+    rank to desk:  u8 kind, u64 length, the answer
+
+A connection that ends before its answer is complete is a loss, and the order of losses and answers is kept: the first
+of them that is not the consequence of another is what the caller is told. One thread, no blocking call; `turn` serves
+what is ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import selectors
+import socket
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from . import address, batch, hosts, muster, places, ssh
+
+RETURNED, RAISED, SUFFERED = 1, 2, 3  # kinds of answers; who suffered has raised because another rank is gone
+LENGTH = struct.Struct("!Q")
+HEAD = struct.Struct("!BQ")
+KEY = "HVDLITE_CALL_KEY"  # the variable that ranks find the key in
+_READ_BYTES = 1 << 18
+
+
+class Answer(NamedTuple):
+    """What became of a rank. kind 0: it went without an answer. who: its host and process."""
+
+    rank: int
+    kind: int
+    body: bytes
+    who: str
+
+
+class _Guest:
+    def __init__(self, sock: socket.socket, rank: int, who: str, call: bytes) -> None:
+        self.sock, self.rank, self.who = sock, rank, who
+        self.pieces = [memoryview(LENGTH.pack(len(call))), memoryview(call)]
+        self.held = bytearray()
+        self.length: int | None = None  # of the answer, once its head has come
+
+
+class Desk:
+    """Serves a call of `size` ranks at `address`. Raises OSError when it cannot listen there."""
+
+    def __init__(self, key: bytes, address: str, size: int, call: bytes) -> None:
+        self._muster = muster.Muster(key, address)
+        self._size, self._call = size, call
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._muster, selectors.EVENT_READ)
+        self._guests: dict[int, _Guest] = {}
+        self.seen: set[int] = set()  # ranks that have come
+        self.answers: list[Answer] = []  # in the order in which they came
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens: (host, port)."""
+        return self._muster.address
+
+    def fileno(self) -> int:
+        """Readable when `turn` has something to do."""
+        return self._selector.fileno()
+
+    def turn(self) -> None:
+        """Serves what is ready."""
+        for arrival in self._muster.turn():
+            self._welcome(arrival)
+        for key, events in self._selector.select(0):
+            if key.fileobj is self._muster:
+                continue
+            guest: _Guest = key.data
+            try:
+                if events & selectors.EVENT_WRITE:
+                    self._hand_out(guest)
+                if events & selectors.EVENT_READ:
+                    self._take_in(guest)
+            except BlockingIOError:
+                continue
+            except (OSError, EOFError, ValueError):
+                self._leave(guest, 0)
+
+    def close(self) -> None:
+        """Serves nobody any more."""
+        for guest in self._guests.values():
+            guest.sock.close()
+        self._muster.close()
+        self._selector.close()
+
+    def _welcome(self, arrival: muster.Arrival) -> None:
+        rank, pid = arrival.hello.get("rank"), arrival.hello.get("pid")
+        if not isinstance(rank, int) or not 0 <= rank < self._size or rank in self.seen or not isinstance(pid, int):
+            arrival.sock.close()
+            return
+        who = f"rank {rank} ({str(arrival.hello.get('host', '?'))[:64]}, pid {pid})"
+        guest = _Guest(arrival.sock, rank, who, self._call)
+        muster.keep_watch(arrival.sock, control=False)
+        self.seen.add(rank)
+        self._guests[rank] = guest
+        self._selector.register(arrival.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, guest)
+
+    def _hand_out(self, guest: _Guest) -> None:
+        while guest.pieces:
+            sent = guest.sock.send(guest.pieces[0][:_READ_BYTES])
+            guest.pieces[0] = guest.pieces[0][sent:]
+            if not guest.pieces[0]:
+                del guest.pieces[0]
+        self._selector.modify(guest.sock, selectors.EVENT_READ, guest)
+
+    def _take_in(self, guest: _Guest) -> None:
+        chunk = guest.sock.recv(_READ_BYTES)
+        if not chunk:
+            raise EOFError
+        guest.held += chunk
+        if guest.length is None and len(guest.held) >= HEAD.size:
+            kind, guest.length = HEAD.unpack_from(guest.held)
+            if kind not in (RETURNED, RAISED, SUFFERED):
+                raise ValueError
+        if guest.length is not None and len(guest.held) >= HEAD.size + guest.length:
+            self._leave(guest, guest.held[0])
+
+    def _leave(self, guest: _Guest, kind: int) -> None:
+        self._selector.unregister(guest.sock)
+        guest.sock.close()
+        del self._guests[guest.rank]
+        body = bytes(memoryview(guest.held)[HEAD.size :]) if kind else b""
+        self.answers.append(Answer(guest.rank, kind, body, guest.who))
+
+
+def address_for(asked: argparse.Namespace, size: int, environ: Mapping[str, str]) -> str:
+    """Where the desk of a job is to listen, whose hosts are those that a command line means.
+
+    Raises ValueError for hosts that cannot be, or that no route leads to.
+    """
+    try:
+        if asked.hostfile is not None:
+            with open(asked.hostfile, encoding="utf-8", errors="replace") as file:
+                listed = hosts.parse_hostfile(file.read(), asked.hostfile)
+        elif asked.hosts is not None:
+            listed = hosts.parse_hosts(asked.hosts)
+        else:
+            listed = _allocated(environ)
+        used = dict.fromkeys(slot.host for slot in hosts.assign(listed, size)) if listed else {}
+    except OSError as error:
+        raise ValueError(f"hostfile {asked.hostfile}: {error.strerror}") from None
+    others = [name for name in used if not places.is_here(name)]
+    if not others:
+        return "127.0.0.1"
+    wanted = places.interfaces_of(asked)
+    if wanted:
+        return address.of_interfaces(wanted)
+    port = None if asked.ssh_port is None else int(asked.ssh_port)
+    try:
+        return address.towards(others, ssh.Ssh(port, asked.ssh_identity, []).resolve)
+    except FileNotFoundError:
+        return address.towards(others)  # there is no ssh that could know another name
+
+
+def _allocated(environ: Mapping[str, str]) -> list[hosts.Host]:
+    """The hosts that a scheduler has given; none: this one alone. One may have more ranks than slots (allocated.py)."""
+
+    def read(path: str) -> str:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    found = batch.allocation(environ, read)
+    listed = list(found.hosts) if found is not None else []
+    return listed if any(not places.is_here(host.name) for host in listed) else []
