@@ -53,7 +53,7 @@ def _elsewhere(
     assigned: list[hosts.Slot],
 ) -> Places:
     """Agents on other hosts, by what the scheduler offers."""
-    from . import dry, rsh, slurm, ssh, starting
+    from . import dry, gathering, rsh, slurm, ssh, starting
 
     here = None
     if found.title == "Slurm":  # srun starts them everywhere, also here
@@ -63,7 +63,7 @@ def _elsewhere(
         port = None if asked.ssh_port is None else number("--ssh-port", asked.ssh_port, 1, "port")
         more = [*shlex.split(environ.get("OMPI_MCA_plm_rsh_args", "")), *(asked.ssh_options or [])]
         starter = rsh.agent_of(environ, found.title) or ssh.Ssh(port, asked.ssh_identity, more)
-    gather = starting.gather(starter, interfaces_of(asked), timeout, forwarded(asked, environ))
+    gather = gathering.Gather(starter, interfaces_of(asked), timeout, forwarded(asked, environ))
     way = dry.way(starter, [host.name for host in found.hosts if host.name != here])
     return Places(assigned, here, gather, way=way)
 

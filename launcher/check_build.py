@@ -28,7 +28,7 @@ FRAMEWORKS = (
     ("JAX", "jax", ("jax",)),
     ("NumPy", "numpy", ("numpy",)),
 )
-ADAPTERS = {"torch", "numpy"}  # what this version binds to
+ADAPTERS = {"torch", "numpy", "tensorflow", "keras"}  # what this version binds to
 
 _MPI_NAMES = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so")
 _NCCL_NAMES = ("libnccl.so.2", "libnccl.so")
@@ -64,6 +64,9 @@ class Finding(NamedTuple):
     name: str
     found: bool
     detail: str
+
+
+_BUILT_IN = Finding("Gloo", True, "the built-in transport, which needs neither Gloo nor MPI")
 
 
 def frameworks() -> list[Finding]:
@@ -102,7 +105,7 @@ def libraries(kind: str) -> list[Finding]:
         else:
             found.setdefault(os.path.realpath(path), said)
     if found:
-        return [Finding(kind, True, f"{said}, {path}; not used by this version yet") for path, said in found.items()]
+        return [Finding(kind, True, f"{said}, {path}") for path, said in found.items()]
     return [Finding(kind, False, "; ".join(dict.fromkeys(reasons)))]
 
 
@@ -157,20 +160,27 @@ def horovod() -> Finding:
     return Finding("horovod", True, f"hvdlite with --as-horovod ({HOROVOD}); without it: {here}")
 
 
-def show() -> int:
-    """Prints everything; returns the exit code, 1 if hvdlite itself is incomplete."""
+def text() -> str:
+    """Everything, as Horovod lays it out where it can."""
     from hvdlite import __version__
 
-    core = extension()
-    print(f"hvdlite {__version__} on Python {sys.version.split()[0]} ({sys.executable})")
-    for title, findings in (
-        ("Core", [core]),
-        ("Frameworks", frameworks()),
+    mpi, nccl = libraries("MPI"), libraries("NCCL")
+    sections = (
+        ("Core", [extension()]),
+        ("Available Frameworks", frameworks()),
+        ("Available Controllers", [Finding("MPI", mpi[0].found, "with --mpi, mpirun or srun"), _BUILT_IN]),
         ("Alias", [horovod()]),
-        ("MPI libraries", libraries("MPI")),
-        ("NCCL libraries", libraries("NCCL")),
-    ):
-        print(f"\n{title}:")
-        for finding in findings:
-            print(f"    [{'X' if finding.found else ' '}] {finding.name}: {finding.detail}")
-    return 0 if core.found else 1
+        ("MPI libraries", mpi),
+        ("NCCL libraries", nccl),
+    )
+    lines = [f"hvdlite {__version__} on Python {sys.version.split()[0]} ({sys.executable})"]
+    for title, findings in sections:
+        lines += ["", f"{title}:"]
+        lines += [f"    [{'X' if each.found else ' '}] {each.name}: {each.detail}" for each in findings]
+    return "\n".join(lines)
+
+
+def show() -> int:
+    """Prints everything; returns the exit code, 1 if hvdlite itself is incomplete."""
+    print(text())
+    return 0 if extension().found else 1

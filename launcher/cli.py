@@ -27,7 +27,7 @@ from .process import NOT_FOUND, NOT_RUNNABLE
 USAGE_ERROR = 2
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """The command line asks for what cannot be; `code` is the launcher's exit code."""
 
     def __init__(self, text: str, code: int = USAGE_ERROR) -> None:
@@ -45,7 +45,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="hvdlite-run",
         usage="hvdlite-run -np N [options] command [arguments]",
         description="Starts N ranks of a script, on one host or several, and ends with the code of the first to fail.",
-        epilog="The command starts at the first word that is no option: hvdlite-run -np 2 python train.py --lr 0.1",
+        epilog="The command starts at the first word that is no option: hvdlite-run -np 2 python train.py --lr 0.1; "
+        "hvdlite-run doctor [-H hosts] [--measure] says whether a job will run, and what to do if not",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--gloo", action="store_true", help="use the built-in transport (what this version always does)")
     add("--verbose", action="store_true", help="tell what is started, with which environment, and how it ends")
     add("-cb", "--check-build", dest="check", action="store_true", help="show which frameworks and libraries are found")
+    add("--measure", action="store_true", help="with the word doctor as command: also how fast hosts reach each other")
     add("-v", "--version", dest="version", action="store_true", help="show the version")
     flags.add_control(add)
     flags.add_output(parser.add_argument_group("output of the ranks").add_argument)
@@ -65,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     config.add_flags(parser.add_argument_group("options of the library"))
     flags.add_obsolete(parser)
     return parser
+
+
+def read_flags(words: Sequence[str]) -> argparse.Namespace:
+    """What these flags, without a command, ask for. Raises UsageError."""
+    return _parser().parse_args(list(words))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,10 +97,8 @@ def _run(argv: Sequence[str]) -> int:
 
         print(f"hvdlite-run {__version__}")
         return 0
-    if asked.check:
-        from . import check_build
-
-        return check_build.show()
+    if asked.check or (command[:1] == ["doctor"] and not asked.module):
+        return _examine(argv, command)
     if asked.completion is not None:
         print(_completion(asked.completion), end="")
         return 0
@@ -211,6 +216,32 @@ def _tell_line(program: str, words: Sequence[str], environ: Mapping[str, str]) -
 
     print(f"command: {shlex.join(words)}")
     return 0
+
+
+def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
+    """`doctor`, before or after its flags, and --check-build."""
+    from . import batch, check_build, doctor
+
+    asked, rest = _asked([*argv[: len(argv) - len(command)], *command[1:]])
+    if rest:
+        raise UsageError(f"doctor examines hosts and runs no command: {rest[0]}")
+    environ = config.environ()
+    listed = asked.hosts is not None or asked.hostfile is not None
+    try:
+        foreign.translate(asked)
+        if not listed and (asked.check or batch.allocation(environ, lambda path: open(path).read()) is None):
+            if asked.check:
+                return check_build.show()
+            asked.np = asked.np or "1"
+        timeout = config.read(_with_flags(environ, config.variables_of(vars(asked)))).values["start_timeout"]
+        where = places.of(asked, environ, {}, timeout)
+    except (HvdOptionError, foreign.ForeignError, places.PlaceError, ValueError) as error:
+        raise UsageError(str(error)) from None
+    if where.join is not None or not where.slots:
+        raise UsageError(
+            "doctor and --check-build reach hosts by ssh or a scheduler: without, give -H, or run them there"
+        )
+    return doctor.run(where.slots, where.here, where.gather, environ, asked.measure, asked.check)
 
 
 def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:

@@ -155,12 +155,12 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     here = own[0].name if own and own[0].name in used else None
     if used == {here}:
         return Places(slots, here)
-    from . import dry, rsh, ssh, starting
+    from . import dry, gathering, rsh, ssh
 
     also = forwarded(asked, environ)
     port = None if asked.ssh_port is None else number("--ssh-port", asked.ssh_port, 1, "port")
     starter = rsh.agent_of(environ) or ssh.Ssh(port, asked.ssh_identity, asked.ssh_options or [])
-    gather = starting.gather(starter, interfaces_of(asked), timeout, also)
+    gather = gathering.Gather(starter, interfaces_of(asked), timeout, also)
     return Places(slots, here, gather, way=dry.way(starter, sorted(used - {here or ""})))
 
 

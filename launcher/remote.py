@@ -48,11 +48,13 @@ def serve(given: Mapping[str, Any], hangup: int = -1, stays: bool = False, slots
     """Reports and is the agent until the job is over; the exit code, and whether the job is to be tried again. Raises
     muster.ReportError.
 
-    given: secret, address, timeout, host, command, cwd and environ. hangup, stays: see Agent. slots: for ranks here,
+    given: secret, address, timeout, host, command, cwd and environ; without a command this host is only examined
+    (doctor.py). hangup, stays: see Agent. slots: for ranks here,
     where the launcher does not know.
     """
     secret = bytes.fromhex(given["secret"])
-    problem, code = _problem(given)
+    examined = "command" not in given
+    problem, code = (None, 0) if examined else _problem(given)
     hello = {
         "version": __version__,
         "host": given["host"],
@@ -74,6 +76,11 @@ def serve(given: Mapping[str, Any], hangup: int = -1, stays: bool = False, slots
         )
         muster.keep_watch(streams[stream], control=stream == muster.CONTROL)
     process.rename(b"hvdlite-agent")
+    if examined:
+        from . import examine  # late: jobs do without it
+
+        examine.serve(streams[muster.CONTROL], secret)
+        return 0, False
     process.become_subreaper()
     started = {
         "command": given["command"],

@@ -17,15 +17,14 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hvdlite import __version__
 
-from . import address, environment, process
+from . import process
 from .branch import Branch, reported
 from .muster import CONTROL, OUTPUT, Arrival, Muster
-from .plan import Gathered, Plan
 from .signals import ENDING, Signals
 
 AT_ONCE = 32
@@ -175,22 +174,30 @@ class Start:
 
     def run(self) -> list[Branch]:
         """The agents, once all have reported. Raises StartError; then nothing is left of the sessions."""
+        branches, trouble = self.visit()
+        if trouble:
+            self.abandon()
+            lines = [f"{self._names[number]}: {trouble[number][0]}" for number in sorted(trouble)]
+            raise StartError("\n".join(lines), trouble[min(trouble)][1])
+        return branches
+
+    def visit(self) -> tuple[list[Branch], dict[int, tuple[str, int]]]:
+        """Those that have reported and are well; and by the numbers of the other hosts what is wrong and its exit code.
+
+        Raises StartError when a signal comes; then nothing is left of the sessions."""
         self._selector.register(self._muster, selectors.EVENT_READ)
         self._selector.register(self._signals, selectors.EVENT_READ)
         try:
             while self._open():
                 self._launch()
                 self._turn()
-            if self._trouble:
-                order = sorted(self._trouble)
-                lines = [f"{self._names[number]}: {self._trouble[number][0]}" for number in order]
-                raise StartError("\n".join(lines), self._trouble[order[0]][1])
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
         finally:
             self._selector.close()
-        return [reported(n, self._names[n], each[CONTROL], each[OUTPUT]) for n, each in self._arrived.items()]
+        well = {number: each for number, each in self._arrived.items() if number not in self._trouble}
+        return [reported(n, self._names[n], each[CONTROL], each[OUTPUT]) for n, each in well.items()], self._trouble
 
     def _open(self) -> list[int]:
         """Hosts that are neither here nor given up."""
@@ -297,7 +304,8 @@ class Start:
                 said = why or self._starter.remedy(self._names[number], code, text)
                 self._trouble.setdefault(number, (said, code if code > 0 else 255))
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Ends all sessions and streams."""
         for streams in self._arrived.values():
             for arrival in streams.values():
                 arrival.sock.close()
@@ -306,45 +314,3 @@ class Start:
                 process.send(each.pid, signal.SIGTERM)
         for each in self.running:
             each.end()
-
-
-def gather(
-    starter: Starter, interfaces: Sequence[str], timeout: float, also: Mapping[str, str]
-) -> Callable[[Plan, Signals], Gathered]:
-    """How a Plan gets its other hosts by `starter`. interfaces: as address.of_interfaces; also: variables that go with
-    the environment whatever they are."""
-
-    def by_starter(plan: Plan, signals: Signals) -> Gathered:
-        names = list(dict.fromkeys(slot.host for slot in plan.slots))
-        hosts = [(number, name) for number, name in enumerate(names) if name != plan.here]
-        secret = os.urandom(32)
-        try:
-            mine = (
-                address.of_interfaces(interfaces)
-                if interfaces
-                else address.towards([name for _, name in hosts], starter.resolve)
-            )
-            muster = Muster(secret, mine)
-        except (address.AddressError, OSError) as error:
-            raise StartError(str(error), 2) from None
-        environ = environment.inherited(environment.forwarded(plan.environ), plan.options, plan.slots)
-        environ.update(also)
-        if plan.as_horovod:
-            environment.put_horovod_in_front(environ)
-        given = {
-            "secret": secret.hex(),
-            "address": muster.address,
-            "timeout": timeout,
-            "command": list(plan.command),
-            "cwd": os.getcwd(),
-            "environ": environ,
-            "path": [os.path.abspath(folder) for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder],
-        }
-        try:
-            start = Start(starter, hosts, muster, given, plan.environ, signals, timeout)
-            branches = start.run()
-        finally:
-            muster.close()
-        return Gathered(branches, plan.slots, mine, secret, start.running)
-
-    return by_starter

@@ -1,0 +1,71 @@
+"""How does a Plan get its other hosts by a starter? A place to report at, the job in words, and all hosts started.
+
+The address is that of this host on the route to the others, or on an interface that the user has named; the port is
+whatever is free, and is not listened at any longer than until all hosts have reported. What goes to a host over stdin
+is made here, so that nothing of it need stand anywhere else. The doctor takes the same way, without a job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from . import address, environment
+from .muster import Muster
+from .plan import Gathered, Plan
+from .signals import Signals
+from .starting import Start, Starter, StartError
+
+
+class Gather(NamedTuple):
+    """What a Plan calls. interfaces: as address.of_interfaces; also: variables that go with the environment whatever
+    they are."""
+
+    starter: Starter
+    interfaces: Sequence[str]
+    timeout: float
+    also: Mapping[str, str]
+
+    def place(self, names: Sequence[str], secret: bytes) -> Muster:
+        """Where these hosts are to report. Raises StartError."""
+        try:
+            mine = (
+                address.of_interfaces(self.interfaces)
+                if self.interfaces
+                else address.towards(names, self.starter.resolve)
+            )
+            return Muster(secret, mine)
+        except (address.AddressError, OSError) as error:
+            raise StartError(str(error), 2) from None
+
+    def __call__(self, plan: Plan, signals: Signals) -> Gathered:
+        """Brings the agents of a job. Raises StartError."""
+        names = list(dict.fromkeys(slot.host for slot in plan.slots))
+        hosts = [(number, name) for number, name in enumerate(names) if name != plan.here]
+        secret = os.urandom(32)
+        muster = self.place([name for _, name in hosts], secret)
+        environ = environment.inherited(environment.forwarded(plan.environ), plan.options, plan.slots)
+        environ.update(self.also)
+        if plan.as_horovod:
+            environment.put_horovod_in_front(environ)
+        given = order(muster, secret, self.timeout, environ)
+        given["command"] = list(plan.command)
+        try:
+            start = Start(self.starter, hosts, muster, given, plan.environ, signals, self.timeout)
+            branches = start.run()
+        finally:
+            muster.close()
+        return Gathered(branches, plan.slots, given["address"][0], secret, start.running)
+
+
+def order(muster: Muster, secret: bytes, timeout: float, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What every host is told over stdin, but what it is to do (remote.py)."""
+    return {
+        "secret": secret.hex(),
+        "address": muster.address,
+        "timeout": timeout,
+        "cwd": os.getcwd(),
+        "environ": dict(environ),
+        "path": [os.path.abspath(folder) for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder],
+    }
