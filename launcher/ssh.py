@@ -33,15 +33,15 @@ _REMEDIES = (
 
 
 class Ssh:
-    """A Starter. `options` go to ssh as they are."""
+    """A Starter. `options` go to ssh as they are, and win over what is said here."""
 
     def __init__(self, port: int | None = None, identity: str | None = None, options: Sequence[str] = ()) -> None:
-        self._words = ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}"]
+        self._words = ["ssh", "-T", *(word for option in options for word in shlex.split(option))]
+        self._words += ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}"]  # to ssh, what is said first counts
         self._words += ["-o", "StrictHostKeyChecking=accept-new", "-o", "ControlMaster=no"]
         self._words += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2", "-o", "LogLevel=ERROR"]
         self._words += ["-p", str(port)] if port is not None else []
         self._words += ["-i", identity] if identity is not None else []
-        self._words += [word for option in options for word in shlex.split(option)]
 
     def sessions(self, hosts: Sequence[tuple[int, str]]) -> list[Session]:
         """One for each host."""

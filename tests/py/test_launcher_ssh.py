@@ -69,7 +69,8 @@ def test_errors_of_ssh_have_remedies():
     way = ssh.Ssh(2222, "key", ["-o A=b"])
     (session,) = way.sessions([(3, "a")])
     words = session.words[: session.words.index("--")]
-    assert session.hosts == [3] and words[-6:] == ["-p", "2222", "-i", "key", "-o", "A=b"]
+    assert session.hosts == [3] and words[-4:] == ["-p", "2222", "-i", "key"]
+    assert words[:4] == ["ssh", "-T", "-o", "A=b"]  # the first that ssh is told counts
     assert session.words[-1].startswith("exec ") and starting.BOOT.split(";")[0] in session.words[-1]
     assert way.again(255, "kex_exchange_identification: read: Connection reset by peer")
     assert not way.again(255, "Host key verification failed.") and not way.again(1, "Connection refused")

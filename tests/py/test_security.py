@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -16,7 +17,9 @@ from hosts import Hosts, needs_hosts
 from hosts_sshd import Sshd, empty_within
 from launching import RUN, SECONDS, Launch, launch
 
-from hvdlite.launcher import muster
+from hvdlite.errors import HvdInitError
+from hvdlite.launcher import muster, ssh
+from hvdlite.links import rendezvous
 
 MEET = """
 import hvdlite.numpy as hvd, numpy, os, sys
@@ -148,6 +151,27 @@ def test_a_hosts_report_is_parsed_only_after_its_proof(monkeypatch):
     finally:
         place.close()
     assert not read
+
+
+def test_a_key_that_others_may_read_is_refused(tmp_path):
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    key = rendezvous._key(environ, 0)
+    assert rendezvous._key(environ, 1) == key and len(key) == 32
+    path = tmp_path / "hvdlite" / "key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and not opened(tmp_path)
+    for mode in (0o644, 0o620, 0o602):
+        path.chmod(mode)
+        with pytest.raises(HvdInitError, match="chmod 600"):
+            rendezvous._key(environ, 0)
+
+
+def test_the_users_own_strictness_wins_over_ours():
+    if shutil.which("ssh") is None:
+        pytest.skip("there is no ssh here")
+    for options, expected in (([], "accept-new"), (["-o StrictHostKeyChecking=yes"], "true")):
+        way = ssh.Ssh(options=["-F /dev/null", *options])
+        shown = subprocess.run([*way._words, "-G", "--", "a"], capture_output=True, text=True, timeout=SECONDS).stdout
+        assert f"stricthostkeychecking {expected}\n" in shown, shown
 
 
 def test_shared_memory_is_the_owners_and_has_no_name_once_all_have_mapped_it():
