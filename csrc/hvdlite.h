@@ -181,6 +181,10 @@ int hvd_poll(int64_t handle); /* HVD_OK: finished (well or not), HVD_AGAIN, HVD_
 int hvd_wait(int64_t handle, int timeout_ms, char *text, size_t text_bytes); /* HVD_OK, HVD_AGAIN, or why it failed */
 int hvd_result(int64_t handle,
                struct hvd_output *output); /* after hvd_wait returned HVD_OK; ragged collectives and join */
+/* On a device nobody waits for it: hvd_wait returns when the collective lies on a stream of the core's, and hvd_poll
+ * says HVD_OK when it is done there. After hvd_wait returned HVD_OK: what is put on this stream of the tensor's device
+ * (a CUstream as an integer) from now on comes after the collective. Of one in the CPU's memory it does nothing. */
+int hvd_behind(int64_t handle, uintptr_t stream, char *text, size_t text_bytes);
 int hvd_forget(int64_t handle); /* frees the slot and the engine's output; waits if the work is still in flight */
 
 /* The short way, for what is called again and again. run submits what is like `like` but for its memory and `quiet`;

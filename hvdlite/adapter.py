@@ -22,6 +22,9 @@ class Device(Protocol):
     def ready(self) -> tuple[int, Any]:
         """An event after all that the framework has begun there: its handle, and what keeps it alive."""
 
+    def follow(self, native: int) -> None:
+        """What the framework begins there from now on comes after this collective, by its number in the core."""
+
     def near(self, tensor: Any) -> Any:
         """A contiguous copy of a tensor in the CPU's memory."""
 

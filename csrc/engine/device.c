@@ -93,6 +93,19 @@ void hvd_device_met(struct hvd_engine *engine, struct hvd_set *set)
         notice(engine, set, error.text);
 }
 
+bool hvd_device_settle(struct hvd_engine *engine, struct hvd_set *set)
+{
+    struct hvd_open_plane *open = for_devices(set);
+    struct hvd_error error = {0};
+    int code = open->plane->settle(open->self, &error);
+    if (code == HVD_AGAIN)
+        return false;
+    set->on_stream = false;
+    if (code != HVD_OK)
+        hvd_engine_abort(engine, engine->options.rank, code, error.text);
+    return true;
+}
+
 void hvd_device_abandon(struct hvd_set *set)
 {
     struct hvd_open_plane *open = set->greeted ? for_devices(set) : NULL;

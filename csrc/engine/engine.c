@@ -10,8 +10,10 @@
 
 #include <sched.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #define NAP_ALONE_NS 50000u
+#define ON_DEVICE_US 50
 #define LARGE_BYTES  (1 << 20) /* worth waking the engine thread at once */
 
 static int64_t bytes_of(const struct hvd_request *request)
@@ -83,7 +85,7 @@ int hvd_engine_poll(struct hvd_engine *engine, int64_t handle)
     if (!slot)
         return HVD_EHANDLE;
     if (hvd_slot_state(slot) == HVD_SLOT_DONE)
-        return HVD_OK;
+        return slot->behind && hvd_mark_reached(slot->behind, NULL) == HVD_AGAIN ? HVD_AGAIN : HVD_OK;
     if (engine->alone && hvd_turn_take(engine))
         hvd_turn_run(engine);
     hvd_engine_kick(engine); /* it may have been submitted quietly, and a poll promises that it goes on */
@@ -144,9 +146,25 @@ int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, c
     return slot->code;
 }
 
+int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, struct hvd_error *error)
+{
+    struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
+    if (!slot || !slot_done(slot))
+        return hvd_fail(error, HVD_EHANDLE, "this handle is unknown, or not finished");
+    if (slot->behind && atomic_load(&engine->failed)) /* it may have ended there without its peers */
+        return hvd_fail(error, engine->failure.code, "%s", engine->failure.text);
+    return slot->behind ? hvd_mark_follow(slot->behind, stream, error) : HVD_OK;
+}
+
 int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
 {
+    uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
     int code = hvd_engine_wait(engine, handle, timeout_ms, text, text_bytes);
+    while (code == HVD_OK && hvd_engine_poll(engine, handle) == HVD_AGAIN) /* nobody will ask for its mark */
+        if (hvd_now_ns() < until_ns)
+            usleep(ON_DEVICE_US);
+        else
+            code = HVD_AGAIN;
     if (code != HVD_AGAIN)
         hvd_handles_forget(&engine->handles, handle);
     return code;
@@ -182,8 +200,8 @@ int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_outp
 
 int hvd_engine_forget(struct hvd_engine *engine, int64_t handle)
 {
-    while (hvd_engine_poll(engine, handle) == HVD_AGAIN)
-        hvd_engine_wait(engine, handle, 50, NULL, 0);
+    while (hvd_engine_wait(engine, handle, 50, NULL, 0) == HVD_AGAIN)
+        ;
     return hvd_handles_forget(&engine->handles, handle);
 }
 

@@ -198,6 +198,7 @@ bool hvd_engine_take_part(struct hvd_engine *engine, bool (*done)(void *self), v
 int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 void hvd_engine_kick(struct hvd_engine *engine);
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle);
+int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, struct hvd_error *error);
 int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_output *output);
 int hvd_engine_forget(struct hvd_engine *engine, int64_t handle);

@@ -34,6 +34,9 @@ static void slot_clear(struct hvd_handles *handles, struct hvd_slot *slot)
     free(slot->name_long);
     free(slot->data);
     free(slot->rows_of);
+    if (slot->behind)
+        hvd_mark_drop(slot->behind);
+    slot->behind = NULL;
     slot->text = NULL;
     slot->name_long = NULL;
     slot->data = NULL;

@@ -11,6 +11,7 @@
 #ifndef HVD_HANDLE_H
 #define HVD_HANDLE_H
 
+#include "../cuda/mark.h"
 #include "../ground/ground.h"
 #include "../ground/sleep.h"
 
@@ -34,6 +35,7 @@ struct hvd_slot {
     void *data; /* result of a ragged collective, malloc'ed */
     int64_t *rows_of;
     int64_t rows, bytes;
+    struct hvd_mark *behind; /* on a device: finished, and done there when this mark is reached; NULL: it is */
 };
 
 struct hvd_handles {
@@ -62,6 +64,7 @@ static inline bool hvd_handles_queued(struct hvd_handles *handles)
 }
 
 /* The turn. The slot is DONE with this code; `text` is copied (NULL for HVD_OK); waiters wake. */
+/* `behind` of the slot may have been set before. */
 void hvd_handles_finish(struct hvd_handles *handles, uint32_t index, int code, const char *text);
 
 /* Any thread. The slot of a handle if the handle is live, else NULL. */

@@ -103,6 +103,7 @@ struct hvd_set {
     struct hvd_agenda agenda;
     struct hvd_moving moving;
     unsigned char *hello; /* of all ranks and, behind them, mine, while they greet each other */
+    bool on_stream;       /* works lie on a device's stream that are not done there, as far as is known */
     bool greeted;         /* they have, and know who can do without the CPU */
     uint32_t join_slot;   /* HVD_SLOT_NONE: this rank has not joined */
 };
@@ -146,7 +147,7 @@ void hvd_guess(struct hvd_engine *engine, struct hvd_set *set);
 uint64_t hvd_guess_tag(uint64_t tag, struct hvd_key key, uint64_t bucket);
 static inline bool hvd_work_empty(const struct hvd_set *set)
 {
-    return !set->moving.busy && set->agenda.count == 0;
+    return !set->moving.busy && set->agenda.count == 0 && !set->on_stream;
 }
 
 /* Between work.c and ragged.c. */
@@ -171,6 +172,8 @@ static inline int hvd_item_dtype(const struct hvd_plan_item *item)
 bool hvd_device_greets(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_device_met(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_device_abandon(struct hvd_set *set);
+/* Works of this set lie on a device's stream: are they done? True: that has changed. */
+bool hvd_device_settle(struct hvd_engine *engine, struct hvd_set *set);
 /* order.c: by the turn. This rank is about to vote; a plan was taken; may the head, which lies on a device, begin? */
 void hvd_order_vote(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_order_plan(struct hvd_engine *engine, const struct hvd_plan *plan);

@@ -65,6 +65,8 @@ void hvd_soon_nap(struct hvd_engine *engine)
 {
     bool under_way = false;
     for (int i = 0; i < engine->sets; i++)
+        under_way |= engine->set[i]->on_stream;
+    for (int i = 0; i < engine->sets; i++)
         under_way |= engine->set[i]->moving.busy && !engine->set[i]->moving.waits &&
                      (engine->set[i]->moving.stage.phase != HVD_STAGE_NONE || engine->set[i]->moving.by->plane->silent);
     if (!under_way || !engine->thread_runs || atomic_load_explicit(&engine->failed, memory_order_relaxed))

@@ -40,10 +40,16 @@ struct hvd_slot *hvd_work_slot(struct hvd_engine *engine, const struct hvd_plan_
     return item->ticket == HVD_TICKET_NONE ? NULL : &engine->handles.slot[item->ticket];
 }
 
-static void finish(struct hvd_engine *engine, const struct hvd_plan_item *item, int code, const char *text)
+/* behind: of a work that lies on a device's stream. */
+static void finish(struct hvd_engine *engine, const struct hvd_plan_item *item, struct hvd_mark *behind, int code,
+                   const char *text)
 {
     if (item->ticket == HVD_TICKET_NONE)
         return;
+    if (behind) {
+        hvd_mark_keep(behind);
+        engine->handles.slot[item->ticket].behind = behind;
+    }
     hvd_trace_add(&engine->trace, HVD_TRACE_finish, item->ticket, (uint64_t)(int64_t)code);
     hvd_handles_finish(&engine->handles, item->ticket, code, text);
 }
@@ -62,7 +68,7 @@ static bool finish_without_plane(struct hvd_engine *engine, struct hvd_set *set)
                            "it is not possible while another rank has joined: only allreduce, reduce and barrier are; "
                            "call it before any rank joins",
                            text, sizeof text);
-        finish(engine, item, item->code, text);
+        finish(engine, item, NULL, item->code, text);
         pop(set, 1);
         any = true;
     }
@@ -262,9 +268,9 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     struct hvd_moving *moving = &set->moving;
     if (atomic_load_explicit(&engine->failed, memory_order_relaxed))
         return false; /* what the plane holds is not touched any more; close waits for nobody */
-    bool progress = false;
+    bool progress = set->on_stream && hvd_device_settle(engine, set);
     if (!moving->busy) {
-        progress = finish_without_plane(engine, set);
+        progress |= finish_without_plane(engine, set);
         if (set->agenda.count == 0)
             return progress;
         start_next(engine, set);
@@ -300,7 +306,11 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     if (set->wires)
         hvd_wire_count(engine, set);
     for (uint32_t i = 0; i < moving->items; i++)
-        finish(engine, hvd_work_item(set, i), HVD_OK, NULL);
+        finish(engine, hvd_work_item(set, i), moving->work.behind, HVD_OK, NULL);
+    set->on_stream |= moving->work.behind != NULL;
+    if (moving->work.behind)
+        hvd_mark_drop(moving->work.behind);
+    moving->work.behind = NULL;
     pop(set, moving->items);
     return true;
 }

@@ -4,10 +4,12 @@
  * none: before the first such work of a set its ranks greet each other (plane/nccl/comm.c), and that is where CUDA's
  * driver and NCCL are found, or where all agree to do without.
  *
- * A work goes through three stages, none of which blocks: the communicator is connected (the first one only), the calls
- * are launched behind the events after which the tensors are ready (calls.c), and the event behind them is asked
- * for. Nobody rings when a stream has got so far, so the plane is `silent`: the engine comes again by itself. All works
- * of a device, of whichever set, run on one stream (device.c).
+ * A work goes through stages, none of which blocks: the communicator is connected (the first one only), the calls are
+ * launched behind the events after which the tensors are ready (calls.c), and a mark is put behind them. That is all:
+ * the next work may be launched at once, and whoever wants the result lets his own stream wait for the mark. So no
+ * thread waits for a device. What is under way there is looked at until it is done (settle), for errors come late;
+ * nobody rings for that, so the plane is `silent`: the engine comes again by itself. All works of a device, of
+ * whichever set, run on one stream (device.c).
  *
  * NCCL cannot lose a peer and go on: when the job has failed, the communicator is aborted, which ends what runs on the
  * device; so no stream of the user waits for a dead rank. After a failure every later call repeats it.
@@ -17,6 +19,9 @@
 #include "nccl/state.h"
 
 #include <stdlib.h>
+#include <unistd.h>
+
+#define CLOSING_NS 10000000000u /* for what all have put on their streams, and will end unless somebody dies */
 
 static int open_plane(const struct hvd_plane_arg *arg, void **self, struct hvd_error *error)
 {
@@ -62,7 +67,7 @@ static int start(void *self, struct hvd_work *work, struct hvd_error *error)
 }
 
 /* One step, with the device current. HVD_AGAIN: not yet; *progress: the next one may be possible at once. */
-static int go_on(struct hvd_nccl_plane *plane, const struct hvd_work *work, bool *progress, struct hvd_error *error)
+static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *progress, struct hvd_error *error)
 {
     int code = hvd_nccl_settled(plane, plane->connected ? "do a collective" : "connect the ranks", error);
     if (code != HVD_OK)
@@ -75,21 +80,34 @@ static int go_on(struct hvd_nccl_plane *plane, const struct hvd_work *work, bool
         if (code != HVD_OK)
             return code;
     }
-    if (plane->stage == HVD_NCCL_LAUNCHING) {
-        int failed = plane->cuda->EventRecord(plane->done, plane->device->stream);
-        if (failed)
-            return hvd_cuda_failed(failed, "record an event", error);
-        plane->stage = HVD_NCCL_RUNNING;
-        *progress = true;
-    }
-    int asked = plane->cuda->EventQuery(plane->done);
-    if (asked == HVD_CUDA_NOT_READY)
-        return HVD_AGAIN;
-    if (asked != 0)
-        return hvd_cuda_failed(asked, "finish a collective", error);
+    struct hvd_mark *mark = hvd_nccl_device_mark(plane->device, error);
+    if (!mark)
+        return error->code;
+    if (plane->last)
+        hvd_mark_drop(plane->last);
+    plane->last = mark;
+    hvd_mark_keep(mark);
+    work->behind = mark;
     *progress = true;
     plane->stage = HVD_NCCL_IDLE;
     return HVD_OK;
+}
+
+static int settle(void *self, struct hvd_error *error)
+{
+    struct hvd_nccl_plane *plane = self;
+    int code = plane->failed.code;
+    if (code == HVD_OK && plane->last)
+        code = hvd_nccl_enter(plane, &plane->failed);
+    if (code == HVD_OK && plane->last) {
+        code = hvd_nccl_settle(plane, &plane->failed);
+        hvd_nccl_leave(plane);
+    }
+    if (code < 0) {
+        *error = plane->failed;
+        error->culprit = plane->rank;
+    }
+    return code;
 }
 
 static int poll_plane(void *self, struct hvd_work *work, bool *progress, struct hvd_error *error)
@@ -119,6 +137,13 @@ static void abandon(void *self)
 static void close_plane(void *self)
 {
     struct hvd_nccl_plane *plane = self;
+    struct hvd_error error = {0};
+    uint64_t until_ns = hvd_now_ns() + CLOSING_NS;
+    int code;
+    while ((code = settle(self, &error)) == HVD_AGAIN && hvd_now_ns() < until_ns)
+        usleep(50);
+    if (code == HVD_AGAIN)
+        hvd_fail(&plane->failed, HVD_ETIMEOUT, "a collective on a device has not ended");
     hvd_nccl_disconnect(plane, plane->failed.code != HVD_OK || plane->stage != HVD_NCCL_IDLE);
     free(plane);
 }
@@ -137,4 +162,5 @@ const struct hvd_plane hvd_plane_nccl = {
     .hello = hello,
     .met = met,
     .abandon = abandon,
+    .settle = settle,
 };

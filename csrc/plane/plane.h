@@ -9,6 +9,7 @@
 
 #include "../ground/ground.h"
 #include "../algo/algo.h"
+#include "../cuda/mark.h"
 #include "../ground/sleep.h"
 #include "../link/link.h"
 
@@ -26,7 +27,7 @@ struct hvd_piece {
 #define HVD_WORK_ON_DEVICE 2u /* agreed: every rank's pieces lie in the memory of its device */
 
 /* One collective on one bucket, all of one kind, op, dtype, scale and root. Written by the engine, read-only
- * for the plane but for `room`; lent from start until poll returns something else than HVD_AGAIN. */
+ * for the plane but for `room` and `behind`; lent from start until poll returns something else than HVD_AGAIN. */
 struct hvd_work {
     int kind, op, dtype, root;
     uint32_t flags;
@@ -46,7 +47,9 @@ struct hvd_work {
     void *const *ready;       /* on a device: for each piece the event after which it may be read and written, NULL: it
                                  may now. NULL: so may all */
     int device;               /* on which device this rank's pieces lie, counted from 1; 0: it has none */
-    uint64_t room[24];        /* the plane's own state for this work; start may assume nothing about it */
+    struct hvd_mark *behind; /* on a device, set by the poll that says HVD_OK: the work lies on the device's stream, and
+                                the memory may be touched behind this mark; a reference that is the caller's */
+    uint64_t room[24];       /* the plane's own state for this work; start may assume nothing about it */
 };
 
 /* Shared memory of the ranks of one set on one host: rank r's segment is mapped at map[r] in this process.
@@ -144,10 +147,12 @@ struct hvd_plane {
      * what this rank says (HVD_HELLO_BYTES; a rank that fails says so), met is given what all have said, in the order
      * of ranks, and must come to the same on all of them. Its failure means that this plane is not for this set.
      * Neither waits for another rank. abandon: the job has failed; what is under way must end without its peers, at
-     * once, and nothing follows but close. */
+     * once, and nothing follows but close. settle: is all that lies on the device's stream done? HVD_OK, HVD_AGAIN, or
+     * why it never will be. */
     void (*hello)(void *plane, const struct hvd_work *first, void *mine);
     int (*met)(void *plane, const void *all, struct hvd_error *error);
     void (*abandon)(void *plane);
+    int (*settle)(void *plane, struct hvd_error *error);
     /* Any thread: this rank's bytes that are resident for moving, and those that alloc has handed out and not yet got
      * back; added to both. May be NULL. */
     void (*usage)(void *plane, uint64_t *resident, uint64_t *handed_out);

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, text_of, thread
@@ -136,19 +137,25 @@ class Gathered(NamedTuple):
 class Pending:
     """One request in flight. `keep` is everything whose memory the core may touch."""
 
-    __slots__ = ("keep", "native", "request")
+    __slots__ = ("follow", "keep", "native", "request")
 
-    def __init__(self, native: int, keep: Any, request: Request | None = None) -> None:
+    def __init__(
+        self, native: int, keep: Any, request: Request | None = None, follow: Callable[[int], None] | None = None
+    ) -> None:
         self.native = native
         self.keep = keep
         self.request = request
+        self.follow = follow
 
     def done(self) -> bool:
         """Whether `wait` would return (or raise) at once."""
         return self.native == 0 or _poll(self.native) != _AGAIN
 
     def wait(self, bounded: bool = True) -> None:
-        """Blocks until the request is finished, and keeps its result. Raises why it failed. bounded: by patience.py."""
+        """Blocks until the request is finished, and keeps its result. Raises why it failed. bounded: by patience.py.
+
+        On a device nobody waits for that: it blocks until the collective lies there, and lets the framework follow it.
+        """
         native, text, since = self.native, thread.text, 0.0
         code = lib.hvd_wait(native, _WAIT_MS, text, TEXT_BYTES)
         while code == _AGAIN:
@@ -159,6 +166,8 @@ class Pending:
             reason = text_of(text)
             self.release()
             raise error_for(code, reason)
+        if self.follow is not None:
+            self.follow(native)
 
     def finish(self) -> None:
         """`wait` and `release` in one call of the core, where there is no result to fetch."""
@@ -269,7 +278,8 @@ def _made(
 
 def submit(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], source: int, target: int, keep: Any, *,
-    quiet: int = NOW, only_check: bool = False, device: int = 0, ready: tuple[int, Any] | None = None, **more: Any
+    quiet: int = NOW, only_check: bool = False, device: int = 0, ready: tuple[int, Any] | None = None,
+    follow: Callable[[int], None] | None = None, **more: Any
 ) -> Pending:  # fmt: skip
     """Hand one contiguous tensor over. `source` and `target` are addresses; never waits for another rank.
 
@@ -279,7 +289,8 @@ def submit(
     `only_check`: raise what a submission would raise, and submit nothing. `more`: as `request` has it; `priority`: the
     same on all ranks, of what is ready together, greater goes first.
 
-    device: 0, or k + 1 for memory of CUDA's device k, which may be used after the event `ready`: (handle, its owner).
+    device: 0, or k + 1 for memory of CUDA's device k, which may be used after the event `ready`: (handle, its owner);
+    `follow` is called with the request's number when it was waited for, see `behind`.
 
     Raises ValueError (unsupported dtype or op, the name is in flight, no int32 as priority), HvdNotInitializedError,
     HvdPeerLostError.
@@ -294,7 +305,7 @@ def submit(
             _refuse_twice(known.name)
         known.check(source, target)
         return Pending(0, None)
-    return Pending(known.start(source, target, quiet), keep, known)  # splits are lent until the request is finished
+    return Pending(known.start(source, target, quiet), keep, known, follow)  # splits are lent until it is finished
 
 
 def _warn() -> None:

@@ -176,6 +176,14 @@ def gpu_libraries(cuda: str | None, nccl: str | None) -> None:
     lib.hvd_gpu_libraries(bytes_or_null(cuda), bytes_or_null(nccl))
 
 
+def behind(native: int, stream: int) -> None:
+    """What is put on this stream of the tensor's device from now on comes after a collective that was waited for.
+
+    Raises HvdPeerLostError (the job has failed meanwhile), HvdError.
+    """
+    checked(lib.hvd_behind(native, stream, thread.text, TEXT_BYTES), thread.text)
+
+
 def addresses(*names: str) -> list[int]:
     """Where functions of the core lie, by their names in the header: for code that is compiled apart."""
     return [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in names]

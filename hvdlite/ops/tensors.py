@@ -91,7 +91,8 @@ class Tensors(Generic[T]):
 
 def placed(view: View) -> dict[str, Any]:
     """What `_core.submit` has to know of a tensor that lies on a device."""
-    return {} if view.device is None else {"device": view.device.number, "ready": view.device.ready()}
+    device = view.device
+    return {} if device is None else {"device": device.number, "ready": device.ready(), "follow": device.follow}
 
 
 def group_of(tensors: Any) -> list[Any]:

@@ -1,7 +1,9 @@
 """PyTorch's tensors on GPUs: where they lie, when they are ready, and which NCCL is PyTorch's.
 
 A collective may touch a tensor once the current stream of its device has got to where it was submitted; an event tells.
-That one event stands for what was written before, and for what still reads memory that is about to be written.
+That one event stands for what was written before, and for what still reads memory that is about to be written. When it
+was waited for, the collective lies on a stream of the core's, and the current stream waits for it there: no thread
+waits for a device.
 
 PyTorch brings an NCCL, and a process must not hold two. Where PyTorch is linked with it, it is loaded already; where it
 is not, its file lies in a package of its own, and the core is told which. Nothing here is imported or asked before
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 
 from .. import _core
+from ..errors import HvdError
 
 
 class CudaDevice:
@@ -29,9 +32,18 @@ class CudaDevice:
 
     def ready(self) -> tuple[int, Any]:
         """An event after all that was begun on this device's current stream: its handle, and what keeps it alive."""
+        if torch.cuda.is_current_stream_capturing():
+            raise HvdError(
+                "a CUDA graph is being captured, and a collective that hvdlite agrees on at run time cannot be part of "
+                "one: capture forward and backward, and call the collective or optimizer.step() outside of the capture"
+            )
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event.cuda_event, event
+
+    def follow(self, native: int) -> None:
+        """The current stream waits for a collective; this thread does not. Raises HvdPeerLostError."""
+        _core.behind(native, torch.cuda.current_stream(self._device).cuda_stream)
 
     def near(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of a tensor in the CPU's memory."""

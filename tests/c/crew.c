@@ -274,6 +274,8 @@ int crew_wait(struct hvd_engine *engine, int64_t handle, char *text)
     int code = HVD_AGAIN;
     for (int i = 0; i < 400 && code == HVD_AGAIN; i++)
         code = hvd_engine_wait(engine, handle, 50, text, HVD_TEXT_MAX);
+    for (int i = 0; i < 400000 && code == HVD_OK && hvd_engine_poll(engine, handle) == HVD_AGAIN; i++)
+        usleep(50); /* it lies on a device */
     if (code != HVD_AGAIN)
         CHECK(hvd_engine_forget(engine, handle) == HVD_OK);
     return code;

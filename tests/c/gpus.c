@@ -60,6 +60,12 @@ int gpus_finish(const struct gpus_seat *seat, struct hvd_work *work, struct hvd_
     int code;
     while ((code = seat->plane->poll(seat->nccl, work, &progress, error)) == HVD_AGAIN)
         sched_yield();
+    if (code != HVD_OK)
+        return code;
+    while ((code = seat->plane->settle(seat->nccl, error)) == HVD_AGAIN)
+        sched_yield();
+    CHECK(code != HVD_OK || hvd_mark_reached(work->behind, error) == HVD_OK, "%s", error->text);
+    hvd_mark_drop(work->behind);
     return code;
 }
 

@@ -182,6 +182,45 @@ static void side_by_side(struct hvd_engine *engine, int rank, int size)
     }
 }
 
+/* A wait is over when the collective lies on the stream; another stream waits for it, and no thread does. */
+static void nobody_waits_for_a_device(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    float value[2] = {1, 1}, copy[2] = {0};
+    void *gate = gpus_gate(), *ctx, *stream;
+    int64_t handle[2];
+    crew_barrier(engine);
+    for (int i = 0; i < 2; i++) { /* the second is launched behind the first, that is not ready yet */
+        struct hvd_request request =
+            on_device(HVD_ALLREDUCE, i ? "b" : "a", HVD_OP_sum, HVD_DTYPE_float32, &value[i], &value[i], 1, rank);
+        request.ready = i ? NULL : gate;
+        handle[i] = hvd_engine_submit(engine, &request, &error);
+        CHECK_CODE(handle[i] > 0, 1, error.text);
+        int code = HVD_AGAIN;
+        for (int k = 0; k < 400 && code == HVD_AGAIN; k++)
+            code = hvd_engine_wait(engine, handle[i], 50, text, sizeof text);
+        CHECK_CODE(code, HVD_OK, text);
+    }
+    for (int i = 0; i < 2; i++)
+        CHECK(hvd_engine_poll(engine, handle[i]) == HVD_AGAIN && value[i] == 1);
+    const struct hvd_cuda *cuda = hvd_cuda_load(&error);
+    CHECK(cuda->DevicePrimaryCtxRetain(&ctx, rank) == 0 && cuda->CtxPushCurrent(ctx) == 0);
+    CHECK(cuda->StreamCreateWithPriority(&stream, 1, -5) == 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK_CODE(hvd_engine_behind(engine, handle[i], stream, &error), HVD_OK, error.text);
+        CHECK(hvd_engine_forget(engine, handle[i]) == HVD_OK); /* at once */
+    }
+    CHECK(cuda->MemcpyDtoHAsync(copy, (uintptr_t)value, sizeof copy, stream) == 0);
+    CHECK(copy[0] == 0 && hvd_engine_behind(engine, handle[0], stream, &error) == HVD_EHANDLE);
+    crew_meet();
+    gpus_open_gate(gate);
+    CHECK(cuda->StreamDestroy(stream) == 0); /* the stub's works off what lies there */
+    CHECK(copy[0] == (float)size && copy[1] == (float)size);
+    cuda->CtxPopCurrent(&ctx);
+    cuda->EventDestroy(gate);
+}
+
 static void ranks_disagree(struct hvd_engine *engine, int rank, int size)
 {
     float value = 1;
@@ -243,7 +282,15 @@ static void one_dies(struct hvd_engine *engine, int rank, int size)
             kill(getpid(), SIGKILL);
         else
             usleep(1000);
-    int code = handle < 0 ? (int)handle : crew_wait(engine, handle, text);
+    int code = handle < 0 ? (int)handle : HVD_AGAIN;
+    for (int i = 0; i < 400 && code == HVD_AGAIN; i++)
+        code = hvd_engine_wait(engine, handle, 50, text, sizeof text);
+    void *ctx, *stream;
+    const struct hvd_cuda *cuda = hvd_cuda_load(&error);
+    CHECK(cuda->DevicePrimaryCtxRetain(&ctx, rank) == 0 && cuda->CtxPushCurrent(ctx) == 0);
+    CHECK(cuda->StreamCreateWithPriority(&stream, 1, -5) == 0);
+    while (code == HVD_OK && (code = hvd_engine_behind(engine, handle, stream, &error)) == HVD_OK)
+        usleep(1000); /* it is on the stream: whoever asks later hears of the death */
     CHECK_CODE(code, HVD_EPEER, text);
     uint64_t until = hvd_now_ns() + 10000000000u;
     while (gpus_calls("ncclCommAbort") == 0 && hvd_now_ns() < until)
@@ -265,6 +312,8 @@ int main(void)
     int calls = gpus_calls("ncclAllReduce");
     crew_threads(4, sets_overlap);
     CHECK(gpus_calls("ncclAllReduce") - calls == 40 * 2 * (4 + 3 + 2 + 3)); /* all of them */
+    crew_threads(1, nobody_waits_for_a_device);
+    crew_threads(3, nobody_waits_for_a_device);
     crew_threads(3, ranks_disagree);
     crew_threads(3, one_has_joined);
     shared_device = 2;

@@ -9,6 +9,7 @@
 #include "kernel/kernel.h"
 #include "world.h"
 
+#include <sched.h>
 #include <string.h>
 
 static const struct hvd_plane *plane; /* nccl */
@@ -180,14 +181,21 @@ static void waits_for_tensors(const struct hvd_plane_arg *world, void *more)
     void *gate = gpus_gate(), *ready[] = {gate};
     work.ready = ready;
     CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK, "%s", error.text);
-    while (seat.nccl->stage != HVD_NCCL_RUNNING)
-        CHECK(plane->poll(seat.nccl, &work, &progress, &error) == HVD_AGAIN, "%s", error.text);
+    int code;
+    while ((code = plane->poll(seat.nccl, &work, &progress, &error)) == HVD_AGAIN)
+        ;
+    CHECK(code == HVD_OK && work.behind, "%s", error.text);
     hvd_world_meet(world); /* all have put it on their streams */
-    CHECK(plane->poll(seat.nccl, &work, &progress, &error) == HVD_AGAIN && value[0] == 1, "it was not ready");
+    CHECK(plane->settle(seat.nccl, &error) == HVD_AGAIN && value[0] == 1, "it was not ready");
+    CHECK(hvd_mark_reached(work.behind, &error) == HVD_AGAIN, "so nobody is told that it is");
     hvd_world_meet(world);
     value[0] = value[1] = value[2] = 5;
     gpus_open_gate(gate);
-    CHECK(gpus_finish(&seat, &work, &error) == HVD_OK && value[2] == 5 * (float)world->size, "%g", (double)value[2]);
+    while ((code = plane->settle(seat.nccl, &error)) == HVD_AGAIN)
+        sched_yield();
+    CHECK(code == HVD_OK && value[2] == 5 * (float)world->size, "%g", (double)value[2]);
+    CHECK(hvd_mark_reached(work.behind, &error) == HVD_OK, "%s", error.text);
+    hvd_mark_drop(work.behind);
     hvd_world_meet(world);
     plane->close(seat.nccl);
     seat.nccl = NULL;

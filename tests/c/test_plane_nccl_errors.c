@@ -125,8 +125,10 @@ static void is_abandoned(const struct hvd_plane_arg *world, void *more)
     work.device = world->rank + 1;
     if (world->rank == 0) {
         CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK, "%s", error.text);
-        while (seat.nccl->stage != HVD_NCCL_RUNNING)
-            CHECK(plane->poll(seat.nccl, &work, &progress, &error) == HVD_AGAIN, "%s", error.text);
+        while (!work.behind)
+            CHECK(plane->poll(seat.nccl, &work, &progress, &error) >= 0, "%s", error.text);
+        hvd_mark_drop(work.behind);
+        CHECK(plane->settle(seat.nccl, &error) == HVD_AGAIN, "it waits on the stream");
         uint64_t before = hvd_now_ns();
         int aborts = gpus_calls("ncclCommAbort");
         plane->abandon(seat.nccl); /* gives the device back, whose stream ends when it is empty */

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import subprocess
+import time
 from pathlib import Path
 
 from hvdlite import _core
@@ -27,6 +29,16 @@ def calls(name):
     return ctypes.CDLL(str(STUB)).stub_calls(name.encode())
 
 
+@functools.cache
+def a_stream():
+    """A stream of the stub's, that stands in for the framework's."""
+    stub, stream, ctx = ctypes.CDLL(str(STUB)), ctypes.c_void_p(), ctypes.c_void_p()
+    assert stub.cuCtxPushCurrent_v2(ctypes.c_void_p(1)) == 0
+    assert stub.cuStreamCreateWithPriority(ctypes.byref(stream), 1, -5) == 0
+    stub.cuCtxPopCurrent_v2(ctypes.byref(ctx))
+    return stream.value
+
+
 class Pretended:
     """A device that is none."""
 
@@ -35,6 +47,11 @@ class Pretended:
 
     def ready(self):
         return 0, None
+
+    def follow(self, native):
+        _core.behind(native, a_stream())
+        while not _core.done(native):  # what PyTorch does next with these tensors waits for no stream
+            time.sleep(0.0001)
 
     def near(self, tensor):
         return tensor.detach().clone()

@@ -9,6 +9,7 @@ import torch
 from ranks import as_ranks
 
 import hvdlite.torch as hvd
+from hvdlite.torch.device import CudaDevice
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,6 +44,15 @@ def test_tensors_on_gpus_go_by_nccl():
         every_collective()
         assert gpus.calls("ncclAllReduce") > before
         hvd.barrier()
+        waits = gpus.calls("cuStreamWaitEvent")
+        hvd.synchronize(hvd.allreduce_async(torch.ones(3)))  # the stub's streams wait, no ready event is given
+        assert gpus.calls("cuStreamWaitEvent") == waits + 1
+
+
+def test_a_capture_of_a_cuda_graph_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(hvd.HvdError, match="CUDA graph is being captured.*outside of the capture"):
+        CudaDevice(0).ready()
 
 
 @as_ranks(2)

@@ -114,8 +114,9 @@ static int identities(struct hvd_nccl_plane *plane, const struct hvd_work *work,
     void *stream = plane->device->stream;
     size_t room = HVD_ALIGN_UP(count * bytes, (size_t)256);
     if (room > plane->scratch_bytes) {
-        if (plane->scratch)
-            cuda->MemFree(plane->scratch);
+        room = HVD_ALIGN_UP(room > plane->scratch_bytes * 3 / 2 ? room : plane->scratch_bytes * 3 / 2, (size_t)256);
+        if (plane->scratch) /* not freed now: that would wait for the device, and it for a peer */
+            plane->retired[plane->retired_count++ % HVD_NCCL_RETIRED_MAX] = plane->scratch;
         plane->scratch = plane->scratch_bytes = 0;
         int code = cuda_call(cuda->MemAlloc(&plane->scratch, 2 * room), "give memory for a tensor", error);
         if (code != HVD_OK)

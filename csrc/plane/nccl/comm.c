@@ -87,11 +87,7 @@ int hvd_nccl_connect(struct hvd_nccl_plane *plane, const void *all, struct hvd_e
         code = hvd_nccl_enter(plane, error);
     if (code != HVD_OK)
         return code;
-    enum { NO_TIMING = 2 };
     memcpy(&zero, all, sizeof zero);
-    code = plane->cuda->EventCreate(&plane->done, NO_TIMING);
-    if (code != 0)
-        hvd_cuda_failed(code, "make an event", error);
     struct hvd_nccl_config config = {
         .size = sizeof config, .magic = HVD_NCCL_MAGIC, .version = HVD_NCCL_CONFIG_VERSION, .blocking = 0};
     int result = plane->nccl->CommInitRankConfig(&plane->comm, plane->size, zero.id, plane->rank, &config);
@@ -123,6 +119,27 @@ int hvd_nccl_settled(struct hvd_nccl_plane *plane, const char *what, struct hvd_
     return HVD_AGAIN;
 }
 
+static void free_retired(struct hvd_nccl_plane *plane)
+{
+    while (plane->retired_count > 0)
+        plane->cuda->MemFree(plane->retired[--plane->retired_count]);
+}
+
+int hvd_nccl_settle(struct hvd_nccl_plane *plane, struct hvd_error *error)
+{
+    if (!plane->last)
+        return HVD_OK;
+    int code = hvd_mark_reached(plane->last, error), settled = hvd_nccl_settled(plane, "do a collective", error);
+    if (settled < 0)
+        return settled;
+    if (code == HVD_OK) {
+        hvd_mark_drop(plane->last);
+        plane->last = NULL;
+        free_retired(plane);
+    }
+    return code;
+}
+
 void hvd_nccl_disconnect(struct hvd_nccl_plane *plane, bool abort)
 {
     if (!plane->device)
@@ -132,13 +149,14 @@ void hvd_nccl_disconnect(struct hvd_nccl_plane *plane, bool abort)
             plane->nccl->CommAbort(plane->comm);
         else if (plane->comm)
             plane->nccl->CommDestroy(plane->comm);
-        if (plane->done)
-            plane->cuda->EventDestroy(plane->done);
+        free_retired(plane);
         if (plane->scratch)
             plane->cuda->MemFree(plane->scratch);
         hvd_nccl_leave(plane);
     }
-    plane->comm = plane->done = NULL;
+    if (plane->last)
+        hvd_mark_drop(plane->last);
+    plane->comm = plane->last = NULL;
     plane->scratch = plane->scratch_bytes = 0;
     plane->multiplied = -1;
     hvd_nccl_device_drop(plane->device);

@@ -4,6 +4,9 @@
  * in which it was put, whichever set it belongs to. The context is the device's primary one, which is that of every
  * framework, so that addresses and events of theirs mean the same here.
  *
+ * Marks (cuda/mark.h) are made when they are needed and come back when nobody holds them; a handle may hold one longer
+ * than its set lives, so a device lives as long as its marks are held.
+ *
  * A device is taken by the first set that has a tensor there and given back with the last; the table has a lock,
  * because sets are opened and closed by threads of the caller. To use a device its context is made current, for as
  * long as the calls take: the framework's threads never see it.
@@ -73,24 +76,82 @@ struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *erro
     return device;
 }
 
+static void end(const struct hvd_cuda *cuda, struct hvd_nccl_device *device)
+{
+    void *ctx;
+    struct hvd_nccl_device **at = &devices;
+    while (*at != device)
+        at = &(*at)->next;
+    *at = device->next;
+    bool current = cuda->CtxPushCurrent(device->ctx) == 0;
+    while (device->marks) {
+        struct hvd_mark *mark = device->marks;
+        device->marks = mark->next;
+        if (current)
+            cuda->EventDestroy(mark->event);
+        free(mark);
+    }
+    if (current) {
+        cuda->StreamDestroy(device->stream);
+        cuda->CtxPopCurrent(&ctx);
+    }
+    cuda->DevicePrimaryCtxRelease(device->handle);
+    free(device);
+}
+
 void hvd_nccl_device_drop(struct hvd_nccl_device *device)
 {
-    const struct hvd_cuda *cuda = hvd_cuda_load(NULL);
-    void *ctx;
     pthread_mutex_lock(&lock);
-    if (--device->users == 0) {
-        struct hvd_nccl_device **at = &devices;
-        while (*at != device)
-            at = &(*at)->next;
-        *at = device->next;
-        if (cuda->CtxPushCurrent(device->ctx) == 0) {
-            cuda->StreamDestroy(device->stream);
-            cuda->CtxPopCurrent(&ctx);
-        }
-        cuda->DevicePrimaryCtxRelease(device->handle);
-        free(device);
-    }
+    if (--device->users == 0)
+        end(hvd_cuda_load(NULL), device);
     pthread_mutex_unlock(&lock);
+}
+
+static void take_back(struct hvd_mark *mark)
+{
+    struct hvd_nccl_device *device = mark->owner;
+    pthread_mutex_lock(&lock);
+    mark->next = device->marks;
+    device->marks = mark;
+    pthread_mutex_unlock(&lock);
+    hvd_nccl_device_drop(device);
+}
+
+/* One that nobody holds, or NULL. Whoever holds it holds the device. */
+static struct hvd_mark *used_mark(struct hvd_nccl_device *device)
+{
+    pthread_mutex_lock(&lock);
+    struct hvd_mark *mark = device->marks;
+    if (mark)
+        device->marks = mark->next;
+    device->users++;
+    pthread_mutex_unlock(&lock);
+    return mark;
+}
+
+struct hvd_mark *hvd_nccl_device_mark(struct hvd_nccl_device *device, struct hvd_error *error)
+{
+    enum { NO_TIMING = 2 };
+    const struct hvd_cuda *cuda = hvd_cuda_load(error);
+    struct hvd_mark *mark = used_mark(device);
+    int code = HVD_OK;
+    if (!mark) {
+        mark = calloc(1, sizeof *mark);
+        HVD_ASSERT(mark);
+        *mark = (struct hvd_mark){.cuda = cuda, .ctx = device->ctx, .release = take_back, .owner = device};
+        code = check(cuda->EventCreate(&mark->event, NO_TIMING), "make an event", error);
+        if (code != HVD_OK) {
+            free(mark);
+            hvd_nccl_device_drop(device);
+            return NULL;
+        }
+    }
+    atomic_store(&mark->references, 1);
+    code = check(cuda->EventRecord(mark->event, device->stream), "record an event", error);
+    if (code == HVD_OK)
+        return mark;
+    hvd_mark_drop(mark);
+    return NULL;
 }
 
 int hvd_nccl_enter(const struct hvd_nccl_plane *plane, struct hvd_error *error)

@@ -14,7 +14,8 @@
 
 /* A device that sets of this process use. There is one stream for all of them. */
 struct hvd_nccl_device {
-    int ordinal, users;
+    int ordinal, users;     /* sets, and marks that somebody holds */
+    struct hvd_mark *marks; /* that nobody holds */
     int handle;
     void *ctx, *stream;
     struct hvd_cuda_uuid uuid;
@@ -32,7 +33,9 @@ struct hvd_nccl_hello {
 };
 _Static_assert(sizeof(struct hvd_nccl_hello) <= HVD_HELLO_BYTES, "a hello must fit");
 
-enum hvd_nccl_stage { HVD_NCCL_IDLE, HVD_NCCL_STARTED, HVD_NCCL_LAUNCHING, HVD_NCCL_RUNNING };
+#define HVD_NCCL_RETIRED_MAX 64 /* each is larger than the one before by half at least */
+
+enum hvd_nccl_stage { HVD_NCCL_IDLE, HVD_NCCL_STARTED, HVD_NCCL_LAUNCHING };
 
 struct hvd_nccl_plane {
     int rank, size;
@@ -42,10 +45,13 @@ struct hvd_nccl_plane {
     const struct hvd_cuda *cuda;
     const struct hvd_nccl *nccl;
     struct hvd_nccl_device *device;
-    void *comm, *done; /* done: the event behind the work under way */
+    void *comm;
+    struct hvd_mark *last; /* behind the latest work on the stream; NULL: all are done */
     bool connected;
     uint64_t since_ns; /* when the communicator was begun */
     enum hvd_nccl_stage stage;
+    uintptr_t retired[HVD_NCCL_RETIRED_MAX]; /* memory that was too small, and may be in use */
+    int retired_count;
     uintptr_t scratch; /* scratch_bytes that stand in for the tensors of who has none, and as many for results that
                           nobody wants */
     size_t scratch_bytes;
@@ -57,6 +63,8 @@ struct hvd_nccl_plane {
 /* device.c. Any thread. NULL: error says why. */
 struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *error);
 void hvd_nccl_device_drop(struct hvd_nccl_device *device);
+/* A mark at this point of its stream. With the device current. NULL: error says why. */
+struct hvd_mark *hvd_nccl_device_mark(struct hvd_nccl_device *device, struct hvd_error *error);
 /* The device is the current one of this thread, until leave. */
 int hvd_nccl_enter(const struct hvd_nccl_plane *plane, struct hvd_error *error);
 void hvd_nccl_leave(const struct hvd_nccl_plane *plane);
@@ -69,6 +77,8 @@ int hvd_nccl_settled(struct hvd_nccl_plane *plane, const char *what, struct hvd_
 /* A code of NCCL as an error that names this rank and its device. */
 int hvd_nccl_refused(const struct hvd_nccl_plane *plane, int result, const char *what, struct hvd_error *error);
 void hvd_nccl_disconnect(struct hvd_nccl_plane *plane, bool abort);
+/* Is everything on the stream done? HVD_OK, HVD_AGAIN, or what has gone wrong there. With the device current. */
+int hvd_nccl_settle(struct hvd_nccl_plane *plane, struct hvd_error *error);
 
 /* calls.c. Does NCCL compute this as we do? From agreed fields only. */
 bool hvd_nccl_computes(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
