@@ -89,6 +89,8 @@ def serve(given: Mapping[str, Any], hangup: int = -1, stays: bool = False, slots
     }
     agent = Agent(streams[muster.CONTROL], streams[muster.OUTPUT], stdin=-1, given=started, hangup=hangup, stays=stays)
     agent.run()
+    for sock in streams.values():  # their end is what the launcher waits for
+        sock.close()
     return agent.code if agent.code is not None else LOST if agent.orphan else 0, agent.again
 
 

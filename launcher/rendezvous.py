@@ -22,7 +22,7 @@ from typing import NamedTuple
 from . import environment, hosts, muster, remote, starting
 from .ending import LOST
 from .plan import Gathered, Plan
-from .signals import Signals
+from .signals import ENDING, Signals
 
 
 class Rendezvous(NamedTuple):
@@ -103,9 +103,9 @@ def join(
     }
     where = f"{meeting.ip}:{meeting.port}"
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        code, again = remote.serve(given, stays=True, slots=meeting.slots)
+        again = True
         while again:
+            _end_by_signals()
             code, again = remote.serve(given, stays=True, slots=meeting.slots)
     except muster.ReportError as error:
         print(f"hvdlite-run: {error}; is the launcher started on that host, too?", file=sys.stderr, flush=True)
@@ -113,3 +113,11 @@ def join(
     if code == LOST:
         print(f"hvdlite-run: the launcher of node 0 at {where} is gone, or never started", file=sys.stderr, flush=True)
     return code
+
+
+def _end_by_signals() -> None:
+    """While node 0 is waited for, signals end this process; an agent that was here before has caught them."""
+    signal.set_wakeup_fd(-1)
+    for number in ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup stays nohup
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -11,6 +11,8 @@ from hosts import Hosts, needs_hosts
 from hosts_sshd import Sshd, empty_within
 from launching import Launch
 
+import hvdlite
+
 pytestmark = needs_hosts
 HANG = "exec sleep 600"
 
@@ -166,6 +168,57 @@ def test_a_host_without_the_command_the_folder_or_the_python_is_told_before_anyt
     finally:
         sshd.stop(1)
         sshd.start(1)
+
+
+def test_a_host_that_cannot_be_reached_is_told_with_the_remedy(on, hosts):
+    hosts.cable(2, "down")
+    began = time.monotonic()
+    try:
+        with on("-H", "nodeA,nodeB,nodeC", "--ssh-opt", "-o ConnectTimeout=2", "sh", "-c", "echo started") as job:
+            assert job.wait() == 255 and time.monotonic() - began < 20 and "started" not in job.out
+            assert "nodeC: ssh does not reach it: is it up, and is the network?" in job.err, job.err
+            assert "nodeB:" not in job.err and "Traceback" not in job.err, job.err
+    finally:
+        hosts.cable(2, "up")
+
+
+def test_a_command_that_one_host_lacks_is_told_with_its_name(on, sshd, tmp_path):
+    program = tmp_path / "programs" / "train"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho started\n")
+    program.chmod(0o755)
+    sshd.stop(1)
+    sshd.start(1, hide=program.parent)
+    try:
+        with on("-H", "nodeA,nodeB,nodeC", program) as job:
+            assert job.wait() == 127 and "started" not in job.out
+            assert job.err.count("command not found") == 1 and f"nodeB: {program}: command not found" in job.err, (
+                job.err
+            )
+    finally:
+        sshd.stop(1)
+        sshd.start(1)
+
+
+def test_a_python_that_cannot_run_hvdlite_is_told_with_its_host(on, sshd, tmp_path):
+    """The same path leads to something else on nodeB."""
+    sshd.stop(1)
+    sshd.start(1, hide=os.path.dirname(os.path.dirname(hvdlite.__file__)))
+    try:
+        with on("-H", "nodeA,nodeB", "sh", "-c", "echo started") as job:
+            assert job.wait() == 1 and "started" not in job.out
+            assert "nodeB: the Python there has no hvdlite: install it on all hosts" in job.err, job.err
+    finally:
+        sshd.stop(1)
+        sshd.start(1)
+
+
+def test_a_job_that_fails_is_started_again_on_all_hosts_and_bound_there(on):
+    script = "echo try $RANK $HVDLITE_RESTART_COUNT; [ $HVDLITE_RESTART_COUNT = 1 ] || [ $RANK = 0 ] || exit 5; exit 0"
+    words = ("-H", "nodeA,nodeB", "--max-restarts", 1, "--bind-to", "numa", "--failure-grace", 20)
+    with on(*words, "sh", "-c", script) as job:
+        assert job.wait(60) == 0, job.err
+        assert sorted(re.findall(r"try (\d \d)", job.out)) == ["0 0", "0 1", "1 0", "1 1"], job.out + job.err
 
 
 def test_a_host_whose_cable_is_pulled_ends_the_job_and_what_runs_there_ends_itself(on, hosts):

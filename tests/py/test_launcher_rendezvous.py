@@ -94,6 +94,31 @@ def test_hosts_that_do_not_come_or_have_another_secret_are_told(on):
         assert (b.wait(), c.wait()) == (255, 255)
 
 
+RETRY = "echo try $RANK $HVDLITE_RESTART_COUNT; [ $HVDLITE_RESTART_COUNT = 1 ] || [ $RANK = 0 ] || exit 5; exit 0"
+
+
+@needs_hosts
+def test_a_job_that_fails_is_started_again_on_all_nodes(on):
+    words = ("--nnodes", 2, *AT, "--max-restarts", 2, "sh", "-c", RETRY)
+    with on(1, *words) as b, on(0, *words) as a:
+        assert (a.wait(60), b.wait(60)) == (0, 0), a.err + b.err
+    tries = sorted(re.findall(r"try (\d \d)", a.out))
+    assert tries == ["0 0", "0 1", "1 0", "1 1"] and a.err.count("restart 1 of 2") == 1, a.err
+
+
+@needs_hosts
+def test_a_node_that_waits_for_the_next_attempt_ends_by_a_signal(on, hosts):
+    words = ("--nnodes", 2, *AT, "--max-restarts", 5, "sh", "-c")
+    with on(1, *words, "exit 5") as b, on(0, *words, "exit 0") as a:
+        a.until("restart 1 of 5")
+        with open(f"/proc/{a.pid}/task/{a.pid}/children") as file:
+            os.kill(int(file.read().split()[0]), signal.SIGKILL)  # nobody is left to report to
+        with open(f"/proc/{b.pid}/task/{b.pid}/children") as file:
+            os.kill(int(file.read().split()[0]), signal.SIGTERM)
+        assert b.wait() != 0
+        empty_within(hosts, 10)
+
+
 @pytest.mark.parametrize(
     "words, says",
     [
