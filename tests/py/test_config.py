@@ -143,7 +143,7 @@ def test_a_malformed_flag_is_named(name, value):
 
 
 def test_only_options_that_all_ranks_share_are_agreed():
-    agreed = {"fusion_threshold", "cache_capacity", "plane", "algo", "deterministic", "link_cost"}
+    agreed = {"fusion_threshold", "cache_capacity", "plane", "algo", "deterministic", "link_cost", "peer_timeout"}
     assert set(config.read({}).agreed()) == agreed
 
 
