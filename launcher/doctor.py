@@ -136,7 +136,9 @@ class Doctor:
 
     def _listeners(self, found: list[Finding]) -> dict[str, list[Any]]:
         """Where each host listens."""
-        at = {each.name: each.at for each in [*([self.here] if self.here else []), *self.there]}
+        at = {each.name: each.at for each in self.there}
+        if self.here is not None:
+            at[self.here.name] = self.here.at
         told = self.ask_all({name: {"do": "listen", "at": ip} for name, ip in at.items()})
         for name, place in told.items():
             if isinstance(place, str):
@@ -175,7 +177,7 @@ class Doctor:
 def run(
     slots: Sequence[hosts.Slot],
     here: str | None,
-    gather: Gather | None,
+    gather: object,
     environ: Mapping[str, str],
     measure: bool = False,
     check_build: bool = False,
@@ -185,7 +187,7 @@ def run(
     counts = {name: sum(slot.host == name for slot in slots) for name in names}
     others = [(number, name) for number, name in enumerate(names) if name != here]
     secret = os.urandom(32)
-    if gather is None or not others:
+    if not isinstance(gather, Gather) or not others:
         doctor = Doctor(_Here(here or "localhost", "127.0.0.1", secret), [])
         return _told(doctor, [], counts, measure, check_build)
     with Signals() as signals:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import address, environment
 from .muster import Muster
@@ -18,14 +18,12 @@ from .signals import Signals
 from .starting import Start, Starter, StartError
 
 
-class Gather(NamedTuple):
+class Gather:
     """What a Plan calls. interfaces: as address.of_interfaces; also: variables that go with the environment whatever
     they are."""
 
-    starter: Starter
-    interfaces: Sequence[str]
-    timeout: float
-    also: Mapping[str, str]
+    def __init__(self, starter: Starter, interfaces: Sequence[str], timeout: float, also: Mapping[str, str]) -> None:
+        self.starter, self.interfaces, self.timeout, self.also = starter, interfaces, timeout, also
 
     def place(self, names: Sequence[str], secret: bytes) -> Muster:
         """Where these hosts are to report. Raises StartError."""

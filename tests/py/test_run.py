@@ -316,3 +316,24 @@ def test_a_desk_serves_only_who_proves_the_key_and_each_rank_once():
         place.close()
     assert [(each.rank, each.kind, len(each.body)) for each in place.answers] == [(1, desk.RETURNED, 300000), (0, 0, 0)]
     assert place.answers[0].who == "rank 1 (h, pid 5)"
+
+
+def test_a_notebook_shows_output_and_gets_results():
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    cells = (
+        "import hvdlite, os\nfactor = 10",
+        "def f(x):\n    import hvdlite as hvd\n    hvd.init()\n    print('in', hvd.rank())\n"
+        "    return hvd.rank() * factor + x",
+        "hvdlite.run(f, (1,), num_proc=2)",
+        "def g():\n    raise LookupError('not here')\nhvdlite.run(g, num_proc=2)",
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=SECONDS, allow_errors=True).execute()
+    shown, failed = notebook.cells[2].outputs, notebook.cells[3].outputs
+    assert [each.data["text/plain"] for each in shown if each.output_type == "execute_result"] == ["[1, 11]"]
+    said = "".join(each.text for each in shown if each.output_type == "stream" and each.name == "stdout")
+    assert sorted(said.splitlines()) == ["[0]<stdout>:in 0", "[1]<stdout>:in 1"]
+    (error,) = [each for each in failed if each.output_type == "error"]
+    assert error.ename == "HvdRunError" and re.match(r"rank [01] \(.+\) raised LookupError: not here", error.evalue)
