@@ -15,7 +15,8 @@
  *
  * A round is shown as its number, the planned items with their slots (`without 2`: rank 2 had no request;
  * `refused`: the item fails; `plane`), a mismatch with the ranks whose request fails, who joined last, who
- * left, its date unless that is 1, and `...` when some rank wants another round. A refused submit is shown as `refused CODE`.
+ * left, its date unless that is 1, and `...` when some rank wants another round. A refused submit is shown as `refused
+ * CODE`.
  */
 #ifndef HVD_TESTS_TRANSCRIPT_H
 #define HVD_TESTS_TRANSCRIPT_H
