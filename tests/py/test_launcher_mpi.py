@@ -105,6 +105,18 @@ def test_it_starts_the_mpirun_that_is_on_the_path(mpi):
     assert f"hvdlite-run: {mpis.mpirun(mpi).parent}/mpirun " in err, err
 
 
+def test_a_dry_run_shows_the_line_and_starts_nothing(tmp_path):
+    """The mpirun tells only its version."""
+    (tmp_path / "mpirun").write_text(
+        f"#!/bin/sh\n[ $# = 1 ] || touch {tmp_path}/started\necho 'mpirun (Open MPI) 5.0.2'\n"
+    )
+    (tmp_path / "mpirun").chmod(0o755)
+    words = ["--mpi", "--dry-run", "-np", "3", "-mca", "pml", "ob1", "--output-filename", tmp_path / "said"]
+    code, out, err = launch(*words, "train", "a b", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert code == 0 and out.startswith(f"command: {tmp_path}/mpirun ") and " -np 3 " in out, out + err
+    assert out.endswith(" --mca pml ob1 train 'a b'\n") and os.listdir(tmp_path) == ["mpirun"], out
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
