@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from . import branch, process, starting
 from .job import Job
 from .plan import Gathered, Plan
+from .sheet import words
 from .signals import ENDING, Signals
 
 PAUSE_S = 1.0  # between attempts: for ports, devices and hosts that come free
@@ -38,7 +40,7 @@ def run(plan: Plan) -> int:
             code, again = _attempt(plan._replace(attempt=attempt), signals, strangers)
             if not again or attempt == plan.max_restarts:
                 return code
-            print(f"hvdlite-run: restart {attempt + 1} of {plan.max_restarts}", file=sys.stderr, flush=True)
+            _say(plan, f"restart {attempt + 1} of {plan.max_restarts}")
             number = signals.awaited(PAUSE_S, ENDING)
             if number:
                 return 128 + number
@@ -59,10 +61,16 @@ def _attempt(plan: Plan, signals: Signals, strangers: set[int]) -> tuple[int, bo
             own.control.close()  # it knows what that means
             os.waitpid(own.pid, 0)
         for line in str(error).splitlines():
-            print(f"hvdlite-run: {line}", file=sys.stderr, flush=True)
+            _say(plan, line)
         return error.code, plan.attempt > 0 and not error.asked
     job = Job(plan, signals, own, far, strangers)
     return job.run(), job.failed
+
+
+def _say(plan: Plan, text: str) -> None:
+    """The launcher's own words, while no job has the console."""
+    line = words(text, time.time()).decode() if plan.look.as_json else f"hvdlite-run: {text}\n"
+    print(line, end="", file=sys.stderr, flush=True)
 
 
 def _stdin() -> int:

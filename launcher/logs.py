@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from .lines import Lines, Piece, Screen, Tail
 from .plan import Look
-from .sheet import Sheet
+from .sheet import Sheet, words
 
 KEPT_MAX = 4 << 20
 REPORT_LINES, TRACE_LINES = 20, 80
@@ -115,8 +115,8 @@ class Console:
 
     def say(self, text: str) -> None:
         """The launcher's own words, on stderr."""
-        if self._look.as_json and self._sheet is not None:
-            self._print([(2, self._sheet.words(text, time.time()))])
+        if self._look.as_json:
+            self._print([(2, words(text, time.time()))])
             return
         self._say([Piece(f"hvdlite-run: {text}\n".encode("utf-8", "replace"), block=True)])
 
@@ -126,8 +126,8 @@ class Console:
         traces = [number for number, line in enumerate(last) if line.startswith(b"Traceback (most recent call last)")]
         last = last[traces[0] :] if traces else last[-REPORT_LINES:]
         shown = self._sheet is None and self._screens[2].alone_for((rank, 2)) >= len(last)
-        if self._look.as_json and self._sheet is not None:
-            self._print([(2, self._sheet.words(headline, time.time(), last, rank))])
+        if self._look.as_json:
+            self._print([(2, words(headline, time.time(), last, rank))])
             return
         self.say(headline)
         if not shown and last:

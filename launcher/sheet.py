@@ -82,13 +82,6 @@ class Sheet:
                 del self._open[row.stream, row.text]
         return [(row.stream, self._shown(row)) for row in ready]
 
-    def words(self, text: str, now: float, last: Sequence[bytes] = (), rank: int | None = None) -> bytes:
-        """The launcher's own, with the last words of a rank."""
-        said: dict[str, object] = {"time": round(now, 3), "launcher": text}
-        if rank is not None:
-            said.update(rank=rank, last=[line.decode("utf-8", "replace") for line in last])
-        return json.dumps(said).encode() + b"\n"
-
     def _say(self, rank: int, stream: int, text: bytes, now: float) -> None:
         last = self._joined.get(rank, -1)
         alike = self._open.setdefault((stream, text), [])
@@ -112,6 +105,14 @@ class Sheet:
         said["stream"] = self._streams[row.stream].decode()
         said["text"] = row.text.decode("utf-8", "replace")
         return json.dumps(said, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def words(text: str, now: float, last: Sequence[bytes] = (), rank: int | None = None) -> bytes:
+    """The launcher's own words as a JSON line, with the last words of a rank."""
+    said: dict[str, object] = {"time": round(now, 3), "launcher": text}
+    if rank is not None:
+        said.update(rank=rank, last=[line.decode("utf-8", "replace") for line in last])
+    return json.dumps(said).encode() + b"\n"
 
 
 def _runs(ranks: Sequence[int]) -> str:

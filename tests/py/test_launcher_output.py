@@ -106,6 +106,12 @@ def test_json_of_one_rank_and_folded():
     assert sorted(rank for line in out.splitlines() for rank in json.loads(line)["ranks"]) == [0, 1]
 
 
+def test_every_word_of_a_job_that_is_started_again_is_json():
+    code, out, err = launch("-np", 2, "--output-json", "--max-restarts", 1, "--failure-grace", 0, "sh", "-c", "exit 3")
+    told = [json.loads(line)["launcher"] for line in err.splitlines()]
+    assert (code, out) == (3, "") and told.count("restart 1 of 1") == 1 and told[-1].endswith("exited with code 3"), err
+
+
 def test_only_the_ranks_that_were_named_are_shown(tmp_path):
     words = ("-np", 4, "--ranks-to-console", "0,2-3", "--output-filename", tmp_path)
     code, out, _ = launch(*words, "sh", "-c", "echo rank $RANK")
