@@ -59,6 +59,26 @@ def test_hvdlite_run_takes_hosts_and_counts_from_the_allocation(slurm, quiet):
     assert code == 0 and all(f"[{rank}]<stdout>:fine\n" in said for rank in range(4)), said
 
 
+CALL = """
+import hvdlite
+def f():
+    import numpy, socket, hvdlite.numpy as hvd
+    hvd.init()
+    return socket.gethostname(), float(hvd.allreduce(numpy.ones(2), op=hvd.Sum)[0])
+print(hvdlite.run(f, num_proc=4))
+"""
+
+
+def test_a_call_from_python_runs_on_the_allocation(slurm, quiet):
+    code, said = slurm.run([*ALLOCATED, sys.executable, "-c", CALL], **quiet)
+    assert code == 0 and str([("nodeA", 4.0)] * 2 + [("nodeB", 4.0)] * 2) in said, said
+
+
+def test_the_doctor_examines_the_allocation(slurm, quiet):
+    code, said = slurm.run([*ALLOCATED, *RUN, "doctor"], **quiet)
+    assert code == 0 and "2 hosts: 0 failures" in said and "every host reaches every other (2 ways)" in said, said
+
+
 def test_the_code_of_the_rank_that_failed_comes_through_srun(slurm, quiet):
     """The others have left their sessions: an agent on each node ends them as well."""
     words = "test $HVDLITE_RANK = 3 && exit 37; setsid sleep 100"
