@@ -141,6 +141,7 @@ struct hvd_engine {
     _Atomic uint32_t turn;         /* 0 free, 1 held */
     _Atomic uint32_t asleep_alone; /* stands in for the seat's word in a world of 1 */
     _Atomic uint32_t dozing;       /* 1: the engine thread looks by itself every millisecond, see turn.c */
+    _Atomic uint32_t bell_masked;  /* 1: the engine thread does not hear its bell, see wire.c */
     _Atomic uint32_t listening;    /* 1: the holder of the turn sleeps, and its bell wakes it; see wire.c */
     _Atomic uint32_t waiters;      /* threads inside hvd_engine_wait */
     _Atomic uint32_t takers;       /* of these, that are about to take the turn from the engine thread */

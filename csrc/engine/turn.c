@@ -61,6 +61,7 @@ static _Atomic uint32_t *asleep_word(struct hvd_engine *engine)
 void hvd_turn_ring(struct hvd_engine *engine)
 {
     uint64_t one = 1;
+    hvd_wire_give_bell(engine);
     ssize_t written = engine->thread_runs ? write(engine->bell, &one, sizeof one) : 0;
     (void)written; /* EAGAIN: it is ringing already */
 }
@@ -165,6 +166,7 @@ static bool leave(struct hvd_engine *engine, bool hand_over)
     hand_over &= engine->thread_runs;
     if (hand_over && leave_dozing(engine))
         return true;
+    hvd_wire_give_bell(engine);
     atomic_store(asleep_word(engine), 1);
     atomic_thread_fence(memory_order_seq_cst);
     if (hvd_turn_once(engine)) {

@@ -16,9 +16,11 @@
  * LISTENING. A waiter that holds the turn sleeps on the streams itself: a message then costs one wake-up instead of a
  * hand-off to the engine thread and another one back. Spinning would be no better: each look costs system calls, and a
  * spinner that has used up its time slice on a busy machine sits out everybody else's, milliseconds, when the message
- * comes, whereas a sleeper that wakes is preferred. News of this host's ranks come by the bell, as ever; the engine
- * thread hears it, too, and finds the turn held. It is watched for edges, so that the engine thread reads nothing that
- * the listener waits for.
+ * comes, whereas a sleeper that wakes is preferred. News of this host's ranks come by the bell, as ever. The engine
+ * thread would hear it, too, find the turn held and sleep again, for some 10 us of CPU each time: so a listener takes
+ * the bell from it (`bell_masked`), and who leaves the turn to be woken by it gives it back. In between the engine
+ * thread dozes and looks by itself, and a thread of this process that rings gives it back as well. The bell is watched
+ * for edges, so that the engine thread reads nothing that the listener waits for.
  *
  * The bytes lie in sparse memory that is mapped with the first stream: a world of one host has none.
  */
@@ -28,6 +30,7 @@
 #include "../ground/memory.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <time.h>
@@ -163,21 +166,39 @@ static bool sleep_on_news(struct hvd_engine *engine, uint64_t ns)
         count += (nfds_t)news_of(engine->set[i], news + count);
     }
     struct timespec timeout = {.tv_sec = 0, .tv_nsec = (long)ns};
-    ppoll(news, count, &timeout, NULL);
+    uint64_t rings;
+    if (ppoll(news, count, &timeout, NULL) > 0 && news[0].revents) {
+        ssize_t got = read(engine->bell, &rings, sizeof rings); /* who rang has stored the news before */
+        (void)got;
+    }
     return true;
+}
+
+static void watch_bell(struct hvd_engine *engine, uint32_t what)
+{
+    struct epoll_event entry = {.events = what, .data.u64 = (uint64_t)HVD_EVENT_BELL << 32};
+    epoll_ctl(engine->epoll, EPOLL_CTL_MOD, engine->bell, &entry);
+}
+
+void hvd_wire_give_bell(struct hvd_engine *engine)
+{
+    if (atomic_load_explicit(&engine->bell_masked, memory_order_relaxed) && atomic_exchange(&engine->bell_masked, 0))
+        watch_bell(engine, EPOLLIN | EPOLLET);
 }
 
 bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns)
 {
     _Atomic uint32_t *word = &engine->host.control->seat[engine->host.rank].asleep.word;
-    uint64_t now = hvd_now_ns(), rings;
+    uint64_t now = hvd_now_ns();
     *since_ns = *since_ns ? *since_ns : now;
-    if (now - *since_ns < (engine->spins ? LOOK_FITTING_NS : LOOK_CROWDED_NS))
+    if (now - *since_ns < (engine->spins ? LOOK_FITTING_NS : LOOK_CROWDED_NS)) {
+        sched_yield(); /* who is waited for may be queued behind us: ranks of other hosts are not counted */
         return true;
+    }
     if (!asleep || now - *since_ns >= LISTEN_NS || atomic_load(&engine->failed))
         return false;
-    ssize_t got = read(engine->bell, &rings, sizeof rings); /* who rang before has stored the news before */
-    (void)got;
+    if (engine->thread_runs && !atomic_exchange(&engine->bell_masked, 1))
+        watch_bell(engine, 0);
     atomic_store(&engine->listening, 1);
     atomic_store(word, 1);
     atomic_thread_fence(memory_order_seq_cst);

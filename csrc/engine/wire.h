@@ -35,6 +35,8 @@ void hvd_wire_watch(struct hvd_engine *engine);
 /* One breath of a holder that cannot get on, at *since_ns for the first time (0: now): looks again at once, or, asleep,
  * sleeps until a stream or a peer on this host has news. False: give the turn back. */
 bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns);
+/* Any thread, before it rings, or leaves the turn so as to be rung: the engine thread hears its bell again. */
+void hvd_wire_give_bell(struct hvd_engine *engine);
 /* By the turn: add to the engine's counters what has crossed the set's links since the last time. */
 void hvd_wire_count(struct hvd_engine *engine, struct hvd_set *set);
 /* By the engine thread: epoll has spoken for this descriptor, once. */
