@@ -60,13 +60,14 @@ int hvd_agree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_er
     set->agreed = (struct hvd_vote *)(block + coord_bytes);
     set->seen = (struct hvd_vote *)(block + coord_bytes + set->vote_bytes);
     set->plan.item = (struct hvd_plan_item *)(block + coord_bytes + 2 * set->vote_bytes);
-    return HVD_OK;
+    return hvd_ride_open(engine, set, error);
 }
 
 void hvd_agree_close(struct hvd_set *set)
 {
     hvd_memory_unmap(set->coord_block, set->coord_block_bytes);
     set->coord_block = NULL;
+    hvd_ride_close(set);
     hvd_agenda_close(&set->agenda);
 }
 
@@ -123,29 +124,6 @@ static void join(struct hvd_engine *engine, struct hvd_set *set, uint32_t index)
     hvd_coord_join(set->coord);
 }
 
-/* What the ranks must have in common; what a kind has no use for is 0. */
-static struct hvd_signature sign(const struct hvd_request *request)
-{
-    int kind = request->kind;
-    bool reduces = kind == HVD_ALLREDUCE || kind == HVD_REDUCE || kind == HVD_REDUCESCATTER;
-    struct hvd_signature signature;
-    memset(&signature, 0, sizeof signature);
-    signature.kind = kind;
-    signature.op = reduces ? request->op : 0;
-    signature.dtype = kind == HVD_BARRIER ? 0 : request->dtype + (request->device ? HVD_SIGNED_ON_DEVICE : 0);
-    signature.ndim = request->ndim;
-    bool rooted = kind == HVD_BROADCAST || kind == HVD_REDUCE || kind == HVD_SEND || kind == HVD_ALLTOALL;
-    signature.root = rooted ? request->root : 0;
-    signature.peer = kind == HVD_SEND ? request->peer : 0;
-    signature.priority = request->priority;
-    signature.group = request->group;
-    signature.group_count = request->group ? (uint32_t)request->group_count : 0;
-    signature.prescale = reduces ? request->prescale : 1.0;
-    signature.postscale = reduces ? request->postscale : 1.0;
-    memcpy(signature.dims, request->dims, sizeof signature.dims[0] * (size_t)request->ndim);
-    return signature;
-}
-
 static void submit_one(struct hvd_engine *engine, uint32_t index)
 {
     const struct hvd_request *request = &engine->handles.slot[index].request;
@@ -163,7 +141,7 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
         join(engine, set, index);
         return;
     }
-    struct hvd_signature signature = sign(request);
+    struct hvd_signature signature = hvd_set_sign(request);
     int code = hvd_coord_submit(set->coord, index, request->name, &signature, in_plane(set, request));
     if (code != HVD_OK)
         refuse(engine, index, code,
@@ -209,12 +187,29 @@ static struct hvd_vote *board(const struct hvd_engine *engine, const struct hvd_
     return (struct hvd_vote *)(void *)(set->place[local].boards + engine->host.board_bytes * (size_t)(round & 1));
 }
 
+/* What rides with that vote; not believed either. */
+static struct hvd_ride *ride_on(const struct hvd_engine *engine, const struct hvd_set *set, int local, uint64_t round)
+{
+    return (struct hvd_ride *)(void *)((char *)board(engine, set, local, round) + set->vote_bytes);
+}
+
+static void damaged(struct hvd_engine *engine, const struct hvd_set *set, int local, uint64_t round)
+{
+    atomic_thread_fence(memory_order_acquire);
+    if (!hvd_place_entered(&set->place[local], set->life, round))
+        return; /* it has closed the set meanwhile, as this rank is about to */
+    int rank = set->member[set->local[local]];
+    char text[160];
+    snprintf(text, sizeof text, "rank %d wrote a vote that is not one (%u bytes in round %llu); its memory is damaged",
+             rank, board(engine, set, local, round)->bytes, (unsigned long long)round);
+    hvd_engine_abort(engine, rank, HVD_EINTERNAL, text);
+}
+
 /* Copy a peer's vote off its board and merge it; false (and an abort that names the rank) if it is not one. */
 static bool merge_board(struct hvd_engine *engine, struct hvd_set *set, int local, uint64_t round)
 {
     const struct hvd_vote *from = board(engine, set, local, round);
     uint32_t bytes = from->bytes;
-    int rank = set->local[local];
     struct hvd_vote *into = local == 0 ? set->agreed : set->seen;
     if (bytes >= sizeof *from && bytes <= set->vote_bytes) {
         memcpy(into, from, bytes);
@@ -225,13 +220,7 @@ static bool merge_board(struct hvd_engine *engine, struct hvd_set *set, int loca
             return true;
         }
     }
-    atomic_thread_fence(memory_order_acquire);
-    if (!hvd_place_entered(&set->place[local], set->life, round))
-        return false; /* it has closed the set meanwhile, as this rank is about to */
-    char text[160];
-    snprintf(text, sizeof text, "rank %d wrote a vote that is not one (%u bytes in round %llu); its memory is damaged",
-             set->member[rank], bytes, (unsigned long long)round);
-    hvd_engine_abort(engine, set->member[rank], HVD_EINTERNAL, text);
+    damaged(engine, set, local, round);
     return false;
 }
 
@@ -267,6 +256,8 @@ static void decide(struct hvd_engine *engine, struct hvd_set *set)
 {
     hvd_coord_decide(set->coord, set->agreed, &set->plan);
     set->entered = set->probing = false;
+    if (set->riders)
+        hvd_ride_agreed(set);
     hvd_count(engine, HVD_COUNT_rounds, 1);
     if (set->tree)
         hvd_wire_count(engine, set);
@@ -314,6 +305,10 @@ static bool agree_with_hosts(struct hvd_engine *engine, struct hvd_set *set, uin
 {
     struct hvd_tree *tree = set->tree;
     if (tree->merged < round && merge_boards(engine, set, round)) {
+        struct hvd_ride *ride[HVD_LOCAL_MAX];
+        for (int local = 0; local < set->locals; local++)
+            ride[local] = ride_on(engine, set, local, round);
+        hvd_ride_of_host(set, ride, tree->mine_rides);
         memcpy(tree->mine, set->agreed, set->agreed->bytes);
         tree->merged = round;
         moved = true;
@@ -322,6 +317,7 @@ static bool agree_with_hosts(struct hvd_engine *engine, struct hvd_set *set, uin
         return moved;
     if (set->locals > 1) {
         memcpy(board(engine, set, 0, round), set->agreed, set->agreed->bytes);
+        hvd_ride_copy(ride_on(engine, set, 0, round), set->riders->agreed);
         hvd_place_say(set->place[0].posted, set->life, round);
         hvd_bells_ring_all(&set->bells);
     }
@@ -336,8 +332,27 @@ static bool agree_as_posted(struct hvd_engine *engine, struct hvd_set *set, uint
         return moved;
     if (!merge_board(engine, set, 0, round))
         return moved;
+    if (!hvd_ride_check(ride_on(engine, set, 0, round), HVD_RIDE_ROOM, set->size)) {
+        damaged(engine, set, 0, round);
+        return moved;
+    }
+    hvd_ride_copy(set->riders->agreed, ride_on(engine, set, 0, round));
     decide(engine, set);
     return true;
+}
+
+/* Who is to know that this rank has voted? On one host all, who wait for all votes. On several the leader, who waits
+ * for those of this host, and who is to enter, too: others wait for what the leader posts. */
+static void tell_entered(const struct hvd_set *set, uint64_t round)
+{
+    if (!set->riders) {
+        hvd_bells_ring_all(&set->bells);
+        return;
+    }
+    atomic_thread_fence(memory_order_seq_cst); /* who enters at the same time sees this vote, or is seen */
+    for (int i = 0; i < set->locals; i++)
+        if (i != set->here && (i == 0 || !hvd_place_entered(&set->place[i], set->life, round)))
+            hvd_bells_ring(&set->bells, i);
 }
 
 bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
@@ -348,7 +363,7 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
     if (set->alone)
         return agree_alone(engine, set);
     uint64_t round = hvd_coord_round(set->coord);
-    bool enters = !set->entered;
+    bool enters = !set->entered, rides = false;
     if (enters) {
         bool hold = set->moving.busy && set->agenda.count > set->moving.items;
         if ((hold || !hvd_coord_news(set->coord)) && !set->probing)
@@ -356,9 +371,10 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
                 return moved;
         hvd_order_vote(engine, set);
         hvd_coord_vote(set->coord, board(engine, set, set->here, round), set->vote_bytes);
+        rides = set->riders && hvd_ride_offer(engine, set, ride_on(engine, set, set->here, round));
         hvd_place_enter(&set->place[set->here], set->life, round);
         set->entered = moved = true;
-        hvd_bells_ring_all(&set->bells);
+        tell_entered(set, round);
     }
     if (set->locals < set->size) {
         moved = set->tree ? agree_with_hosts(engine, set, round, moved) : agree_as_posted(engine, set, round, moved);
@@ -366,7 +382,7 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
         decide(engine, set);
         moved = true;
     }
-    if (enters && set->entered && set->wires)
+    if (enters && set->entered && set->wires && !rides)
         hvd_guess(engine, set);
     return moved;
 }

@@ -244,3 +244,25 @@ int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request
     *membership = (struct hvd_membership){.rank = record.rank, .size = record.count, .life = record.life};
     return HVD_OK;
 }
+
+struct hvd_signature hvd_set_sign(const struct hvd_request *request)
+{
+    int kind = request->kind;
+    bool reduces = kind == HVD_ALLREDUCE || kind == HVD_REDUCE || kind == HVD_REDUCESCATTER;
+    struct hvd_signature signature;
+    memset(&signature, 0, sizeof signature);
+    signature.kind = kind;
+    signature.op = reduces ? request->op : 0;
+    signature.dtype = kind == HVD_BARRIER ? 0 : request->dtype + (request->device ? HVD_SIGNED_ON_DEVICE : 0);
+    signature.ndim = request->ndim;
+    bool rooted = kind == HVD_BROADCAST || kind == HVD_REDUCE || kind == HVD_SEND || kind == HVD_ALLTOALL;
+    signature.root = rooted ? request->root : 0;
+    signature.peer = kind == HVD_SEND ? request->peer : 0;
+    signature.priority = request->priority;
+    signature.group = request->group;
+    signature.group_count = request->group ? (uint32_t)request->group_count : 0;
+    signature.prescale = reduces ? request->prescale : 1.0;
+    signature.postscale = reduces ? request->postscale : 1.0;
+    memcpy(signature.dims, request->dims, sizeof signature.dims[0] * (size_t)request->ndim);
+    return signature;
+}

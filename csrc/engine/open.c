@@ -182,7 +182,8 @@ static int open_host(struct hvd_engine *engine, hvd_boot_allgather *allgather, v
     host->allgather_self = self;
     if (engine->alone)
         return HVD_OK;
-    int code = hvd_host_open(host, engine->global->vote_bytes, error);
+    size_t rides = engine->hosts > 1 ? HVD_RIDE_ROOM : 0;
+    int code = hvd_host_open(host, engine->global->vote_bytes + rides, error);
     if (code == HVD_OK)
         hvd_set_meet(engine, engine->global);
     return code == HVD_OK ? hvd_space_open(&engine->space, host, host->board_bytes, error) : code;

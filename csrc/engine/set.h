@@ -7,7 +7,7 @@
  * the job's (abort.c); a rank leaves every set that it is in.
  *
  *   set.c     open and close
- *   tree.c    votes from host to host
+ *   tree.c    votes from host to host; ride.c: small tensors that travel with them
  *   agenda.c  what is agreed and not yet done
  *   space.c   where the ranks of a set meet in shared memory
  *   agree.c   votes on boards -> an agreed plan, appended to the agenda
@@ -19,6 +19,7 @@
 #include "../coord/coord.h"
 #include "../plane/plane.h"
 #include "adasum.h"
+#include "ride.h"
 #include "space.h"
 #include "stage.h"
 #include "tree.h"
@@ -51,6 +52,7 @@ struct hvd_moving {
     bool composed;    /* adasum has more works for this bucket */
     bool waits;       /* it lies on a device, and lesser ones of other sets have to begin first; see order.c */
     bool greeting;    /* it is the greeting of ranks that have tensors on devices */
+    bool rode;        /* it has been done by the votes that agreed on it, see ride.c */
     struct hvd_stage stage;
     struct hvd_adasum adasum;
     uint32_t items; /* items of the agenda, from its head, that it serves */
@@ -84,6 +86,7 @@ struct hvd_set {
     int planes_count;
     struct hvd_wires *wires, *vote_wires; /* for tensors, and of a leader for votes; NULL: none */
     struct hvd_tree *tree;                /* of the leader of a set on several hosts; else NULL */
+    struct hvd_riders *riders;            /* of a set on several hosts; else NULL */
 
     /* Owned by the turn. */
     struct hvd_coord *coord;
@@ -117,6 +120,8 @@ struct hvd_membership {
 /* check.c. Any thread: may this rank submit there? */
 int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_membership *membership,
                     struct hvd_error *error);
+/* What the ranks must have in common of a request; what a kind has no use for is 0. */
+struct hvd_signature hvd_set_sign(const struct hvd_request *request);
 /* The global set, in the order of an engine's open: what it votes on; after the host is met, where; its planes, as
  * they turn out to work everywhere. close_all: all sets, when nobody is inside any more. */
 int hvd_set_open_global(struct hvd_engine *engine, const struct hvd_options *options, struct hvd_error *error);
@@ -141,9 +146,12 @@ void hvd_agenda_close(struct hvd_agenda *agenda);
 /* work.c: by the turn */
 bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_work_close(struct hvd_set *set);
-/* guess.c: by the turn. This rank's vote has left: what will be agreed? tag: of a work, over its items, beginning with
- * 0. */
+/* guess.c: by the turn. This rank's vote has left: what will be agreed is told to the plane. tag: of a work, over its
+ * items, beginning with 0. */
 void hvd_guess(struct hvd_engine *engine, struct hvd_set *set);
+/* The work that would be, and the plane that would do it; NULL: nobody knows, or nobody has a use for knowing. */
+const struct hvd_open_plane *hvd_guess_work(struct hvd_engine *engine, struct hvd_set *set, struct hvd_work *work,
+                                            struct hvd_piece *piece);
 uint64_t hvd_guess_tag(uint64_t tag, struct hvd_key key, uint64_t bucket);
 static inline bool hvd_work_empty(const struct hvd_set *set)
 {

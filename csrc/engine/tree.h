@@ -17,7 +17,8 @@
 struct hvd_engine;
 struct hvd_set;
 
-/* All that crosses: a head, then `bytes` of a body. Both ends have the same byte order, or init would have refused. */
+/* All that crosses: a head, then `bytes` of a body; a vote's is the vote and then what rides with it (ride.h). Both
+ * ends have the same byte order, or init would have refused. */
 struct hvd_frame {
     uint32_t magic, type;
     uint32_t bytes, life; /* life: of the set */
@@ -33,25 +34,40 @@ struct hvd_near {
     uint64_t told;            /* newest round that it was told of, by a vote or without one */
     uint64_t voted;           /* newest round whose vote was given to it */
     struct hvd_vote *vote[2]; /* that came, by even and odd round */
+    struct hvd_ride *ride[2]; /* and what rode with them */
     uint64_t has[2];          /* the round that lies there whole, 0: none */
     uint64_t sound;           /* newest round whose vote from there was looked at and is one */
-    struct hvd_frame head;    /* of the frame that is coming in */
-    size_t at;                /* bytes of it that have come */
-    bool deaf;                /* nothing more comes from it, or nothing that can be believed */
-    char *out;                /* what has yet to leave */
+    char *in;                 /* what has come and is no whole frame yet */
+    size_t in_count, in_room;
+    bool deaf; /* nothing more comes from it, or nothing that can be believed */
+    char *out; /* what has yet to leave */
     size_t out_count, out_room;
     uint64_t frames; /* that had come when the clock last ticked */
     int mute;        /* ticks without one */
-    char body[1200]; /* of an abort */
 };
 
 struct hvd_tree {
     int count;
     size_t vote_bytes;
     struct hvd_near near[HVD_NEAR_MAX];
-    struct hvd_vote *mine, *part; /* of this host; room for what goes out */
-    uint64_t merged;              /* newest round whose vote of this host lies in `mine` */
+    struct hvd_vote *mine, *part;             /* of this host; room for what goes out */
+    struct hvd_ride *mine_rides, *part_rides; /* with them */
+    uint64_t merged;                          /* newest round whose vote of this host lies in `mine` */
 };
+
+/* near.c: frames to and from one neighbour. room: memory for them. read: as much as has come; true: something has. say:
+ * leaves as far as it can, `flush` lets the rest follow. lost: its stream has ended. babbles: this is no frame that may
+ * come now, and the job ends. */
+enum { HVD_FRAME_OPEN = 1, HVD_FRAME_VOTE, HVD_FRAME_ABORT, HVD_FRAME_ALIVE };
+bool hvd_near_room(struct hvd_near *near, size_t vote_bytes);
+bool hvd_near_vote_room(struct hvd_vote **vote, struct hvd_ride **ride, size_t vote_bytes);
+bool hvd_near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd_near *near);
+void hvd_near_say(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near, uint32_t type,
+                  uint64_t round, const void *body, size_t bytes, const struct hvd_ride *ride);
+void hvd_near_flush(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near);
+void hvd_near_lost(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near);
+void hvd_near_babbles(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near,
+                      const struct hvd_frame *head);
 
 /* edges.c. leaders: leader[i] is the first rank of the i-th host, index_of[rank] the number of rank's host; returns how
  * many hosts. neighbours: of host `at`. behind: ranks on the other side of the edge from host `at` to host `near`. */
@@ -62,6 +78,9 @@ int hvd_tree_behind(const int *index_of, int size, int at, int near);
 /* Framework thread. The set is known but for its tree; only a leader of a set on several hosts gets one. */
 int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error);
 void hvd_tree_close(struct hvd_set *set);
+/* Its parts: memory for frames to and from the neighbours that it counts. */
+bool hvd_tree_room(struct hvd_tree *tree, size_t vote_bytes);
+void hvd_tree_free_room(struct hvd_tree *tree);
 
 /* Read what has come and send what goes; true if anything moved. What is no frame, or the end of a stream, is a reason
  * to end the job. */

@@ -174,6 +174,23 @@ static bool compose(struct hvd_engine *engine, struct hvd_set *set)
     return moving->composed;
 }
 
+/* True: the votes that agreed on this work have done it. */
+static bool rode(struct hvd_engine *engine, struct hvd_set *set)
+{
+    struct hvd_moving *moving = &set->moving;
+    int code = hvd_ride_take(set, &moving->work);
+    if (code == HVD_AGAIN)
+        return false;
+    moving->busy = moving->rode = code == HVD_OK;
+    if (code != HVD_OK)
+        hvd_engine_abort(engine, engine->options.rank, code,
+                         "a tensor came twice with the votes of other hosts; please report this");
+    hvd_count(engine, HVD_COUNT_buckets, 1);
+    hvd_count(engine, HVD_COUNT_elements, (int64_t)moving->work.count);
+    hvd_trace_add(&engine->trace, HVD_TRACE_start, moving->items, moving->work.count);
+    return true;
+}
+
 /* Allreduce, reduce and broadcast: all consecutive items of the head's bucket. */
 static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
 {
@@ -197,7 +214,7 @@ static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
         hvd_adasum_open(&moving->adasum, &moving->work, set->rank, set->size);
         bool more = compose(engine, set);
         HVD_ASSERT(more);
-    } else {
+    } else if (!rode(engine, set)) {
         hvd_work_start(engine, set);
     }
 }
@@ -284,7 +301,9 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
         moving->waits = false;
     }
     struct hvd_error error = {0};
-    int code = moving->stage.phase == HVD_STAGE_NONE
+    int code = HVD_OK;
+    if (!moving->rode)
+        code = moving->stage.phase == HVD_STAGE_NONE
                    ? moving->by->plane->poll(moving->by->self, &moving->work, &progress, &error)
                    : step_stage(engine, set, &progress, &error);
     if (code == HVD_AGAIN)
@@ -294,7 +313,7 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
         hvd_abort_suspect(engine, set, culprit, set->left, error.text);
         return progress;
     }
-    moving->busy = false;
+    moving->busy = moving->rode = false;
     if (code != HVD_OK) {
         hvd_engine_abort(engine, culprit, code, error.text);
         return true;

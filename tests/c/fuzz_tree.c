@@ -61,7 +61,8 @@ static int wire_send(struct hvd_link *link, const void *bytes, size_t count, siz
             continue;
         const struct hvd_frame *frame = &wire->out;
         CHECK(frame->magic == MAGIC && frame->type >= OPEN && frame->type <= ALIVE && frame->life == scene.set.life &&
-                  frame->round <= hvd_coord_round(scene.set.coord) && frame->bytes <= scene.set.vote_bytes + 1200,
+                  frame->round <= hvd_coord_round(scene.set.coord) &&
+                  frame->bytes <= scene.set.vote_bytes + HVD_RIDE_ROOM,
               "type %u, %u bytes, round %llu", frame->type, frame->bytes, (unsigned long long)frame->round);
         if (wire->out_at == sizeof wire->out + frame->bytes)
             wire->out_at = 0;
@@ -123,6 +124,24 @@ static void side_of(int near)
     }
 }
 
+/* What rides with a vote, if anything does: a part of the neighbour's, or anything. Returns its bytes. */
+static size_t ride_of(int near, void *room, size_t bytes)
+{
+    struct hvd_ride ride = {HVD_RIDE_MATCHES + fuzz_below(&scene.input, 2), 8, 1};
+    uint64_t part[2] = {(uint64_t)near, 1};
+    switch (fuzz_below(&scene.input, 4)) {
+    case 0:
+        memcpy(room, &ride, sizeof ride);
+        memcpy((char *)room + sizeof ride, part, sizeof part);
+        return sizeof ride + sizeof part;
+    case 1:
+        scene.damaged = true;
+        return fuzz_take(&scene.input, room, fuzz_below(&scene.input, (uint32_t)bytes));
+    default:
+        return 0;
+    }
+}
+
 /* A frame from a neighbour: mostly the one that is due. */
 static void come(struct wire *wire)
 {
@@ -157,10 +176,12 @@ static void come(struct wire *wire)
         put(wire, &body, fuzz_take(&scene.input, &body, fuzz_below(&scene.input, sizeof body)));
         return;
     }
-    size_t count = frame.bytes;
+    size_t count = frame.bytes, rides = frame.type == VOTE ? ride_of(wire->link.peer, &body, sizeof body) : 0;
+    frame.bytes += (uint32_t)rides;
     scene.damaged |= fuzz_damage(&scene.input, &frame, sizeof frame);
     put(wire, &frame, sizeof frame);
     put(wire, from, count);
+    put(wire, &body, rides);
 }
 
 /* All others have everybody's vote before this rank has read theirs. */
@@ -198,6 +219,8 @@ static void agreed(void)
     struct ranks *ranks = &scene.ranks;
     const struct hvd_vote *vote = scene.set.agreed;
     CHECK(vote->ranks == (uint32_t)ranks->size, "a vote of %u of %d", vote->ranks, ranks->size);
+    CHECK(hvd_ride_check(scene.set.riders->agreed, HVD_RIDE_ROOM, ranks->size), "no ride was agreed on");
+    hvd_ride_agreed(&scene.set);
     CHECK(scene.damaged || !scene.ahead ||
               (vote->bytes == ranks->agreed->bytes && memcmp(vote, ranks->agreed, vote->bytes) == 0),
           "not what the others agreed on in round %llu", (unsigned long long)vote->round);
@@ -295,7 +318,7 @@ static void open_scene(struct fuzz_input input)
                             .vote_wires = &scene.wires};
     set->agreed = malloc(set->vote_bytes);
     for (int rank = 0; rank < size; rank++) {
-        set->member[rank] = engine.who[rank].host = rank;
+        set->member[rank] = set->host_of[rank] = engine.who[rank].host = rank;
         snprintf(engine.who[rank].called, sizeof engine.who[rank].called, "rank %d", rank);
     }
     int near[HVD_NEAR_MAX], count = hvd_tree_neighbours(scene.me, size, near);
@@ -307,7 +330,8 @@ static void open_scene(struct fuzz_input input)
         scene.wires.link[near[i]] = &wire->link;
     }
     struct hvd_error error = {0};
-    CHECK(hvd_tree_open(&engine, set, &error) == HVD_OK, "%s", error.text);
+    CHECK(hvd_tree_open(&engine, set, &error) == HVD_OK && hvd_ride_open(&engine, set, &error) == HVD_OK, "%s",
+          error.text);
 }
 
 void fuzz_tree(struct fuzz_input input)
@@ -317,6 +341,7 @@ void fuzz_tree(struct fuzz_input input)
         if (!lives_on())
             break;
     hvd_tree_close(&scene.set);
+    hvd_ride_close(&scene.set);
     free(scene.set.agreed);
     free(scene.side);
     ranks_close(&scene.ranks);

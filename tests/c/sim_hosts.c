@@ -33,6 +33,7 @@ struct way {
 struct host {
     struct hvd_set set;
     struct hvd_tree tree;
+    struct hvd_riders riders;
     struct way pipe[HVD_NEAR_MAX];
     uint64_t bytes;
 };
@@ -169,8 +170,9 @@ static void open_host(int at, size_t vote_bytes)
                                  .coord = sim->coord[at * sim->per_host],
                                  .tree = &host->tree,
                                  .agreed = zeroed(1, vote_bytes)};
-    host->tree = (struct hvd_tree){
-        .count = count, .vote_bytes = vote_bytes, .mine = zeroed(1, vote_bytes), .part = zeroed(1, vote_bytes)};
+    host->riders.agreed = zeroed(1, HVD_RIDE_ROOM);
+    host->set.riders = &host->riders;
+    host->tree = (struct hvd_tree){.count = count, .vote_bytes = vote_bytes};
     for (int i = 0; i < count; i++) {
         struct hvd_near *one = &host->tree.near[i];
         struct host *there = &sim->host[near[i]];
@@ -182,11 +184,8 @@ static void open_host(int at, size_t vote_bytes)
         *pipe = (struct way){.link = {.kind = &kind, .fd = -1}, .other = &there->pipe[place], .host = at};
         one->link = &pipe->link;
         one->behind = behind(near[i] > at ? near[i] : at, near[i] > at);
-        one->out_room = 2 * (sizeof one->head + vote_bytes) + 2 * sizeof one->body;
-        one->out = zeroed(1, one->out_room);
-        one->vote[0] = zeroed(1, vote_bytes);
-        one->vote[1] = zeroed(1, vote_bytes);
     }
+    CHECK(hvd_tree_room(&host->tree, vote_bytes), "%zu bytes", vote_bytes);
 }
 
 struct sim_hosts *sim_hosts_open(int ranks, int ranks_per_host, int tensors, uint64_t seed)
@@ -223,15 +222,11 @@ void sim_hosts_close(struct sim_hosts *of)
 {
     for (int at = 0; at < of->hosts; at++) {
         struct host *host = &of->host[at];
-        for (int i = 0; i < host->tree.count; i++) {
+        for (int i = 0; i < host->tree.count; i++)
             free(host->pipe[i].bytes);
-            free(host->tree.near[i].out);
-            free(host->tree.near[i].vote[0]);
-            free(host->tree.near[i].vote[1]);
-        }
+        hvd_tree_free_room(&host->tree);
+        free(host->riders.agreed);
         free(host->set.agreed);
-        free(host->tree.mine);
-        free(host->tree.part);
     }
     for (int rank = 0; rank < of->ranks; rank++)
         free(of->coord[rank]);
