@@ -278,14 +278,15 @@ void hvd_tf_flight_start(struct hvd_tf_flight *flight)
         submit(flight);
 }
 
-bool hvd_tf_flight_over(struct hvd_tf_flight *flight, struct tf_run *run, struct tf_done *done)
+int hvd_tf_flight_over(struct hvd_tf_flight *flight, uint64_t serial, struct tf_run *run, struct tf_done *done)
 {
     struct hvd_tf_waiter *waiter = hvd_tf_moves ? malloc(sizeof *waiter) : NULL;
     pthread_mutex_lock(&lock);
-    while (!waiter && !flight->over)
+    bool known = flight->serial == serial && flight->owned; /* memory of flights is never given back */
+    while (known && !waiter && !flight->over)
         pthread_cond_wait(&ended, &lock);
     bool over = flight->over;
-    if (!over) {
+    if (known && !over) {
         memcpy(&waiter->done, done, sizeof waiter->done);
         memset(done, 0, sizeof waiter->done);
         waiter->run = run;
@@ -293,9 +294,9 @@ bool hvd_tf_flight_over(struct hvd_tf_flight *flight, struct tf_run *run, struct
         flight->waiters = waiter;
     }
     pthread_mutex_unlock(&lock);
-    if (over)
+    if (!known || over)
         free(waiter);
-    return over;
+    return known ? over : -1;
 }
 
 int64_t hvd_tf_flights(int which)

@@ -55,10 +55,10 @@ static void *start_create(struct tf_construction *node)
     struct {
         const char *name;
         int64_t *into;
-    } numbers[] = {{"kind", &words->kind},          {"op", &words->op},        {"root", &words->root},
-                   {"prescale", &prescale},         {"postscale", &postscale}, {"process_set", &words->process_set},
-                   {"group", &words->group},        {"place", &words->place},  {"places", &words->places},
-                   {"members", &words->group_count}};
+    } numbers[] = {{"kind", &words->kind},           {"op", &words->op},        {"root", &words->root},
+                   {"prescale", &prescale},          {"postscale", &postscale}, {"process_set", &words->process_set},
+                   {"group", &words->group},         {"place", &words->place},  {"places", &words->places},
+                   {"members", &words->group_count}, {"peer", &words->peer}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && !hvd_tf.TF_GetCode(status); i++)
         hvd_tf.TF_OpKernelConstruction_GetAttrInt64(node, numbers[i].name, numbers[i].into, status);
     if (!hvd_tf.TF_GetCode(status))
@@ -128,19 +128,32 @@ static void put_handle(struct hvd_tf_flight *flight, struct tf_run *run, struct 
     hvd_tf.TF_DeleteTensor(handle);
 }
 
+static int64_t place_of(const struct hvd_tf_words *words)
+{
+    return words->process_set ? words->place : hvd_tf_core.rank();
+}
+
 /* The first dimension of this rank's rows of a reducescatter. */
 static int64_t share(const struct hvd_tf_words *words, int64_t rows)
 {
     int64_t places = words->process_set ? words->places : hvd_tf_core.size();
-    int64_t place = words->process_set ? words->place : hvd_tf_core.rank();
-    return places > 0 ? rows / places + (place < rows % places) : rows;
+    return places > 0 ? rows / places + (place_of(words) < rows % places) : rows;
 }
 
-/* Memory for a result whose shape is known by now. */
+static bool sends(const struct hvd_tf_words *words)
+{
+    return words->kind == HVD_SEND && words->root == place_of(words);
+}
+
+/* Memory for a result whose shape is known by now. What is sent is its own result. */
 static void prepare_output(struct hvd_tf_flight *flight, struct tf_run *run, struct tf_status *status)
 {
     const struct hvd_tf_words *words = flight->words;
     struct tf_tensor *input = flight->input;
+    if (sends(words)) {
+        hvd_tf.TF_GetInput(run, 0, &flight->output, status);
+        return;
+    }
     int dims = hvd_tf.TF_NumDims(input);
     int64_t shape[dims + 1];
     for (int i = 0; i < dims; i++)
@@ -166,6 +179,7 @@ static void fill_request(struct hvd_tf_flight *flight)
     request->kind = (int)words->kind;
     request->op = (int)words->op;
     request->root = (int)words->root;
+    request->peer = (int)words->peer;
     request->prescale = words->prescale;
     request->postscale = words->postscale;
     request->process_set = (int)words->process_set;
@@ -181,7 +195,7 @@ static void fill_request(struct hvd_tf_flight *flight)
         request->dims[i < HVD_DIMS_MAX ? i : HVD_DIMS_MAX - 1] =
             (i < HVD_DIMS_MAX ? 1 : request->dims[HVD_DIMS_MAX - 1]) * hvd_tf.TF_Dim(input, i);
     request->input = hvd_tf.TF_TensorData(input);
-    request->output = flight->output ? hvd_tf.TF_TensorData(flight->output) : NULL;
+    request->output = flight->output && !sends(words) ? hvd_tf.TF_TensorData(flight->output) : NULL;
     int64_t parts = (int64_t)(hvd_tf.TF_TensorByteSize(flight->splits) / sizeof(int64_t));
     if (parts > 0) {
         request->splits = hvd_tf.TF_TensorData(flight->splits);
@@ -286,17 +300,17 @@ static void finish_compute(void *kernel, struct tf_run *run, struct tf_done *don
     hvd_tf.TF_GetInput(run, 0, &handle, status);
     const int64_t *two = handle ? hvd_tf.TF_TensorData(handle) : NULL;
     struct hvd_tf_flight *flight = two ? (struct hvd_tf_flight *)(intptr_t)two[0] : NULL;
-    bool known = flight && flight->serial == (uint64_t)two[1];
+    uint64_t serial = two ? (uint64_t)two[1] : 0;
     if (handle)
         hvd_tf.TF_DeleteTensor(handle); /* the run holds it until `done` */
-    if (!known)
-        fail(run, TF_INVALID_ARGUMENT, "the handle of a collective was copied, or kept longer than its step");
-    bool over = !known || hvd_tf_flight_over(flight, run, done);
     hvd_tf.TF_DeleteStatus(status);
-    if (!over)
+    int over = flight ? hvd_tf_flight_over(flight, serial, run, done) : -1;
+    if (over == 0)
         return;
-    if (known)
+    if (over > 0)
         hvd_tf_deliver(flight, run);
+    else
+        fail(run, TF_INVALID_ARGUMENT, "the handle of a collective was copied, or kept longer than its step");
     hvd_tf.TF_RunAsyncOpKernelDoneCallback(done);
 }
 
@@ -370,7 +384,7 @@ void hvd_tf_register(struct tf_status *status)
     define("HvdStart", true,
            LIST("T: type", "key: string", "kind: int", "op: int = 0", "root: int = 0", "prescale: int",
                 "postscale: int", "process_set: int = 0", "group: int = 0", "members: int = 0", "place: int = 0",
-                "places: int = 1"),
+                "places: int = 1", "peer: int = 0"),
            LIST("x: T", "splits: int64"), LIST("handle: int64"), status);
     define("HvdFinish", false, LIST("T: type"), LIST("handle: int64"), LIST("y: T", "rows: int64"), status);
     define("HvdAsk", true, LIST("what: int"), LIST(NULL), LIST("answer: int32"), status);

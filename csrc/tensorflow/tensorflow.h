@@ -110,7 +110,7 @@ struct hvd_tf_done {
 /* What a node of a graph says: read once, shared by its executions. Counted. */
 struct hvd_tf_words {
     _Atomic int users;
-    int64_t kind, op, root, process_set, group, group_count, place, places;
+    int64_t kind, op, root, peer, process_set, group, group_count, place, places;
     double prescale, postscale;
     uint64_t hash; /* of key and process set */
     char *key;
@@ -140,9 +140,9 @@ struct hvd_tf_flight *hvd_tf_flight_new(struct hvd_tf_words *words);
 /* Any thread. Its request is filled; submits it, at once or as soon as its name is free. Never blocks, but for a world
  * of 1. What goes wrong is told by its end. */
 void hvd_tf_flight_start(struct hvd_tf_flight *flight);
-/* Any thread. True: it is over, and stays as it is while the handle tensor lives. False: `done` was moved out and will
- * be called from another thread after hvd_tf_deliver. */
-bool hvd_tf_flight_over(struct hvd_tf_flight *flight, struct tf_run *run, struct tf_done *done);
+/* Any thread. 1: it is over, and stays as it is while the handle tensor lives. 0: `done` was moved out and will be
+ * called from another thread after hvd_tf_deliver. -1: the handle tensor is gone, who asks has a copy of it. */
+int hvd_tf_flight_over(struct hvd_tf_flight *flight, uint64_t serial, struct tf_run *run, struct tf_done *done);
 /* Any thread. The handle tensor is gone. */
 void hvd_tf_flight_drop(struct hvd_tf_flight *flight);
 int64_t hvd_tf_flights(int which); /* 0: alive, 1: started since the library was loaded, 2: most alive at once */

@@ -223,15 +223,18 @@ def test_roots_and_pairs(graph):
     np.testing.assert_array_equal(np.ravel(parts), [20, 20] if rank == 0 else [20])
     assert np.all(of_x == 3)
     np.testing.assert_array_equal(np.ravel(of_rows), [5, 5] if rank == 0 else [15, 15, 15])
-    if graph:
-        with pytest.raises(tf.errors.UnimplementedError, match="tf.function"):
-            tf.function(lambda: hvd.send(tf.ones(1), 1 - rank))()
-        return
-    if rank == 0:
-        hvd.send(tf.constant([1.5, 2.5]), 1)
-    else:
-        like = tf.zeros(2)
-        np.testing.assert_array_equal(hvd.recv(like, 0), [1.5, 2.5])
-        np.testing.assert_array_equal(like, [0, 0])
+
+    def there_and_back(x):
+        if rank == 0:
+            hvd.send(x, 1)
+            return hvd.recv(tf.zeros(2), 1, name="back")
+        found = hvd.recv(x, 0)
+        hvd.send(found * 2, 0, name="back")
+        return found
+
+    for number in range(3):
+        mine = tf.constant([1.5, 2.5 + number]) if rank == 0 else tf.zeros(2)
+        found = (tf.function(there_and_back) if graph else there_and_back)(mine)
+        np.testing.assert_array_equal(found, np.array([1.5, 2.5 + number]) * (2 - rank))
     with pytest.raises(ValueError, match="itself"):
-        hvd.send(tf.ones(1), rank)
+        (tf.function if graph else lambda f: f)(lambda: hvd.send(tf.ones(1), rank))()

@@ -8,7 +8,7 @@ the dimensions after the first; the rows of all but the root are ignored and may
 What is done to tensors is the same operations on root and others, with other numbers: eager gradients are computed in
 an order that follows from the operations, and ranks that backward leads to two collectives in two orders wait for ever.
 
-send and recv are eager only.
+send and recv have no gradient.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import numpy as np
 import tensorflow as tf
 
 from ... import _core
-from ...errors import HvdArgumentError, HvdNotYetError
+from ...errors import HvdArgumentError
 from ...ops import Terms
 from ...ops.terms import reduction
 from ...process_set import ProcessSet, global_process_set, rank_in
 from ..errors import translated
 from .gradients import differentiable
-from .run import eager
+from .kernels import library
+from .run import between, eager
 
 _as_it_is = tf.autograph.experimental.do_not_convert
 
@@ -80,19 +81,35 @@ def scatter(
 
 @_as_it_is
 def send(tensor: Any, dst: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> None:
-    """Sends a tensor to one rank, which calls recv with one of the same shape and dtype. dst is a global rank."""
+    """Sends a tensor to one rank, which calls recv with one of the same shape and dtype. dst is a global rank.
+
+    In a graph, too, nothing that comes after it begins before it has been received.
+    """
     with translated():
-        _eager_only("send")
-        eager.send(tf.convert_to_tensor(tensor), dst, name, process_set)
+        given = tf.convert_to_tensor(tensor)
+        if tf.executing_eagerly():
+            eager.send(given, dst, name, process_set)
+            return
+        sent = between(given, name, process_set, *_pair(_core.rank(), dst))
+        with tf.control_dependencies([sent]):
+            library().ops.hvd_ask(what=0)  # stateful: the graph is not over before it, nor before what it comes after
 
 
 @_as_it_is
 def recv(tensor: Any, src: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> tf.Tensor:
     """What rank src sends, of the shape and dtype of `tensor`, which is not changed. src is a global rank."""
     with translated():
-        _eager_only("recv")
-        like = np.asarray(tf.convert_to_tensor(tensor))
+        given = tf.convert_to_tensor(tensor)
+        if not tf.executing_eagerly():
+            return between(given, name, process_set, *_pair(src, _core.rank()))
+        like = np.asarray(given)
         return tf.convert_to_tensor(eager.recv(eager.adapter.like(like, like.shape), src, name, process_set))
+
+
+def _pair(sender: int, receiver: int) -> tuple[int, int]:
+    if sender == receiver:
+        raise ValueError(f"rank {sender} cannot send to itself, nor receive from itself")
+    return sender, receiver
 
 
 def _named(kind: str, name: str | None) -> str | None:
@@ -105,8 +122,3 @@ def _rows(kind: str, tensor: Any) -> tf.Tensor:
         if mine.shape.rank == 0:
             raise HvdArgumentError(f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,)")
         return mine
-
-
-def _eager_only(kind: str) -> None:
-    if not tf.executing_eagerly():
-        raise HvdNotYetError(f"{kind} cannot be a part of a graph yet: call it outside of tf.function")

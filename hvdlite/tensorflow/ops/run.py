@@ -22,7 +22,7 @@ from ... import _core
 from ...errors import HvdArgumentError, HvdNotYetError
 from ...ops import Collectives, Terms
 from ...ops.tensors import full_name
-from ...process_set import number_of, rank_in
+from ...process_set import ProcessSet, number_of, rank_in
 from ..adapter import TensorflowAdapter, check_dtype
 from ..errors import translated
 from .kernels import bits, library, signed
@@ -140,6 +140,22 @@ def _in_graph(
         outcome.results.append(result)
         outcome.rows.append(rows)
     return outcome
+
+
+def between(tensor: tf.Tensor, name: str | None, process_set: ProcessSet, sender: int, receiver: int) -> tf.Tensor:
+    """In a graph: a tensor from one rank of the set to another, by global ranks. On both, once it is there, it."""
+    _refuse_xla()
+    number, place = number_of(process_set), rank_in(process_set, _core.rank())
+    check_dtype(tensor.dtype)
+    ops = library().ops
+    handle = ops.hvd_start(
+        x=tensor, splits=tf.zeros([0], tf.int64), key=full_name("send.", name or _traced("send")), kind=_core.SEND,
+        root=rank_in(process_set, sender), peer=rank_in(process_set, receiver), process_set=number,
+        prescale=bits(1.0), postscale=bits(1.0), place=place, places=process_set.size(),
+    )  # fmt: skip
+    handle.set_shape([2])
+    result, _ = ops.hvd_finish(handle=handle, T=tensor.dtype)
+    return tf.ensure_shape(result, tensor.shape)
 
 
 def _refuse_xla() -> None:
