@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import config
 from ..errors import HvdNotYetError
+from .naming import everywhere
 
 
 def legacy() -> bool:
@@ -72,7 +73,7 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
     with torch.no_grad():
         handles = [
             ops().broadcast_async(
-                variable.value.detach(), root_rank, f"broadcast_variables.{i}of{count}.{variable.path}"
+                variable.value.detach(), root_rank, f"broadcast_variables.{i}of{count}.{everywhere(variable)}"
             )
             for i, variable in enumerate(variables)
         ]

@@ -15,6 +15,7 @@ from ..ops import Average, op_of
 from ..ops.terms import NoneCompressor, compress
 from ..process_set import ProcessSet, global_process_set
 from ..torch.ops import plain
+from .naming import everywhere
 
 
 class Reducer:
@@ -57,7 +58,7 @@ class Reducer:
                 found[place] = gradient / self.process_set.size() if self.scale_local else gradient
                 continue
             small, ctx = compress(self.compression, gradient.to_dense() if gradient.is_sparse else gradient)
-            name = f"{self.prefix}.{place}of{len(found)}.{getattr(owner, 'path', 'gradient')}"
+            name = f"{self.prefix}.{place}of{len(found)}.{everywhere(owner)}"
             handle = plain.allreduce_async(
                 small.detach(), name=name, op=self.op, prescale_factor=1.0 / self.predivide,
                 postscale_factor=self.predivide, process_set=self.process_set,

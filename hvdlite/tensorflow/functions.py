@@ -14,10 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 from .. import objects
+from ..keras.naming import everywhere
 from ..ops import Terms
 from ..process_set import ProcessSet, global_process_set
 from .ops.run import run
-from .reducer import label
 
 _SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
@@ -31,31 +31,32 @@ def broadcast_variables(
     tf.Variables and Keras's variables; shapes and dtypes must be the same on all ranks. `inplace` is Horovod's and
     makes no difference here.
     """
-    return _assigned(list(variables), root_rank, "broadcast_variables", process_set)
+    assigned = _assigned(list(variables), root_rank, "broadcast_variables", process_set)
+    if tf.executing_eagerly() or tf.inside_function():
+        return None
+    return tf.group(*[each for each in assigned if each is not None])
 
 
 @tf.autograph.experimental.do_not_convert
 def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """broadcast_variables that returns the variables."""
+    """broadcast_variables that returns the variables; in a graph of TensorFlow 1 their values once assigned."""
     given = list(variables)
-    _assigned(given, root_rank, name or "broadcast_", process_set)
-    return given
+    assigned = _assigned(given, root_rank, name or "broadcast_", process_set)
+    return given if tf.executing_eagerly() or tf.inside_function() else assigned
 
 
-def _assigned(variables: list[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> Any:
+def _assigned(variables: list[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> list[Any]:
     count = len(variables)
-    values = [_movable(tf.convert_to_tensor(variable)) for variable in variables]
-    names = [f"{prefix}.{i}of{count}.{label(variable)}" for i, variable in enumerate(variables)]
+    given = [tf.convert_to_tensor(variable) for variable in variables]
+    values = [_movable(value) for value in given]
+    names = [f"{prefix}.{i}of{count}.{everywhere(variable)}" for i, variable in enumerate(variables)]
     results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
-    assigned = [
-        variable.assign(result if result.dtype == variable.dtype else tf.bitcast(result, variable.dtype))
-        for variable, result in zip(variables, results)
+    return [
+        variable.assign(result if result.dtype == value.dtype else tf.bitcast(result, value.dtype))
+        for variable, value, result in zip(variables, given, results)
     ]
-    if tf.executing_eagerly() or tf.inside_function():
-        return None
-    return tf.group(*[each for each in assigned if each is not None])
 
 
 def _movable(value: tf.Tensor) -> tf.Tensor:

@@ -24,7 +24,7 @@ from ..optimizer import check_passes
 from ..process_set import ProcessSet, global_process_set
 from .functions import broadcast_global_variables
 from .passes import Passes
-from .reducer import Reducer, label
+from .reducer import Reducer, key_of
 
 _Pairs = Iterable[tuple[Any, Any]]
 
@@ -103,10 +103,10 @@ class _Delta:
             if self._hvd_calls is None:
                 self._hvd_calls = tf.Variable(0, trainable=False, name="hvd_passes", dtype=tf.int64)
             for variable in owners:
-                if label(variable) not in self._hvd_starts:
+                if key_of(variable) not in self._hvd_starts:
                     zeros = tf.zeros(variable.shape, variable.dtype)
-                    self._hvd_starts[label(variable)] = tf.Variable(zeros, trainable=False, name="hvd_start")
-        kept = [self._hvd_starts[label(variable)] for variable in owners]
+                    self._hvd_starts[key_of(variable)] = tf.Variable(zeros, trainable=False, name="hvd_start")
+        kept = [self._hvd_starts[key_of(variable)] for variable in owners]
 
         def note() -> list[tf.Tensor]:
             noted = [start.assign(variable.read_value()) for start, variable in zip(kept, owners)]

@@ -15,17 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..keras.naming import everywhere
 from ..ops import Average, Terms, op_of
 from ..ops.terms import NoneCompressor, compress
 from ..process_set import ProcessSet, global_process_set
 from .ops import allreduce
 from .ops.run import run
-
-
-def label(variable: Any) -> str:
-    """What a variable is called on every rank."""
-    path = getattr(variable, "path", None) or getattr(variable, "name", None) or "gradient"
-    return str(path).removesuffix(":0")
 
 
 def key_of(variable: Any) -> Any:
@@ -111,7 +106,7 @@ class Reducer:
         return found
 
     def _name(self, place: int, count: int, variable: Any) -> str:
-        return f"{self.prefix}.{place}of{count}.{label(variable)}"
+        return f"{self.prefix}.{place}of{count}.{everywhere(variable)}"
 
     def _scaled(self, gradient: Any) -> Any:
         """A local gradient as large as if it had been averaged."""

@@ -26,6 +26,7 @@ class _Distributed:
     """The methods that a distributed tape has before those of its own class."""
 
     _hvd: Reducer
+    _hvd_local = False  # while a Jacobian is computed, whose rows are gradients
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of this variable is not averaged."""
@@ -37,8 +38,27 @@ class _Distributed:
     ) -> Any:
         """The gradients of the target with respect to the sources, averaged; in the structure of the sources."""
         local = super().gradient(target, sources, output_gradients, **more)  # type: ignore[misc]
-        owners = tf.nest.flatten(sources)
-        return tf.nest.pack_sequence_as(sources, self._hvd(tf.nest.flatten(local), owners))
+        return local if self._hvd_local else self._averaged(local, sources)
+
+    def _averaged(self, local: Any, sources: Any) -> Any:
+        return tf.nest.pack_sequence_as(sources, self._hvd(tf.nest.flatten(local), tf.nest.flatten(sources)))
+
+    def _locally(self, compute: Any, *args: Any, **more: Any) -> Any:
+        self._hvd_local = True
+        try:
+            return compute(*args, **more)
+        finally:
+            self._hvd_local = False
+
+    @tf.autograph.experimental.do_not_convert
+    def jacobian(self, target: Any, sources: Any, *args: Any, **more: Any) -> Any:
+        """tf.GradientTape.jacobian, averaged as gradients are."""
+        return self._averaged(self._locally(super().jacobian, target, sources, *args, **more), sources)  # type: ignore
+
+    @tf.autograph.experimental.do_not_convert
+    def batch_jacobian(self, target: Any, source: Any, *args: Any, **more: Any) -> Any:
+        """tf.GradientTape.batch_jacobian, averaged as gradients are."""
+        return self._averaged(self._locally(super().batch_jacobian, target, source, *args, **more), source)  # type: ignore
 
     @tf.autograph.experimental.do_not_convert
     def get_local_and_global_gradients(

@@ -1,5 +1,6 @@
 """The collectives with Horovod's arguments, on tensors, variables and IndexedSlices, eager and in tf.function.
 
+    asked        rank, size and the like, answered when a graph runs
     run          many collectives of one kind, in either mode
     kernels      the library of ops for graphs
     gradients    what backward sends
@@ -23,8 +24,9 @@ from ...errors import HvdArgumentError
 from ...ops import Average, Sum, Terms
 from ...ops.tensors import group_of
 from ...ops.terms import NoneCompressor, compress, reduction
-from ...process_set import ProcessSet, global_process_set, process_set_by_id
+from ...process_set import ProcessSet, global_process_set
 from ..errors import translated
+from .asked import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from .gradients import differentiable
 from .kernels import library
 from .root import gather, recv, reduce, scatter, send
@@ -192,45 +194,6 @@ def join() -> Any:
     )
     _, last = library().ops.hvd_finish(handle=handle, T=tf.float32)
     return tf.cast(last[0], tf.int32)
-
-
-def _asked(what: int, name: str | None) -> tf.Tensor:
-    return tf.ensure_shape(library().ops.hvd_ask(what=what, name=name), [])
-
-
-@_as_it_is
-def rank_op(name: str | None = None) -> tf.Tensor:
-    """hvd.rank() when the graph runs."""
-    return _asked(0, name)
-
-
-@_as_it_is
-def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """hvd.size() when the graph runs, or the size of a process set as it is now."""
-    return (
-        _asked(1, name)
-        if process_set_id == 0
-        else tf.constant(process_set_by_id(process_set_id).size(), tf.int32, name=name)
-    )
-
-
-@_as_it_is
-def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """hvd.local_rank() when the graph runs."""
-    return _asked(2, name)
-
-
-@_as_it_is
-def local_size_op(name: str | None = None) -> tf.Tensor:
-    """hvd.local_size() when the graph runs."""
-    return _asked(3, name)
-
-
-@_as_it_is
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 if this rank belongs to the set, else 0, as it is now."""
-    included = process_set_id == 0 or process_set_by_id(process_set_id).included()
-    return tf.constant(int(included), tf.int32, name=name)
 
 
 __all__ = [

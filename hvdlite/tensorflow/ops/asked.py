@@ -1,0 +1,61 @@
+"""Who am I, and how many are we, asked when a graph runs: after another init() the same graph has other answers.
+
+What is about the whole job is a node of ours. Process sets are known to Python alone, so about them TensorFlow calls
+Python; a set that does not exist when the graph runs is a tf.errors.InvalidArgumentError, and without init() every
+question is a tf.errors.FailedPreconditionError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from ...process_set import ProcessSet, process_set_by_id
+from .kernels import library
+
+_as_it_is = tf.autograph.experimental.do_not_convert
+
+
+def _asked(what: int, name: str | None) -> tf.Tensor:
+    return tf.ensure_shape(library().ops.hvd_ask(what=what, name=name), [])
+
+
+def _asked_of_set(process_set_id: int, question: Callable[[ProcessSet], int], name: str | None) -> tf.Tensor:
+    def answer(_: np.ndarray) -> np.int32:
+        return np.int32(question(process_set_by_id(process_set_id)))
+
+    return tf.ensure_shape(tf.numpy_function(answer, [_asked(0, None)], tf.int32, name=name), [])
+
+
+@_as_it_is
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """hvd.rank() when the graph runs."""
+    return _asked(0, name)
+
+
+@_as_it_is
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """hvd.size() when the graph runs, or the size of a process set."""
+    if process_set_id == 0:
+        return _asked(1, name)
+    return _asked_of_set(process_set_id, lambda asked: asked.size(), name)
+
+
+@_as_it_is
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """hvd.local_rank() when the graph runs."""
+    return _asked(2, name)
+
+
+@_as_it_is
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """hvd.local_size() when the graph runs."""
+    return _asked(3, name)
+
+
+@_as_it_is
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 if this rank belongs to the set when the graph runs, else 0."""
+    return _asked_of_set(process_set_id, lambda asked: asked.included(), name)
