@@ -16,7 +16,7 @@ from .. import ops as _everybodys
 from .._public import *  # noqa: F403
 from ..ops.terms import NoneCompressor
 from . import backend as _backend
-from . import callbacks
+from . import callbacks, elastic
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from .saving import load_model
 
@@ -79,6 +79,7 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
+    "elastic",
     "load_model",
     "reducescatter",
 ]

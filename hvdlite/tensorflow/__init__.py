@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from .. import _public
 from .._public import *  # noqa: F403
-from . import ops
+from . import elastic, ops
 from .compression import Compression
 from .functions import (  # type: ignore[assignment]
     allgather_object,  # noqa: F401
@@ -38,6 +38,7 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_object_fn",
     "broadcast_variables",
+    "elastic",
 ]
 __all__ += ops.__all__
 __all__ += _public.__all__

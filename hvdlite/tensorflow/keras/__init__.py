@@ -4,3 +4,4 @@ from ...keras import *  # noqa: F403
 from ...keras import __all__ as __all__
 from ...keras import __getattr__ as __getattr__
 from ...keras import callbacks as callbacks
+from ...keras import elastic as elastic

@@ -1,0 +1,169 @@
+"""Elastic training with Keras: the state of a model and its optimizer, and callbacks that keep it up to date.
+
+    @hvd.elastic.run
+    def train(state):
+        state.model.fit(..., epochs=epochs - state.epoch, callbacks=[
+            hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state)])
+
+    train(hvd.elastic.KerasState(model, epoch=0))
+
+The optimizer's variables are made when the state is, so that all ranks have the same ones to send. States of random
+seeds are saved and restored, but not sent: ranks drop out different units.
+
+The ranks of a job cannot change yet in this version (see hvdlite.elastic): everything works as long as they stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..elastic import ObjectState
+from ..objects import broadcast_object
+from .backend import backend, broadcast, keras
+
+_Callback: Any = keras.callbacks.Callback
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a training function whose first argument is a State: see hvdlite.elastic.run."""
+    decorated: Callable[..., Any] = import_module(f"hvdlite.{backend()}.elastic").run(func)
+    return decorated
+
+
+def _built(optimizer: Any, owners: list[Any]) -> None:
+    """Makes the optimizer's variables if there are none yet; Keras 2 has an older way as well."""
+    if hasattr(optimizer, "_create_all_weights"):
+        optimizer._create_all_weights(owners)
+    elif hasattr(optimizer, "build") and not getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+        optimizer.build(owners)
+
+
+class KerasState(ObjectState):
+    """A model, its optimizer (by default the one it was compiled with) and whatever is given by name as attributes.
+
+    ValueError if the model has no weights yet.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        if not getattr(model, "built", True):
+            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
+        self.model = model
+        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        if self.optimizer is not None:
+            _built(self.optimizer, list(model.trainable_variables))
+        self._save_model()
+        super().__init__(bcast_object=broadcast_object, get_rank=_core.rank, **kwargs)
+
+    def save(self) -> None:
+        """Keep a copy of everything in memory."""
+        self._save_model()
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        for variable, value in self._saved_model:
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Give every rank rank 0's state."""
+        broadcast(_once([*self.model.weights, *self._of_optimizer()]), 0)
+        self._save_model()
+        super().sync()
+
+    def _of_optimizer(self) -> list[Any]:
+        found = getattr(self.optimizer, "variables", [])
+        return list(found() if callable(found) else found)
+
+    def _save_model(self) -> None:
+        kept = _once([*self.model.variables, *self._of_optimizer()])
+        self._saved_model = [(variable, np.array(variable.numpy())) for variable in kept]
+
+
+def _once(variables: list[Any]) -> list[Any]:
+    """Each of them once, in order."""
+    return list({id(variable): variable for variable in variables}.values())
+
+
+class CommitStateCallback(_Callback):
+    """Commits the state after every `batches_per_commit` batches, and after each epoch."""
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        self.state, self.batches_per_commit = state, batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Counts from the beginning, as all ranks do."""
+        self.batches_remaining = self.batches_per_commit
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commits if it is time."""
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.state.commit()
+            self.batches_remaining = self.batches_per_commit
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commits."""
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(_Callback):
+    """Keeps `state.batch`: the last batch of the epoch that is done, 0 between epochs."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.steps_per_epoch: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """The number of batches is asked anew."""
+        self.steps_per_epoch = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Of an epoch that was interrupted only the rest is left."""
+        params = self.params or {}
+        if params.get("steps"):
+            if self.steps_per_epoch is None:
+                self.steps_per_epoch = params["steps"]
+            params["steps"] = self.steps_per_epoch - self.state.batch
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Notes the batch."""
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The next epoch begins with its first batch."""
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(_Callback):
+    """Keeps `state.epoch`: how many epochs are done, those of earlier calls of fit included."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.initial_epoch = state.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Keras counts from 0 again."""
+        self.initial_epoch = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Counts it."""
+        self.state.epoch = self.initial_epoch + epoch + 1
+
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]

@@ -1,0 +1,112 @@
+"""Elastic training with TensorFlow: `@hvd.elastic.run`, and states of variables and of Keras's models.
+
+    @hvd.elastic.run
+    def train(state):
+        ...
+        state.commit()
+
+    train(hvd.elastic.TensorFlowState(variables, step=0))
+
+A lost rank that is noticed inside a graph is a tf.errors.UnknownError like others; `run` tells it from them by asking
+the core, so that whichever collective it was becomes the loop's business, and every other error stays what it is.
+
+The ranks of a job cannot change yet in this version (see hvdlite.elastic): everything works as long as they stay.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from .. import _core
+from ..elastic import ObjectState, State, reset_not_yet, run_fn
+from ..errors import HorovodInternalError
+from ..keras.elastic import KerasState
+from ..objects import broadcast_object
+from .functions import broadcast_variables
+
+
+def _lost(error: tf.errors.UnknownError) -> HorovodInternalError | None:
+    """The lost rank behind an error of TensorFlow's; None if it is about something else."""
+    failure = _core.failure_of_job()
+    if failure is not None:
+        found = _core.error_for(failure[1], failure[2])
+        return found if isinstance(found, HorovodInternalError) else None
+    ours = "HvdFinish" in error.message or "HvdStart" in error.message
+    return HorovodInternalError(error.message) if ours else None
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of a training function whose first argument is a State: see hvdlite.elastic.run."""
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except tf.errors.UnknownError as error:
+            lost = None if isinstance(error, HorovodInternalError) else _lost(error)
+            if lost is None:
+                raise
+            raise lost from error
+
+    return run_fn(wrapper, reset_not_yet)
+
+
+class TensorFlowKerasState(KerasState):
+    """KerasState by Horovod's other name; `backend` is Horovod's and means nothing."""
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer, **kwargs)
+
+
+class TensorFlowState(ObjectState):
+    """Variables, by default all of the graph of TensorFlow 1, and whatever is given by name as attributes.
+
+    session: where variables of a graph live; by default TensorFlow's default session.
+    """
+
+    def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
+        self.session = session or tf.compat.v1.get_default_session()
+        self._in_graph = not tf.executing_eagerly()
+        if self._in_graph:
+            if self.session is None:
+                raise ValueError("variables of a graph need a session: give session=, or make one the default")
+            self._sent = broadcast_variables(self.variables, root_rank=0)
+        self._save_model()
+        super().__init__(bcast_object=broadcast_object, get_rank=_core.rank, **kwargs)
+
+    def save(self) -> None:
+        """Keep a copy of everything in memory."""
+        self._save_model()
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        for variable, value in zip(self.variables, self._values):
+            if self._in_graph:
+                variable.load(value, self.session)
+            else:
+                variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Give every rank rank 0's state."""
+        if self._in_graph:
+            self.session.run(self._sent)
+        else:
+            broadcast_variables(self.variables, root_rank=0)
+        self._save_model()
+        super().sync()
+
+    def _save_model(self) -> None:
+        if self._in_graph:
+            self._values = list(self.session.run(self.variables))
+        else:
+            self._values = [tf.identity(variable) for variable in self.variables]
+
+
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run", "run_fn"]

@@ -1,0 +1,167 @@
+"""The names of elastic training on TensorFlow and Keras work while the ranks stay; every failure reaches somebody."""
+
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from ranks import Job, as_ranks
+
+if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
+    pytest.skip("TensorFlow is not installed", allow_module_level=True)
+
+
+@as_ranks(2, deadline=120)
+def test_a_models_state_is_synchronized_saved_and_restored():
+    import keras
+
+    import hvdlite.tensorflow as tensors
+    import hvdlite.tensorflow.keras as hvd
+
+    rank = hvd.rank()
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2)])
+    model.set_weights([np.full((2, 2), rank + 1.0), np.full(2, rank + 1.0)])
+    optimizer = keras.optimizers.Adam(0.1 * (rank + 1))
+    state = hvd.elastic.KerasState(model, optimizer, batch=20 + rank, epoch=10 + rank)
+    state.sync()
+    assert all((weight == 1).all() for weight in model.get_weights())
+    assert (state.batch, state.epoch) == (20, 10) and abs(float(optimizer.learning_rate) - 0.1) < 1e-6
+
+    def change():
+        optimizer.apply([np.ones((2, 2), "float32"), np.ones(2, "float32")], model.trainable_variables)
+        state.batch += 1
+
+    change()
+    state.restore()
+    assert (model.get_weights()[0] == 1).all() and state.batch == 20 and int(optimizer.iterations) == 0
+    change()
+    state.commit()
+    kept, moments = model.get_weights(), [np.array(each) for each in optimizer.variables]
+    change()
+    state.restore()
+    np.testing.assert_array_equal(model.get_weights()[0], kept[0])
+    for one, two in zip(optimizer.variables, moments):
+        np.testing.assert_array_equal(one, two)
+    assert state.batch == 21 and int(optimizer.iterations) == 1
+    with pytest.raises(ValueError, match="built first"):
+        hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(2)]))
+    assert isinstance(tensors.elastic.TensorFlowKerasState(model, optimizer, backend=None, epoch=0), type(state))
+
+
+@as_ranks(2, deadline=120)
+def test_callbacks_keep_a_state_up_to_date():
+    import keras
+
+    import hvdlite.keras as hvd
+
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    commits, batches, commit = [], [], state.commit
+    state.commit = lambda: (commits.append(state.batch), commit())
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            batches.append(state.batch)
+
+    @hvd.elastic.run
+    def train(state, epochs):
+        state.model.fit(
+            np.ones((6, 2)), np.ones((6, 1)), batch_size=2, epochs=epochs, verbose=0,
+            callbacks=[
+                hvd.elastic.UpdateBatchStateCallback(state),
+                Look(),
+                hvd.elastic.UpdateEpochStateCallback(state),
+                hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
+            ],
+        )  # fmt: skip
+        return state.epoch
+
+    assert train(state, 2) == 2 and train(state, 1) == 3
+    assert batches == [0, 1, 2] * 3 and state.batch == 0
+    assert commits == [1, 0, 0, 2, 0, 1, 0]  # in the second epoch the third batch of two is the fourth
+
+
+@as_ranks(2, deadline=120)
+def test_variables_are_synchronized_saved_and_restored_eagerly_and_in_a_session():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    rank = hvd.rank()
+    v = tf.Variable([float(rank), 5.0])
+    state = hvd.elastic.TensorFlowState([v], step=rank)
+    state.sync()
+    assert v[0] == 0 and state.step == 0
+    v.assign([7.0, 8.0])
+    state.restore()
+    np.testing.assert_array_equal(v, [0, 5])
+    v.assign([7.0, 8.0])
+    state.commit()
+    v.assign([9.0, 9.0])
+    state.restore()
+    np.testing.assert_array_equal(v, [7, 8])
+    with tf.Graph().as_default():
+        w = tf.compat.v1.get_variable("w", initializer=[float(rank)])
+        with pytest.raises(ValueError, match="session"):
+            hvd.elastic.TensorFlowState()
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            state = hvd.elastic.TensorFlowState(session=session, step=rank)
+            state.sync()
+            assert session.run(w) == [0] and state.step == 0
+            w.load([4.0], session)
+            state.save()
+            w.load([5.0], session)
+            state.restore()
+            assert session.run(w) == [4]
+
+
+@as_ranks(1)
+def test_b3_an_unknown_error_that_is_no_lost_rank_is_not_swallowed():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    state = hvd.elastic.TensorFlowState([tf.Variable(1.0)])
+
+    @hvd.elastic.run
+    def train(state):
+        raise tf.errors.UnknownError(None, None, "a disk is full")
+
+    with pytest.raises(tf.errors.UnknownError, match="a disk is full"):
+        train(state)
+
+
+DEATH = """
+import os, signal, sys
+import tensorflow as tf, hvdlite.tensorflow as hvd
+hvd.init()
+
+@tf.function
+def step(x):
+    return hvd.alltoall(x), hvd.grouped_reducescatter([x, x])
+
+@hvd.elastic.run
+def train(state):
+    while True:
+        step(tf.ones(4))
+        if hvd.rank() == 1 and state.steps == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.steps += 1
+
+try:
+    train(hvd.elastic.TensorFlowState([tf.Variable(1.0)], steps=0))
+    print("swallowed", flush=True)
+except hvd.HvdNotYetError as error:
+    print("told of:", type(error.__cause__).__mro__, error.__cause__, flush=True)
+    sys.exit(7)
+"""
+
+
+def test_b3_a_rank_lost_in_any_collective_reaches_the_loop():
+    with Job(2, [sys.executable, "-c", DEATH]) as job:
+        assert job.wait(180) != 0
+        assert "swallowed" not in job.text() and "told of:" in job.text(), job.text()
+        told = job.text().split("told of:")[1]
+        assert "HorovodInternalError" in told and "rank 1" in told
