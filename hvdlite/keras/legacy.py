@@ -5,7 +5,8 @@ calls before it asks whether the gradients are finite. So averages are what it l
 finite on one rank makes the averages of all ranks so, all skip a step or none does. Optimizers of
 `keras.optimizers.legacy` have it with an underscore.
 
-With several passes per step `apply_gradients` adds up, and only the last pass goes on to the inherited one.
+With several passes per step `apply_gradients` adds up, and only the last pass goes on to the inherited one. The others
+count in `iterations` nevertheless, as in Horovod: schedules are about batches.
 """
 
 from __future__ import annotations
@@ -72,4 +73,7 @@ class Legacy:
         def apply() -> Any:
             return inherited.apply_gradients(list(zip(sums, owners)), name=name, **{AGGREGATE: False})
 
-        return self._hvd_passes.at_end(sums, apply)
+        def count() -> Any:
+            return self.iterations.assign_add(1)  # type: ignore[attr-defined]
+
+        return self._hvd_passes.at_end(sums, apply, count)

@@ -3,9 +3,9 @@
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3)), ...)
 
 The new optimizer is of a class made of our `apply` and the given optimizer's class, and takes over its state;
-isinstance, schedules and saving see the original, and a saved model opens without hvdlite (then with the plain
-optimizer; hvd.load_model makes it distributed again). Keras's own accumulation, clipping, averaging of weights and loss
-scaling come after ours.
+isinstance, schedules and saving see the original (as its `__class__`, too), and a saved model opens without hvdlite
+(then with the plain optimizer; hvd.load_model makes it distributed again). Keras's own accumulation, clipping,
+averaging of weights and loss scaling come after ours.
 
 Loss scaling asks whether gradients are finite before it applies them. Where it wraps a distributed optimizer, as
 model.compile does with mixed_float16, ranks would disagree about that, and some would wait for ever: there all ranks
@@ -32,6 +32,8 @@ from ..process_set import ProcessSet, global_process_set
 from . import backend
 from .backend import keras
 from .legacy import Legacy, kinds, of_loss_scale, put_inside
+
+made_in = "hvdlite.keras"  # what the classes of distributed optimizers say about where they are from
 
 
 class Distributed:
@@ -177,13 +179,21 @@ def DistributedOptimizer(
     )  # fmt: skip
     base = type(optimizer)
     methods = Legacy if backend.legacy() else Distributed
-    made: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": base.__module__}))
+    shown = property(lambda self: base)  # what Keras writes into files
+    made: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": made_in, "__class__": shown}))
     made.__dict__.update(optimizer.__dict__)
     made.__dict__["_hvd"] = reduces
     kind: Any = import_module("hvdlite.tensorflow.passes").Passes if backend.legacy() else _Passes
     made.__dict__["_hvd_passes"] = kind(passes, bool(average_aggregated_gradients)) if passes > 1 else None
     _agree_on_finite()
     _stay_out_of_xla()
+    return made
+
+
+def like(distributed: Any, optimizer: Any) -> Any:
+    """A distributed optimizer that was told the same as another one, made of an optimizer of its class."""
+    made: Any = object.__new__(type(distributed))
+    made.__dict__.update(optimizer.__dict__, _hvd=distributed._hvd, _hvd_passes=distributed._hvd_passes)
     return made
 
 

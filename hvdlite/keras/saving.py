@@ -1,18 +1,24 @@
 """How is a saved model opened so that its optimizer is distributed again, with its state?
 
 Saving needs nothing: a distributed optimizer is written as the one that it was made of. `load_model` opens the file as
-Keras does and puts the optimizer, state and all, into a distributed one.
+Keras does and puts the optimizer, state and all, into a distributed one. Who gives a function that makes the optimizer
+from its arguments, as Horovod's users do, has it called; Keras itself wants a class there. And what Keras 3 writes into
+an HDF5 file of an optimizer's state, but does not read, is read here.
 
 All ranks open the same file, or rank 0 does and the others begin alike by BroadcastGlobalVariablesCallback.
 """
 
 from __future__ import annotations
 
+import json
+import types
+import zipfile
+from collections.abc import Callable
 from typing import Any
 
 from ..ops.terms import NoneCompressor
-from .backend import keras
-from .optimizer import Distributed, DistributedOptimizer, Legacy
+from .backend import keras, legacy
+from .optimizer import Distributed, DistributedOptimizer, Legacy, like
 
 
 def load_model(
@@ -21,12 +27,71 @@ def load_model(
 ) -> Any:  # fmt: skip
     """keras.models.load_model, with the model's optimizer made distributed; a training goes on where it was saved.
 
-    custom_optimizers: classes of optimizers that Keras does not know. `terms`: as for DistributedOptimizer. A model
-    that was saved without an optimizer comes without one.
+    custom_optimizers: classes of optimizers that Keras does not know. custom_objects: as for Keras; by the name of the
+    optimizer's class also a function of its arguments that returns an optimizer, distributed or not. `terms`: as for
+    DistributedOptimizer. A model that was saved without an optimizer comes without one.
     """
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    known.update(custom_objects or {})
+    if any(isinstance(value, types.FunctionType) for value in known.values()):
+        name = _optimizer_in(str(filepath))
+        if isinstance(known.get(name), types.FunctionType):
+            known[name] = _class_of(name, known[name])
+    model = keras.models.load_model(filepath, custom_objects=known)
+    if not legacy() and str(filepath).endswith((".h5", ".hdf5")) and getattr(model, "optimizer", None) is not None:
+        _restore_optimizer(str(filepath), model)
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not isinstance(optimizer, (Distributed, Legacy)):
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if inner is not None and not isinstance(inner, (Distributed, Legacy)):
         model.optimizer = DistributedOptimizer(optimizer, compression=compression, **terms)
     return model
+
+
+def _optimizer_in(path: str) -> str:
+    """The name of the optimizer's class in a file of a model; empty: there is none, or this is no such file."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            config = (json.loads(archive.read("config.json")).get("compile_config") or {}).get("optimizer")
+    elif path.endswith((".h5", ".hdf5")):
+        import h5py
+
+        with h5py.File(path) as file:
+            config = json.loads(file.attrs.get("training_config", "{}")).get("optimizer_config")
+    else:
+        return ""
+    return str(config.get("class_name", "")) if isinstance(config, dict) else ""
+
+
+def _restore_optimizer(path: str, model: Any) -> None:
+    """Keras 3 forgets the state of an optimizer in an HDF5 file, except where the model has no layers: what is there is
+    put in place."""
+    import h5py
+
+    with h5py.File(path) as file:
+        group = file.get("optimizer_weights")
+        if group is None:
+            return
+        parts = [part for part in ("weight_names", *(f"weight_names{i}" for i in range(1000))) if part in group.attrs]
+        names = [name if isinstance(name, str) else name.decode() for part in parts for name in group.attrs[part]]
+        values = [group[name][()] for name in names]
+    before = model.optimizer
+    if len(values) == len(before.variables):
+        return
+    optimizer = before.__class__.from_config(before.get_config())
+    if isinstance(before, Distributed):
+        optimizer = like(before, optimizer)
+    optimizer.build(model.trainable_variables)
+    if [tuple(each.shape) for each in optimizer.variables] != [value.shape for value in values]:
+        raise ValueError(f"the state of the optimizer in {path} does not fit the model in it")
+    for variable, value in zip(optimizer.variables, values):
+        variable.assign(value)
+    model.optimizer = optimizer
+
+
+def _class_of(name: str, make: Callable[..., Any]) -> type:
+    """What Keras takes for a class: it makes an optimizer from a config by calling the function."""
+
+    def from_config(config: dict[str, Any], custom_objects: Any = None) -> Any:
+        return make(**config)
+
+    return type(name, (), {"from_config": staticmethod(from_config)})

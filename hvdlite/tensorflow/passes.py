@@ -69,8 +69,9 @@ class Passes:
             results[i] = result
         return results
 
-    def at_end(self, gradients: Sequence[Any], apply: Callable[[], Any]) -> Any:
-        """At the end of a window: `apply`, and the sums are zero again. In a graph the operation that does."""
+    def at_end(self, gradients: Sequence[Any], apply: Callable[[], Any], otherwise: Any = None) -> Any:
+        """At the end of a window: `apply`, and the sums are zero again; else `otherwise`, which returns what it has
+        assigned. In a graph the operation that does."""
 
         def step() -> tf.Tensor:
             done = apply()
@@ -79,8 +80,12 @@ class Passes:
             with tf.control_dependencies([tf.convert_to_tensor(each) for each in zeroed]):
                 return tf.constant(True)
 
+        def pause() -> tf.Tensor:
+            with tf.control_dependencies([] if otherwise is None else [tf.convert_to_tensor(otherwise())]):
+                return tf.constant(False)
+
         with tf.control_dependencies([each for each in gradients if each is not None]):
-            done = tf.cond(self._is_last(), step, lambda: tf.constant(False))
+            done = tf.cond(self._is_last(), step, pause)
         return None if tf.executing_eagerly() else tf.group(done)
 
     def _is_last(self) -> tf.Tensor:
