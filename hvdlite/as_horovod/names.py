@@ -12,7 +12,10 @@ _TORCH = "hvdlite.torch"
 _TENSORFLOW = "hvdlite.tensorflow"
 _KERAS = "hvdlite.keras"
 _CALLBACKS = "hvdlite.keras.callbacks"
+_KERAS_ELASTIC = "hvdlite.keras.elastic"
 _REST = "hvdlite.as_horovod.rest"
+_OF_TENSORFLOW = "hvdlite.as_horovod.of_tensorflow"
+_OF_KERAS = "hvdlite.as_horovod.of_keras"
 _LAUNCH = "hvdlite.as_horovod.launch"
 
 MADE_OF: dict[str, tuple[str, ...]] = {
@@ -22,26 +25,29 @@ MADE_OF: dict[str, tuple[str, ...]] = {
     "horovod.common.exceptions": ("hvdlite.errors",),
     "horovod.common.process_sets": ("hvdlite.process_set", "hvdlite.as_horovod.sets"),
     "horovod.common.util": (_REST,),
-    "horovod._keras": (_KERAS,),
+    "horovod._keras": (_KERAS, _OF_KERAS),
     "horovod._keras.callbacks": (_CALLBACKS,),
     "horovod.data": ("hvdlite.data",),
     "horovod.data.data_loader_base": ("hvdlite.data",),
-    "horovod.keras": (_KERAS,),
+    "horovod.keras": (_KERAS, _OF_KERAS),
     "horovod.keras.callbacks": (_CALLBACKS,),
+    "horovod.keras.elastic": (_KERAS_ELASTIC,),
     "horovod.runner": (_LAUNCH,),
     "horovod.runner.common": (),
     "horovod.runner.common.util": (),
     "horovod.runner.common.util.env": (_LAUNCH,),
     "horovod.runner.launch": (_LAUNCH,),
     "horovod.runner.mpi_run": (_LAUNCH,),
-    "horovod.tensorflow": (_TENSORFLOW, _REST),
+    "horovod.tensorflow": (_TENSORFLOW, _OF_TENSORFLOW, _REST),
     "horovod.tensorflow.compression": ("hvdlite.tensorflow.compression", _TENSORFLOW),
     "horovod.tensorflow.functions": (_TENSORFLOW,),
-    "horovod.tensorflow.keras": (_KERAS,),
+    "horovod.tensorflow.elastic": ("hvdlite.tensorflow.elastic",),
+    "horovod.tensorflow.keras": (_KERAS, _OF_KERAS),
     "horovod.tensorflow.keras.callbacks": (_CALLBACKS,),
-    "horovod.tensorflow.mpi_ops": (_TENSORFLOW, "hvdlite.as_horovod.basics", _REST),
+    "horovod.tensorflow.keras.elastic": (_KERAS_ELASTIC,),
+    "horovod.tensorflow.mpi_ops": (_TENSORFLOW, "hvdlite.as_horovod.basics", _OF_TENSORFLOW, _REST),
     "horovod.tensorflow.sync_batch_norm": ("hvdlite.tensorflow.sync_batch_norm",),
-    "horovod.tensorflow.util": (_REST,),
+    "horovod.tensorflow.util": (_OF_TENSORFLOW, _REST),
     "horovod.torch": (_TORCH, _REST),
     "horovod.torch.compression": ("hvdlite.torch.compression", _TORCH),
     "horovod.torch.elastic": ("hvdlite.torch.elastic",),
@@ -74,9 +80,6 @@ HOLLOW = {f"horovod.runner.{name}" for name in _HOLLOW.split()}
 
 _LATER = "comes with a later version of hvdlite"
 NOT_YET: dict[str, str] = {
-    "horovod.tensorflow.elastic": f"elastic training with TensorFlow {_LATER}",
-    "horovod.tensorflow.keras.elastic": f"elastic training with Keras {_LATER}",
-    "horovod.keras.elastic": f"elastic training with Keras {_LATER}",
     "horovod.tensorflow.data": f"the data service {_LATER}",
     "horovod.spark": f"Spark {_LATER}",
     "horovod.ray": f"Ray {_LATER}",

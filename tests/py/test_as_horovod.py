@@ -243,10 +243,18 @@ def test_tensorflow_and_keras_have_their_modules():
         assert of_keras.Compression.fp16 is hvd.Compression.fp16 is hvdlite.tensorflow.Compression.fp16
         for name in hvdlite.tensorflow.__all__:
             assert hasattr(hvd, name), name
+        import horovod.tensorflow.elastic as elastic
+        from horovod.tensorflow.util import _executing_eagerly, _make_subgraph, _cache, vars_to_refs, refs_to_vars
+        assert hvd.elastic is elastic and elastic.TensorFlowState is hvdlite.tensorflow.elastic.TensorFlowState
+        assert of_tf.elastic.KerasState is of_keras.elastic.KerasState is hvdlite.keras.elastic.KerasState
+        import tensorflow as tf
+        v = tf.Variable(1.0)
+        assert refs_to_vars(vars_to_refs([v, [v]])) == [v, [v]] and _executing_eagerly()
+        assert _cache(lambda x: [x])(1) == [1] and _make_subgraph(lambda: 3)() == 3 and hvd.check_num_rank_power_of_2(4)
         hvd.init()
-        try:
-            import horovod.tensorflow.elastic
-        except ImportError as error:
-            print(type(error).__name__, float(hvd.allreduce(2.0)), hvd.size(), of_tf.size())
+        import keras
+        made = of_keras.DistributedOptimizer(keras.optimizers.SGD())
+        assert type(made).__module__ == "horovod._keras" and made.__class__ is keras.optimizers.SGD
+        print(float(hvd.allreduce(2.0)), hvd.size(), of_tf.size())
     """
-    assert python(textwrap.dedent(code)).endswith("HvdNotYetModuleError 2.0 1 1\n")
+    assert python(textwrap.dedent(code)).endswith("2.0 1 1\n")

@@ -1,0 +1,225 @@
+"""A test file as users of Horovod would have it: what is around TensorFlow's collectives; nothing knows of hvdlite.
+
+Run by test_tf_as_horovod.py under `hvdlite-run --as-horovod` on two ranks: questions, process sets, join, compression,
+objects, sparse gradients, tapes, optimizers and hooks of TensorFlow 1, batch norm, elastic states.
+"""
+
+import horovod.tensorflow as hvd
+import numpy as np
+import pytest
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.tensorflow.mpi_ops import rank_op
+from horovod.tensorflow.util import _executing_eagerly
+
+hvd.init(process_sets="dynamic")
+RANK, SIZE = hvd.rank(), hvd.size()
+
+
+def both(function):
+    return function, tf.function(function)
+
+
+def in_session(build):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        built = build()
+        session.run(tf.compat.v1.global_variables_initializer())
+        return session.run(built)
+
+
+def test_questions_follow_init_and_shutdown():
+    questions = {
+        hvd.rank_op: RANK, hvd.size_op: SIZE, hvd.local_rank_op: RANK, hvd.local_size_op: SIZE,
+        hvd.process_set_included_op: 1,
+    }  # fmt: skip
+    assert rank_op is hvd.rank_op and _executing_eagerly()
+    for question, answer in questions.items():
+        asked = tf.function(question)
+        assert question().numpy() == asked().numpy() == in_session(lambda q=question: q(name="asked")) == answer
+        hvd.shutdown()
+        try:
+            with pytest.raises(tf.errors.FailedPreconditionError):
+                asked()
+        finally:
+            hvd.init(process_sets="dynamic")
+        assert asked() == answer
+
+
+def test_process_sets():
+    sets = [add_process_set([0]), add_process_set(ProcessSet([1]))]
+    mine, other, x = sets[RANK], sets[1 - RANK], tf.fill([3, 2], float(RANK))
+    for question in (hvd.size_op, hvd.process_set_included_op):
+        assert question(process_set_id=mine.process_set_id).numpy() == 1
+        assert in_session(lambda q=question: q(mine.process_set_id)) == 1
+    asked = tf.function(lambda: hvd.process_set_included_op(other.process_set_id))
+    assert asked() == 0
+    calls = [
+        hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter,
+        lambda x, process_set: hvd.broadcast(x, process_set.ranks[0], process_set=process_set),
+        lambda x, process_set: hvd.grouped_allreduce([x], process_set=process_set)[0],
+        lambda x, process_set: hvd.grouped_allgather([x], process_set=process_set)[0],
+        lambda x, process_set: hvd.grouped_reducescatter([x], process_set=process_set)[0],
+    ]  # fmt: skip
+    for call in calls:
+        for run in both(lambda x, call=call: call(x, process_set=mine)):
+            np.testing.assert_array_equal(run(x), x)
+        for run in both(lambda x, call=call: call(x, process_set=other)):
+            with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+                run(x)
+    v = tf.Variable(x)
+    with tf.GradientTape(persistent=True) as tape:
+        y = tf.reduce_sum(hvd.allreduce(v, op=hvd.Sum, process_set=mine) * (RANK + 1.0))
+    assert (tape.gradient(y, v).numpy() == RANK + 1).all()
+    hvd.broadcast_variables([v], RANK, process_set=mine)
+    assert hvd.broadcast_object(RANK, RANK, process_set=mine) == RANK
+    assert hvd.allgather_object(4, process_set=mine) == [4]
+    assert remove_process_set(sets[1]) and remove_process_set(sets[0])
+    assert hvd.remove_process_set(global_process_set) is False
+    with pytest.raises(ValueError):
+        hvd.allreduce(x, process_set=mine)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        asked()
+
+
+def test_join():
+    for run in both(lambda x: hvd.allreduce(x, op=hvd.Average)):
+        if RANK == 0:
+            np.testing.assert_array_equal(run(tf.ones(3)), np.full(3, 1 / SIZE))
+        assert hvd.join().numpy() == 0
+    if RANK == 0:
+        with pytest.raises(tf.errors.FailedPreconditionError):
+            hvd.broadcast(tf.ones(3), 0, name="with join")
+    hvd.join()
+
+
+def test_compression():
+    for name in ("float16", "float32", "float64", "int32", "uint8"):
+        x = tf.cast([1, 2, 3], name)
+        for kind in (hvd.Compression.fp16, hvd.Compression.none):
+            small, dtype = kind.compress(x)
+            narrow = kind is hvd.Compression.fp16 and name.startswith("float")
+            assert small.dtype == (tf.float16 if narrow else name)
+            np.testing.assert_array_equal(kind.decompress(small, dtype), x)
+            for run in both(lambda x, kind=kind: hvd.allreduce(x, op=hvd.Sum, compression=kind)):
+                assert run(x).dtype == name and run(x)[2] == 3 * SIZE
+    assert in_session(lambda: hvd.allreduce(tf.ones(2), compression=hvd.Compression.fp16)).dtype == np.float32
+
+
+def test_objects():
+    wanted = {"hello": 123, 0: [1, 2]}
+    mine = wanted if RANK == 0 else {}
+    assert hvd.broadcast_object(mine, root_rank=0) == wanted
+    assert hvd.allgather_object({"rank": RANK}) == [{"rank": rank} for rank in range(SIZE)]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        assert hvd.broadcast_object(mine, root_rank=0, session=session) == wanted
+        assert hvd.broadcast_object_fn(root_rank=0, session=session)(mine) == wanted
+        assert hvd.allgather_object(RANK, session=session) == list(range(SIZE))
+
+
+def test_sparse_tensors():
+    rows = tf.IndexedSlices(tf.fill([RANK + 1, 2], RANK + 1.0), tf.range(RANK + 1), dense_shape=[5, 2])
+    for op, scale in ((hvd.Sum, 1.0), (hvd.Average, 1 / SIZE)):
+        found = hvd.allreduce(rows, op=op)
+        assert isinstance(found, tf.IndexedSlices)
+        np.testing.assert_allclose(tf.convert_to_tensor(found)[:3], np.array([[3, 3], [2, 2], [0, 0]]) * scale)
+    with pytest.raises(NotImplementedError):
+        hvd.allreduce(rows, op=hvd.Adasum)
+    table = tf.Variable(np.ones([4, 2], "float32"))
+    for dense in (False, True):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [RANK, RANK]))
+        found = hvd.DistributedGradientTape(tape, sparse_as_dense=dense).gradient(loss, table)
+        assert isinstance(found, tf.IndexedSlices) is not dense
+        np.testing.assert_array_equal(tf.convert_to_tensor(found), [[1, 1], [1, 1], [0, 0], [0, 0]])
+
+
+def test_tapes():
+    v = tf.Variable([1.0, 2.0])
+    with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+        y = tf.reduce_sum(v * v) * (RANK + 1)
+    np.testing.assert_array_equal(tape.gradient(y, v), [3, 6])
+    np.testing.assert_array_equal(tape.gradient(y, {"v": [v]})["v"][0], [3, 6])
+    forms = [
+        {}, {"compression": hvd.Compression.fp16}, {"gradient_predivide_factor": 2.0}, {"num_groups": 1},
+        {"groups": [[v]]}, {"op": hvd.Sum}, {"sparse_as_dense": True}, {"device_dense": "/cpu:0"},
+    ]  # fmt: skip
+    for terms in forms:
+
+        @tf.function
+        def step(terms=terms):
+            with tf.GradientTape() as tape:
+                y = tf.reduce_sum(v * v) * (tf.cast(hvd.rank_op(), tf.float32) + 1)
+            return hvd.DistributedGradientTape(tape, **terms).gradient(y, [v], use_generic_names=True)[0]
+
+        np.testing.assert_allclose(step(), np.array([3, 6]) * (SIZE if terms.get("op") == hvd.Sum else 1))
+    with tf.GradientTape(persistent=True) as tape:
+        y = v * v * (RANK + 1.0)
+    tape = hvd.DistributedGradientTape(tape)
+    np.testing.assert_array_equal(tape.jacobian(y, v), [[3, 0], [0, 6]])
+    np.testing.assert_array_equal(tape.watched_variables()[0], v)
+    layers = [tf.keras.layers.Dense(2), tf.keras.layers.Dense(3)]
+    model = tf.keras.Sequential(layers)
+    model.build((None, 4))
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(model(tf.ones([2, 4]))) * (RANK + 1.0)
+    found = hvd.PartialDistributedGradientTape(tape, local_layers=layers[1:]).gradient(y, model.trainable_variables)
+    np.testing.assert_allclose(found[3], np.full(3, 2 * (RANK + 1.0) / SIZE))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_optimizers_of_tensorflow_1(passes):
+    forms = [{}, {"op": hvd.Sum}, {"op": hvd.Adasum}, {"compression": hvd.Compression.fp16}, {"num_groups": 1}]
+    for terms in forms:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            v = tf.compat.v1.get_variable("v", initializer=[4.0, 4.0])
+            plain = tf.compat.v1.train.MomentumOptimizer(1.0, 0.0)
+            optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=passes, **terms)
+            pairs = optimizer.compute_gradients(tf.reduce_sum(v) * (tf.cast(hvd.rank_op(), tf.float32) + 1))
+            train = optimizer.apply_gradients(pairs)
+            session.run(tf.compat.v1.global_variables_initializer())
+            for _ in range(passes):
+                session.run(train)
+            moved = 3.0 * passes if terms.get("op") == hvd.Sum else 1.5 * passes
+            np.testing.assert_allclose(session.run(v), [4 - moved] * 2, rtol=1e-5, err_msg=str(terms))
+            assert optimizer.get_slot(v, "momentum") is not None and optimizer.variables()
+    with pytest.raises(ValueError):
+        hvd.DistributedOptimizer(plain, op=hvd.Sum, gradient_predivide_factor=2.0)
+
+
+def test_the_hook():
+    with tf.Graph().as_default():
+        v = tf.compat.v1.get_variable("v", initializer=[float(RANK)])
+        with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(1)]) as session:
+            assert session.run(v) == 1
+    with pytest.raises(RuntimeError):
+        hvd.broadcast_global_variables(0)
+
+
+def test_batch_norm():
+    rows = np.random.RandomState(0).standard_normal((2 * SIZE, 3, 4)).astype("float32")
+    synced, whole = hvd.SyncBatchNormalization(axis=-1), tf.keras.layers.BatchNormalization(axis=-1)
+    found = synced(rows[2 * RANK : 2 * RANK + 2], training=True)
+    np.testing.assert_allclose(found, whole(rows, training=True)[2 * RANK : 2 * RANK + 2], atol=1e-4)
+    np.testing.assert_allclose(synced.moving_mean, whole.moving_mean, atol=1e-5)
+    np.testing.assert_allclose(synced.moving_variance, whole.moving_variance, atol=1e-4)
+
+
+def test_elastic_states():
+    v = tf.Variable([float(RANK)])
+    state = hvd.elastic.TensorFlowState(variables=[v], batch=RANK)
+    state.sync()
+    assert v[0] == 0 and state.batch == 0
+    v.assign([5.0])
+    state.restore()
+    assert v[0] == 0
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.batch)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        train(state)
+    assert calls == [0] and issubclass(HorovodInternalError, RuntimeError)
