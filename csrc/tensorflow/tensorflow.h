@@ -91,6 +91,8 @@ struct hvd_tf_core {
     int (*poll)(int64_t handle);
     int (*result)(int64_t handle, struct hvd_output *output);
     int (*forget)(int64_t handle);
+    int64_t (*run)(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms,
+                   char *text, size_t text_bytes);
     int (*rank)(void);
     int (*size)(void);
     int (*local_rank)(void);

@@ -21,7 +21,7 @@ import tensorflow as tf
 from ... import _core
 from ..adapter import DTYPES
 
-_FUNCTIONS = ("submit", "wait", "poll", "result", "forget", "rank", "size", "local_rank", "local_size")
+_FUNCTIONS = ("submit", "wait", "poll", "result", "forget", "run", "rank", "size", "local_rank", "local_size")
 _TF_DTYPES = 64
 _PACKAGE = Path(__file__).resolve().parent.parent
 
