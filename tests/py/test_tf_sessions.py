@@ -116,9 +116,11 @@ def test_collectives_and_the_hook_in_a_session():
         x = tf.compat.v1.placeholder(tf.float32, [None, 2])
         total, rows = hvd.allreduce(x, op=hvd.Sum), hvd.allgather(x)
         (slope,) = tf.compat.v1.gradients(hvd.allreduce(x * x, op=hvd.Sum), x)
+        second = hvd.grouped_allreduce([x, x * 2], op=hvd.Sum)[1]  # the first is asked for by nobody
         hook = hvd.BroadcastGlobalVariablesHook(1)
         with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
             for _ in range(2):
-                got = session.run([v, total, rows, slope], {x: np.full([2, 2], rank + 1.0)})
+                got = session.run([v, total, rows, slope, second], {x: np.full([2, 2], rank + 1.0)})
+                assert (got[4] == 6).all()
                 assert got[0] == 6 and got[2].shape == (4, 2) and (got[1] == 3).all()
                 np.testing.assert_array_equal(got[3], np.full([2, 2], 2 * 2.0 * (rank + 1)))

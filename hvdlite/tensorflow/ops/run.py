@@ -129,7 +129,8 @@ def _in_graph(
     ops = opened.ops
     splits = _splits_of(terms.splits, size)
     handles = [ops.hvd_start(x=tensor, splits=splits, key=key, **said) for tensor, key in zip(tensors, keys)]
-    before = [] if opened.asynchronous or count == 1 else handles  # who waits with a thread starts all first
+    # A group is started whole, though a session may want one result only; who waits with a thread starts all first.
+    before = handles if count > 1 and (grouped or not opened.asynchronous) else []
     outcome = Outcome([], [])
     for tensor, handle in zip(tensors, handles):
         handle.set_shape([2])
