@@ -139,6 +139,8 @@ static void collect(struct hvd_tf_flight *flight)
         flight->code = hvd_tf_core.wait(flight->native, 0, text, sizeof text);
         if (flight->code != HVD_OK)
             flight->text = strdup(text);
+        if (flight->code != HVD_OK && strstr(text, "another rank has joined")) /* Horovod's class for it */
+            flight->code = HVD_ESTATE;
         if (flight->output || flight->code != HVD_OK) {
             hvd_tf_core.forget(flight->native);
             flight->native = 0;

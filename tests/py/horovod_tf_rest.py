@@ -87,10 +87,11 @@ def test_join():
         if RANK == 0:
             np.testing.assert_array_equal(run(tf.ones(3)), np.full(3, 1 / SIZE))
         assert hvd.join().numpy() == 0
-    if RANK == 0:
-        with pytest.raises(tf.errors.FailedPreconditionError):
-            hvd.broadcast(tf.ones(3), 0, name="with join")
-    hvd.join()
+    for run in both(lambda x: hvd.broadcast(x, 0)):
+        if RANK == 0:
+            with pytest.raises(tf.errors.FailedPreconditionError):
+                run(tf.ones(3))
+        hvd.join()
 
 
 def test_compression():
