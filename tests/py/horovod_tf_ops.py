@@ -235,8 +235,3 @@ def test_gradients(dtype):
         for function, wanted in cases:
             for found in gradients(function, x):
                 same(found, wanted)
-    rows = [2, 5]
-    x = np.full([rows[RANK], 3], RANK, dtype)
-    upstream = np.concatenate([np.full([count, 3], rank + 1, dtype) for rank, count in enumerate(rows)])
-    for found in gradients(hvd.allgather, x, upstream):
-        same(found, np.full_like(x, RANK + 1))
