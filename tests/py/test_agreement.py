@@ -23,6 +23,13 @@ def test_a_differing_option_names_itself_the_ranks_and_the_values():
     assert "ranks 0-1, 3 have 128" in text and "ranks 2, 4 have 5" in text
 
 
+def test_all_ranks_must_mean_the_same_by_silence():
+    """Else the one with the shorter patience would end the job of all."""
+    told = [config.read({"HVDLITE_PEER_TIMEOUT": seconds}).agreed() for seconds in ("30", "5")]
+    text = _meeting.disagreement([record(**options) for options in told])
+    assert "HVDLITE_PEER_TIMEOUT" in text and "rank 0 has 30" in text and "rank 1 has 5" in text
+
+
 def test_one_differing_rank_is_in_the_singular():
     assert "rank 1 has 7" in _meeting.disagreement([record(), record(fusion_threshold=7)])
 
