@@ -185,7 +185,7 @@ def test_failures_are_tensorflows_name_rank_and_tensor_and_leave_the_job_working
 
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_few_threads_starve_no_collective(threads):
-    """A thousand steps were run by hand; a deadlock shows in the first few."""
+    """A deadlock shows in the first steps; starving.py takes their number, for a longer run by hand."""
     with Job(2, [sys.executable, str(HERE / "starving.py"), threads, "100"]) as job:
         assert job.wait(240) == 0, job.text()
         assert f"{threads} threads, 100 steps" in job.text() and "none left" in job.text()
