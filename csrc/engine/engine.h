@@ -143,6 +143,7 @@ struct hvd_engine {
     _Atomic uint32_t dozing;       /* 1: the engine thread looks by itself every millisecond, see turn.c */
     _Atomic uint32_t bell_masked;  /* 1: the engine thread does not hear its bell, see wire.c */
     _Atomic uint32_t listening;    /* 1: the holder of the turn sleeps, and its bell wakes it; see wire.c */
+    _Atomic bool tick_due;         /* the engine thread needs the turn for silence.c, and found it taken */
     _Atomic uint32_t waiters;      /* threads inside hvd_engine_wait */
     _Atomic uint32_t takers;       /* of these, that are about to take the turn from the engine thread */
     _Atomic uint32_t stop;         /* the engine thread shall end */
@@ -260,7 +261,11 @@ bool hvd_soon_open(struct hvd_soon *soon);
 void hvd_soon_close(struct hvd_soon *soon);
 void hvd_soon_arm(struct hvd_soon *soon);
 int hvd_soon_until_alarm(struct hvd_engine *engine, int sleep_ms); /* the shorter of both, for epoll; -1: no limit */
-void hvd_soon_nap(struct hvd_engine *engine); /* by the turn, before it ends: works of a silent plane need a look */
+/* By the turn: what the works under way make of who waits for them. nap: before the turn ends; where nobody will ring,
+ * set the alarm clock, later each time that nothing moved. */
+enum hvd_silence { HVD_RINGS, HVD_SILENT, HVD_POLLED };
+enum hvd_silence hvd_soon_silence(const struct hvd_engine *engine);
+void hvd_soon_nap(struct hvd_engine *engine);
 void hvd_soon_disarm(struct hvd_soon *soon);
 void hvd_soon_rang(struct hvd_soon *soon);
 

@@ -59,17 +59,30 @@ void hvd_soon_arm(struct hvd_soon *soon)
     arm(soon, SOON_NS);
 }
 
-/* Works of a silent plane are under way, and nobody will ring: set the alarm clock, later each time that nothing moved.
- */
+enum hvd_silence hvd_soon_silence(const struct hvd_engine *engine)
+{
+    enum hvd_silence most = HVD_RINGS;
+    if (!atomic_load_explicit(&engine->silent, memory_order_relaxed))
+        return most;
+    for (int i = 0; i < engine->sets; i++) {
+        const struct hvd_moving *moving = &engine->set[i]->moving;
+        if (engine->set[i]->on_stream)
+            most = HVD_SILENT;
+        if (!moving->busy || moving->waits)
+            continue;
+        bool staged = moving->stage.phase != HVD_STAGE_NONE;
+        if (moving->by && moving->by->plane->polled)
+            return HVD_POLLED;
+        if (staged || (moving->by && moving->by->plane->silent))
+            most = HVD_SILENT;
+    }
+    return most;
+}
+
 void hvd_soon_nap(struct hvd_engine *engine)
 {
-    bool under_way = false;
-    for (int i = 0; i < engine->sets; i++)
-        under_way |= engine->set[i]->on_stream;
-    for (int i = 0; i < engine->sets; i++)
-        under_way |= engine->set[i]->moving.busy && !engine->set[i]->moving.waits &&
-                     (engine->set[i]->moving.stage.phase != HVD_STAGE_NONE || engine->set[i]->moving.by->plane->silent);
-    if (!under_way || !engine->thread_runs || atomic_load_explicit(&engine->failed, memory_order_relaxed))
+    if (hvd_soon_silence(engine) == HVD_RINGS || !engine->thread_runs ||
+        atomic_load_explicit(&engine->failed, memory_order_relaxed))
         return;
     long ns = NAP_FIRST_NS << (engine->naps < NAPS_GROWING ? engine->naps++ : NAPS_GROWING);
     arm(&engine->soon, ns);

@@ -27,7 +27,8 @@
  *
  * SILENT PLANES. MPI wakes nobody. While a work of such a plane is under way, whoever leaves the turn sets the alarm
  * clock of soon.c, and the engine thread looks again: after 30 us, and up to a millisecond later each time that nothing
- * has moved.
+ * has moved. MPI even moves nothing unless it is called (`polled`), so a waiter calls it, yielding, for as long as such
+ * a work is under way: all ranks have agreed on it, so all are at it. It gives way to the clock of silence.c only.
  *
  * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress; else it
  * pauses five times, then yields, then gives the turn back and sleeps on its handle. The engine thread spins
@@ -209,6 +210,8 @@ static bool breathe(struct hvd_engine *engine, bool waiter, uint32_t *idle, uint
     uint64_t now = hvd_now_ns();
     if (*since_ns == 0)
         *since_ns = now;
+    if (waiter && hvd_soon_silence(engine) == HVD_POLLED)
+        return !atomic_load_explicit(&engine->tick_due, memory_order_relaxed);
     return now - *since_ns < engine->spin_ns;
 }
 
@@ -316,7 +319,10 @@ static int look_around(struct hvd_engine *engine, bool tick)
 static void tick_of_silence(struct hvd_engine *engine)
 {
     uint64_t now = hvd_now_ns();
-    if (now - engine->ticked_ns < (uint64_t)hvd_silence_tick_ms(engine) * 1000000u || !hvd_turn_take(engine))
+    bool due = now - engine->ticked_ns >= (uint64_t)hvd_silence_tick_ms(engine) * 1000000u;
+    bool taken = due && hvd_turn_take(engine);
+    atomic_store(&engine->tick_due, due && !taken);
+    if (!taken)
         return;
     engine->ticked_ns = now;
     hvd_silence_tick(engine);

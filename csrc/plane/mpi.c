@@ -1,17 +1,19 @@
-/* mpi.c - the plane of whoever has an MPI: works become MPI's non-blocking collectives, driven by the engine's poll.
+/* mpi.c - the plane of whoever has an MPI: works become MPI's non-blocking calls, driven by the engine's poll.
  *
- * What does a work become here? Where MPI computes the same as our kernels, MPI's own: sums and products of floats (in
- * MPI's order; not in deterministic mode), sums, products, minima and maxima of integers, and all that only moves. A
- * tensor that travels alone is worked on where it lies; several are packed into one buffer. What is left of the scale
- * is applied once, at the end.
+ * What does a work become here? What only moves is MPI's own collective. So is a small allreduce where MPI computes the
+ * same as our kernels: sums and products of floats (in MPI's order; not in deterministic mode), sums, products, minima
+ * and maxima of integers. A tensor that travels alone is worked on where it lies; several are packed into one buffer.
+ * What is left of the scale is applied once, at the end.
  *
- * Everything else (16-bit floats, bool, integers with a scale, minima and maxima of floats, deterministic mode, every
- * reducescatter) MPI only carries: each rank gets all contributions to its slice of a segment, combines them in rank
- * order with one rounding (hvd_reduce: the same bits as shared memory gives), and the slices are gathered. That moves
- * as many bytes as the best allreduce does. Small buckets are gathered whole and combined by everybody.
+ * Everything else (large allreduces, 16-bit floats, bool, integers with a scale, minima and maxima of floats,
+ * deterministic mode, every reducescatter) MPI only carries: each rank gets all contributions to its slice of a
+ * segment, combines them in rank order with one rounding (hvd_reduce: the same bits as shared memory gives), and passes
+ * on what came of it (ordered.c). Small buckets are gathered whole and combined by everybody.
  *
- * MPI wakes nobody, so the plane is `silent`: the engine comes again by itself. MPI cannot take a call back: when the
- * job ends while some are under way, the plane's memory is left to them. After a failure every later call repeats it.
+ * MPI wakes nobody, so the plane is `silent`: the engine comes again by itself. And MPI moves nothing but when it is
+ * called, so it is `polled`: who waits for a work calls it all the time, as MPI's own blocking calls do. MPI cannot
+ * take a call back: when the job ends while some are under way, the plane's memory is left to them. After a failure
+ * every later call repeats it.
  */
 #include "plane.h"
 
@@ -20,7 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SMALL_BYTES ((uint64_t)8 << 10) /* of a bucket that everybody gathers whole */
+#define SMALL_BYTES  ((uint64_t)8 << 10)  /* of a bucket that everybody gathers whole */
+#define NATIVE_BYTES ((uint64_t)16 << 10) /* for each rank: beyond that it is the bytes that cost, not the messages */
 
 static void close_plane(void *self)
 {
@@ -95,13 +98,15 @@ static enum hvd_mpi_way way_of(const struct hvd_mpi_plane *plane, const struct h
     const struct hvd_scale *scale = &plane->scale;
     bool floats = work->dtype == HVD_DTYPE_float32 || work->dtype == HVD_DTYPE_float64;
     bool extreme = scale->op == HVD_OP_min || scale->op == HVD_OP_max; /* of NaN: every MPI has its own idea */
+    uint64_t bytes = work->count * plane->element_bytes;
     if (work->kind != HVD_ALLREDUCE)
         return HVD_MPI_MOVE;
-    if (floats ? plane->any_order && !extreme
-               : type_of(plane->posts.mpi, work->dtype) && scale->divide == 1 && scale->factor == 1.0 &&
-                     scale->first == 1.0)
+    if (bytes < NATIVE_BYTES * (uint64_t)plane->posts.size &&
+        (floats ? plane->any_order && !extreme
+                : type_of(plane->posts.mpi, work->dtype) && scale->divide == 1 && scale->factor == 1.0 &&
+                      scale->first == 1.0))
         return HVD_MPI_NATIVE;
-    return work->count * plane->element_bytes <= SMALL_BYTES ? HVD_MPI_WHOLE : HVD_MPI_SLICES;
+    return bytes <= SMALL_BYTES ? HVD_MPI_WHOLE : HVD_MPI_SLICES;
 }
 
 /* From the values to where each tensor's result is wanted; scaled: the scale is still to be applied. */
@@ -262,7 +267,7 @@ static int go_on(struct hvd_mpi_plane *plane, const struct hvd_work *work, struc
     if (work->kind == HVD_ALLGATHER)
         spread(plane, work);
     else if (work->kind == HVD_REDUCESCATTER)
-        hvd_mpi_combine(plane, work, work->piece[0].out, work->count_of[plane->posts.rank]);
+        hvd_mpi_combine(plane, work, work->piece[0].out, plane->kept, NULL, work->count_of[plane->posts.rank]);
     else if (work->kind == HVD_BROADCAST)
         unpack(plane, work, false);
     return HVD_OK;
@@ -288,6 +293,7 @@ const struct hvd_plane hvd_plane_mpi = {
     .preference = 80, /* below shm and above streams of our own: a cluster's MPI knows its network */
     .order = HVD_ORDER_SET,
     .silent = true,
+    .polled = true,
     .open = open_plane,
     .can = can,
     .start = start,

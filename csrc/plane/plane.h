@@ -113,6 +113,7 @@ struct hvd_plane {
     int preference; /* the working plane with the highest wins */
     enum hvd_plane_order order;
     bool silent; /* nobody rings when there is news for its works: whoever sleeps comes again by himself */
+    bool polled; /* and nothing moves but inside poll: whoever waits for a work polls without a pause */
     bool bound;  /* its calls must all come from one thread: a waiting caller must not take the turn */
     bool device; /* it moves tensors that lie on devices, and no others; it opens on every rank, at no cost */
 

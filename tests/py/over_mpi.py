@@ -130,6 +130,47 @@ def large():
         wanted = np.full(count, size * (size + 1) // 2 if op == hvd.Sum else size, dtype)
         equal(hvd.allreduce(np.full(count, me + 1, dtype), op=op), wanted)
     hvd.allreduce(np.full(1 << 20, me + 1.0), op=hvd.Adasum)
+    total, count = size * (size + 1) // 2, (3 << 20) // 4 + 1  # in place, in one bucket, and where one rank wants it
+    here = np.arange(count, dtype="float32") % 7 + me + 1
+    hvd.allreduce_(here, op=hvd.Sum)
+    equal(here, (np.arange(count) % 7 * size + total).astype("float32"))
+    parts = [np.full(count, place + me, "int32") for place in range(3)]
+    for place, got in enumerate(hvd.grouped_allreduce(parts, op=hvd.Sum)):
+        equal(got, np.full(count, size * place + total - size, "int32"))
+    kept = hvd.reduce(np.full(count, me + 1, "float64"), size - 1, op=hvd.Sum)
+    if me == size - 1:
+        equal(kept, np.full(count, total, "float64"))
+
+
+def half():
+    """A set that one rank cannot open: all hear of it, and all give its communicator back."""
+    hvd.init()
+    from hvdlite import _core, mpi
+
+    opened, freed, world = _core.set_open, [], mpi.current()
+    drop = world.drop_comm
+    world.drop_comm = lambda comm: freed.append(comm) or drop(comm)
+
+    def opened_in_vain(*words):
+        _core.set_close(opened(*words))
+        raise MemoryError("no room for a set")
+
+    if hvd.rank() == 1:
+        _core.set_open = opened_in_vain
+    for tries in (1, 2):
+        try:
+            hvd.add_process_set([0, 1])
+        except (MemoryError, RuntimeError) as error:
+            assert "no room for a set" in str(error)
+        else:
+            raise AssertionError("it was opened")
+        assert len(freed) == tries * (hvd.rank() < 2) and 0 not in freed, freed
+    _core.set_open = opened
+    pair = hvd.add_process_set([0, 1])
+    if pair.included():
+        assert hvd.allreduce(np.ones(3), op=hvd.Sum, process_set=pair).tolist() == [2, 2, 2]
+    hvd.shutdown()
+    fine()
 
 
 def collectives():

@@ -121,6 +121,17 @@ static int post_stream(struct hvd_mpi_posts *posts, void *values, uint64_t bytes
     return code;
 }
 
+int hvd_mpi_post_send(struct hvd_mpi_posts *posts, const void *values, uint64_t bytes, int peer,
+                      struct hvd_error *error)
+{
+    return post_stream(posts, (void *)(uintptr_t)values, bytes, peer, true, error);
+}
+
+int hvd_mpi_post_receive(struct hvd_mpi_posts *posts, void *values, uint64_t bytes, int peer, struct hvd_error *error)
+{
+    return post_stream(posts, values, bytes, peer, false, error);
+}
+
 static int allgather_by_pairs(struct hvd_mpi_posts *posts, char *values, const uint64_t *bytes, struct hvd_error *error)
 {
     uint64_t mine = 0, at = 0;

@@ -2,8 +2,8 @@
  *
  * Private to plane mpi. All sizes are in bytes and 64 bits wide: what MPI's int counts cannot say goes in parts, or
  * rank by rank. Which of these it is follows from agreed numbers alone, so that all ranks post the same calls in the
- * same order. After a post_ that returned HVD_OK, settle until it returns HVD_OK, before the next one. Memory that
- * was given to a post_ is MPI's until then.
+ * same order. After a post_ that returned HVD_OK, settle until it returns HVD_OK, before the next one (of messages any
+ * number may be posted before). Memory that was given to a post_ is MPI's until then.
  */
 #ifndef HVD_PLANE_MPI_POST_H
 #define HVD_PLANE_MPI_POST_H
@@ -34,6 +34,11 @@ int hvd_mpi_post_allgather(struct hvd_mpi_posts *posts, void *values, const uint
  * gives or gets in all, the same number on all ranks. */
 int hvd_mpi_post_alltoall(struct hvd_mpi_posts *posts, const void *in, const uint64_t *gives, void *out,
                           const uint64_t *gets, uint64_t longest, struct hvd_error *error);
+/* One message to or from another rank, of any length. Both sides post the same ones in the same order; several may be
+ * under way at a time. */
+int hvd_mpi_post_send(struct hvd_mpi_posts *posts, const void *values, uint64_t bytes, int peer,
+                      struct hvd_error *error);
+int hvd_mpi_post_receive(struct hvd_mpi_posts *posts, void *values, uint64_t bytes, int peer, struct hvd_error *error);
 /* HVD_OK: all are done. HVD_AGAIN; *progress if one was. */
 int hvd_mpi_settle(struct hvd_mpi_posts *posts, bool *progress, struct hvd_error *error);
 

@@ -24,8 +24,10 @@ struct hvd_mpi_plane {
     unsigned char *values; /* the buffer, or the only tensor's memory */
     struct hvd_scale scale;
     size_t element_bytes;
-    uint64_t done;  /* elements whose segments are over */
-    bool combining; /* the segment's contributions are on their way; else its results are */
+    const unsigned char *source; /* what this rank gives, as long as the values */
+    uint64_t segment;            /* elements that are cut into slices at a time */
+    uint64_t asked, done;        /* elements whose contributions were asked for, and were combined */
+    size_t half_bytes;           /* of what is kept: one segment's */
 };
 
 /* values.c. Room for so many bytes; what was there is lost. */
@@ -41,7 +43,9 @@ void hvd_mpi_pack(const struct hvd_mpi_plane *plane, const struct hvd_work *work
  * over: HVD_AGAIN, others are posted, or HVD_OK, the values are the results. */
 int hvd_mpi_ordered_begin(struct hvd_mpi_plane *plane, const struct hvd_work *work, struct hvd_error *error);
 int hvd_mpi_ordered_go_on(struct hvd_mpi_plane *plane, const struct hvd_work *work, struct hvd_error *error);
-/* `count` elements of each rank lie in `kept`, in rank order: their combination. */
-void hvd_mpi_combine(const struct hvd_mpi_plane *plane, const struct hvd_work *work, void *to, uint64_t count);
+/* `count` elements of each rank lie one after the other, in rank order: their combination. own: where this rank's lie,
+ * if they do not lie among them. */
+void hvd_mpi_combine(const struct hvd_mpi_plane *plane, const struct hvd_work *work, void *to,
+                     const unsigned char *from, const void *own, uint64_t count);
 
 #endif
