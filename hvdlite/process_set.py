@@ -203,11 +203,13 @@ def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
         number = _core.set_open(ranks, *_streams(ranks))
     except Exception as error:
         failure = error
-    said = _exchange("opened", [number, None if failure is None else str(failure)])
-    failed = {rank: text for rank, (_, text) in enumerate(said) if text is not None}
-    if failed or len({opened for opened, _ in said}) > 1:
+    said = _exchange("opened", [number, None if failure is None else str(failure), comm != 0])
+    failed = {rank: text for rank, (_, text, _) in enumerate(said) if text is not None}
+    if failed or len({opened for opened, _, _ in said}) > 1:
         if failure is None:
             _core.set_close(number)
+        if all(said[rank][2] for rank in ranks) and comm:  # to free one takes all of its ranks
+            mpi.current().drop_comm(comm)
         first = min(failed, default=0)
         raise failure or RuntimeError(f"add_process_set of ranks {ranks} failed on rank {first}: {failed.get(first)}")
     if comm:

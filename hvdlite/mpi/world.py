@@ -91,6 +91,10 @@ class World:
         if comm:
             self._of_sets[number] = comm
 
+    def drop_comm(self, comm: int) -> None:
+        """The set for which it was prepared has not come about. All of its ranks call this."""
+        lib.hvd_mpi_comm_free(comm)
+
     def drop_set(self, number: int) -> None:
         """The set of this number is closed."""
         comm = self._of_sets.pop(number, 0)

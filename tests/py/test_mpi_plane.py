@@ -16,6 +16,12 @@ def test_collectives_are_right(mpi, ranks):
     assert code == 0 and said.count("fine\n") == ranks, said
 
 
+@pytest.mark.parametrize("mpi", mpis.WHEELS)
+def test_a_set_that_one_rank_cannot_open_leaves_no_communicator(mpi):
+    code, said = mpis.run(mpi, 3, PROGRAM, "half", HVDLITE_PLANE="mpi")
+    assert code == 0 and said.count("fine\n") == 3, said
+
+
 def test_the_benchmark_compares_with_a_program_in_c():
     if not mpis.library("mpich").exists() or shutil.which("cc") is None:
         pytest.skip("the MPI's own compiler is needed")
