@@ -5,6 +5,7 @@
  * counters, and what memory is used for (engine/measure.c). Nothing is remembered here.
  */
 #include "api.h"
+#include "cuda/cuda.h"
 #include "nccl/nccl.h"
 
 int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_t *handles, char *text,
@@ -118,6 +119,14 @@ void hvd_gpu_libraries(const char *cuda, const char *nccl)
 {
     hvd_cuda_prefer(cuda);
     hvd_nccl_prefer(nccl);
+}
+
+int hvd_gpu_version(int which)
+{
+    if (which == 0)
+        return hvd_cuda_version();
+    const struct hvd_nccl *nccl = hvd_nccl_load(NULL);
+    return nccl ? nccl->version : 0;
 }
 
 int hvd_behind(int64_t handle, uintptr_t stream, char *text, size_t text_bytes)

@@ -206,6 +206,7 @@ int64_t hvd_fusion_bytes(void);
  * files to take then (NULL: by their names; NCCL's is not loaded where one is in the process already). notice: 1 and a
  * sentence, once, if tensors on devices go another way than by NCCL; else 0. */
 void hvd_gpu_libraries(const char *cuda, const char *nccl);
+int hvd_gpu_version(int which); /* 0: of CUDA's driver, such as 12040; 1: of NCCL, such as 22105; 0 if there is none */
 int hvd_notice(char *text, size_t text_bytes);
 
 /* Many at once, for a call of hundreds of small ones costs more than its work. submit_many: as hvd_submit for each, in

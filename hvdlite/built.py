@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from . import mpi
+from . import gpu, mpi
 from .errors import HvdNotYetError
 
 
@@ -46,8 +46,8 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version as a number such as 22105 if GPU tensors go over NCCL, else 0. This version: 0."""
-    return 0
+    """NCCL's version as a number such as 22105 if GPU tensors go over NCCL here, else 0. Asking loads NCCL."""
+    return gpu.nccl_version()
 
 
 def ddl_built() -> bool:
@@ -61,12 +61,12 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether CUDA tensors can be reduced. False: this version takes tensors in the memory of the CPU."""
-    return False
+    """Whether CUDA tensors can be reduced: this machine has a driver of CUDA."""
+    return gpu.cuda_version() > 0
 
 
 def rocm_built() -> bool:
-    """Whether ROCm tensors can be reduced. False: this version takes tensors in the memory of the CPU."""
+    """Whether ROCm tensors can be reduced. False, always: of GPUs, CUDA's are known."""
     return False
 
 

@@ -63,6 +63,8 @@ struct hvd_cuda {
 
 /* The driver of this process. Any thread; loads it at the first call. NULL and why not, which will not change. */
 const struct hvd_cuda *hvd_cuda_load(struct hvd_error *error);
+/* CUDA's version as the driver has it; 0 without one. Begins nothing: not even the driver. Any thread. */
+int hvd_cuda_version(void);
 /* The library that is asked for first, before the first load; a copy is kept. NULL: libcuda.so.1. */
 void hvd_cuda_prefer(const char *path);
 /* HVD_OK, or HVD_EINTERNAL with CUDA's own words in `error`: "CUDA could not <what>: ...". */

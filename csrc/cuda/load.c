@@ -26,6 +26,17 @@ void hvd_cuda_prefer(const char *path)
     pthread_mutex_unlock(&lock);
 }
 
+int hvd_cuda_version(void)
+{
+    int version = 0, (*ask)(int *version);
+    pthread_mutex_lock(&lock);
+    void *library = dlopen(preferred[0] ? preferred : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library && (*(void **)(void *)&ask = dlsym(library, "cuDriverGetVersion")) && ask(&version) != 0)
+        version = 0;
+    pthread_mutex_unlock(&lock);
+    return version;
+}
+
 static int words_of(const struct hvd_cuda *cuda, int code, const char *what, struct hvd_error *error)
 {
     const char *name = NULL, *text = NULL;

@@ -5,21 +5,17 @@ That one event stands for what was written before, and for what still reads memo
 was waited for, the collective lies on a stream of the core's, and the current stream waits for it there: no thread
 waits for a device.
 
-PyTorch brings an NCCL, and a process must not hold two. Where PyTorch is linked with it, it is loaded already; where it
-is not, its file lies in a package of its own, and the core is told which. Nothing here is imported or asked before
-the first tensor on a GPU comes.
+Nothing here is imported or asked before the first tensor on a GPU comes.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 from typing import Any
 
 import torch
 
-from .. import _core
+from .. import _core, gpu
 from ..errors import HvdError
 
 
@@ -61,19 +57,5 @@ def device_of(tensor: torch.Tensor) -> CudaDevice:
 
 @functools.cache
 def _device(index: int) -> CudaDevice:
-    _find_nccl()
+    gpu.find()
     return CudaDevice(index)
-
-
-@functools.cache
-def _find_nccl() -> None:
-    """Tells the core which file is PyTorch's NCCL, if there is such a file."""
-    try:
-        found = importlib.util.find_spec("nvidia.nccl")
-    except ModuleNotFoundError:
-        return
-    for folder in (found.submodule_search_locations or []) if found is not None else []:
-        path = os.path.join(folder, "lib", "libnccl.so.2")
-        if os.path.exists(path):
-            _core.gpu_libraries(None, path)
-            return

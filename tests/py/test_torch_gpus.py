@@ -1,5 +1,8 @@
 """PyTorch's tensors on GPUs, over a GPU that is none (gpus.py): which way they go, and that results are right."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 import gpus
@@ -47,6 +50,20 @@ def test_tensors_on_gpus_go_by_nccl():
         waits = gpus.calls("cuStreamWaitEvent")
         hvd.synchronize(hvd.allreduce_async(torch.ones(3)))  # the stub's streams wait, no ready event is given
         assert gpus.calls("cuStreamWaitEvent") == waits + 1
+
+
+def test_what_is_there_is_told_and_options_name_other_files():
+    ask = "import hvdlite as hvd; print(hvd.cuda_built(), hvd.nccl_built())"
+    both = {"HVDLITE_CUDA_LIBRARY": str(gpus.STUB), "HVDLITE_NCCL_LIBRARY": str(gpus.STUB)}
+    for more, told in (
+        (both, "True 22105"),
+        ({**both, "STUB_NCCL_VERSION": "23003"}, "True 23003"),
+        ({**both, "HVDLITE_NCCL_LIBRARY": "/none/libnccl.so.2"}, "True 0"),
+        ({**both, "HVDLITE_CUDA_LIBRARY": "/none/libcuda.so.1"}, "False 0"),
+    ):
+        line = [sys.executable, "-c", ask]
+        done = subprocess.run(line, env={**os.environ, **more}, capture_output=True, text=True, timeout=120)
+        assert done.stdout.strip() == told, (more, done.stderr)
 
 
 def test_a_capture_of_a_cuda_graph_is_refused(monkeypatch):
