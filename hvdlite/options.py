@@ -287,20 +287,8 @@ OPTIONS = (
         low=-1,
         high=1_000_000,
     ),
-    Option(
-        "cuda_library",
-        str,
-        None,
-        "The file to take for CUDA's driver instead of libcuda.so.1.",
-        alias=None,
-    ),
-    Option(
-        "nccl_library",
-        str,
-        None,
-        "The NCCL library to use instead of the framework's, unless one is in the process already.",
-        alias=None,
-    ),
+    Option("cuda_library", str, None, "The file to take for CUDA's driver instead of libcuda.so.1.", alias=None),
+    Option("nccl_library", str, None, "The NCCL to use, unless one is in the process already.", alias=None),
     Option(
         "mpi_library",
         str,
