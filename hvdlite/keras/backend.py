@@ -15,7 +15,6 @@ from typing import Any
 
 from .. import config
 from ..errors import HvdNotYetError
-from .naming import everywhere
 
 
 def legacy() -> bool:
@@ -72,9 +71,7 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
     count = len(variables)
     with torch.no_grad():
         handles = [
-            ops().broadcast_async(
-                variable.value.detach(), root_rank, f"broadcast_variables.{i}of{count}.{everywhere(variable)}"
-            )
+            ops().broadcast_async(variable.value.detach(), root_rank, f"broadcast_variables.{i}of{count}")
             for i, variable in enumerate(variables)
         ]
         for variable, handle in zip(variables, handles):

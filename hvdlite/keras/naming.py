@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_COUNTED = re.compile(r"_\d+(?=/|$)")
+_COUNTED = re.compile(r"_\d+(?=[/_]|$)")
 
 
 def everywhere(variable: Any) -> str:
-    """The name of a variable of Keras or TensorFlow without the numbers that end its parts."""
+    """The name of a variable of Keras or TensorFlow without the numbers in it."""
     path = getattr(variable, "path", None) or getattr(variable, "name", None) or "gradient"
     return _COUNTED.sub("", str(path).removesuffix(":0"))

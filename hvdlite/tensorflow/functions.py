@@ -1,7 +1,7 @@
 """State from rank to rank: variables and Python objects.
 
-Variables are sent by name, all at once, and assigned when they have come; in tf.function the assignments are nodes. The
-name is the variable's and its place in the list, so variables of one name are told apart.
+Variables are sent all at once, by their places in the list, and assigned when they have come; in tf.function the
+assignments are nodes. Names are not looked at: what a rank has loaded from a file may be called otherwise there.
 
 Objects travel as in all of hvdlite. What needs a session of TensorFlow 1 works on the variables of a graph or says so.
 """
@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from .. import objects
-from ..keras.naming import everywhere
 from ..ops import Terms
 from ..process_set import ProcessSet, global_process_set
 from .ops.run import run
@@ -51,7 +50,7 @@ def _assigned(variables: list[Any], root_rank: int, prefix: str, process_set: Pr
     count = len(variables)
     given = [tf.convert_to_tensor(variable) for variable in variables]
     values = [_movable(value) for value in given]
-    names = [f"{prefix}.{i}of{count}.{everywhere(variable)}" for i, variable in enumerate(variables)]
+    names = [f"{prefix}.{i}of{count}" for i in range(count)]  # a rank may have loaded its model from a file
     results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
     return [
         variable.assign(result if result.dtype == value.dtype else tf.bitcast(result, value.dtype))

@@ -11,7 +11,9 @@ if find_spec("tensorflow") is None:  # importing it takes seconds, and only rank
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
 
-@pytest.mark.parametrize("file, keras", [("horovod_tf_ops", "3"), ("horovod_tf_rest", "3")])
+@pytest.mark.parametrize(
+    "file, keras", [("horovod_tf_ops", "3"), ("horovod_tf_rest", "3"), ("horovod_keras", "3"), ("horovod_keras", "2")]
+)
 def test_a_test_file_for_horovod_passes_on_every_rank(file, keras):
     if keras == "2" and find_spec("tf_keras") is None:
         pytest.skip("tf_keras is not installed")
