@@ -34,6 +34,8 @@ CHECKS = [
     "pytest",
     "psutil",
     "pyyaml",
+    "nbclient",  # hvdlite.run from a notebook
+    "ipykernel",
     "setuptools>=64",
     "wheel",
     "clang-format==18.1.8",  # what formats and checks is pinned, or a fresh machine would find other faults

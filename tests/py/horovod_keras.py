@@ -117,7 +117,11 @@ def test_gradients_of_several_passes(kind):
     _ = optimizer.iterations
     if hasattr(optimizer, "build"):
         optimizer.build([v])
-    step = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, v)]))
+
+    @tf.function
+    def step(gradient):
+        optimizer.apply_gradients([(gradient, v)])  # what an optimizer of Keras 2 returns, no function may
+
     for number in range(10):
         step(tf.constant([float(RANK)]))
         assert float(np.asarray(v)[0]) == -(SIZE - 1) / 2 * ((number + 1) // 4)
