@@ -203,7 +203,7 @@ def test_a_command_that_one_host_lacks_is_told_with_its_name(on, sshd, tmp_path)
 def test_a_python_that_cannot_run_hvdlite_is_told_with_its_host(on, sshd, tmp_path):
     """The same path leads to something else on nodeB."""
     sshd.stop(1)
-    sshd.start(1, hide=os.path.dirname(os.path.dirname(hvdlite.__file__)))
+    sshd.start(1, hide=os.path.dirname(hvdlite.__file__))
     try:
         with on("-H", "nodeA,nodeB", "sh", "-c", "echo started") as job:
             assert job.wait() == 1 and "started" not in job.out

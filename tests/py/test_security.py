@@ -223,7 +223,7 @@ ORPHANS = (
 def test_as_process_1_of_a_container(isolated):
     code, out, err = inside(isolated, *RUN, "-np", "2", sys.executable, "-c", MEET.replace("sys.stdin.read()", "0"))
     assert code == 0 and out.count("met") == 2, out + err
-    code, out, err = inside(isolated, *RUN, "-np", "2", "--failure-grace", "0", "sh", "-c", ORPHANS)
+    code, out, err = inside(isolated, *RUN, "-np", "2", "--failure-grace", "20", "sh", "-c", ORPHANS)
     assert code == 5 and out.count(">:it is\n") == 2, out + err
     assert re.search(r"rank 1 \(pid \d+\) exited with code 5", err), err
 
