@@ -70,6 +70,22 @@ _FOREIGN = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     _Source("MPICH or Intel MPI", "MPI_LOCALRANKID", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Source(
+        "MVAPICH",
+        None,
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Source(
+        "jsrun",
+        None,
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_SIZE",
+        "JSM_NAMESPACE_LOCAL_RANK",
+        "JSM_NAMESPACE_LOCAL_SIZE",
+    ),
 )
 
 
@@ -88,6 +104,12 @@ def discover(environ: Mapping[str, str]) -> Place:
             f"PMI_RANK={environ.get('PMI_RANK')!r} and PMI_SIZE={environ.get('PMI_SIZE')!r} are set, but neither "
             "MPI_LOCALRANKID nor SLURM_STEP_ID: this MPI launcher is not known. Start the job with hvdlite-run."
         )
+    for name in ("PMIX_RANK", "PMI_RANK"):
+        if name in environ and "PMI_SIZE" not in environ:
+            raise HvdInitError(
+                f"{name}={environ[name]} says that this is a rank of a job, and nothing says of how many: this "
+                "launcher is not known. Start the job with hvdlite-run, or set HVDLITE_RANK and HVDLITE_SIZE on all."
+            )
     return SINGLE
 
 

@@ -22,7 +22,7 @@ from ..discovery import Place
 if TYPE_CHECKING:
     from .world import World
 
-_STARTERS = ("Open MPI", "MPICH or Intel MPI")
+_STARTERS = ("Open MPI", "MPICH or Intel MPI", "MVAPICH", "jsrun")
 _worlds: list[World] = []  # the last one opened; empty: this process is no rank of a job over MPI
 
 

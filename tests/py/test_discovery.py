@@ -30,6 +30,9 @@ OPEN_MPI = {
     "PMIX_RANK": "2",
 }
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+PLACE_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+MVAPICH = dict(zip(["MV2_COMM_WORLD_" + name for name in PLACE_NAMES], ["1", "4", "1", "2"]))
+JSRUN = dict(zip(["JSM_NAMESPACE_" + name for name in PLACE_NAMES], ["1", "4", "1", "2"]))
 SRUN = {
     "SLURM_STEP_ID": "0",
     "SLURM_PROCID": "2",
@@ -62,6 +65,8 @@ def test_own_variables_and_their_aliases(prefix):
         (TORCHRUN, Place(3, 4, 1, 2, 1, 2, "torchrun")),
         (OPEN_MPI, Place(2, 4, 0, 2, None, None, "Open MPI")),
         (HYDRA, Place(1, 4, 1, 2, None, None, "MPICH or Intel MPI")),
+        (MVAPICH, Place(1, 4, 1, 2, None, None, "MVAPICH")),
+        (JSRUN, Place(1, 4, 1, 2, None, None, "jsrun")),
         (SRUN, Place(2, 3, 0, 1, 1, 2, "Slurm")),
         (without(SRUN, "SLURM_STEP_TASKS_PER_NODE"), Place(2, 3, 0, None, 1, 2, "Slurm")),
         # srun --mpi=pmi2: PMI_RANK without MPI_LOCALRANKID
@@ -154,6 +159,13 @@ def test_an_unknown_mpi_is_no_job_of_ones():
     with pytest.raises(HvdInitError, match="hvdlite-run"):
         discover({"PMI_RANK": "0", "PMI_SIZE": "4"})
     assert discover({"PMI_RANK": "0", "PMI_SIZE": "1"}) == SINGLE
+
+
+@pytest.mark.parametrize("variable", ["PMIX_RANK", "PMI_RANK"])
+def test_a_rank_of_nobody_knows_how_many_is_no_job_of_ones(variable):
+    with pytest.raises(HvdInitError, match=f"{variable}=1 .* HVDLITE_SIZE"):
+        discover({variable: "1", "PMIX_NAMESPACE": "prterun-1"})
+    assert discover({variable: "1", "HVDLITE_RANK": "1", "HVDLITE_SIZE": "2"})[:2] == (1, 2)
 
 
 def test_what_follows_from_the_rest_need_not_be_set():
