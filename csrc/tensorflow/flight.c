@@ -13,14 +13,19 @@
  * function. It is held back then, and goes when the first has ended; since starts of one name come in the order of the
  * program on every rank, they meet.
  *
- * The lock guards the lists and `waiters`; nothing of TensorFlow's is called under it.
+ * How long a Finish may wait can be bounded (as in _core/patience.py): the thread of ours looks which has waited too
+ * long and fails the job, after which all flights end. A join may wait.
+ *
+ * The lock guards the lists, `waiters` and `since`; nothing of TensorFlow's is called under it.
  */
 #include "tensorflow.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define LOOK_MS 2
 
@@ -30,6 +35,7 @@ static struct hvd_tf_flight *unused, *flying, **flying_end = &flying, *held, **h
 static bool has_thread;
 static uint64_t serials;
 static int64_t alive, alive_most;
+static _Atomic int64_t limit_ms; /* of a wait; 0: none */
 
 static void append(struct hvd_tf_flight *flight, struct hvd_tf_flight ***end)
 {
@@ -175,6 +181,13 @@ static void land(struct hvd_tf_flight *flight)
     }
 }
 
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 /* One whose name is free now: out of `held` and into `flying`, to be submitted. NULL: none. */
 static struct hvd_tf_flight *released(void)
 {
@@ -185,6 +198,8 @@ static struct hvd_tf_flight *released(void)
             found = *place;
             take_out(place, &held_end);
             append(found, &flying_end);
+            if (found->since) /* the wait for its name was for another collective, which is bounded itself */
+                found->since = now_ms();
             break;
         }
     pthread_mutex_unlock(&lock);
@@ -208,6 +223,28 @@ static struct hvd_tf_flight *arrived(void)
     }
     pthread_mutex_unlock(&lock);
     return list;
+}
+
+/* Fails the job if a Finish has waited for longer than it may. */
+static void lose_patience(void)
+{
+    int64_t limit = atomic_load(&limit_ms), now = limit ? now_ms() : 0;
+    char why[HVD_TEXT_MAX] = {0};
+    pthread_mutex_lock(&lock);
+    for (struct hvd_tf_flight *flight = flying; limit && flight && !why[0]; flight = flight->next) {
+        if (!flight->since || now - flight->since < limit || flight->words->kind == HVD_JOIN)
+            continue;
+        const char *name = flight->request.name, *quote = name ? "'" : "";
+        flight->since = 0; /* said once */
+        snprintf(why, sizeof why,
+                 "rank %d has waited %g s for %s%s%.300s%s, which not all ranks have submitted or finished "
+                 "(HVDLITE_COLLECTIVE_TIMEOUT sets the limit)",
+                 hvd_tf_core.rank(), (double)limit / 1000, name ? "tensor " : "a collective", quote, name ? name : "",
+                 quote);
+    }
+    pthread_mutex_unlock(&lock);
+    if (why[0])
+        hvd_tf_core.abort(hvd_tf_core.rank(), HVD_ETIMEOUT, why);
 }
 
 /* Blocks until there is something to do; the core's handle of the oldest that was submitted, 0: look around first. */
@@ -236,6 +273,7 @@ static void *serve(void *nothing)
         int64_t oldest = next_to_wait_for();
         if (oldest > 0)
             hvd_tf_core.wait(oldest, LOOK_MS, NULL, 0);
+        lose_patience();
         struct hvd_tf_flight *list = arrived();
         while (list) {
             struct hvd_tf_flight *flight = list;
@@ -295,6 +333,8 @@ int hvd_tf_flight_over(struct hvd_tf_flight *flight, uint64_t serial, struct tf_
     struct hvd_tf_waiter *waiter = hvd_tf_moves ? malloc(sizeof *waiter) : NULL;
     pthread_mutex_lock(&lock);
     bool known = flight->serial == serial && flight->owned; /* memory of flights is never given back */
+    if (known && !flight->over && !flight->since && atomic_load(&limit_ms))
+        flight->since = now_ms();
     while (known && !waiter && !flight->over)
         pthread_cond_wait(&ended, &lock);
     bool over = flight->over;
@@ -309,6 +349,11 @@ int hvd_tf_flight_over(struct hvd_tf_flight *flight, uint64_t serial, struct tf_
     if (!known || over)
         free(waiter);
     return known ? over : -1;
+}
+
+void hvd_tf_flights_bound(double seconds)
+{
+    atomic_store(&limit_ms, (int64_t)(seconds * 1000));
 }
 
 int64_t hvd_tf_flights(int which)

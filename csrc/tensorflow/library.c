@@ -113,3 +113,9 @@ PUBLIC int64_t hvd_tf_count(int which)
 {
     return hvd_tf_flights(which);
 }
+
+/* How many seconds a node waits for a collective at most before the job fails; 0: any time. */
+PUBLIC void hvd_tf_bound(double seconds)
+{
+    hvd_tf_flights_bound(seconds);
+}

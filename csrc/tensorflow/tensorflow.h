@@ -97,6 +97,7 @@ struct hvd_tf_core {
     int (*size)(void);
     int (*local_rank)(void);
     int (*local_size)(void);
+    int (*abort)(int culprit, int code, const char *reason);
 };
 extern struct hvd_tf_core hvd_tf_core;
 extern int hvd_tf_dtype[TF_DTYPES]; /* the core's number of TensorFlow's, -1: none */
@@ -130,7 +131,7 @@ struct hvd_tf_flight {
     struct hvd_tf_words *words;
     struct tf_tensor *input, *splits, *output; /* output NULL: the engine has it (ragged) */
     struct hvd_request request;
-    int64_t native;
+    int64_t native, since; /* since: when somebody began to wait, in ms; 0: nobody, or waiting has no limit */
     struct hvd_tf_waiter *waiters;
     bool owned, over; /* the handle tensor lives; the collective has ended */
     int code;
@@ -147,6 +148,7 @@ void hvd_tf_flight_start(struct hvd_tf_flight *flight);
 int hvd_tf_flight_over(struct hvd_tf_flight *flight, uint64_t serial, struct tf_run *run, struct tf_done *done);
 /* Any thread. The handle tensor is gone. */
 void hvd_tf_flight_drop(struct hvd_tf_flight *flight);
+void hvd_tf_flights_bound(double seconds); /* from now on who waits does so for so long at most; 0: any time */
 int64_t hvd_tf_flights(int which); /* 0: alive, 1: started since the library was loaded, 2: most alive at once */
 
 void hvd_tf_words_release(struct hvd_tf_words *words);

@@ -23,3 +23,4 @@ from .flight import submit as submit
 from .library import *  # noqa: F403
 from .library import _CODE_NAMES as _CODE_NAMES
 from .patience import bound as bound
+from .patience import follow as follow

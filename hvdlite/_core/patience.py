@@ -3,13 +3,14 @@
 A rank that waits for what another never submits waits for ever, unless somebody says how long is too long. Then the
 first to lose patience fails the whole job, with an error that names the rank and the tensor: the others get the same.
 Only who waits looks, each time that the core comes back to Python, so a collective that nobody waits for is not
-bounded; nor is join, which is there to wait.
+bounded; nor is join, which is there to wait. What waits outside of Python is told the limit, and looks itself.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from .library import ffi, lib
@@ -17,11 +18,20 @@ from .library import ffi, lib
 WAIT_MS = 50  # after which waiting comes back to Python
 
 _limit = [0.0]  # seconds; 0: none
+_told: list[Callable[[float], None]] = []
 
 
 def bound(seconds: float | None) -> None:
     """From now on waiting takes so long at most; None: any time."""
     _limit[0] = seconds or 0.0
+    for tell in _told:
+        tell(_limit[0])
+
+
+def follow(tell: Callable[[float], None]) -> None:
+    """Calls `tell` with the limit in seconds (0: none), now and whenever it changes."""
+    _told.append(tell)
+    tell(_limit[0])
 
 
 def waited(since: float, name: Any = None) -> float:

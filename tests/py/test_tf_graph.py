@@ -3,6 +3,7 @@
 All of it with one thread for TensorFlow's nodes, where a node that waits in vain holds up everything.
 """
 
+import re
 import sys
 from importlib.util import find_spec
 
@@ -189,6 +190,40 @@ def test_few_threads_starve_no_collective(threads):
     with Job(2, [sys.executable, str(HERE / "starving.py"), threads, "100"]) as job:
         assert job.wait(240) == 0, job.text()
         assert f"{threads} threads, 100 steps" in job.text() and "none left" in job.text()
+
+
+ABSENT = """
+import sys, time
+import tensorflow as tf, hvdlite.tensorflow as hvd
+from hvdlite.tensorflow.ops.kernels import library
+hvd.init()
+if "block" in sys.argv:
+    library().native.hvd_tf_asynchronous(1)
+if hvd.rank() == 0:
+    time.sleep(2)  # the other's join takes longer than the limit
+tf.function(hvd.join)()
+
+@tf.function
+def step(x):
+    return hvd.allreduce(x, name="gradient")
+
+if hvd.rank() == 1:
+    time.sleep(600)
+try:
+    step(tf.ones(4))
+except tf.errors.DeadlineExceededError as error:
+    print("said", error.message, flush=True)
+    raise
+"""
+
+
+@pytest.mark.parametrize("way", ["move", "block"])
+def test_a_graph_waits_no_longer_than_the_limit(way):
+    command = [sys.executable, "-c", ABSENT, way]
+    with Job(2, command, "--start-timeout", "120", "--collective-timeout", "1") as job:
+        assert job.wait(240) != 0
+        said = re.findall(r"^\[(\d)\]<stdout>:.*has waited 1 s for tensor '(\S+)'", job.text(), re.M)
+        assert said == [("0", "allreduce.gradient")], job.text()
 
 
 DEATH = """

@@ -21,7 +21,10 @@ import tensorflow as tf
 from ... import _core
 from ..adapter import DTYPES
 
-_FUNCTIONS = ("submit", "wait", "poll", "result", "forget", "run", "rank", "size", "local_rank", "local_size")
+_FUNCTIONS = (
+    *("submit", "wait", "poll", "result", "forget", "run"),
+    *("rank", "size", "local_rank", "local_size", "abort"),
+)
 _TF_DTYPES = 64
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -65,6 +68,9 @@ def library() -> Library:
             f"TensorFlow {tf.__version__}: {trouble.decode()}. Collectives work outside of tf.function only "
             "(model.compile(run_eagerly=True))."
         )
+    native.hvd_tf_bound.argtypes = [ctypes.c_double]
+    native.hvd_tf_bound.restype = None
+    _core.follow(native.hvd_tf_bound)
     opened = Library(ops, native)
     log = logging.getLogger("hvdlite")
     if opened.asynchronous:
