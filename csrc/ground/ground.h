@@ -13,7 +13,8 @@
 #include <stdbool.h>
 
 #define HVD_WIRE_VERSION 5     /* grows whenever bytes that ranks exchange change meaning */
-#define HVD_LOCAL_MAX    64    /* ranks on one host that shared memory serves */
+#define HVD_LOCAL_MAX    64    /* ranks on one host, which shared memory serves */
+#define HVD_RANKS_MAX    1024  /* ranks of a job */
 #define HVD_CACHE_LINE   64    /* bytes; flags that different ranks write keep two lines apart */
 #define HVD_HANDLES_MAX  65536 /* collectives in flight in one process */
 #define HVD_PAGE         4096

@@ -90,7 +90,7 @@ int hvd_kernel_use(const char *name)
 
 void hvd_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void *const *src, int n, size_t count)
 {
-    HVD_ASSERT(dtype >= 0 && dtype < HVD_DTYPES_MAX && n >= 1 && n <= HVD_LOCAL_MAX);
+    HVD_ASSERT(dtype >= 0 && dtype < HVD_DTYPES_MAX && n >= 1 && n <= HVD_RANKS_MAX);
     bool scaled = hvd_is_scaled(scale);
     if (count == 0)
         return;

@@ -73,7 +73,7 @@ const char *hvd_reduce_check(int op, int dtype, double prescale, double postscal
  * divides by (the size of the set, or its active ranks). */
 struct hvd_scale hvd_scale_fold(int op, int dtype, int n, int divide_by, double prescale, double postscale);
 
-/* dst[i] = scale(op(src[0][i], ..., src[n-1][i])), 1 <= n <= HVD_LOCAL_MAX. No alignment is needed beyond
+/* dst[i] = scale(op(src[0][i], ..., src[n-1][i])), 1 <= n <= HVD_RANKS_MAX. No alignment is needed beyond
  * that of the dtype. dst is one of the sources or overlaps none. */
 void hvd_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void *const *src, int n, size_t count);
 

@@ -38,7 +38,7 @@ TARGET static void wide_scale(int64_t *sum, size_t count, double factor)
             sum[i] = (int64_t)hvd_wrapped((double)sum[i] * factor);
 }
 
-/* Only sums divide. `exact`: those of at most HVD_LOCAL_MAX elements stay below 2^53, where a division of doubles
+/* Only sums divide. `exact`: those of at most HVD_RANKS_MAX elements stay below 2^53, where a division of doubles
  * truncates right. */
 TARGET static void wide_finish(const struct hvd_scale *scale, int64_t *sum, size_t count, bool exact)
 {

@@ -126,6 +126,31 @@ static void integers_divide_and_truncate(void)
     CHECK(reduced_int64(HVD_OP_sum, 2, 2, 1, 1, limits) == INT64_MIN, "int64 wraps");
 }
 
+/* More than any host has: what crosses hosts is combined at once, too. Rounded at every hop, sums of 16 bits would end
+ * at 256. */
+static void as_many_sources_as_a_job_has_ranks(void)
+{
+    static const uint16_t one = 0x3f80; /* of bfloat16 */
+    static const int32_t least = INT32_MIN;
+    const void *ones[HVD_RANKS_MAX], *leasts[HVD_RANKS_MAX];
+    for (int k = 0; k < HVD_RANKS_MAX; k++) {
+        ones[k] = &one;
+        leasts[k] = &least;
+    }
+    static const int sizes[] = {HVD_LOCAL_MAX + 1, 100, 257, HVD_RANKS_MAX};
+    for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++) {
+        int n = sizes[i];
+        uint16_t sum;
+        int32_t average;
+        struct hvd_scale scale = hvd_scale_fold(HVD_OP_average, HVD_DTYPE_bfloat16, n, n, 1, 1000);
+        hvd_reduce(HVD_DTYPE_bfloat16, &scale, &sum, ones, n, 1);
+        CHECK(sum == 0x447a, "the average of %d ones, times 1000, is %x", n, sum);
+        scale = hvd_scale_fold(HVD_OP_average, HVD_DTYPE_int32, n, n, 1, 1);
+        hvd_reduce(HVD_DTYPE_int32, &scale, &average, leasts, n, 1);
+        CHECK(average == least, "the average of %d of the least integers is %d", n, average);
+    }
+}
+
 static void bools_are_or_and_and(void)
 {
     const uint8_t a[] = {0, 0, 1, 1, 2, 2}, b[] = {0, 1, 0, 1, 0, 4};
@@ -160,6 +185,7 @@ int main(void)
     what_cannot_be_reduced_is_refused_with_a_remedy();
     floats_get_one_factor();
     integers_divide_and_truncate();
+    as_many_sources_as_a_job_has_ranks();
     bools_are_or_and_and();
     a_copy_copies();
     return 0;
