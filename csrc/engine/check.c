@@ -57,8 +57,14 @@ static int check_tensor(const struct hvd_membership *membership, const struct hv
     return HVD_OK;
 }
 
-static int check_reduction(const struct hvd_request *request, struct hvd_error *error)
+static int check_reduction(const struct hvd_membership *membership, const struct hvd_request *request,
+                           struct hvd_error *error)
 {
+    if (request->op == HVD_OP_adasum && membership->size > HVD_LOCAL_MAX)
+        return hvd_fail(error, HVD_EINVAL,
+                        "%s of '%.200s': this version of hvdlite combines the tensors of at most %d ranks by Adasum, "
+                        "and the process set has %d; sum on the ranks of a host first, or use Average",
+                        hvd_engine_kind(request->kind), name_of(request), HVD_LOCAL_MAX, membership->size);
     const char *why = request->kind == HVD_ALLREDUCE && request->op == HVD_OP_adasum
                           ? hvd_adasum_check(request->dtype)
                           : hvd_reduce_check(request->op, request->dtype, request->prescale, request->postscale);
@@ -151,15 +157,15 @@ static int check_kind(const struct hvd_membership *membership, const struct hvd_
     case HVD_JOIN:
         return HVD_OK;
     case HVD_ALLREDUCE:
-        code = check_reduction(request, error);
+        code = check_reduction(membership, request, error);
         break;
     case HVD_REDUCE:
         code = check_rank(membership, request, request->root, "root rank", error);
-        code = code == HVD_OK ? check_reduction(request, error) : code;
+        code = code == HVD_OK ? check_reduction(membership, request, error) : code;
         break;
     case HVD_REDUCESCATTER:
         code = check_rows(request, "scatter", error);
-        code = code == HVD_OK ? check_reduction(request, error) : code;
+        code = code == HVD_OK ? check_reduction(membership, request, error) : code;
         break;
     case HVD_ALLGATHER:
         code = check_rows(request, "gather", error);
@@ -230,19 +236,21 @@ int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request
     *membership = (struct hvd_membership){.rank = engine->options.rank, .size = engine->options.size};
     if (number == 0)
         return HVD_OK;
-    struct hvd_set_record record = {.open = false};
+    int code = HVD_OK;
+    bool open = false;
     if (number > 0 && number < HVD_SETS_MAX) {
         pthread_mutex_lock(&engine->records_lock);
-        record = engine->record[number];
+        const struct hvd_set_record *record = &engine->record[number];
+        open = record->open;
+        *membership = (struct hvd_membership){.rank = record->rank, .size = record->count, .life = record->life};
+        if (open && record->rank < 0)
+            code = not_a_member(engine, request, record, error);
         pthread_mutex_unlock(&engine->records_lock);
     }
-    if (!record.open)
+    if (!open)
         return hvd_fail(error, HVD_EINVAL, "%s of '%.200s': process set %d does not exist (any more)",
                         hvd_engine_kind(request->kind), request->name ? request->name : "(unnamed)", number);
-    if (record.rank < 0)
-        return not_a_member(engine, request, &record, error);
-    *membership = (struct hvd_membership){.rank = record.rank, .size = record.count, .life = record.life};
-    return HVD_OK;
+    return code;
 }
 
 struct hvd_signature hvd_set_sign(const struct hvd_request *request)

@@ -241,7 +241,7 @@ int hvd_cost_probe(struct hvd_link *next, struct hvd_link *before, uint64_t dead
 static int measure(struct hvd_engine *engine, struct hvd_cost *cost, struct hvd_error *error)
 {
     const struct hvd_set *set = engine->global;
-    int leader[HVD_LOCAL_MAX], hosts = 0, me = -1;
+    int leader[HVD_RANKS_MAX], hosts = 0, me = -1;
     if (!set->wires || set->here != 0)
         return HVD_OK;
     for (int rank = 0; rank < set->size; rank++)
@@ -261,13 +261,27 @@ static uint64_t greater(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+struct found { /* by a rank */
+    struct hvd_cost cost;
+    int32_t code, culprit;
+    char text[224];
+};
+
+/* The greatest of all ranks' numbers, or the first failure: the same on all. */
+static int greatest(const struct found *all, int size, struct hvd_cost *cost, struct hvd_error *error)
+{
+    for (int rank = 0; rank < size; rank++) {
+        if (all[rank].code != HVD_OK)
+            return hvd_fail_rank(error, all[rank].code, all[rank].culprit, "%.223s", all[rank].text);
+        cost->alpha_ns = greater(cost->alpha_ns, all[rank].cost.alpha_ns);
+        cost->beta_ps = greater(cost->beta_ps, all[rank].cost.beta_ps);
+    }
+    return HVD_OK;
+}
+
 int hvd_cost_agree(struct hvd_engine *engine, const struct hvd_options *options, struct hvd_error *error)
 {
-    struct said {
-        struct hvd_cost cost;
-        int32_t code, culprit;
-        char text[224];
-    } mine = {.culprit = -1}, all[HVD_LOCAL_MAX];
+    struct found mine = {.culprit = -1}, *all;
     char text[HVD_TEXT_MAX] = "";
     struct hvd_error failed = {0};
     engine->link_cost = (struct hvd_cost){options->link_alpha_ns, options->link_beta_ps};
@@ -279,14 +293,14 @@ int hvd_cost_agree(struct hvd_engine *engine, const struct hvd_options *options,
         hvd_text_copy(mine.text, sizeof mine.text, failed.text);
     }
     struct hvd_host *host = &engine->host;
+    all = calloc((size_t)options->size, sizeof *all);
+    if (!all)
+        return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
     int code = host->allgather(host->allgather_self, &mine, sizeof mine, all, text, sizeof text);
-    if (code != HVD_OK)
-        return hvd_fail(error, code, "%s", text);
-    for (int rank = 0; rank < options->size; rank++) {
-        if (all[rank].code != HVD_OK) /* the same one everywhere */
-            return hvd_fail_rank(error, all[rank].code, all[rank].culprit, "%.223s", all[rank].text);
-        engine->link_cost.alpha_ns = greater(engine->link_cost.alpha_ns, all[rank].cost.alpha_ns);
-        engine->link_cost.beta_ps = greater(engine->link_cost.beta_ps, all[rank].cost.beta_ps);
-    }
-    return HVD_OK;
+    if (code == HVD_OK)
+        code = greatest(all, options->size, &engine->link_cost, error);
+    else
+        hvd_fail(error, code, "%s", text);
+    free(all);
+    return code;
 }

@@ -35,8 +35,8 @@ int hvd_tree_neighbours(int at, int hosts, int *near)
 
 int hvd_vote_peers(const int *host_of, int size, int rank, int *peers)
 {
-    int leader[HVD_LOCAL_MAX], index_of[HVD_LOCAL_MAX];
-    if (size < 1 || size > HVD_LOCAL_MAX || rank < 0 || rank >= size)
+    int leader[HVD_RANKS_MAX], index_of[HVD_RANKS_MAX];
+    if (size < 1 || size > HVD_RANKS_MAX || rank < 0 || rank >= size)
         return HVD_EINVAL;
     int hosts = hvd_tree_leaders(host_of, size, leader, index_of);
     if (leader[index_of[rank]] != rank)

@@ -102,14 +102,14 @@ struct hvd_set_record {
     bool open;
     uint32_t life;
     int count, rank; /* rank: its own in the set, -1: no member */
-    int16_t ranks[HVD_LOCAL_MAX];
+    int16_t *ranks;  /* the record's own */
     struct hvd_set *set;
 };
 
 struct hvd_engine {
     /* Set at open, then read by all. */
     struct hvd_options options; /* its pointers are lent during open only */
-    struct hvd_who who[HVD_LOCAL_MAX];
+    struct hvd_who *who;        /* by rank */
     int hosts;
     const struct hvd_plane *wanted; /* the plane that was asked for; NULL: the best */
     const char *algo;

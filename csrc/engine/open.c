@@ -33,12 +33,14 @@ static int plane_agreed(struct hvd_engine *engine, bool opened, const struct hvd
     struct said {
         uint32_t opened;
         char text[252];
-    } said = {.opened = opened}, all[HVD_LOCAL_MAX];
+    } said = {.opened = opened}, *all = calloc((size_t)engine->options.size, sizeof *all);
     char text[HVD_TEXT_MAX] = "";
     struct hvd_host *host = &engine->host;
     hvd_text_copy(said.text, sizeof said.text, mine->text);
     int code;
-    if (engine->hosts == 1) {
+    if (!all) {
+        code = hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+    } else if (engine->hosts == 1) {
         code = hvd_host_exchange(host, &said, sizeof said, all, -1, NULL, error);
     } else {
         code = host->allgather(host->allgather_self, &said, sizeof said, all, text, sizeof text);
@@ -51,6 +53,7 @@ static int plane_agreed(struct hvd_engine *engine, bool opened, const struct hvd
             *all_opened = false;
             snprintf(why, why_bytes, "%.251s (rank %d)", all[rank].text, rank);
         }
+    free(all);
     return code;
 }
 
@@ -147,6 +150,19 @@ static void place_ranks(struct hvd_engine *engine, const struct hvd_options *opt
     }
 }
 
+/* A rank whose host has more of them than shared memory serves; -1: there is none. */
+static int crowded_out(const struct hvd_options *options)
+{
+    for (int rank = HVD_LOCAL_MAX; rank < options->size; rank++) {
+        int before = options->host_of ? 0 : rank;
+        for (int other = 0; other < rank && options->host_of; other++)
+            before += options->host_of[other] == options->host_of[rank];
+        if (before >= HVD_LOCAL_MAX)
+            return rank;
+    }
+    return -1;
+}
+
 static int check_options(const struct hvd_options *options, bool in_process, struct hvd_error *error)
 {
     if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
@@ -154,8 +170,16 @@ static int check_options(const struct hvd_options *options, bool in_process, str
     if (options->local_size != options->size && !in_process && !options->host_of)
         return hvd_fail(error, HVD_EINIT, "%d ranks on %d per host: nobody has said which ranks share a host",
                         options->size, options->local_size);
-    if (options->size > HVD_LOCAL_MAX)
-        return hvd_fail(error, HVD_EINIT, "a job of %d ranks: at most %d are supported", options->size, HVD_LOCAL_MAX);
+    if (options->size > HVD_RANKS_MAX)
+        return hvd_fail(error, HVD_EINIT, "a job of %d ranks: this version of hvdlite supports at most %d",
+                        options->size, HVD_RANKS_MAX);
+    int crowded = crowded_out(options);
+    if (crowded >= 0)
+        return hvd_fail_rank(error, HVD_EINIT, crowded,
+                             "rank %d is one too many on its host%s%.70s: this version of hvdlite supports at most %d "
+                             "ranks on one host; spread the %d ranks of the job over more hosts",
+                             crowded, options->host_name ? " " : "",
+                             options->host_name ? options->host_name[crowded] : "", HVD_LOCAL_MAX, options->size);
     if (options->slots_max < 1 || options->fusion_bytes < 0)
         return hvd_fail(error, HVD_EINIT, "cache capacity %d and fusion threshold %lld must not be negative or zero",
                         options->slots_max, (long long)options->fusion_bytes);
@@ -208,13 +232,16 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     int code = check_options(options, in_process, error);
     struct hvd_engine *engine =
         code ? NULL : aligned_alloc(HVD_CACHE_LINE, HVD_ALIGN_UP(sizeof *engine, (size_t)HVD_CACHE_LINE));
-    if (!engine) {
+    struct hvd_who *who = engine ? calloc((size_t)options->size, sizeof *who) : NULL;
+    if (!who) {
+        free(engine);
         hvd_wire_drop(options->tensor_fd, options->size);
         hvd_wire_drop(options->vote_fd, options->size);
         return code ? code : hvd_fail(error, HVD_ENOMEM, "out of memory during init");
     }
     memset(engine, 0, sizeof *engine);
     engine->options = *options;
+    engine->who = who;
     atomic_store(&engine->fusion_bytes, options->fusion_bytes);
     engine->options.peer_timeout_ms = options->peer_timeout_ms > 0 ? options->peer_timeout_ms : 30000;
     engine->ticked_ns = hvd_now_ns();
@@ -284,5 +311,8 @@ void hvd_engine_free(struct hvd_engine *engine)
     hvd_wire_end(engine);
     hvd_handles_close(&engine->handles);
     hvd_trace_close(&engine->trace);
+    for (int number = 0; number < HVD_SETS_MAX; number++)
+        free(engine->record[number].ranks);
+    free(engine->who);
     free(engine);
 }

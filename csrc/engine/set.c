@@ -148,6 +148,12 @@ static struct hvd_set *new_set(const struct hvd_engine *engine, int number, uint
     if (!set)
         return NULL;
     memset(set, 0, sizeof *set);
+    set->member = calloc(2 * (size_t)count, sizeof *set->member);
+    if (!set->member) {
+        free(set);
+        return NULL;
+    }
+    set->host_of = set->member + count;
     set->number = number;
     set->life = life;
     set->rank = rank;
@@ -175,6 +181,7 @@ static void free_set(struct hvd_engine *engine, struct hvd_set *set)
     hvd_wire_close(engine, set->vote_wires);
     hvd_work_close(set);
     hvd_agree_close(set);
+    free(set->member);
     free(set);
 }
 
@@ -304,6 +311,8 @@ static int open_record(struct hvd_engine *engine, int number, const int *ranks, 
                        const int *tensor_fd, struct hvd_error *error)
 {
     struct hvd_set_record record = {.open = true, .life = ++engine->lives, .count = count, .rank = -1};
+    record.ranks = calloc((size_t)count, sizeof *record.ranks);
+    HVD_ASSERT(record.ranks);
     for (int i = 0; i < count; i++) {
         record.ranks[i] = (int16_t)ranks[i];
         if (ranks[i] == engine->options.rank)
@@ -322,8 +331,10 @@ static int open_record(struct hvd_engine *engine, int number, const int *ranks, 
         if (code != HVD_OK && record.set && code != HVD_ESTATE)
             free_and_clear(engine, record.set);
     }
-    if (code != HVD_OK)
+    if (code != HVD_OK) {
+        free(record.ranks);
         return hvd_fail(error, code, "rank %d has no memory for a process set", engine->options.rank);
+    }
     pthread_mutex_lock(&engine->records_lock);
     engine->record[number] = record;
     pthread_mutex_unlock(&engine->records_lock);
@@ -364,6 +375,7 @@ int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error
     } else {
         pthread_mutex_lock(&engine->records_lock);
         set = engine->record[number].set;
+        free(engine->record[number].ranks);
         engine->record[number] = (struct hvd_set_record){.open = false};
         pthread_mutex_unlock(&engine->records_lock);
     }

@@ -73,13 +73,13 @@ struct hvd_set {
     /* Set at open. */
     int number;
     int rank, size;
-    uint32_t life;              /* which of the sets that this job has opened; 0: the global one */
-    int member[HVD_LOCAL_MAX];  /* rank in the job of each rank in the set */
-    int host_of[HVD_LOCAL_MAX]; /* the number of its host */
-    bool alone;                 /* this rank only: decided without anybody */
-    int local[HVD_LOCAL_MAX];   /* rank in the set of its members on this host, ascending; the first is the leader */
-    int locals, here;           /* how many; which of them is this rank */
-    struct hvd_bells bells;     /* of these */
+    uint32_t life;            /* which of the sets that this job has opened; 0: the global one */
+    int *member;              /* rank in the job of each rank in the set */
+    int *host_of;             /* the number of its host */
+    bool alone;               /* this rank only: decided without anybody */
+    int local[HVD_LOCAL_MAX]; /* rank in the set of its members on this host, ascending; the first is the leader */
+    int locals, here;         /* how many; which of them is this rank */
+    struct hvd_bells bells;   /* of these */
     struct hvd_place place[HVD_LOCAL_MAX];
     size_t vote_bytes; /* the largest that may arise */
     struct hvd_open_plane planes[HVD_PLANES_MAX];

@@ -46,12 +46,10 @@ void hvd_tree_free_room(struct hvd_tree *tree)
 
 int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
 {
-    int host_of[HVD_LOCAL_MAX], leader[HVD_LOCAL_MAX], index_of[HVD_LOCAL_MAX], near[HVD_NEAR_MAX];
+    int leader[HVD_RANKS_MAX], index_of[HVD_RANKS_MAX], near[HVD_NEAR_MAX];
     if (set->locals == set->size || set->here > 0)
         return HVD_OK;
-    for (int rank = 0; rank < set->size; rank++)
-        host_of[rank] = engine->who[set->member[rank]].host;
-    int hosts = hvd_tree_leaders(host_of, set->size, leader, index_of), at = index_of[set->rank];
+    int hosts = hvd_tree_leaders(set->host_of, set->size, leader, index_of), at = index_of[set->rank];
     struct hvd_tree *tree = calloc(1, sizeof *tree);
     if (!tree)
         return hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for votes", engine->options.rank);

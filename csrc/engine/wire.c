@@ -77,10 +77,13 @@ int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, i
     *wires = NULL;
     if (!fd)
         return HVD_OK;
-    struct hvd_wires *mine = calloc(1, sizeof *mine);
+    struct hvd_wires *mine = calloc(1, sizeof *mine + (size_t)size * (sizeof mine->of[0] + sizeof mine->link[0]));
     int code = mine ? HVD_OK : hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for streams", engine->options.rank);
-    if (mine)
+    if (mine) {
         mine->size = size;
+        mine->of = (struct hvd_link *)(mine + 1);
+        mine->link = (struct hvd_link **)(mine->of + size);
+    }
     for (int peer = 0; peer < size; peer++) {
         if (fd[peer] < 0)
             continue;
@@ -137,7 +140,7 @@ static void arm(struct hvd_engine *engine, const struct pollfd *news, int count)
     }
 }
 
-/* What would be news to one set; news: room for HVD_NEAR_MAX + HVD_LOCAL_MAX. Returns how many. */
+/* What would be news to one set; news: room for HVD_NEAR_MAX and its ranks. Returns how many. */
 static int news_of(const struct hvd_set *set, struct pollfd *news)
 {
     int count = set->tree ? hvd_tree_watch(set->tree, news) : 0;
@@ -148,7 +151,7 @@ static int news_of(const struct hvd_set *set, struct pollfd *news)
 
 void hvd_wire_watch(struct hvd_engine *engine)
 {
-    struct pollfd news[HVD_NEAR_MAX + HVD_LOCAL_MAX];
+    struct pollfd news[HVD_NEAR_MAX + HVD_RANKS_MAX];
     if (atomic_load(&engine->failed)) /* nobody reads any more: what comes would be news for ever */
         return;
     for (int i = 0; i < engine->sets; i++)
@@ -161,7 +164,7 @@ static bool sleep_on_news(struct hvd_engine *engine, uint64_t ns)
     struct pollfd news[NEWS_MAX] = {{.fd = engine->bell, .events = POLLIN}};
     nfds_t count = 1;
     for (int i = 0; i < engine->sets; i++) {
-        if (count + HVD_NEAR_MAX + HVD_LOCAL_MAX > NEWS_MAX)
+        if (count + HVD_NEAR_MAX + (nfds_t)engine->set[i]->size > NEWS_MAX)
             return false;
         count += (nfds_t)news_of(engine->set[i], news + count);
     }

@@ -16,9 +16,9 @@ struct hvd_set;
 
 /* Of one set, by rank in the set. */
 struct hvd_wires {
-    struct hvd_link of[HVD_LOCAL_MAX];
-    struct hvd_link *link[HVD_LOCAL_MAX]; /* NULL: none */
     int size;
+    struct hvd_link *of;
+    struct hvd_link **link; /* NULL: none */
 };
 
 /* Framework thread, before anybody uses the set. fd: by rank in the set, -1: none; NULL gives *wires == NULL. member:

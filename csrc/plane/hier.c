@@ -36,7 +36,7 @@ extern const struct hvd_plane hvd_plane_hier, hvd_plane_shm, hvd_plane_p2p;
 static bool fits(const struct hvd_plane_arg *arg)
 {
     struct hvd_hier_place place;
-    if (!arg->host_of || !arg->link || arg->size < 3 || arg->size > HVD_LOCAL_MAX)
+    if (!arg->host_of || !arg->link || arg->size < 3 || arg->size > HVD_RANKS_MAX)
         return false;
     hvd_hier_lay_out(arg->host_of, arg->size, arg->rank, &place);
     return place.hosts > 1 && place.hosts < arg->size;
@@ -69,7 +69,7 @@ static int open_plane(const struct hvd_plane_arg *arg, void **plane, struct hvd_
         return hvd_fail(error, HVD_EINIT,
                         "plane hier needs several hosts, one of them with several ranks, and links between all of up "
                         "to %d ranks",
-                        HVD_LOCAL_MAX);
+                        HVD_RANKS_MAX);
     struct hvd_hier *hier = calloc(1, sizeof *hier);
     if (!hier)
         return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, "rank %d: no memory for plane hier", arg->rank);

@@ -39,9 +39,9 @@ static void close_plane(void *self)
 
 static int open_plane(const struct hvd_plane_arg *arg, void **self, struct hvd_error *error)
 {
-    if (!arg->comm || arg->size < 2 || arg->size > HVD_LOCAL_MAX)
+    if (!arg->comm || arg->size < 2 || arg->size > HVD_RANKS_MAX)
         return hvd_fail(error, HVD_EINIT, "plane mpi needs a job over MPI of 2 to %d ranks; this set has %d%s",
-                        HVD_LOCAL_MAX, arg->size, arg->comm ? "" : " and no communicator");
+                        HVD_RANKS_MAX, arg->size, arg->comm ? "" : " and no communicator");
     struct hvd_mpi_plane *plane = calloc(1, sizeof *plane);
     uint64_t *bytes = calloc(2 * (size_t)arg->size, sizeof *bytes);
     int code = plane && bytes ? hvd_mpi_posts_open(&plane->posts, (uintptr_t)arg->comm, arg->rank, arg->size, error)

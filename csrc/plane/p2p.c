@@ -58,14 +58,14 @@ static void p2p_close(void *plane)
 
 static bool p2p_fits(const struct hvd_plane_arg *arg)
 {
-    return arg->link && arg->size > 1 && arg->size <= HVD_LOCAL_MAX;
+    return arg->link && arg->size > 1 && arg->size <= HVD_RANKS_MAX;
 }
 
 static int p2p_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_error *error)
 {
     if (!p2p_fits(arg))
         return hvd_fail(error, HVD_EINIT, "plane p2p needs links between 2 to %d ranks; this set has %d%s",
-                        HVD_LOCAL_MAX, arg->size, arg->link ? "" : " and no links");
+                        HVD_RANKS_MAX, arg->size, arg->link ? "" : " and no links");
     const struct hvd_algo *forced = arg->algo ? hvd_algo_named(arg->algo) : NULL;
     if (arg->algo && !forced)
         return hvd_fail(error, HVD_EINVAL, "there is no algorithm %s", arg->algo);

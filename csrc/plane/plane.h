@@ -139,7 +139,7 @@ struct hvd_plane {
     void (*release)(void *memory);
     bool (*owns)(void *plane, const void *memory, size_t bytes);
     /* What a caller that sleeps until there is news for the work under way must hear, with what would be news to it: up
-     * to HVD_LOCAL_MAX of them, other ones after every poll. Returns how many. May be NULL: only bells. */
+     * to one for each rank of the set, other ones after every poll. Returns how many. May be NULL: only bells. */
     int (*watch)(void *plane, struct pollfd *news);
     /* The next work may be this one; nothing is agreed. The plane may send of it what it likes, but neither hold on to
      * its memory nor believe it. Never blocks. May be NULL. */

@@ -13,13 +13,13 @@
 
 struct hvd_baton {
     pthread_mutex_t lock;
-    pthread_cond_t turn[HVD_LOCAL_MAX];
+    pthread_cond_t turn[HVD_RANKS_MAX];
     struct hvd_sim_net *net;
     uint64_t seed;
     int size, holder;
-    int vain[HVD_LOCAL_MAX]; /* times that a rank has looked since something last moved */
-    bool ended[HVD_LOCAL_MAX];
-    bool meets[HVD_LOCAL_MAX];
+    int vain[HVD_RANKS_MAX]; /* times that a rank has looked since something last moved */
+    bool ended[HVD_RANKS_MAX];
+    bool meets[HVD_RANKS_MAX];
 };
 
 struct hvd_baton *hvd_baton_new(int size, uint64_t seed, const struct hvd_sim_line *line)
@@ -75,7 +75,7 @@ static void stuck(const struct hvd_baton *baton)
 static void choose(struct hvd_baton *baton)
 {
     for (;;) {
-        int ready[HVD_LOCAL_MAX], count = 0, alive = 0, most = patience(baton);
+        int ready[HVD_RANKS_MAX], count = 0, alive = 0, most = patience(baton);
         for (int rank = 0; rank < baton->size; rank++) {
             alive += !baton->ended[rank];
             if (!baton->ended[rank] && !baton->meets[rank] && baton->vain[rank] < most)

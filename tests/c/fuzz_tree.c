@@ -32,6 +32,8 @@ struct scene {
     struct ranks ranks;
     struct hvd_set set;
     struct hvd_wires wires;
+    struct hvd_link *link[RANKS_MAX];
+    int member[RANKS_MAX];
     struct wire wire[HVD_NEAR_MAX];
     int me, piece;         /* bytes that one call moves at most */
     bool whole, damaged;   /* my vote lies in tree->mine; something came that was not true */
@@ -40,6 +42,7 @@ struct scene {
 };
 
 static struct hvd_engine engine;
+static struct hvd_who who[RANKS_MAX];
 static struct hvd_trace_slot trace;
 static struct scene scene; /* one at a time: links know it by this name */
 
@@ -292,6 +295,7 @@ static bool lives_on(void)
 static void open_scene(struct fuzz_input input)
 {
     memset(&engine, 0, sizeof engine);
+    engine.who = who;
     memset(&scene, 0, offsetof(struct scene, wire));
     uint32_t form = fuzz_byte(&input);
     int size = 2 + (int)(form % (RANKS_MAX - 1));
@@ -312,14 +316,16 @@ static void open_scene(struct fuzz_input input)
     *set = (struct hvd_set){.rank = scene.me,
                             .size = size,
                             .locals = 1,
+                            .member = scene.member,
+                            .host_of = scene.member, /* each has one of its own */
                             .life = 1 + form / 128,
                             .vote_bytes = scene.ranks.vote_bytes,
                             .coord = scene.ranks.coord[scene.me],
                             .vote_wires = &scene.wires};
     set->agreed = malloc(set->vote_bytes);
     for (int rank = 0; rank < size; rank++) {
-        set->member[rank] = set->host_of[rank] = engine.who[rank].host = rank;
-        snprintf(engine.who[rank].called, sizeof engine.who[rank].called, "rank %d", rank);
+        set->member[rank] = who[rank].host = rank;
+        snprintf(who[rank].called, sizeof who[rank].called, "rank %d", rank);
     }
     int near[HVD_NEAR_MAX], count = hvd_tree_neighbours(scene.me, size, near);
     for (int i = 0; i < count; i++) {
@@ -327,8 +333,9 @@ static void open_scene(struct fuzz_input input)
         memset(wire, 0, offsetof(struct wire, inbox));
         wire->link = (struct hvd_link){.kind = &kind, .peer = near[i], .fd = -1};
         snprintf(wire->link.called, sizeof wire->link.called, "rank %d", near[i]);
-        scene.wires.link[near[i]] = &wire->link;
+        scene.link[near[i]] = &wire->link;
     }
+    scene.wires.link = scene.link;
     struct hvd_error error = {0};
     CHECK(hvd_tree_open(&engine, set, &error) == HVD_OK && hvd_ride_open(&engine, set, &error) == HVD_OK, "%s",
           error.text);

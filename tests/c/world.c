@@ -23,8 +23,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SHARES_MAX   16
-#define HOSTS_MAX    4
+#define HOSTS_MAX    64
+#define SHARES_MAX   (4 * HOSTS_MAX)
 #define BOARD_BYTES  1024
 #define ARENA_BYTES  ((size_t)64 << 20)
 #define LOST_BELL_MS 10000
@@ -37,13 +37,13 @@ struct world {
     int size, hosts;
     pthread_barrier_t barrier;
     pthread_barrier_t met[HOSTS_MAX]; /* of a host's ranks */
-    struct hvd_asleep asleep[HVD_LOCAL_MAX];
-    int eventfd[HVD_LOCAL_MAX];
+    struct hvd_asleep asleep[HVD_RANKS_MAX];
+    int eventfd[HVD_RANKS_MAX];
     int memfd[SHARES_MAX];
     int socket[LINKED_MAX][LINKED_MAX]; /* from the first to the second */
     char *region[SHARES_MAX];           /* thread worlds */
     _Atomic int region_users[SHARES_MAX];
-    unsigned char board[HVD_LOCAL_MAX][BOARD_BYTES];
+    unsigned char board[HVD_RANKS_MAX][BOARD_BYTES];
     struct hvd_baton *baton; /* a simulated world's */
 };
 
@@ -51,7 +51,7 @@ struct world_rank {
     struct world *world;
     struct hvd_plane_arg arg;
     struct hvd_bells bells; /* its rank and size are those on this host */
-    struct hvd_link to[HVD_LOCAL_MAX], *link[HVD_LOCAL_MAX];
+    struct hvd_link to[HVD_RANKS_MAX], *link[HVD_RANKS_MAX];
     int shares;
     void (*body)(const struct hvd_plane_arg *arg, void *more);
     void *more;
@@ -157,7 +157,7 @@ static bool has_sockets(const struct world *world)
 static struct world *world_new(enum hvd_world_kind kind, int size, struct hvd_baton *baton)
 {
     struct world *world = mmap(NULL, sizeof *world, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    CHECK(world != MAP_FAILED && size >= 1 && size <= HVD_LOCAL_MAX, "a world of %d", size);
+    CHECK(world != MAP_FAILED && size >= 1 && size <= HVD_RANKS_MAX, "a world of %d", size);
     world->kind = kind;
     world->size = size;
     world->baton = baton;
@@ -177,7 +177,8 @@ static struct world *world_new(enum hvd_world_kind kind, int size, struct hvd_ba
     for (int rank = 0; rank < size; rank++)
         world->eventfd[rank] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     for (int number = 0; number < SHARES_MAX; number++)
-        world->memfd[number] = kind == HVD_WORLD_PROCESSES ? memfd_create("hvdlite-test", MFD_CLOEXEC) : -1;
+        world->memfd[number] =
+            kind == HVD_WORLD_PROCESSES && number < 16 * world->hosts ? memfd_create("hvdlite-test", MFD_CLOEXEC) : -1;
     for (int a = 0; a < size && has_sockets(world); a++)
         for (int b = 0; b < a; b++) {
             int pair[2];
@@ -230,6 +231,7 @@ static void *be_rank(void *of)
             continue;
         if (other == rank->arg.rank)
             rank->bells.rank = rank->bells.size;
+        CHECK(rank->bells.size < HVD_LOCAL_MAX, "%d ranks on a host", rank->bells.size + 1);
         rank->bells.asleep[rank->bells.size] = &rank->world->asleep[other];
         rank->bells.eventfd[rank->bells.size++] = rank->world->eventfd[other];
     }
@@ -256,7 +258,7 @@ static void *be_rank(void *of)
 
 static void run_threads(struct world_rank *rank, int size, int seconds)
 {
-    pthread_t thread[HVD_LOCAL_MAX];
+    pthread_t thread[HVD_RANKS_MAX];
     struct timespec deadline;
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_sec += seconds;
@@ -269,7 +271,7 @@ static void run_threads(struct world_rank *rank, int size, int seconds)
 
 static void run_processes(struct world_rank *rank, int size, int seconds)
 {
-    pid_t child[HVD_LOCAL_MAX], parent = getpid();
+    pid_t child[HVD_RANKS_MAX], parent = getpid();
     bool failed = false;
     fflush(NULL);
     for (int i = 0; i < size; i++) {
@@ -340,7 +342,7 @@ static int sleep_and_poll(const struct hvd_plane_arg *arg, const struct hvd_plan
 {
     struct world *world = ((struct world_rank *)arg->self)->world;
     struct hvd_asleep *asleep = &world->asleep[arg->rank];
-    struct pollfd news[1 + HVD_LOCAL_MAX] = {{.fd = world->eventfd[arg->rank], .events = POLLIN}};
+    struct pollfd news[1 + HVD_RANKS_MAX] = {{.fd = world->eventfd[arg->rank], .events = POLLIN}};
     uint64_t rings;
     atomic_store(&asleep->word, 1);
     atomic_thread_fence(memory_order_seq_cst);

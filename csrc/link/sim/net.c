@@ -26,7 +26,7 @@ uint64_t hvd_sim_below(uint64_t *seed, uint64_t bound)
 
 struct hvd_sim_net *hvd_sim_open(int size, uint64_t seed, const struct hvd_sim_line *line)
 {
-    HVD_ASSERT(size > 0 && size <= HVD_LOCAL_MAX && line->room > 0 && line->piece > 0);
+    HVD_ASSERT(size > 0 && size <= HVD_RANKS_MAX && line->room > 0 && line->piece > 0);
     size_t ways = (size_t)size * (size_t)size;
     struct hvd_sim_net *net = calloc(1, sizeof *net + ways * sizeof net->way[0]);
     if (!net)

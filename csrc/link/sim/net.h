@@ -48,8 +48,8 @@ struct hvd_sim_net {
     struct hvd_sim_line line;
     uint64_t seed, now_ns;
     uint64_t digest;                 /* of all that was moved, from where, when */
-    uint64_t port_ps[HVD_LOCAL_MAX]; /* when a host can send the next byte */
-    uint64_t gone_ns[HVD_LOCAL_MAX];
+    uint64_t port_ps[HVD_RANKS_MAX]; /* when a host can send the next byte */
+    uint64_t gone_ns[HVD_RANKS_MAX];
     struct hvd_sim_way way[]; /* from * size + to */
 };
 

@@ -26,7 +26,7 @@
 
 static int most_locals(const struct hvd_hier_place *place, int size)
 {
-    int count[HVD_LOCAL_MAX] = {0}, most = 0;
+    int count[HVD_RANKS_MAX] = {0}, most = 0;
     for (int rank = 0; rank < size; rank++) {
         int here = ++count[place->host_of[rank]];
         most = here > most ? here : most;

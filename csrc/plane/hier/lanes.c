@@ -10,7 +10,7 @@
 
 void hvd_hier_lay_out(const int *host_of, int size, int rank, struct hvd_hier_place *place)
 {
-    int count[HVD_LOCAL_MAX] = {0};
+    int count[HVD_RANKS_MAX] = {0};
     memset(place, 0, sizeof *place);
     for (int r = 0; r < size; r++) {
         int host = place->hosts;

@@ -26,9 +26,9 @@ struct hvd_hier_place {
     int host, number;             /* mine; hosts are counted in the order of their first ranks */
     int locals;                   /* on my host */
     int local[HVD_LOCAL_MAX];     /* rank in the set of each of them */
-    int across[HVD_LOCAL_MAX];    /* rank in the set of my lane's rank on each host; unset without a lane */
-    int host_of[HVD_LOCAL_MAX];   /* of each rank of the set */
-    int number_of[HVD_LOCAL_MAX]; /* on its host */
+    int across[HVD_RANKS_MAX];    /* rank in the set of my lane's rank on each host; unset without a lane */
+    int host_of[HVD_RANKS_MAX];   /* of each rank of the set */
+    int number_of[HVD_RANKS_MAX]; /* on its host */
 };
 
 struct hvd_hier_side {
@@ -36,7 +36,7 @@ struct hvd_hier_side {
     void *self;
     struct hvd_work work;
     struct hvd_piece piece;
-    uint64_t count_of[HVD_LOCAL_MAX];
+    uint64_t count_of[HVD_RANKS_MAX];
     uint64_t done, total; /* works of the bucket */
     bool busy;
 };
@@ -66,7 +66,7 @@ struct hvd_hier {
     struct hvd_cost cost;   /* of a message between hosts, agreed */
     uint64_t least_bytes;   /* of an allreduce that is faster here than on p2p */
     struct hvd_hier_place place;
-    struct hvd_link *link[HVD_LOCAL_MAX]; /* to the ranks of my lane, by host */
+    struct hvd_link *link[HVD_RANKS_MAX]; /* to the ranks of my lane, by host */
     struct hvd_hier_side inside, across;
     struct hvd_hier_slot slot[HVD_HIER_SLOTS];
     struct hvd_hier_now now;

@@ -73,7 +73,7 @@ static int post_contributions(struct hvd_mpi_plane *plane, const struct hvd_work
 void hvd_mpi_combine(const struct hvd_mpi_plane *plane, const struct hvd_work *work, void *to,
                      const unsigned char *from, const void *own, uint64_t count)
 {
-    const void *source[HVD_LOCAL_MAX];
+    const void *source[HVD_RANKS_MAX];
     for (int rank = 0; rank < plane->posts.size; rank++)
         if (own && rank == plane->posts.rank) {
             source[rank] = own;

@@ -21,13 +21,14 @@ static uint32_t step_of(int rank, int peer, int size)
 static int send_rest(struct hvd_link *link, struct hvd_error *error)
 {
     struct hvd_p2p_early *early = link->rest_of;
-    size_t *sent = &early->sent[link->peer], moved;
+    uint16_t *sent = &early->sent[link->peer];
+    size_t moved;
     uint32_t step = step_of(early->rank, link->peer, early->size);
     memcpy(early->message + offsetof(struct hvd_p2p_head, step), &step, sizeof step);
     int code = link->kind->send(link, early->message + *sent, early->bytes - *sent, &moved, error);
     if (code != HVD_OK)
         return code;
-    *sent += moved;
+    *sent = (uint16_t)(*sent + moved);
     if (*sent < early->bytes)
         return HVD_AGAIN;
     link->counts.messages_out++;

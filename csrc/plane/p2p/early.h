@@ -22,11 +22,11 @@ struct hvd_p2p_head {
 };
 
 struct hvd_p2p_early {
-    uint64_t mark;              /* what has left, or is leaving; 0: nothing */
-    uint32_t rest, resting;     /* guesses to sit out after a wrong one; of these still */
-    int rank, size;             /* of the set */
-    size_t bytes;               /* of the message, its head included */
-    size_t sent[HVD_LOCAL_MAX]; /* of it, by rank */
+    uint64_t mark;                /* what has left, or is leaving; 0: nothing */
+    uint32_t rest, resting;       /* guesses to sit out after a wrong one; of these still */
+    int rank, size;               /* of the set */
+    size_t bytes;                 /* of the message, its head included */
+    uint16_t sent[HVD_RANKS_MAX]; /* of it, by rank */
     unsigned char message[sizeof(struct hvd_p2p_head) + HVD_EARLY_BYTES];
 };
 

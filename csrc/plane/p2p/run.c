@@ -195,12 +195,12 @@ static void combine(struct hvd_p2p_run *run, bool last)
 /* This rank's chunk, or the buffer, of everyone's values in rank order. */
 static void fold(struct hvd_p2p_run *run)
 {
-    const void *source[HVD_LOCAL_MAX];
+    const void *source[HVD_RANKS_MAX];
     uint64_t begin, end, count;
     hvd_algo_folded(run->algo, &run->shape, &begin, &end);
     count = end - begin;
     unsigned char *mine = run->buffer + begin * run->element_bytes;
-    HVD_ASSERT(run->shape.size <= HVD_LOCAL_MAX);
+    HVD_ASSERT(run->shape.size <= HVD_RANKS_MAX);
     for (int rank = 0; rank < run->shape.size; rank++)
         source[rank] = rank == run->shape.rank ? mine : run->kept + (size_t)rank * count * run->element_bytes;
     if (count)
