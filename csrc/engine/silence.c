@@ -91,7 +91,7 @@ static void look_for_missing(struct hvd_engine *engine, struct hvd_set *set)
 /* The peer whose bytes, or whose room for bytes, the moving work needs next; -1: none that a stream leads to. */
 static int needed(const struct hvd_set *set)
 {
-    struct pollfd news[HVD_LOCAL_MAX];
+    struct pollfd news[HVD_RANKS_MAX];
     const struct hvd_open_plane *by = set->moving.by;
     int count = by && by->plane->watch && set->wires ? by->plane->watch(by->self, news) : 0;
     for (int i = 0; i < count; i++)
