@@ -44,6 +44,7 @@ class Epoch:
         self.deadline: float | None = None  # for the ranks that are missing, or the round in the making
         self.rounds = 0
         self.parts: dict[int, bytes] = {}
+        self.bytes = 0  # of these
         self.silent: dict[int, float] = {}  # disconnected ranks, and when they count as lost
 
 
@@ -117,8 +118,10 @@ class Epochs:
             raise Refusal(f"rank {rank} sent its part of allgather {number} while {epoch.rounds} were done")
         if not epoch.parts:
             epoch.deadline = time.monotonic() + epoch.timeout
+            epoch.bytes = 0
         epoch.parts[rank] = part
-        if sum(map(len, epoch.parts.values())) + 4 * self.size + 5 > _wire.FRAME_MAX:
+        epoch.bytes += len(part)
+        if epoch.bytes + 4 * self.size + 5 > _wire.FRAME_MAX:
             text = f"allgather {number} is larger than {_wire.FRAME_MAX >> 20} MiB at the part of rank {rank}"
             self._fail(epoch, _wire.REFUSED, text.encode())
         elif epoch.gone - epoch.silent.keys():  # the silent ones get their text soon

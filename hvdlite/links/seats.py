@@ -12,6 +12,7 @@ of the host instead are believed as well, where the two agree that no two ranks 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ class Seats(NamedTuple):
     @property
     def homogeneous(self) -> bool:
         """Whether every host has the same number of ranks."""
-        return len({self.host_of.count(host) for host in set(self.host_of)}) == 1
+        return len(set(Counter(self.host_of).values())) == 1
 
     def on_host_of(self, rank: int) -> list[int]:
         """The ranks of the host of `rank`, in order."""
@@ -64,7 +65,7 @@ def completed(place: Place, seats: Seats) -> Place:
     """The place with what the launcher has not told."""
     local = seats.on_host_of(place.rank)
     local_rank = local.index(place.rank) if place.local_rank is None else place.local_rank
-    fellows = sorted({host for host in seats.host_of if seats.host_of.count(host) > local_rank})
+    fellows = sorted(host for host, ranks in Counter(seats.host_of).items() if ranks > local_rank)
     mine = seats.host_of[place.rank]
     return place._replace(
         local_rank=local_rank,
@@ -77,8 +78,11 @@ def completed(place: Place, seats: Seats) -> Place:
 def misplaced(records: Sequence[Record]) -> str | None:
     """What ranks were told about their hosts that is not so, in one sentence; None if all of it is true."""
     seats = seats_of(records)
+    ranks_of: dict[int, list[int]] = {}
+    for rank, host in enumerate(seats.host_of):
+        ranks_of.setdefault(host, []).append(rank)
     for rank, record in enumerate(records):
-        local = seats.on_host_of(rank)
+        local = ranks_of[seats.host_of[rank]]
         size, number, name = record["local_size"], record["local_rank"], seats.host_name[rank]
         if size is not None and size != len(local):
             others = "" if len(local) == len(records) else f"; the others are on {_elsewhere(seats, rank)}"
@@ -95,6 +99,8 @@ def misplaced(records: Sequence[Record]) -> str | None:
 
 def _crossed(records: Sequence[Record], seats: Seats) -> str | None:
     taken: dict[tuple[int, int], int] = {}
+    fellows_of = Counter(record["local_rank"] for record in records)
+    hosts = seats.hosts
     for rank, record in enumerate(records):
         number, cross, size = record["local_rank"], record["cross_rank"], record["cross_size"]
         if number is None or cross is None:
@@ -105,11 +111,11 @@ def _crossed(records: Sequence[Record], seats: Seats) -> str | None:
                 f"rank {other} on {seats.host_name[other]} and rank {rank} on {seats.host_name[rank]} were both told "
                 f"that they are local rank {number} of host {cross} (HVDLITE_CROSS_RANK). {_REMEDY}."
             )
-        fellows = sum(each["local_rank"] == number for each in records)
-        if size is not None and size not in (fellows, seats.hosts):
+        fellows = fellows_of[number]
+        if size is not None and size not in (fellows, hosts):
             return (
                 f"rank {rank} was told that {size} hosts have a local rank {number} (HVDLITE_CROSS_SIZE), but "
-                f"{fellows} of {seats.hosts} do. {_REMEDY}."
+                f"{fellows} of {hosts} do. {_REMEDY}."
             )
     return None
 

@@ -1,5 +1,7 @@
 """What init compares between ranks, which jobs it refuses, and which exception a failure becomes."""
 
+import json
+
 import pytest
 
 from hvdlite import _meeting, config, errors
@@ -14,6 +16,24 @@ def record(version="1.0", wire=1, **options):
 
 def test_equal_ranks_agree():
     assert _meeting.disagreement([record()] * 4) is None
+
+
+def test_what_is_alike_in_many_records_is_read_once():
+    alike = json.dumps({"version": "1.0", "wire": 1, "options": {"fusion_threshold": 128}, "process_sets": []})
+    parts = [f'{alike}\n{{"host": "n{rank // 64}", "local_rank": {rank % 64}}}'.encode() for rank in range(512)]
+    records = _meeting.records_of(parts)
+    assert len({id(each["options"]) for each in records}) == 1
+    assert [(each["host"], each["local_rank"]) for each in records[:66:65]] == [("n0", 0), ("n1", 1)]
+
+
+def test_one_of_many_that_differs_is_found():
+    told = {"local_rank": None, "local_size": None, "cross_rank": None, "cross_size": None, "host": "a", "host_id": "a"}
+    sayings = [
+        {"version": "1.0", "wire": 1, "options": {"fusion_threshold": 128 + (rank == 400)}} for rank in range(512)
+    ]
+    records = _meeting.records_of([f"{json.dumps(says)}\n{json.dumps(told)}".encode() for says in sayings])
+    text = _meeting.disagreement(records)
+    assert "rank 400 has 129" in text and "ranks 0-399, 401-511 have 128" in text
 
 
 def test_a_differing_option_names_itself_the_ranks_and_the_values():
