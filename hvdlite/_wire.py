@@ -132,10 +132,8 @@ def unpack_gathered(body: bytes, size: int) -> tuple[int, list[bytes]]:
     parts: list[bytes] = []
     at = 0
     step = 4 + _LENGTH.unpack_from(rest)[0] if len(rest) >= 4 else 0
-    if step * size == len(rest) and len({rest[at : at + 4] for at in range(0, len(rest), step)}) == 1:
-        return number, [
-            rest[at + 4 : at + step] for at in range(0, len(rest), step)
-        ]  # all are as long, as they mostly are
+    if step and step * size == len(rest) and len({rest[at : at + 4] for at in range(0, len(rest), step)}) == 1:
+        return number, [rest[at + 4 : at + step] for at in range(0, len(rest), step)]  # all are as long: most rounds
     for _ in range(size):
         if at + 4 > len(rest):
             raise WireError("a gathered frame ends before its last rank")

@@ -22,6 +22,7 @@ from .plan import Gathered, Plan
 from .signals import Signals
 
 RANKS_MAX = 64  # on one host, as the core has it (HVD_LOCAL_MAX)
+JOB_RANKS_MAX = 1024  # of a job (HVD_RANKS_MAX)
 RENDEZVOUS_S = 600.0  # for hosts on which people or a scheduler start the command
 RENDEZVOUS_PORT = 29400  # torchrun's, as the next one
 MASTER_PORT = 29500
@@ -167,7 +168,12 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
 def check_sizes(slots: Sequence[hosts.Slot]) -> None:
     crowded = next((slot.host for slot in slots if slot.local_size > RANKS_MAX), None)
     if crowded is not None:
-        raise PlaceError(f"not yet: more than {RANKS_MAX} ranks on one host ({crowded})")
+        raise PlaceError(
+            f"more than {RANKS_MAX} ranks on one host ({crowded}): this version of hvdlite supports {RANKS_MAX} there "
+            f"and {JOB_RANKS_MAX} in all; spread them over more hosts"
+        )
+    if len(slots) > JOB_RANKS_MAX:
+        raise PlaceError(f"a job of {len(slots)} ranks: this version of hvdlite supports at most {JOB_RANKS_MAX}")
 
 
 def interfaces_of(asked: argparse.Namespace) -> list[str]:

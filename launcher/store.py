@@ -15,6 +15,7 @@ Deliberately not here: processes (the launcher tells us of their ends by `rank_e
 
 from __future__ import annotations
 
+import errno
 import json
 import select
 import selectors
@@ -22,7 +23,8 @@ import socket
 import time
 from typing import Callable
 
-from hvdlite import _wire
+from hvdlite import _files, _wire
+from hvdlite.errors import HvdInitError
 
 from .epochs import LOST_CODE, Epochs, Refusal
 
@@ -55,7 +57,7 @@ class StoreServer:
     """The server, at one address of this host: loopback, or for a job on several hosts one that all of them reach.
 
     `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank. port: 0 for any. Raises
-    OSError."""
+    OSError, also where this process may not open so many files."""
 
     def __init__(
         self,
@@ -66,6 +68,10 @@ class StoreServer:
         address: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
+        try:  # a connection to each rank, and pipes
+            _files.allow(3 * size, "the launcher", f"to hear of {size} ranks")
+        except HvdInitError as error:
+            raise OSError(errno.EMFILE, str(error)) from None
         self._secret = secret
         self._on_abort = on_abort
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -179,7 +179,8 @@ def connect(
         raise ValueError(f"rank {me} needs no stream to itself")
     proof.make_claim(b"", listener.mine._replace(source=me, purpose=purpose), b"")  # a purpose too long: ValueError
     known = {peer: _address(listener, peer, packed) for peer, packed in addresses.items()}
-    dials = [_Dial(listener, peer, known[peer], purpose) for peer in sorted(known) if peer < me]
+    nearest_first = sorted((peer for peer in known if peer < me), reverse=True)  # or else all would call rank 0 at once
+    dials = [_Dial(listener, peer, known[peer], purpose) for peer in nearest_first]
     awaited: set[Key] = {(peer, purpose) for peer in known if peer > me}
     streams: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Callable, NamedTuple
 
+from .. import _files
 from .dial import connect
 from .listener import Listener, listen
 
@@ -44,6 +45,8 @@ class JobLinks:
         me = ranks.index(self._listener.rank)
         deadline = time.monotonic() + self._timeout
         near = [ranks[place] for place in tree([self._host_of[rank] for rank in ranks], me)]
+        streams = len(near) + len(ranks) - 1
+        _files.allow(streams, f"rank {ranks[me]}", f"for streams to {len(ranks) - 1} other ranks")
         votes = self._connect(f"{title} votes", near, deadline, check)
         try:
             tensors = self._connect(f"{title} tensors", set(ranks) - {ranks[me]}, deadline, check)

@@ -196,6 +196,7 @@ def test_options_reach_the_ranks_as_variables():
         ("-np 0 true", 2, "-np 0: there must be at least 1 rank"),
         ("-np 65 true", 2, "more than 64 ranks"),
         ("-np 1000000 true", 2, "more than 64 ranks"),
+        ("-np 1025 -H " + ",".join(f"10.9.8.{i}:64" for i in range(1, 18)) + " true", 2, "supports at most 1024"),
         ("-np -3 true", 2, "-np -3: there must be at least 1 rank"),
         ("-np x true", 2, "-np x: must be a whole number"),
         ("-np 2 no-such-command-anywhere", 127, "no-such-command-anywhere: command not found"),
