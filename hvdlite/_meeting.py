@@ -81,11 +81,14 @@ def records_of(parts: Sequence[bytes]) -> list[dict[str, Any]]:
     import json
 
     halves = [part.partition(b"\n") for part in parts]
-    known = {alike: json.loads(alike) for alike in {alike for alike, _, _ in halves}}
-    claims = json.loads(b"[" + b",".join(claim for _, _, claim in halves) + b"]")
-    if len(claims) != len(parts):
-        raise HvdInitError("a rank's record is not one: do all ranks run the same hvdlite?")
-    return [{**known[alike], **claim} for (alike, _, _), claim in zip(halves, claims)]
+    try:
+        known = {alike: json.loads(alike) for alike in {alike for alike, _, _ in halves}}
+        claims = json.loads(b"[" + b",".join(claim for _, _, claim in halves) + b"]")
+        if len(claims) != len(parts):
+            raise ValueError
+        return [{**known[alike], **claim} for (alike, _, _), claim in zip(halves, claims)]
+    except (ValueError, TypeError):
+        raise HvdInitError("a rank's record is not one: do all ranks run the same hvdlite?") from None
 
 
 def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) -> _store.Meeting:

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping
 
 from . import batch, hosts
-from .places import PlaceError, Places, check_sizes, forwarded, interfaces_of, is_here, number, per_node_of
+from .places import PlaceError, Places, assign, forwarded, interfaces_of, is_here, number, per_node_of
 
 
 def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> Places | None:
@@ -37,8 +37,7 @@ def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float
             f"-np {size}: {found.title} has given this job {slots} slots on {len(listed)} "
             f"host{'s' if len(listed) > 1 else ''}: ask it for more tasks, or say --nproc-per-node"
         )
-    assigned = hosts.assign(listed, size)
-    check_sizes(assigned)
+    assigned = assign(listed, size)
     used = {slot.host for slot in assigned}
     if len(used) == 1 and is_here(assigned[0].host):
         return Places(assigned, assigned[0].host)

@@ -150,8 +150,7 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     if size is not None and size > total and asked.oversubscribe:
         listed = [hosts.Host(host.name, host.slots * -(-size // total)) for host in listed]
         own = [host for host in listed if own and host.name == own[0].name]
-    slots = hosts.assign(listed, total if size is None else size)
-    check_sizes(slots)
+    slots = assign(listed, total if size is None else size)
     used = {slot.host for slot in slots}
     here = own[0].name if own and own[0].name in used else None
     if used == {here}:
@@ -165,15 +164,19 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     return Places(slots, here, gather, way=dry.way(starter, sorted(used - {here or ""})))
 
 
-def check_sizes(slots: Sequence[hosts.Slot]) -> None:
-    crowded = next((slot.host for slot in slots if slot.local_size > RANKS_MAX), None)
-    if crowded is not None:
-        raise PlaceError(
-            f"more than {RANKS_MAX} ranks on one host ({crowded}): this version of hvdlite supports {RANKS_MAX} there "
-            f"and {JOB_RANKS_MAX} in all; spread them over more hosts"
-        )
-    if len(slots) > JOB_RANKS_MAX:
-        raise PlaceError(f"a job of {len(slots)} ranks: this version of hvdlite supports at most {JOB_RANKS_MAX}")
+def assign(listed: Sequence[hosts.Host], size: int) -> list[hosts.Slot]:
+    """A slot for each rank, after a look whether so many may be. Raises PlaceError, HostError."""
+    left = size if size <= sum(host.slots for host in listed) else 0  # it is for hosts.assign to refuse them
+    for host in listed:
+        if min(host.slots, left) > RANKS_MAX:
+            raise PlaceError(
+                f"more than {RANKS_MAX} ranks on one host ({host.name}): this version of hvdlite supports {RANKS_MAX} "
+                f"there and {JOB_RANKS_MAX} in all; spread them over more hosts"
+            )
+        left -= min(host.slots, left)
+    if JOB_RANKS_MAX < size <= sum(host.slots for host in listed):
+        raise PlaceError(f"a job of {size} ranks: this version of hvdlite supports at most {JOB_RANKS_MAX}")
+    return hosts.assign(listed, size)
 
 
 def interfaces_of(asked: argparse.Namespace) -> list[str]:
@@ -233,7 +236,7 @@ def _meeting(
         slots,
         timeout if "HVDLITE_START_TIMEOUT" in {**environ, **options} else RENDEZVOUS_S,
     )
-    check_sizes(hosts.assign([hosts.Host("localhost", slots)], slots))
+    assign([hosts.Host("localhost", slots)], slots)
     also = {**options, **forwarded(asked, environ)}
     if first:
         way = f"{nodes - 1} more come to {meeting.ip}:{port}, and are given their ranks then; {slots} here"

@@ -50,6 +50,12 @@ uint64_t hvd_baton_free(struct hvd_baton *baton)
     return now_ns;
 }
 
+/* Something has changed. */
+static void all_may_look(struct hvd_baton *baton)
+{
+    memset(baton->vain, 0, (size_t)baton->size * sizeof baton->vain[0]);
+}
+
 /* How often a rank must have looked in vain before time may go on. */
 static int patience(const struct hvd_baton *baton)
 {
@@ -90,7 +96,7 @@ static void choose(struct hvd_baton *baton)
         }
         if (!hvd_sim_advance(baton->net))
             stuck(baton);
-        memset(baton->vain, 0, sizeof baton->vain);
+        all_may_look(baton);
     }
 }
 
@@ -118,15 +124,15 @@ static void meet_if_all(struct hvd_baton *baton)
     }
     if (!any)
         return;
-    memset(baton->meets, 0, sizeof baton->meets);
-    memset(baton->vain, 0, sizeof baton->vain);
+    memset(baton->meets, 0, (size_t)baton->size * sizeof baton->meets[0]);
+    all_may_look(baton);
 }
 
 void hvd_baton_end(struct hvd_baton *baton, int rank)
 {
     pthread_mutex_lock(&baton->lock);
     baton->ended[rank] = true;
-    memset(baton->vain, 0, sizeof baton->vain);
+    all_may_look(baton);
     meet_if_all(baton);
     choose(baton);
     pthread_mutex_unlock(&baton->lock);
@@ -136,7 +142,7 @@ void hvd_baton_pass(struct hvd_baton *baton, int rank, bool moved)
 {
     pthread_mutex_lock(&baton->lock);
     if (moved)
-        memset(baton->vain, 0, sizeof baton->vain);
+        all_may_look(baton);
     else
         baton->vain[rank]++;
     if (!moved || hvd_sim_below(&baton->seed, 4) == 0) {
@@ -150,7 +156,7 @@ void hvd_baton_meet(struct hvd_baton *baton, int rank)
 {
     pthread_mutex_lock(&baton->lock);
     baton->meets[rank] = true;
-    memset(baton->vain, 0, sizeof baton->vain);
+    all_may_look(baton);
     meet_if_all(baton);
     choose(baton);
     wait_for_it(baton, rank);

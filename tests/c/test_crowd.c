@@ -3,14 +3,15 @@
  *
  * What could be wrong with 65 ranks that was right with 64? A table by rank, a set of ranks in one word, a kernel that
  * takes so many arrays. Values are closed forms of rank and place; those in rank order are held against the kernel's
- * own sum of all ranks' values, bit for bit.
+ * own sum of all ranks' values, bit for bit. Kinds in which each rank sends to each are done by 65 ranks; more only sum
+ * and broadcast, for a change of threads is what a simulation costs. So there is nothing here for the thread sanitizer.
  */
 #include "kernel/kernel.h"
 #include "world.h"
 
 #include <string.h>
 
-enum { COUNT = 300, PLACES = 3, EACH_WITH_EACH = 128 }; /* beyond, n * n messages take a test too long */
+enum { COUNT = 300, PLACES = 3, EACH_WITH_EACH = 65 }; /* ranks, whose n * n messages do not take a test too long */
 
 static const struct hvd_sim_line line = {.delay_ns = 1000, .room = 1 << 10, .piece = 1 << 9};
 static int hosts_of[HVD_RANKS_MAX];
@@ -169,14 +170,14 @@ static void all_kinds(const struct hvd_plane_arg *world, void *more)
     broadcast(&arg, plane, opened);
     if (!hier && !asked->any_order)
         sum_floats(&arg, plane, opened);
-    if (!hier && !asked->algo) {
+    if (!hier && !asked->algo && arg.size <= EACH_WITH_EACH) {
         ragged(&arg, plane, opened);
         alltoall(&arg, plane, opened);
     }
     plane->close(opened);
 }
 
-/* Hosts of up to `most` ranks, not side by side; the last ones have fewer. */
+/* Hosts of about as many ranks each, which are not side by side. */
 static void place(int size, int hosts)
 {
     for (int rank = 0; rank < size; rank++)
@@ -184,24 +185,25 @@ static void place(int size, int hosts)
     hvd_world_host_of = hosts_of;
 }
 
+static void both_planes(int size)
+{
+    place(size, size / 7);
+    hvd_world_sim(size, 1, &line, 300, all_kinds, &(struct asked){"p2p", NULL, size > EACH_WITH_EACH});
+    hvd_world_sim(size, 2, &line, 300, all_kinds, &(struct asked){"hier", NULL, true});
+}
+
 int main(void)
 {
-#ifdef HVD_SANITIZED
-    static const int sizes[] = {65, 100};
-#else
-    static const int sizes[] = {65, 100, 128, 257};
+#if defined(__SANITIZE_THREAD__)
+    return 77;
 #endif
-    for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++) {
-        int size = sizes[i];
-        bool few = size <= EACH_WITH_EACH;
-        struct asked flat = {"p2p", few ? NULL : hvd_algo_named("halving"), !few}, by_hosts = {"hier", NULL, true};
-        place(size, size / 7);
-        hvd_world_sim(size, 1, &line, 300, all_kinds, &flat);
-        hvd_world_sim(size, 2, &line, 300, all_kinds, &by_hosts);
-    }
-    place(65, 9);
+    both_planes(EACH_WITH_EACH);
+#if !defined(HVD_SANITIZED)
+    both_planes(257);
+    place(EACH_WITH_EACH, 9);
     for (const struct hvd_algo *const *algo = hvd_algos; *algo; algo++)
-        if ((*algo)->can(HVD_ALLREDUCE, 65))
-            hvd_world_sim(65, 3, &line, 300, all_kinds, &(struct asked){"p2p", *algo, true});
+        if ((*algo)->can(HVD_ALLREDUCE, EACH_WITH_EACH))
+            hvd_world_sim(EACH_WITH_EACH, 3, &line, 300, all_kinds, &(struct asked){"p2p", *algo, true});
+#endif
     return 0;
 }

@@ -26,6 +26,12 @@ def test_what_is_alike_in_many_records_is_read_once():
     assert [(each["host"], each["local_rank"]) for each in records[:66:65]] == [("n0", 0), ("n1", 1)]
 
 
+@pytest.mark.parametrize("part", [b"", b"{}", b"{}\n", b"{}\n{},{}", b"[]\n{}", b"{}\n3", b"{\n{}"])
+def test_what_is_no_record_is_an_error_of_init(part):
+    with pytest.raises(errors.HvdInitError, match="the same hvdlite"):
+        _meeting.records_of([b"{}\n{}", part])
+
+
 def test_one_of_many_that_differs_is_found():
     told = {"local_rank": None, "local_size": None, "cross_rank": None, "cross_size": None, "host": "a", "host_id": "a"}
     sayings = [
