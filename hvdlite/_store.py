@@ -165,8 +165,8 @@ class Store:
 
     def _read_frame(self, deadline: float) -> tuple[int, bytes]:
         try:
-            length = _wire.frame_length(receive(self._socket(), 4, deadline))
-            frame = receive(self._socket(), length, deadline)
+            head = receive(self._socket(), 5, deadline)  # of any frame: its length, and its kind
+            body = receive(self._socket(), _wire.frame_length(head[:4]) - 1, deadline)
         except _wire.WireError as error:
             raise HvdInitError(f"rank {self.rank}: the store is not one of hvdlite: {error}") from None
         except EOFError:
@@ -180,7 +180,7 @@ class Store:
             ) from None
         except OSError as error:
             raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error}") from None
-        return frame[0], frame[1:]
+        return head[4], body
 
     def _send(self, frame: bytes) -> None:
         sock = self._socket()
@@ -255,14 +255,14 @@ def _authenticate(address: str, port: int, secret: bytes, rank: int, deadline: f
 
 def receive(sock: socket.socket, count: int, deadline: float) -> bytes:
     """Exactly `count` bytes. Raises EOFError, socket.timeout at the deadline, OSError."""
-    held = bytearray()
-    while len(held) < count:
+    held, at = bytearray(count), 0
+    while at < count:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise socket.timeout("timed out")
         sock.settimeout(remaining)
-        chunk = sock.recv(min(count - len(held), 1 << 20))
-        if not chunk:
+        got = sock.recv_into(memoryview(held)[at:])
+        if not got:
             raise EOFError("the connection was closed")
-        held += chunk
+        at += got
     return bytes(held)

@@ -128,21 +128,24 @@ def pack_gathered(number: int, parts: Sequence[bytes]) -> bytes:
 
 def unpack_gathered(body: bytes, size: int) -> tuple[int, list[bytes]]:
     """(sequence number, one contribution per rank) of a GATHERED body. Raises WireError."""
-    number, rest = unpack_round(body)
+    if len(body) < 4:
+        raise WireError(f"a gathered frame of {len(body)} bytes is too short")
+    number, at = _LENGTH.unpack_from(body)[0], 4
+    length = _LENGTH.unpack_from(body, at)[0] if len(body) >= 8 else 0
+    if (4 + length) * size == len(body) - 4:  # all may be as long: most rounds
+        pairs = list(struct.iter_unpack(f"!I{length}s", memoryview(body)[4:]))
+        if all(said == length for said, _ in pairs):
+            return number, [part for _, part in pairs]
     parts: list[bytes] = []
-    at = 0
-    step = 4 + _LENGTH.unpack_from(rest)[0] if len(rest) >= 4 else 0
-    if step and step * size == len(rest) and len({rest[at : at + 4] for at in range(0, len(rest), step)}) == 1:
-        return number, [rest[at + 4 : at + step] for at in range(0, len(rest), step)]  # all are as long: most rounds
     for _ in range(size):
-        if at + 4 > len(rest):
+        if at + 4 > len(body):
             raise WireError("a gathered frame ends before its last rank")
-        length = _LENGTH.unpack_from(rest, at)[0]
+        length = _LENGTH.unpack_from(body, at)[0]
         at += 4
-        if at + length > len(rest):
+        if at + length > len(body):
             raise WireError("a gathered frame is shorter than it says")
-        parts.append(rest[at : at + length])
+        parts.append(body[at : at + length])
         at += length
-    if at != len(rest):
+    if at != len(body):
         raise WireError("a gathered frame has bytes left over")
     return number, parts

@@ -23,7 +23,7 @@ from hvdlite import _wire
 SILENCE_S = 0.15
 LOST_CODE = -5  # HVD_EPEER
 
-Tell = Callable[[int, int, bytes], None]
+Tell = Callable[[int, bytes], None]
 
 
 class Refusal(ValueError):
@@ -49,7 +49,7 @@ class Epoch:
 
 
 class Epochs:
-    """The book of one job of `size` ranks. `tell(rank, kind, body)` sends a frame to a connected rank."""
+    """The book of one job of `size` ranks. `tell(rank, frame)` sends to a connected rank."""
 
     def __init__(self, size: int, job: int, tell: Tell) -> None:
         self.size = size
@@ -94,7 +94,7 @@ class Epochs:
         self._build = self._build or (build, rank)
         self._of[rank] = epoch
         if epoch.ending is not None:
-            self._tell(rank, *epoch.ending)
+            self._tell(rank, _wire.pack(*epoch.ending))
             return
         epoch.present.add(rank)
         if epoch.first < 0:
@@ -210,8 +210,9 @@ class Epochs:
         self._all(epoch, kind, body, spare)
 
     def _all(self, epoch: Epoch, kind: int, body: bytes, spare: int = -1) -> None:
+        frame = _wire.pack(kind, body)
         for rank in sorted(epoch.present - {spare}):
-            self._tell(rank, kind, body)
+            self._tell(rank, frame)
 
     def _tidy(self) -> None:
         """Forgets epochs that nobody is in or can still join."""

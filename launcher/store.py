@@ -236,10 +236,10 @@ class StoreServer:
         self._members[rank] = connection
         self._epochs.join(rank, pid, build, timeout if 0 < timeout < 1e7 else 30.0, host)
 
-    def _tell(self, rank: int, kind: int, body: bytes) -> None:
+    def _tell(self, rank: int, frame: bytes) -> None:
         connection = self._members.get(rank)
         if connection is not None:
-            self._send(connection, _wire.pack(kind, body))
+            self._send(connection, frame)
 
     def _refuse(self, connection: Connection, text: str) -> None:
         if connection.rank is not None:
@@ -254,7 +254,16 @@ class StoreServer:
         if len(connection.unsent) + len(message) > KEPT_MAX:
             self._close(connection)
             return
-        connection.unsent += message
+        sent = 0
+        if not connection.unsent:  # mostly all of it leaves, and is copied nowhere
+            try:
+                sent = connection.sock.send(message)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._close(connection)
+                return
+        connection.unsent += memoryview(message)[sent:]
         self._flush(connection)
 
     def _flush(self, connection: Connection) -> None:

@@ -79,6 +79,7 @@ def misplaced(records: Sequence[Record]) -> str | None:
     """What ranks were told about their hosts that is not so, in one sentence; None if all of it is true."""
     seats = seats_of(records)
     ranks_of: dict[int, list[int]] = {}
+    told = Counter((host, record["local_rank"]) for host, record in zip(seats.host_of, records))
     for rank, host in enumerate(seats.host_of):
         ranks_of.setdefault(host, []).append(rank)
     for rank, record in enumerate(records):
@@ -91,8 +92,8 @@ def misplaced(records: Sequence[Record]) -> str | None:
                 f"{'is' if len(local) == 1 else 'are'} on {name} (ranks {_listed(local)}){others}. {_REMEDY}; "
                 "HVDLITE_HOST_ID tells hosts apart that look like one, or joins what looks like several."
             )
-        same = [other for other in local if number is not None and records[other]["local_rank"] == number]
-        if len(same) > 1:
+        if number is not None and told[seats.host_of[rank], number] > 1:
+            same = [other for other in local if records[other]["local_rank"] == number]
             return f"ranks {_listed(same)} on {name} were all told that they are local rank {number}. {_REMEDY}."
     return _crossed(records, seats)
 
