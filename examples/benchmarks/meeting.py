@@ -13,6 +13,7 @@ import argparse
 import multiprocessing
 import os
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ def be_rank(rank: int, size: int, address: "tuple[str, int]", options: "dict[str
 
 
 def be_ranks(ranks: range, size: int, address: "tuple[str, int]", done: "multiprocessing.Queue[float]") -> None:
+    sys.setswitchinterval(1.0)  # or else each of a hundred threads asks for the interpreter 200 times a second
     _files.allow(2 * len(ranks), "a process of simulated ranks", "for them")
     with ThreadPoolExecutor(len(ranks)) as pool:
         done.put(max(pool.map(lambda rank: be_rank(rank, size, address, {}), ranks)))
