@@ -26,7 +26,8 @@ def memory_stats() -> dict[str, int]:
 
     lanes: through which tensors outside of plane memory travel; arena: blocks of plane memory that were asked for
     (`hvd.empty`, gradients that an optimizer keeps there); results: of allgathers and alltoalls that were not picked up
-    yet; boards: votes; sets: what process sets use; records: what is known of tensors, handles, the trace.
+    yet; boards: votes; sets: what process sets use; records: what is known of tensors, handles, the trace; devices: on
+    GPUs, for tensors that travel together.
     Raises HvdNotInitializedError before init().
     """
     _core.size()

@@ -5,6 +5,7 @@ Only the standard library and pytest; the C compiler is asked about symbols, and
 """
 
 import ast
+import hashlib
 import os
 import re
 import shutil
@@ -340,3 +341,9 @@ def test_sizes_are_seen(capsys):
 
 if __name__ == "__main__":
     print(sizes())
+
+
+def test_what_was_compiled_ahead_is_of_these_sources():
+    cuda = ROOT / "csrc" / "cuda"
+    sources = hashlib.sha256(b"".join((cuda / one).read_bytes() for one in ("pack.cu", "pack.h"))).hexdigest()
+    assert f"sources: {sources}" in (cuda / "pack_ptx.c").read_text(), "run tests/gpu/embed.py"

@@ -50,7 +50,13 @@ struct hvd_cuda_uuid {
     X(MemsetD16Async, "cuMemsetD16Async", (uintptr_t to, unsigned short value, size_t count, void *stream))  \
     X(MemsetD32Async, "cuMemsetD32Async", (uintptr_t to, unsigned value, size_t count, void *stream))        \
     X(MemsetD2D32Async, "cuMemsetD2D32Async",                                                                \
-      (uintptr_t to, size_t pitch, unsigned value, size_t width, size_t height, void *stream))
+      (uintptr_t to, size_t pitch, unsigned value, size_t width, size_t height, void *stream))               \
+    X(ModuleLoadData, "cuModuleLoadData", (void **module, const void *image))                                \
+    X(ModuleUnload, "cuModuleUnload", (void *module))                                                        \
+    X(ModuleGetFunction, "cuModuleGetFunction", (void **kernel, void *module, const char *name))             \
+    X(LaunchKernel, "cuLaunchKernel",                                                                        \
+      (void *kernel, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,    \
+       unsigned shared, void *stream, void **arguments, void **more))
 
 struct hvd_cuda {
     bool loaded;

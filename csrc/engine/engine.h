@@ -51,7 +51,8 @@
     X(results)        \
     X(boards)         \
     X(sets)           \
-    X(records)
+    X(records)        \
+    X(devices)
 
 enum {
 #define X(name) HVD_USAGE_##name,

@@ -3,7 +3,8 @@
  * Counted is what costs memory now, not what is mapped: segments are sparse, so their pages are asked of the kernel
  * (mincore); blocks of alloc and results of ragged collectives are counted where they are made and released. A page
  * that several ranks map is counted by the rank whose part it is, so the sum over the ranks of a host is what the host
- * pays. There is no fusion buffer to count: buckets are scatter lists over the tensors' own memory.
+ * pays. Of the CPU's memory there is no fusion buffer to count, since buckets are scatter lists over the tensors' own;
+ * on devices there is one, counted by its plane for all sets of the process.
  *
  * Asked by any thread at any time: only what lives as long as the engine is looked at, never a process set, which
  * another thread may close meanwhile; what sets use lies in the set space and is counted there as a whole.
@@ -26,17 +27,19 @@ static uint64_t resident_of_records(const struct hvd_engine *engine)
 
 int64_t hvd_engine_usage(struct hvd_engine *engine, int kind)
 {
-    uint64_t lanes = 0, arena = 0;
+    uint64_t lanes = 0, arena = 0, devices = 0;
     for (int i = 0; i < engine->global->planes_count; i++) {
         const struct hvd_open_plane *open = &engine->global->planes[i];
         if (open->plane->usage)
-            open->plane->usage(open->self, &lanes, &arena);
+            open->plane->usage(open->self, open->plane->device ? &devices : &lanes, &arena);
     }
     switch (kind) {
     case HVD_USAGE_lanes:
         return (int64_t)lanes;
     case HVD_USAGE_arena:
         return (int64_t)arena;
+    case HVD_USAGE_devices:
+        return (int64_t)devices;
     case HVD_USAGE_results:
         return atomic_load(&engine->handles.result_bytes);
     case HVD_USAGE_boards:

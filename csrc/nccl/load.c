@@ -5,8 +5,8 @@
  * linker finds by that name. NCCL is a library of some hundred megabytes: it is opened when a communicator is about to
  * be made, not before.
  *
- * Symbols that a version may lack (GetLastError) are NULL in the table; without one of the others that version is
- * refused, naming it, the file and the symbol. What was found, or why nothing was, is remembered.
+ * Symbols that a version may lack (GetLastError, MemAlloc) are NULL in the table; without one of the others that
+ * version is refused, naming it, the file and the symbol. What was found, or why nothing was, is remembered.
  */
 #define _GNU_SOURCE /* dladdr */
 #include "nccl.h"
@@ -65,6 +65,9 @@ static int fill(struct hvd_nccl *nccl, struct hvd_error *error)
                         nccl->path);
     HVD_NCCL_CALLS(X)
 #undef X
+#define Y(name, arguments) *(void **)(void *)&nccl->name = dlsym(library, "nccl" #name);
+    HVD_NCCL_NEWER_CALLS(Y)
+#undef Y
     return HVD_OK;
 }
 

@@ -30,6 +30,7 @@ static int open_plane(const struct hvd_plane_arg *arg, void **self, struct hvd_e
         return hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for plane nccl", arg->rank);
     plane->rank = arg->rank;
     plane->size = arg->size;
+    plane->local_rank = arg->local_rank;
     plane->any_order = arg->any_order;
     plane->timeout_ns = (uint64_t)arg->start_timeout_ms * 1000000u;
     plane->multiplied = -1;
@@ -80,7 +81,9 @@ static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *prog
         if (code != HVD_OK)
             return code;
     }
-    struct hvd_mark *mark = hvd_nccl_device_mark(plane->device, error);
+    code =
+        hvd_nccl_unpack(plane, work, error); /* behind NCCL's own: a group may get to the stream later than it ends */
+    struct hvd_mark *mark = code == HVD_OK ? hvd_nccl_device_mark(plane->device, error) : NULL;
     if (!mark)
         return error->code;
     if (plane->last)
@@ -134,6 +137,12 @@ static void abandon(void *self)
     hvd_nccl_disconnect(plane, true);
 }
 
+static void usage(void *self, uint64_t *resident, uint64_t *handed_out)
+{
+    (void)self, (void)handed_out;
+    *resident += hvd_nccl_memory_bytes();
+}
+
 static void close_plane(void *self)
 {
     struct hvd_nccl_plane *plane = self;
@@ -163,4 +172,5 @@ const struct hvd_plane hvd_plane_nccl = {
     .met = met,
     .abandon = abandon,
     .settle = settle,
+    .usage = usage,
 };

@@ -78,6 +78,7 @@ struct hvd_plane;
  * shares are of the set's ranks on this host, in the order of the set. */
 struct hvd_plane_arg {
     int rank, size;     /* in the set */
+    int local_rank;     /* of this process among all ranks on its host, in the job */
     bool one_host;      /* all ranks of the set proved to be on this host */
     const int *host_of; /* the number of each rank's host; NULL: all are on one. Lent until open returns */
     int cpus;           /* usable by this process */

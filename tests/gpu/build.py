@@ -25,7 +25,7 @@ def described():
 
 
 def main(out):
-    """Fills `out` with the package, its launcher and its extension."""
+    """Fills `out` with the package, its launcher and its extension, and the bench of packing."""
     shutil.rmtree(out, ignore_errors=True)
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "hvdlite", out / "hvdlite", ignore=ignored)
@@ -43,6 +43,10 @@ def main(out):
         list(pool.map(lambda one: subprocess.run([*flags, str(one[0]), "-o", one[1]], check=True), pairs))
     target = str(out / "hvdlite" / "_cffi.abi3.so")
     subprocess.run([*compiler, "-shared", "-pthread", *objects, "-o", target, "-ldl", "-lm"], check=True)
+    bench = str(ROOT / "tests" / "c" / "bench_gpu_pack.c")
+    subprocess.run([*flags, bench, "-o", str(out / "bench.o")], check=True)
+    program = ["-o", str(out / "bench_gpu_pack"), "-ldl", "-lm"]
+    subprocess.run([*compiler, "-pthread", str(out / "bench.o"), *objects[1:], *program], check=True)
     for path in objects:
         os.unlink(path)
 

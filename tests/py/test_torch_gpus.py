@@ -52,6 +52,20 @@ def test_tensors_on_gpus_go_by_nccl():
         assert gpus.calls("cuStreamWaitEvent") == waits + 1
 
 
+@as_ranks(2)
+def test_a_group_travels_as_one_and_its_memory_is_counted():
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size - 1) / 2
+    with gpus.on_gpus(rank):
+        hvd.grouped_allreduce([torch.ones(2), torch.ones(3)])  # the ranks have greeted each other
+        before, packed = gpus.calls("ncclAllReduce"), gpus.calls("cuLaunchKernel")
+        given = [torch.full((n,), float(rank)) for n in range(1, 40)]
+        got = hvd.grouped_allreduce(given, op=hvd.Average, prescale_factor=2)
+    assert all(torch.equal(one, torch.full((n + 1,), 2 * total / size)) for n, one in enumerate(got))
+    assert gpus.calls("ncclAllReduce") == before + 1 and gpus.calls("cuLaunchKernel") == packed + 2
+    assert hvd.memory_stats()["devices"] >= 4 * sum(range(1, 40))
+
+
 def test_what_is_there_is_told_and_options_name_other_files():
     ask = "import hvdlite as hvd; print(hvd.cuda_built(), hvd.nccl_built())"
     both = {"HVDLITE_CUDA_LIBRARY": str(gpus.STUB), "HVDLITE_NCCL_LIBRARY": str(gpus.STUB)}

@@ -208,6 +208,51 @@ EXPORT int ncclGroupEnd(void)
     return 0;
 }
 
+EXPORT int ncclMemAlloc(void **memory, size_t bytes)
+{
+    CALLED("ncclMemAlloc");
+    *memory = malloc(bytes);
+    return bytes % (2 << 20) == 0 ? 0 : 5; /* it would hand out more, which nobody counted */
+}
+
+EXPORT int ncclMemFree(void *memory)
+{
+    CALLED("ncclMemFree");
+    free(memory);
+    return 0;
+}
+
+EXPORT int ncclCommRegister(void *self, void *memory, size_t bytes, void **registered)
+{
+    struct stub_comm *comm = self;
+    CALLED("ncclCommRegister");
+    int i = 0;
+    while (i < STUB_REGISTERED && comm->registered[i].bytes)
+        i++;
+    if (i == STUB_REGISTERED)
+        return 5;
+    comm->registered[i].begin = memory;
+    comm->registered[i].bytes = bytes;
+    *registered = &comm->registered[i].bytes;
+    return 0;
+}
+
+EXPORT int ncclCommDeregister(void *comm, void *registered)
+{
+    (void)comm;
+    CALLED("ncclCommDeregister");
+    *(size_t *)registered = 0;
+    return 0;
+}
+
+static bool is_registered(const struct stub_comm *comm, const char *memory)
+{
+    for (int i = 0; i < STUB_REGISTERED; i++)
+        if (memory >= comm->registered[i].begin && memory < comm->registered[i].begin + comm->registered[i].bytes)
+            return true;
+    return false;
+}
+
 static int add(const char *name, struct stub_call call, void *self, void *stream)
 {
     struct stub_comm *comm = self;
@@ -215,6 +260,7 @@ static int add(const char *name, struct stub_call call, void *self, void *stream
     if (!stub_current(NULL))
         return 5;
     bool alone = now.depth == 0;
+    call.registered = is_registered(comm, call.in) + 2 * is_registered(comm, call.out);
     if (call.op >= STUB_OPS)
         call.factor = comm->factor[(call.op - STUB_OPS) % STUB_FACTORS];
     if (!now.group) {
@@ -234,35 +280,35 @@ static int add(const char *name, struct stub_call call, void *self, void *stream
 
 EXPORT int ncclAllReduce(const void *in, void *out, size_t count, int type, int op, void *comm, void *stream)
 {
-    return add("ncclAllReduce", (struct stub_call){STUB_ALLREDUCE, in, out, count, type, op, 0, 0}, comm, stream);
+    return add("ncclAllReduce", (struct stub_call){STUB_ALLREDUCE, in, out, count, type, op, 0, 0, 0}, comm, stream);
 }
 
 EXPORT int ncclReduce(const void *in, void *out, size_t count, int type, int op, int root, void *comm, void *stream)
 {
-    return add("ncclReduce", (struct stub_call){STUB_REDUCE, in, out, count, type, op, root, 0}, comm, stream);
+    return add("ncclReduce", (struct stub_call){STUB_REDUCE, in, out, count, type, op, root, 0, 0}, comm, stream);
 }
 
 EXPORT int ncclReduceScatter(const void *in, void *out, size_t gets, int type, int op, void *comm, void *stream)
 {
-    return add("ncclReduceScatter", (struct stub_call){STUB_SCATTER, in, out, gets, type, op, 0, 0}, comm, stream);
+    return add("ncclReduceScatter", (struct stub_call){STUB_SCATTER, in, out, gets, type, op, 0, 0, 0}, comm, stream);
 }
 
 EXPORT int ncclAllGather(const void *in, void *out, size_t gives, int type, void *comm, void *stream)
 {
-    return add("ncclAllGather", (struct stub_call){STUB_GATHER, in, out, gives, type, 0, 0, 0}, comm, stream);
+    return add("ncclAllGather", (struct stub_call){STUB_GATHER, in, out, gives, type, 0, 0, 0, 0}, comm, stream);
 }
 
 EXPORT int ncclBroadcast(const void *in, void *out, size_t count, int type, int root, void *comm, void *stream)
 {
-    return add("ncclBroadcast", (struct stub_call){STUB_BROADCAST, in, out, count, type, 0, root, 0}, comm, stream);
+    return add("ncclBroadcast", (struct stub_call){STUB_BROADCAST, in, out, count, type, 0, root, 0, 0}, comm, stream);
 }
 
 EXPORT int ncclSend(const void *in, size_t count, int type, int to, void *comm, void *stream)
 {
-    return add("ncclSend", (struct stub_call){STUB_SEND, in, NULL, count, type, 0, to, 0}, comm, stream);
+    return add("ncclSend", (struct stub_call){STUB_SEND, in, NULL, count, type, 0, to, 0, 0}, comm, stream);
 }
 
 EXPORT int ncclRecv(void *out, size_t count, int type, int from, void *comm, void *stream)
 {
-    return add("ncclRecv", (struct stub_call){STUB_RECEIVE, NULL, out, count, type, 0, from, 0}, comm, stream);
+    return add("ncclRecv", (struct stub_call){STUB_RECEIVE, NULL, out, count, type, 0, from, 0, 0}, comm, stream);
 }

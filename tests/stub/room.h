@@ -6,13 +6,22 @@
 
 #include <stdatomic.h>
 
-enum { STUB_RANKS = 8, STUB_SLOT = 1 << 15, STUB_BOX = 1 << 12, STUB_CALLS = 512, STUB_FACTORS = 64, STUB_OPS = 5 };
+enum {
+    STUB_RANKS = 8,
+    STUB_SLOT = 1 << 15,
+    STUB_BOX = 1 << 12,
+    STUB_CALLS = 512,
+    STUB_FACTORS = 64,
+    STUB_OPS = 5,
+    STUB_REGISTERED = 16
+};
 enum stub_kind { STUB_ALLREDUCE, STUB_REDUCE, STUB_SCATTER, STUB_GATHER, STUB_BROADCAST, STUB_SEND, STUB_RECEIVE };
 
 struct stub_room { /* zero at first */
     _Atomic int joined;
     _Atomic uint32_t arrived, generation;
-    uint64_t says[STUB_RANKS]; /* kind, op, type and count of the call under way: they must be the same */
+    uint64_t says[STUB_RANKS]; /* kind, op, type and count of the call under way, and whether its memory is
+                                  registered: they must be the same */
     struct {
         _Atomic uint32_t full;
         unsigned char bytes[STUB_BOX];
@@ -26,7 +35,8 @@ struct stub_call {
     void *out;
     size_t count;
     int type, op, peer;
-    double factor; /* of an op from STUB_OPS on */
+    double factor;  /* of an op from STUB_OPS on */
+    int registered; /* 1: in, 2: out */
 };
 
 struct stub_comm {
@@ -41,6 +51,10 @@ struct stub_comm {
     void *late_stream;
     double factor[STUB_FACTORS];
     int factors;
+    struct {
+        const char *begin;
+        size_t bytes;
+    } registered[STUB_REGISTERED];
 };
 
 struct stub_group {

@@ -1,13 +1,15 @@
 /* calls.c - what does a work become, in NCCL's words?
  *
- * A bucket's tensors are NCCL calls of one group, each where it lies: NCCL makes one launch of them, so nothing is
- * packed. What the ranks give unevenly becomes a group of simpler calls: an allgather of different rows a broadcast
- * from each rank, a reducescatter of uneven shares a reduce to each, an alltoall sends and receives.
+ * A bucket of small tensors is packed (pack.c) and becomes one call. Else its tensors are calls of one group, each
+ * where it lies, of which NCCL makes one launch. What the ranks give unevenly becomes a group of simpler calls: an
+ * allgather of different rows a broadcast from each rank, a reducescatter of uneven shares a reduce to each, an
+ * alltoall sends and receives.
  *
- * What is left of the scale (prescale, average and postscale, one factor) NCCL multiplies every rank's values with,
- * before it adds them: that is its way, and one rounding more than ours. Integers with a scale, and products and
- * extremes with one, it does not compute as we do: hvd_nccl_computes says no, and the tensors go another way. So it is
- * with sums of floats in deterministic mode, whose order follows from NCCL's choice of algorithm.
+ * What is left of the scale (prescale, average and postscale, one factor) every rank's values are multiplied with,
+ * before they are added, by NCCL or on the way into the bucket: that is its way, and one rounding more than ours.
+ * Integers with a scale, and products and extremes with one, it does not compute as we do: hvd_nccl_computes says no,
+ * and the tensors go another way. So it is with sums of floats in deterministic mode, whose order follows from NCCL's
+ * choice of algorithm.
  *
  * Who has joined gives what changes nothing, from memory of the plane's own; there go results, too, that nobody wants.
  */
@@ -94,7 +96,7 @@ static int choose_op(struct hvd_nccl_plane *plane, const struct hvd_work *work, 
         *op = HVD_NCCL_MIN;
     else if (scale.op == HVD_OP_product)
         *op = HVD_NCCL_PRODUCT;
-    else if (scale.factor != 1.0)
+    else if (scale.factor != 1.0 && !hvd_nccl_packs_scaled(plane, work))
         return multiplied(plane, work->dtype, scale.factor, op, error);
     return HVD_OK;
 }
@@ -108,30 +110,8 @@ static int cuda_call(int code, const char *what, struct hvd_error *error)
 static int identities(struct hvd_nccl_plane *plane, const struct hvd_work *work, uint64_t count,
                       struct hvd_error *error)
 {
-    const struct hvd_cuda *cuda = plane->cuda;
-    size_t bytes = (size_t)hvd_dtype_bytes(work->dtype);
-    uint64_t element = 0;
-    void *stream = plane->device->stream;
-    size_t room = HVD_ALIGN_UP(count * bytes, (size_t)256);
-    if (room > plane->scratch_bytes) {
-        room = HVD_ALIGN_UP(room > plane->scratch_bytes * 3 / 2 ? room : plane->scratch_bytes * 3 / 2, (size_t)256);
-        if (plane->scratch) /* not freed now: that would wait for the device, and it for a peer */
-            plane->retired[plane->retired_count++ % HVD_NCCL_RETIRED_MAX] = plane->scratch;
-        plane->scratch = plane->scratch_bytes = 0;
-        int code = cuda_call(cuda->MemAlloc(&plane->scratch, 2 * room), "give memory for a tensor", error);
-        if (code != HVD_OK)
-            return code;
-        plane->scratch_bytes = room;
-    }
-    hvd_op_identity(scale_of(plane, work).op, work->dtype, &element);
-    uint32_t low = (uint32_t)element, high = (uint32_t)(element >> 32);
-    int code = bytes == 1   ? cuda->MemsetD8Async(plane->scratch, (unsigned char)low, count, stream)
-               : bytes == 2 ? cuda->MemsetD16Async(plane->scratch, (unsigned short)low, count, stream)
-               : bytes == 4 ? cuda->MemsetD32Async(plane->scratch, low, count, stream)
-                            : cuda->MemsetD2D32Async(plane->scratch, 8, low, 1, count, stream);
-    if (code == 0 && bytes == 8)
-        code = cuda->MemsetD2D32Async(plane->scratch + 4, 8, high, 1, count, stream);
-    return cuda_call(code, "fill memory", error);
+    int code = hvd_nccl_reserve(plane, &plane->scratch, 2 * count * (size_t)hvd_dtype_bytes(work->dtype), false, error);
+    return code == HVD_OK ? hvd_nccl_fill(plane, work, plane->scratch.at, count, error) : code;
 }
 
 /* Before the group: what has to be waited for, and memory for who lacks some. */
@@ -147,7 +127,9 @@ static int prepare(struct hvd_nccl_plane *plane, const struct hvd_work *work, st
         if ((!piece->in || !piece->out) && piece->count > lacking)
             lacking = piece->count;
     }
-    if (code == HVD_OK && lacking && work->kind == HVD_ALLREDUCE)
+    if (code == HVD_OK && hvd_nccl_packs(plane, work))
+        code = hvd_nccl_pack(plane, work, scale_of(plane, work).factor, error);
+    else if (code == HVD_OK && lacking && work->kind == HVD_ALLREDUCE)
         code = identities(plane, work, lacking, error);
     return code;
 }
@@ -155,8 +137,11 @@ static int prepare(struct hvd_nccl_plane *plane, const struct hvd_work *work, st
 static int reduce_all(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op)
 {
     int result = HVD_NCCL_SUCCESS;
-    const void *nothing = (const void *)plane->scratch;
-    void *away = (void *)(plane->scratch + plane->scratch_bytes);
+    const void *nothing = (const void *)plane->scratch.at;
+    void *away = (void *)(plane->scratch.at + plane->scratch.bytes / 2);
+    if (hvd_nccl_packs(plane, work) && plane->bucket.count)
+        return plane->nccl->AllReduce((const void *)plane->bucket.in, (void *)plane->bucket.out, plane->bucket.count,
+                                      type_of(work->dtype), op, plane->comm, plane->device->stream);
     for (uint32_t i = 0; i < work->pieces && result == HVD_NCCL_SUCCESS; i++) {
         const struct hvd_piece *piece = &work->piece[i];
         if (piece->count)

@@ -13,15 +13,20 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-static int hear_all(const struct hvd_nccl_plane *plane, const unsigned char *all, struct hvd_error *error)
+#define DRAINING_NS 100000000u /* a device that was aborted takes microseconds, unless another set holds it up */
+
+static int hear_all(struct hvd_nccl_plane *plane, const unsigned char *all, struct hvd_error *error)
 {
     struct hvd_nccl_hello one, other, zero;
     char version[2][32];
     memcpy(&zero, all, sizeof zero);
+    plane->all_scale = true;
     for (int rank = 0; rank < plane->size; rank++) {
         memcpy(&one, all + (size_t)rank * HVD_HELLO_BYTES, sizeof one);
         one.text[sizeof one.text - 1] = one.pci[sizeof one.pci - 1] = '\0';
+        plane->all_scale &= one.packs != 0;
         if (one.code != HVD_OK)
             return hvd_fail_rank(error, HVD_EINIT, rank, "rank %d cannot use NCCL: %s", rank, one.text);
         if (one.version != zero.version) {
@@ -45,14 +50,16 @@ static int hear_all(const struct hvd_nccl_plane *plane, const unsigned char *all
 
 void hvd_nccl_say_hello(struct hvd_nccl_plane *plane, const struct hvd_work *first, void *mine)
 {
-    struct hvd_nccl_hello hello = {.code = HVD_OK, .ordinal = first->device ? first->device - 1 : plane->rank};
+    struct hvd_nccl_hello hello = {.code = HVD_OK};
     struct hvd_error error = {0};
     plane->cuda = hvd_cuda_load(&error);
+    hello.ordinal = first->device ? first->device - 1 : hvd_nccl_device_usual(plane->local_rank);
     plane->nccl = plane->cuda ? hvd_nccl_load(&error) : NULL;
     if (plane->nccl)
         plane->device = hvd_nccl_device_take(hello.ordinal, &error);
     if (plane->device) {
         hello.version = plane->nccl->version;
+        hello.packs = plane->device->module != NULL;
         hello.uuid = plane->device->uuid;
         memcpy(hello.pci, plane->device->pci, sizeof hello.pci);
     }
@@ -119,12 +126,6 @@ int hvd_nccl_settled(struct hvd_nccl_plane *plane, const char *what, struct hvd_
     return HVD_AGAIN;
 }
 
-static void free_retired(struct hvd_nccl_plane *plane)
-{
-    while (plane->retired_count > 0)
-        plane->cuda->MemFree(plane->retired[--plane->retired_count]);
-}
-
 int hvd_nccl_settle(struct hvd_nccl_plane *plane, struct hvd_error *error)
 {
     if (!plane->last)
@@ -135,9 +136,22 @@ int hvd_nccl_settle(struct hvd_nccl_plane *plane, struct hvd_error *error)
     if (code == HVD_OK) {
         hvd_mark_drop(plane->last);
         plane->last = NULL;
-        free_retired(plane);
+        hvd_nccl_free_retired(plane);
     }
     return code;
+}
+
+/* After an abort: has the device come to the end of what was put there? What it has not, may yet be touched. */
+static bool drained(struct hvd_nccl_plane *plane)
+{
+    uint64_t until_ns = hvd_now_ns() + DRAINING_NS;
+    struct hvd_mark *mark = hvd_nccl_device_mark(plane->device, NULL);
+    int code = HVD_AGAIN;
+    while (mark && (code = hvd_mark_reached(mark, NULL)) == HVD_AGAIN && hvd_now_ns() < until_ns)
+        usleep(50);
+    if (mark)
+        hvd_mark_drop(mark);
+    return code == HVD_OK;
 }
 
 void hvd_nccl_disconnect(struct hvd_nccl_plane *plane, bool abort)
@@ -145,19 +159,19 @@ void hvd_nccl_disconnect(struct hvd_nccl_plane *plane, bool abort)
     if (!plane->device)
         return;
     if (hvd_nccl_enter(plane, NULL) == HVD_OK) {
-        if (plane->comm && abort)
+        if (plane->comm && abort) {
             plane->nccl->CommAbort(plane->comm);
-        else if (plane->comm)
+        } else if (plane->comm) {
+            hvd_nccl_deregister(plane);
             plane->nccl->CommDestroy(plane->comm);
-        free_retired(plane);
-        if (plane->scratch)
-            plane->cuda->MemFree(plane->scratch);
+        }
+        if (!abort || drained(plane)) /* else the memory is left behind: the job has failed, and soon ends */
+            hvd_nccl_free_memory(plane);
         hvd_nccl_leave(plane);
     }
     if (plane->last)
         hvd_mark_drop(plane->last);
     plane->comm = plane->last = NULL;
-    plane->scratch = plane->scratch_bytes = 0;
     plane->multiplied = -1;
     hvd_nccl_device_drop(plane->device);
     plane->device = NULL;

@@ -42,6 +42,8 @@ static int begin(const struct hvd_cuda *cuda, struct hvd_nccl_device *device, st
         enum { NON_BLOCKING = 1 };
         cuda->CtxGetStreamPriorityRange(&least, &greatest);
         code = check(cuda->StreamCreateWithPriority(&device->stream, NON_BLOCKING, greatest), "make a stream", error);
+        if (code == HVD_OK)
+            hvd_nccl_pack_load(cuda, device);
         cuda->CtxPopCurrent(&ctx);
     }
     if (code != HVD_OK)
@@ -76,6 +78,18 @@ struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *erro
     return device;
 }
 
+int hvd_nccl_device_usual(int local_rank)
+{
+    const struct hvd_cuda *cuda = hvd_cuda_load(NULL);
+    int count = 0;
+    pthread_mutex_lock(&lock);
+    int ordinal = devices ? devices->ordinal : -1;
+    pthread_mutex_unlock(&lock);
+    if (ordinal < 0 && cuda && cuda->DeviceGetCount(&count) == 0 && count > 0)
+        ordinal = local_rank % count;
+    return ordinal < 0 ? 0 : ordinal;
+}
+
 static void end(const struct hvd_cuda *cuda, struct hvd_nccl_device *device)
 {
     void *ctx;
@@ -93,6 +107,8 @@ static void end(const struct hvd_cuda *cuda, struct hvd_nccl_device *device)
     }
     if (current) {
         cuda->StreamDestroy(device->stream);
+        if (device->module)
+            cuda->ModuleUnload(device->module);
         cuda->CtxPopCurrent(&ctx);
     }
     cuda->DevicePrimaryCtxRelease(device->handle);

@@ -1,8 +1,9 @@
 /* state.h - what plane nccl knows of its device, its communicator and the work under way, for its files.
  *
  * Private to plane nccl. nccl.c is the plug-in; device.c has the devices of this process, comm.c how ranks come to a
- * communicator and what is said when that fails, calls.c what a work becomes. Everything but device.c is called by the
- * turn of one engine only.
+ * communicator and what is said when that fails, calls.c what a work becomes, pack.c how a bucket's tensors come into
+ * one memory and out again, memory.c the plane's own memory. Everything but device.c is called by the turn of one
+ * engine only.
  */
 #ifndef HVD_PLANE_NCCL_STATE_H
 #define HVD_PLANE_NCCL_STATE_H
@@ -18,6 +19,7 @@ struct hvd_nccl_device {
     struct hvd_mark *marks; /* that nobody holds */
     int handle;
     void *ctx, *stream;
+    void *module, *copies, *scales; /* the kernels of cuda/pack.cu; NULL: the driver did not take them */
     struct hvd_cuda_uuid uuid;
     char pci[20];
     struct hvd_nccl_device *next;
@@ -25,7 +27,7 @@ struct hvd_nccl_device {
 
 /* What a rank says before the first work. */
 struct hvd_nccl_hello {
-    int32_t code, ordinal, version;
+    int32_t code, ordinal, version, packs; /* packs: it has the kernels */
     struct hvd_cuda_uuid uuid;
     char pci[20];
     struct hvd_nccl_id id; /* of rank 0 */
@@ -33,12 +35,27 @@ struct hvd_nccl_hello {
 };
 _Static_assert(sizeof(struct hvd_nccl_hello) <= HVD_HELLO_BYTES, "a hello must fit");
 
+/* Memory on the device, of the plane's own. */
+struct hvd_nccl_memory {
+    uintptr_t at; /* 0: none */
+    size_t bytes;
+    bool by_nccl;
+    void *registered; /* with the communicator; NULL: not, or NCCL has no use for it */
+};
+
+/* A bucket whose tensors lie one after the other, each from a multiple of 16 bytes on. */
+struct hvd_nccl_bucket {
+    uintptr_t in, out;
+    uint64_t count;
+    bool unpacks; /* the results are to be copied to the tensors when NCCL's call lies on the stream */
+};
+
 #define HVD_NCCL_RETIRED_MAX 64 /* each is larger than the one before by half at least */
 
 enum hvd_nccl_stage { HVD_NCCL_IDLE, HVD_NCCL_STARTED, HVD_NCCL_LAUNCHING };
 
 struct hvd_nccl_plane {
-    int rank, size;
+    int rank, size, local_rank;
     bool any_order;
     uint64_t timeout_ns;
     struct hvd_error failed;
@@ -50,11 +67,13 @@ struct hvd_nccl_plane {
     bool connected;
     uint64_t since_ns; /* when the communicator was begun */
     enum hvd_nccl_stage stage;
-    uintptr_t retired[HVD_NCCL_RETIRED_MAX]; /* memory that was too small, and may be in use */
+    struct hvd_nccl_memory retired[HVD_NCCL_RETIRED_MAX]; /* was too small, and may be in use */
     int retired_count;
-    uintptr_t scratch; /* scratch_bytes that stand in for the tensors of who has none, and as many for results that
-                          nobody wants */
-    size_t scratch_bytes;
+    struct hvd_nccl_memory scratch; /* its first half stands in for the tensors of who has none, the second for results
+                                       that nobody wants */
+    struct hvd_nccl_memory fusion;  /* tensors of a bucket; registered wherever that can be */
+    struct hvd_nccl_bucket bucket;  /* of the work that is being launched */
+    bool all_scale;                 /* agreed: all ranks have the kernels */
     int multiplied; /* NCCL's number of a sum of values times `factor`, of `factor_dtype`; -1: none is made */
     int factor_dtype;
     double factor;
@@ -63,6 +82,8 @@ struct hvd_nccl_plane {
 /* device.c. Any thread. NULL: error says why. */
 struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *error);
 void hvd_nccl_device_drop(struct hvd_nccl_device *device);
+/* For a rank without a tensor: one that this process uses, or the one that falls to this place among a host's ranks. */
+int hvd_nccl_device_usual(int local_rank);
 /* A mark at this point of its stream. With the device current. NULL: error says why. */
 struct hvd_mark *hvd_nccl_device_mark(struct hvd_nccl_device *device, struct hvd_error *error);
 /* The device is the current one of this thread, until leave. */
@@ -79,6 +100,28 @@ int hvd_nccl_refused(const struct hvd_nccl_plane *plane, int result, const char 
 void hvd_nccl_disconnect(struct hvd_nccl_plane *plane, bool abort);
 /* Is everything on the stream done? HVD_OK, HVD_AGAIN, or what has gone wrong there. With the device current. */
 int hvd_nccl_settle(struct hvd_nccl_plane *plane, struct hvd_error *error);
+
+/* memory.c. With the device current. At least so many bytes, unless there are; what was there before is kept until the
+ * stream is done with it. shared: all ranks ask for it in the same work, to give it to NCCL. */
+int hvd_nccl_reserve(struct hvd_nccl_plane *plane, struct hvd_nccl_memory *memory, size_t bytes, bool shared,
+                     struct hvd_error *error);
+void hvd_nccl_free_retired(struct hvd_nccl_plane *plane); /* nothing on the stream uses it any more */
+/* Before the communicator ends: NCCL forgets the memory. After: it is freed. */
+void hvd_nccl_deregister(struct hvd_nccl_plane *plane);
+void hvd_nccl_free_memory(struct hvd_nccl_plane *plane);
+/* So many elements that change nothing when this work's op combines them. */
+int hvd_nccl_fill(struct hvd_nccl_plane *plane, const struct hvd_work *work, uintptr_t at, uint64_t count,
+                  struct hvd_error *error);
+uint64_t hvd_nccl_memory_bytes(void); /* on devices, of all planes of this process. Any thread */
+
+/* pack.c. load: when a device is taken, with it current. */
+void hvd_nccl_pack_load(const struct hvd_cuda *cuda, struct hvd_nccl_device *device);
+/* Agreed: is this work done as one bucket? And are its values multiplied on the way into it? */
+bool hvd_nccl_packs(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
+bool hvd_nccl_packs_scaled(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
+/* Puts on the stream what makes plane->bucket hold the tensors; and what brings the results back. */
+int hvd_nccl_pack(struct hvd_nccl_plane *plane, const struct hvd_work *work, double factor, struct hvd_error *error);
+int hvd_nccl_unpack(struct hvd_nccl_plane *plane, const struct hvd_work *work, struct hvd_error *error);
 
 /* calls.c. Does NCCL compute this as we do? From agreed fields only. */
 bool hvd_nccl_computes(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
