@@ -1,7 +1,8 @@
 /* bench_gpu_pack.c - how fast are the gradients of a ResNet-50 packed into one bucket on a device, and unpacked, beside
  * that device's own copy of as many bytes? And are they the same bits afterwards?
  *
- *     bench_gpu_pack [driver]     the driver: a file in place of libcuda.so.1, such as the tests' GPU that is none
+ *     bench_gpu_pack [driver [runs]]     the driver: a file in place of libcuda.so.1, such as the tests' GPU that is
+ * none
  *
  * Only CUDA's driver is needed: the plane's own packing is called, without NCCL. Exit code 77: there is no GPU; 1:
  * wrong bits. Issue 5 asks for at least 70 % of the copy's bandwidth.
@@ -14,7 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TENSORS = 161, RUNS = 20 };
+enum { TENSORS = 161 };
+static int runs = 20;
 #define ELEMENTS 25557032u
 
 static struct hvd_nccl_plane plane;
@@ -68,7 +70,7 @@ static double seconds_of(const struct hvd_work *work, uintptr_t copy, double fac
 {
     double best = 1e9;
     struct hvd_error error = {0};
-    for (int run = 0; run < RUNS; run++) {
+    for (int run = 0; run < runs; run++) {
         drain();
         uint64_t began = hvd_now_ns();
         if (copy) {
@@ -84,7 +86,7 @@ static double seconds_of(const struct hvd_work *work, uintptr_t copy, double fac
     return best;
 }
 
-/* Every tensor holds its own numbers; after RUNS times 1 and once times 2 they are doubled. */
+/* Every tensor holds its own numbers; after all runs, and once times 2 they are doubled. */
 static int wrong(const struct hvd_work *work, float *host, float times, bool put)
 {
     int bad = 0;
@@ -112,6 +114,7 @@ int main(int count, char **arguments)
     struct hvd_work work = {.kind = HVD_ALLREDUCE, .op = HVD_OP_sum, .dtype = HVD_DTYPE_float32, .piece = piece};
     work.pieces = TENSORS;
     work.divide_by = 1;
+    runs = count > 2 ? atoi(arguments[2]) : runs;
     hvd_cuda_prefer(count > 1 ? arguments[1] : NULL);
     plane.cuda = hvd_cuda_load(&error);
     plane.device = plane.cuda ? hvd_nccl_device_take(0, &error) : NULL;

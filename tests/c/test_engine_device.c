@@ -309,9 +309,10 @@ int main(void)
     CHECK(gpus_calls("ncclAllReduce") > 0 && gpus_calls("cuMemcpyDtoH") > 0); /* averages of integers go by the CPU */
     crew_threads(3, by_nccl);
     crew_threads(2, side_by_side);
-    int calls = gpus_calls("ncclAllReduce");
+    int calls = gpus_calls("ncclAllReduce"), copies = gpus_calls("cuMemcpyDtoH"), most = 40 * 2 * (4 + 3 + 2 + 3);
     crew_threads(4, sets_overlap);
-    CHECK(gpus_calls("ncclAllReduce") - calls == 40 * 2 * (4 + 3 + 2 + 3)); /* all of them */
+    calls = gpus_calls("ncclAllReduce") - calls;
+    CHECK(calls <= most && calls >= most / 2 && gpus_calls("cuMemcpyDtoH") == copies); /* two may travel as one */
     crew_threads(1, nobody_waits_for_a_device);
     crew_threads(3, nobody_waits_for_a_device);
     crew_threads(3, ranks_disagree);
