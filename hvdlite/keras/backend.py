@@ -9,6 +9,7 @@ On JAX a step is compiled whole, and a collective would have to be a part of it;
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -55,6 +56,16 @@ def reducer(*terms: Any, **more: Any) -> Any:
     name = backend()
     module = "hvdlite.tensorflow.reducer" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
     return import_module(module).Reducer(*terms, **more)
+
+
+def key_of(variable: Any) -> Any:
+    """By what a variable is recognized. On TensorFlow, Keras's and the tf.Variable inside it are one."""
+    return import_module("hvdlite.tensorflow.reducer").key_of(variable) if backend() == "tensorflow" else id(variable)
+
+
+def outside_graph() -> Any:
+    """Where variables can be made at any time: a function of TensorFlow takes new ones in its first call only."""
+    return import_module("tensorflow").init_scope() if backend() == "tensorflow" else contextlib.nullcontext()
 
 
 def ops() -> Any:

@@ -59,46 +59,60 @@ class Distributed:
 
 
 class _Passes:
-    """Adds up the gradients of some calls. Knows the optimizer's variables from the first call on."""
+    """Adds up the gradients of some calls, each variable's in a sum of its own.
+
+    A call may bring other variables than the one before, or the same in another order. What has a sum at the end of a
+    window is applied, brought by its last call or not, unless it was frozen since: then its sum is forgotten.
+    """
 
     def __init__(self, count: int, average: bool) -> None:
         self.count, self.average = count, average
-        self._sums: list[Any] = []
+        self._sums: dict[Any, tuple[Any, Any]] = {}  # a variable and its sum: held, so that its key stays its own
         self._calls: Any = None
 
-    def _build(self, optimizer: Any, owners: list[Any] | None, named: Sequence[Any]) -> None:
+    def _build(self, optimizer: Any, owners: list[Any] | None, brought: Sequence[Any]) -> None:
         if not optimizer.built and owners is not None:
             with keras.name_scope(optimizer.name):
                 optimizer.build(owners)
             optimizer.built = True
         zeros = keras.initializers.Zeros()
-        with keras.backend.name_scope("hvd") if hasattr(keras.backend, "name_scope") else keras.name_scope("hvd"):
-            self._calls = keras.Variable(0, dtype="int32", trainable=False, name="passes")
-            self._sums = [
-                keras.Variable(zeros, shape=each.shape, dtype=each.dtype, trainable=False, name=f"sum_{i}")
-                for i, each in enumerate(named)
-            ]
+        scope = keras.backend.name_scope if hasattr(keras.backend, "name_scope") else keras.name_scope
+        with backend.outside_graph(), scope("hvd"):
+            if self._calls is None:
+                self._calls = keras.Variable(0, dtype="int32", trainable=False, name="passes")
+            for each in brought:
+                if backend.key_of(each) not in self._sums:
+                    name = f"sum_{len(self._sums)}"
+                    total = keras.Variable(zeros, shape=each.shape, dtype=each.dtype, trainable=False, name=name)
+                    self._sums[backend.key_of(each)] = (each, total)
 
     def apply(
         self, optimizer: Any, inherited: Any, gradients: list[Any], owners: list[Any] | None, named: Sequence[Any]
     ) -> None:
         """One call: adds, and the last of a window reduces and applies."""
         ops = keras.ops
-        if self._calls is None:
-            self._build(optimizer, owners, named)
-        kept = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        for i in kept:
-            self._sums[i].assign_add(ops.cast(ops.convert_to_tensor(gradients[i]), self._sums[i].dtype))
+        self._build(optimizer, owners, [owner for owner, gradient in zip(named, gradients) if gradient is not None])
+        for owner, gradient in zip(named, gradients):
+            if gradient is not None:
+                total = self._sums[backend.key_of(owner)][1]
+                total.assign_add(ops.cast(ops.convert_to_tensor(gradient), total.dtype))
         self._calls.assign_add(1)
+        applied = list(named)
+        if owners is not None:
+            here = {backend.key_of(owner) for owner in applied}
+            applied += [each for key, (each, _) in self._sums.items() if key not in here and each.trainable]
 
         def step() -> None:
             divisor = self.count if self.average else 1
-            sums: list[Any] = [None] * len(gradients)
-            for i in kept:
-                sums[i] = self._sums[i].value / divisor if divisor > 1 else ops.copy(self._sums[i].value)
-            inherited.apply(optimizer._hvd(sums, named), owners)
-            for i in kept:
-                self._sums[i].assign(ops.zeros_like(self._sums[i].value))
+            sums: list[Any] = []
+            for owner in applied:
+                total = self._sums.get(backend.key_of(owner), (None, None))[1]
+                if total is not None:
+                    total = total.value / divisor if divisor > 1 else ops.copy(total.value)
+                sums.append(total)
+            inherited.apply(optimizer._hvd(sums, applied), None if owners is None else applied)
+            for _, total in self._sums.values():
+                total.assign(ops.zeros_like(total.value))
 
         ops.cond(ops.equal(self._calls.value % self.count, 0), step, lambda: None)
 

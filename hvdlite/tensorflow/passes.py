@@ -15,13 +15,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from .reducer import key_of
+
 
 class Passes:
-    """`count` passes make a window; with `average` the sum of a window is divided by `count`."""
+    """`count` passes make a window; with `average` the sum of a window is divided by `count`.
+
+    Every variable has a sum of its own: passes may bring them in another order, and without some.
+    """
 
     def __init__(self, count: int, average: bool) -> None:
         self.count, self.average = count, average
-        self._sums: dict[int, Any] = {}
+        self._sums: dict[Any, Any] = {}
+        self._owners: list[Any] = []  # held, so that keys stay theirs
         self._calls: Any = None
 
     def _build(self, places: Sequence[int], owners: Sequence[Any]) -> None:
@@ -29,10 +35,11 @@ class Passes:
             if self._calls is None:
                 self._calls = tf.Variable(0, trainable=False, name="hvd_passes", dtype=tf.int64)
             for place in places:
-                if place not in self._sums:
-                    owner = owners[place]
+                owner = owners[place]
+                if key_of(owner) not in self._sums:
                     zeros = tf.zeros(owner.shape, owner.dtype)
-                    self._sums[place] = tf.Variable(zeros, trainable=False, name=f"hvd_sum_{place}")
+                    self._sums[key_of(owner)] = tf.Variable(zeros, trainable=False, name=f"hvd_sum_{len(self._owners)}")
+                    self._owners.append(owner)
 
     def add(
         self, gradients: Sequence[Any], owners: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
@@ -49,12 +56,14 @@ class Passes:
         if not kept:
             return list(gradients)
         self._build(kept, owners)
-        added = [self._sums[i].assign_add(tf.cast(gradients[i], self._sums[i].dtype)) for i in kept]
+        totals = {i: self._sums[key_of(owner)] for i, owner in enumerate(owners) if key_of(owner) in self._sums}
+        added = [totals[i].assign_add(tf.cast(gradients[i], totals[i].dtype)) for i in kept]
         added.append(self._calls.assign_add(1))
+        kept = list(totals)  # with those that only earlier passes had gradients of
         divisor = self.count if self.average else 1
 
         def so_far() -> list[Any]:
-            return [self._sums[i].read_value() for i in kept]
+            return [totals[i].read_value() for i in kept]
 
         def averaged() -> list[Any]:
             sums: list[Any] = [None] * len(gradients)

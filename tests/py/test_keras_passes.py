@@ -1,0 +1,103 @@
+"""Several passes per step: every variable's gradients are added to its own sum, however a pass brings them."""
+
+import functools
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from ranks import as_ranks
+
+if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
+    pytest.skip("TensorFlow is not installed", allow_module_level=True)
+
+
+def pair(values=(1.0, 2.0)):
+    import tensorflow as tf
+
+    return [tf.Variable(tf.fill([3], value)) for value in values]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("kind", ["keras", "v1"])
+@as_ranks(2, deadline=300)
+def test_passes_may_bring_the_same_variables_in_another_order(kind, graph):
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    first, second = pair()
+    plain = keras.optimizers.SGD(1.0) if kind == "keras" else tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
+    if kind == "keras":
+        optimizer.build([first, second])
+    scale = tf.constant(hvd.rank() + 1.0)
+    factors = {id(first): 1.0, id(second): 10.0}
+
+    def call(order):
+        if kind == "v1":  # what computes the gradients adds them up
+
+            def loss():
+                return tf.add_n([tf.reduce_sum(each * factors[id(each)] * scale) for each in order])
+
+            optimizer.apply_gradients(optimizer.compute_gradients(loss, order))
+        else:
+            optimizer.apply_gradients([(tf.ones([3]) * factors[id(each)] * scale, each) for each in order])
+
+    both = [functools.partial(call, [first, second]), functools.partial(call, [second, first])]
+    if graph:
+        both = [tf.function(each) for each in both]
+    for _ in range(2):
+        for each in both:
+            each()
+    np.testing.assert_array_equal(first, [1 - 2 * 3.0] * 3)  # two windows of two passes, 1.5 times as much each
+    np.testing.assert_array_equal(second, [2 - 2 * 30.0] * 3)
+
+
+@as_ranks(2, deadline=300)
+def test_a_pass_may_lack_variables_and_freezing_forgets_what_was_added():
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.keras as hvd
+
+    first, second = (keras.Variable(tf.ones([size]) * size) for size in (2, 3))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    optimizer.build([first, second])
+    scale = hvd.rank() + 1.0
+    optimizer.apply([tf.ones([2]) * scale, tf.ones([3]) * scale], [first, second])
+    optimizer.apply([tf.ones([3]) * scale], [second])
+    np.testing.assert_array_equal(first, [2 - 1.5] * 2)
+    np.testing.assert_array_equal(second, [3 - 3.0] * 3)
+    optimizer.apply([tf.ones([2]) * scale, tf.ones([3]) * scale], [first, second])
+    first.trainable = False
+    optimizer.apply([tf.ones([3]) * scale], [second])
+    first.trainable = True
+    np.testing.assert_array_equal(first, [0.5] * 2)
+    np.testing.assert_array_equal(second, [-3.0] * 3)
+    optimizer.apply([None, tf.ones([3]) * scale], [first, second])
+    optimizer.apply([tf.ones([2]) * scale, None], [first, second])
+    np.testing.assert_array_equal(first, [0.5 - 1.5] * 2)
+    np.testing.assert_array_equal(second, [-4.5] * 3)
+
+
+@as_ranks(2, deadline=300)
+def test_a_layer_can_be_frozen_in_the_middle_of_a_window():
+    import keras
+    from fitting import FIT, the_same_everywhere
+
+    import hvdlite.keras as hvd
+
+    keras.utils.set_random_seed(1)
+    x, y = np.random.RandomState(hvd.rank()).randn(2, 24, 4).astype("float32")
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(5), keras.layers.Dense(4)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    model.compile(optimizer, "mse")
+    model.fit(x, y, **{**FIT, "batch_size": 8})  # three batches: a window and a half
+    model.layers[0].trainable = False
+    model.compile(optimizer, "mse")
+    frozen, free = model.layers[0].get_weights(), model.layers[1].get_weights()
+    model.fit(x, y, **{**FIT, "batch_size": 8})
+    the_same_everywhere(model.get_weights())
+    np.testing.assert_array_equal(frozen[0], model.layers[0].get_weights()[0])
+    assert not np.array_equal(free[0], model.layers[1].get_weights()[0])
