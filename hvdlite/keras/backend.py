@@ -78,6 +78,7 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
     if backend() == "tensorflow":
         ops().broadcast_variables(variables, root_rank)
         return
+    import_module("hvdlite.keras.lists").compare(variables, "broadcast_variables")
     torch = import_module("torch")
     count = len(variables)
     with torch.no_grad():

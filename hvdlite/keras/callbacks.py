@@ -10,13 +10,14 @@ Put MetricAverageCallback before callbacks that read the logs (ReduceLROnPlateau
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .. import _core
-from ..numpy import allreduce
+from ..objects import allgather_object
 from .backend import broadcast, keras
 
 _Callback: Any = keras.callbacks.Callback
@@ -53,19 +54,34 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
 
 class MetricAverageCallback(_Callback):
-    """Replaces the metrics of an epoch by their averages over all ranks."""
+    """Replaces the metrics of an epoch by their averages over all ranks.
+
+    A metric that some ranks do not have, as where one alone validates, stays each rank's own; a warning says so once.
+    """
+
+    _warned: tuple[str, ...] = ()
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Averages in place. All ranks have the same metrics."""
-        if logs is None or _core.size() == 1:
+        """Averages in place what all ranks have."""
+        if _core.size() == 1:
             return
-        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0 and value is not None)
-        if names:
-            averages = allreduce(np.array([float(logs[name]) for name in names]), name=f"metrics.{'.'.join(names)}")
-            logs.update({name: float(average) for name, average in zip(names, averages)})
+        numbers = {name: float(each) for name, each in (logs or {}).items() if each is not None and np.ndim(each) == 0}
+        of_all = allgather_object(numbers, "MetricAverageCallback")  # names travel, too: one name for all lists
+        partial = sorted({name for rank in of_all for name in rank if not all(name in each for each in of_all)})
+        for name in numbers:
+            if name not in partial:
+                logs[name] = float(np.mean([rank[name] for rank in of_all]))
+        if partial and tuple(partial) != self._warned:
+            self._warned = tuple(partial)
+            has = {name: [rank for rank, each in enumerate(of_all) if name in each] for name in partial}
+            owners = "; ".join(f"{name}: only ranks {ranks}" for name, ranks in has.items())
+            warnings.warn(
+                f"rank {_core.rank()}: metrics that not all ranks have are not averaged ({owners}). Give all ranks the "
+                "same metrics, and validation data to all or none.", stacklevel=2
+            )  # fmt: skip
 
 
 class LearningRateScheduleCallback(_Callback):

@@ -15,6 +15,6 @@ _COUNTED = re.compile(r"_\d+(?=_|$)")
 
 
 def everywhere(variable: Any) -> str:
-    """The last part of the name of a variable of Keras or TensorFlow, without the numbers in it."""
+    """The last part of the name of a variable (or layer) of Keras or TensorFlow, without the numbers in it."""
     path = getattr(variable, "path", None) or getattr(variable, "name", None) or "gradient"
     return _COUNTED.sub("", str(path).removesuffix(":0").rpartition("/")[2])

@@ -1,7 +1,8 @@
 """State from rank to rank: variables and Python objects.
 
 Variables are sent all at once, by their places in the list, and assigned when they have come; in tf.function the
-assignments are nodes. Names are not looked at: what a rank has loaded from a file may be called otherwise there.
+assignments are nodes. Names are not looked at: what a rank has loaded from a file may be called otherwise there. How
+many there are is: eager calls compare that first (../keras/lists.py), for places in lists of other lengths never meet.
 
 Objects travel as in all of hvdlite. What needs a session of TensorFlow 1 works on the variables of a graph or says so.
 """
@@ -14,8 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from .. import objects
+from ..keras.lists import compare
 from ..ops import Terms
 from ..process_set import ProcessSet, global_process_set
+from .errors import translated
 from .ops.run import run
 
 _SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
@@ -48,6 +51,9 @@ def broadcast_(
 
 def _assigned(variables: list[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> list[Any]:
     count = len(variables)
+    if tf.executing_eagerly():
+        with translated():
+            compare(variables, prefix, process_set)
     given = [tf.convert_to_tensor(variable) for variable in variables]
     values = [_movable(value) for value in given]
     names = [f"{prefix}.{i}of{count}" for i in range(count)]  # a rank may have loaded its model from a file

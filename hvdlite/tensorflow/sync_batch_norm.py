@@ -4,6 +4,8 @@ In training the layer needs mean and variance of all ranks' rows. Each rank send
 squares about its own mean put together as n*mean and n*(variance + mean^2), and n, in float64 and one allreduce, so
 ranks may have different numbers of rows. The allreduce has a gradient, hence so has the layer: the exact one of one
 process that sees all rows. Everything else is Keras's own.
+
+The allreduce bears the layer's name without numbers: a rank may have made more layers before.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..keras.backend import keras, legacy
+from ..keras.naming import everywhere
 from ..ops import Sum
 from ..process_set import ProcessSet, global_process_set
 from .ops import allreduce
@@ -43,7 +46,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         wide, deviation = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
         shape = tf.shape(mean)
         parts = tf.concat([tf.reshape(wide, [-1]), tf.reshape(deviation + wide * wide, [-1]), [1.0]], 0) * count
-        total = allreduce(parts, op=Sum, name=f"sync_batch_norm.{self.name}", process_set=members)
+        total = allreduce(parts, op=Sum, name=f"sync_batch_norm.{everywhere(self)}", process_set=members)
         first, second = tf.split(total[:-1] / total[-1], 2)
         spread = tf.maximum(second - first * first, 0.0)
         return (
