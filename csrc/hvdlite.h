@@ -93,7 +93,7 @@ struct hvd_options {
     /* Several hosts, or plane p2p: what Python has connected, by rank, -1 where there is nothing. NULL: none at all.
      * The descriptors belong to the core from the call on, whatever comes of it. */
     const int *tensor_fd;         /* a stream to every other rank, for the tensors of the global set */
-    const int *vote_fd;           /* a stream to each rank that hvd_vote_peers names */
+    const int *vote_fd;           /* a stream to each rank that hvd_vote_peers names; NULL: over mpi_comm */
     const int *host_of;           /* the number of each rank's host; NULL: all ranks are on one */
     const char *const *host_name; /* what errors call the host of each rank; NULL: nothing */
 };

@@ -212,8 +212,7 @@ def _start(
     try:
         rows = None
         if store is not None and seats is not None and (seats.hosts > 1 or settings.values["plane"] == "p2p"):
-            links = _meeting.link(place, settings, store, seats)
-            rows = links.rows("set 0", range(place.size), store.check)
+            links, rows = _meeting.link(place, settings, store, seats)
         options, _lent = _given.options(place, settings, store, seats, rows, _life.inits)
         handle, text = ffi.new_handle(boot), ffi.new("char[]", lib.HVD_TEXT_MAX)
         code = lib.hvd_init(options, lib.hvd_py_allgather, handle, text, lib.HVD_TEXT_MAX)

@@ -8,18 +8,20 @@ rank (links/seats.py: where ranks are).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import config
 from .discovery import Place
-from .errors import HvdInitError
+from .errors import HvdInitError, HvdOptionError
 
 if TYPE_CHECKING:
     from . import _store
-    from .links.job import JobLinks
+    from .links.job import JobLinks, Rows
     from .links.seats import Seats
 
+_NO_ROUTE = "hvdlite: votes cross over MPI, polled, because no stream joins all ranks (HVDLITE_VOTES=mpi: at once): {}"
 _UNKEPT = ("Slurm", "torchrun")  # who starts ranks and keeps no store for them
 
 
@@ -124,8 +126,11 @@ def completed(place: Place, found: Seats | None) -> Place:
     return seats.completed(place, found)
 
 
-def link(place: Place, settings: config.Settings, store: _store.Meeting, seats: Seats) -> JobLinks:
-    """Ways to make streams between ranks, as long as the job lives. All ranks call it. Raises as `meet` does."""
+def link(
+    place: Place, settings: config.Settings, store: _store.Meeting, seats: Seats
+) -> tuple[JobLinks, Rows] | tuple[None, None]:
+    """Ways to make streams between ranks, as long as the job lives, and those of all ranks; None for a job over MPI
+    whose hosts no stream joins. All ranks call it. Raises as `meet` does."""
     from .links import job
 
     values = settings.values
@@ -133,18 +138,39 @@ def link(place: Place, settings: config.Settings, store: _store.Meeting, seats: 
     if place.source == "MPI":  # no store to be reached: what counts is the way to another host
         away = [name for name, host in zip(seats.host_name, seats.host_of) if host != seats.host_of[place.rank]]
         rendezvous = _named(away[0].partition("#")[0]) if away else None
-    number = values["job_id"] or store.job
-    timeout = values["start_timeout"]
-    return job.open_links(
-        rendezvous,
-        values["secret_key"] or store.secret,
-        number,
-        store.epoch,
-        place.rank,
-        store.allgather,
-        seats.host_of,
-        timeout,
-    )
+    secret, number = values["secret_key"] or store.secret, values["job_id"] or store.job
+    given = (rendezvous, secret, number, store.epoch, place.rank, store.allgather, seats.host_of)
+    way = _way_of_votes(place, values, seats)
+    if way == "mpi":
+        return None, None
+    if way == "auto":
+        found = job.find_links(*given, values["start_timeout"])
+        if not isinstance(found, str):
+            return found
+        if place.rank == 0:
+            print(_NO_ROUTE.format(found), file=sys.stderr, flush=True)
+        return None, None
+    links = job.open_links(*given, values["start_timeout"])
+    try:
+        return links, links.rows("set 0", range(place.size), store.check)
+    except BaseException:
+        links.close()
+        raise
+
+
+def _way_of_votes(place: Place, values: Mapping[str, Any], seats: Seats) -> str:
+    """tcp, mpi, or auto for what is found out. Raises HvdInitError for votes over an MPI that is not there."""
+    way = values["votes"]
+    if way not in ("auto", "tcp", "mpi"):
+        raise HvdOptionError(f"HVDLITE_VOTES={way!r}: must be auto, tcp or mpi")
+    if way == "mpi" and place.source != "MPI":
+        raise HvdInitError(
+            f"rank {place.rank}: HVDLITE_VOTES=mpi needs a job over MPI, and this one was found under {place.source}: "
+            "start it with mpirun or mpiexec, or leave HVDLITE_VOTES out"
+        )
+    if place.source != "MPI" or seats.hosts == 1 or (way == "auto" and values["plane"] in ("hier", "p2p")):
+        return "tcp"
+    return str(way)
 
 
 def _named(host: str) -> tuple[str, int] | None:

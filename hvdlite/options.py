@@ -247,6 +247,7 @@ OPTIONS = (
         flag="--plane",
         agreed=True,
     ),
+    Option("votes", str, "auto", "How hosts that an MPI has joined agree: tcp, mpi, auto.", alias=None, agreed=True),
     Option(
         "algo",
         str,

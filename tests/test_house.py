@@ -25,7 +25,7 @@ C_LINES, PYTHON_LINES, FUNCTION_LINES, ESSAY_LINES = 400, 350, 66, 5  # "about 6
 
 # An include or import only points down: to a smaller number, or stays in its folder (C) or at a listed neighbour.
 C_FLOOR = {"ground": 0, "kernel": 1, "algo": 1, "link": 1, "coord": 2, "plane": 2, "codec": 2, "trace": 2, "boot": 2}
-C_FLOOR.update({"engine": 3, "": 4, "mpi": 1, "cuda": 1, "nccl": 1, "tensorflow": 5})
+C_FLOOR.update({"engine": 3, "": 4, "mpi": 0.5, "cuda": 1, "nccl": 1, "tensorflow": 5})
 PYTHON_FLOOR = {"errors": 0, "_wire": 0, "_cffi": 0, "_build": 0, "config": 1, "_store": 1, "discovery": 2, "_core": 2}
 PYTHON_FLOOR.update({"launcher": 3, "_bytes": 3, "_meeting": 4, "process_set": 4, "_life": 5, "adapter": 4})
 PYTHON_FLOOR.update({"memory": 3, "links": 3, "mpi": 3, "gpu": 3, "_given": 4})

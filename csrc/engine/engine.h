@@ -133,6 +133,7 @@ struct hvd_engine {
     struct hvd_soon soon;
     uintptr_t comm;      /* MPI communicator of the set that is opened next */
     _Atomic bool silent; /* there is a plane whose works go on without a ring */
+    _Atomic bool polled; /* votes of some set cross over MPI: the engine thread looks for them all the time */
     uint32_t naps;       /* in a row that such works have let pass; the turn's */
     struct hvd_trace_ring trace;
     _Atomic int64_t counter[HVD_COUNTERS_MAX];

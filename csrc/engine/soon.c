@@ -6,8 +6,9 @@
  * which of the two a caller is, so the first such submission sets an alarm clock (a timerfd in the engine
  * thread's epoll), and a waiter who takes the turn before it rings turns it off.
  *
- * The same clock serves works of planes that wake nobody (MPI): the engine thread looks again after 30 us, and up to a
- * millisecond later each time that nothing has moved.
+ * The same clock serves works of planes that wake nobody (MPI), and votes that cross from host to host over MPI: the
+ * engine thread looks again after 30 us, and up to a millisecond later each time that nothing has moved. For votes that
+ * never ends, since any host may open a round.
  *
  * Nothing is lost: a submitter pushes and then looks at `armed`; whoever clears `armed` looks at the queue after
  * that, both sequentially consistent, so that one of them sees the other. The lock keeps `armed` and the timer
@@ -66,7 +67,7 @@ enum hvd_silence hvd_soon_silence(const struct hvd_engine *engine)
         return most;
     for (int i = 0; i < engine->sets; i++) {
         const struct hvd_moving *moving = &engine->set[i]->moving;
-        if (engine->set[i]->on_stream)
+        if (engine->set[i]->on_stream || (engine->set[i]->tree && engine->set[i]->tree->polled))
             most = HVD_SILENT;
         if (!moving->busy || moving->waits)
             continue;

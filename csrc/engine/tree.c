@@ -46,7 +46,7 @@ void hvd_tree_free_room(struct hvd_tree *tree)
 
 int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
 {
-    int leader[HVD_RANKS_MAX], index_of[HVD_RANKS_MAX], near[HVD_NEAR_MAX];
+    int leader[HVD_RANKS_MAX], index_of[HVD_RANKS_MAX], near[HVD_NEAR_MAX], peer[HVD_NEAR_MAX];
     if (set->locals == set->size || set->here > 0)
         return HVD_OK;
     int hosts = hvd_tree_leaders(set->host_of, set->size, leader, index_of), at = index_of[set->rank];
@@ -60,11 +60,25 @@ int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_err
         struct hvd_near *one = &tree->near[i];
         one->rank = leader[near[i]];
         one->behind = hvd_tree_behind(index_of, set->size, at, near[i]);
+        peer[i] = one->rank;
+    }
+    int code = HVD_OK;
+    if (!set->vote_wires && engine->comm) {
+        tree->polled = true;
+        atomic_store(&engine->silent, true);
+        atomic_store(&engine->polled, true);
+        code =
+            hvd_wire_open_mpi(engine, engine->comm, set->member, set->size, peer, tree->count, &set->vote_wires, error);
+    }
+    for (int i = 0; i < tree->count && code == HVD_OK; i++) {
+        struct hvd_near *one = &tree->near[i];
         one->link = set->vote_wires ? set->vote_wires->link[one->rank] : NULL;
         if (!one->link)
             return hvd_fail(error, HVD_EINIT, "rank %d has no stream for votes to %s", engine->options.rank,
                             engine->who[set->member[one->rank]].called);
     }
+    if (code != HVD_OK)
+        return code;
     bool all = hvd_tree_room(tree, set->vote_bytes);
     return all ? HVD_OK : hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for votes", engine->options.rank);
 }
@@ -195,7 +209,7 @@ int hvd_tree_watch(const struct hvd_tree *tree, struct pollfd *news)
     int count = 0;
     for (int i = 0; i < tree->count; i++) {
         const struct hvd_near *near = &tree->near[i];
-        if (!near->deaf)
+        if (!near->deaf && near->link->fd >= 0)
             news[count++] = (struct pollfd){.fd = near->link->fd,
                                             .events = POLLIN | (near->out_count && !near->link->over ? POLLOUT : 0)};
     }

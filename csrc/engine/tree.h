@@ -49,6 +49,7 @@ struct hvd_near {
 struct hvd_tree {
     int count;
     size_t vote_bytes;
+    bool polled; /* over MPI: nobody rings when a neighbour has spoken */
     struct hvd_near near[HVD_NEAR_MAX];
     struct hvd_vote *mine, *part;             /* of this host; room for what goes out */
     struct hvd_ride *mine_rides, *part_rides; /* with them */

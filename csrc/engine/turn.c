@@ -301,7 +301,9 @@ static int look_around(struct hvd_engine *engine, bool tick)
     }
     engine->patience = false;
     if (!hvd_turn_take(engine))
-        return atomic_load(&engine->dozing) || hvd_handles_queued(&engine->handles) ? DOZE_MS : -1;
+        return atomic_load(&engine->dozing) || hvd_handles_queued(&engine->handles) || atomic_load(&engine->polled)
+                   ? DOZE_MS
+                   : -1;
     if (atomic_load(&engine->dozing)) {
         while (hvd_turn_once(engine))
             ;

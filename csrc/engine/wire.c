@@ -71,19 +71,27 @@ static int note(struct hvd_engine *engine, int fd, struct hvd_error *error)
     return HVD_OK;
 }
 
+static struct hvd_wires *new_wires(struct hvd_engine *engine, int size, struct hvd_error *error)
+{
+    struct hvd_wires *wires = calloc(1, sizeof *wires + (size_t)size * (sizeof wires->of[0] + sizeof wires->link[0]));
+    if (!wires) {
+        hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for streams", engine->options.rank);
+        return NULL;
+    }
+    wires->size = size;
+    wires->of = (struct hvd_link *)(wires + 1);
+    wires->link = (struct hvd_link **)(wires->of + size);
+    return wires;
+}
+
 int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, int size, bool votes,
                   struct hvd_wires **wires, struct hvd_error *error)
 {
     *wires = NULL;
     if (!fd)
         return HVD_OK;
-    struct hvd_wires *mine = calloc(1, sizeof *mine + (size_t)size * (sizeof mine->of[0] + sizeof mine->link[0]));
-    int code = mine ? HVD_OK : hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for streams", engine->options.rank);
-    if (mine) {
-        mine->size = size;
-        mine->of = (struct hvd_link *)(mine + 1);
-        mine->link = (struct hvd_link **)(mine->of + size);
-    }
+    struct hvd_wires *mine = new_wires(engine, size, error);
+    int code = mine ? HVD_OK : HVD_ENOMEM;
     for (int peer = 0; peer < size; peer++) {
         if (fd[peer] < 0)
             continue;
@@ -109,13 +117,30 @@ int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, i
     return code;
 }
 
+int hvd_wire_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *member, int size, const int *peers,
+                      int count, struct hvd_wires **wires, struct hvd_error *error)
+{
+    struct hvd_wires *mine = *wires = new_wires(engine, size, error);
+    for (int i = 0; mine && i < count; i++) {
+        struct hvd_link *link = &mine->of[peers[i]];
+        link->self = (void *)comm;
+        int code = hvd_link_mpi.open(link, -1, peers[i], error);
+        if (code != HVD_OK)
+            return code; /* what is there is closed with the set */
+        hvd_text_copy(link->called, sizeof link->called, engine->who[member[peers[i]]].called);
+        mine->link[peers[i]] = link;
+    }
+    return mine ? HVD_OK : HVD_ENOMEM;
+}
+
 void hvd_wire_close(struct hvd_engine *engine, struct hvd_wires *wires)
 {
     if (!wires)
         return;
     for (int peer = 0; peer < wires->size; peer++)
         if (wires->link[peer]) {
-            atomic_store(&engine->wire_byte[wires->of[peer].fd], 0); /* epoll forgets what is closed */
+            if (wires->of[peer].fd >= 0)
+                atomic_store(&engine->wire_byte[wires->of[peer].fd], 0); /* epoll forgets what is closed */
             wires->of[peer].kind->close(&wires->of[peer]);
         }
     free(wires);

@@ -26,6 +26,9 @@ struct hvd_wires {
  * over, also where it fails. */
 int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, int size, bool votes,
                   struct hvd_wires **wires, struct hvd_error *error);
+/* The same over MPI, for votes to `count` ranks of the set: comm is the communicator of its members, in their order. */
+int hvd_wire_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *member, int size, const int *peers,
+                      int count, struct hvd_wires **wires, struct hvd_error *error);
 void hvd_wire_close(struct hvd_engine *engine, struct hvd_wires *wires); /* NULL is fine */
 /* Any thread: close what was given to a call that came to nothing. NULL is fine. */
 void hvd_wire_drop(const int *fd, int count);

@@ -20,7 +20,7 @@ struct hvd_link {
     void *self;      /* the kind's own */
     int peer;        /* rank in the set */
     char called[96]; /* what errors call the peer */
-    int fd;          /* to be watched, -1: none */
+    int fd;          /* to be watched; -1: none, ask again and again */
     bool wants_out;  /* the last send was cut short: tell when there is room again */
     bool over;       /* its end has been seen: to watch it would be news for ever */
     int unheard;     /* ticks of a clock in a row at which the peer's machine had not answered (silence.c) */
@@ -33,7 +33,9 @@ struct hvd_link {
 
 struct hvd_link_kind {
     const char *name;
-    /* Takes over a connected descriptor (switches it to non-blocking). Fails with HVD_EINIT. NULL: needs none. */
+    /* Takes over a connected descriptor (switches it to non-blocking). Fails with HVD_EINIT. NULL: needs none. Kind
+     * mpi: fd is -1, `self` the communicator, lent, and peer a rank of it; its close may wait, 1 s, for that of the
+     * peer. */
     int (*open)(struct hvd_link *link, int fd, int peer, struct hvd_error *error);
     /* As many of the bytes as go now; *moved may be 0. HVD_OK, or HVD_EPEER: the peer is gone, the link is dead. The
      * error's culprit is the peer's rank in the set. It may be asked again, and says the same. */
@@ -59,6 +61,6 @@ static inline int hvd_link_send_rest(struct hvd_link *link, struct hvd_error *er
     return link->rest ? link->rest(link, error) : HVD_OK;
 }
 
-extern const struct hvd_link_kind hvd_link_tcp, hvd_link_sim;
+extern const struct hvd_link_kind hvd_link_tcp, hvd_link_sim, hvd_link_mpi;
 
 #endif

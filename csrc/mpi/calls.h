@@ -122,6 +122,11 @@ static int call_Irecv(void *values, int count, uintptr_t type, int from, int tag
     MAKING(request, mpi.Irecv(values, count, GIVE(type), from, tag, GIVE(comm), &made));
 }
 
+static int call_Cancel(uintptr_t *request)
+{
+    MAKING(request, mpi.Cancel(&made));
+}
+
 static int call_Test(uintptr_t *request, int *flag, void *status)
 {
     MAKING(request, mpi.Test(&made, flag, status));

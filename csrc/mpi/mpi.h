@@ -62,6 +62,7 @@
     X(Ibcast, (void *values, int count, H type, int root, H comm, H *request))                                        \
     X(Isend, (const void *values, int count, H type, int to, int tag, H comm, H *request))                            \
     X(Irecv, (void *values, int count, H type, int from, int tag, H comm, H *request))                                \
+    X(Cancel, (H * request))                                                                                          \
     X(Test, (H * request, int *flag, void *status))
 
 struct hvd_mpi_calls {

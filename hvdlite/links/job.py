@@ -6,19 +6,24 @@ form that the core takes. All members call it, for the same sets in the same ord
 set from those of another.
 
 Which ranks get a stream: all pairs for tensors; for votes the first local rank of each host with those of the hosts
-next to it in a binary tree of hosts (`tree`), hosts counted in the order of their first ranks in the set.
+next to it in a binary tree of hosts (`tree`), hosts counted in the order of their first ranks in the set. A job over
+MPI can do without any (`find_links`).
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
 from typing import Callable, NamedTuple
 
 from .. import _files
+from ..errors import HvdInitError
 from .dial import connect
 from .listener import Listener, listen
+
+ROUTE_S = 10.0  # for streams that a job can do without
 
 
 class Rows(NamedTuple):
@@ -37,13 +42,20 @@ class JobLinks:
         self._host_of = list(host_of)
         self._timeout = timeout
 
-    def rows(self, title: str, ranks: Sequence[int], check: Callable[[], None] | None = None) -> Rows:
-        """Connects the streams of a set of these ranks, of which this rank is one. check: see `connect`.
+    def rows(
+        self,
+        title: str,
+        ranks: Sequence[int],
+        check: Callable[[], None] | None = None,
+        timeout: float | None = None,
+    ) -> Rows:
+        """Connects the streams of a set of these ranks, of which this rank is one. check: see `connect`. timeout: other
+        than that of all sets.
 
         Raises HvdInitError naming ranks, addresses and the remedy, or what check raises; nothing is left open then.
         """
         me = ranks.index(self._listener.rank)
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         near = [ranks[place] for place in tree([self._host_of[rank] for rank in ranks], me)]
         streams = len(near) + len(ranks) - 1
         _files.allow(streams, f"rank {ranks[me]}", f"for streams to {len(ranks) - 1} other ranks")
@@ -84,6 +96,49 @@ def open_links(
     except BaseException:
         listener.close()
         raise
+
+
+def find_links(
+    towards: tuple[str, int] | None,
+    secret: bytes,
+    job: int,
+    epoch: int,
+    rank: int,
+    allgather: Callable[[bytes], list[bytes]],
+    host_of: Sequence[int],
+    timeout: float,
+) -> tuple[JobLinks, Rows] | str:
+    """`open_links` and the streams of all ranks, for ranks that can do without: else why one of them has no route to
+    another, the same text on all ranks, and nothing is left open. They try for ROUTE_S, or half of the timeout."""
+    listener, links, rows, why, found = None, None, None, "", False
+    try:
+        try:
+            listener = listen(towards, secret, job, epoch, rank)
+        except HvdInitError as error:
+            why = str(error)
+        addresses = allgather(b"" if listener is None else listener.address)
+        if listener is not None and all(addresses):
+            links = JobLinks(listener, addresses, host_of, timeout)
+            try:
+                rows = links.rows("set 0", range(len(addresses)), timeout=min(ROUTE_S, timeout / 2))
+            except HvdInitError as error:
+                why = str(error)
+        said = next(filter(None, allgather(why.encode())), b"").decode()
+        if links is None or rows is None or said:
+            return said
+        found = True
+        return links, rows
+    finally:
+        if not found:
+            _close_all(listener, rows)
+
+
+def _close_all(listener: Listener | None, rows: Rows | None) -> None:
+    for descriptor in () if rows is None else (*rows.votes, *rows.tensors):
+        if descriptor >= 0:
+            os.close(descriptor)
+    if listener is not None:
+        listener.close()
 
 
 def tree(host_of: Sequence[int], me: int) -> list[int]:

@@ -3,15 +3,18 @@
 test_mpi_*.py start it; a rank that finds all as it should be says "fine" in a line of its own.
 """
 
+import itertools
 import os
 import signal
 import sys
 import time
 
 import numpy as np
+import over_hosts
 from mpi_collectives import large, movements, reductions
 
 import hvdlite.numpy as hvd
+from hvdlite import _life
 from hvdlite.process_set import process_sets
 
 
@@ -112,9 +115,9 @@ def idle():
         time.sleep(0.01)
     assert (hvd.synchronize(handle) == hvd.size()).all()
     hvd.barrier()
-    before = sleeps()
+    before = counter("sleeps")
     time.sleep(0.3)
-    assert sleeps() - before < 20, "the engine looks for news that cannot come"
+    assert counter("sleeps") - before < 20, "the engine looks for news that cannot come"
 
 
 def plane():
@@ -124,14 +127,14 @@ def plane():
     return text_of(lib.hvd_plane_used())
 
 
-def sleeps():
-    """How often the engine thread has gone to sleep."""
+def counter(name):
+    """One of the core's. "sleeps": how often the engine thread has gone to sleep."""
     from hvdlite._core import lib, text_of
 
     names = []
     while text_of(lib.hvd_counter_name(len(names))):
         names.append(text_of(lib.hvd_counter_name(len(names))))
-    return lib.hvd_counter(names.index("sleeps"))
+    return lib.hvd_counter(names.index(name))
 
 
 def communicators():
@@ -263,6 +266,44 @@ def never():
 
 def init():
     hvd.init()
+
+
+def apart(slots, way="votes", *then):
+    """Ranks of this machine that count as on several hosts, which agree over MPI: (2, 1) are two ranks on one and one
+    on another. way: votes over MPI are asked for, or there is no route between the ranks. then: another function here,
+    or the names of modules whose cases they run."""
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "")))
+    ends = itertools.accumulate(map(int, slots.split(",")))
+    os.environ["HVDLITE_HOST_ID"] = f"host {sum(rank >= end for end in ends)}"
+    if way == "votes":
+        os.environ["HVDLITE_VOTES"] = "mpi"
+    else:
+        lead_astray()
+    hvd.init()
+    assert hvd.local_size() < hvd.size() and _life._life.links is None
+    if then and then[0] in globals():
+        return globals()[then[0]](*then[1:])
+    sys.argv[1:] = then
+    over_hosts.main()
+    assert _life._life.links is None
+    assert (counter("link_messages_in") > 0) == (hvd.local_rank() == 0)
+    hvd.shutdown()
+    fine()
+
+
+def lead_astray():
+    """What the ranks are told of each other's listeners leads nowhere: a port at which nobody listens."""
+    from hvdlite.links import address, job
+
+    listen = job.listen
+
+    def listen_elsewhere(*words):
+        listener = listen(*words)
+        told = address.unpack(listener.address)
+        listener.address = address.pack(told._replace(ends=(address.End("127.0.0.2", 1),)))
+        return listener
+
+    job.listen = listen_elsewhere
 
 
 def fail(rank="1"):

@@ -143,7 +143,16 @@ def test_a_malformed_flag_is_named(name, value):
 
 
 def test_only_options_that_all_ranks_share_are_agreed():
-    agreed = {"fusion_threshold", "cache_capacity", "plane", "algo", "deterministic", "link_cost", "peer_timeout"}
+    agreed = {
+        "fusion_threshold",
+        "cache_capacity",
+        "plane",
+        "algo",
+        "deterministic",
+        "link_cost",
+        "peer_timeout",
+        "votes",
+    }
     assert set(config.read({}).agreed()) == agreed
 
 
