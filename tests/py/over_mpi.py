@@ -286,9 +286,29 @@ def apart(slots, way="votes", *then):
     sys.argv[1:] = then
     over_hosts.main()
     assert _life._life.links is None
-    assert (counter("link_messages_in") > 0) == (hvd.local_rank() == 0)
+    assert counter("link_messages_in") > 0 or hvd.local_rank() > 0
     hvd.shutdown()
     fine()
+
+
+def idle():
+    """Looking for votes that do not come backs off to a millisecond."""
+    hvd.allreduce(np.ones(3), name="a")
+    time.sleep(0.2)
+    before, began = counter("sleeps"), time.monotonic()
+    time.sleep(1)
+    slept, took = counter("sleeps") - before, time.monotonic() - began
+    assert 10 < slept < 1000 * took + 50, (slept, took)
+    hvd.shutdown()
+    fine()
+
+
+def silent(rank="1"):
+    """A rank is stopped: nothing but its silence tells of it."""
+    hvd.allreduce(np.ones(3), name="a")
+    if hvd.rank() == int(rank):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    hvd.allreduce(np.ones(3), name="b")
 
 
 def lead_astray():

