@@ -30,10 +30,9 @@
  * has moved. MPI even moves nothing unless it is called (`polled`), so a waiter calls it, yielding, for as long as such
  * a work is under way: all ranks have agreed on it, so all are at it. It gives way to the clock of silence.c only.
  *
- * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress; else it
- * pauses five times, then yields, then gives the turn back and sleeps on its handle. The engine thread spins
- * only while somebody waits; never during backward. Where there are streams, a waiter looks for a moment and then
- * sleeps on them with the turn in its hands (wire.c).
+ * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress; else it pauses five
+ * times, then yields, then gives the turn back and sleeps on its handle. The engine thread spins only while somebody
+ * waits. Where there are streams, a waiter looks for a moment and then sleeps on them with the turn in hand (wire.c).
  */
 #define _GNU_SOURCE
 #include "engine.h"

@@ -218,6 +218,8 @@ static void what_is_no_piece_is_refused(void)
         CHECK(strstr(error.text, "no piece of votes") != NULL, "%s", error.text);
         for (int rank = 0; rank < RANKS; rank++) {
             (void)hvd_link_mpi.settle(&link[rank]);
+            for (int k = 0; k < stub.calls; k++) /* as if it had arrived, or MPI would keep the memory */
+                stub.call[k].done = true;
             hvd_link_mpi.close(&link[rank]);
         }
     }
