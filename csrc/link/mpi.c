@@ -85,7 +85,7 @@ static void post(struct messages *by, int peer)
 /* Places of pieces that have left are free again. */
 static void reap(struct messages *by)
 {
-    while (by->sending && !by->broken && done(by, &by->away[by->oldest], "send votes")) {
+    while (by->sending && done(by, &by->away[by->oldest], "send votes")) {
         by->oldest = (by->oldest + 1) % AWAY_MAX;
         by->sending--;
     }
