@@ -291,7 +291,7 @@ def apart(slots, way="votes", *then):
     fine()
 
 
-def idle():
+def naps():
     """Looking for votes that do not come backs off to a millisecond."""
     hvd.allreduce(np.ones(3), name="a")
     time.sleep(0.2)

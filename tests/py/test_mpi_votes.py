@@ -45,7 +45,7 @@ def test_who_asks_for_streams_hears_that_there_is_no_route():
 
 
 def test_looking_for_votes_backs_off():
-    fine("mpich", (1, 1), "votes", "idle")
+    fine("mpich", (1, 1), "votes", "naps")
 
 
 def test_a_rank_that_raises_is_named():
