@@ -291,11 +291,7 @@ OPTIONS = (
     Option("cuda_library", str, None, "The file to take for CUDA's driver instead of libcuda.so.1.", alias=None),
     Option("nccl_library", str, None, "The NCCL to use, unless one is in the process already.", alias=None),
     Option(
-        "mpi_library",
-        str,
-        None,
-        "The MPI library to use (a path, or a name for the dynamic linker) instead of the one that is found.",
-        alias=None,
+        "mpi_library", str, None, "The MPI library (a path, or a name) instead of the one that is found.", alias=None
     ),
     Option(
         "trace_events",
@@ -307,13 +303,7 @@ OPTIONS = (
         low=64,
         high=1 << 24,
     ),
-    Option(
-        "check_data",
-        _switch,
-        False,
-        "1: hvd.data warns when all ranks read identical first batches.",
-        alias=None,
-    ),
+    Option("check_data", _switch, False, "1: hvd.data warns when all ranks read identical first batches.", alias=None),
     Option(
         "failure_grace",
         finite_number,
@@ -323,6 +313,17 @@ OPTIONS = (
         alias=None,
         flag="--failure-grace",
         low=0,
+        high=1e6,
+    ),
+    Option(
+        "agent_timeout",
+        finite_number,
+        5.0,
+        "Seconds without an answer of a host's agent (it is stopped, or its host) after which the host counts as lost.",
+        scope="launcher",
+        alias=None,
+        flag="--agent-timeout",
+        low=1,
         high=1e6,
     ),
 )

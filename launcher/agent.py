@@ -137,6 +137,8 @@ class Agent:
                     process.send(pid, order["number"], group=order["group"])
             elif order["do"] == "kill":
                 self._kill_all()
+            elif order["do"] == "ping":
+                self._tell({"what": "pong"})
             elif order["do"] == "end":
                 self.code, self.again, self._stays = order["code"], order["again"], False
 

@@ -31,6 +31,7 @@ class Branch:
         self.done = False  # it says that nothing is left there
         self.stays = False  # waits for the order to end, with the exit code of the job
         self.taking = False  # its output stream is watched
+        self.asked = self.started = False  # see pulse.py
         self.peer: str | None = None  # the address that its streams come from
         self.number = 0  # of its host, for its session
         self.hello: dict[str, Any] = {}  # what it said when it reported

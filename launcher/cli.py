@@ -136,6 +136,7 @@ def _run(argv: Sequence[str]) -> int:
         environ=environ,
         options=options,
         grace=settings.values["failure_grace"],
+        silence=settings.values["agent_timeout"],
         output_folder=asked.folder,
         look=look,
         verbose=asked.verbose,

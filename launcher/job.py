@@ -30,6 +30,7 @@ from .ending import KILL, LOST, TERM_S, Abort, Ending, Send, how
 from .epochs import ranks_named
 from .logs import Console
 from .plan import Gathered, Plan
+from .pulse import Pulse
 from .signals import ENDING, PASSED_ON, Signals
 from .store import StoreServer
 
@@ -51,6 +52,8 @@ class Job:
         self._ending = Ending(self._size, plan.grace, names)
         self._console = Console(self._size, plan.look, signals.ring, [slot.host for slot in far.slots])
         self._selector = selectors.DefaultSelector()
+        self._pulse = Pulse(self._branches, plan.silence)
+        self._given_up = False  # the agent of this host was killed by us
         self._interrupts = 0
         self._give_up: float | None = None  # when output that nobody reads stops being waited for
         self._failure: tuple[str, int] | None = None  # what stopped the launcher itself, and the exit code
@@ -126,6 +129,7 @@ class Job:
             self._ending.due(),
             self._console.due(),
             self._store.deadline(),
+            self._pulse.due(),
             self._give_up if paused else None,
         )
         due = [each for each in times if each is not None]
@@ -137,6 +141,8 @@ class Job:
         now = time.monotonic()
         self._console.tick(now)
         self._send(self._ending.act(now))
+        for each in self._pulse.beat(now):
+            self._silent(each)
         if self._console.broken and self._ending.asked is None:
             self._send(self._ending.signalled(now, signal.SIGPIPE)._replace(number=int(signal.SIGTERM)))
 
@@ -149,6 +155,7 @@ class Job:
         for news in heard:
             if news["what"] == "started":
                 self._ending.pids[news["rank"]] = news["pid"]
+                each.started = each.ranks.issubset(self._ending.pids)
                 self._tell(f"rank {news['rank']} is process {news['pid']}")
             elif news["what"] == "unstarted":
                 where = f" on {each.name}" if self._far.branches else ""
@@ -157,6 +164,8 @@ class Job:
                 self._ending.living -= each.ranks - set(self._ending.pids)  # those after it were not started either
             elif news["what"] == "ended":
                 self._rank_ended(news["rank"], news["code"])
+            elif news["what"] == "pong":
+                each.asked = False
             elif news["what"] == "done":
                 each.done = True
                 self._release()
@@ -214,9 +223,21 @@ class Job:
             if each.number in session.session.hosts and each.alive and not each.done:
                 self._ended_stream(each, f"{session.session.words[0]}, which led there, has ended")
 
+    def _silent(self, each: Branch) -> None:
+        """An agent does not answer: it is stopped, or its host is."""
+        if each.pid is not None:
+            if self._ending.asked is None and self._ending.culprit() is None:
+                text = f"the agent (pid {each.pid}) of the ranks has not answered for {self._plan.silence:g} s"
+                self._failure = self._failure or (text, 1)
+            process.send(each.pid, signal.SIGKILL)  # the kernel ends its ranks
+            self._given_up = True
+        else:
+            self._ended_stream(each, f"its agent has not answered for {self._plan.silence:g} s (--agent-timeout)")
+
     def _send(self, send: Send | None) -> None:
         if send == KILL:
             self._order(do="kill")
+            self._pulse.hurry()
         elif send is not None:
             self._order(do="signal", number=int(send.number), group=True)
 
@@ -254,7 +275,8 @@ class Job:
         lost = each.ranks & self._ending.living
         if each.pid is not None:
             end = how(process.exit_code(status))
-            self._failure = self._failure or (f"the agent (pid {each.pid}) of the ranks ended too early: {end}", 1)
+            if not self._given_up:
+                self._failure = self._failure or (f"the agent (pid {each.pid}) of the ranks ended too early: {end}", 1)
             process.sweep(self._strangers | {session.pid for session in self._far.sessions})
         elif self._ending.asked is None and self._ending.culprit() in (None, *lost):
             self._failure = self._failure or (

@@ -47,6 +47,7 @@ class Plan(NamedTuple):
     environ: Mapping[str, str]  # the launcher's own
     options: Mapping[str, str]  # variables that flags stand for
     grace: float
+    silence: float = 5.0  # of an agent, before it counts as lost
     output_folder: str | None = None
     look: Look = Look()
     verbose: bool = False
