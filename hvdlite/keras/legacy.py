@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .backend import keras
+from .copies import Copied
 
 Pairs = Iterable[tuple[Any, Any]]
 AGGREGATE = "experimental_aggregate_gradients"  # all optimizers of Keras 2 take it
@@ -38,7 +39,7 @@ def kinds() -> tuple[type, ...]:
     return keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer
 
 
-class Legacy:
+class Legacy(Copied):
     """The methods that a distributed optimizer of Keras 2 has before those of its own class."""
 
     _hvd: Any

@@ -4,15 +4,12 @@
 
 The new optimizer is of a class made of our `apply` and the given optimizer's class, and takes over its state;
 isinstance, schedules and saving see the original (as its `__class__`, too), and a saved model opens without hvdlite
-(then with the plain optimizer; hvd.load_model makes it distributed again). Keras's own accumulation, clipping,
-averaging of weights and loss scaling come after ours.
+(then with the plain optimizer; hvd.load_model makes it distributed again). Copies are distributed (copies.py). Keras's
+own accumulation, clipping, averaging of weights and loss scaling come after ours.
 
 Loss scaling asks whether gradients are finite before it applies them. Where it wraps a distributed optimizer, as
 model.compile does with mixed_float16, ranks would disagree about that, and some would wait for ever: there all ranks
 are asked (`LossScaleOptimizer.check_finite`).
-
-XLA knows no collective of ours. Where Keras would choose it (jit_compile="auto" does on a GPU), a model with a
-distributed optimizer runs without; jit_compile=True is an error that says so.
 
 `backward_passes_per_step` n: gradients of n calls are added up, and the n-th call reduces and applies; the others
 change nothing. With `average_aggregated_gradients` the sum is divided by n.
@@ -31,12 +28,14 @@ from ..optimizer import check_passes
 from ..process_set import ProcessSet, global_process_set
 from . import backend
 from .backend import keras
+from .copies import Config, Copied, teach
 from .legacy import Legacy, kinds, of_loss_scale, put_inside
+from .xla import stay_out_of_xla
 
 made_in = "hvdlite.keras"  # what the classes of distributed optimizers say about where they are from
 
 
-class Distributed:
+class Distributed(Copied):
     """The methods that a distributed optimizer has before those of its own class."""
 
     _hvd: Any
@@ -45,6 +44,11 @@ class Distributed:
     def register_local_var(self, variable: Any) -> None:
         """The gradient of this variable is not averaged."""
         self._hvd.register_local(variable)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the optimizer's own class. What from_config makes of this very dict is distributed."""
+        inherited: Any = super()
+        return Config(inherited.get_config(), self._hvd_terms)
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Averages the gradients, then applies them."""
@@ -139,21 +143,6 @@ def _agree_on_finite() -> None:
     wrapper.check_finite = check_finite  # type: ignore[union-attr]
 
 
-def _stay_out_of_xla() -> None:
-    """Makes jit_compile="auto" of a model with a distributed optimizer mean False on TensorFlow."""
-    local = getattr(keras.Model, "_resolve_auto_jit_compile", None)
-    if local is None or hasattr(local, "_hvd_local"):
-        return
-
-    def resolve(self: Any) -> Any:
-        optimizer = getattr(self, "optimizer", None)
-        reduces = isinstance(getattr(optimizer, "inner_optimizer", optimizer), Distributed)
-        return False if reduces and backend.backend() == "tensorflow" else local(self)
-
-    resolve._hvd_local = local  # type: ignore[attr-defined]
-    keras.Model._resolve_auto_jit_compile = resolve
-
-
 def DistributedOptimizer(
     optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
     compression: Any = NoneCompressor, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
@@ -194,20 +183,21 @@ def DistributedOptimizer(
     base = type(optimizer)
     methods = Legacy if backend.legacy() else Distributed
     shown = property(lambda self: base)  # what Keras writes into files
-    made: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": made_in, "__class__": shown}))
+    terms = {
+        "name": name, "compression": compression, "sparse_as_dense": sparse_as_dense, "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor, "backward_passes_per_step": passes,
+        "average_aggregated_gradients": average_aggregated_gradients, "num_groups": num_groups, "groups": groups,
+        "process_set": process_set, "scale_local_gradients": scale_local_gradients,
+    }  # fmt: skip
+    said = {"__module__": made_in, "__class__": shown, "_hvd_terms": terms}
+    made: Any = object.__new__(type(base.__name__, (methods, base), said))
     made.__dict__.update(optimizer.__dict__)
     made.__dict__["_hvd"] = reduces
     kind: Any = import_module("hvdlite.tensorflow.passes").Passes if backend.legacy() else _Passes
     made.__dict__["_hvd_passes"] = kind(passes, bool(average_aggregated_gradients)) if passes > 1 else None
     _agree_on_finite()
-    _stay_out_of_xla()
-    return made
-
-
-def like(distributed: Any, optimizer: Any) -> Any:
-    """A distributed optimizer that was told the same as another one, made of an optimizer of its class."""
-    made: Any = object.__new__(type(distributed))
-    made.__dict__.update(optimizer.__dict__, _hvd=distributed._hvd, _hvd_passes=distributed._hvd_passes)
+    stay_out_of_xla()
+    teach()
     return made
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..ops.terms import NoneCompressor
-from .backend import keras, legacy
-from .optimizer import Distributed, DistributedOptimizer, Legacy, like
+from .backend import backend, keras, legacy, ops
+from .optimizer import Distributed, DistributedOptimizer, Legacy
 
 
 def load_model(
@@ -29,9 +29,13 @@ def load_model(
 
     custom_optimizers: classes of optimizers that Keras does not know. custom_objects: as for Keras; by the name of the
     optimizer's class also a function of its arguments that returns an optimizer, distributed or not. `terms`: as for
-    DistributedOptimizer. A model that was saved without an optimizer comes without one.
+    DistributedOptimizer, and to be given again: the file is one of the plain optimizer and has none of them, not even
+    backward_passes_per_step. What a window of several passes had added up when the model was saved is not in it either:
+    a window begins anew, so save when one has ended. A model that was saved without an optimizer comes without one.
     """
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
+    if legacy() or backend() == "tensorflow":
+        known["SyncBatchNormalization"] = ops().SyncBatchNormalization
     known.update(custom_objects or {})
     if any(isinstance(value, types.FunctionType) for value in known.values()):
         name = _optimizer_in(str(filepath))
@@ -44,6 +48,8 @@ def load_model(
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner is not None and not isinstance(inner, (Distributed, Legacy)):
         model.optimizer = DistributedOptimizer(optimizer, compression=compression, **terms)
+        if not legacy() and backend() == "tensorflow":  # what Keras has chosen for the plain optimizer
+            model.jit_compile = False
     return model
 
 
@@ -77,9 +83,7 @@ def _restore_optimizer(path: str, model: Any) -> None:
     before = model.optimizer
     if len(values) == len(before.variables):
         return
-    optimizer = before.__class__.from_config(before.get_config())
-    if isinstance(before, Distributed):
-        optimizer = like(before, optimizer)
+    optimizer = before.from_config(before.get_config())
     optimizer.build(model.trainable_variables)
     if [tuple(each.shape) for each in optimizer.variables] != [value.shape for value in values]:
         raise ValueError(f"the state of the optimizer in {path} does not fit the model in it")

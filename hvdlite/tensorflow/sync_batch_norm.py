@@ -5,6 +5,9 @@ squares about its own mean put together as n*mean and n*(variance + mean^2), and
 ranks may have different numbers of rows. The allreduce has a gradient, hence so has the layer: the exact one of one
 process that sees all rows. Everything else is Keras's own.
 
+Saved models with this layer open where this module is imported; hvd.load_model imports it. A process set is saved as
+its ranks, and must be registered again by then.
+
 The allreduce bears the layer's name without numbers: a rank may have made more layers before.
 """
 
@@ -14,13 +17,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from .. import _core
 from ..keras.backend import keras, legacy
 from ..keras.naming import everywhere
 from ..ops import Sum
-from ..process_set import ProcessSet, global_process_set
+from ..process_set import ProcessSet, global_process_set, process_sets
 from .ops import allreduce
 
 
+@keras.utils.register_keras_serializable(package="hvdlite")
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
     """keras.layers.BatchNormalization whose statistics in training are those of all ranks of `process_set`.
 
@@ -32,6 +37,27 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             raise ValueError("SyncBatchNormalization does not support fused=True.")
         super().__init__(**({"fused": False, **more} if legacy() else more))
         self._hvd_process_set = process_set
+
+    def get_config(self) -> dict[str, Any]:
+        """Keras's config of the layer, with the ranks of a process set if it is not that of all."""
+        members = self._hvd_process_set
+        ranks = {} if members is global_process_set else {"process_set": list(members.ranks)}
+        return {**super().get_config(), **ranks}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """A layer of a config. ValueError if the process set in it is not registered."""
+        given = dict(config)
+        ranks = given.pop("process_set", None)
+        if ranks is None:
+            return cls(**given)
+        members = next((known for known in process_sets() if list(known.ranks) == list(ranks)), None)
+        if members is None:
+            raise ValueError(
+                f"rank {_core.rank()}: layer {given.get('name')!r} was saved with a process set of ranks {ranks}, and "
+                "there is none now: hvd.add_process_set them on all ranks before the model is opened"
+            )
+        return cls(process_set=members, **given)
 
     def _moments(self, inputs: Any, *how: Any, **more: Any) -> tuple[Any, Any]:
         mean, variance = super()._moments(inputs, *how, **more)  # Keras 3: a mask; Keras 2: axes, keep_dims, mask

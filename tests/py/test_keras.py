@@ -180,6 +180,59 @@ def test_where_keras_would_choose_xla_it_does_not():
     assert plain.jit_compile and not any(model.jit_compile for model in ours)
 
 
+@as_ranks(2, deadline=300)
+def test_nor_where_the_optimizer_comes_after_the_choice():
+    import os
+    import tempfile
+    import types
+
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.keras as hvd
+
+    class Several(keras.Model):
+        def __init__(self, form):
+            super().__init__()
+            self.form, self.inner = form, model_of()
+
+        def call(self, x):
+            return self.inner(x)
+
+        def compile(self, optimizer, **more):
+            super().compile(**more)
+            setattr(self, *{"one": ("mine", optimizer), "list": ("mine", [optimizer])}[self.form])
+
+        def train_step(self, rows):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(rows[0]) ** 2)
+            optimizer = self.mine if self.form == "one" else self.mine[0]
+            weights = self.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return {"loss": loss}
+
+    images, labels = digits(64)
+    devices = [types.SimpleNamespace(device_type="CPU"), types.SimpleNamespace(device_type="GPU")]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(tf.config, "list_physical_devices", lambda *_: devices),
+    ):
+        path = os.path.join(folder, "plain.keras")
+        plain = compiled(model_of(), keras.optimizers.SGD(), jit_compile="auto")
+        plain.save(path)
+        models = [hvd.load_model(path)]
+        for form in ("one", "list"):
+            models.append(Several(form))
+            models[-1].compile(hvd.DistributedOptimizer(keras.optimizers.SGD()))
+        assert plain.jit_compile and models[1].jit_compile  # or the test shows nothing
+        for model in models:
+            model.fit(mine(images, hvd.rank(), 2), mine(labels, hvd.rank(), 2), **FIT)
+            assert not model.jit_compile
+            the_same_everywhere(model.get_weights())
+        plain.make_train_function()
+        assert plain.jit_compile
+
+
 @as_ranks(2)
 def test_optimizers_leave_alone_what_they_should_and_refuse_what_cannot_be():
     import keras

@@ -155,3 +155,20 @@ def test_sync_batch_norm_and_what_is_refused():
     sparse = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
     sparse.apply_gradients([(tf.IndexedSlices(tf.ones([1, 1]), tf.constant([rank]), tf.constant([3, 1])), table)])
     np.testing.assert_array_equal(table, [[-1], [-1], [0]])
+
+
+@as_ranks(2, deadline=300)
+def test_copies_of_an_optimizer_are_distributed():
+    import copy
+
+    import tensorflow as tf
+
+    keras, hvd = legacy()
+    rank = hvd.rank()
+    for plain in (keras.optimizers.SGD(1.0), keras.optimizers.legacy.SGD(1.0)):
+        optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
+        for each in (copy.copy(optimizer), optimizer.from_config(optimizer.get_config())):
+            variable = tf.Variable([0.0])
+            for _ in range(2):
+                each.apply_gradients([(tf.constant([rank + 1.0]), variable)])
+            np.testing.assert_array_equal(variable, [-3.0])
