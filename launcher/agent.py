@@ -33,6 +33,7 @@ from . import binding, process
 
 ORPHAN_S = 1.5
 LEFTOVER_S = 1.0
+STUCK_S = 10.0  # after SIGKILL; GPUs and large memories take some seconds to be given back
 POLL_S = 0.02  # while waiting for processes that are not our children
 UNSENT_MAX = 1 << 20
 READ_BYTES = 65536
@@ -80,6 +81,7 @@ class Agent:
         self._done = False
         self._kill_at: float | None = None
         self._cleaning = False
+        self._killed_at: float | None = None  # the first time
         self._asked: set[int] = set()  # leftovers that have got their SIGTERM
         self._selector = selectors.DefaultSelector()
         self._woken, wake = os.pipe()
@@ -115,7 +117,7 @@ class Agent:
             self._throttle()
 
     def _patience(self) -> float | None:
-        if self._cleaning and not self._done:
+        if (self._cleaning or self._killed_at is not None) and not self._done:
             return POLL_S
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
@@ -197,9 +199,12 @@ class Agent:
         if self.orphan and self._kill_at is not None and now >= self._kill_at and self._ranks:
             self._kill_all()
             self._kill_at = now + ORPHAN_S
-        if self._ranks or not self._started or self._done:
+        stuck = self._killed_at is not None and now >= self._killed_at + STUCK_S
+        if not self._started or self._done or (self._ranks and not stuck):
             return
-        if process.childless():
+        if stuck or process.childless():
+            if stuck:
+                self._tell({"what": "stuck", "left": [(pid, process.name_of(pid)) for pid in process.descendants()]})
             for descriptor in list(self._pipes):
                 self._read(descriptor, DRAIN_BYTES)
             self._done = True
@@ -216,6 +221,7 @@ class Agent:
             self._asked.add(pid)
 
     def _kill_all(self) -> None:
+        self._killed_at = self._killed_at or time.monotonic()
         for pid in list(self._ranks):
             process.send(pid, signal.SIGKILL, group=True)
         for pid in process.descendants():

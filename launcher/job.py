@@ -166,6 +166,9 @@ class Job:
                 self._rank_ended(news["rank"], news["code"])
             elif news["what"] == "pong":
                 each.asked = False
+            elif news["what"] == "stuck":
+                for pid, name in news["left"]:
+                    self._console.say(f"host {each.name}: pid {pid} ({name}) cannot be killed, and is left behind")
             elif news["what"] == "done":
                 each.done = True
                 self._release()

@@ -198,6 +198,15 @@ def descendants(root: int | None = None) -> list[int]:
     return below
 
 
+def name_of(pid: int) -> str:
+    """As ps shows it; "?" if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "?"
+
+
 def send(pid: int, number: int, group: bool = False) -> None:
     """A signal to a process or to the group that it leads; one that is gone already is fine."""
     try:

@@ -3,11 +3,26 @@
 import os
 import re
 import signal
+import sys
 import time
 
 from launching import Launch
 
 HANG = "echo ready; exec sleep 600"
+
+
+IMMORTAL = """
+import os, signal, sys
+from hvdlite.launcher import agent, cli
+agent.STUCK_S = 1.0
+kill = os.kill
+def refused(pid, number):  # as the kernel does for a process that has become another user
+    with open(f"/proc/{pid}/cmdline") as file:
+        if "6543" in file.read(): raise PermissionError
+    kill(pid, number)
+os.kill = refused
+sys.exit(cli.main(sys.argv[4:]))
+"""
 
 
 def started(job, ranks=2):
@@ -44,3 +59,11 @@ def test_a_launcher_that_was_stopped_blames_nobody():
         time.sleep(2.0)
         job.send(signal.SIGCONT)
         assert job.wait(30) == 4, job.err
+
+
+def test_a_process_that_cannot_be_killed_is_named_and_left():
+    script = "setsid sh -c 'exec sleep 6543' & exit 3"
+    with Launch("-np", 1, "--failure-grace", 0, "sh", "-c", script, under=(sys.executable, "-c", IMMORTAL)) as job:
+        assert job.wait(20) == 3
+        (pid,) = job.left()
+        assert f"host localhost: pid {pid} (sleep) cannot be killed" in job.err
