@@ -131,6 +131,9 @@ def _agree_on_finite() -> None:
     def check_finite(self: Any, grads: Any) -> Any:
         finite = local(self, grads)
         reduces = getattr(self.inner_optimizer, "_hvd", None)
+        if reduces is None:  # ours is outside: these are averages already, but for local variables
+            outer = getattr(self, "_hvd", None)
+            reduces = outer if outer is not None and outer._local else None
         if reduces is None or reduces.alone:
             return finite
         number = keras.ops.cast(finite, "int32")

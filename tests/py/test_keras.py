@@ -69,6 +69,27 @@ def test_mixed_precision_skips_a_step_on_all_ranks_when_one_overflows():
     assert not np.array_equal(before[0], model.get_weights()[0]) and tf.executing_eagerly()
 
 
+@as_ranks(2, deadline=300)
+def test_a_loss_scale_inside_asks_all_ranks_about_local_gradients():
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.keras as hvd
+
+    shared, own = keras.Variable(tf.zeros([2])), keras.Variable(tf.zeros([2]))
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=4.0)
+    optimizer = hvd.DistributedOptimizer(scaled)
+    optimizer.register_local_var(own)
+    optimizer.build([shared, own])
+    bad = tf.constant([np.inf if hvd.rank() == 0 else 4.0, 4.0])
+    optimizer.apply([tf.fill([2], 4.0), bad], [shared, own])
+    assert float(optimizer.dynamic_scale) == 2.0
+    np.testing.assert_array_equal(shared, [0.0, 0.0])
+    optimizer.apply([tf.fill([2], 4.0), tf.fill([2], 4.0)], [shared, own])
+    np.testing.assert_array_equal(shared, [-2.0, -2.0])
+    np.testing.assert_array_equal(own, [-1.0, -1.0])
+
+
 @pytest.mark.parametrize("average", [False, True])
 @as_ranks(2, deadline=120)
 def test_several_passes_per_step_and_keras_own_accumulation(average):
