@@ -62,6 +62,7 @@ def serve(given: Mapping[str, Any], hangup: int = -1, stays: bool = False, slots
         "problem": problem,
         "code": code,
         "slots": slots,
+        "nodes": given.get("nodes"),
         "id": os.urandom(8).hex(),
     }
     deadline = time.monotonic() + given["timeout"]

@@ -97,6 +97,7 @@ def join(
         "address": (meeting.ip, meeting.port),
         "timeout": meeting.timeout,
         "host": meeting.node,
+        "nodes": meeting.nodes,
         "command": list(command),
         "cwd": os.getcwd(),
         "environ": base,

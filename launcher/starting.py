@@ -256,6 +256,11 @@ class Start:
     def _arrive(self, arrival: Arrival) -> None:
         number, stream = self._number(arrival.hello), arrival.hello.get("stream")
         others = [each for each in self._arrived.get(number, {}).values() if each.hello["id"] != arrival.hello["id"]]
+        nodes, expected = arrival.hello.get("nodes"), len(self._names) + 1
+        if not self.running and nodes != expected and arrival.hello.get("version") == __version__:
+            arrival.sock.close()
+            text = f"was started with --nnodes {nodes}, this host with --nnodes {expected}: it must be the same on all"
+            raise StartError(f"{arrival.hello.get('name')} {text}", 2)
         if others and not self.running:
             names = f"{others[0].hello['name']} and {arrival.hello['name']}"
             why = f"two hosts report as this one ({names}): --node-rank tells them apart"

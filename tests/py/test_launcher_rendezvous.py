@@ -94,6 +94,17 @@ def test_hosts_that_do_not_come_or_have_another_secret_are_told(on):
         assert (b.wait(), c.wait()) == (255, 255)
 
 
+@needs_hosts
+@pytest.mark.parametrize("node", [1, 2])
+def test_nodes_that_disagree_on_their_number_do_not_train(on, node):
+    words = (*AT, "--start-timeout", 20, "echo", "trained")
+    three, two = ("--nnodes", 3, "--node-rank", node), ("--nnodes", 2, "--node-rank", 0)
+    with on(node, *three, *words) as other, on(0, *two, *words) as a:
+        assert a.wait() == 2 and other.wait() == 255
+        assert "was started with --nnodes 3, this host with --nnodes 2" in a.err, a.err
+        assert "trained" not in a.out + other.out
+
+
 RETRY = "echo try $RANK $HVDLITE_RESTART_COUNT; [ $HVDLITE_RESTART_COUNT = 1 ] || [ $RANK = 0 ] || exit 5; exit 0"
 
 
