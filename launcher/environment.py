@@ -128,7 +128,8 @@ def of_rank(slot: Slot, size: int) -> dict[str, str]:
     environ["RANK"] = str(slot.rank)
     environ["LOCAL_RANK"] = str(slot.local_rank)
     environ["LOCAL_WORLD_SIZE"] = str(slot.local_size)
-    environ["GROUP_RANK"] = str(slot.cross_rank)
+    environ["GROUP_RANK"] = str(slot.host_rank)
+    environ["GROUP_WORLD_SIZE"] = str(slot.host_size)
     return environ
 
 

@@ -35,6 +35,8 @@ class Slot(NamedTuple):
     local_size: int
     cross_rank: int
     cross_size: int
+    host_rank: int = 0  # the host's number among those that have ranks, and how many these are
+    host_size: int = 1
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -106,9 +108,11 @@ def assign(hosts: Sequence[Host], size: int) -> list[Slot]:
     for host in hosts:
         taken = min(host.slots, size - sum(used))
         used.append(taken)
+    busy = [index for index, count in enumerate(used) if count]
     slots: list[Slot] = []
     for index, host in enumerate(hosts):
         for local_rank in range(used[index]):
             same = [other for other, count in enumerate(used) if count > local_rank]
-            slots.append(Slot(len(slots), host.name, local_rank, used[index], same.index(index), len(same)))
+            cross = same.index(index), len(same)
+            slots.append(Slot(len(slots), host.name, local_rank, used[index], *cross, busy.index(index), len(busy)))
     return slots

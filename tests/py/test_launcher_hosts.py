@@ -85,6 +85,14 @@ def test_a_rank_finds_its_place_in_three_spellings():
     assert settings.values["secret_key"] == bytes(range(32)) and settings.values["job_id"] == 0xABC
 
 
+def test_groups_are_hosts_however_uneven_they_are():
+    """As torchrun counts them; a host without ranks is none."""
+    slots = assign([Host("a", 1), Host("b", 2), Host("c", 1)], 3)
+    found = [environment.of_rank(slot, 3) for slot in slots]
+    assert [(rank["GROUP_RANK"], rank["GROUP_WORLD_SIZE"]) for rank in found] == [("0", "2"), ("1", "2"), ("1", "2")]
+    assert [rank["HOROVOD_CROSS_RANK"] for rank in found] == ["0", "1", "0"]
+
+
 def test_threads_are_set_only_where_ranks_share_a_host_and_nobody_said_otherwise():
     two, one = assign([Host("localhost", 2)], 2), assign([Host("localhost", 1)], 1)
     assert environment.shared({}, {}, MEETING, two)["OMP_NUM_THREADS"] == "1"
