@@ -44,7 +44,7 @@ class Copied:
     def from_config(cls, config: dict[str, Any], *args: Any, **more: Any) -> Any:
         """A distributed optimizer of a config, told what the one was whose method this is."""
         base: Any = cls.__bases__[1]
-        return distributed(base.from_config(dict(config), *args, **more), cls._hvd_terms)
+        return _of_config(base.from_config(dict(config), *args, **more), cls._hvd_terms)
 
     def _hvd_copied(self, plain: Any) -> Any:
         made, ours = distributed(plain, self._hvd_terms), self.__dict__["_hvd"]
@@ -77,6 +77,12 @@ def plain_of(optimizer: Any) -> Any:
 def distributed(plain: Any, terms: dict[str, Any]) -> Any:
     """DistributedOptimizer, told these terms."""
     return import_module("hvdlite.keras.optimizer").DistributedOptimizer(plain, **terms)
+
+
+def _of_config(plain: Any, terms: dict[str, Any]) -> Any:
+    made = distributed(plain, terms)
+    made.__dict__["_hvd_of_config"] = True  # scripts give it to DistributedOptimizer again, which then takes new terms
+    return made
 
 
 def portable(terms: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +125,7 @@ def teach() -> None:
 
     def from_config(cls: Any, config: dict[str, Any], *args: Any, **more: Any) -> Any:
         if isinstance(config, Config):
-            return distributed(local(cls, dict(config), *args, **more), config.terms)
+            return _of_config(local(cls, dict(config), *args, **more), config.terms)
         return local(cls, config, *args, **more)
 
     from_config._hvd_local = local  # type: ignore[attr-defined]

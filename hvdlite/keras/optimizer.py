@@ -28,7 +28,7 @@ from ..optimizer import check_passes
 from ..process_set import ProcessSet, global_process_set
 from . import backend
 from .backend import keras
-from .copies import Config, Copied, teach
+from .copies import Config, Copied, plain_of, teach
 from .legacy import Legacy, kinds, of_loss_scale, put_inside
 from .xla import stay_out_of_xla
 
@@ -166,6 +166,8 @@ def DistributedOptimizer(
     if not isinstance(optimizer, kinds() if backend.legacy() else keras.optimizers.Optimizer):
         hint = ": set TF_USE_LEGACY_KERAS=1" if "tf_keras." in str(type(optimizer)) else ""
         raise TypeError(f"expected an optimizer of {keras.__name__} {keras.__version__}, not {type(optimizer)}{hint}")
+    if vars(optimizer).get("_hvd_of_config"):
+        optimizer = plain_of(optimizer)
     if isinstance(optimizer, (Distributed, Legacy)):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     passes = backward_passes_per_step

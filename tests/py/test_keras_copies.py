@@ -46,6 +46,10 @@ def test_copies_of_an_optimizer_are_distributed_and_told_the_same():
     for other in weights[1:]:
         for one, two in zip(weights[0], other):
             np.testing.assert_array_equal(one, two)
+    anew = hvd.DistributedOptimizer(optimizer.__class__.from_config(optimizer.get_config()), op=hvd.Sum)
+    assert anew._hvd.op == hvd.Sum and anew._hvd.prefix != "mine"  # as scripts do: told anew
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(optimizer)
     plain = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert type(plain) is keras.optimizers.SGD  # as in files
     assert type(pickle.loads(pickle.dumps(optimizer.get_config()))) is dict
