@@ -14,6 +14,9 @@ from typing import NamedTuple
 _SHORT = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:,\[\]=]+)(?::(?P<slots>\d+))?")
 _LONG = re.compile(r"(?P<host>\S+)\s+slots\s*=\s*(?P<slots>\d+)(?:\s+max[_-]slots\s*=\s*\d+)?")
 
+DIGITS_MAX = 12  # of a number that is read
+SIZE_MAX = 1 << 16  # of ranks that are given places
+
 
 class HostError(ValueError):
     """A host list that cannot be read or does not fit; the text says where and why."""
@@ -71,6 +74,8 @@ def _host(text: str, source: str) -> Host:
 
 
 def _slots(text: str | None, source: str) -> int:
+    if text is not None and len(text.lstrip("0")) > DIGITS_MAX:
+        raise HostError(f"{source}: {text[:12]}... slots are more than a host can have")
     slots = 1 if text is None else int(text)
     if slots < 1:
         raise HostError(f"{source}: a host needs at least one slot")
@@ -104,6 +109,8 @@ def assign(hosts: Sequence[Host], size: int) -> list[Slot]:
     available = sum(host.slots for host in hosts)
     if size > available:
         raise HostError(f"Requested more processes ({size}) than there are available slots ({available})")
+    if size > SIZE_MAX:
+        raise HostError(f"{size} ranks are more than there can be: {SIZE_MAX}")
     used: list[int] = []
     for host in hosts:
         taken = min(host.slots, size - sum(used))

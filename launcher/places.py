@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -91,10 +92,9 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[s
 
 def number(flag: str, text: str, least: int, what: str) -> int:
     """A whole number of a flag. Raises PlaceError."""
-    try:
-        value = int(text, 10)
-    except ValueError:
-        raise PlaceError(f"{flag} {text}: must be a whole number of {what}") from None
+    if re.fullmatch(r"[+-]?[0-9]{1,18}", text) is None:
+        raise PlaceError(f"{flag} {text[:40]}: must be a whole number of {what}")
+    value = int(text, 10)
     if value < least:
         raise PlaceError(f"{flag} {text}: there must be at least {least} {what}")
     return value
@@ -198,7 +198,10 @@ def _nodes(asked: argparse.Namespace) -> int:
     low, colon, high = asked.nodes.partition(":")
     if colon and low != high:
         raise PlaceError(f"not yet: --nnodes {asked.nodes}: training on a changing number of hosts comes later")
-    return number("--nnodes", low, 1, "host")
+    nodes = number("--nnodes", low, 1, "host")
+    if nodes > JOB_RANKS_MAX:
+        raise PlaceError(f"--nnodes {nodes}: this version of hvdlite supports at most {JOB_RANKS_MAX} ranks")
+    return nodes
 
 
 def _meeting(
