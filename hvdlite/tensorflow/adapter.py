@@ -5,7 +5,8 @@ array whose memory is aligned as TensorFlow likes it becomes a tensor that uses 
 and all that is TensorFlow's is what is taken for a tensor and what is given back. A tensor on another device is copied
 to the CPU by TensorFlow.
 
-What a graph holds are no tensors yet but promises of some; those are for `ops.graph`.
+What a graph holds are no tensors yet but promises of some; those are for `ops.run`, which
+makes nodes of them.
 """
 
 from __future__ import annotations
@@ -38,9 +39,13 @@ def check_dtype(dtype: tf.DType) -> int:
     """The core's number of a dtype. ValueError for one that it has not."""
     number = DTYPES.get(dtype)
     if number is None:
-        supported = ", ".join(known.name for known in DTYPES)
-        raise ValueError(f"Tensor type {dtype.name} is not supported; supported: {supported}")
+        raise _unsupported(dtype.name)
     return number
+
+
+def _unsupported(dtype: str) -> ValueError:
+    supported = ", ".join(known.name for known in DTYPES)
+    return ValueError(f"Tensor type {dtype} is not supported; supported: {supported}")
 
 
 class TensorflowAdapter(NumpyAdapter):
@@ -57,7 +62,7 @@ class TensorflowAdapter(NumpyAdapter):
     def view(self, tensor: np.ndarray) -> View:
         number = _OF_NUMPY.get(tensor.dtype)
         if number is None:
-            return super().view(tensor)
+            raise _unsupported(str(tensor.dtype) if tensor.dtype.isnative else tensor.dtype.str)
         return View(tensor.__array_interface__["data"][0], tensor.shape, number, tensor.flags.c_contiguous)
 
     def form(self, tensor: Any) -> Any:

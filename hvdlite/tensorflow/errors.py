@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .. import _core
 from ..errors import (
     HorovodInternalError,
     HvdArgumentError,
@@ -68,9 +69,17 @@ def as_tensorflow(error: Exception) -> Exception:
 
 
 @contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Errors of collectives raised inside become TensorFlow's, too."""
+def translated(kind: str = "", name: Any = None) -> Iterator[None]:
+    """Errors of collectives raised inside become TensorFlow's, too.
+
+    A plain ValueError becomes an HvdArgumentError, and tells rank and tensor: a `kind`, and its name if it has one.
+    """
     try:
         yield
     except HvdError as error:
         raise as_tensorflow(error) from error.__cause__
+    except ValueError as error:
+        if not kind or isinstance(error, tf.errors.OpError):
+            raise
+        of = f"tensor '{kind}.{name}'" if name is not None else f"{kind} of a tensor without a name"
+        raise as_tensorflow(HvdArgumentError(f"rank {_core.rank()}, {of}: {error}")) from error

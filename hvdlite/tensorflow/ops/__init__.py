@@ -2,10 +2,12 @@
 
     asked        rank, size and the like, answered when a graph runs
     run          many collectives of one kind, in either mode
+    order        in what order a graph runs those of one name
     kernels      the library of ops for graphs
     gradients    what backward sends
     root         what has a root, or is between two ranks
-    here         Horovod's words
+
+Here are Horovod's words.
 
 `device_dense`, `device_sparse` and `ignore_name_scope` are taken and mean nothing: tensors are reduced where they lie,
 and a name is what the caller gave.
@@ -71,7 +73,7 @@ def allreduce(
     Average and Sum only. Raises tf.errors.FailedPreconditionError when ranks disagree about the tensor,
     tf.errors.InvalidArgumentError and ValueError for what cannot be reduced, tf.errors.UnknownError for a lost rank.
     """
-    with translated():
+    with translated("allreduce", name):
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
         if isinstance(tensor, tf.IndexedSlices):
             return _sparse_allreduce(tensor, name, terms, compression)
@@ -94,7 +96,7 @@ def grouped_allreduce(
     members = group_of(tensors)
     if not members:
         return []
-    with translated():
+    with translated("grouped_allreduce", name):
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
     results: list[Any] = [None] * len(members)
     dense = [i for i, member in enumerate(members) if not isinstance(member, tf.IndexedSlices)]
@@ -159,7 +161,7 @@ def reducescatter(
     postscale_factor: float = 1.0
 ) -> tf.Tensor:  # fmt: skip
     """This rank's rows of the reduced tensor; of rows left over, the first ranks get one each."""
-    with translated():
+    with translated("reducescatter", name):
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set)
     small, ctx = compress(compression, tensor)
     (result,) = differentiable("reducescatter", [small], [name], terms).results
@@ -176,7 +178,7 @@ def grouped_reducescatter(
     members = group_of(tensors)
     if not members:
         return []
-    with translated():
+    with translated("grouped_reducescatter", name):
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set)
     small = [compress(compression, member) for member in members]
     found = differentiable("reducescatter", [each for each, _ in small], [name], terms, grouped=True).results

@@ -82,7 +82,8 @@ def _allgather(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
 
 def _broadcast(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     totals = past.again("allreduce", gradients, op=Average)
-    return totals if _core.rank() == past.terms.root_rank else [total * 0 for total in totals]
+    mine = tf.constant(_core.rank() == past.terms.root_rank)  # the same operations everywhere: see root.py
+    return [tf.where(mine, total, tf.zeros_like(total)) for total in totals]
 
 
 def _reducescatter(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -37,7 +37,7 @@ def reduce(
     postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
 ) -> tf.Tensor:  # fmt: skip
     """The reduced tensor on the root, a tensor of no elements on the other ranks. root_rank is a global rank."""
-    with translated():
+    with translated("reduce", name):
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set)
         rank_in(process_set, root_rank)
     (result,) = differentiable("allreduce", [tensor], [_named("reduce", name)], terms).results
@@ -51,8 +51,8 @@ def gather(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tf.Tensor:
     """Every rank's rows on the root, in rank order; no rows on the other ranks. root_rank is a global rank."""
-    mine = _rows("gather", tensor)
-    with translated():
+    mine = _rows("gather", tensor, name)
+    with translated("gather", name):
         root = rank_in(process_set, root_rank)
     splits = tf.one_hot(root, process_set.size(), dtype=tf.int64) * tf.shape(mine, tf.int64)[0]
     terms = Terms(process_set, splits=splits)
@@ -68,8 +68,8 @@ def scatter(
 
     The others give a tensor of the root's dtype and dimensions but the first, such as tf.zeros([0, 4]).
     """
-    mine = _rows("scatter", tensor)
-    with translated():
+    mine = _rows("scatter", tensor, name)
+    with translated("scatter", name):
         rank_in(process_set, root_rank)
     is_root = _core.rank() == root_rank
     mine = mine[: None if is_root else 0]
@@ -85,7 +85,7 @@ def send(tensor: Any, dst: int, name: str | None = None, process_set: ProcessSet
 
     In a graph, too, nothing that comes after it begins before it has been received.
     """
-    with translated():
+    with translated("send", name):
         given = tf.convert_to_tensor(tensor)
         if tf.executing_eagerly():
             eager.send(given, dst, name, process_set)
@@ -98,7 +98,7 @@ def send(tensor: Any, dst: int, name: str | None = None, process_set: ProcessSet
 @_as_it_is
 def recv(tensor: Any, src: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> tf.Tensor:
     """What rank src sends, of the shape and dtype of `tensor`, which is not changed. src is a global rank."""
-    with translated():
+    with translated("recv", name):
         given = tf.convert_to_tensor(tensor)
         if not tf.executing_eagerly():
             return between(given, name, process_set, *_pair(src, _core.rank()))
@@ -116,8 +116,8 @@ def _named(kind: str, name: str | None) -> str | None:
     return None if name is None else f"{kind}.{name}"
 
 
-def _rows(kind: str, tensor: Any) -> tf.Tensor:
-    with translated():
+def _rows(kind: str, tensor: Any, name: str | None) -> tf.Tensor:
+    with translated(kind, name):
         mine = tf.convert_to_tensor(tensor)
         if mine.shape.rank == 0:
             raise HvdArgumentError(f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,)")
