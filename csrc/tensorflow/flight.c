@@ -9,9 +9,11 @@
  * It sleeps on the oldest and looks at the others now and then: in what order things end is not known, and the one
  * that ends may be what lets another rank go on with the oldest.
  *
- * A name may be started again before it has ended: by the next iteration of a loop, or by another call of the same
- * function. It is held back then, and goes when the first has ended; since starts of one name come in the order of the
- * program on every rank, they meet.
+ * A name may be started again before it has ended: by the next iteration of a loop, or by the next call of a function
+ * whose result nobody wanted. It is held back then, and goes when the first has ended; since starts of one name come in
+ * the order of the program on every rank, they meet. That is true of one step of a graph with automatic control
+ * dependencies, and of steps that do not overlap. Elsewhere the order is chance, on every rank another, and the second
+ * start is an error, or sums would be of tensors that do not belong together.
  *
  * How long a Finish may wait can be bounded (as in _core/patience.py): the thread of ours looks which has waited too
  * long and fails the job, after which all flights end. A join may wait.
@@ -87,8 +89,11 @@ static void recycle(struct hvd_tf_flight *flight)
     if (flight->native > 0)
         hvd_tf_core.forget(flight->native);
     free(flight->text);
+    free(flight->name);
+    free(flight->shape);
     hvd_tf_words_release(flight->words);
-    flight->text = NULL;
+    flight->text = flight->name = NULL;
+    flight->shape = NULL;
     pthread_mutex_lock(&lock);
     flight->serial = 0;
     flight->next = unused;
@@ -120,6 +125,28 @@ static bool in_list(const struct hvd_tf_flight *list, const struct hvd_tf_flight
         if (same_name(list, like))
             return true;
     return false;
+}
+
+/* Under the lock. Of two starts of a name that the list and `like` are, nobody knows which comes first: the one of the
+ * list has its handle still, so its step goes on, and it is another step, or one that has no order. */
+static bool in_no_order(const struct hvd_tf_flight *list, const struct hvd_tf_flight *like)
+{
+    for (; list; list = list->next)
+        if (same_name(list, like) && list->owned && (list->step != like->step || like->words->order != HVD_TF_ORDERED))
+            return true;
+    return false;
+}
+
+static char *say_in_no_order(const char *name)
+{
+    char text[HVD_TEXT_MAX];
+    snprintf(
+        text, sizeof text,
+        "rank %d: tensor '%s' is started while it is under way, in no order that is the same on all ranks (a name "
+        "that is used twice, a loop outside of tf.function, a function that several threads call): give each call a "
+        "name of its own, or make one wait for the other",
+        hvd_tf_core.rank(), name);
+    return strdup(text);
 }
 
 /* Not under the lock: the core may take its time. */
@@ -322,7 +349,13 @@ void hvd_tf_flight_start(struct hvd_tf_flight *flight)
         has_thread = pthread_create(&thread, NULL, serve, NULL) == 0 && pthread_detach(thread) == 0;
     }
     bool waits = in_list(flying, flight) || in_list(held, flight);
-    append(flight, waits ? &held_end : &flying_end); /* from now on its name is taken */
+    bool clash = waits && (in_no_order(flying, flight) || in_no_order(held, flight));
+    if (clash) {
+        flight->code = HVD_EDUP;
+        flight->text = say_in_no_order(flight->request.name);
+        pthread_cond_signal(&news);
+    }
+    append(flight, waits && !clash ? &held_end : &flying_end); /* from now on its name is taken */
     pthread_mutex_unlock(&lock);
     if (!waits)
         submit(flight);

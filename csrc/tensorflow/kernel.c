@@ -1,8 +1,8 @@
-/* kernel.c - the three ops that TensorFlow sees, and how its tensors become a request and a result a tensor.
+/* kernel.c - how do TensorFlow's tensors become a request, and a result a tensor? The two nodes of a collective.
  *
  *   HvdStart(x, splits) -> handle      says what is wanted, in attributes; never blocks
  *   HvdFinish(handle) -> (y, rows)     the result; of a ragged collective also the rows that came from each rank
- *   HvdAsk() -> number                 rank, size and the like when the graph runs, not when it was traced
+ * (register.c makes them known.)
  *
  * Start is stateful, so that nothing merges, folds or prunes it, and TensorFlow runs the starts of a function in the
  * order of the program: gradients are started in the order in which backward makes them, and travel while it goes on.
@@ -15,13 +15,14 @@
  */
 #include "tensorflow.h"
 
-#include <math.h>
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ALIGNMENT 64 /* what TensorFlow wants of memory that it does not copy */
+#define ALIGNMENT        64   /* what TensorFlow wants of memory that it does not copy */
+#define ITERATIONS_NAMED 1024 /* more than any loop runs at once */
 
 void hvd_tf_words_release(struct hvd_tf_words *words)
 {
@@ -46,7 +47,7 @@ static uint64_t hash_of(const char *text)
     return hash;
 }
 
-static void *start_create(struct tf_construction *node)
+void *hvd_tf_start_create(struct tf_construction *node)
 {
     struct tf_status *status = hvd_tf.TF_NewStatus();
     struct hvd_tf_words *words = calloc(1, sizeof *words);
@@ -58,7 +59,7 @@ static void *start_create(struct tf_construction *node)
     } numbers[] = {{"kind", &words->kind},           {"op", &words->op},        {"root", &words->root},
                    {"prescale", &prescale},          {"postscale", &postscale}, {"process_set", &words->process_set},
                    {"group", &words->group},         {"place", &words->place},  {"places", &words->places},
-                   {"members", &words->group_count}, {"peer", &words->peer}};
+                   {"members", &words->group_count}, {"peer", &words->peer},    {"order", &words->order}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && !hvd_tf.TF_GetCode(status); i++)
         hvd_tf.TF_OpKernelConstruction_GetAttrInt64(node, numbers[i].name, numbers[i].into, status);
     if (!hvd_tf.TF_GetCode(status))
@@ -76,12 +77,12 @@ static void *start_create(struct tf_construction *node)
     return words;
 }
 
-static void start_delete(void *words)
+void hvd_tf_start_delete(void *words)
 {
     hvd_tf_words_release(words);
 }
 
-static void fail(struct tf_run *run, int code, const char *text)
+void hvd_tf_fail(struct tf_run *run, int code, const char *text)
 {
     struct tf_status *status = hvd_tf.TF_NewStatus();
     hvd_tf.TF_SetStatus(status, code, text);
@@ -169,6 +170,39 @@ static bool ragged(int64_t kind)
     return kind == HVD_ALLGATHER || kind == HVD_ALLTOALL || kind == HVD_JOIN;
 }
 
+/* Iterations of a loop that TensorFlow does not order have names of their own, or they would be taken for each other.
+ * Frames are numbered alike on every rank; numbers of iterations come again, so that names do. */
+static bool name_iteration(struct hvd_tf_flight *flight, struct tf_run *run)
+{
+    struct hvd_request *request = &flight->request;
+    uint64_t frame = hvd_tf.TF_GetFrameId(run);
+    int64_t iteration = hvd_tf.TF_GetIterId(run) % ITERATIONS_NAMED;
+    size_t bytes = strlen(flight->words->key) + 48;
+    if (!(flight->name = malloc(bytes)))
+        return false;
+    snprintf(flight->name, bytes, "%s@%" PRIx64 ".%" PRId64, flight->words->key, frame, iteration);
+    request->name = flight->name;
+    if (request->group) {
+        request->group = hash_of(flight->name + strlen(flight->words->key)) ^ (uint64_t)flight->words->group;
+        request->group += request->group == 0;
+    }
+    return true;
+}
+
+/* Its shape, where the core does not keep all of it. */
+static bool keep_shape(struct hvd_tf_flight *flight)
+{
+    int dims = hvd_tf.TF_NumDims(flight->input);
+    flight->dims = dims;
+    if (dims <= HVD_DIMS_MAX || !ragged(flight->words->kind))
+        return true;
+    if (!(flight->shape = malloc((size_t)dims * sizeof *flight->shape)))
+        return false;
+    for (int i = 0; i < dims; i++)
+        flight->shape[i] = hvd_tf.TF_Dim(flight->input, i);
+    return true;
+}
+
 static void fill_request(struct hvd_tf_flight *flight)
 {
     const struct hvd_tf_words *words = flight->words;
@@ -203,11 +237,11 @@ static void fill_request(struct hvd_tf_flight *flight)
     }
 }
 
-static void start_compute(void *kernel, struct tf_run *run)
+void hvd_tf_start_compute(void *kernel, struct tf_run *run)
 {
     struct hvd_tf_words *words = kernel;
     if (!hvd_tf_core.submit) {
-        fail(run, TF_FAILED_PRECONDITION, "hvdlite is not attached: import hvdlite.tensorflow");
+        hvd_tf_fail(run, TF_FAILED_PRECONDITION, "hvdlite is not attached: import hvdlite.tensorflow");
         return;
     }
     struct tf_status *status = hvd_tf.TF_NewStatus();
@@ -220,12 +254,17 @@ static void start_compute(void *kernel, struct tf_run *run)
             hvd_tf.TF_GetInput(run, 1, &flight->splits, status);
         if (!hvd_tf.TF_GetCode(status) && !ragged(words->kind) && words->kind != HVD_BARRIER)
             prepare_output(flight, run, status);
+        if (!hvd_tf.TF_GetCode(status)) {
+            fill_request(flight);
+            flight->step = hvd_tf.TF_StepId(run);
+            if (!keep_shape(flight) || (words->order == HVD_TF_NAMED && !name_iteration(flight, run)))
+                hvd_tf.TF_SetStatus(status, TF_EXHAUSTED, "no memory for another collective");
+        }
         if (hvd_tf.TF_GetCode(status)) {
             flight->code = HVD_ENOMEM;
             flight->over = true;
             hvd_tf_flight_drop(flight);
         } else {
-            fill_request(flight);
             put_handle(flight, run, status); /* the run holds it, so the flight lives until Start is over */
             hvd_tf_flight_start(flight);
         }
@@ -239,12 +278,10 @@ static void start_compute(void *kernel, struct tf_run *run)
 static void copy_result(const struct hvd_tf_flight *flight, const struct hvd_output *result, struct tf_run *run,
                         struct tf_status *status)
 {
-    const struct hvd_request *request = &flight->request;
-    int dims = request->ndim; /* of more than HVD_DIMS_MAX the caller makes the shape again */
-    int64_t shape[HVD_DIMS_MAX] = {0};
-    memcpy(shape, request->dims, sizeof shape);
-    if (dims > 0)
-        shape[0] = result->rows;
+    int dims = flight->dims;
+    int64_t shape[dims + 1];
+    for (int i = 0; i < dims; i++)
+        shape[i] = i == 0 ? result->rows : flight->shape ? flight->shape[i] : flight->request.dims[i];
     struct tf_tensor *output = hvd_tf.TF_AllocateOutput(run, 0, hvd_tf.TF_ExpectedOutputDataType(run, 0), shape, dims,
                                                         (size_t)result->bytes, status);
     if (hvd_tf.TF_GetCode(status))
@@ -268,7 +305,8 @@ static void put_rows(const int64_t *rows, int64_t count, struct tf_run *run, str
 void hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *run)
 {
     if (flight->code != HVD_OK) {
-        fail(run, class_of(flight->code), flight->text && flight->text[0] ? flight->text : "the collective failed");
+        hvd_tf_fail(run, class_of(flight->code),
+                    flight->text && flight->text[0] ? flight->text : "the collective failed");
         return;
     }
     struct tf_status *status = hvd_tf.TF_NewStatus();
@@ -292,7 +330,7 @@ void hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *run)
     hvd_tf.TF_DeleteStatus(status);
 }
 
-static void finish_compute(void *kernel, struct tf_run *run, struct tf_done *done)
+void hvd_tf_finish_compute(void *kernel, struct tf_run *run, struct tf_done *done)
 {
     (void)kernel;
     struct tf_status *status = hvd_tf.TF_NewStatus();
@@ -310,91 +348,6 @@ static void finish_compute(void *kernel, struct tf_run *run, struct tf_done *don
     if (over > 0)
         hvd_tf_deliver(flight, run);
     else
-        fail(run, TF_INVALID_ARGUMENT, "the handle of a collective was copied, or kept longer than its step");
+        hvd_tf_fail(run, TF_INVALID_ARGUMENT, "the handle of a collective was copied, or kept longer than its step");
     hvd_tf.TF_RunAsyncOpKernelDoneCallback(done);
-}
-
-static void *ask_create(struct tf_construction *node)
-{
-    int64_t *what = calloc(1, sizeof *what);
-    struct tf_status *status = hvd_tf.TF_NewStatus();
-    hvd_tf.TF_OpKernelConstruction_GetAttrInt64(node, "what", what, status);
-    if (hvd_tf.TF_GetCode(status))
-        hvd_tf.TF_OpKernelConstruction_Failure(node, status);
-    hvd_tf.TF_DeleteStatus(status);
-    return what;
-}
-
-static void ask_compute(void *kernel, struct tf_run *run)
-{
-    int64_t what = *(int64_t *)kernel;
-    int (*const asked[])(void) = {hvd_tf_core.rank, hvd_tf_core.size, hvd_tf_core.local_rank, hvd_tf_core.local_size};
-    int answer = what >= 0 && what < 4 && asked[what] ? asked[what]() : HVD_ESTATE;
-    if (answer < 0) {
-        fail(run, TF_FAILED_PRECONDITION, "hvdlite has not been initialized; use hvd.init().");
-        return;
-    }
-    struct tf_status *status = hvd_tf.TF_NewStatus();
-    struct tf_tensor *output = hvd_tf.TF_AllocateOutput(run, 0, TF_INT32, NULL, 0, sizeof(int32_t), status);
-    if (hvd_tf.TF_GetCode(status)) {
-        hvd_tf.TF_OpKernelContext_Failure(run, status);
-    } else {
-        *(int32_t *)hvd_tf.TF_TensorData(output) = answer;
-        hvd_tf.TF_DeleteTensor(output);
-    }
-    hvd_tf.TF_DeleteStatus(status);
-}
-
-static void any_shape(struct tf_shapes *shapes, struct tf_status *status)
-{
-    hvd_tf.TF_ShapeInferenceContextSetUnknownShape(shapes, status);
-}
-
-static void define(const char *name, bool stateful, const char *const *attributes, const char *const *inputs,
-                   const char *const *outputs, struct tf_status *status)
-{
-    struct tf_op_builder *op = hvd_tf.TF_NewOpDefinitionBuilder(name);
-    for (; *attributes; attributes++)
-        hvd_tf.TF_OpDefinitionBuilderAddAttr(op, *attributes);
-    for (; *inputs; inputs++)
-        hvd_tf.TF_OpDefinitionBuilderAddInput(op, *inputs);
-    for (; *outputs; outputs++)
-        hvd_tf.TF_OpDefinitionBuilderAddOutput(op, *outputs);
-    if (stateful)
-        hvd_tf.TF_OpDefinitionBuilderSetIsStateful(op, true);
-    hvd_tf.TF_OpDefinitionBuilderSetShapeInferenceFunction(op, any_shape);
-    if (!hvd_tf.TF_GetCode(status))
-        hvd_tf.TF_RegisterOpDefinition(op, status);
-}
-
-/* For tensors in host memory; on a GPU TensorFlow copies them there and back. */
-static void provide(const char *op, struct tf_kernel_builder *kernel, bool gpu, const char *const *arguments,
-                    struct tf_status *status)
-{
-    for (; gpu && *arguments; arguments++)
-        hvd_tf.TF_KernelBuilder_HostMemory(kernel, *arguments);
-    if (!hvd_tf.TF_GetCode(status))
-        hvd_tf.TF_RegisterKernelBuilder(op, kernel, status);
-}
-
-#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
-
-void hvd_tf_register(struct tf_status *status)
-{
-    define("HvdStart", true,
-           LIST("T: type", "key: string", "kind: int", "op: int = 0", "root: int = 0", "prescale: int",
-                "postscale: int", "process_set: int = 0", "group: int = 0", "members: int = 0", "place: int = 0",
-                "places: int = 1", "peer: int = 0"),
-           LIST("x: T", "splits: int64"), LIST("handle: int64"), status);
-    define("HvdFinish", false, LIST("T: type"), LIST("handle: int64"), LIST("y: T", "rows: int64"), status);
-    define("HvdAsk", true, LIST("what: int"), LIST(NULL), LIST("answer: int32"), status);
-    for (int gpu = 0; gpu < 2; gpu++) {
-        const char *device = gpu ? "GPU" : "CPU";
-        provide("HvdStart", hvd_tf.TF_NewKernelBuilder("HvdStart", device, start_create, start_compute, start_delete),
-                gpu, LIST("x", "splits", "handle"), status);
-        provide("HvdFinish", hvd_tf.TF_NewAsyncKernelBuilder("HvdFinish", device, NULL, finish_compute, NULL), gpu,
-                LIST("handle", "y", "rows"), status);
-        provide("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", device, ask_create, ask_compute, free), gpu,
-                LIST("answer"), status);
-    }
 }

@@ -22,7 +22,7 @@ struct tf_construction;
 struct tf_run; /* one execution of a kernel: TF_OpKernelContext */
 struct tf_shapes;
 struct tf_done; /* a std::function<void()>: TF_AsyncOpKernelDoneCallback */
-enum { TF_INT32 = 3, TF_INT64 = 9, TF_DTYPES = 64 };
+enum { TF_INT32 = 3, TF_INT64 = 9, TF_RESOURCE = 20, TF_DTYPES = 64 };
 enum { TF_UNKNOWN = 2, TF_INVALID_ARGUMENT = 3, TF_DEADLINE = 4, TF_EXHAUSTED = 8, TF_FAILED_PRECONDITION = 9 };
 struct tf_allocation {
     size_t struct_size;
@@ -30,52 +30,56 @@ struct tf_allocation {
 };
 
 /* X(result, name, arguments): all that we call. TensorFlow 2.16 and newer have them in libtensorflow_framework. */
-#define HVD_TF_FUNCTIONS(X)                                                                                \
-    X(struct tf_status *, TF_NewStatus, (void))                                                            \
-    X(void, TF_DeleteStatus, (struct tf_status *))                                                         \
-    X(int, TF_GetCode, (const struct tf_status *))                                                         \
-    X(const char *, TF_Message, (const struct tf_status *))                                                \
-    X(void, TF_SetStatus, (struct tf_status *, int, const char *))                                         \
-    X(struct tf_op_builder *, TF_NewOpDefinitionBuilder, (const char *))                                   \
-    X(void, TF_RegisterOpDefinition, (struct tf_op_builder *, struct tf_status *))                         \
-    X(void, TF_OpDefinitionBuilderAddAttr, (struct tf_op_builder *, const char *))                         \
-    X(void, TF_OpDefinitionBuilderAddInput, (struct tf_op_builder *, const char *))                        \
-    X(void, TF_OpDefinitionBuilderAddOutput, (struct tf_op_builder *, const char *))                       \
-    X(void, TF_OpDefinitionBuilderSetIsStateful, (struct tf_op_builder *, bool))                           \
-    X(void, TF_OpDefinitionBuilderSetShapeInferenceFunction,                                               \
-      (struct tf_op_builder *, void (*)(struct tf_shapes *, struct tf_status *)))                          \
-    X(void, TF_ShapeInferenceContextSetUnknownShape, (struct tf_shapes *, struct tf_status *))             \
-    X(struct tf_kernel_builder *, TF_NewKernelBuilder,                                                     \
-      (const char *, const char *, void *(*)(struct tf_construction *), void (*)(void *, struct tf_run *), \
-       void (*)(void *)))                                                                                  \
-    X(struct tf_kernel_builder *, TF_NewAsyncKernelBuilder,                                                \
-      (const char *, const char *, void *(*)(struct tf_construction *),                                    \
-       void (*)(void *, struct tf_run *, struct tf_done *), void (*)(void *)))                             \
-    X(void, TF_RegisterKernelBuilder, (const char *, struct tf_kernel_builder *, struct tf_status *))      \
-    X(void, TF_RunAsyncOpKernelDoneCallback, (struct tf_done *))                                           \
-    X(void, TF_KernelBuilder_HostMemory, (struct tf_kernel_builder *, const char *))                       \
-    X(void, TF_OpKernelConstruction_GetAttrSize,                                                           \
-      (struct tf_construction *, const char *, int32_t *, int32_t *, struct tf_status *))                  \
-    X(void, TF_OpKernelConstruction_GetAttrString,                                                         \
-      (struct tf_construction *, const char *, char *, size_t, struct tf_status *))                        \
-    X(void, TF_OpKernelConstruction_GetAttrInt64,                                                          \
-      (struct tf_construction *, const char *, int64_t *, struct tf_status *))                             \
-    X(void, TF_OpKernelConstruction_Failure, (struct tf_construction *, struct tf_status *))               \
-    X(void, TF_GetInput, (struct tf_run *, int, struct tf_tensor **, struct tf_status *))                  \
-    X(void, TF_SetOutput, (struct tf_run *, int, const struct tf_tensor *, struct tf_status *))            \
-    X(void, TF_OpKernelContext_Failure, (struct tf_run *, struct tf_status *))                             \
-    X(int, TF_ExpectedOutputDataType, (struct tf_run *, int))                                              \
-    X(struct tf_tensor *, TF_AllocateTemp,                                                                 \
-      (struct tf_run *, int, const int64_t *, int, struct tf_allocation *, struct tf_status *))            \
-    X(struct tf_tensor *, TF_AllocateOutput,                                                               \
-      (struct tf_run *, int, int, const int64_t *, int, size_t, struct tf_status *))                       \
-    X(struct tf_tensor *, TF_NewTensor,                                                                    \
-      (int, const int64_t *, int, void *, size_t, void (*)(void *, size_t, void *), void *))               \
-    X(void, TF_DeleteTensor, (struct tf_tensor *))                                                         \
-    X(int, TF_TensorType, (const struct tf_tensor *))                                                      \
-    X(int, TF_NumDims, (const struct tf_tensor *))                                                         \
-    X(int64_t, TF_Dim, (const struct tf_tensor *, int))                                                    \
-    X(size_t, TF_TensorByteSize, (const struct tf_tensor *))                                               \
+#define HVD_TF_FUNCTIONS(X)                                                                                       \
+    X(struct tf_status *, TF_NewStatus, (void))                                                                   \
+    X(void, TF_DeleteStatus, (struct tf_status *))                                                                \
+    X(int, TF_GetCode, (const struct tf_status *))                                                                \
+    X(const char *, TF_Message, (const struct tf_status *))                                                       \
+    X(void, TF_SetStatus, (struct tf_status *, int, const char *))                                                \
+    X(struct tf_op_builder *, TF_NewOpDefinitionBuilder, (const char *))                                          \
+    X(void, TF_RegisterOpDefinition, (struct tf_op_builder *, struct tf_status *))                                \
+    X(void, TF_OpDefinitionBuilderAddAttr, (struct tf_op_builder *, const char *))                                \
+    X(void, TF_OpDefinitionBuilderAddInput, (struct tf_op_builder *, const char *))                               \
+    X(void, TF_OpDefinitionBuilderAddOutput, (struct tf_op_builder *, const char *))                              \
+    X(void, TF_OpDefinitionBuilderSetIsStateful, (struct tf_op_builder *, bool))                                  \
+    X(void, TF_OpDefinitionBuilderSetShapeInferenceFunction,                                                      \
+      (struct tf_op_builder *, void (*)(struct tf_shapes *, struct tf_status *)))                                 \
+    X(void, TF_ShapeInferenceContextSetUnknownShape, (struct tf_shapes *, struct tf_status *))                    \
+    X(struct tf_kernel_builder *, TF_NewKernelBuilder,                                                            \
+      (const char *, const char *, void *(*)(struct tf_construction *), void (*)(void *, struct tf_run *),        \
+       void (*)(void *)))                                                                                         \
+    X(struct tf_kernel_builder *, TF_NewAsyncKernelBuilder,                                                       \
+      (const char *, const char *, void *(*)(struct tf_construction *),                                           \
+       void (*)(void *, struct tf_run *, struct tf_done *), void (*)(void *)))                                    \
+    X(void, TF_RegisterKernelBuilder, (const char *, struct tf_kernel_builder *, struct tf_status *))             \
+    X(void, TF_RunAsyncOpKernelDoneCallback, (struct tf_done *))                                                  \
+    X(void, TF_KernelBuilder_HostMemory, (struct tf_kernel_builder *, const char *))                              \
+    X(void, TF_KernelBuilder_TypeConstraint, (struct tf_kernel_builder *, const char *, int, struct tf_status *)) \
+    X(int64_t, TF_StepId, (struct tf_run *))                                                                      \
+    X(uint64_t, TF_GetFrameId, (struct tf_run *))                                                                 \
+    X(int64_t, TF_GetIterId, (struct tf_run *))                                                                   \
+    X(void, TF_OpKernelConstruction_GetAttrSize,                                                                  \
+      (struct tf_construction *, const char *, int32_t *, int32_t *, struct tf_status *))                         \
+    X(void, TF_OpKernelConstruction_GetAttrString,                                                                \
+      (struct tf_construction *, const char *, char *, size_t, struct tf_status *))                               \
+    X(void, TF_OpKernelConstruction_GetAttrInt64,                                                                 \
+      (struct tf_construction *, const char *, int64_t *, struct tf_status *))                                    \
+    X(void, TF_OpKernelConstruction_Failure, (struct tf_construction *, struct tf_status *))                      \
+    X(void, TF_GetInput, (struct tf_run *, int, struct tf_tensor **, struct tf_status *))                         \
+    X(void, TF_SetOutput, (struct tf_run *, int, const struct tf_tensor *, struct tf_status *))                   \
+    X(void, TF_OpKernelContext_Failure, (struct tf_run *, struct tf_status *))                                    \
+    X(int, TF_ExpectedOutputDataType, (struct tf_run *, int))                                                     \
+    X(struct tf_tensor *, TF_AllocateTemp,                                                                        \
+      (struct tf_run *, int, const int64_t *, int, struct tf_allocation *, struct tf_status *))                   \
+    X(struct tf_tensor *, TF_AllocateOutput,                                                                      \
+      (struct tf_run *, int, int, const int64_t *, int, size_t, struct tf_status *))                              \
+    X(struct tf_tensor *, TF_NewTensor,                                                                           \
+      (int, const int64_t *, int, void *, size_t, void (*)(void *, size_t, void *), void *))                      \
+    X(void, TF_DeleteTensor, (struct tf_tensor *))                                                                \
+    X(int, TF_TensorType, (const struct tf_tensor *))                                                             \
+    X(int, TF_NumDims, (const struct tf_tensor *))                                                                \
+    X(int64_t, TF_Dim, (const struct tf_tensor *, int))                                                           \
+    X(size_t, TF_TensorByteSize, (const struct tf_tensor *))                                                      \
     X(void *, TF_TensorData, (const struct tf_tensor *))
 
 #define HVD_TF_MEMBER(result, name, arguments) result(*name) arguments;
@@ -110,10 +114,14 @@ struct hvd_tf_done {
     void *invoke;
 };
 
+/* In what order TensorFlow runs starts of one name within a step: that of the program, none (it should run once), or
+ * none, in a loop, whose iterations get names of their own. */
+enum { HVD_TF_ORDERED, HVD_TF_ONCE, HVD_TF_NAMED };
+
 /* What a node of a graph says: read once, shared by its executions. Counted. */
 struct hvd_tf_words {
     _Atomic int users;
-    int64_t kind, op, root, peer, process_set, group, group_count, place, places;
+    int64_t kind, op, root, peer, process_set, group, group_count, place, places, order;
     double prescale, postscale;
     uint64_t hash; /* of key and process set */
     char *key;
@@ -131,6 +139,9 @@ struct hvd_tf_flight {
     struct hvd_tf_words *words;
     struct tf_tensor *input, *splits, *output; /* output NULL: the engine has it (ragged) */
     struct hvd_request request;
+    char *name;           /* the request's, where it is not the node's key */
+    int64_t step, *shape; /* which execution of a graph; the input's shape, if it has more than HVD_DIMS_MAX */
+    int dims;
     int64_t native, since; /* since: when somebody began to wait, in ms; 0: nobody, or waiting has no limit */
     struct hvd_tf_waiter *waiters;
     bool owned, over; /* the handle tensor lives; the collective has ended */
@@ -151,10 +162,16 @@ void hvd_tf_flight_drop(struct hvd_tf_flight *flight);
 void hvd_tf_flights_bound(double seconds); /* from now on who waits does so for so long at most; 0: any time */
 int64_t hvd_tf_flights(int which); /* 0: alive, 1: started since the library was loaded, 2: most alive at once */
 
+/* kernel.c: the kernels, and the error of one. */
+void *hvd_tf_start_create(struct tf_construction *node);
+void hvd_tf_start_compute(void *kernel, struct tf_run *run);
+void hvd_tf_start_delete(void *words);
+void hvd_tf_finish_compute(void *kernel, struct tf_run *run, struct tf_done *done);
+void hvd_tf_fail(struct tf_run *run, int code, const char *text);
 void hvd_tf_words_release(struct hvd_tf_words *words);
 /* kernel.c: the outcome of a flight that is over becomes the outputs of Finish, or its error. */
 void hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *run);
-/* kernel.c: registers ops and kernels. */
+/* register.c: registers ops and kernels. */
 void hvd_tf_register(struct tf_status *status);
 
 #endif

@@ -26,6 +26,7 @@ from ...process_set import ProcessSet, number_of, rank_in
 from ..adapter import TensorflowAdapter, check_dtype
 from ..errors import translated
 from .kernels import bits, library, signed
+from .order import order_here
 
 _KINDS = {
     "allreduce": _core.ALLREDUCE,
@@ -53,7 +54,7 @@ def run(kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: T
 
     Raises what `hvdlite.ops` raises, as errors of tf.errors, too; from a graph when it runs.
     """
-    with translated():
+    with translated(kind, names[0]):
         if tf.executing_eagerly():
             return _eagerly(kind, tensors, names, terms, grouped)
         return _in_graph(kind, tensors, names, terms, grouped)
@@ -124,6 +125,7 @@ def _in_graph(
         "kind": _KINDS[kind], "op": terms.op if "reduce" in kind else 0, "root": root, "process_set": number,
         "prescale": bits(terms.prescale), "postscale": bits(terms.postscale), "group": group,
         "members": count if grouped else 0, "place": rank_in(terms.process_set, _core.rank()), "places": size,
+        "order": order_here(kind, names[0]),
     }  # fmt: skip
     opened = library()
     ops = opened.ops
@@ -153,6 +155,7 @@ def between(tensor: tf.Tensor, name: str | None, process_set: ProcessSet, sender
         x=tensor, splits=tf.zeros([0], tf.int64), key=full_name("send.", name or _traced("send")), kind=_core.SEND,
         root=rank_in(process_set, sender), peer=rank_in(process_set, receiver), process_set=number,
         prescale=bits(1.0), postscale=bits(1.0), place=place, places=process_set.size(),
+        order=order_here("send", name),
     )  # fmt: skip
     handle.set_shape([2])
     result, _ = ops.hvd_finish(handle=handle, T=tensor.dtype)

@@ -1,0 +1,109 @@
+/* register.c - what does TensorFlow know of us? Three ops, and for which devices there are kernels.
+ *
+ *   HvdStart, HvdFinish   a collective (kernel.c)
+ *   HvdAsk() -> number    rank, size and the like when the graph runs, not when it was traced
+ *
+ * Kernels want tensors in host memory, on a GPU too. There is none for XLA, and a function that was traced long before
+ * another is compiled calls nothing of ours that could say so. What XLA says itself is that it found no kernel - and,
+ * where there is one for other dtypes, all attributes of the node. So HvdStart has a kernel for XLA whose dtype no
+ * tensor of ours has, and an attribute that says what to do. A kernel that failed with a text would be a worse answer:
+ * where XLA chooses what to compile, it would choose us.
+ */
+#include "tensorflow.h"
+
+#include <stdlib.h>
+
+#define NOT_FOR_XLA \
+    "collectives cannot be compiled by XLA yet: say jit_compile=False" /* TensorFlow shows up to 80 letters */
+
+static void *ask_create(struct tf_construction *node)
+{
+    int64_t *what = calloc(1, sizeof *what);
+    struct tf_status *status = hvd_tf.TF_NewStatus();
+    hvd_tf.TF_OpKernelConstruction_GetAttrInt64(node, "what", what, status);
+    if (hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_OpKernelConstruction_Failure(node, status);
+    hvd_tf.TF_DeleteStatus(status);
+    return what;
+}
+
+static void ask_compute(void *kernel, struct tf_run *run)
+{
+    int64_t what = *(int64_t *)kernel;
+    int (*const asked[])(void) = {hvd_tf_core.rank, hvd_tf_core.size, hvd_tf_core.local_rank, hvd_tf_core.local_size};
+    int answer = what >= 0 && what < 4 && asked[what] ? asked[what]() : HVD_ESTATE;
+    if (answer < 0) {
+        hvd_tf_fail(run, TF_FAILED_PRECONDITION, "hvdlite has not been initialized; use hvd.init().");
+        return;
+    }
+    struct tf_status *status = hvd_tf.TF_NewStatus();
+    struct tf_tensor *output = hvd_tf.TF_AllocateOutput(run, 0, TF_INT32, NULL, 0, sizeof(int32_t), status);
+    if (hvd_tf.TF_GetCode(status)) {
+        hvd_tf.TF_OpKernelContext_Failure(run, status);
+    } else {
+        *(int32_t *)hvd_tf.TF_TensorData(output) = answer;
+        hvd_tf.TF_DeleteTensor(output);
+    }
+    hvd_tf.TF_DeleteStatus(status);
+}
+
+static void any_shape(struct tf_shapes *shapes, struct tf_status *status)
+{
+    hvd_tf.TF_ShapeInferenceContextSetUnknownShape(shapes, status);
+}
+
+static void define(const char *name, bool stateful, const char *const *attributes, const char *const *inputs,
+                   const char *const *outputs, struct tf_status *status)
+{
+    struct tf_op_builder *op = hvd_tf.TF_NewOpDefinitionBuilder(name);
+    for (; *attributes; attributes++)
+        hvd_tf.TF_OpDefinitionBuilderAddAttr(op, *attributes);
+    for (; *inputs; inputs++)
+        hvd_tf.TF_OpDefinitionBuilderAddInput(op, *inputs);
+    for (; *outputs; outputs++)
+        hvd_tf.TF_OpDefinitionBuilderAddOutput(op, *outputs);
+    if (stateful)
+        hvd_tf.TF_OpDefinitionBuilderSetIsStateful(op, true);
+    hvd_tf.TF_OpDefinitionBuilderSetShapeInferenceFunction(op, any_shape);
+    if (!hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_RegisterOpDefinition(op, status);
+}
+
+/* For tensors in host memory; on a GPU TensorFlow copies them there and back. */
+static void provide(const char *op, struct tf_kernel_builder *kernel, bool gpu, const char *const *arguments,
+                    struct tf_status *status)
+{
+    for (; gpu && *arguments; arguments++)
+        hvd_tf.TF_KernelBuilder_HostMemory(kernel, *arguments);
+    if (!hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_RegisterKernelBuilder(op, kernel, status);
+}
+
+#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+void hvd_tf_register(struct tf_status *status)
+{
+    define("HvdStart", true,
+           LIST("T: type", "key: string", "kind: int", "op: int = 0", "root: int = 0", "prescale: int",
+                "postscale: int", "process_set: int = 0", "group: int = 0", "members: int = 0", "place: int = 0",
+                "places: int = 1", "peer: int = 0", "order: int = 0", "xla: string = '" NOT_FOR_XLA "'"),
+           LIST("x: T", "splits: int64"), LIST("handle: int64"), status);
+    define("HvdFinish", false, LIST("T: type"), LIST("handle: int64"), LIST("y: T", "rows: int64"), status);
+    define("HvdAsk", true, LIST("what: int"), LIST(NULL), LIST("answer: int32"), status);
+    for (int gpu = 0; gpu < 2; gpu++) {
+        const char *device = gpu ? "GPU" : "CPU";
+        provide("HvdStart",
+                hvd_tf.TF_NewKernelBuilder("HvdStart", device, hvd_tf_start_create, hvd_tf_start_compute,
+                                           hvd_tf_start_delete),
+                gpu, LIST("x", "splits", "handle"), status);
+        provide("HvdFinish", hvd_tf.TF_NewAsyncKernelBuilder("HvdFinish", device, NULL, hvd_tf_finish_compute, NULL),
+                gpu, LIST("handle", "y", "rows"), status);
+        provide("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", device, ask_create, ask_compute, free), gpu,
+                LIST("answer"), status);
+        struct tf_kernel_builder *never =
+            hvd_tf.TF_NewKernelBuilder("HvdStart", gpu ? "XLA_GPU_JIT" : "XLA_CPU_JIT", hvd_tf_start_create,
+                                       hvd_tf_start_compute, hvd_tf_start_delete);
+        hvd_tf.TF_KernelBuilder_TypeConstraint(never, "T", TF_RESOURCE, status);
+        provide("HvdStart", never, false, NULL, status);
+    }
+}

@@ -1,0 +1,64 @@
+"""In what order does TensorFlow run the collectives of one name? What a node has to say about it when it is made.
+
+Within tf.function automatic control dependencies run them in the order of the program, iterations of loops included, so
+a name that is started again is the next of its kind, on every rank. A graph of a session has no such order: a node runs
+once in it (Horovod's rule, too), but in a loop iterations overtake each other, differently on every rank, so there each
+iteration has a name of its own. What TensorFlow calls for several elements of a dataset at a time has neither order nor
+numbers, and is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from ... import _core
+from ...errors import HvdArgumentError
+
+ORDERED, ONCE, NAMED = 0, 1, 2  # csrc/tensorflow/tensorflow.h
+
+
+def order_here(kind: str, name: str | None) -> int:
+    """The order of nodes that are made now. HvdArgumentError, naming the tensor, where there cannot be any."""
+    parallel = _parallel_dataset()
+    if parallel is not None:
+        raise HvdArgumentError(
+            f"rank {_core.rank()}: {kind} of {name or 'a tensor without a name'} in a function that {parallel} calls "
+            "for several elements at a time, on every rank in another order: leave num_parallel_calls away, or call it "
+            "where the dataset is iterated"
+        )
+    ordered, loop = True, False
+    graph: Any = tf.compat.v1.get_default_graph()
+    eager_outside = tf.compat.v1.executing_eagerly_outside_functions()
+    while graph is not None:
+        outer = getattr(graph, "outer_graph", None)
+        if outer is not None or not eager_outside:  # else the default graph, which is no part of what runs
+            ordered = ordered and graph._add_control_dependencies
+            loop = loop or "While" in type(graph).__name__ or _in_old_loop(graph)
+        graph = outer
+    return ORDERED if ordered else NAMED if loop else ONCE
+
+
+def _in_old_loop(graph: Any) -> bool:
+    around = graph._get_control_flow_context()
+    while around is not None:
+        if around.IsWhileContext():
+            return True
+        around = around.outer_context
+    return False
+
+
+def _parallel_dataset() -> str | None:
+    """The dataset whose function is being traced, if it calls it in parallel."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "tensorflow.python.data.ops.structured_function":
+            caller = frame.f_back
+            made = type(caller.f_locals.get("self")).__name__ if caller is not None else ""
+            if "Parallel" in made:
+                return str(frame.f_locals.get("transformation_name", made))
+        frame = frame.f_back
+    return None
