@@ -125,6 +125,9 @@ def _run(argv: Sequence[str]) -> int:
         restarts = 0 if asked.restarts is None else places.number("--max-restarts", asked.restarts, 0, "restarts")
     except (HvdOptionError, foreign.ForeignError, places.PlaceError, looks.LookError) as error:
         raise UsageError(str(error)) from None
+    if where.slots and look.ranks and max(look.ranks) >= len(where.slots):
+        last = len(where.slots) - 1
+        raise UsageError(f"--ranks-to-console {asked.shown}: there is no rank {max(look.ranks)}, they end with {last}")
     environ.update(forward)
     if where.here is not None or where.join is not None:
         _check_command(command[0], environ)
@@ -295,5 +298,8 @@ def _check_folder(folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--output-filename {folder}: cannot be written: {error.strerror}") from None
+    for name in os.listdir(folder) if os.access(folder, os.R_OK) else []:
+        if name.startswith("rank.") and name[5:].isdigit() and not os.path.isdir(os.path.join(folder, name)):
+            raise UsageError(f"--output-filename {folder}: {name} is no folder there: remove it, or name another place")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"--output-filename {folder}: cannot be written: permission denied")

@@ -105,6 +105,8 @@ def forwarded(asked: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     found = {}
     for word in asked.forward or []:
         name, equals, value = word.partition("=")
+        if not name:
+            raise PlaceError(f"-x {word}: needs the name of a variable before its value")
         if not equals and name not in environ:
             raise PlaceError(f"-x {name}: there is no such variable here; give -x {name}=value")
         found[name] = value if equals else environ[name]

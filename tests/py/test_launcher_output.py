@@ -185,3 +185,10 @@ def test_colours_are_for_terminals(quiet):
         os.close(ours)
     assert (b"\x1b[36m[0]<stdout>:\x1b[0mx" in said) == (not quiet) and (b"\x1b" in said) == (not quiet), said
     assert "\x1b" not in launch("-np", 2, "echo", "x", TERM="xterm")[1]
+
+
+def test_a_file_where_a_rank_s_folder_is_to_be_is_told_before_anything_starts(tmp_path):
+    (tmp_path / "rank.0").touch()
+    code, out, err = launch("-np", 2, "--output-filename", tmp_path, "echo", "started")
+    assert code == 2 and "started" not in out, err
+    assert f"--output-filename {tmp_path}: rank.0 is no folder there" in err and "Traceback" not in err
