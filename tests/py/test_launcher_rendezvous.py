@@ -105,6 +105,23 @@ def test_nodes_that_disagree_on_their_number_do_not_train(on, node):
         assert "trained" not in a.out + other.out
 
 
+@needs_hosts
+def test_an_agent_of_another_host_that_is_stopped_counts_as_lost(on):
+    words = ("--nnodes", 2, *AT, "sh", "-c", "echo ready; exec sleep 600")
+    with on(1, *words) as b, on(0, "--agent-timeout", 2, "--verbose", *words) as a:
+        a.until("is process", 2)
+        with open(f"/proc/{b.pid}/task/{b.pid}/children") as file:
+            agent = int(file.read().split()[0])
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            assert a.wait() == 255, a.err
+        finally:
+            os.kill(agent, signal.SIGCONT)
+            b.send(signal.SIGCONT)  # what entered the host for it stops with it
+        assert "host nodeB is lost: its agent has not answered for 2 s (--agent-timeout)" in a.err, a.err
+        assert b.wait() == 255, b.err
+
+
 RETRY = "echo try $RANK $HVDLITE_RESTART_COUNT; [ $HVDLITE_RESTART_COUNT = 1 ] || [ $RANK = 0 ] || exit 5; exit 0"
 
 
