@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import config
+from ._numbers import as_runs
 from .discovery import Place
 from .errors import HvdInitError, HvdOptionError
 
@@ -218,11 +219,4 @@ def _split(records: list[dict[str, Any]], values: list[Any]) -> str | None:
 
 def _ranks(ranks: list[int]) -> str:
     """`rank 3 has`, `ranks 0-2, 5 have`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank {text} has" if len(ranks) == 1 else f"ranks {text} have"
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {as_runs(ranks)} have"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 
+from .._numbers import as_runs
 from .lines import LINE_MAX
 
 FOLD_S = 0.25
@@ -97,7 +98,7 @@ class Sheet:
     def _shown(self, row: _Row) -> bytes:
         ranks = sorted(row.ranks)
         if not self._json:
-            return b"[%s]<%s>:%s\n" % (_runs(ranks).encode(), self._streams[row.stream], row.text)
+            return b"[%s]<%s>:%s\n" % (as_runs(ranks, ",").encode(), self._streams[row.stream], row.text)
         said: dict[str, object] = {"time": round(row.since, 3)}
         said.update({"ranks": ranks} if self._fold else {"rank": ranks[0]})
         if self._hosts and not self._fold:
@@ -113,14 +114,3 @@ def words(text: str, now: float, last: Sequence[bytes] = (), rank: int | None = 
     if rank is not None:
         said.update(rank=rank, last=[line.decode("utf-8", "replace") for line in last])
     return json.dumps(said).encode() + b"\n"
-
-
-def _runs(ranks: Sequence[int]) -> str:
-    """`0-2,5`"""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .._numbers import as_runs
 from ..discovery import Place
 
 Record = Mapping[str, Any]
@@ -89,12 +90,12 @@ def misplaced(records: Sequence[Record]) -> str | None:
             others = "" if len(local) == len(records) else f"; the others are on {_elsewhere(seats, rank)}"
             return (
                 f"rank {rank} was told that {size} of {len(records)} ranks are on its host, but {len(local)} "
-                f"{'is' if len(local) == 1 else 'are'} on {name} (ranks {_listed(local)}){others}. {_REMEDY}; "
+                f"{'is' if len(local) == 1 else 'are'} on {name} (ranks {as_runs(local)}){others}. {_REMEDY}; "
                 "HVDLITE_HOST_ID tells hosts apart that look like one, or joins what looks like several."
             )
         if number is not None and told[seats.host_of[rank], number] > 1:
             same = [other for other in local if records[other]["local_rank"] == number]
-            return f"ranks {_listed(same)} on {name} were all told that they are local rank {number}. {_REMEDY}."
+            return f"ranks {as_runs(same)} on {name} were all told that they are local rank {number}. {_REMEDY}."
     return _crossed(records, seats)
 
 
@@ -125,16 +126,6 @@ def _elsewhere(seats: Seats, rank: int) -> str:
     """`nodeB (ranks 2-3)`, for up to three hosts other than that of `rank`."""
     first = {host: other for other, host in reversed(list(enumerate(seats.host_of))) if host != seats.host_of[rank]}
     shown = [
-        f"{seats.host_name[other]} (ranks {_listed(seats.on_host_of(other))})" for _, other in sorted(first.items())
+        f"{seats.host_name[other]} (ranks {as_runs(seats.on_host_of(other))})" for _, other in sorted(first.items())
     ]
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

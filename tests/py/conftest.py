@@ -15,6 +15,8 @@ if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
 import ranks  # noqa: E402  (after the path is set)
+from hosts import Hosts  # noqa: E402
+from hosts_sshd import Sshd  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +35,20 @@ def ranks_of_module(all_ranks, request):
         all_ranks.close()
     yield all_ranks
     all_ranks.end_module(fresh)
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """Three hosts of the module's own."""
+    with Hosts(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def sshd(hosts):
+    """An sshd on each of them."""
+    with Sshd(hosts) as made:
+        yield made
 
 
 @pytest.fixture(scope="module", autouse=True)

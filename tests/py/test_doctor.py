@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from hosts import Hosts, needs_hosts
-from hosts_sshd import Sshd, empty_within
+from hosts import needs_hosts
+from hosts_sshd import empty_within
 from launching import Launch, launch
 
 from hvdlite.launcher import findings
@@ -115,18 +115,6 @@ def test_too_few_descriptors_are_a_failure_with_its_fix():
 def test_what_cannot_be_is_refused(words, says):
     code, out, err = launch(*words)
     assert code == 2 and says in err and not out, err
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with Hosts(3) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def sshd(hosts):
-    with Sshd(hosts) as made:
-        yield made
 
 
 @pytest.fixture

@@ -6,17 +6,11 @@ Slots are ranks per host; ragged ones, too. Every case is that of the suite of o
 import re
 
 import pytest
-from hosts import Hosts, needs_hosts
+from hosts import needs_hosts
 from hosts_job import HERE, HostsJob
 
 pytestmark = needs_hosts
 SUITE = ["test_numpy_collectives", "test_process_sets"]
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with Hosts(3) as made:
-        yield made
 
 
 def passes(hosts, slots, *modules, seconds=180, **variables):

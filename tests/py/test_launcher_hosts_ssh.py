@@ -7,26 +7,14 @@ import sys
 import time
 
 import pytest
-from hosts import Hosts, needs_hosts
-from hosts_sshd import Sshd, empty_within
+from hosts import needs_hosts
+from hosts_sshd import empty_within
 from launching import Launch
 
 import hvdlite
 
 pytestmark = needs_hosts
 HANG = "exec sleep 600"
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with Hosts(3) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def sshd(hosts):
-    with Sshd(hosts) as made:
-        yield made
 
 
 @pytest.fixture

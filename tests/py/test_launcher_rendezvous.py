@@ -5,18 +5,12 @@ import re
 import signal
 
 import pytest
-from hosts import Hosts, needs_hosts
+from hosts import needs_hosts
 from hosts_sshd import empty_within
 from launching import Launch, launch
 
 SECRET = "5e" * 32
 AT = ("--rdzv-endpoint", "10.77.0.11:29400")
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with Hosts(3) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,17 +4,11 @@ import re
 
 import mpi_hosts
 import pytest
-from hosts import Hosts, needs_hosts
+from hosts import needs_hosts
 from test_mpi_meeting import HERE, PROGRAM
 
 pytestmark = needs_hosts
 SUITE = [HERE / "over_hosts.py", "test_numpy_collectives", "test_process_sets"]
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with Hosts(3) as made:
-        yield made
 
 
 def fine(hosts, mpi, slots, *words, **settings):
