@@ -106,8 +106,9 @@ def test_what_a_leaver_has_sent_arrives_though_guesses_lie_unread_there():
 @pytest.mark.parametrize("end", ["cable", "kill"])
 def test_a_host_that_is_lost_while_its_last_bytes_leave_is_named(end):
     with Hosts(2) as hosts:
+        hosts.run(0, ["sh", "-c", "echo 4096 33554432 33554432 >/proc/sys/net/ipv4/tcp_wmem"])  # it holds all of them
         hosts.rate(0, "10mbit")
-        with HostsJob(hosts, (1, 1), ["-c", LEAVING, str(6 << 20)], store_on=None, HVDLITE_PEER_TIMEOUT="2") as job:
+        with HostsJob(hosts, (1, 1), ["-c", LEAVING, str(12 << 20)], store_on=None, HVDLITE_PEER_TIMEOUT="2") as job:
             job.until("left", [0])
             began = time.monotonic()
             hosts.cable(0, "down") if end == "cable" else hosts.kill(0)
