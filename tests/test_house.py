@@ -35,7 +35,8 @@ PYTHON_FLOOR.update(
 PYTHON_FLOOR.update({"keras": 9, "tensorflow": 10})
 PYTHON_FLOOR.update({"_numbers": 0, "_slurm": 1, "_files": 1, "running": 5, "_called": 5})
 PYTHON_FLOOR.update({"options": 0, "elastic": 5, "built": 5, "data": 6, "as_horovod": 10, "autotune": 4})
-LAUNCHER_MAY_IMPORT = {"config", "options", "errors", "_numbers", "_wire", "_slurm", "_files", "launcher"}  # no extension
+# no NumPy, no extension
+LAUNCHER_MAY_IMPORT = {"config", "options", "errors", "_numbers", "_wire", "_slurm", "_files", "launcher"}
 
 PURE = ("coord", "algo")
 PURE_HEADERS = {"assert", "inttypes", "limits", "stdarg", "stdbool", "stddef", "stdint", "stdio", "string"}
