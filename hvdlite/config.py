@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .errors import HvdOptionError
-from .options import ALIAS_PREFIX, OPTIONS, PREFIX, QUIET_ALIASES, SECRET, SUPERSEDED, WANTED, Option, finite_number
+from .options import ALIAS_PREFIX, OPTIONS, PREFIX, SECRET, WANTED, Option, finite_number
+from .superseded import QUIET_ALIASES, SUPERSEDED
 
 
 class Settings(NamedTuple):

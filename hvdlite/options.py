@@ -2,7 +2,7 @@
 
 A row of OPTIONS gives an option its name, its environment variable HVDLITE_X (and Horovod's HOROVOD_X where that means
 the same), the launcher's flag, type, default and help. Flags, validation and documentation come from the row, so a new
-option is one row. An option is here only when it does something; Horovod's other variables are in SUPERSEDED with the
+option is one row. An option is here only when it does something; Horovod's other variables are in superseded.py with the
 reason why nothing is to be set any more, until they get a row.
 
 `agreed` marks what must be the same on all ranks; init compares those and names the ranks that differ. config.py reads
@@ -327,24 +327,3 @@ OPTIONS = (
         high=1e6,
     ),
 )
-
-# Variables of Horovod that hvdlite knows and needs no value of. A variable that gets a meaning moves to OPTIONS.
-SUPERSEDED = {
-    "CYCLE_TIME": "there is no cycle: rounds are driven by events",
-    "HIERARCHICAL_ALLREDUCE": "chosen at run time",
-    "HIERARCHICAL_ALLGATHER": "chosen at run time",
-    "TORUS_ALLREDUCE": "chosen at run time",
-    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE": "the noise is measured",
-    "CONTROLLER": "chosen at run time",
-    "CPU_OPERATIONS": "chosen at run time",
-    "HOSTNAME": "set by the launcher for scripts that read it",
-    "GLOO_IFACE": "there is no Gloo",
-    "GLOO_TIMEOUT_SECONDS": "there is no Gloo",
-    "GLOO_RENDEZVOUS_ADDR": "ranks meet in the store of hvdlite-run",
-    "GLOO_RENDEZVOUS_PORT": "ranks meet in the store of hvdlite-run",
-    "BATCH_D2D_MEMCOPIES": "always on where it applies",
-    "ENABLE_ASYNC_COMPLETION": "always on where it applies",
-    "DYNAMIC_PROCESS_SETS": "process sets can be added at any time",
-    "SECRET_KEY": "hvdlite-run makes a secret of its own",
-}
-QUIET_ALIASES = {"HOROVOD_HOSTNAME"}

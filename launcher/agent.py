@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from hvdlite import _wire
 
-from . import binding, process
+from . import binding, process, terminal
 
 ORPHAN_S = 1.5
 LEFTOVER_S = 1.0
@@ -156,7 +156,8 @@ class Agent:
         null = os.open(os.devnull, os.O_RDWR)
         for each in order["ranks"]:
             rank = each["rank"]
-            ends = {kind: os.pipe() for kind in (STDOUT, STDERR)}
+            pty = order["pty"] if rank == 0 else None
+            ends = {kind: terminal.pair(pty) if pty else os.pipe() for kind in (STDOUT, STDERR)}
             stdin = self._stdin if rank == 0 and self._stdin >= 0 else null
             streams = (stdin, ends[STDOUT][1], ends[STDERR][1])
             environ = {**order["environ"], **each["environ"]}

@@ -21,7 +21,7 @@ from typing import NoReturn
 from hvdlite import config
 from hvdlite.errors import HvdOptionError
 
-from . import flags, foreign, looks, mpi, places, plan, under_mpi
+from . import flags, foreign, horovods, looks, mpi, places, plan, under_mpi
 from .process import NOT_FOUND, NOT_RUNNABLE
 
 USAGE_ERROR = 2
@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     places.add_flags(parser.add_argument_group("several hosts").add_argument)
     under_mpi.add_flags(parser.add_argument_group("an MPI's own launcher").add_argument)
     foreign.add_flags(parser.add_argument_group("of mpirun and torchrun").add_argument)
+    horovods.add_flags(parser.add_argument_group("of horovodrun").add_argument)
     config.add_flags(parser.add_argument_group("options of the library"))
     flags.add_obsolete(parser)
     return parser
@@ -104,11 +105,12 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     environ = config.environ()
     try:
-        foreign_notes = foreign.translate(asked)
-        options = config.variables_of(vars(asked))
+        notes = foreign.translate(asked)
+        told, more = horovods.translate(asked)
+        options = {**told, **config.variables_of(vars(asked))}
         settings = config.read(_with_flags(environ, options))
         look = looks.of(asked, environ)
-        note = flags.note_of(asked.obsolete, foreign_notes)
+        note = flags.note_of(asked.obsolete, [*notes, *more])
         if note is not None:
             print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
         if not command:
@@ -117,17 +119,19 @@ def _run(argv: Sequence[str]) -> int:
             command = [sys.executable, "-m", *command]
         _go_to(asked)
         forward = places.forwarded(asked, environ)
+        if asked.mpi and asked.gloo:
+            raise UsageError("--gloo and --mpi exclude each other")
         if asked.mpi:
             return _by_mpi(asked, command, environ, options, forward)
         if asked.mpi_args or asked.binding or asked.tcp:
             raise UsageError("--mpi-args, --binding-args and --tcp are for mpirun: they need --mpi")
         where = places.of(asked, environ, options, settings.values["start_timeout"])
         restarts = 0 if asked.restarts is None else places.number("--max-restarts", asked.restarts, 0, "restarts")
-    except (HvdOptionError, foreign.ForeignError, places.PlaceError, looks.LookError) as error:
+    except (HvdOptionError, foreign.ForeignError, horovods.HorovodsError, places.PlaceError, looks.LookError) as error:
         raise UsageError(str(error)) from None
-    if where.slots and look.ranks and max(look.ranks) >= len(where.slots):
-        last = len(where.slots) - 1
-        raise UsageError(f"--ranks-to-console {asked.shown}: there is no rank {max(look.ranks)}, they end with {last}")
+    wrong = looks.missing(asked, look, where.slots) if where.slots else None
+    if wrong is not None:
+        raise UsageError(wrong)
     environ.update(forward)
     if where.here is not None or where.join is not None:
         _check_command(command[0], environ)
@@ -145,6 +149,7 @@ def _run(argv: Sequence[str]) -> int:
         verbose=asked.verbose,
         as_horovod=asked.as_horovod,
         bind=asked.bind or "none",
+        pty=_room(asked, len(where.slots)),
         max_restarts=restarts,
         here=where.here,
         gather=where.gather,
@@ -203,6 +208,15 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         except config_file.FileError as error:
             raise UsageError(str(error)) from None
     return asked, command
+
+
+def _room(asked: argparse.Namespace, size: int) -> tuple[int, int] | None:
+    """Of the terminal of --pty."""
+    if not asked.pty:
+        return None
+    from . import terminal
+
+    return terminal.room(0 if size == 1 else len("[0]<stdout>:"))
 
 
 def _completion(shell: str) -> str:

@@ -7,8 +7,7 @@
     library_options: {gloo_timeout_seconds: 30}
 
 The words stand before those of the command line, which therefore win. Nothing is passed over in silence, as Horovod
-does it: a key that nobody knows is an error with the nearest that somebody does; one that a later version will have is
-refused like its flag, unless the file says that it is not wanted (null, or false for what is off anyway).
+does it: a key that nobody knows is an error with the nearest that somebody does. What is null was not said.
 
 PyYAML is loaded when a file is given, and not needed otherwise.
 """
@@ -21,8 +20,6 @@ from typing import Any
 
 from hvdlite import config
 from hvdlite.errors import HvdOptionError
-
-from .flags import NOT_YET
 
 _PREFIX = {  # section: what stands before its keys in a flag
     "params": "",
@@ -49,6 +46,7 @@ _FLAGS = {
     "timeouts.collective": "--collective-timeout",
     "timeouts.shutdown": "--leave-timeout",
 }
+_OFF = {"--log-with-timestamp": "--log-without-timestamp"}  # others: --no-...
 _CONTROLLERS = {"gloo": "--gloo", "mpi": "--mpi"}
 
 
@@ -119,14 +117,13 @@ def _flag(section: str, key: str, value: Any, known: Collection[str]) -> list[st
         every = {each: f"{place}.{each}" for place, keys in _KEYS.items() for each in keys.split()}
         every.update({each: f"params.{each}" for each in options if each not in every})
         raise FileError(f"there is no key {name!r}{_nearest(key, list(every), every)}")
-    if value is None or (value is False and (flag in NOT_YET or "--no-" + flag[2:] in NOT_YET)):
+    if value is None:
         return []
-    if flag in NOT_YET:
-        raise FileError(f"not yet: {name}: {NOT_YET[flag]}")
+    no = _OFF.get(flag, "--no-" + flag[2:])
     if isinstance(value, bool):
-        return [_switched(name, flag, value, known)]
-    if isinstance(value, (Mapping, list)) or "--no-" + flag[2:] in known:
-        wanted = "true or false" if "--no-" + flag[2:] in known else "one value"
+        return [_switched(name, flag, no, value, known)]
+    if isinstance(value, (Mapping, list)) or no in known:
+        wanted = "true or false" if no in known else "one value"
         raise FileError(f"{name}: {value!r}: must be {wanted}")
     option = next((option for option in config.OPTIONS if option.flag == flag), None)
     try:
@@ -136,11 +133,10 @@ def _flag(section: str, key: str, value: Any, known: Collection[str]) -> list[st
     return [f"{flag}={value}"]
 
 
-def _switched(name: str, flag: str, value: bool, known: Collection[str]) -> str:
-    word = flag if value else "--no-" + flag[2:]
-    if word not in known or "--no-" + flag[2:] not in known:
+def _switched(name: str, flag: str, no: str, value: bool, known: Collection[str]) -> str:
+    if no not in known:
         raise FileError(f"{name}: {str(value).lower()}: must be a value, not true or false")
-    return word
+    return flag if value else no
 
 
 def _nearest(key: str, names: list[str], full: Mapping[str, Any]) -> str:

@@ -14,10 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _ELASTIC = "elastic training comes with a later version"
-_TUNING = "hvdlite has no such thing to tune in this version"
-_TIMELINE = "the timeline comes with a later version"
-_STALL = "stall reports come with a later version"
-_LOG = "the core's log levels come with a later version"
 
 NOT_YET = {
     "--min-np": _ELASTIC,
@@ -29,22 +25,7 @@ NOT_YET = {
     "--reset-limit": _ELASTIC,
     "--blacklist-cooldown-range": _ELASTIC,
     "--host-discovery-script": _ELASTIC,
-    "--mpi-threads-disable": "hvdlite calls MPI from a thread of its own: it needs MPI_THREAD_MULTIPLE",
     "--jsrun": "jsrun is not supported; start hvdlite-run inside the allocation",
-    "--thread-affinity": _TUNING,
-    "--num-nccl-streams": _TUNING,
-    "--timeline-filename": _TIMELINE,
-    "--timeline-mark-cycles": _TIMELINE,
-    "--no-timeline-mark-cycles": _TIMELINE,
-    "--stall-check": _STALL,
-    "--no-stall-check": _STALL,
-    "--stall-check-warning-time-seconds": _STALL,
-    "--stall-check-shutdown-time-seconds": _STALL,
-    "--log-level": _LOG,
-    "--log-with-timestamp": _LOG,
-    "--log-without-timestamp": _LOG,
-    "--log-hide-timestamp": _LOG,
-    "--no-log-hide-timestamp": _LOG,
 }
 
 
@@ -60,7 +41,10 @@ OBSOLETE: dict[str, tuple[Callable[[str], Any] | None, str]] = {  # flag: type o
     "--no-torus-allreduce": (None, _ALGORITHM),
     "--autotune-gaussian-process-noise": (float, "the noise is measured"),
     "--gloo-timeout-seconds": (int, "there is no Gloo; --start-timeout bounds the start"),
+    "--mpi-threads-disable": (None, "hvdlite calls MPI from a thread of its own, so MPI is started for threads"),
     "--no-mpi-threads-disable": (None, "MPI is started for threads anyway"),
+    "--num-nccl-streams": (int, "hvdlite decides by itself which streams it needs"),
+    "--thread-affinity": (int, "the engine's thread runs where its rank does; --bind-to says where that is"),
     "--disable-cache": (None, "nothing is remembered between launches"),
 }
 
@@ -100,10 +84,16 @@ def add_control(add: Callable[..., argparse.Action]) -> None:
 def add_output(add: Callable[..., argparse.Action]) -> None:
     """Those of the ranks' output."""
     add(
-        "--output-filename", "--log-dir", dest="folder", metavar="DIR", help="also write DIR/rank.<rank>/stdout, stderr"
+        "--output-filename",
+        "--output-dir",
+        "--log-dir",
+        dest="folder",
+        metavar="DIR",
+        help="also write DIR/rank.<rank>/stdout, stderr",
     )
     add("--output-file-mb", dest="file_mb", metavar="MB", help="begin these files anew at this size; 3 older are kept")
     add("--ranks-to-console", dest="shown", metavar="0,2-3", help="whose output is shown: ranks, all or none")
+    add("--pty", action="store_true", help="rank 0 writes to a terminal of its own, for progress bars and colours")
     add("--fold-output", dest="fold", action="store_true", help="show a line that several ranks say alike only once")
     add("--output-json", dest="as_json", action="store_true", help="one JSON object for each line of output")
     add(
@@ -169,5 +159,5 @@ def _unknown(flag: str, known: list[str]) -> str:
     spelled = flag.replace("_", "-")
     if spelled in NOT_YET:
         return f"not yet: {flag}: {NOT_YET[spelled]}"
-    near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(spelled, [*known, *NOT_YET], n=1, cutoff=0.6)
     return f"unknown option {flag}" + (f"; did you mean {near[0]}?" if near else "")

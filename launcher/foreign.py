@@ -30,8 +30,26 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
         also = [flag[1:]] if flag != "--no-python" else []
         add(flag, *also, dest="silent", action="store_true", help=hidden)
     add("--numa-binding", dest="numa_binding", help=hidden)
-    add("-t", "--tee", dest="tee", help=hidden)
-    add("-r", "--redirects", dest="redirects", help=hidden)
+    add(
+        "-t",
+        "--tee",
+        dest="tee",
+        metavar="N",
+        help="as --redirects, but shown here, too; the files get all in any case",
+    )
+    add(
+        "-r",
+        "--redirects",
+        dest="redirects",
+        metavar="N",
+        help="what is in the files of --log-dir only: 1 (stdout), 2 (stderr), 3 (both) or 0",
+    )
+    add(
+        "--local-ranks-filter",
+        dest="local_shown",
+        metavar="0,2-3",
+        help="as --ranks-to-console, by numbers on each host",
+    )
     add("--signals-to-handle", dest="handled", help=hidden)
 
 
@@ -53,17 +71,24 @@ def translate(asked: argparse.Namespace) -> list[str]:
         if asked.bind.partition(":")[0] not in _BOUND:
             raise ForeignError(f"--bind-to {asked.bind}: ranks are bound to none, core, socket or numa")
         asked.bind = _BOUND[asked.bind.partition(":")[0]]
-    if asked.redirects not in (None, "0", "3"):
-        raise ForeignError(f"--redirects {asked.redirects}: 3 (all to --log-dir) or 0; or use --ranks-to-console")
-    if asked.redirects == "3" and asked.shown is None:
-        if asked.folder is None:
-            raise ForeignError("--redirects 3 needs a folder: --log-dir DIR")
-        asked.shown = "none"
-    if asked.tee is not None:
-        notes.append("--tee (files of --log-dir and the console both get all output)")
+    _streams(asked)
     if asked.handled is not None:
         notes.append("--signals-to-handle (SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on)")
     return notes
+
+
+def _streams(asked: argparse.Namespace) -> None:
+    """torchrun's --redirects (to the files only) and --tee (to both): 1 stdout, 2 stderr, 3 both, 0 neither."""
+    given = {"--redirects": asked.redirects, "--tee": asked.tee}
+    for flag, value in given.items():
+        if value not in (None, "0", "1", "2", "3"):
+            raise ForeignError(
+                f"{flag} {value}: 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), the same for all ranks"
+            )
+        if value not in (None, "0") and asked.folder is None:
+            raise ForeignError(f"{flag} {value} needs a folder for the files: --log-dir DIR")
+    away, both = (int(value or 0) for value in given.values())
+    asked.streams = tuple(stream for stream in (1, 2) if not stream & away or stream & both)
 
 
 def _map_by(asked: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from . import agent, environment, process, starting
+from . import agent, environment, looks, process, starting
 from .branch import Branch
 from .ending import KILL, LOST, TERM_S, Abort, Ending, Send, how
 from .epochs import ranks_named
@@ -50,7 +50,8 @@ class Job:
         self._began = time.monotonic()
         names = [slot.host for slot in far.slots] if far.branches else ()
         self._ending = Ending(self._size, plan.grace, names)
-        self._console = Console(self._size, plan.look, signals.ring, [slot.host for slot in far.slots])
+        look = looks.placed(plan.look, far.slots)
+        self._console = Console(self._size, look, signals.ring, [slot.host for slot in far.slots])
         self._selector = selectors.DefaultSelector()
         self._pulse = Pulse(self._branches, plan.silence)
         self._given_up = False  # the agent of this host was killed by us
@@ -98,6 +99,7 @@ class Job:
         by = f", agent {self._own.pid}" if self._own is not None else ""
         self._tell(f"store on {meeting.address}:{meeting.port}, job {meeting.job:016x}{by}")
         self._tell(f"command: {' '.join(plan.command)}")
+        terms = {"bind": plan.bind, "pty": plan.pty}
         for each in self._branches:
             ranks: list[dict[str, Any]] = []
             for slot in (slot for slot in self._slots if slot.rank in each.ranks):
@@ -107,10 +109,10 @@ class Job:
             if each is self._own:  # the others know command, folder and secret by now, from where nobody listens
                 shared = {**base, **told, **environment.secret_of(meeting.secret)}
                 each.order(
-                    do="start", command=list(plan.command), cwd=os.getcwd(), environ=shared, ranks=ranks, bind=plan.bind
+                    do="start", command=list(plan.command), cwd=os.getcwd(), environ=shared, ranks=ranks, **terms
                 )
             else:
-                each.order(do="start", environ=told, ranks=ranks, bind=plan.bind)
+                each.order(do="start", environ=told, ranks=ranks, **terms)
 
     def _order(self, **order: Any) -> None:
         for each in self._branches:

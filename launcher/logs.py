@@ -83,12 +83,15 @@ class Console:
             self._tails[rank].feed(chunk)
         if (rank, stream) in self._files:
             self._archive.put(self._files[rank, stream], chunk)
-        if self._look.ranks is not None and rank not in self._look.ranks:
+        if not self._shows(rank, stream):
             return
         if self._sheet is not None:
             self._print(self._sheet.feed(rank, stream, chunk, time.time()))
         else:
             self._show(rank, stream, self._lines[rank, stream].feed(chunk, time.monotonic()))
+
+    def _shows(self, rank: int, stream: int) -> bool:
+        return stream in self._look.streams and (self._look.ranks is None or rank in self._look.ranks)
 
     def finish(self, rank: int) -> None:
         """The rank has ended: its unfinished lines get their newline."""

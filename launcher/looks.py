@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hvdlite.options import finite_number
 
+from .hosts import Slot
 from .plan import Look
 
 
@@ -34,15 +35,35 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str]) -> Look:
             raise LookError("--output-file-mb is for the files of --output-filename DIR: give that, too")
     plain = "NO_COLOR" in environ or environ.get("TERM", "dumb") == "dumb"
     colours = [] if plain else [stream for stream in (1, 2) if os.isatty(stream)]
-    return Look(asked.timestamps, _ranks(asked.shown), asked.fold, asked.as_json, colours, size)
+    ranks = _ranks("--ranks-to-console", asked.shown)
+    local_ranks = _ranks("--local-ranks-filter", asked.local_shown)
+    return Look(asked.timestamps, ranks, local_ranks, asked.streams, asked.fold, asked.as_json, colours, size)
+
+
+def placed(look: Look, slots: Sequence[Slot]) -> Look:
+    """The same with `local_ranks` told by rank, now that hosts are known."""
+    if look.local_ranks is None:
+        return look
+    ranks = {slot.rank for slot in slots if slot.local_rank in look.local_ranks}
+    return look._replace(ranks=ranks if look.ranks is None else ranks.intersection(look.ranks), local_ranks=None)
+
+
+def missing(asked: argparse.Namespace, look: Look, slots: Sequence[Slot]) -> str | None:
+    """What is wrong with a look at these ranks: one that there is not."""
+    last, most = len(slots) - 1, max(slot.local_size for slot in slots) - 1
+    if look.ranks and max(look.ranks) > last:
+        return f"--ranks-to-console {asked.shown}: there is no rank {max(look.ranks)}, they end with {last}"
+    if look.local_ranks and max(look.local_ranks) > most:
+        return f"--local-ranks-filter {asked.local_shown}: no host has so many ranks, they end with {most} there"
+    return None
 
 
 def asks(asked: argparse.Namespace) -> bool:
     """Whether output is to be other than any launcher's."""
-    return bool(asked.shown or asked.fold or asked.as_json or asked.file_mb)
+    return bool(asked.shown or asked.local_shown or asked.fold or asked.as_json or asked.file_mb)
 
 
-def _ranks(text: str | None) -> set[int] | None:
+def _ranks(flag: str, text: str | None) -> set[int] | None:
     """`0,2-3` as {0, 2, 3}; all as None."""
     if text in (None, "all", "none"):
         return set() if text == "none" else None
@@ -50,6 +71,6 @@ def _ranks(text: str | None) -> set[int] | None:
     for part in str(text).split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) - int(first) > 1_000_000):
-            raise LookError(f"--ranks-to-console {text}: must be all, none, or numbers as in 0,2-3")
+            raise LookError(f"{flag} {text}: must be all, none, or numbers as in 0,2-3")
         found.update(range(int(first), int(last or first) + 1))
     return found

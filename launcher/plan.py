@@ -33,6 +33,8 @@ class Look(NamedTuple):
 
     timestamps: bool = False
     ranks: Collection[int] | None = None  # whose output is shown; None: all
+    local_ranks: Collection[int] | None = None  # the same, by numbers on their hosts; both must agree
+    streams: Collection[int] = (1, 2)  # which of theirs
     fold: bool = False
     as_json: bool = False
     colours: Collection[int] = ()  # descriptors of terminals that get some
@@ -53,6 +55,7 @@ class Plan(NamedTuple):
     verbose: bool = False
     as_horovod: bool = False
     bind: str = "none"  # see binding.py
+    pty: tuple[int, int] | None = None  # rank 0 writes to a terminal of so many rows and columns
     max_restarts: int = 0
     attempt: int = 0  # how often it was tried before
     here: str | None = "localhost"  # what slots call this host; None: no rank runs here

@@ -34,7 +34,9 @@ PYTHON_FLOOR.update(
 )
 PYTHON_FLOOR.update({"keras": 9, "tensorflow": 10})
 PYTHON_FLOOR.update({"_numbers": 0, "_slurm": 1, "_files": 1, "running": 5, "_called": 5})
-PYTHON_FLOOR.update({"options": 0, "elastic": 5, "built": 5, "data": 6, "as_horovod": 10, "autotune": 4})
+PYTHON_FLOOR.update(
+    {"options": 0, "superseded": 0, "elastic": 5, "built": 5, "data": 6, "as_horovod": 10, "autotune": 4}
+)
 # no NumPy, no extension
 LAUNCHER_MAY_IMPORT = {"config", "options", "errors", "_numbers", "_wire", "_slurm", "_files", "launcher"}
 

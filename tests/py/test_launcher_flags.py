@@ -1,0 +1,200 @@
+"""Flags of horovodrun and torchrun: each is taken, with what it means here; and what completes them."""
+
+import argparse
+import sys
+
+import pytest
+from launching import launch
+
+from hvdlite.launcher import cli, completion, flags, looks
+from hvdlite.launcher.hosts import Host, assign
+
+HOROVODRUNS = """-v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces
+--network-interface --output-filename --verbose --config-file -p --ssh-port -i --ssh-identity-file
+--fusion-threshold-mb --cycle-time-ms --cache-capacity --hierarchical-allreduce --no-hierarchical-allreduce
+--hierarchical-allgather --no-hierarchical-allgather --torus-allreduce --no-torus-allreduce --autotune --no-autotune
+--autotune-log-file --autotune-warmup-samples --autotune-steps-per-sample --autotune-bayes-opt-max-samples
+--autotune-gaussian-process-noise --timeline-filename --timeline-mark-cycles --no-timeline-mark-cycles
+--no-stall-check --stall-check --stall-check-warning-time-seconds --stall-check-shutdown-time-seconds
+--mpi-threads-disable --no-mpi-threads-disable --mpi-args --tcp --binding-args --num-nccl-streams --thread-affinity
+--gloo-timeout-seconds --log-level --log-with-timestamp --log-without-timestamp --log-hide-timestamp
+--no-log-hide-timestamp -prefix-timestamp --prefix-output-with-timestamp -H --hosts -hostfile --hostfile --gloo --mpi"""
+NOT_HERE = """--min-np --min-num-proc --max-np --max-num-proc --slots-per-host --elastic-timeout --reset-limit
+--blacklist-cooldown-range --host-discovery-script --jsrun"""
+TORCHRUNS = """--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --standalone --max-restarts -m
+--module --no-python --log-dir -r --redirects -t --tee --local-ranks-filter --node-rank --master-addr --master-port
+--signals-to-handle --numa-binding"""
+
+
+def known():
+    return {flag for action in cli._parser()._actions for flag in action.option_strings}
+
+
+def test_every_flag_of_horovodrun_and_torchrun_is_taken_or_refused_with_its_reason():
+    assert set(HOROVODRUNS.split()) | set(TORCHRUNS.split()) <= known()
+    assert set(NOT_HERE.split()) == set(flags.NOT_YET)
+
+
+def given(*words):
+    """What ranks find of these flags, and what the launcher says of them."""
+    code, out, err = launch(*words, "-np", 1, "env")
+    assert code == 0, err
+    return dict(line.partition("=")[::2] for line in out.splitlines()), err
+
+
+def test_timeline_and_log_are_told_to_the_ranks_and_nothing_is_promised():
+    words = "--timeline-filename a.json --timeline-mark-cycles --log-level debug --log-without-timestamp"
+    environ, err = given(*words.split())
+    assert environ["HOROVOD_TIMELINE"] == "a.json" and environ["HOROVOD_TIMELINE_MARK_CYCLES"] == "1"
+    assert environ["HOROVOD_LOG_LEVEL"] == "DEBUG" and environ["HOROVOD_LOG_HIDE_TIME"] == "1"
+    assert err.count("without effect: ") == 1 and "the timeline comes with a later version" in err
+    assert "log levels come with a later version" in err
+
+
+def test_what_asks_for_nothing_is_no_line():
+    environ, err = given("--no-timeline-mark-cycles", "--log-without-timestamp", "--stall-check", "--no-stall-check")
+    assert err == "" and environ["HOROVOD_TIMELINE_MARK_CYCLES"] == "0"
+
+
+@pytest.mark.parametrize(
+    "words, limit",
+    [
+        ("--stall-check-shutdown-time-seconds 90", "90"),
+        ("--stall-check-shutdown-time-seconds 90 --stall-check", "90"),
+        ("--stall-check-shutdown-time-seconds=90 --no-stall-check", None),
+        ("--stall-check-shutdown-time-seconds 0", None),
+        ("--stall-check-shutdown-time-seconds 90 --collective-timeout 5", "5"),
+        ("--stall_check_shutdown_time_seconds 90", "90"),
+    ],
+)
+def test_a_job_that_stalls_ends_after_the_shutdown_time(words, limit):
+    environ, err = given(*words.split())
+    assert environ.get("HVDLITE_COLLECTIVE_TIMEOUT") == limit and err == ""
+
+
+def test_the_shutdown_time_ends_a_job_that_stalls():
+    body = "import hvdlite as hvd, numpy as np; hvd.init(); hvd.rank() and input(); hvd.allreduce(np.ones(2), name='x')"
+    words = ("-np", 2, "--stall-check-shutdown-time-seconds", 1, "--failure-grace", 0)
+    code, _, err = launch(*words, "sh", "-c", 'sleep 600 | "$0" -c "$1"', sys.executable, body)
+    assert code != 0 and "1 s" in err and "x" in err, err
+
+
+def test_obsolete_flags_are_one_line():
+    words = "--num-nccl-streams 2 --thread-affinity 1 --mpi-threads-disable --stall-check-warning-time-seconds 5"
+    environ, err = given(*words.split())
+    assert (
+        err.count("hvdlite-run: ") == err.count("without effect: ") == 1 and "HOROVOD_NUM_NCCL_STREAMS" not in environ
+    )
+    assert all(f"{word} (" in err for word in words.split() if word.startswith("--"))
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("--log-level loud", "--log-level loud: must be one of TRACE, DEBUG, INFO, WARNING, ERROR, FATAL"),
+        ("--timeline-filename=", "--timeline-filename: needs a name"),
+        (
+            "--stall-check-shutdown-time-seconds soon",
+            "--stall-check-shutdown-time-seconds soon: must be a whole number",
+        ),
+        ("--stall-check-shutdown-time-seconds -1", "must be a whole number of seconds, 0 to 1000000"),
+        ("--stall-check-shutdown-time-seconds 99999999999", "must be a whole number of seconds, 0 to 1000000"),
+        ("--stall-check-warning-time-seconds 1.5", "--stall-check-warning-time-seconds 1.5: must be a whole number"),
+        ("--num-nccl-streams many", "--num-nccl-streams: invalid int value: 'many'"),
+        ("--thread-affinity all", "--thread-affinity: invalid int value: 'all'"),
+        ("--log-levle DEBUG", "unknown option --log-levle; did you mean --log-level?"),
+        ("--timeline-file x", "did you mean --timeline-filename?"),
+        ("--host-discovery-scrip x", "did you mean --host-discovery-script?"),
+        ("--pty=1", "--pty"),
+        ("--gloo --mpi", "--gloo and --mpi exclude each other"),
+        ("--local-ranks-filter 0:1", "--local-ranks-filter 0:1: must be all, none, or numbers"),
+        ("--local-ranks-filter 0,2", "--local-ranks-filter 0,2: no host has so many ranks, they end with 0 there"),
+        ("--redirects 0:3", "--redirects 0:3: 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), the same for all"),
+        ("--tee 4", "--tee 4: 0 (nothing)"),
+        ("--tee 3", "--tee 3 needs a folder for the files: --log-dir DIR"),
+        ("-r 1", "--redirects 1 needs a folder"),
+    ],
+)
+def test_bad_values_are_refused_before_anything_starts(words, says):
+    code, out, err = launch(*words.split(), "-np", 1, "true")
+    assert (code, out) == (2, "") and says in err and "Traceback" not in err, err
+
+
+@pytest.mark.parametrize(
+    "words, out, err",
+    [
+        ("-r 1", "", "err\n"),
+        ("-r 2", "out\n", ""),
+        ("-r 3", "", ""),
+        ("-r 0", "out\n", "err\n"),
+        ("-r 3 -t 1", "out\n", ""),
+        ("--redirects=3 --tee=3", "out\n", "err\n"),
+    ],
+)
+def test_redirects_and_tee(words, out, err, tmp_path):
+    said = launch("-np", 1, "--log_dir", tmp_path, *words.split(), "sh", "-c", "echo out; echo err >&2")
+    assert said == (0, out, err)
+    assert [(tmp_path / "rank.0" / name).read_text() for name in ("stdout", "stderr")] == ["out\n", "err\n"]
+
+
+def test_output_dir_is_another_name(tmp_path):
+    assert launch("-np", 1, "--output-dir", tmp_path, "echo", "x")[0] == 0
+    assert (tmp_path / "rank.0" / "stdout").read_text() == "x\n"
+
+
+def test_local_ranks_are_shown_on_each_host():
+    code, out, _ = launch("-np", 3, "--local_ranks_filter", "1-2", "sh", "-c", "echo $RANK")
+    assert code == 0 and sorted(out.splitlines()) == ["[1]<stdout>:1", "[2]<stdout>:2"]
+    slots = assign([Host("a", 2), Host("b", 3)], 5)
+    asked = argparse.Namespace(shown="0-3", local_shown="1")
+    look = looks.Look(ranks={0, 1, 2, 3}, local_ranks={1})
+    assert looks.placed(look, slots).ranks == {1, 3} and looks.missing(asked, look, slots) is None
+    assert looks.placed(look._replace(ranks=None), slots).ranks == {1, 3}
+
+
+def test_rank_0_has_a_terminal_when_asked():
+    body = (
+        "import os\n"
+        "def written(text): os.write(1, text)\n"
+        "written(b'%d %d %d\\n' % (os.isatty(0), os.isatty(1), os.isatty(2)))\n"
+        "if os.isatty(1): written(b'%d %d\\n' % os.get_terminal_size(1))\n"
+        "written(b'10%\\r100%\\nthe end')\n"
+    )
+    code, out, err = launch("-np", 2, "--pty", sys.executable, "-c", body)
+    said = [sorted(line[12:] for line in out.split("\n") if line.startswith(f"[{rank}]")) for rank in (0, 1)]
+    assert code == 0 and "0 1 1" in said[0] and "68 24" in said[0] and "0 0 0" in said[1], out + err
+    assert "the end" in said[0] and "\r\n" not in out
+    assert launch("-np", 1, "--pty", "sh", "-c", "exit 7")[0] == 7
+    assert launch("-np", 1, "sh", "-c", "test -t 1")[0] == 1
+
+
+def test_much_output_through_a_terminal_is_whole():
+    body = "for i in range(20000): print(i)"
+    code, out, err = launch("-np", 1, "--pty", sys.executable, "-c", body)
+    assert code == 0 and out.splitlines() == [str(i) for i in range(20000)], err
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_completion_and_parser_know_the_same_flags(shell):
+    """Every flag with a help text, and no other, is in the script."""
+    actions = cli._parser()._actions
+    offered = {flag for each in actions if each.help != argparse.SUPPRESS for flag in each.option_strings}
+    hidden = {flag for each in actions if each.help == argparse.SUPPRESS for flag in each.option_strings}
+    text = completion.script(shell, cli._parser())
+    if shell == "bash":
+        found = text.partition('compgen -W "')[2].partition('"')[0].split()
+    elif shell == "zsh":
+        found = [line.strip(" '").partition("[")[0] for line in text.splitlines() if line.startswith("  '-")]
+    else:
+        words = [line.split(" -d ")[0].split() for line in text.splitlines()]
+        before = {"-l": "--", "-s": "-", "-o": "-"}
+        found = [before[a] + b for each in words for a, b in zip(each, each[1:]) if a in before]
+    assert sorted(found) == sorted(offered) and not hidden & set(found) and len(offered) > 80
+    assert {"--log-level", "--pty", "--output-dir", "--agent-timeout", "--local-ranks-filter"} <= offered
+
+
+def test_help_names_every_flag_that_is_not_obsolete():
+    code, out, _ = launch("--help", COLUMNS="200")
+    assert code == 0 and all(
+        flag in out for flag in set(HOROVODRUNS.split()) - set(flags.OBSOLETE) if "hide" not in flag
+    )
