@@ -21,7 +21,7 @@ from typing import NoReturn
 from hvdlite import config
 from hvdlite.errors import HvdOptionError
 
-from . import flags, foreign, horovods, looks, mpi, places, plan, under_mpi
+from . import flags, foreign, horovods, looks, mpi, places, plan
 from .process import NOT_FOUND, NOT_RUNNABLE
 
 USAGE_ERROR = 2
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_control(add)
     flags.add_output(parser.add_argument_group("output of the ranks").add_argument)
     places.add_flags(parser.add_argument_group("several hosts").add_argument)
-    under_mpi.add_flags(parser.add_argument_group("an MPI's own launcher").add_argument)
+    mpi.add_flags(parser.add_argument_group("an MPI's own launcher").add_argument)
     foreign.add_flags(parser.add_argument_group("of mpirun and torchrun").add_argument)
     horovods.add_flags(parser.add_argument_group("of horovodrun").add_argument)
     config.add_flags(parser.add_argument_group("options of the library"))
@@ -122,10 +122,11 @@ def _run(argv: Sequence[str]) -> int:
         if asked.mpi and asked.gloo:
             raise UsageError("--gloo and --mpi exclude each other")
         if asked.mpi:
-            return _by_mpi(asked, command, environ, options, forward)
-        if asked.mpi_args or asked.binding or asked.tcp:
+            where = _by_mpi(asked, environ, options, forward, settings.values["start_timeout"])
+        elif asked.mpi_args or asked.binding or asked.tcp:
             raise UsageError("--mpi-args, --binding-args and --tcp are for mpirun: they need --mpi")
-        where = places.of(asked, environ, options, settings.values["start_timeout"])
+        else:
+            where = places.of(asked, environ, options, settings.values["start_timeout"])
         restarts = 0 if asked.restarts is None else places.number("--max-restarts", asked.restarts, 0, "restarts")
     except (HvdOptionError, foreign.ForeignError, horovods.HorovodsError, places.PlaceError, looks.LookError) as error:
         raise UsageError(str(error)) from None
@@ -149,6 +150,7 @@ def _run(argv: Sequence[str]) -> int:
         verbose=asked.verbose,
         as_horovod=asked.as_horovod,
         bind=asked.bind or "none",
+        over_mpi=asked.mpi,
         pty=_room(asked, len(where.slots)),
         max_restarts=restarts,
         here=where.here,
@@ -159,25 +161,27 @@ def _run(argv: Sequence[str]) -> int:
 
 def _by_mpi(
     asked: argparse.Namespace,
-    command: Sequence[str],
     environ: Mapping[str, str],
     options: Mapping[str, str],
     forward: Mapping[str, str],
-) -> int:
+    timeout: float,
+) -> places.Places:
     """--mpi. Raises UsageError."""
-    if asked.restarts is not None or looks.asks(asked):
-        raise UsageError(
-            "with --mpi, an MPI's own launcher shows the output and ends the job: --max-restarts, --ranks-to-console, "
-            "--fold-output, --output-json and --output-file-mb are not for it"
-        )
+    from . import under_mpi
+
     try:
-        return under_mpi.start(asked, command, environ, options, forward, *([_tell_line] if asked.dry else []))
+        return under_mpi.places(asked, environ, options, forward, timeout)
     except under_mpi.UnderMpiError as error:
         raise UsageError(str(error), error.code) from None
 
 
 def _start(asked_for: plan.Plan, where: places.Places, forward: Mapping[str, str], only_tell: bool) -> int:
     """Runs the job, or tells what it would be."""
+    if only_tell and asked_for.over_mpi:
+        import shlex
+
+        print(f"command: {where.way} {shlex.join(asked_for.command)}")
+        return 0
     if only_tell:
         from . import dry
 
@@ -226,14 +230,6 @@ def _completion(shell: str) -> str:
         return completion.script(shell, _parser())
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def _tell_line(program: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The dry run of --mpi."""
-    import shlex
-
-    print(f"command: {shlex.join(words)}")
-    return 0
 
 
 def _examine(argv: Sequence[str], command: Sequence[str]) -> int:

@@ -45,7 +45,9 @@ def shared(
     return {**inherited(base, options, slots), **of_job(base, meeting, slots), **secret_of(meeting.secret)}
 
 
-def inherited(base: Mapping[str, str], options: Mapping[str, str], slots: Sequence[Slot]) -> dict[str, str]:
+def inherited(
+    base: Mapping[str, str], options: Mapping[str, str], slots: Sequence[Slot], as_horovod: bool = False
+) -> dict[str, str]:
     """What ranks have from the environment and the flags of the launcher that was started for them."""
     environ = dict(base)
     environ.update(options)
@@ -55,6 +57,8 @@ def inherited(base: Mapping[str, str], options: Mapping[str, str], slots: Sequen
     environ["PYTHONUNBUFFERED"] = "1"
     if sets_threads(base, slots):
         environ["OMP_NUM_THREADS"] = "1"
+    if as_horovod:
+        put_horovod_in_front(environ)
     return environ
 
 

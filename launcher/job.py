@@ -59,7 +59,7 @@ class Job:
         self._give_up: float | None = None  # when output that nobody reads stops being waited for
         self._failure: tuple[str, int] | None = None  # what stopped the launcher itself, and the exit code
         for each in self._branches:
-            each.ranks = {slot.rank for slot in far.slots if slot.host == each.name}
+            each.ranks = each.ranks or {slot.rank for slot in far.slots if slot.host == each.name}
 
     def run(self) -> int:
         """Starts the ranks, returns the job's exit code when nothing of it is left."""
@@ -86,10 +86,8 @@ class Job:
     def _order_start(self, meeting: environment.Meeting) -> None:
         plan = self._plan
         first = next(each for each in self._branches if 0 in each.ranks)
-        base = environment.inherited(plan.environ, plan.options, self._slots)
-        if plan.as_horovod:
-            environment.put_horovod_in_front(base)
-        told = environment.of_job(plan.environ, meeting, self._slots, leader=first.peer)
+        base = environment.inherited(plan.environ, plan.options, self._slots, plan.as_horovod)
+        told = {} if plan.over_mpi else environment.of_job(plan.environ, meeting, self._slots, leader=first.peer)
         told.update(environment.of_attempt(plan.attempt, plan.max_restarts))
         if environment.sets_threads(plan.environ, self._slots) and not plan.attempt:
             self._console.say(
@@ -103,9 +101,9 @@ class Job:
         for each in self._branches:
             ranks: list[dict[str, Any]] = []
             for slot in (slot for slot in self._slots if slot.rank in each.ranks):
-                ranks.append({"rank": slot.rank, "environ": environment.of_rank(slot, self._size)})
-                pairs = " ".join(f"{name}={value}" for name, value in sorted(ranks[-1]["environ"].items()))
-                self._tell(f"rank {slot.rank} on {slot.host}: {pairs}")
+                place = {} if plan.over_mpi else environment.of_rank(slot, self._size)
+                ranks.append({"rank": slot.rank, "environ": place})
+                self._tell(f"rank {slot.rank} on {slot.host}: {' '.join(f'{n}={v}' for n, v in sorted(place.items()))}")
             if each is self._own:  # the others know command, folder and secret by now, from where nobody listens
                 shared = {**base, **told, **environment.secret_of(meeting.secret)}
                 each.order(
@@ -217,13 +215,20 @@ class Job:
 
     def _overhear(self, session: starting.Running) -> None:
         """A session has something to say, which is never good, or has ended."""
-        chunk = session.listen()
-        names = ", ".join(each.name for each in self._far.branches if each.number in session.session.hosts)
+        chunk, title = session.listen(), session.session.title
         if chunk is not None:
-            for line in chunk.decode(errors="replace").splitlines():
+            names = title or ", ".join(b.name for b in self._far.branches if b.number in session.session.hosts)
+            over = all(each.done or not each.alive for each in self._branches)  # an MPI speaks of its agents' ends then
+            for line in () if over else chunk.decode(errors="replace").splitlines():
                 self._console.say(f"{names}: {line}")
             return
         self._selector.unregister(session.output)
+        if title:  # its agents are there still
+            code = session.end()
+            if code and self._ending.asked is None and self._ending.culprit() is None:
+                self._failure = (f"{title} has ended the ranks: it {how(code)}", code if code > 0 else LOST)
+                self._send(KILL)
+            return
         for each in self._far.branches:
             if each.number in session.session.hosts and each.alive and not each.done:
                 self._ended_stream(each, f"{session.session.words[0]}, which led there, has ended")

@@ -58,11 +58,6 @@ def missing(asked: argparse.Namespace, look: Look, slots: Sequence[Slot]) -> str
     return None
 
 
-def asks(asked: argparse.Namespace) -> bool:
-    """Whether output is to be other than any launcher's."""
-    return bool(asked.shown or asked.local_shown or asked.fold or asked.as_json or asked.file_mb)
-
-
 def _ranks(flag: str, text: str | None) -> set[int] | None:
     """`0,2-3` as {0, 2, 3}; all as None."""
     if text in (None, "all", "none"):

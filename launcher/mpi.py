@@ -1,10 +1,10 @@
 """What does an mpirun have to be told? Pure: which MPI it belongs to and what is wanted in, a command line out.
 
-`hvdlite-run --mpi` is for those who must go through an MPI's own launcher, or have its options in their fingers. It
-becomes that launcher (exec): its exit codes, signals and output are its own, and the ranks meet over MPI (hvdlite/mpi).
+`hvdlite-run --mpi` is for those who must go through an MPI's own launcher, or have its options in their fingers. That
+launcher brings an agent to the place of each rank (carried.py), which starts it; the ranks meet over MPI (hvdlite/mpi).
 Three families speak three dialects:
 
-    Open MPI            4 and 5 differ in how output is tagged and what shared memory is called
+    Open MPI            4 and 5 differ in what shared memory is called
     MPICH, hydra        and whoever is built on it (MVAPICH, Cray's in this respect)
     Intel MPI           hydra, too, but pins ranks by itself, and well
 
@@ -14,9 +14,10 @@ Values of variables are in no argument list: Open MPI gets their names (-x), hyd
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .hosts import Host
@@ -48,14 +49,20 @@ class Wanted(NamedTuple):
     ssh_identity: str | None = None
     bridges: Sequence[str] = ()  # interfaces that several hosts have with one address, as docker0
     route: str | None = None  # the interface of this host on the route to the others
-    folder: str | None = None  # --output-filename
-    timestamps: bool = False
     root: bool = False
     parameters: Sequence[str] = ()  # of Open MPI that the environment sets
 
 
 class MpiError(ValueError):
     """What is asked for cannot be said to this MPI; the text says why."""
+
+
+def add_flags(add: Callable[..., argparse.Action]) -> None:
+    """Those of --mpi."""
+    add("--mpi", action="store_true", help="start the ranks by the mpirun or mpiexec that is first on PATH")
+    add("--mpi-args", dest="mpi_args", metavar="WORDS", help="more for mpirun, as in --mpi-args='--map-by ppr:4:node'")
+    add("--binding-args", dest="binding", metavar="WORDS", help="how mpirun binds ranks (Open MPI: not at all)")
+    add("--tcp", action="store_true", help="let MPI and NCCL use TCP only")
 
 
 def kind_of(said: str) -> Kind | None:
@@ -120,13 +127,6 @@ def _open_mpi(
     if wanted.hosts:
         words += ["-H", ",".join(f"{host.name}:{host.slots}" for host in wanted.hosts)]
     words += _NONE_BOUND if binding is None else binding
-    if five:
-        tags = ["tag", *(["timestamp"] if wanted.timestamps else [])]
-        tags += [f"dir={wanted.folder}"] if wanted.folder else []
-        words += ["--output", ",".join(tags)]
-    else:
-        words += ["--tag-output"] + (["--timestamp-output"] if wanted.timestamps else [])
-        words += ["--output-filename", wanted.folder] if wanted.folder else []
     parameters = {}
     if wanted.tcp:
         parameters = {"pml": "ob1", "btl": f"self,{'sm' if five else 'vader'},tcp"}
@@ -167,13 +167,6 @@ def _hydra(
         names_of = [host.name if intel else f"{host.name}:{host.slots}" for host in wanted.hosts]
         words += ["-hosts", ",".join(names_of), *(["-ppn", str(wanted.hosts[0].slots)] if intel else [])]
     words += [] if binding is None else binding
-    if wanted.size > 1 and not {"-l", "-prepend-rank", "-prepend-pattern"}.intersection(own):
-        words.append("-prepend-rank")
-    if wanted.folder:
-        words += [
-            f"-outfile-pattern={wanted.folder}/rank.%r/stdout",
-            f"-errfile-pattern={wanted.folder}/rank.%r/stderr",
-        ]
     if len(wanted.interfaces) > 1:
         raise MpiError(f"{kind.family} takes one network interface, not {', '.join(wanted.interfaces)}")
     led_astray = wanted.bridges and wanted.route and len(wanted.hosts) > 1 and "-iface" not in own

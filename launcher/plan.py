@@ -55,6 +55,7 @@ class Plan(NamedTuple):
     verbose: bool = False
     as_horovod: bool = False
     bind: str = "none"  # see binding.py
+    over_mpi: bool = False  # that is how ranks meet
     pty: tuple[int, int] | None = None  # rank 0 writes to a terminal of so many rows and columns
     max_restarts: int = 0
     attempt: int = 0  # how often it was tried before

@@ -118,6 +118,15 @@ def _become(
     os._exit(NOT_FOUND)
 
 
+def waited(pid: int) -> int | None:
+    """The wait status of a child, 0 for one that has been reaped already; None while it lives."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    return status if ended else None
+
+
 def reap() -> list[tuple[int, int]]:
     """Collects every ended child: (pid, exit code, negative for a signal)."""
     ended: list[tuple[int, int]] = []

@@ -44,13 +44,20 @@ def main(given: dict[str, Any]) -> int:
         return LOST
 
 
-def serve(given: Mapping[str, Any], hangup: int = -1, stays: bool = False, slots: int = 0) -> tuple[int, bool]:
+def serve(
+    given: Mapping[str, Any],
+    hangup: int = -1,
+    stays: bool = False,
+    slots: int = 0,
+    secret_for_ranks: bool = True,
+    kind: type[Agent] = Agent,
+) -> tuple[int, bool]:
     """Reports and is the agent until the job is over; the exit code, and whether the job is to be tried again. Raises
     muster.ReportError.
 
     given: secret, address, timeout, host, command, cwd and environ; without a command this host is only examined
     (doctor.py). hangup, stays: see Agent. slots: for ranks here,
-    where the launcher does not know.
+    where the launcher does not know. kind: the agent to be.
     """
     secret = bytes.fromhex(given["secret"])
     examined = "command" not in given
@@ -86,9 +93,9 @@ def serve(given: Mapping[str, Any], hangup: int = -1, stays: bool = False, slots
     started = {
         "command": given["command"],
         "cwd": given["cwd"],
-        "environ": {**given["environ"], **environment.secret_of(secret)},
+        "environ": {**given["environ"], **(environment.secret_of(secret) if secret_for_ranks else {})},
     }
-    agent = Agent(streams[muster.CONTROL], streams[muster.OUTPUT], stdin=-1, given=started, hangup=hangup, stays=stays)
+    agent = kind(streams[muster.CONTROL], streams[muster.OUTPUT], stdin=-1, given=started, hangup=hangup, stays=stays)
     agent.run()
     for sock in streams.values():  # their end is what the launcher waits for
         sock.close()

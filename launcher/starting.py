@@ -46,6 +46,8 @@ class Session(NamedTuple):
 
     words: list[str]
     hosts: list[int]
+    title: str = ""  # what speaks where it does not speak for one host
+    patience: float = 0.5  # seconds to end by itself, once all agents have ended
 
 
 class Starter(Protocol):
@@ -115,6 +117,8 @@ class Running:
 
     def listen(self) -> bytes | None:
         """What it has said since; None at its end."""
+        if self.output < 0:
+            return None
         try:
             chunk = os.read(self.output, 65536)
         except BlockingIOError:
@@ -126,22 +130,22 @@ class Running:
 
     def end(self) -> int:
         """Ends it, if it has not; its exit code."""
-        for descriptor in (self.stdin, self.output):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.stdin = self.output = -1
-        if not self.pid:
-            return 0
+        if self.stdin >= 0:
+            os.close(self.stdin)
+            self.stdin = -1
         pid, self.pid = self.pid, 0
-        limit = time.monotonic() + 0.5
-        while time.monotonic() < limit:
-            try:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                return 0
-            if ended:
-                return process.exit_code(status)
-            time.sleep(0.005)
+        limit = time.monotonic() + self.session.patience
+        status = None if pid else 0
+        while status is None and time.monotonic() < limit:
+            self.listen()  # nobody waits for a reader
+            status = process.waited(pid)
+            if status is None:
+                time.sleep(0.005)
+        if self.output >= 0:
+            os.close(self.output)
+            self.output = -1
+        if status is not None:
+            return process.exit_code(status)
         process.send(pid, signal.SIGKILL)
         return process.exit_code(os.waitpid(pid, 0)[1])
 

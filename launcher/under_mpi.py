@@ -1,13 +1,15 @@
-"""How does `hvdlite-run --mpi` become an mpirun? Finds it, asks what it is, and executes it in this process's place.
+"""How does `hvdlite-run --mpi` bring its ranks to their places? By one mpirun, which carries an agent for each of them.
 
 What is said to which MPI is in mpi.py, purely. Here is what touches the machine: the programs on PATH, their version,
-the interfaces of this host, and exec. From then on the mpirun's process is this one: its pid, its signals, its exit
-code. The environment goes with it; ranks find in it no place that another launcher has told (HVDLITE_RANK).
+the interfaces of this host, and the agents (carried.py) as they report. From then on it is a job as any other, with the
+same output, signals and exit code, but that the ranks meet over their MPI: they find in their environment no place that
+another launcher has told (HVDLITE_RANK), and no store. An mpirun that ends the ranks (MPI_Abort) is heard, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -15,14 +17,24 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hvdlite import config
 
-from . import address, batch, environment, hosts, mpi
+from . import address, batch, carried, environment, gathering, hosts, mpi, starting
+from .ending import how
+from .epochs import ranks_named
+from .muster import Muster
+from .places import Places
+from .plan import Gathered, Plan
 from .process import NOT_FOUND
+from .signals import Signals
 
 VERSION_S = 20.0
+PATIENCE_S = 6.0  # for an mpirun to clean up on its hosts
+_ANYWHERE = "192.0.2.1"  # an address that is nobody's: the route to it is the way out
+_ELSEWHERE = {"-H", "-host", "--host", "-hosts", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "-f"}
 _BRIDGE = re.compile(r"docker|br-|virbr|cni|podman|lxcbr|lxdbr")  # the same address on every host
 
 
@@ -34,30 +46,44 @@ class UnderMpiError(Exception):
         self.code = code
 
 
-def add_flags(add: Callable[..., argparse.Action]) -> None:
-    """Those of --mpi."""
-    add("--mpi", action="store_true", help="start the ranks by the mpirun or mpiexec that is first on PATH")
-    add("--mpi-args", dest="mpi_args", metavar="WORDS", help="more for mpirun, as in --mpi-args='--map-by ppr:4:node'")
-    add("--binding-args", dest="binding", metavar="WORDS", help="how mpirun binds ranks (Open MPI: not at all)")
-    add("--tcp", action="store_true", help="let MPI and NCCL use TCP only")
+class Carrier:
+    """A Starter: one mpirun, which brings an agent to each rank's place."""
+
+    def __init__(self, title: str, words: list[str]) -> None:
+        self._title, self._words = title, words
+
+    def sessions(self, hosts: Sequence[tuple[int, str]]) -> list[starting.Session]:
+        """One, for all of them."""
+        return [starting.Session(self._words, [number for number, _ in hosts], self._title, PATIENCE_S)]
+
+    def resolve(self, name: str) -> list[str]:
+        """The addresses of a host. Raises address.AddressError."""
+        return address.resolve(name)
+
+    def again(self, code: int, text: str) -> bool:
+        """An mpirun that does not get to its hosts will not the next time."""
+        return False
+
+    def remedy(self, host: str, code: int, text: str) -> str:
+        """What it said itself: that is many lines with most MPIs, and the first are not always those that matter."""
+        return f"{self._title} {how(code)} before all ranks were there" + (f"; it said:\n{text}" if text else "")
 
 
-def start(
+def places(
     asked: argparse.Namespace,
-    command: Sequence[str],
     environ: Mapping[str, str],
     options: Mapping[str, str],
     forward: Mapping[str, str],
-    execute: Callable[[str, list[str], dict[str, str]], int] = os.execve,
-) -> int:
-    """Becomes the mpirun. forward: variables that all ranks get, whatever they are. Raises UnderMpiError."""
+    timeout: float,
+) -> Places:
+    """Ranks that an mpirun starts. forward: variables that all ranks get, whatever they are. Raises UnderMpiError."""
     try:
-        listed, size = _places(asked, environ)
+        listed, size, names = _places(asked, environ)
         program, kind = _found(environ)
         wanted = mpi.Wanted(
             size,
             listed,
-            command,
+            [],
             args=asked.mpi_args or "",
             binding=asked.binding,
             tcp=asked.tcp,
@@ -65,29 +91,114 @@ def start(
             ssh_port=None if asked.ssh_port is None else int(asked.ssh_port),
             ssh_identity=asked.ssh_identity,
             bridges=[name for _, name in socket.if_nameindex() if _BRIDGE.match(name)],
-            route=_route(listed),
-            folder=asked.folder,
-            timestamps=asked.timestamps,
+            route=_route(names),
             root=os.geteuid() == 0,
             parameters=[name.partition("_MCA_")[2] for name in environ if name.startswith(("OMPI_MCA_", "PRTE_MCA_"))],
         )
-        given = _environment(asked, environ, {**options, **forward, **mpi.variables(kind, wanted)}, listed, size)
-        names = sorted(environment.forwarded(given, list(forward)))
-        words = mpi.line(kind, program, wanted, names)
+        given = _environment(environ, {**options, **forward, **mpi.variables(kind, wanted)}, listed, size)
+        passed = sorted([carried.ORDER, *environment.forwarded(given, list(forward))])
+        words = mpi.line(kind, program, wanted, passed)
     except (mpi.MpiError, hosts.HostError) as error:
         raise UnderMpiError(str(error)) from None
     except ValueError:
         raise UnderMpiError(f"-np {asked.np}, --ssh-port {asked.ssh_port}: must be whole numbers from 1") from None
-    if asked.folder is not None and kind.family != mpi.OPEN_MPI:
-        for rank in range(size):  # hydra makes no folders
-            os.makedirs(os.path.join(asked.folder, f"rank.{rank}"), exist_ok=True)
-    if asked.verbose:
-        print(f"hvdlite-run: {shlex.join(words)}", file=sys.stderr, flush=True)
-    return execute(program, words, given)
+    others = [name for name in names if not hosts.is_this_host(name, os.uname().nodename)]
+    alone = not others and bool(listed) and not _ELSEWHERE.intersection(wanted.args.replace("=", " ").split())
+    title = os.path.basename(program)
+    where = _Where(wanted.interfaces, others, alone)
+
+    def gather(job: Plan, signals: Signals) -> Gathered:
+        return _gather(
+            job, signals, Carrier(title, [*words, sys.executable, "-c", carried.BOOT]), given, where, timeout
+        )
+
+    return Places(hosts.assign([hosts.Host("localhost", size)], size), None, gather, way=shlex.join(words))
 
 
-def _places(asked: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list[hosts.Host], int]:
-    """The hosts to name (none: mpirun knows them), and the number of ranks. Raises HostError, ValueError."""
+class _Where(NamedTuple):
+    """What decides at which address of this host agents find the launcher."""
+
+    interfaces: Sequence[str]
+    others: Sequence[str]  # hosts, as far as they are known
+    alone: bool  # no other host has ranks
+
+
+def _address(where: _Where) -> str:
+    """Raises address.AddressError."""
+    if where.interfaces:
+        return address.of_interfaces(where.interfaces)
+    if where.others:
+        return address.towards(where.others)
+    if where.alone:
+        return "127.0.0.1"
+    known = [ip for ip in address.resolve(os.uname().nodename) if not ip.startswith("127.") and ip != "::1"]
+    mine = known[0] if known else address.source_towards(_ANYWHERE)
+    if mine is None:
+        raise address.AddressError("at which address do the other hosts find this one? Say --network-interface NAME")
+    return mine
+
+
+def _gather(
+    job: Plan,
+    signals: Signals,
+    carrier: Carrier,
+    given: Mapping[str, str],
+    where: _Where,
+    timeout: float,
+) -> Gathered:
+    """What the Plan calls. Raises starting.StartError."""
+    secret, size = os.urandom(32), len(job.slots)
+    try:
+        place = Muster(secret, _address(where))
+    except (address.AddressError, OSError) as error:
+        raise starting.StartError(str(error), 2) from None
+    order = {**gathering.order(place, secret, timeout, given), "environ": {}, "command": list(job.command)}
+    environ = {**given, carried.ORDER: json.dumps({**order, "as_horovod": job.as_horovod})}
+    session = carrier.sessions([(rank, "") for rank in range(size)])[0]
+    if job.verbose:
+        print(f"hvdlite-run: {shlex.join(session.words)}", file=sys.stderr, flush=True)
+    start = starting.Start(
+        carrier, [(rank, f"rank {rank}") for rank in range(size)], place, {}, environ, signals, timeout
+    )
+    try:
+        branches, trouble = start.visit()
+    finally:
+        place.close()
+    if trouble:
+        start.abandon()
+        raise starting.StartError(_told(size, trouble), trouble[min(trouble)][1])
+    names = {}
+    for each in branches:
+        names[each.number] = str(each.hello["name"])
+        each.name, each.stays, each.ranks = names[each.number], True, {each.number}
+    return Gathered(branches, _slots(names), order["address"][0], secret, start.running)
+
+
+def _told(size: int, trouble: Mapping[int, tuple[str, int]]) -> str:
+    """What is wrong with ranks, once where it is the same with several."""
+    alike: dict[str, list[int]] = {}
+    for rank, (text, _) in sorted(trouble.items()):
+        alike.setdefault(text, []).append(rank)
+    return "\n".join(text if len(ranks) == size else f"{ranks_named(ranks)}: {text}" for text, ranks in alike.items())
+
+
+def _slots(names: Mapping[int, str]) -> list[hosts.Slot]:
+    """The places of ranks, wherever the MPI has put them, by the names of their hosts."""
+    order = list(dict.fromkeys(names[rank] for rank in sorted(names)))
+    by_host = [[rank for rank in sorted(names) if names[rank] == host] for host in order]
+    slots = []
+    for number, ranks in enumerate(by_host):
+        for local, rank in enumerate(ranks):
+            same = [other for other, each in enumerate(by_host) if len(each) > local]
+            cross = same.index(number), len(same)
+            slots.append(hosts.Slot(rank, order[number], local, len(ranks), *cross, number, len(order)))
+    return sorted(slots)
+
+
+def _places(asked: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list[hosts.Host], int, list[str]]:
+    """The hosts to name (none: mpirun knows them), the number of ranks, and the names of hosts where they are known.
+
+    Raises HostError, ValueError."""
     size = None if asked.np is None else int(asked.np, 10)
     if size is not None and size < 1:
         raise ValueError
@@ -100,11 +211,11 @@ def _places(asked: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list
         if found is None and size is None:
             raise UnderMpiError("how many ranks? Say -np N, for example: hvdlite-run --mpi -np 2 python train.py")
         if found is not None and found.title in ("Slurm", "the MPI operator"):
-            return [], size or found.slots
+            return [], size or found.slots, [host.name for host in found.hosts]
         listed = found.hosts if found is not None else [hosts.Host("localhost", size or 1)]
     size = size or sum(host.slots for host in listed)
     hosts.assign(listed, size)  # do they fit?
-    return listed, size
+    return listed, size, [host.name for host in listed]
 
 
 def _read(path: str) -> str:
@@ -141,9 +252,9 @@ def _found(environ: Mapping[str, str]) -> tuple[str, mpi.Kind]:
     )
 
 
-def _route(listed: Sequence[hosts.Host]) -> str | None:
+def _route(names: Sequence[str]) -> str | None:
     """The interface of this host that leads to the others, if there is one."""
-    others = [host.name for host in listed if not hosts.is_this_host(host.name, os.uname().nodename)]
+    others = [name for name in names if not hosts.is_this_host(name, os.uname().nodename)]
     try:
         mine = address.towards(others) if others else None
     except (address.AddressError, OSError):
@@ -158,7 +269,6 @@ def _route(listed: Sequence[hosts.Host]) -> str | None:
 
 
 def _environment(
-    asked: argparse.Namespace,
     environ: Mapping[str, str],
     said: Mapping[str, str],
     listed: Sequence[hosts.Host],
@@ -173,6 +283,4 @@ def _environment(
             given.pop(option.alias_variable, None)
     if size > max(1, len(listed)):
         given.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks that share a host do not fight for its CPUs
-    if asked.as_horovod:
-        environment.put_horovod_in_front(given)
     return given

@@ -1,7 +1,9 @@
 """hvdlite-run --mpi: the command line for each MPI (pure), and real ones that it starts."""
 
+import json
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import mpis
 import pytest
 from hosts import Hosts, needs_hosts
 from hosts_shell import Shell, end
-from launching import RUN, launch
+from launching import RUN, Launch, launch
 
 from hvdlite.launcher.hosts import Host
 from hvdlite.launcher.mpi import INTEL, MPICH, OPEN_MPI, Kind, MpiError, Wanted, joined, kind_of, line, variables
@@ -43,32 +45,32 @@ def made(kind, names=(), **wanted):
     [
         (
             made(OMPI4, ["PATH", "HVDLITE_X"], root=True),
-            "mpirun --allow-run-as-root -np 8 -H a:4,b:4 --bind-to none --map-by slot --tag-output --mca btl ^openib "
+            "mpirun --allow-run-as-root -np 8 -H a:4,b:4 --bind-to none --map-by slot --mca btl ^openib "
             "-x PATH -x HVDLITE_X python t.py",
         ),
         (
-            made(OMPI5, ["A"], tcp=True, timestamps=True, folder="out", args="-x A=1 --mca btl_base_verbose 30"),
-            "mpirun -np 8 -H a:4,b:4 --bind-to none --map-by slot --output tag,timestamp,dir=out --mca pml ob1 "
+            made(OMPI5, ["A"], tcp=True, args="-x A=1 --mca btl_base_verbose 30"),
+            "mpirun -np 8 -H a:4,b:4 --bind-to none --map-by slot --mca pml ob1 "
             "--mca btl self,sm,tcp -x A=1 --mca btl_base_verbose 30 python t.py",
         ),
         (
             made(OMPI4, interfaces=["eth0"], binding="--bind-to core", ssh_port=2222, ssh_identity="k", tcp=True),
-            "mpirun -np 8 -H a:4,b:4 --bind-to core --tag-output --mca pml ob1 --mca btl self,vader,tcp "
+            "mpirun -np 8 -H a:4,b:4 --bind-to core --mca pml ob1 --mca btl self,vader,tcp "
             "--mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 --mca plm_rsh_args '-p 2222 -i k' python t.py",
         ),
         (
             made(OMPI5, bridges=["docker0"]),
-            "mpirun -np 8 -H a:4,b:4 --bind-to none --map-by slot --output tag "
+            "mpirun -np 8 -H a:4,b:4 --bind-to none --map-by slot "
             "--mca btl_tcp_if_exclude 127.0.0.0/8,docker0 --mca oob_tcp_if_exclude 127.0.0.0/8,docker0 python t.py",
         ),
         (
             made(OMPI5, bridges=["docker0"], args="--mca btl_tcp_if_include ib0 --mca oob_tcp_if_include ib0"),
-            "mpirun -np 8 -H a:4,b:4 --bind-to none --map-by slot --output tag --mca btl_tcp_if_include ib0 "
+            "mpirun -np 8 -H a:4,b:4 --bind-to none --map-by slot --mca btl_tcp_if_include ib0 "
             "--mca oob_tcp_if_include ib0 python t.py",
         ),
-        (made(HYDRA, ["PATH"]), "mpirun -n 8 -hosts a:4,b:4 -prepend-rank python t.py"),
-        (made(HYDRA, hosts=[], interfaces=["ib0"]), "mpirun -n 8 -prepend-rank -iface ib0 python t.py"),
-        (made(IMPI, args="-genv X 1"), "mpirun -n 8 -hosts a,b -ppn 4 -prepend-rank -genv X 1 python t.py"),
+        (made(HYDRA, ["PATH"]), "mpirun -n 8 -hosts a:4,b:4 python t.py"),
+        (made(HYDRA, hosts=[], interfaces=["ib0"]), "mpirun -n 8 -iface ib0 python t.py"),
+        (made(IMPI, args="-genv X 1"), "mpirun -n 8 -hosts a,b -ppn 4 -genv X 1 python t.py"),
     ],
 )
 def test_each_mpi_is_spoken_to_in_its_own_words(words, expected):
@@ -96,13 +98,127 @@ def test_values_may_start_with_a_dash():
     assert joined(["-np", "2", "--mpi-args", "-q"]) == ["-np", "2", "--mpi-args=-q"]
 
 
+def by_mpi(mpi, *words, **environ):
+    """(words, environment) of a job under `hvdlite-run --mpi`."""
+    path = f"{mpis.mpirun(mpi).parent}:{os.environ['PATH']}"
+    more = [] if mpi == "mpich" else ["--mpi-args", "--oversubscribe"]
+    return ["--mpi", *more, *words], {"PATH": path, **environ}
+
+
+def said_by(mpi, *words, **environ):
+    """(exit code, stdout, stderr without the launcher's note on threads)."""
+    words, environ = by_mpi(mpi, *words, **environ)
+    with Launch(*words, **environ) as job:
+        code = job.wait(mpis.SECONDS)
+        job.gone_within(10)  # daemons of an MPI may be a moment longer than it
+        return code, job.out, "".join(line for line in job.err.splitlines(True) if "OMP_NUM_THREADS" not in line)
+
+
 @pytest.mark.parametrize("mpi", mpis.ALL)
 def test_it_starts_the_mpirun_that_is_on_the_path(mpi):
-    path = f"{mpis.mpirun(mpi).parent}:{os.environ['PATH']}"
-    words = ["--mpi", "-np", "3", "--mpi-args", "-l" if mpi == "mpich" else "--oversubscribe", "--verbose"]
-    code, out, err = launch(*words, sys.executable, OVER_MPI, "meet", PATH=path, HVDLITE_RANK="7")
-    assert code == 0 and out.count("fine\n") == 3, out + err
+    code, out, err = said_by(mpi, "-np", 3, "--verbose", sys.executable, OVER_MPI, "meet", HVDLITE_RANK="7")
+    assert code == 0 and sorted(out.splitlines()) == [f"[{rank}]<stdout>:fine" for rank in range(3)], out + err
     assert f"hvdlite-run: {mpis.mpirun(mpi).parent}/mpirun " in err, err
+
+
+SAYING = (
+    "import os, sys; rank = [os.environ[n] for n in ('OMPI_COMM_WORLD_RANK', 'PMI_RANK') if n in os.environ][0]\n"
+    "print('all alike'); print('rank', rank); print(sys.stdin.read(), end='')\n"
+    "print(sorted(n for n in os.environ if n.startswith('HVDLITE') and ('SECRET' in n or 'ORDER' in n)))\n"
+)
+
+
+@pytest.mark.parametrize("mpi", mpis.ALL)
+def test_output_is_that_of_any_other_job(mpi, tmp_path):
+    """Prefixes, folding, JSON, files and whose output is shown: the same words as without --mpi."""
+    body = "import os; print('all alike')\nif os.isatty(1): print('a terminal')"
+    for words in (
+        ("-np", 3),
+        ("-np", 1),
+        ("-np", 2, "--pty"),
+        ("-np", 2, "--ranks-to-console", "1"),
+        ("-np", 2, "--local-ranks-filter", "1", "--output-filename", tmp_path),
+    ):
+        plain = launch(*words, sys.executable, "-c", body)
+        code, out, err = said_by(mpi, *words, sys.executable, "-c", body)
+        assert code == plain[0] == 0 and sorted(out.splitlines()) == sorted(plain[1].splitlines()), out + err
+    assert (tmp_path / "rank.0" / "stdout").read_text() == "all alike\n"
+    code, out, err = said_by(mpi, "-np", 3, "--output-json", "--fold-output", sys.executable, "-c", SAYING)
+    said = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and sorted(rank for each in said if each["text"] == "all alike" for rank in each["ranks"]) == [
+        0,
+        1,
+        2,
+    ]
+    assert {each["text"]: each["ranks"] for each in said if "rank" in each["text"]} == {
+        f"rank {n}": [n] for n in range(3)
+    }
+    assert "[]" in {each["text"] for each in said}, out + err  # no secret, no order
+
+
+@pytest.mark.parametrize("mpi", mpis.ALL)
+def test_the_first_to_fail_decides_and_its_traceback_comes_last(mpi):
+    """After init: the others hang in a collective, and no MPI has a say in how the job ends."""
+    body = "import hvdlite as hvd, time; hvd.init()\nif hvd.rank() == 1: raise ValueError('deep')\ntime.sleep(600)"
+    words = ("-np", 2, "--verbose", "--failure-grace", 0.2, sys.executable, "-c", body)
+    code, _, err = said_by(mpi, *words)
+    last = err[err.index("hvdlite-run: rank 1 (", err.index("exited with code 1 after")) :]
+    assert code == 1 and err.count("ValueError: deep") <= 2 and "exited with code 1\n" in last, err
+    assert last.count("Traceback") <= 1 and err.rstrip().splitlines()[-1].endswith(("ValueError: deep", "code 1")), err
+    assert "mpirun has exited" not in err and "BAD TERMINATION" not in err, err
+    assert said_by(mpi, "-np", 2, "--failure-grace", 0, "sh", "-c", "kill -SEGV $$")[0] == 128 + signal.SIGSEGV
+
+
+@pytest.mark.parametrize("mpi", mpis.ALL)
+def test_an_mpi_that_ends_the_ranks_is_heard(mpi):
+    """MPI_Abort: the words of the rank are all there, and so is its code."""
+    body = (
+        "from mpi4py import MPI\nimport os, time\nrank = MPI.COMM_WORLD.rank\nos.write(1, b'last words')\n"
+        "MPI.COMM_WORLD.Barrier()\nMPI.COMM_WORLD.Abort(5) if rank == 1 else time.sleep(600)"
+    )
+    environ = {"PYTHONPATH": os.pathsep.join([str(mpis.mpi4py()), os.environ.get("PYTHONPATH", "")])}
+    if mpi != "system":
+        environ["MPI4PY_LIBMPI"] = str(mpis.library(mpi))
+    code, out, err = said_by(mpi, "-np", 2, sys.executable, "-c", body, **environ)
+    assert code == 5 and "[1]<stdout>:last words" in out, out + err
+    assert "has ended the ranks: it exited with code 5" in err or "exited with code 5\n" in err, err
+
+
+@pytest.mark.parametrize("mpi", mpis.ALL)
+@pytest.mark.parametrize("who", ["launcher", "mpirun", "Ctrl-C"])
+def test_nothing_is_left(mpi, who):
+    words, environ = by_mpi(mpi, "-np", 2, "sh", "-c", "setsid sleep 600 & echo here; exec sleep 600")
+    with Launch(*words, **environ) as job:
+        job.until("here\n", 2, mpis.SECONDS)
+        if who == "launcher":
+            job.send(signal.SIGKILL)
+        elif who == "Ctrl-C":
+            job.send(signal.SIGINT)
+        else:
+            names = ("mpirun", "prterun")
+            found = [pid for pid, line in job.left().items() if line.split()[0].endswith(names) and "carried" in line]
+            os.kill(min(found), signal.SIGKILL)
+        code = job.process.wait(20)
+        job.gone_within(10)
+        assert code in {"launcher": [-9], "mpirun": [137, 255], "Ctrl-C": [130]}[who], job.err
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "system"])
+def test_an_mpirun_that_starts_nothing_is_quoted(mpi):
+    words, environ = by_mpi(mpi, "-np", 2, "--mpi-args=--no-such-option-at-all", "true")
+    code, out, err = launch(*words, **environ)
+    assert (
+        code == (255 if mpi == "mpich" else 1) and out == "" and f"mpirun exited with code {code} before all" in err
+    ), err
+    assert "no-such-option-at-all" in err and err.count("before all ranks were there") == 1, err
+
+
+def test_a_command_that_is_not_there_and_a_job_that_is_tried_again():
+    code, _, err = said_by("system", "-np", 2, "no-such-command-anywhere")
+    assert code == 127 and err.count("no-such-command-anywhere: command not found") == 1, err
+    script = 'echo "try $HVDLITE_RESTART_COUNT"; [ $HVDLITE_RESTART_COUNT = 1 ]'
+    code, out, err = said_by("system", "-np", 2, "--max-restarts", 2, "--failure-grace", 5, "sh", "-c", script)
+    assert code == 0 and sorted(line[-5:] for line in out.splitlines()) == ["try 0", "try 0", "try 1", "try 1"], err
 
 
 def test_a_dry_run_shows_the_line_and_starts_nothing(tmp_path):
@@ -166,4 +282,4 @@ def test_hosts_are_passed_on(mpi):
             said = process.communicate(timeout=120)[0].decode(errors="replace")
         finally:
             end(process)
-    assert process.returncode == 0 and said.count("fine\n") == 3, said
+    assert process.returncode == 0 and said.count("]<stdout>:fine\n") == 3, said

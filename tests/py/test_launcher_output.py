@@ -144,7 +144,6 @@ def test_output_files_are_begun_anew_at_their_size(tmp_path):
         ("--output-file-mb 5", "give that, too"),
         ("--output-filename /tmp --output-file-mb much", "--output-file-mb much: must be a number"),
         ("--output-filename /tmp --output-file-mb 0", "must be greater than 0"),
-        ("--mpi --fold-output", "are not for it"),
     ],
 )
 def test_what_cannot_be_is_refused(words, says):

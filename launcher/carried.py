@@ -1,0 +1,88 @@
+"""What does the mpirun of `hvdlite-run --mpi` start? This, in the place of each rank: the agent of that one rank.
+
+The mpirun carries ranks to their hosts and tells them of their MPI; an agent between it and the rank does what agents
+do elsewhere: it brings the rank's output to the launcher in whole, says how the rank ended, and leaves nothing behind.
+The rank inherits from it what an MPI gives its processes, variables and descriptors alike, and is to that MPI the same
+process: an MPI watches connections and the ends of what it has started, and that is here until the launcher lets all
+agents go at once. So no MPI has a reason to end ranks while others have their time to fail.
+
+What it has started is a process of its own, the carrier, above the agent: an MPI_Abort kills that, and the agent has
+`ENDED_S` to hear the rank's last words and its exit code before it ends the rank itself.
+
+The order comes in a variable, since an mpirun passes stdin on to one rank at most, and values of variables are in no
+argument list. Ranks do not inherit it: they meet over MPI, and need no secret of the launcher's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from hvdlite import config
+
+from . import environment, muster, process, remote
+from .agent import TOLD, Agent
+from .ending import LOST
+
+ENDED_S = 1.0
+ORDER = "HVDLITE_AGENT_ORDER"
+BOOT = (
+    f"import sys,os,json;g=json.loads(os.environ.pop('{ORDER}'));sys.path[1:1]=g['path'];"
+    "from hvdlite.launcher import carried;sys.exit(carried.main(g))"
+)
+_RANKS = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+class _Carried(Agent):
+    """Ends with its carrier. Signals that an MPI sends to its processes are not the launcher's."""
+
+    carrier = 0
+    _alone = False
+
+    def _signalled(self, numbers: bytes) -> None:
+        if os.getppid() != self.carrier and not self.orphan:
+            self.orphan, self._stays = True, False
+            self._kill_at = time.monotonic() + ENDED_S
+
+    def _orphaned(self) -> None:
+        if not self._alone:
+            self._alone, self.orphan = True, False
+            super()._orphaned()
+
+
+def main(given: dict[str, Any]) -> int:
+    """The life of what an mpirun has started. Returns its exit code."""
+    _Carried.carrier = os.getpid()
+    pid = os.fork()
+    if pid:
+        return _carry(pid)
+    os.setsid()
+    process.end_with_parent(signal.SIGHUP)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(null, standard)
+    os.close(null)
+    environ = config.environ()
+    rank = next((environ[name] for name in _RANKS if name in environ), None)
+    if rank is None:
+        print(f"the launcher sets none of {', '.join(_RANKS)}: its MPI is not known", file=sys.stderr)
+        return LOST
+    given.update(host=int(rank), environ=environ)
+    if given["as_horovod"]:
+        environment.put_horovod_in_front(environ)
+    try:
+        remote.serve(given, stays=True, secret_for_ranks=False, kind=_Carried)
+    except muster.ReportError as error:
+        print(error, file=sys.stderr)
+        return LOST
+    return 0
+
+
+def _carry(agent: int) -> int:
+    """The carrier: there as long as its agent is. An MPI that sees another code than 0 ends the others' carriers."""
+    for number in (*TOLD, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    return process.exit_code(os.waitpid(agent, 0)[1]) and LOST
