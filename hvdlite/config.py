@@ -132,7 +132,7 @@ def add_flags(parser: Any) -> None:
             parser.add_argument("--no-" + option.flag[2:], const="0", help=f"Not {option.flag}.", **add)
             continue
         default = option.default / option.flag_unit if option.flag_unit != 1 else option.default
-        shown = "none" if default is None else f"{default:g}"
+        shown = "none" if default is None else "auto" if option.name == "shared_memory" else f"{default:g}"
         parser.add_argument(
             option.flag,
             dest=option.name,

@@ -2,8 +2,8 @@
 
 A row of OPTIONS gives an option its name, its environment variable HVDLITE_X (and Horovod's HOROVOD_X where that means
 the same), the launcher's flag, type, default and help. Flags, validation and documentation come from the row, so a new
-option is one row. An option is here only when it does something; Horovod's other variables are in superseded.py with the
-reason why nothing is to be set any more, until they get a row.
+option is one row. An option is here only when it does something; Horovod's other variables are in superseded.py, with
+the reason why nothing is to be set any more, until they get a row.
 
 `agreed` marks what must be the same on all ranks; init compares those and names the ranks that differ. config.py reads
 the table against the environment.

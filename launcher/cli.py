@@ -177,11 +177,6 @@ def _by_mpi(
 
 def _start(asked_for: plan.Plan, where: places.Places, forward: Mapping[str, str], only_tell: bool) -> int:
     """Runs the job, or tells what it would be."""
-    if only_tell and asked_for.over_mpi:
-        import shlex
-
-        print(f"command: {where.way} {shlex.join(asked_for.command)}")
-        return 0
     if only_tell:
         from . import dry
 

@@ -48,6 +48,7 @@ _FLAGS = {
 }
 _OFF = {"--log-with-timestamp": "--log-without-timestamp"}  # others: --no-...
 _CONTROLLERS = {"gloo": "--gloo", "mpi": "--mpi"}
+_SECTIONS = f"{', '.join(_KEYS)} and controller; ranks and hosts are for the command line"
 
 
 class FileError(ValueError):
@@ -72,13 +73,30 @@ def _read(path: str) -> Any:
         raise FileError("reading it takes PyYAML: pip install pyyaml (or hvdlite[yaml])") from None
     try:
         with open(path, encoding="utf-8") as file:
-            return yaml.safe_load(file)
+            text = file.read()
+        _distinct(yaml.compose(text, yaml.SafeLoader), "")
+        return yaml.safe_load(text)
     except OSError as error:
         raise FileError(str(error.strerror)) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise FileError(f"is no YAML{where}: {getattr(error, 'problem', None) or error}") from None
+
+
+def _distinct(node: Any, place: str) -> None:
+    """Refuses a key that stands twice, of which YAML takes the last and says nothing."""
+    if not hasattr(node, "value") or not isinstance(node.value, list):
+        return
+    seen = set()
+    for pair in node.value:
+        if not isinstance(pair, tuple):
+            continue
+        name = f"{place}{pair[0].value}"
+        if name in seen:
+            raise FileError(f"{name} stands there twice, again in line {pair[0].start_mark.line + 1}")
+        seen.add(name)
+        _distinct(pair[1], f"{name}.")
 
 
 def _words(tree: Any, known: Collection[str], given: Collection[str]) -> list[str]:
@@ -91,7 +109,8 @@ def _words(tree: Any, known: Collection[str], given: Collection[str]) -> list[st
         if section == "controller":
             found += _controller(keys, given)
         elif section not in _KEYS:
-            raise FileError(f"there is no section {section!r}{_nearest(str(section), [*_KEYS, 'controller'], tree)}")
+            near = _nearest(str(section), [*_KEYS, "controller"], tree)
+            raise FileError(f"there is no section {section!r}{near or f'; there are {_SECTIONS}'}")
         elif isinstance(keys, Mapping):
             for key, value in keys.items():
                 found += _flag(str(section), str(key), value, known)

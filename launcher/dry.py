@@ -26,12 +26,13 @@ def way(starter: Starter, names: Sequence[str]) -> str:
 
 def text(plan: Plan, way: str, also: Mapping[str, str]) -> str:
     """way: how other hosts are reached, in words. also: variables that all ranks get, whatever they are."""
-    given = environment.inherited(plan.environ, plan.options, plan.slots)
-    if plan.as_horovod:
-        environment.put_horovod_in_front(given)
+    given = environment.inherited(plan.environ, plan.options, plan.slots, plan.as_horovod)
     changed = {name: value for name, value in given.items() if plan.environ.get(name) != value}
     changed.update(also)
     changed.update(environment.of_attempt(0, plan.max_restarts))
+    if plan.over_mpi:
+        lines = [f"command: {way} {shlex.join(plan.command)}", f"ranks: {len(plan.slots)}, placed by that MPI"]
+        return "\n".join([*lines, f"all ranks: {_pairs(changed)}"])
     changed["WORLD_SIZE"] = str(len(plan.slots))
     later = [*AT_START, *(name for name in _FOR_TORCH if not all(each in plan.environ for each in _FOR_TORCH))]
     lines = [f"command: {shlex.join(plan.command)}"]

@@ -68,9 +68,10 @@ def translate(asked: argparse.Namespace) -> list[str]:
     if asked.bind is not None:
         if asked.mpi:
             raise ForeignError(f"--bind-to {asked.bind}: with --mpi say it as mpirun does, by --binding-args")
-        if asked.bind.partition(":")[0] not in _BOUND:
+        name, _, how = asked.bind.partition(":")
+        if name not in _BOUND or how not in ("", "if-supported", "overload-allowed"):
             raise ForeignError(f"--bind-to {asked.bind}: ranks are bound to none, core, socket or numa")
-        asked.bind = _BOUND[asked.bind.partition(":")[0]]
+        asked.bind = _BOUND[name]
     _streams(asked)
     if asked.handled is not None:
         notes.append("--signals-to-handle (SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on)")

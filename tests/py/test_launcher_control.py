@@ -154,6 +154,7 @@ def test_the_line_of_a_torchrun_runs_under_the_other_name(tmp_path):
     [
         ("--map-by node", "--map-by node: ranks fill hosts in order"),
         ("--bind-to board", "--bind-to board: ranks are bound to none, core, socket or numa"),
+        ("--bind-to core:x", "--bind-to core:x: ranks are bound to none, core, socket or numa"),
         ("--mpi --bind-to core", "--binding-args"),
         ("--redirects 3", "needs a folder"),
     ],

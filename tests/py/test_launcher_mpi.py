@@ -230,7 +230,9 @@ def test_a_dry_run_shows_the_line_and_starts_nothing(tmp_path):
     words = ["--mpi", "--dry-run", "-np", "3", "-mca", "pml", "ob1", "--output-filename", tmp_path / "said"]
     code, out, err = launch(*words, "train", "a b", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert code == 0 and out.startswith(f"command: {tmp_path}/mpirun ") and " -np 3 " in out, out + err
-    assert out.endswith(" --mca pml ob1 train 'a b'\n") and os.listdir(tmp_path) == ["mpirun"], out
+    line, ranks, environ = out.splitlines()
+    assert line.endswith(" --mca pml ob1 train 'a b'") and os.listdir(tmp_path) == ["mpirun"], out
+    assert ranks == "ranks: 3, placed by that MPI" and environ.startswith("all ranks: ") and "HVDLITE_RANK=" not in out
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,26 @@ def test_the_job_file_for_mpirun_runs(batch):
     mpis.mpirun("system")
     code, said = batch("slurm_mpirun.sbatch", "meet", "2,2")
     assert code == 0 and said.count("fine\n") == 4, said
+
+
+def test_output_is_the_same_by_srun_and_by_mpirun(slurm, quiet):
+    """Agents bring it in both ways, and in no way does the starter put words of its own before the lines."""
+    mpis.mpirun("system")
+    path = os.pathsep.join([mpis.OF_SYSTEM, os.environ["PATH"]])
+    words = "echo all alike; echo from $(uname -n) >&2; test $SLURM_JOB_NUM_NODES = 2 || exit 3"
+    found = []
+    for way in ([], ["--mpi"]):
+        command = [*ALLOCATED, *RUN, *way, "-np", "4", "sh", "-c", words]
+        code, said = slurm.run(command, PATH=path, OMPI_MCA_btl_tcp_if_include="eth0", **quiet)
+        found.append(sorted(line for line in said.splitlines() if line.startswith("[")))
+        assert code == 0, said
+    assert found[0] == found[1] and len(found[0]) == 8, found
+    assert "[0]<stdout>:all alike" in found[0] and "[3]<stderr>:from nodeB" in found[0], found
+
+
+def test_ranks_meet_over_the_mpi_that_carries_them_in_an_allocation(slurm, quiet):
+    mpis.mpirun("system")
+    path = os.pathsep.join([mpis.OF_SYSTEM, os.environ["PATH"]])
+    command = [*ALLOCATED, *RUN, "--mpi", "-mca", "btl_tcp_if_include", "eth0", sys.executable, PROGRAM, "meet", "2,2"]
+    code, said = slurm.run(command, PATH=path, **quiet)
+    assert code == 0 and all(f"[{rank}]<stdout>:fine\n" in said for rank in range(4)), said
