@@ -141,6 +141,18 @@ int hvd_behind(int64_t handle, uintptr_t stream, char *text, size_t text_bytes)
     return code;
 }
 
+int hvd_fetch(int64_t handle, uintptr_t to, uintptr_t stream, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
+    struct hvd_error error = {0};
+    int code = hvd_engine_fetch(engine, handle, to, (void *)stream, &error);
+    hvd_text_copy(text, text_bytes, error.text);
+    hvd_api_go_out();
+    return code;
+}
+
 int hvd_notice(char *text, size_t text_bytes)
 {
     struct hvd_engine *engine = hvd_api_enter();

@@ -114,7 +114,7 @@ struct hvd_request {
     void *output;          /* allreduce, broadcast: same size as the input, may be the input itself. reduce: NULL on
                               others than the root. reducescatter: this rank's rows (dims[0] / size, the first
                               dims[0] % size ranks have one more). send: the receiver's, of the same dims.
-                              allgather, alltoall: NULL, the engine allocates (hvd_result) */
+                              allgather, alltoall: NULL, the engine allocates (hvd_result, on a device hvd_fetch) */
     const int64_t *splits; /* alltoall: rows of the input for each rank of the set, in order, sum <= dims[0]; lent
                               until the handle is finished. NULL: dims[0] in equal parts */
     int splits_count;      /* entries of splits */
@@ -185,6 +185,10 @@ int hvd_result(int64_t handle,
  * says HVD_OK when it is done there. After hvd_wait returned HVD_OK: what is put on this stream of the tensor's device
  * (a CUstream as an integer) from now on comes after the collective. Of one in the CPU's memory it does nothing. */
 int hvd_behind(int64_t handle, uintptr_t stream, char *text, size_t text_bytes);
+/* And the result of a ragged collective there, which lies in memory of the core's until the handle is forgotten: copied
+ * on this stream, behind the collective, to an address of the device with room for hvd_output's `bytes`. Nobody waits;
+ * the handle may be forgotten at once. */
+int hvd_fetch(int64_t handle, uintptr_t to, uintptr_t stream, char *text, size_t text_bytes);
 int hvd_forget(int64_t handle); /* frees the slot and the engine's output; waits if the work is still in flight */
 
 /* The short way, for what is called again and again. run submits what is like `like` but for its memory and `quiet`;

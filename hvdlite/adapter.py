@@ -25,6 +25,9 @@ class Device(Protocol):
     def follow(self, native: int) -> None:
         """What the framework begins there from now on comes after this collective, by its number in the core."""
 
+    def fetch(self, native: int, target: int) -> None:
+        """`follow`, and the collective's result comes to this address in the order of what is begun there."""
+
     def near(self, tensor: Any) -> Any:
         """A contiguous copy of a tensor in the CPU's memory."""
 
@@ -69,6 +72,9 @@ class Adapter(Protocol[T]):
     def new(self, shape: tuple[int, ...], dtype: str) -> T:
         """A new contiguous tensor in CPU memory of a dtype by its name in the core's table, its contents undefined.
         ValueError if the framework has no such dtype."""
+
+    def home(self) -> Device | None:
+        """The device on which this process works; None: it works in the CPU's memory."""
 
     def contiguous(self, tensor: T) -> T:
         """A contiguous copy of a tensor that is not."""

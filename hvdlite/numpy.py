@@ -80,6 +80,9 @@ class NumpyAdapter:
             raise ValueError("NumPy has no bfloat16: receive it with hvdlite.torch")
         return np.empty(shape, dtype)
 
+    def home(self) -> None:
+        return None
+
     def contiguous(self, tensor: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(tensor)
 

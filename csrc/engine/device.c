@@ -103,6 +103,11 @@ bool hvd_device_settle(struct hvd_engine *engine, struct hvd_set *set)
     set->on_stream = false;
     if (code != HVD_OK)
         hvd_engine_abort(engine, engine->options.rank, code, error.text);
+    bool under_way = false;
+    for (int i = 0; i < engine->sets; i++)
+        under_way |= engine->set[i]->on_stream;
+    if (!under_way && code == HVD_OK)
+        hvd_block_free(false);
     return true;
 }
 

@@ -156,6 +156,18 @@ int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, s
     return slot->behind ? hvd_mark_follow(slot->behind, stream, error) : HVD_OK;
 }
 
+int hvd_engine_fetch(struct hvd_engine *engine, int64_t handle, uintptr_t to, void *stream, struct hvd_error *error)
+{
+    struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
+    if (!slot || !slot_done(slot) || slot->code != HVD_OK)
+        return hvd_fail(error, HVD_EHANDLE, "this handle is unknown, not finished, or has failed");
+    if (slot->behind && atomic_load(&engine->failed))
+        return hvd_fail(error, engine->failure.code, "%s", engine->failure.text);
+    if (!slot->block)
+        return hvd_engine_behind(engine, handle, stream, error);
+    return hvd_block_fetch(slot->block, slot->behind, to, (size_t)slot->bytes, stream, error);
+}
+
 int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
 {
     uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
@@ -193,8 +205,11 @@ int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_outp
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
     if (!slot || !slot_done(slot))
         return HVD_EHANDLE;
-    *output = (struct hvd_output){
-        .data = slot->data, .bytes = slot->bytes, .rows = slot->rows, .rows_of = slot->rows_of, .size = slot->size};
+    *output = (struct hvd_output){.data = slot->block ? (void *)slot->block->at : slot->data,
+                                  .bytes = slot->bytes,
+                                  .rows = slot->rows,
+                                  .rows_of = slot->rows_of,
+                                  .size = slot->size};
     return HVD_OK;
 }
 

@@ -34,8 +34,11 @@ static void slot_clear(struct hvd_handles *handles, struct hvd_slot *slot)
     free(slot->name_long);
     free(slot->data);
     free(slot->rows_of);
+    if (slot->block)
+        hvd_block_give_back(slot->block, slot->behind);
     if (slot->behind)
         hvd_mark_drop(slot->behind);
+    slot->block = NULL;
     slot->behind = NULL;
     slot->text = NULL;
     slot->name_long = NULL;

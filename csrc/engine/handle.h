@@ -11,7 +11,7 @@
 #ifndef HVD_HANDLE_H
 #define HVD_HANDLE_H
 
-#include "../cuda/mark.h"
+#include "../cuda/block.h"
 #include "../ground/ground.h"
 #include "../ground/sleep.h"
 
@@ -32,7 +32,8 @@ struct hvd_slot {
     struct hvd_request request; /* its name points to `name` or to `name_long` */
     char *name_long;
     char name[HVD_NAME_MAX + 1];
-    void *data; /* result of a ragged collective, malloc'ed */
+    void *data;              /* result of a ragged collective, malloc'ed; NULL: it has none, or on a device */
+    struct hvd_block *block; /* in which it lies there */
     int64_t *rows_of;
     int64_t rows, bytes;
     struct hvd_mark *behind; /* on a device: finished, and done there when this mark is reached; NULL: it is */

@@ -4,7 +4,7 @@
  * (mincore); blocks of alloc and results of ragged collectives are counted where they are made and released. A page
  * that several ranks map is counted by the rank whose part it is, so the sum over the ranks of a host is what the host
  * pays. Of the CPU's memory there is no fusion buffer to count, since buckets are scatter lists over the tensors' own;
- * on devices there is one, counted by its plane for all sets of the process.
+ * on devices there is one, counted by its plane for all sets of the process, and blocks for results.
  *
  * Asked by any thread at any time: only what lives as long as the engine is looked at, never a process set, which
  * another thread may close meanwhile; what sets use lies in the set space and is counted there as a whole.
@@ -39,7 +39,7 @@ int64_t hvd_engine_usage(struct hvd_engine *engine, int kind)
     case HVD_USAGE_arena:
         return (int64_t)arena;
     case HVD_USAGE_devices:
-        return (int64_t)devices;
+        return (int64_t)(devices + hvd_block_bytes());
     case HVD_USAGE_results:
         return atomic_load(&engine->handles.result_bytes);
     case HVD_USAGE_boards:

@@ -310,6 +310,7 @@ void hvd_engine_free(struct hvd_engine *engine)
     pthread_mutex_destroy(&engine->records_lock);
     hvd_wire_end(engine);
     hvd_handles_close(&engine->handles);
+    hvd_block_free(true);
     hvd_trace_close(&engine->trace);
     for (int number = 0; number < HVD_SETS_MAX; number++)
         free(engine->record[number].ranks);

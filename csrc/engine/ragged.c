@@ -3,7 +3,8 @@
  * The signature leaves the first dimension out, so a changing number of rows keeps its slot. Before the first ragged
  * item of a plan one small allgather on the plane tells everybody the numbers of all ragged items of that plan
  * that follow each other: an allgather has one (my rows), an alltoall one for each rank (the rows that go there). Then
- * each result is allocated here and handed over by hvd_result. What the peers said is checked before it sizes anything.
+ * each result is allocated here, on a device as a block of its memory (cuda/block.c), and handed over by hvd_result.
+ * What the peers said is checked before it sizes anything.
  *
  * A send needs no such exchange, since sender and receiver have agreed on the shape. All ranks of the set run the
  * plane's alltoall with it, those between the two with nothing to give or to get.
@@ -135,6 +136,22 @@ static int count_rows(struct hvd_set *set, const struct hvd_plan_item *item, int
     return HVD_OK;
 }
 
+static int block_for(struct hvd_engine *engine, const struct hvd_plan_item *item, struct hvd_slot *slot,
+                     struct hvd_error *error)
+{
+    struct hvd_error why = {0};
+    if (slot->bytes)
+        slot->block = hvd_block_take(slot->request.device - 1, (size_t)slot->bytes, &why);
+    if (!slot->bytes || slot->block)
+        return HVD_OK;
+    return hvd_fail_rank(error, HVD_ENOMEM, engine->options.rank,
+                         "rank %d has no %.1f MB on device %d for the result of %s '%.200s': %.300s. If PyTorch holds "
+                         "memory that it does not use: torch.cuda.empty_cache()",
+                         engine->options.rank, (double)slot->bytes / 1e6, slot->request.device - 1,
+                         hvd_engine_kind(item->signature.kind), slot->request.name ? slot->request.name : "(unnamed)",
+                         why.text);
+}
+
 static int result_for(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_plan_item *item,
                       struct hvd_slot *slot, uint64_t *given, struct hvd_error *error)
 {
@@ -146,6 +163,8 @@ static int result_for(struct hvd_engine *engine, struct hvd_set *set, const stru
         return code;
     slot->rows = (int64_t)total;
     slot->bytes = (int64_t)(total * item->count * (uint64_t)hvd_dtype_bytes(hvd_item_dtype(item)));
+    if (hvd_item_on_device(item))
+        return block_for(engine, item, slot, error);
     void *memory = NULL;
     if (posix_memalign(&memory, HVD_CACHE_LINE, slot->bytes ? (size_t)slot->bytes : 1) != 0)
         return hvd_fail_rank(error, HVD_ENOMEM, engine->options.rank,
@@ -158,7 +177,8 @@ static int result_for(struct hvd_engine *engine, struct hvd_set *set, const stru
 }
 
 /* One piece, with counts: the head alone. */
-static void start_one(struct hvd_engine *engine, struct hvd_set *set, struct hvd_piece piece)
+static void start_one(struct hvd_engine *engine, struct hvd_set *set, struct hvd_piece piece,
+                      const struct hvd_block *block)
 {
     struct hvd_moving *moving = &set->moving;
     hvd_work_pieces(moving, 1);
@@ -170,6 +190,7 @@ static void start_one(struct hvd_engine *engine, struct hvd_set *set, struct hvd
     moving->work.pieces = moving->items = 1;
     moving->work.count = piece.count;
     moving->work.count_of = moving->count_of;
+    moving->work.vacant = block ? hvd_block_vacant(block) : NULL;
     moving->sizes = false;
     hvd_work_start(engine, set);
 }
@@ -191,9 +212,10 @@ void hvd_ragged_start(struct hvd_engine *engine, struct hvd_set *set)
     }
     moving->sized--;
     moving->place += numbers_of(set, item);
-    start_one(
-        engine, set,
-        (struct hvd_piece){slot->request.input ? slot->request.input : &nothing, slot->data, given * item->count});
+    struct hvd_piece piece = {slot->request.input ? slot->request.input : &nothing, slot->data, given * item->count};
+    if (hvd_item_on_device(item))
+        piece.out = slot->block ? (void *)slot->block->at : (void *)(uintptr_t)&nothing;
+    start_one(engine, set, piece, slot->block);
 }
 
 void hvd_ragged_send(struct hvd_engine *engine, struct hvd_set *set)
@@ -209,5 +231,5 @@ void hvd_ragged_send(struct hvd_engine *engine, struct hvd_set *set)
         piece = (struct hvd_piece){slot->request.input, piece.out, item->count};
     else if (slot && set->rank == to && item->count)
         piece.out = slot->request.output;
-    start_one(engine, set, piece);
+    start_one(engine, set, piece, NULL);
 }

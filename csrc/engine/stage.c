@@ -64,6 +64,9 @@ static size_t out_bytes(const struct hvd_work *work, const struct hvd_piece *pie
     uint64_t count = piece->count;
     if (work->kind == HVD_REDUCESCATTER)
         count = work->count_of[rank];
+    else if (work->kind == HVD_ALLGATHER) /* one piece */
+        for (int from = count = 0; from < size; from++)
+            count += work->count_of[from];
     else if (work->kind == HVD_ALLTOALL)
         for (int from = count = 0; from < size; from++)
             count += work->count_of[from * size + rank];
@@ -107,6 +110,8 @@ static int copy_down(struct hvd_stage *stage, const struct hvd_work *work, int r
         total += HVD_ALIGN_UP(in_bytes(work, &work->piece[i], rank), (size_t)HVD_CACHE_LINE) +
                  HVD_ALIGN_UP(out_bytes(work, &work->piece[i], rank, size), (size_t)HVD_CACHE_LINE);
     int code = reserve(stage, work->pieces, total ? total : HVD_CACHE_LINE, error);
+    if (work->vacant && code == HVD_OK)
+        code = check(stage->cuda->StreamWaitEvent(stage->stream, work->vacant, 0), "wait for memory", error);
     for (uint32_t i = 0; i < work->pieces && code == HVD_OK; i++) {
         const struct hvd_piece *piece = &work->piece[i];
         size_t gives = in_bytes(work, piece, rank), gets = out_bytes(work, piece, rank, size);

@@ -46,6 +46,7 @@ struct hvd_work {
     uint64_t tag;             /* agreed: of which tensors, in which plan; 0: not told */
     void *const *ready;       /* on a device: for each piece the event after which it may be read and written, NULL: it
                                  may now. NULL: so may all */
+    void *vacant;             /* on a device: and what they write, after this event; NULL: at once */
     int device;               /* on which device this rank's pieces lie, counted from 1; 0: it has none */
     struct hvd_mark *behind; /* on a device, set by the poll that says HVD_OK: the work lies on the device's stream, and
                                 the memory may be touched behind this mark; a reference that is the caller's */

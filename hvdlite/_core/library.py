@@ -184,6 +184,12 @@ def behind(native: int, stream: int) -> None:
     checked(lib.hvd_behind(native, stream, thread.text, TEXT_BYTES), thread.text)
 
 
+def fetch(native: int, target: int, stream: int) -> None:
+    """`behind`, and the result of a ragged collective on a device is copied to this address on that stream. Raises as
+    `behind`."""
+    checked(lib.hvd_fetch(native, target, stream, thread.text, TEXT_BYTES), thread.text)
+
+
 def addresses(*names: str) -> list[int]:
     """Where functions of the core lie, by their names in the header: for code that is compiled apart."""
     return [int(ffi.cast("uintptr_t", ffi.addressof(lib, name))) for name in names]

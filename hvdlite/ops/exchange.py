@@ -1,8 +1,9 @@
 """Where everyone ends with something of its own: alltoall, and what is made of it (gather, scatter), and send/recv.
 
 gather is an alltoall in which every rank gives all its rows to the root. scatter is one in which only the root gives,
-and as the others cannot know what comes, the root's rows travel as bytes behind a small header: dtype and shape. So no
-rank waits for a description before it can submit.
+and as the others cannot know what comes, the root's rows travel as bytes behind a small header: dtype, shape, whether
+they lay on a device. So no rank waits for a description before it can submit; and so they travel through the CPU's
+memory, also those of a device, and go to each rank's own device in the end.
 
 send and recv concern two ranks of a set; nobody else takes part. They meet by name, or, without one, by how many
 unnamed ones there were between these two in this direction.
@@ -25,7 +26,7 @@ from .handle import Handle
 from .tensors import Tensors, placed
 from .terms import Terms, full_name
 
-_TRACKED = 1 << 32
+_TRACKED, _ON_DEVICE = 1 << 32, 1 << 33
 _unnamed: dict[tuple[int, int, int], Iterator[int]] = {}  # (set, sender, receiver) -> how many unnamed sends so far
 on_new_life(_unnamed.clear)
 
@@ -87,6 +88,7 @@ class Exchanges(Tensors[T]):
         pending = _core.submit(
             _core.ALLTOALL, 0, view.dtype, full_name("alltoall.", name), view.shape, view.address, 0, mine,
             splits=splits, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
+            **placed(view, fetched=True),
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> tuple[T, T]:
@@ -126,6 +128,7 @@ class Exchanges(Tensors[T]):
         pending = _core.submit(
             _core.ALLTOALL, 0, view.dtype, full_name("gather.", name), view.shape, view.address, 0, mine, root=root,
             splits=splits, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
+            **placed(view, fetched=True),
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:
@@ -156,13 +159,11 @@ class Exchanges(Tensors[T]):
 
     def _packed(self, tensor: Any, terms: Terms) -> tuple[bytearray, tuple[int, ...]]:
         """The root's rows as bytes, each rank's part behind its header; the lengths of the parts."""
-        mine, view = self._rows("scatter", tensor)
+        mine, view = self._rows("scatter", tensor, near=True)
         counts, _ = self._splits(terms.splits, view.shape[0], terms.process_set.size())
         row_bytes = _core.dtype_bytes(view.dtype) * math.prod(view.shape[1:])
-        headers = [
-            array("q", (view.dtype | (_TRACKED if terms.tracked else 0), len(view.shape), count, *view.shape[1:]))
-            for count in counts
-        ]
+        what = view.dtype | (_TRACKED if terms.tracked else 0) | (_ON_DEVICE if view.home is not None else 0)
+        headers = [array("q", (what, len(view.shape), count, *view.shape[1:])) for count in counts]
         lengths = tuple(len(header) * 8 + count * row_bytes for header, count in zip(headers, counts))
         block, at, source = bytearray(sum(lengths)), 0, view.address
         for header, count in zip(headers, counts):
@@ -175,9 +176,12 @@ class Exchanges(Tensors[T]):
     def _unpacked(self, gathered: _core.Gathered) -> tuple[T, bool]:
         head = _bytes.read_int64(gathered.address, 2)
         shape = tuple(_bytes.read_int64(gathered.address, 2 + head[1])[2:])
-        result = self.adapter.new(shape, _core.dtype_name(head[0] & ~_TRACKED))
+        result = self.adapter.new(shape, _core.dtype_name(head[0] & (_TRACKED - 1)))
         start = 8 * (2 + head[1])
         _bytes.copy(self.adapter.view(result).address, gathered.address + start, gathered.bytes - start)
+        home = self.adapter.home() if head[0] & _ON_DEVICE else None
+        if home is not None:
+            result = home.far(result)
         return result, bool(head[0] & _TRACKED)
 
     def _scatter(self, tensor: Any, name: str | None, terms: Terms, waits: bool = False) -> Handle:

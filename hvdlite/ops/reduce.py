@@ -225,7 +225,7 @@ class Reductions(Quick[T]):
         """For each tensor: what is read, its view, where this rank's rows come, and that one's address."""
         prepared = []
         for tensor in tensors:
-            mine, view = self._rows("reducescatter", tensor, near=False)
+            mine, view = self._rows("reducescatter", tensor)
             target = self.adapter.like(mine, (share_of(terms.process_set, view.shape[0]), *view.shape[1:]))
             prepared.append((mine, view, target, self.adapter.view(target).address))
         return prepared

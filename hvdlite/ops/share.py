@@ -27,6 +27,7 @@ class Shares(Tensors[T]):
         pending = _core.submit(
             _core.ALLGATHER, 0, view.dtype, full_name("allgather.", name), view.shape, view.address, 0, mine,
             process_set=number_of(terms.process_set), quiet=_core.QUIET if waits else _core.SOON,
+            **placed(view, fetched=True),
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:

@@ -2,7 +2,7 @@
 
 What all collectives share: which tensor is read and which is written (in place the same, else a new one; of a tensor
 that is not contiguous a copy that is, which goes back afterwards), how a group becomes requests that are ready as one,
-and how the result of a ragged collective, which the engine allocates, becomes a tensor.
+and how the result of a ragged collective, which the engine allocates here or on a device, becomes a tensor.
 
 `_now` is where a framework comes in between a call and its result: PyTorch hangs gradients there. Every collective is
 started by a function (tensor, name, terms, waits), so that one such place serves them all.
@@ -40,9 +40,9 @@ class Tensors(Generic[T]):
         mine = self.adapter.contiguous(mine)
         return mine, self.adapter.view(mine)
 
-    def _rows(self, kind: str, tensor: Any, near: bool = True) -> tuple[T, View]:
+    def _rows(self, kind: str, tensor: Any, near: bool = False) -> tuple[T, View]:
         """A caller's tensor whose first dimension will be cut or joined. near: a copy here of one that lies on a
-        device, for collectives whose results the core allocates."""
+        device."""
         mine, view = self._readable(tensor)
         if near and view.device is not None:
             home, mine = view.device, view.device.near(mine)
@@ -72,7 +72,7 @@ class Tensors(Generic[T]):
                     kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape,
                     view.address, address, keep, prescale=terms.prescale, postscale=terms.postscale,
                     process_set=number, group=group, group_count=count, quiet=quiet, only_check=only_check,
-                    **placed(view),
+                    **placed(view, fetched=kind == _core.ALLGATHER),
                 )
                 for i, (view, keep, address) in enumerate(members, 1)
             ]  # fmt: skip
@@ -81,18 +81,25 @@ class Tensors(Generic[T]):
         return all_of(only_check=False)
 
     def _fetched(self, pending: _core.Pending, like: T, view: View) -> tuple[T, list[int]]:
-        """What a ragged collective brought, as a new tensor whose rows are like the view's, and where that is from; how
-        many came from each rank."""
+        """What a ragged collective brought, as a new tensor whose rows are like the view's, and where that is; how many
+        came from each rank."""
         gathered = pending.gathered()
         result = self.adapter.like(like, (gathered.rows, *view.shape[1:]))
-        _bytes.copy(self.adapter.view(result).address, gathered.address, gathered.bytes)
-        return result if view.home is None else view.home.far(result), gathered.rows_of
+        target = self.adapter.view(result).address
+        if view.device is not None:
+            view.device.fetch(pending.native, target)
+        else:
+            _bytes.copy(target, gathered.address, gathered.bytes)
+        return result, gathered.rows_of
 
 
-def placed(view: View) -> dict[str, Any]:
-    """What `_core.submit` has to know of a tensor that lies on a device."""
+def placed(view: View, fetched: bool = False) -> dict[str, Any]:
+    """What `_core.submit` has to know of a tensor that lies on a device. fetched: so will the result be, by
+    `_fetched`, which waits for it there."""
     device = view.device
-    return {} if device is None else {"device": device.number, "ready": device.ready(), "follow": device.follow}
+    if device is None:
+        return {}
+    return {"device": device.number, "ready": device.ready(), "follow": None if fetched else device.follow}
 
 
 def group_of(tensors: Any) -> list[Any]:

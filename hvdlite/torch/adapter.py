@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..adapter import View
-from .device import device_of
+from ..adapter import Device, View
+from .device import current, device_of
 
 _DTYPES: dict[torch.dtype, int] = {
     getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
@@ -75,6 +75,9 @@ class TorchAdapter:
         if found is None:
             raise ValueError(f"PyTorch {torch.__version__} has no dtype {dtype}")
         return torch.empty(shape, dtype=found, device="cpu")
+
+    def home(self) -> Device | None:
+        return current() if torch.cuda.is_available() else None
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().resolve_neg().contiguous()

@@ -41,6 +41,10 @@ class CudaDevice:
         """The current stream waits for a collective; this thread does not. Raises HvdPeerLostError."""
         _core.behind(native, torch.cuda.current_stream(self._device).cuda_stream)
 
+    def fetch(self, native: int, target: int) -> None:
+        """The current stream waits for a collective and copies its result. Raises as `follow`."""
+        _core.fetch(native, target, torch.cuda.current_stream(self._device).cuda_stream)
+
     def near(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of a tensor in the CPU's memory."""
         return tensor.detach().cpu().contiguous()
@@ -53,6 +57,11 @@ class CudaDevice:
 def device_of(tensor: torch.Tensor) -> CudaDevice:
     """The device of a tensor on a GPU."""
     return _device(tensor.get_device())
+
+
+def current() -> CudaDevice:
+    """The device that new tensors on a GPU come to in this thread."""
+    return _device(torch.cuda.current_device())
 
 
 @functools.cache

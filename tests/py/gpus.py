@@ -53,6 +53,10 @@ class Pretended:
         while not _core.done(native):  # what PyTorch does next with these tensors waits for no stream
             time.sleep(0.0001)
 
+    def fetch(self, native, target):
+        _core.fetch(native, target, a_stream())
+        assert ctypes.CDLL(str(STUB)).cuStreamSynchronize(ctypes.c_void_p(a_stream())) == 0
+
     def near(self, tensor):
         return tensor.detach().clone()
 
@@ -66,7 +70,7 @@ def on_gpus(index):
     from hvdlite.torch import adapter
 
     kind = adapter.TorchAdapter
-    view, form, device, here = kind.view, kind.form, Pretended(index), []
+    view, form, home, device, here = kind.view, kind.form, kind.home, Pretended(index), []
 
     def near(tensor):
         here.append(Pretended.near(device, tensor))
@@ -78,8 +82,8 @@ def on_gpus(index):
 
     device.near = near
     _core.gpu_libraries(str(STUB), str(STUB))
-    kind.view, kind.form = pretend, lambda self, tensor: None
+    kind.view, kind.form, kind.home = pretend, lambda self, tensor: None, lambda self: device
     try:
         yield
     finally:
-        kind.view, kind.form = view, form
+        kind.view, kind.form, kind.home = view, form, home

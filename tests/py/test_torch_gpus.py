@@ -20,6 +20,26 @@ def stub():
     gpus.build_stub()
 
 
+def ragged_and_rooted(rank, size):
+    """Rows that differ, none at all, groups, and what is made of alltoall."""
+    splits = [(rank + to) % 3 for to in range(size)]
+    given = torch.arange(float(sum(splits)))[:, None] + 100 * rank
+    rows, counts = hvd.alltoall(given, splits)
+    assert counts.tolist() == [(r + rank) % 3 for r in range(size)]
+    due = [100 * r + sum((r + to) % 3 for to in range(rank)) + i for r in range(size) for i in range((r + rank) % 3)]
+    assert rows[:, 0].tolist() == due
+    empty, some = hvd.grouped_allgather([torch.zeros(0, 3), torch.full((2 * (rank % 2), 1), rank, dtype=torch.int32)])
+    assert empty.shape == (0, 3) and some[:, 0].tolist() == [r for r in range(size) for _ in range(2 * (r % 2))]
+    got = hvd.gather(torch.full((rank + 1,), rank), size - 1)
+    assert got.tolist() == ([r for r in range(size) for _ in range(r + 1)] if rank == size - 1 else [])
+    part = hvd.scatter(torch.arange(2.0 * size) if rank == 0 else None, 0)
+    assert part.tolist() == [2.0 * rank, 2.0 * rank + 1]
+    if size > 1 and rank < 2:
+        sent = torch.full((2,), float(rank))
+        (hvd.send if rank == 0 else hvd.recv)(sent, 1 - rank, name="sent")
+        assert sent.tolist() == [0.0, 0.0]
+
+
 def every_collective():
     rank, size = hvd.rank(), hvd.size()
     total = size * (size - 1) / 2
@@ -33,6 +53,7 @@ def every_collective():
     rows = hvd.allgather(torch.full((rank + 1, 2), rank))
     assert rows[:, 0].tolist() == [r for r in range(size) for _ in range(r + 1)]
     assert hvd.alltoall(torch.arange(size) + 10 * rank).tolist() == [10 * r + rank for r in range(size)]
+    ragged_and_rooted(rank, size)
     part = hvd.reducescatter(torch.arange(2.0 * size), op=hvd.Sum)
     assert part.tolist() == [size * 2.0 * rank, size * (2.0 * rank + 1)]
     root = hvd.reduce(torch.tensor([float(rank)]), 0, op=hvd.Max)

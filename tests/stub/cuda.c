@@ -288,6 +288,19 @@ EXPORT int cuEventQuery(void *self)
     return reached ? 0 : 600;
 }
 
+EXPORT int cuStreamSynchronize(void *stream)
+{
+    void *event = NULL;
+    CALLED("cuStreamSynchronize");
+    stack[depth++] = 1;
+    cuEventCreate(&event, 0);
+    depth--;
+    stub_put(stream, reach, mark_of(event, true));
+    await(mark_of(event, false));
+    drop_event(event);
+    return 0;
+}
+
 EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
 {
     (void)flags;

@@ -119,6 +119,9 @@ static int prepare(struct hvd_nccl_plane *plane, const struct hvd_work *work, st
 {
     uint64_t lacking = 0;
     int code = HVD_OK;
+    if (work->vacant)
+        code =
+            cuda_call(plane->cuda->StreamWaitEvent(plane->device->stream, work->vacant, 0), "wait for memory", error);
     for (uint32_t i = 0; i < work->pieces && code == HVD_OK; i++) {
         const struct hvd_piece *piece = &work->piece[i];
         if (work->ready && work->ready[i])

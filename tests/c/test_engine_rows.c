@@ -1,0 +1,317 @@
+/* test_engine_rows.c - allgathers and alltoalls of tensors on devices, whose sizes nobody knows before they are agreed,
+ * over a GPU that is none (tests/stub): that NCCL does them, with rows that differ and none at all, in sets that
+ * overlap and in groups; that no thread waits for a device; and that memory for results is given again, but never too
+ * early.
+ */
+#define _GNU_SOURCE
+#include "crew.h"
+#include "gpus.h"
+
+#include <unistd.h>
+
+enum { WIDTH = 3, MOST = 4000 };
+
+static int shared_device = -1; /* that all ranks use; -1: each its own */
+
+static struct hvd_request rows_of(int kind, const char *name, const float *in, int64_t rows, const int64_t *splits,
+                                  int size, int rank)
+{
+    return (struct hvd_request){.kind = kind,
+                                .name = name,
+                                .dtype = HVD_DTYPE_float32,
+                                .ndim = 2,
+                                .dims = {rows, WIDTH},
+                                .prescale = 1,
+                                .postscale = 1,
+                                .input = in,
+                                .splits = splits,
+                                .splits_count = splits ? size : 0,
+                                .device = (shared_device < 0 ? rank : shared_device) + 1};
+}
+
+static int64_t submitted(struct hvd_engine *engine, const struct hvd_request *request)
+{
+    struct hvd_error error = {0};
+    int64_t handle = hvd_engine_submit(engine, request, &error);
+    CHECK_CODE(handle > 0, 1, error.text);
+    return handle;
+}
+
+/* A stream that stands in for the framework's. With its device current until `end_stream`. */
+static void *a_stream(int device)
+{
+    struct hvd_error error = {0};
+    void *ctx, *stream;
+    const struct hvd_cuda *cuda = hvd_cuda_load(&error);
+    CHECK(cuda->DevicePrimaryCtxRetain(&ctx, device) == 0 && cuda->CtxPushCurrent(ctx) == 0);
+    CHECK(cuda->StreamCreateWithPriority(&stream, 1, -5) == 0);
+    return stream;
+}
+
+static void end_stream(void *stream) /* the stub's works off what lies there */
+{
+    void *ctx;
+    CHECK(hvd_cuda_load(NULL)->StreamDestroy(stream) == 0);
+    hvd_cuda_load(NULL)->CtxPopCurrent(&ctx);
+}
+
+/* Until the collective lies on a stream. */
+static int waited(struct hvd_engine *engine, int64_t handle, char *text)
+{
+    int code = HVD_AGAIN;
+    for (int i = 0; i < 2000 && code == HVD_AGAIN; i++)
+        code = hvd_engine_wait(engine, handle, 50, text, HVD_TEXT_MAX);
+    return code;
+}
+
+/* Waits, has the result copied on a stream, and forgets the handle at once. How many rows came. */
+static int64_t fetched(struct hvd_engine *engine, int64_t handle, float *to, int64_t *from_each, void *stream)
+{
+    struct hvd_error error = {0};
+    struct hvd_output output;
+    char text[HVD_TEXT_MAX] = "";
+    CHECK_CODE(waited(engine, handle, text), HVD_OK, text);
+    CHECK(hvd_engine_result(engine, handle, &output) == HVD_OK && output.bytes <= MOST * (int64_t)sizeof *to);
+    CHECK(output.bytes == output.rows * WIDTH * (int64_t)sizeof *to);
+    if (from_each)
+        memcpy(from_each, output.rows_of, sizeof *from_each * (size_t)output.size);
+    CHECK_CODE(hvd_engine_fetch(engine, handle, (uintptr_t)to, stream, &error), HVD_OK, error.text);
+    CHECK(hvd_engine_forget(engine, handle) == HVD_OK);
+    return output.rows;
+}
+
+static int64_t rows_at(int step, int rank) /* that a rank gives */
+{
+    return (step + 2 * rank) % 4 == 0 ? 0 : 5 * step + rank;
+}
+
+static int64_t goes(int step, int from, int to)
+{
+    return (step + from + to) % 3 * (from + 2);
+}
+
+static void gather_and_exchange(struct hvd_engine *engine, int rank, int size, int step, void *stream)
+{
+    float in[MOST], out[MOST], all[MOST];
+    int64_t splits[HVD_LOCAL_MAX], from_each[HVD_LOCAL_MAX], given = 0, got, at = 0;
+    for (int i = 0; i < MOST; i++)
+        in[i] = (float)(10000 * rank + i);
+    struct hvd_request request = rows_of(HVD_ALLGATHER, "gather", in, rows_at(step, rank), NULL, size, rank);
+    int64_t gather = submitted(engine, &request);
+    for (int to = 0; to < size; to++)
+        given += splits[to] = goes(step, rank, to);
+    request = rows_of(HVD_ALLTOALL, "exchange", in, given, splits, size, rank);
+    int64_t exchange = submitted(engine, &request);
+    got = fetched(engine, gather, all, from_each, stream);
+    int64_t came = fetched(engine, exchange, out, from_each, stream);
+    end_stream(stream);
+    for (int from = 0; from < size; from++)
+        for (int64_t i = 0; i < rows_at(step, from) * WIDTH; i++)
+            CHECK(all[at++] == (float)(10000 * from + i));
+    CHECK(at == got * WIDTH);
+    at = 0;
+    for (int from = 0; from < size; from++) {
+        int64_t before = 0;
+        CHECK(from_each[from] == goes(step, from, rank));
+        for (int to = 0; to < rank; to++)
+            before += goes(step, from, to) * WIDTH;
+        for (int64_t i = 0; i < goes(step, from, rank) * WIDTH; i++)
+            CHECK(out[at++] == (float)(10000 * from + before + i));
+    }
+    CHECK(at == came * WIDTH);
+}
+
+static void ragged(struct hvd_engine *engine, int rank, int size)
+{
+    for (int step = 0; step < 12; step++)
+        gather_and_exchange(engine, rank, size, step, a_stream(shared_device < 0 ? rank : shared_device));
+}
+
+/* The same sizes again and again take no memory but in the first step; growing ones take some, and give it back. */
+static void memory_is_given_again(struct hvd_engine *engine, int rank, int size)
+{
+    static float in[MOST], out[2][MOST];
+    uint64_t most = 0;
+    int before = gpus_calls("cuMemAlloc"), made = 0;
+    crew_meet();
+    for (int step = 0; step < 20; step++) {
+        void *stream = a_stream(rank);
+        struct hvd_request request = rows_of(HVD_ALLGATHER, "same", in, 10 + step % 3, NULL, size, rank);
+        fetched(engine, submitted(engine, &request), out[rank], NULL, stream);
+        end_stream(stream);
+        crew_meet();
+        if (step == 4)
+            made = gpus_calls("cuMemAlloc");
+        crew_meet();
+    }
+    CHECK(gpus_calls("cuMemAlloc") == made && made - before <= 2 * size);
+    for (int rows = 20; rows < MOST / WIDTH / size; rows = rows * 3 / 2) {
+        void *stream = a_stream(rank);
+        struct hvd_request request = rows_of(HVD_ALLGATHER, "grows", in, rows, NULL, size, rank);
+        fetched(engine, submitted(engine, &request), out[rank], NULL, stream);
+        end_stream(stream);
+        most = (uint64_t)(rows * size * WIDTH) * sizeof(float);
+    }
+    CHECK(hvd_block_bytes() >= most);
+    CHECK(hvd_engine_usage(engine, HVD_USAGE_devices) >= (int64_t)most);
+}
+
+/* A result is on its way to a stream that is held up; the next one of that size must not be written over it. */
+static void not_too_early(struct hvd_engine *engine, int rank, int size)
+{
+    enum { ROWS = 50 };
+    float in[2][ROWS * WIDTH], out[2][8 * ROWS * WIDTH];
+    const struct hvd_cuda *cuda = hvd_cuda_load(NULL);
+    void *held = gpus_gate(), *stream = a_stream(rank);
+    CHECK(cuda->StreamWaitEvent(stream, held, 0) == 0);
+    struct hvd_output output;
+    char text[HVD_TEXT_MAX] = "";
+    int64_t handle[2];
+    uintptr_t block[2];
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < ROWS * WIDTH; k++)
+            in[i][k] = (float)(100 * i + rank);
+        struct hvd_request request = rows_of(HVD_ALLGATHER, "rows", in[i], ROWS, NULL, size, rank);
+        handle[i] = submitted(engine, &request);
+        CHECK_CODE(waited(engine, handle[i], text), HVD_OK, text); /* which no device holds up */
+        CHECK(hvd_engine_result(engine, handle[i], &output) == HVD_OK);
+        block[i] = (uintptr_t)output.data;
+        if (i == 0)
+            fetched(engine, handle[0], out[0], NULL, stream);
+        crew_meet();
+    }
+    CHECK(block[0] == block[1]);
+    usleep(20000);
+    CHECK(hvd_engine_poll(engine, handle[1]) == HVD_AGAIN); /* it waits for the copy of the first */
+    fetched(engine, handle[1], out[1], NULL, stream);
+    crew_meet();
+    gpus_open_gate(held);
+    end_stream(stream);
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < size * ROWS * WIDTH; k++)
+            CHECK(out[i][k] == (float)(100 * i + k / (ROWS * WIDTH)));
+    cuda->EventDestroy(held);
+}
+
+/* Nobody fetches it, and it is forgotten before its tensor is ready. */
+static void nobody_fetches(struct hvd_engine *engine, int rank, int size)
+{
+    static float in[4][WIDTH];
+    float out[MOST];
+    char text[HVD_TEXT_MAX] = "";
+    void *gate = gpus_gate(), *stream = a_stream(rank);
+    struct hvd_request request = rows_of(HVD_ALLGATHER, "dropped", in[rank], 1, NULL, size, rank);
+    in[rank][0] = 7;
+    request.ready = gate;
+    int64_t handle = submitted(engine, &request);
+    CHECK_CODE(waited(engine, handle, text), HVD_OK, text);
+    CHECK(hvd_engine_forget(engine, handle) == HVD_OK);
+    crew_meet();
+    gpus_open_gate(gate);
+    request.ready = NULL;
+    request.name = "kept";
+    CHECK(fetched(engine, submitted(engine, &request), out, NULL, stream) == size);
+    end_stream(stream);
+    CHECK(out[0] == 7 && out[(size - 1) * WIDTH] == 7);
+    CHECK(hvd_cuda_load(NULL)->EventDestroy(gate) == 0);
+}
+
+/* Sets that overlap, each rank in an order of its own, some members of a group. */
+static void sets_overlap(struct hvd_engine *engine, int rank, int size)
+{
+    enum { SETS = 3, EACH = 4, MANY = SETS * EACH };
+    static const int ranks[SETS][4] = {{0, 1, 2, 3}, {0, 1, 3, -1}, {1, 2, 3, -1}};
+    static const int members[SETS] = {4, 3, 3};
+    struct hvd_error error = {0};
+    int number[SETS] = {0}, order[MANY];
+    unsigned seed = (unsigned)rank * 31 + 5;
+    char name[16];
+    CHECK(size == 4);
+    for (int i = 1; i < SETS; i++)
+        CHECK_CODE((number[i] = crew_set_open(engine, ranks[i], members[i], &error)) > 0, 1, error.text);
+    crew_barrier(engine);
+    for (int step = 0; step < 10; step++) {
+        static _Thread_local float in[MANY][100], out[MOST];
+        int64_t handle[MANY] = {0};
+        for (int k = 0; k < MANY; k++) {
+            int other = rand_r(&seed) % (k + 1);
+            order[k] = order[other];
+            order[other] = k;
+        }
+        for (int k = 0; k < MANY; k++) {
+            int i = order[k], set = i / EACH;
+            for (int at = 0; at < 100; at++)
+                in[i][at] = (float)(1000 * rank + 10 * i + step);
+            snprintf(name, sizeof name, "t%d", i);
+            struct hvd_request request =
+                rows_of(HVD_ALLGATHER, name, in[i], (i + rank + step) % 4, NULL, members[set], rank);
+            request.process_set = number[set];
+            request.group = i % EACH < 2 ? (uint64_t)(100 + set) : 0;
+            request.group_count = request.group ? 2 : 0;
+            bool member = set == 0 || (set == 1 ? rank != 2 : rank != 0);
+            handle[i] = member ? submitted(engine, &request) : 0;
+        }
+        for (int k = 0; k < MANY; k++) {
+            int i = order[(k + step) % MANY], set = i / EACH;
+            int64_t at = 0;
+            if (!handle[i])
+                continue;
+            void *stream = a_stream(rank);
+            int64_t rows = fetched(engine, handle[i], out, NULL, stream);
+            end_stream(stream);
+            for (int from = 0; from < members[set]; from++)
+                for (int row = 0; row < (i + ranks[set][from] + step) % 4; row++, at++)
+                    CHECK(out[at * WIDTH] == (float)(1000 * ranks[set][from] + 10 * i + step));
+            CHECK(at == rows);
+        }
+    }
+    crew_barrier(engine);
+    for (int i = 1; i < SETS; i++)
+        CHECK_CODE(hvd_engine_set_close(engine, number[i], &error), HVD_OK, error.text);
+}
+
+/* The device has no memory left: what lies idle is freed, and that may do; if not, the job ends with words. */
+static void no_memory(struct hvd_engine *engine, int rank, int size)
+{
+    static float in[MOST], out[MOST];
+    char text[HVD_TEXT_MAX] = "";
+    void *stream = a_stream(rank);
+    struct hvd_request request = rows_of(HVD_ALLGATHER, "small", in, 10, NULL, size, rank);
+    fetched(engine, submitted(engine, &request), out, NULL, stream);
+    end_stream(stream);
+    int freed = gpus_calls("cuMemFree");
+    gpus_fail("cuMemAlloc", 1, 2);
+    request = rows_of(HVD_ALLGATHER, "large", in, 400, NULL, size, rank);
+    stream = a_stream(rank);
+    CHECK(fetched(engine, submitted(engine, &request), out, NULL, stream) == 400);
+    end_stream(stream);
+    CHECK(gpus_calls("cuMemFree") > freed);
+    gpus_fail("cuMemAlloc", 1, 1);
+    request = rows_of(HVD_ALLGATHER, "larger", in, 1000, NULL, size, rank);
+    CHECK_CODE(crew_wait(engine, submitted(engine, &request), text), HVD_ENOMEM, text);
+    CHECK(strstr(text, "'larger'") && strstr(text, "on device 0") && strstr(text, "empty_cache"));
+}
+
+int main(void)
+{
+    crew_deadline(500);
+    gpus_find();
+    for (int size = 1; size <= 4; size++)
+        crew_threads(size, ragged);
+    CHECK(gpus_calls("ncclAllGather") > 0 && gpus_calls("ncclBroadcast") > 0 && gpus_calls("ncclSend") > 0);
+    CHECK(gpus_calls("cuMemcpyDtoH") == 0 && gpus_calls("cuMemcpyHtoD") == 0); /* nothing came by the CPU */
+    crew_threads(4, sets_overlap);
+    crew_threads(1, not_too_early);
+    crew_threads(3, not_too_early);
+    crew_threads(3, nobody_fetches);
+    CHECK(gpus_calls("cuMemcpyDtoH") == 0 && hvd_block_bytes() == 0);
+    crew_threads(2, memory_is_given_again);
+    CHECK(hvd_block_bytes() == 0); /* all of it is given back with the last engine */
+    shared_device = 2;
+    int calls = gpus_calls("ncclGroupStart");
+    crew_threads(3, ragged);
+    CHECK(gpus_calls("ncclGroupStart") == calls && gpus_calls("cuMemcpyDtoH") > 0);
+    shared_device = -1;
+    crew_threads(1, no_memory);
+    return 0;
+}
