@@ -25,7 +25,6 @@ from .hosts import Host
 OPEN_MPI, MPICH, INTEL = "Open MPI", "MPICH", "Intel MPI"
 PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra")  # in the order in which they are looked for
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_NONE_BOUND = ["--bind-to", "none", "--map-by", "slot"]
 
 
 class Kind(NamedTuple):
@@ -45,8 +44,9 @@ class Wanted(NamedTuple):
     binding: str | None = None  # --binding-args
     tcp: bool = False
     interfaces: Sequence[str] = ()
-    ssh_port: int | None = None
-    ssh_identity: str | None = None
+    ssh: Sequence[str] = ()  # words for it
+    per_node: int | None = None  # ranks on each host
+    oversubscribe: bool = False
     bridges: Sequence[str] = ()  # interfaces that several hosts have with one address, as docker0
     route: str | None = None  # the interface of this host on the route to the others
     root: bool = False
@@ -95,7 +95,7 @@ def variables(kind: Kind, wanted: Wanted) -> dict[str, str]:
     if kind.family != OPEN_MPI:
         if wanted.tcp:
             said.update({"FI_PROVIDER": "tcp", "UCX_TLS": "tcp,self,sm"})
-        ssh = _ssh(wanted)
+        ssh = shlex.join(wanted.ssh)
         if ssh:
             said["HYDRA_LAUNCHER_EXTRA_ARGS" if kind.family == MPICH else "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = ssh
     return said
@@ -112,11 +112,6 @@ def joined(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _ssh(wanted: Wanted) -> str:
-    port = [] if wanted.ssh_port is None else ["-p", str(wanted.ssh_port)]
-    return shlex.join(port + ([] if wanted.ssh_identity is None else ["-i", wanted.ssh_identity]))
-
-
 def _open_mpi(
     kind: Kind, wanted: Wanted, own: Sequence[str], binding: Sequence[str] | None, names: Sequence[str]
 ) -> list[str]:
@@ -126,7 +121,9 @@ def _open_mpi(
     words += ["-np", str(wanted.size)]
     if wanted.hosts:
         words += ["-H", ",".join(f"{host.name}:{host.slots}" for host in wanted.hosts)]
-    words += _NONE_BOUND if binding is None else binding
+    by = "slot" if wanted.per_node is None else f"ppr:{wanted.per_node}:node"
+    words += ["--bind-to", "none", "--map-by", by] if binding is None else binding
+    words += ["--oversubscribe"] if wanted.oversubscribe else []
     parameters = {}
     if wanted.tcp:
         parameters = {"pml": "ob1", "btl": f"self,{'sm' if five else 'vader'},tcp"}
@@ -138,7 +135,7 @@ def _open_mpi(
     elif wanted.bridges and len(wanted.hosts) != 1:
         listed = ",".join(["127.0.0.0/8", *wanted.bridges])
         parameters.update({"btl_tcp_if_exclude": listed, "oob_tcp_if_exclude": listed})
-    ssh = _ssh(wanted)
+    ssh = shlex.join(wanted.ssh)
     if ssh:
         parameters["plm_rsh_args"] = ssh
     for name, value in parameters.items():
@@ -166,6 +163,8 @@ def _hydra(
             )
         names_of = [host.name if intel else f"{host.name}:{host.slots}" for host in wanted.hosts]
         words += ["-hosts", ",".join(names_of), *(["-ppn", str(wanted.hosts[0].slots)] if intel else [])]
+    elif wanted.per_node is not None:
+        words += ["-ppn", str(wanted.per_node)]
     words += [] if binding is None else binding
     if len(wanted.interfaces) > 1:
         raise MpiError(f"{kind.family} takes one network interface, not {', '.join(wanted.interfaces)}")

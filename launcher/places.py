@@ -156,6 +156,8 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     used = {slot.host for slot in slots}
     here = own[0].name if own and own[0].name in used else None
     if used == {here}:
+        if asked.interfaces:
+            address.of_interfaces(interfaces_of(asked))  # is there such a one? The job needs none
         return Places(slots, here)
     from . import dry, gathering, rsh, ssh
 

@@ -26,7 +26,7 @@ from . import address, batch, carried, environment, gathering, hosts, mpi, start
 from .ending import how
 from .epochs import ranks_named
 from .muster import Muster
-from .places import Places
+from .places import PlaceError, Places, number, per_node_of
 from .plan import Gathered, Plan
 from .process import NOT_FOUND
 from .signals import Signals
@@ -77,8 +77,14 @@ def places(
     timeout: float,
 ) -> Places:
     """Ranks that an mpirun starts. forward: variables that all ranks get, whatever they are. Raises UnderMpiError."""
+    rows = {"--nnodes": asked.nodes, "--node-rank": asked.node, "--rdzv-endpoint": asked.endpoint}
+    for flag in (flag for flag, value in rows.items() if value is not None):
+        raise UnderMpiError(
+            f"{flag} is for hosts that meet without ssh; with --mpi the mpirun brings ranks to hosts: -H"
+        )
     try:
         listed, size, names = _places(asked, environ)
+        ssh = _ssh(asked)
         program, kind = _found(environ)
         wanted = mpi.Wanted(
             size,
@@ -88,8 +94,9 @@ def places(
             binding=asked.binding,
             tcp=asked.tcp,
             interfaces=[name for each in asked.interfaces or [] for name in each.split(",") if name],
-            ssh_port=None if asked.ssh_port is None else int(asked.ssh_port),
-            ssh_identity=asked.ssh_identity,
+            ssh=ssh,
+            per_node=per_node_of(asked),
+            oversubscribe=asked.oversubscribe,
             bridges=[name for _, name in socket.if_nameindex() if _BRIDGE.match(name)],
             route=_route(names),
             root=os.geteuid() == 0,
@@ -98,10 +105,8 @@ def places(
         given = _environment(environ, {**options, **forward, **mpi.variables(kind, wanted)}, listed, size)
         passed = sorted([carried.ORDER, *environment.forwarded(given, list(forward))])
         words = mpi.line(kind, program, wanted, passed)
-    except (mpi.MpiError, hosts.HostError) as error:
+    except (mpi.MpiError, hosts.HostError, PlaceError) as error:
         raise UnderMpiError(str(error)) from None
-    except ValueError:
-        raise UnderMpiError(f"-np {asked.np}, --ssh-port {asked.ssh_port}: must be whole numbers from 1") from None
     others = [name for name in names if not hosts.is_this_host(name, os.uname().nodename)]
     alone = not others and bool(listed) and not _ELSEWHERE.intersection(wanted.args.replace("=", " ").split())
     title = os.path.basename(program)
@@ -187,34 +192,43 @@ def _slots(names: Mapping[int, str]) -> list[hosts.Slot]:
     order = list(dict.fromkeys(names[rank] for rank in sorted(names)))
     by_host = [[rank for rank in sorted(names) if names[rank] == host] for host in order]
     slots = []
-    for number, ranks in enumerate(by_host):
+    for index, ranks in enumerate(by_host):
         for local, rank in enumerate(ranks):
             same = [other for other, each in enumerate(by_host) if len(each) > local]
-            cross = same.index(number), len(same)
-            slots.append(hosts.Slot(rank, order[number], local, len(ranks), *cross, number, len(order)))
+            cross = same.index(index), len(same)
+            slots.append(hosts.Slot(rank, order[index], local, len(ranks), *cross, index, len(order)))
     return sorted(slots)
+
+
+def _ssh(asked: argparse.Namespace) -> list[str]:
+    """Words for the ssh of an MPI. Raises PlaceError."""
+    words = [] if asked.ssh_port is None else ["-p", str(number("--ssh-port", asked.ssh_port, 1, "port"))]
+    words += [] if asked.ssh_identity is None else ["-i", asked.ssh_identity]
+    return words + [word for option in asked.ssh_options or [] for word in shlex.split(option)]
 
 
 def _places(asked: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list[hosts.Host], int, list[str]]:
     """The hosts to name (none: mpirun knows them), the number of ranks, and the names of hosts where they are known.
 
     Raises HostError, ValueError."""
-    size = None if asked.np is None else int(asked.np, 10)
-    if size is not None and size < 1:
-        raise ValueError
+    size = None if asked.np is None else number("-np", asked.np, 1, "rank")
+    per_node = per_node_of(asked)
     if asked.hostfile is not None:
         listed = hosts.parse_hostfile(_read(asked.hostfile), asked.hostfile)
     elif asked.hosts is not None:
         listed = hosts.parse_hosts(asked.hosts)
     else:
         found = batch.allocation(environ, _read)
-        if found is None and size is None:
+        if found is None and size is None and per_node is None:
             raise UnderMpiError("how many ranks? Say -np N, for example: hvdlite-run --mpi -np 2 python train.py")
         if found is not None and found.title in ("Slurm", "the MPI operator"):
-            return [], size or found.slots, [host.name for host in found.hosts]
-        listed = found.hosts if found is not None else [hosts.Host("localhost", size or 1)]
+            slots = found.slots if per_node is None else per_node * len(found.hosts)
+            return [], size or slots, [host.name for host in found.hosts]
+        listed = found.hosts if found is not None else [hosts.Host("localhost", per_node or size or 1)]
+    listed = listed if per_node is None else [hosts.Host(host.name, per_node) for host in listed]
     size = size or sum(host.slots for host in listed)
-    hosts.assign(listed, size)  # do they fit?
+    if not asked.oversubscribe:
+        hosts.assign(listed, size)  # do they fit?
     return listed, size, [host.name for host in listed]
 
 

@@ -54,7 +54,7 @@ def made(kind, names=(), **wanted):
             "--mca btl self,sm,tcp -x A=1 --mca btl_base_verbose 30 python t.py",
         ),
         (
-            made(OMPI4, interfaces=["eth0"], binding="--bind-to core", ssh_port=2222, ssh_identity="k", tcp=True),
+            made(OMPI4, interfaces=["eth0"], binding="--bind-to core", ssh=["-p", "2222", "-i", "k"], tcp=True),
             "mpirun -np 8 -H a:4,b:4 --bind-to core --mca pml ob1 --mca btl self,vader,tcp "
             "--mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 --mca plm_rsh_args '-p 2222 -i k' python t.py",
         ),
@@ -68,6 +68,12 @@ def made(kind, names=(), **wanted):
             "mpirun -np 8 -H a:4,b:4 --bind-to none --map-by slot --mca btl_tcp_if_include ib0 "
             "--mca oob_tcp_if_include ib0 python t.py",
         ),
+        (
+            made(OMPI4, ["A"], hosts=[Host("localhost", 8)], per_node=2, oversubscribe=True),
+            "mpirun -np 8 -H localhost:8 --bind-to none --map-by ppr:2:node --oversubscribe --mca btl ^openib "
+            "python t.py",
+        ),
+        (made(HYDRA, hosts=[], per_node=4), "mpirun -n 8 -ppn 4 python t.py"),
         (made(HYDRA, ["PATH"]), "mpirun -n 8 -hosts a:4,b:4 python t.py"),
         (made(HYDRA, hosts=[], interfaces=["ib0"]), "mpirun -n 8 -iface ib0 python t.py"),
         (made(IMPI, args="-genv X 1"), "mpirun -n 8 -hosts a,b -ppn 4 -genv X 1 python t.py"),
@@ -78,7 +84,7 @@ def test_each_mpi_is_spoken_to_in_its_own_words(words, expected):
 
 
 def test_what_is_said_by_the_environment():
-    wanted = Wanted(8, TWO, ["t"], tcp=True, ssh_port=2222)
+    wanted = Wanted(8, TWO, ["t"], tcp=True, ssh=["-p", "2222"])
     assert variables(OMPI4, wanted) == {"NCCL_IB_DISABLE": "1"}
     assert variables(HYDRA, wanted)["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222"
     assert variables(IMPI, wanted)["FI_PROVIDER"] == "tcp"
@@ -240,6 +246,11 @@ def test_a_dry_run_shows_the_line_and_starts_nothing(tmp_path):
     [
         (["--mpi", "true"], 2, "how many ranks? Say -np N"),
         (["--mpi", "-np", "x", "true"], 2, "-np x"),
+        (["--mpi", "-np", "2_0", "true"], 2, "-np 2_0: must be a whole number"),
+        (["--mpi", "-np", "0", "true"], 2, "-np 0: there must be at least 1"),
+        (["--mpi", "-np", "2", "--ssh-port", "x", "true"], 2, "--ssh-port x: must be a whole number"),
+        (["--mpi", "-np", "2", "--nnodes", "2", "true"], 2, "--nnodes is for hosts that meet without ssh"),
+        (["--mpi", "-np", "2", "--rdzv-endpoint", "a:1", "true"], 2, "--rdzv-endpoint is for hosts that meet"),
         (["--mpi", "-np", "4", "-H", "a:2", "true"], 2, "Requested more processes (4)"),
         (["--mpi", "-np", "1", "true"], 127, "neither mpirun, mpiexec nor mpiexec.hydra is on PATH"),
         (["--tcp", "-np", "1", "true"], 2, "they need --mpi"),

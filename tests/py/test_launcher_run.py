@@ -203,6 +203,7 @@ def test_options_reach_the_ranks_as_variables():
         pytest.param(f"-np {'9' * 5000} true", 2, "must be a whole number of rank", id="ranks"),
         ("-np 1_0 true", 2, "-np 1_0: must be a whole number"),
         ("--nnodes 1000000000 --rdzv-endpoint localhost true", 2, "--nnodes 1000000000: this version"),
+        ("-np 2 --network-interface nosuch true", 2, "--network-interface nosuch: this host has only"),
         ("-np 2 -x =5 true", 2, "-x =5: needs the name of a variable"),
         ("-np 2 --ranks-to-console 0,5 true", 2, "--ranks-to-console 0,5: there is no rank 5, they end with 1"),
         ("-np -3 true", 2, "-np -3: there must be at least 1 rank"),
