@@ -5,6 +5,7 @@ too; mpi4py lies beside them. What cannot be had is skipped, with the reason. Th
 hvdlite has to find the MPI that belongs to the launcher by itself.
 """
 
+import contextlib
 import functools
 import os
 import shutil
@@ -82,6 +83,22 @@ def environment(name, with_mpi4py=False, **environ):
     return {**inherited, **environ}
 
 
+@contextlib.contextmanager
+def swept():
+    """Afterwards what the MPIs of killed ranks have left in /dev/shm since is gone."""
+    before = set(SHARED.iterdir())
+    try:
+        yield
+    finally:
+        _sweep(before)
+
+
+def _sweep(before):
+    for file in set(SHARED.iterdir()) - before:
+        if file.name.startswith(("mpich_shm_", "sm_segment.", "vader_segment.")):
+            file.unlink(missing_ok=True)
+
+
 def run(name, ranks, script, *arguments, with_mpi4py=False, seconds=SECONDS, **environ):
     """(exit code, output) of a script on so many ranks. No process of the job may be left."""
     mark, before = uuid.uuid4().hex, set(SHARED.iterdir())
@@ -106,8 +123,6 @@ def run(name, ranks, script, *arguments, with_mpi4py=False, seconds=SECONDS, **e
             left = launching.marked(mark)
         for pid in left:
             os.kill(pid, 9)
-        for file in set(SHARED.iterdir()) - before:  # an MPI whose ranks are killed leaves its shared memory behind
-            if file.name.startswith(("mpich_shm_", "sm_segment.", "vader_segment.")):
-                file.unlink(missing_ok=True)
+        _sweep(before)
     assert not left, f"left by {name}: {left}"
     return process.returncode, said.decode(errors="replace")

@@ -5,13 +5,15 @@ import os
 import shlex
 import signal
 import sys
+import time
+import uuid
 from pathlib import Path
 
 import mpis
 import pytest
 from hosts import Hosts, needs_hosts
 from hosts_shell import Shell, end
-from launching import RUN, Launch, launch
+from launching import RUN, Launch, launch, marked
 
 from hvdlite.launcher.hosts import Host
 from hvdlite.launcher.mpi import INTEL, MPICH, OPEN_MPI, Kind, MpiError, Wanted, joined, kind_of, line, variables
@@ -114,7 +116,7 @@ def by_mpi(mpi, *words, **environ):
 def said_by(mpi, *words, **environ):
     """(exit code, stdout, stderr without the launcher's note on threads)."""
     words, environ = by_mpi(mpi, *words, **environ)
-    with Launch(*words, **environ) as job:
+    with mpis.swept(), Launch(*words, **environ) as job:
         code = job.wait(mpis.SECONDS)
         job.gone_within(10)  # daemons of an MPI may be a moment longer than it
         return code, job.out, "".join(line for line in job.err.splitlines(True) if "OMP_NUM_THREADS" not in line)
@@ -192,10 +194,12 @@ def test_an_mpi_that_ends_the_ranks_is_heard(mpi):
 
 @pytest.mark.parametrize("mpi", mpis.ALL)
 @pytest.mark.parametrize("who", ["launcher", "mpirun", "Ctrl-C"])
-def test_nothing_is_left(mpi, who):
+def test_nothing_is_left(mpi, who, tmp_path):
     words, environ = by_mpi(mpi, "-np", 2, "sh", "-c", "setsid sleep 600 & echo here; exec sleep 600")
+    environ["TMPDIR"] = str(tmp_path)  # an mpirun that is killed leaves its folder behind
     with Launch(*words, **environ) as job:
         job.until("here\n", 2, mpis.SECONDS)
+        assert not any("secret" in line for line in job.left().values()), job.left()
         if who == "launcher":
             job.send(signal.SIGKILL)
         elif who == "Ctrl-C":
@@ -271,28 +275,46 @@ def test_a_program_that_is_no_mpi_is_not_run(tmp_path):
     assert code == 2 and "--version says 'something else'" in err, err
 
 
+def over_two_hosts(mpi, *program, **environ):
+    """(exit code, output) of a job with two ranks on nodeA and one on nodeB, each of which has a docker0 of the same
+    address; the agent stands for ssh. Nothing may be left."""
+    mpis.mpirun(mpi)
+    args = "" if mpi == "system" else "-launcher ssh -launcher-exec {}"
+    mark = uuid.uuid4().hex
+    with Hosts(2) as hosts, Shell(hosts, mpis.environment(mpi, HVDLITE_TEST_MARK=mark)) as shell:
+        path = f"{mpis.mpirun(mpi).parent}:{os.environ['PATH']}"
+        given = {
+            **shell.environ,
+            "PATH": path,
+            "OMPI_MCA_plm_rsh_agent": shell.agent,
+            "OMP_NUM_THREADS": "1",
+            **environ,
+        }
+        words = [*RUN, "--mpi", "-H", "nodeA:2,nodeB:1", f"--mpi-args={args.format(shell.agent)}"]
+        words += ["-x", "HVDLITE_TEST_MARK", *map(str, program)]
+        process = hosts.popen(0, words, env=given, stdout=-1, stderr=-2, stdin=-3, start_new_session=True)
+        try:
+            said = process.communicate(timeout=120)[0].decode(errors="replace")
+            limit = time.monotonic() + 10
+            while (left := marked(mark)) and time.monotonic() < limit:
+                time.sleep(0.05)
+        finally:
+            end(process)
+    assert not left, left
+    return process.returncode, said
+
+
 @needs_hosts
 @pytest.mark.parametrize("mpi", ["mpich", "system"])
 def test_hosts_are_passed_on(mpi):
-    """Over two hosts, of which each has a docker0 of the same address; the agent stands for ssh."""
-    mpis.mpirun(mpi)
-    args = "" if mpi == "system" else "-launcher ssh -launcher-exec {}"
-    with Hosts(2) as hosts, Shell(hosts, mpis.environment(mpi)) as shell:
-        path = f"{mpis.mpirun(mpi).parent}:{os.environ['PATH']}"
-        environ = {**shell.environ, "PATH": path, "OMPI_MCA_plm_rsh_agent": shell.agent, "OMP_NUM_THREADS": "1"}
-        words = [
-            *RUN,
-            "--mpi",
-            "-H",
-            "nodeA:2,nodeB:1",
-            f"--mpi-args={args.format(shell.agent)}",
-            "-x",
-            "HVDLITE_TEST=1",
-        ]
-        words += [sys.executable, OVER_MPI, "meet", "2,1"]
-        process = hosts.popen(0, words, env=environ, stdout=-1, stderr=-2, stdin=-3, start_new_session=True)
-        try:
-            said = process.communicate(timeout=120)[0].decode(errors="replace")
-        finally:
-            end(process)
-    assert process.returncode == 0 and said.count("]<stdout>:fine\n") == 3, said
+    code, said = over_two_hosts(mpi, sys.executable, OVER_MPI, "meet", "2,1")
+    assert code == 0 and all(f"[{rank}]<stdout>:fine\n" in said for rank in range(3)), said
+
+
+@needs_hosts
+@pytest.mark.parametrize("mpi", ["mpich", "system"])
+def test_a_rank_of_another_host_that_fails_is_named(mpi):
+    """And what the others have started, in sessions of their own, ends on both hosts."""
+    script = "setsid sleep 600 & [ $OMPI_COMM_WORLD_RANK$PMI_RANK = 2 ] && { echo why >&2; exit 37; }; exec sleep 600"
+    code, said = over_two_hosts(mpi, "--failure-grace", 0.2, "sh", "-c", script)
+    assert code == 37 and "hvdlite-run: rank 2 (nodeB, pid " in said and "[2]<stderr>:why\n" in said, said
