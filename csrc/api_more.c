@@ -7,6 +7,7 @@
 #include "api.h"
 #include "cuda/cuda.h"
 #include "nccl/nccl.h"
+#include "trace/nvtx.h"
 
 int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_t *handles, char *text,
                     size_t text_bytes)
@@ -119,6 +120,14 @@ void hvd_gpu_libraries(const char *cuda, const char *nccl)
 {
     hvd_cuda_prefer(cuda);
     hvd_nccl_prefer(nccl);
+}
+
+int hvd_ranges(const char *library, char *text, size_t text_bytes)
+{
+    struct hvd_error error = {0};
+    int code = hvd_nvtx_open(library, &error);
+    hvd_text_copy(text, text_bytes, error.text);
+    return code;
 }
 
 int hvd_gpu_version(int which)

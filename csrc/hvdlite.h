@@ -206,6 +206,10 @@ int hvd_finish(int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 int hvd_tune(int64_t fusion_bytes, char *text, size_t text_bytes);
 int64_t hvd_fusion_bytes(void);
 
+/* Buckets become ranges of NVTX, which NVIDIA's profilers show, from now to the end of the process. HVD_EINIT says why
+ * this library will not do. */
+int hvd_ranges(const char *library, char *text, size_t text_bytes);
+
 /* GPUs. Neither CUDA's driver nor NCCL is loaded before the first tensor on a device is submitted. libraries: which
  * files to take then (NULL: by their names; NCCL's is not loaded where one is in the process already). notice: 1 and a
  * sentence, once, if tensors on devices go another way than by NCCL; else 0. */

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _given, _meeting, autotune, config, discovery, mpi, process_set
+from . import _core, _given, _meeting, autotune, config, discovery, gpu, mpi, process_set
 from ._core import ffi, lib
 from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdNotYetError, HvdPeerLostError
 from .process_set import ProcessSet
@@ -125,6 +125,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _life.store, _life.homogeneous, _life.aborts = store, seats is None or seats.homogeneous, False
         process_set.use_links(_life.links)
         _core.bound(settings.values["collective_timeout"])
+        gpu.ranges(settings.values["nvtx"])
         _life.inits += 1
         _hook()
         _register(sets)

@@ -3,6 +3,8 @@
 A framework brings an NCCL, and a process must not hold two. Where the framework is linked with it, it is loaded
 already; where it is not, its file lies in a package of its own, and the core is told which. HVDLITE_NCCL_LIBRARY and
 HVDLITE_CUDA_LIBRARY name others. Asking for a version starts nothing on a GPU; that of NCCL loads the library.
+
+HVDLITE_NVTX=1 makes collectives ranges in NVIDIA's profilers, by the library of NVTX that PyTorch's wheels bring.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import warnings
 
 from . import _core, config
 
@@ -18,17 +21,38 @@ from . import _core, config
 def find() -> None:
     """Tells the core which files to take, before it loads them."""
     values = config.load().values
-    _core.gpu_libraries(values["cuda_library"], values["nccl_library"] or _packaged())
+    _core.gpu_libraries(values["cuda_library"], values["nccl_library"] or _packaged("nvidia.nccl", "libnccl.so.2"))
 
 
-def _packaged() -> str | None:
-    """The file of NCCL's own Python package, that PyTorch's wheels bring with them."""
+def ranges(wanted: str | None) -> None:
+    """Collectives are ranges of NVTX, unless `wanted` is None or "0": "1", or the library's path. Warns if there is
+    none."""
+    if not wanted or wanted == "0":
+        return
+    names = ("libnvtx3interop.so.1", "libnvToolsExt.so.1")
+    places = [_packaged(package, name) for package in ("nvidia.nvtx", "nvidia.cu13") for name in names]
+    tried = [place for place in places if place] + list(names) if wanted == "1" else [wanted]
+    reasons = []
+    for library in tried:
+        reason = _core.ranges(library)
+        if reason is None:
+            return
+        reasons.append(reason)
+    warnings.warn(
+        f"hvdlite: HVDLITE_NVTX={wanted}: no library of NVTX can be used ({'; '.join(reasons)}); "
+        "pip install nvidia-nvtx brings one",
+        stacklevel=2,
+    )
+
+
+def _packaged(package: str, name: str) -> str | None:
+    """A file of one of NVIDIA's Python packages, that PyTorch's wheels bring with them."""
     try:
-        found = importlib.util.find_spec("nvidia.nccl")
+        found = importlib.util.find_spec(package)
     except ModuleNotFoundError:
         return None
     for folder in (found.submodule_search_locations or []) if found is not None else []:
-        path = os.path.join(folder, "lib", "libnccl.so.2")
+        path = os.path.join(folder, "lib", name)
         if os.path.exists(path):
             return path
     return None

@@ -53,6 +53,7 @@ struct hvd_moving {
     bool waits;       /* it lies on a device, and lesser ones of other sets have to begin first; see order.c */
     bool greeting;    /* it is the greeting of ranks that have tensors on devices */
     bool rode;        /* it has been done by the votes that agreed on it, see ride.c */
+    uint64_t range;   /* in a profiler's picture, see ranges.c; 0: none */
     struct hvd_stage stage;
     struct hvd_adasum adasum;
     uint32_t items; /* items of the agenda, from its head, that it serves */
@@ -174,6 +175,10 @@ static inline int hvd_item_dtype(const struct hvd_plan_item *item)
 {
     return item->signature.dtype % HVD_SIGNED_ON_DEVICE;
 }
+
+/* ranges.c: by the turn. The bucket at the head has begun; it is over. */
+void hvd_range_begin(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_range_end(struct hvd_set *set);
 
 /* device.c: by the turn. True: the head lies on a device, and the ranks of this set have to greet each other first,
  * which is under way now. met: all have. abandon: the job has failed. */

@@ -291,6 +291,7 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
         if (set->agenda.count == 0)
             return progress;
         start_next(engine, set);
+        hvd_range_begin(engine, set);
         progress = true;
     }
     if (!moving->busy)
@@ -324,6 +325,7 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
         return true;
     if (set->wires)
         hvd_wire_count(engine, set);
+    hvd_range_end(set);
     for (uint32_t i = 0; i < moving->items; i++)
         finish(engine, hvd_work_item(set, i), moving->work.behind, HVD_OK, NULL);
     set->on_stream |= moving->work.behind != NULL;

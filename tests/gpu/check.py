@@ -1,9 +1,10 @@
 """What only a GPU can show; tests/gpu/run starts it. Each check prints what it found; the exit code is 1 if one fails.
 
-one rank        every op and dtype through NCCL, beside NumPy; a 4 KB allreduce, 161 gradients and a step of 161 of
-                them, timed beside PyTorch's own NCCL and DistributedDataParallel; what a step of 100 M parameters
-                takes beside its computation alone
-two, four       on one GPU by way of the CPU, on as many by NCCL
+one rank        every op and dtype through NCCL, beside NumPy; a 4 KB allreduce beside NCCL's own call, without
+                PyTorch between (raw.py); 161 gradients and a step of 162 of them, beside PyTorch's NCCL and
+                DistributedDataParallel; what a step of 100 M parameters takes beside its computation alone
+two, four       on one GPU by way of the CPU, on as many by NCCL: the same, rows that differ or are none, and results
+                that are fetched while another stream is busy
 packing         of 161 gradients beside the device's own copy (tests/c/bench_gpu_pack.c)
 sanitizer       compute-sanitizer over packing and over one rank's checks, where it is installed
 
@@ -19,6 +20,7 @@ import time
 import warnings
 
 import numpy as np
+import raw
 import torch
 
 import hvdlite.torch as hvd
@@ -81,6 +83,42 @@ def every_kind():
     if size > 1 and rank < 2:
         (hvd.send if rank == 0 else hvd.recv)(one, 1 - rank, name="one")
         assert one[0] == 0
+
+
+def rows_that_differ():
+    """Allgather, alltoall, gather and scatter, in every dtype, of rows that differ, and of none."""
+    rank, size = hvd.rank(), hvd.size()
+    for dtype in DTYPES:
+        kind = getattr(torch, dtype)
+        for step in range(4):  # the same memory of the core's comes back
+            counts = [(r + step) % 3 * 1000 for r in range(size)]
+            mine = torch.full((counts[rank], 5), rank % 2, dtype=kind, device="cuda")
+            whole = hvd.allgather(mine)
+            due = np.repeat(np.arange(size) % 2, counts)
+            assert whole.is_cuda and whole.dtype == kind and whole.shape == (sum(counts), 5)
+            np.testing.assert_array_equal(whole[:, 4].cpu().to(torch.float64).numpy(), due, dtype)
+            splits = [(rank + to + step) % 3 for to in range(size)]
+            rows, came = hvd.alltoall(torch.full((sum(splits), 2), rank % 2, dtype=kind, device="cuda"), splits)
+            assert came.tolist() == [(r + rank + step) % 3 for r in range(size)]
+            due = np.repeat(np.arange(size) % 2, came.tolist())
+            np.testing.assert_array_equal(rows[:, 1].cpu().to(torch.float64).numpy(), due, dtype)
+    several = hvd.grouped_allgather([torch.full((r + rank, 1), float(rank), device="cuda") for r in range(3)])
+    assert [len(one) for one in several] == [size * r + size * (size - 1) // 2 for r in range(3)]
+    got = hvd.gather(torch.full((rank + 1,), rank, device="cuda"), size - 1)
+    assert got.is_cuda and got.tolist() == ([r for r in range(size) for _ in range(r + 1)] if rank == size - 1 else [])
+    part = hvd.scatter(torch.arange(2.0 * size, device="cuda") if rank == 0 else None, 0)
+    assert part.is_cuda and part.tolist() == [2.0 * rank, 2.0 * rank + 1]
+
+
+def fetched_in_order():
+    """Results of many allgathers lie in the same memory of the core's, and a busy stream copies them one by one."""
+    slow, kept = torch.ones(4096, 4096, device="cuda"), []
+    for step in range(30):
+        slow = slow @ slow / 4096
+        kept.append(hvd.allgather(torch.full((1000, 64), float(step + hvd.rank()), device="cuda"), name="again"))
+    for step, whole in enumerate(kept):
+        for rank, part in enumerate(whole.chunk(hvd.size())):
+            assert bool((part == step + rank).all()), (step, rank)
 
 
 def after_what_was_begun():
@@ -163,9 +201,11 @@ def figures():
     for _ in range(2):  # the first round warms up
         ours = timed(lambda: hvd.allreduce_(small, op=hvd.Sum, name="small"), 200)
         theirs = timed(lambda: dist.all_reduce(small), 200)
+        bare = timed(raw.allreduce_of(small), 200)
         step = timed(lambda: hvd.grouped_allreduce_(gradients, op=hvd.Sum, name="step"), 20)
         step_theirs = timed(lambda: [dist.all_reduce(one) for one in gradients], 20)
-    judged("4 KB allreduce, beside PyTorch's NCCL", ours * 1e6, theirs * 1e6 + 10, "us")
+    judged("4 KB allreduce, beside NCCL's own call and 10 us", ours * 1e6, bare * 1e6 + 10, "us")
+    print(f"PyTorch's NCCL: {theirs * 1e6:.3f} us, NCCL's own call: {bare * 1e6:.3f} us", flush=True)
     print(f"{RESNET_TENSORS} gradients: {step * 1e3:.3f} ms, PyTorch's NCCL one by one {step_theirs * 1e3:.3f} ms")
     steps()
     dist.destroy_process_group()
@@ -179,6 +219,8 @@ def as_rank():
         warnings.simplefilter("always")
         done = every_op_and_dtype()
         every_kind()
+        rows_that_differ()
+        fetched_in_order()
         after_what_was_begun()
     shared = hvd.size() > torch.cuda.device_count()
     texts = [str(one.message) for one in said if "hvdlite" in str(one.message)]

@@ -22,6 +22,9 @@ int stub_calls(const char *name); /* so far */
 void *stub_gate(void);
 void stub_open_gate(void *event);
 
+/* The name of the i-th range of NVTX that was begun, from 0; "" past the end. */
+const char *stub_range(int i);
+
 /* Inside. Counts a call; 0, or the code with which it shall fail. */
 int stub_called(const char *name);
 /* On the stream's thread, after all that was put there before. `run` frees `self`. */
