@@ -1,7 +1,7 @@
 /* nvtx.h - ranges that NVIDIA's profilers show: off, and then a load and a branch, until a library is opened.
  *
- * Which library that is the caller says; nothing is opened or looked for otherwise, and nothing here is compiled against
- * NVTX's header. Any thread. A range begins and ends on any two threads. Names are copied by the library.
+ * Which library that is the caller says; nothing is opened or looked for otherwise, and nothing here is compiled
+ * against NVTX's header. Any thread. A range begins and ends on any two threads. Names are copied by the library.
  */
 #ifndef HVD_TRACE_NVTX_H
 #define HVD_TRACE_NVTX_H

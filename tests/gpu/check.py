@@ -3,8 +3,8 @@
 one rank        every op and dtype through NCCL, beside NumPy; a 4 KB allreduce beside NCCL's own call, without
                 PyTorch between (raw.py); 161 gradients and a step of 162 of them, beside PyTorch's NCCL and
                 DistributedDataParallel; what a step of 100 M parameters takes beside its computation alone
-two, four       on one GPU by way of the CPU, on as many by NCCL: the same, rows that differ or are none, and results
-                that are fetched while another stream is busy
+two, four       on one GPU by way of the CPU, and two by an NCCL of 2.30 or later if it permits that (told, not judged);
+                on as many by NCCL: the same, rows that differ or are none, and results fetched by a busy stream
 packing         of 161 gradients beside the device's own copy (tests/c/bench_gpu_pack.c)
 sanitizer       compute-sanitizer over packing and over one rank's checks, where it is installed
 
@@ -29,6 +29,7 @@ OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max, "
 DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
 LAUNCH = "import sys; from hvdlite.launcher.cli import main; sys.exit(main())"
 RESNET_TENSORS, RESNET_ELEMENTS = 161, 25_557_032
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 HERE = os.path.dirname(os.path.abspath(hvd.__file__))
 BENCH = os.path.join(os.path.dirname(os.path.dirname(HERE)), "bench_gpu_pack")
 late = []
@@ -211,6 +212,11 @@ def figures():
     dist.destroy_process_group()
 
 
+def lets_ranks_share():
+    """Does NCCL take several ranks on one GPU? Since 2.30, where this variable says so."""
+    return os.environ.get(SHARING) == "1" and hvd.nccl_built() >= 23000
+
+
 def as_rank():
     """The program of each rank."""
     hvd.init()
@@ -222,7 +228,7 @@ def as_rank():
         rows_that_differ()
         fetched_in_order()
         after_what_was_begun()
-    shared = hvd.size() > torch.cuda.device_count()
+    shared = hvd.size() > torch.cuda.device_count() and not lets_ranks_share()
     texts = [str(one.message) for one in said if "hvdlite" in str(one.message)]
     assert bool(texts) == (shared and hvd.rank() == 0), texts
     if hvd.rank() == 0:
@@ -248,6 +254,10 @@ def main():
     for size in sorted({1, 2, 4, torch.cuda.device_count()}):
         more = ["figures"] if size == 1 else []
         failed |= told(f"{size} ranks", [sys.executable, "-c", LAUNCH, "-np", str(size), *rank, *more])
+    if torch.cuda.device_count() == 1 and torch.cuda.nccl.version() >= (2, 30):
+        os.environ[SHARING] = "1"
+        told("2 ranks on one GPU by NCCL, if it permits that", [sys.executable, "-c", LAUNCH, "-np", "2", *rank])
+        del os.environ[SHARING]
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         print("compute-sanitizer: skipped, it is not installed")

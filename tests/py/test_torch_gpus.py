@@ -87,6 +87,28 @@ def test_a_group_travels_as_one_and_its_memory_is_counted():
     assert hvd.memory_stats()["devices"] >= 4 * sum(range(1, 40))
 
 
+@as_ranks(2)
+def test_gradients_of_rows_and_sparse_sums_go_by_nccl():
+    rank, size = hvd.rank(), hvd.size()
+    with gpus.on_gpus(rank):
+        hvd.allreduce(torch.ones(1))
+        sends, gathers = gpus.calls("ncclSend"), gpus.calls("ncclBroadcast")
+        mine = torch.full((rank + 1, 2), float(rank), requires_grad=True)
+        whole = hvd.allgather(mine, exact_grad=True)
+        (whole * torch.arange(1.0, len(whole) + 1)[:, None]).sum().backward()
+        assert mine.grad[:, 0].tolist() == ([2.0] if rank == 0 else [4.0, 6.0])
+        given = torch.arange(3.0, requires_grad=True)
+        rows, came = hvd.alltoall(given, [1 + rank, 2 - rank])
+        assert came.tolist() == ([1, 2] if rank == 0 else [2, 1])
+        (rows * (rank + 1)).sum().backward()
+        assert given.grad.tolist() == ([1.0, 2.0, 2.0] if rank == 0 else [1.0, 1.0, 2.0])
+        at = torch.sparse_coo_tensor([[rank, 2]], torch.tensor([1.0, 2.0]), (4,))
+        handle = hvd.sparse_allreduce_async(at, name="sparse", op=hvd.Sum)
+        total = handle() if callable(handle) else hvd.synchronize(handle)
+        assert total.to_dense().tolist() == [1.0, 1.0, 2.0 * size, 0.0]
+        assert gpus.calls("ncclSend") > sends and gpus.calls("ncclBroadcast") > gathers
+
+
 def test_what_is_there_is_told_and_options_name_other_files():
     ask = "import hvdlite as hvd; print(hvd.cuda_built(), hvd.nccl_built())"
     both = {"HVDLITE_CUDA_LIBRARY": str(gpus.STUB), "HVDLITE_NCCL_LIBRARY": str(gpus.STUB)}
