@@ -20,7 +20,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvdlite import config
+from hvdlite import _files, config
+from hvdlite.errors import HvdInitError
 
 from . import address, batch, carried, environment, gathering, hosts, mpi, starting
 from .ending import how
@@ -154,8 +155,9 @@ def _gather(
     """What the Plan calls. Raises starting.StartError."""
     secret, size = os.urandom(32), len(job.slots)
     try:
+        _files.allow(2 * size, "the launcher", f"for the agents of {size} ranks")
         place = Muster(secret, _address(where))
-    except (address.AddressError, OSError) as error:
+    except (address.AddressError, HvdInitError, OSError) as error:
         raise starting.StartError(str(error), 2) from None
     order = {**gathering.order(place, secret, timeout, given), "environ": {}, "command": list(job.command)}
     environ = {**given, carried.ORDER: json.dumps({**order, "as_horovod": job.as_horovod})}

@@ -231,6 +231,13 @@ def test_a_command_that_is_not_there_and_a_job_that_is_tried_again():
     assert code == 0 and sorted(line[-5:] for line in out.splitlines()) == ["try 0", "try 0", "try 1", "try 1"], err
 
 
+def test_the_limit_of_open_files_is_raised_for_the_agents():
+    words, environ = by_mpi("system", "-np", 24, "true")
+    assert launch(*words, under=("sh", "-c", 'ulimit -Sn 48; exec "$@"', "sh"), **environ)[0] == 0
+    code, _, err = launch(*words, under=("sh", "-c", 'ulimit -n 48; exec "$@"', "sh"), **environ)
+    assert code == 2 and "the launcher may open 48 files" in err and "for the agents of 24 ranks" in err, err
+
+
 def test_a_dry_run_shows_the_line_and_starts_nothing(tmp_path):
     """The mpirun tells only its version."""
     (tmp_path / "mpirun").write_text(
