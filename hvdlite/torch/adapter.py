@@ -27,6 +27,16 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _increment_version = torch.autograd.graph.increment_version
 
 
+def _remedy(tensor: torch.Tensor) -> str:
+    """What to do with a tensor of a dtype that the core has not, where that is known."""
+    if not str(tensor.dtype).startswith("torch.float8"):
+        return ""
+    return (
+        ". Reduce it as tensor.to(torch.bfloat16); what is only moved (broadcast, allgather) goes as "
+        "tensor.view(torch.uint8)"
+    )
+
+
 class TorchAdapter:
     """torch.Tensor."""
 
@@ -46,7 +56,7 @@ class TorchAdapter:
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
             supported = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
-            raise ValueError(f"Tensor type {tensor.dtype} is not supported; supported: {supported}")
+            raise ValueError(f"Tensor type {tensor.dtype} is not supported; supported: {supported}{_remedy(tensor)}")
         contiguous = tensor.is_contiguous() and not tensor.is_neg()
         return View(tensor.data_ptr(), tensor.shape, dtype, contiguous, None if tensor.is_cpu else device_of(tensor))
 

@@ -1,5 +1,6 @@
 """PyTorch's tensors on GPUs, over a GPU that is none (gpus.py): which way they go, and that results are right."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -107,6 +108,18 @@ def test_gradients_of_rows_and_sparse_sums_go_by_nccl():
         total = handle() if callable(handle) else hvd.synchronize(handle)
         assert total.to_dense().tolist() == [1.0, 1.0, 2.0 * size, 0.0]
         assert gpus.calls("ncclSend") > sends and gpus.calls("ncclBroadcast") > gathers
+
+
+@as_ranks(2)
+def test_float8_is_refused_with_what_to_do_instead_and_that_works():
+    eighth = torch.tensor([1.5, hvd.rank()]).to(torch.float8_e4m3fn)
+    for where in (contextlib.nullcontext(), gpus.on_gpus(hvd.rank())):
+        with where:
+            with pytest.raises(ValueError, match=r"float8_e4m3fn.*tensor.to\(torch.bfloat16\).*view\(torch.uint8\)"):
+                hvd.allreduce(eighth)
+            assert hvd.allreduce(eighth.to(torch.bfloat16), op=hvd.Sum).tolist() == [3.0, 1.0]
+            moved = hvd.allgather(eighth.view(torch.uint8)).view(torch.float8_e4m3fn)
+            assert moved.float().tolist() == [1.5, 0.0, 1.5, 1.0]
 
 
 def test_what_is_there_is_told_and_options_name_other_files():
