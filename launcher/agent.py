@@ -24,15 +24,16 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
 from hvdlite import _wire
 
 from . import binding, process, terminal
+from .stdin import INPUT, Intake
 
 ORPHAN_S = 1.5
-LEFTOVER_S = 1.0
+LEFTOVER_S = 0.5
 STUCK_S = 10.0  # after SIGKILL; GPUs and large memories take some seconds to be given back
 POLL_S = 0.02  # while waiting for processes that are not our children
 UNSENT_MAX = 1 << 20
@@ -49,8 +50,8 @@ class Agent:
     """One host's part of a job. `stdin` is the descriptor that rank 0 will read.
 
     On another host than the launcher's: `given` is what the order to start leaves out (command, cwd, environ), the end
-    of `hangup` counts as the launcher's, and with `stays` the agent waits for the job's exit code (`code` then), and
-    signals to it are told to the launcher.
+    of `hangup` counts as the launcher's, and with `stays` the agent waits for the job's exit code (`code` then).
+    Signals to it are told to the launcher.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Agent:
         self._stays = stays
         self.code: int | None = None  # of the job
         self.again = False  # the job is to be tried again
+        self._intake: Intake | None = None
         self._reader = _wire.FrameReader()
         self._unsent = bytearray()
         self._ranks: dict[int, int] = {}  # living ranks by pid
@@ -104,6 +106,8 @@ class Agent:
             for key, _ in self._selector.select(self._patience()):
                 if key.fileobj is self._control:
                     self._listen()
+                elif key.data is not None:
+                    key.data()
                 elif key.fileobj is self._output:
                     self._flush()
                 elif key.fd in self._pipes:
@@ -130,7 +134,11 @@ class Agent:
         if not chunk:
             self._orphaned()
             return
-        for _, body in self._reader.feed(chunk):
+        for kind, body in self._reader.feed(chunk):
+            if kind == INPUT:
+                assert self._intake is not None  # asked for
+                self._intake.take(body)
+                continue
             order = json.loads(body)
             if order["do"] == "start":
                 self._start(order)
@@ -146,13 +154,16 @@ class Agent:
 
     def _signalled(self, numbers: bytes) -> None:
         for number in numbers:
-            if self._stays and number in TOLD:
+            if number in TOLD:
                 self._tell({"what": "signalled", "number": number})
 
     def _start(self, order: dict[str, Any]) -> None:
         """Starts all ranks, or as many as start before one fails."""
         self._started = True
         order = {**self._given, **order, "environ": {**self._given["environ"], **order["environ"]}}
+        if order["stdin"]:
+            self._intake = Intake(self._selector, lambda: self._tell({"what": "took"}))
+            self._stdin = self._intake.end
         null = os.open(os.devnull, os.O_RDWR)
         for each in order["ranks"]:
             rank = each["rank"]
@@ -308,40 +319,3 @@ class Agent:
                 self._selector.unregister(descriptor)
             else:
                 self._selector.register(descriptor, selectors.EVENT_READ)
-
-
-def fork(control: socket.socket, output: socket.socket, stdin: int, close: Sequence[socket.socket]) -> int:
-    """Forks the agent of this host; returns its pid. The caller has one thread, and closes these ends afterwards.
-
-    `close` are the caller's own ends, of which the agent must hold no copy: their end is how it knows of the caller's.
-    """
-    pid = os.fork()
-    if pid == 0:
-        signal.set_wakeup_fd(-1)
-        for end in close:
-            end.close()
-        _serve(control, output, stdin)
-    return pid
-
-
-def _serve(control: socket.socket, output: socket.socket, stdin: int) -> NoReturn:
-    """The agent's whole life; never returns."""
-    try:
-        os.setsid()  # what kills the launcher's process group shall not kill those who clean up after it
-        process.rename(b"hvdlite-agent")
-        process.become_subreaper()
-        stdin = os.dup(stdin) if stdin >= 0 else -1  # not inherited
-        null = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):  # held open, they would keep those waiting who read the launcher's output
-            os.dup2(null, standard)
-        os.close(null)
-        Agent(control, output, stdin).run()
-    except BaseException:
-        import traceback  # late: slow to import, and hopefully never needed
-
-        try:
-            text = json.dumps({"what": "broken", "text": traceback.format_exc()})
-            control.sendall(_wire.pack(CONTROL, text.encode()))
-        finally:
-            os._exit(1)
-    os._exit(0)

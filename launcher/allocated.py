@@ -13,12 +13,12 @@ import shlex
 from collections.abc import Mapping
 
 from . import batch, hosts
-from .places import PlaceError, Places, assign, forwarded, interfaces_of, is_here, number, per_node_of
+from .places import PlaceError, Places, assign, forwarded, interfaces_of, is_here, number, per_node_of, port_of
 
 
 def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> Places | None:
     """The places of this allocation; None outside of any. Raises PlaceError or HostError."""
-    found = batch.allocation(environ, _read)
+    found = batch.allocation(environ, hosts.read)
     if found is None:
         return None
     if batch.crowd(environ) > 1:
@@ -29,7 +29,7 @@ def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float
     per_node = per_node_of(asked)
     listed = found.hosts if per_node is None else [hosts.Host(host.name, per_node) for host in found.hosts]
     slots = sum(host.slots for host in listed)
-    size = slots if asked.np is None else number("-np", asked.np, 1, "rank")
+    size = slots if asked.np is None else number("-np", asked.np, 1, "ranks")
     if len(listed) == 1 and is_here(listed[0].name):
         listed = [hosts.Host(listed[0].name, max(size, slots))]
     if size > sum(host.slots for host in listed):
@@ -59,14 +59,9 @@ def _elsewhere(
         starter: starting.Starter = slurm.Srun([host.name for host in found.hosts])
     else:
         here = next((slot.host for slot in assigned if is_here(slot.host)), None)
-        port = None if asked.ssh_port is None else number("--ssh-port", asked.ssh_port, 1, "port")
+        port = port_of("--ssh-port", asked.ssh_port)
         more = [*shlex.split(environ.get("OMPI_MCA_plm_rsh_args", "")), *(asked.ssh_options or [])]
         starter = rsh.agent_of(environ, found.title) or ssh.Ssh(port, asked.ssh_identity, more)
     gather = gathering.Gather(starter, interfaces_of(asked), timeout, forwarded(asked, environ))
     way = dry.way(starter, [host.name for host in found.hosts if host.name != here])
     return Places(assigned, here, gather, way=way)
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()

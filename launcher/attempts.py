@@ -14,7 +14,7 @@ import os
 import sys
 import time
 
-from . import branch, process, starting
+from . import branch, process, starting, stdin
 from .job import Job
 from .plan import Gathered, Plan
 from .sheet import words
@@ -51,7 +51,7 @@ def _attempt(plan: Plan, signals: Signals, strangers: set[int]) -> tuple[int, bo
     """(exit code, whether it makes sense to try again)."""
     own = None
     if plan.here is not None:
-        own = branch.forked(plan.here, _stdin(), signals.ends)
+        own = branch.forked(plan.here, stdin.own() if plan.stdin else -1, signals.ends)
     far = Gathered([], plan.slots, "127.0.0.1", os.urandom(32))
     try:
         if plan.gather is not None:
@@ -71,13 +71,3 @@ def _say(plan: Plan, text: str) -> None:
     """The launcher's own words, while no job has the console."""
     line = words(text, time.time()).decode() if plan.look.as_json else f"hvdlite-run: {text}\n"
     print(line, end="", file=sys.stderr, flush=True)
-
-
-def _stdin() -> int:
-    """The descriptor that rank 0 reads: ours, unless reading it would take the terminal from somebody else."""
-    try:
-        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
-            return -1
-    except OSError:
-        pass  # not our controlling terminal: nobody's to take
-    return 0

@@ -8,13 +8,15 @@ stream unread as long as it likes, and the ranks there wait.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from hvdlite import _wire
 
-from . import agent, muster
+from . import agent, muster, process
 
 _READ_BYTES = 1 << 18
 
@@ -41,8 +43,12 @@ class Branch:
 
     def order(self, **order: Any) -> None:
         """Sends an order; one that is gone already is noticed elsewhere."""
+        self.send(agent.CONTROL, json.dumps(order).encode())
+
+    def send(self, kind: int, body: bytes) -> None:
+        """Sends a frame, as `order`."""
         try:
-            self.control.sendall(_wire.pack(agent.CONTROL, json.dumps(order).encode()))
+            self.control.sendall(_wire.pack(kind, body))
         except OSError:
             pass
 
@@ -72,7 +78,7 @@ def forked(name: str, stdin: int, close: Sequence[socket.socket]) -> Branch:
     """The agent of this host, forked. `close` are the launcher's own descriptors that it must not keep."""
     control, theirs = socket.socketpair()
     output, their_output = socket.socketpair()
-    pid = agent.fork(theirs, their_output, stdin, close=(control, output, *close))
+    pid = _fork(theirs, their_output, stdin, close=(control, output, *close))
     theirs.close()
     their_output.close()
     return Branch(name, control, output, pid)
@@ -81,7 +87,44 @@ def forked(name: str, stdin: int, close: Sequence[socket.socket]) -> Branch:
 def reported(number: int, name: str, control: muster.Arrival, output: muster.Arrival) -> Branch:
     """The agent of another host, whose two streams have arrived."""
     for arrival in (control, output):
-        muster.keep_watch(arrival.sock, control=arrival is control)
+        muster.keep_watch(arrival.sock, arrival is control, float(arrival.hello["silence"]))
     branch = Branch(name, control.sock, output.sock)
     branch.peer, branch.number, branch.hello = control.peer, number, control.hello
     return branch
+
+
+def _fork(control: socket.socket, output: socket.socket, stdin: int, close: Sequence[socket.socket]) -> int:
+    """Forks the agent of this host; returns its pid. The caller has one thread, and closes these ends afterwards.
+
+    `close` are the caller's own ends, of which the agent must hold no copy: their end is how it knows of the caller's.
+    """
+    pid = os.fork()
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        for end in close:
+            end.close()
+        _serve(control, output, stdin)
+    return pid
+
+
+def _serve(control: socket.socket, output: socket.socket, stdin: int) -> NoReturn:
+    """The agent's whole life; never returns."""
+    try:
+        os.setsid()  # what kills the launcher's process group shall not kill those who clean up after it
+        process.rename(b"hvdlite-agent")
+        process.become_subreaper()
+        stdin = os.dup(stdin) if stdin >= 0 else -1  # not inherited
+        null = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):  # held open, they would keep those waiting who read the launcher's output
+            os.dup2(null, standard)
+        os.close(null)
+        agent.Agent(control, output, stdin).run()
+    except BaseException:
+        import traceback  # late: slow to import, and hopefully never needed
+
+        try:
+            text = json.dumps({"what": "broken", "text": traceback.format_exc()})
+            control.sendall(_wire.pack(agent.CONTROL, text.encode()))
+        finally:
+            os._exit(1)
+    os._exit(0)

@@ -22,6 +22,7 @@ from hvdlite import config
 from hvdlite.errors import HvdOptionError
 
 from . import flags, foreign, horovods, looks, mpi, places, plan
+from .ending import Graces
 from .process import NOT_FOUND, NOT_RUNNABLE
 
 USAGE_ERROR = 2
@@ -117,6 +118,8 @@ def _run(argv: Sequence[str]) -> int:
             raise UsageError("no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py")
         if asked.module:
             command = [sys.executable, "-m", *command]
+        if asked.stdin not in (None, "none", "0"):
+            raise UsageError(f"--stdin {asked.stdin}: 0 (rank 0 reads what comes there) or none")
         _go_to(asked)
         forward = places.forwarded(asked, environ)
         if asked.mpi and asked.gloo:
@@ -143,7 +146,7 @@ def _run(argv: Sequence[str]) -> int:
         slots=where.slots,
         environ=environ,
         options=options,
-        grace=settings.values["failure_grace"],
+        graces=Graces(*(settings.values[name] for name in ("failure_grace", "term_grace", "signal_grace"))),
         silence=settings.values["agent_timeout"],
         output_folder=asked.folder,
         look=look,
@@ -152,6 +155,7 @@ def _run(argv: Sequence[str]) -> int:
         bind=asked.bind or "none",
         over_mpi=asked.mpi,
         pty=_room(asked, len(where.slots)),
+        stdin=asked.stdin == "0",
         max_restarts=restarts,
         here=where.here,
         gather=where.gather,
@@ -229,7 +233,7 @@ def _completion(shell: str) -> str:
 
 def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
     """`doctor`, before or after its flags, and --check-build."""
-    from . import batch, check_build, doctor
+    from . import batch, check_build, doctor, hosts
 
     asked, rest = _asked([*argv[: len(argv) - len(command)], *command[1:]])
     if rest:
@@ -238,7 +242,7 @@ def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
     listed = asked.hosts is not None or asked.hostfile is not None
     try:
         foreign.translate(asked)
-        if not listed and (asked.check or batch.allocation(environ, lambda path: open(path).read()) is None):
+        if not listed and (asked.check or batch.allocation(environ, hosts.read) is None):
             if asked.check:
                 return check_build.show()
             asked.np = asked.np or "1"

@@ -193,7 +193,7 @@ def run(
     with Signals() as signals:
         try:
             place = gather.place([name for _, name in others], secret)
-            given = order(place, secret, gather.timeout, {**environ, **gather.also})
+            given = order(place, secret, gather.timeout, ANSWER_S, {**environ, **gather.also})
             given.update(cwd="/", environ={})
             start = Start(gather.starter, others, place, given, environ, signals, gather.timeout)
             try:

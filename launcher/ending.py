@@ -1,10 +1,11 @@
 """Who ended the job, what happens to the others, and with which exit code? Pure: events and times in, actions out.
 
 The culprit is the rank that the first abort record names (the engines' own account of who was first), else the rank
-whose process was the first to end with a non-zero code. From the first such news on the others have `grace` seconds to
-fail by themselves, so that each prints its own error; then SIGTERM, `TERM_S`, SIGKILL. A signal to the launcher is
-passed on and gives `TERM_S` before SIGKILL; SIGINT after any signal kills at once. What ranks do once the launcher has
-sent them a signal decides nothing any more. A rank that exits with 0 is never a failure by itself.
+whose process was the first to end with a non-zero code. From the first such news on the others have a moment to fail
+by themselves, so that each prints its own error; then SIGTERM, another moment, SIGKILL (`Graces`). A signal to the
+launcher is passed on and gives more time before SIGKILL, SIGTERM most: that is how schedulers announce the end, and who
+saves then must not be cut off. SIGINT after any signal kills at once. What ranks do once the launcher has sent them a
+signal decides nothing any more. A rank that exits with 0 is never a failure by itself.
 
 The exit code is the culprit's, 128+n for a signal, also 128+n when signal n ended the launcher's job. A culprit that
 exited with 0 (it left without a word while others needed it) hands the code over to the next that failed. One that has
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from .process import signal_name
 
-TERM_S = 5.0
+INTERRUPT_S, TERM_S = 5.0, 30.0  # as long as Slurm and Kubernetes wait after SIGTERM
 LOST = 255  # of ranks whose host is gone, as ssh has it
 UNKNOWN = 1  # the exit code where nobody's applies
 
@@ -41,11 +42,25 @@ class Abort(NamedTuple):
     text: str
 
 
+class Graces(NamedTuple):
+    """Seconds that ranks are given."""
+
+    fail: float = 1.0  # from the first failure to SIGTERM
+    term: float = 0.5  # from there to SIGKILL
+    signal: float | None = None  # from a signal to the launcher to SIGKILL; None: by the signal
+
+    def after(self, number: int) -> float:
+        """From this signal to SIGKILL."""
+        if self.signal is not None:
+            return self.signal
+        return TERM_S if number == signal.SIGTERM else INTERRUPT_S
+
+
 class Ending:
     """The end of a job of `size` ranks; times are seconds on any one clock. hosts: where they run, if not all here."""
 
-    def __init__(self, size: int, grace: float, hosts: Sequence[str] = ()) -> None:
-        self._grace = grace
+    def __init__(self, size: int, graces: Graces, hosts: Sequence[str] = ()) -> None:
+        self._graces = graces
         self._hosts = hosts
         self.pids: dict[int, int] = {}
         self.codes: dict[int, int] = {}  # of ended ranks; negative for a signal
@@ -77,17 +92,23 @@ class Ending:
     def signalled(self, now: float, number: int) -> Send:
         """The launcher got SIGINT, SIGTERM or SIGHUP: what to send on at once."""
         again = self.asked is not None and number == signal.SIGINT
+        patience = self._graces.after(number)
         if self.asked is None and self.culprit() is None:
             self.asked = number
         elif self.asked is None:
             self.asked = 0  # the job was ending already; its culprit stays
+            patience = min(patience, self._graces.fail + self._graces.term)
         self._sent = True
         if again:
             self._next = None
             return KILL
         if self._next is None or self._next[1] != KILL:
-            self._next = (now + TERM_S, KILL)
+            self._next = (now + patience, KILL)
         return Send(number)
+
+    def warned(self, number: int) -> None:
+        """A scheduler has sent this signal to ranks past the launcher: who is done first hurries nobody who saves."""
+        self._graces = self._graces._replace(fail=max(self._graces.fail, self._graces.after(number)))
 
     def who(self, rank: int) -> str:
         """ "rank 2 (nodeB, pid 4711)", without the host where that goes without saying."""
@@ -103,7 +124,7 @@ class Ending:
         if self._next is None or now < self._next[0] or not self.living:
             return None
         send = self._next[1]
-        self._next = None if send == KILL else (now + TERM_S, KILL)
+        self._next = None if send == KILL else (now + self._graces.term, KILL)
         self._sent = True
         return send
 
@@ -140,7 +161,7 @@ class Ending:
 
     def _failing(self, now: float) -> None:
         if self._next is None and not self._sent:
-            self._next = (now + self._grace, Send(int(signal.SIGTERM)))
+            self._next = (now + self._graces.fail, Send(int(signal.SIGTERM)))
 
 
 def how(code: int | None) -> str:

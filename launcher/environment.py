@@ -26,6 +26,9 @@ _OF_HOST = re.compile(
     r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES$|GPU_DEVICE_ORDINAL$|SLURMD_NODENAME$|"
     r"SLURM_(CONF$|CLUSTER_NAME$|JOB|ARRAY_|SUBMIT_|RESTART_COUNT$)"
 )
+THREADS_NOTE = (
+    "OMP_NUM_THREADS=1 is set for each of {} ranks, so that they do not fight for the CPUs; set it yourself to tune it"
+)
 _TORCH_PORTS = (20000, 30000)  # below the ports that the kernel gives away by itself
 
 

@@ -83,13 +83,20 @@ def _shared_memory(folder: str) -> list[int] | None:
 
 
 def _ports() -> int:
-    """How many ports the kernel may give away by itself."""
+    """How many ports are free of those that the kernel may give away by itself."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
             low, high = map(int, file.read().split())
     except (OSError, ValueError):
         return 0
-    return high - low + 1
+    taken = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as file:
+                taken.update(int(line.split()[1].rpartition(":")[2], 16) for line in list(file)[1:])
+        except (OSError, ValueError, IndexError):
+            continue
+    return high - low + 1 - sum(low <= port <= high for port in taken)
 
 
 class Examiner:

@@ -129,13 +129,15 @@ def _limits(host: str, facts: Mapping[str, Any], slots: int) -> list[Finding]:
         found.append(Finding(FAILURE, host, f"open files: {soft}; {slots} ranks may need {need}", limit))
     if facts["ports"] < PORTS_MIN:
         fix = "sysctl net.ipv4.ip_local_port_range='32768 60999'"
-        found.append(Finding(WARNING, host, f"only {facts['ports']} ports to give away", fix))
+        found.append(Finding(WARNING, host, f"only {facts['ports']} free ports to give away", fix))
     if facts["cpus"] < slots:
         fix = f"-H {host}:{facts['cpus']}, or OMP_NUM_THREADS=1 and patience"
         found.append(Finding(WARNING, host, f"{facts['cpus']} CPUs for {slots} ranks", fix))
     if not found:
         shared = f"/dev/shm {shm[0] >> 20} MB" if shm else ""
-        found.append(Finding(WELL, host, f"{facts['cpus']} CPUs, {shared}, {soft} open files, {facts['ports']} ports"))
+        found.append(
+            Finding(WELL, host, f"{facts['cpus']} CPUs, {shared}, {soft} open files, {facts['ports']} free ports")
+        )
     return found
 
 

@@ -78,6 +78,7 @@ def add_control(add: Callable[..., argparse.Action]) -> None:
         metavar="WHAT",
         help="CPUs of a rank: none (all; the default), core (cores of its own, shared out evenly), socket or numa",
     )
+    add("--stdin", metavar="RANK", help="0: rank 0 reads what comes at this command's stdin; by default nobody does")
     add("--completion", metavar="SHELL", help="print what makes bash, zsh or fish complete these flags")
 
 

@@ -47,7 +47,7 @@ class Gather:
         environ.update(self.also)
         if plan.as_horovod:
             environment.put_horovod_in_front(environ)
-        given = order(muster, secret, self.timeout, environ)
+        given = order(muster, secret, self.timeout, plan.silence, environ)
         given["command"] = list(plan.command)
         try:
             start = Start(self.starter, hosts, muster, given, plan.environ, signals, self.timeout)
@@ -57,12 +57,13 @@ class Gather:
         return Gathered(branches, plan.slots, given["address"][0], secret, start.running)
 
 
-def order(muster: Muster, secret: bytes, timeout: float, environ: Mapping[str, str]) -> dict[str, Any]:
+def order(muster: Muster, secret: bytes, timeout: float, silence: float, environ: Mapping[str, str]) -> dict[str, Any]:
     """What every host is told over stdin, but what it is to do (remote.py)."""
     return {
         "secret": secret.hex(),
         "address": muster.address,
         "timeout": timeout,
+        "silence": silence,
         "cwd": os.getcwd(),
         "environ": dict(environ),
         "path": [os.path.abspath(folder) for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder],

@@ -1,4 +1,4 @@
-"""Which ranks run where? Pure: host lists in text in, slots out.
+"""Which ranks run where? Pure but for `read`: host lists in text in, slots out.
 
 Accepted are `-H a:4,b` and host files with one host a line: `a slots=4`, `a:4` or `a`, with comments, blank lines and
 IPv6 addresses in brackets. A host without a number has one slot. Ranks fill hosts in order; cross_rank counts the hosts
@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_SHORT = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:,\[\]=]+)(?::(?P<slots>\d+))?")
-_LONG = re.compile(r"(?P<host>\S+)\s+slots\s*=\s*(?P<slots>\d+)(?:\s+max[_-]slots\s*=\s*\d+)?")
+_SHORT = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:,\[\]=]+)(?::(?P<slots>[0-9]+))?")
+_LONG = re.compile(r"(?P<host>\S+)\s+slots\s*=\s*(?P<slots>[0-9]+)(?:\s+max[_-]slots\s*=\s*[0-9]+)?")
 
 DIGITS_MAX = 12  # of a number that is read
 SIZE_MAX = 1 << 16  # of ranks that are given places
@@ -64,6 +64,12 @@ def parse_hostfile(text: str, path: str) -> list[Host]:
     if not hosts:
         raise HostError(f"{path} names no host")
     return _distinct(hosts)
+
+
+def read(path: str) -> str:
+    """The text of a host file; Windows' editors begin theirs with a mark. Raises OSError."""
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        return file.read()
 
 
 def _host(text: str, source: str) -> Host:

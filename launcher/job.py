@@ -26,12 +26,14 @@ from typing import Any
 
 from . import agent, environment, looks, process, starting
 from .branch import Branch
-from .ending import KILL, LOST, TERM_S, Abort, Ending, Send, how
+from .ending import KILL, LOST, Abort, Ending, Send, how
 from .epochs import ranks_named
 from .logs import Console
+from .orders import Orders, shown
 from .plan import Gathered, Plan
 from .pulse import Pulse
 from .signals import ENDING, PASSED_ON, Signals
+from .stdin import INPUT, Feed
 from .store import StoreServer
 
 OUTPUT_S = 2.0  # after a signal has ended the job, for output that is slow to be read
@@ -49,12 +51,13 @@ class Job:
         self._size = len(far.slots)
         self._began = time.monotonic()
         names = [slot.host for slot in far.slots] if far.branches else ()
-        self._ending = Ending(self._size, plan.grace, names)
+        self._ending = Ending(self._size, plan.graces, names)
         look = looks.placed(plan.look, far.slots)
         self._console = Console(self._size, look, signals.ring, [slot.host for slot in far.slots])
         self._selector = selectors.DefaultSelector()
         self._pulse = Pulse(self._branches, plan.silence)
         self._given_up = False  # the agent of this host was killed by us
+        self._feed: Feed | None = None  # of rank 0 on another host
         self._interrupts = 0
         self._give_up: float | None = None  # when output that nobody reads stops being waited for
         self._failure: tuple[str, int] | None = None  # what stopped the launcher itself, and the exit code
@@ -84,33 +87,22 @@ class Job:
         self._selector.register(source, selectors.EVENT_READ, act)
 
     def _order_start(self, meeting: environment.Meeting) -> None:
-        plan = self._plan
+        plan, own = self._plan, self._own
         first = next(each for each in self._branches if 0 in each.ranks)
-        base = environment.inherited(plan.environ, plan.options, self._slots, plan.as_horovod)
-        told = {} if plan.over_mpi else environment.of_job(plan.environ, meeting, self._slots, leader=first.peer)
-        told.update(environment.of_attempt(plan.attempt, plan.max_restarts))
         if environment.sets_threads(plan.environ, self._slots) and not plan.attempt:
-            self._console.say(
-                f"OMP_NUM_THREADS=1 is set for each of {self._size} ranks, so that they do not fight for the CPUs; "
-                "set it yourself to tune it"
-            )
-        by = f", agent {self._own.pid}" if self._own is not None else ""
+            self._console.say(environment.THREADS_NOTE.format(self._size))
+        by = f", agent {own.pid}" if own is not None else ""
         self._tell(f"store on {meeting.address}:{meeting.port}, job {meeting.job:016x}{by}")
         self._tell(f"command: {' '.join(plan.command)}")
-        terms = {"bind": plan.bind, "pty": plan.pty}
+        starts = Orders(plan, self._far, meeting, first.peer)
         for each in self._branches:
-            ranks: list[dict[str, Any]] = []
-            for slot in (slot for slot in self._slots if slot.rank in each.ranks):
-                place = {} if plan.over_mpi else environment.of_rank(slot, self._size)
-                ranks.append({"rank": slot.rank, "environ": place})
-                self._tell(f"rank {slot.rank} on {slot.host}: {' '.join(f'{n}={v}' for n, v in sorted(place.items()))}")
-            if each is self._own:  # the others know command, folder and secret by now, from where nobody listens
-                shared = {**base, **told, **environment.secret_of(meeting.secret)}
-                each.order(
-                    do="start", command=list(plan.command), cwd=os.getcwd(), environ=shared, ranks=ranks, **terms
-                )
-            else:
-                each.order(do="start", environ=told, ranks=ranks, **terms)
+            order = starts.of(each.ranks, each.name, each is own)
+            for text in shown(order, each.name):
+                self._tell(text)
+            each.order(**order)
+        if plan.stdin and first is not own:
+            self._feed = Feed(partial(first.send, INPUT), self._selector)
+            self._feed.more()
 
     def _order(self, **order: Any) -> None:
         for each in self._branches:
@@ -166,6 +158,8 @@ class Job:
                 self._rank_ended(news["rank"], news["code"])
             elif news["what"] == "pong":
                 each.asked = False
+            elif news["what"] == "took" and self._feed is not None:
+                self._feed.more()
             elif news["what"] == "stuck":
                 for pid, name in news["left"]:
                     self._console.say(f"host {each.name}: pid {pid} ({name}) cannot be killed, and is left behind")
@@ -175,7 +169,10 @@ class Job:
             elif news["what"] == "broken":
                 self._failure = (news["text"], 1)
             elif news["what"] == "signalled":
-                self._signalled(bytes((news["number"],)))
+                if each.stays:
+                    self._signalled(bytes((news["number"],)))
+                else:
+                    self._ending.warned(news["number"])
 
     def _tell(self, text: str) -> None:
         if self._plan.verbose:
@@ -258,13 +255,14 @@ class Job:
                 self._interrupts += number == signal.SIGINT
                 if self._interrupts >= 3:
                     self._leave_now()
-                if self._plan.verbose or number != signal.SIGINT or self._interrupts == 1:
-                    name = process.signal_name(number)
-                    again = "; Ctrl-C again kills them" if number == signal.SIGINT else ""
-                    self._console.say(f"{name}: passed on to the ranks, which have 5 s to end{again}")
                 now = time.monotonic()
                 self._send(self._ending.signalled(now, number))
-                self._give_up = now if self._interrupts > 1 else now + TERM_S + OUTPUT_S
+                left = max(0.0, (self._ending.due() or now) - now)
+                if self._plan.verbose or number != signal.SIGINT or self._interrupts == 1:
+                    again = "; Ctrl-C again kills them" if number == signal.SIGINT else ""
+                    name = process.signal_name(number)
+                    self._console.say(f"{name}: passed on to the ranks, which have {left:.3g} s to end{again}")
+                self._give_up = now if self._interrupts > 1 else now + left + OUTPUT_S
             elif number in PASSED_ON:
                 self._order(do="signal", number=number, group=False)
             elif number == signal.SIGTSTP:

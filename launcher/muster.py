@@ -25,8 +25,8 @@ from hvdlite import _wire
 HELLO = 1
 HELLO_MAX = 8192
 CONTROL, OUTPUT = "control", "output"
-SILENCE_S = 4.0  # of a host, before it counts as lost
 _STRANGERS_MAX = 256
+_PROBES_MAX = 60  # the kernel counts to 127
 _HANDSHAKE_S = 5.0
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -198,15 +198,16 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return held
 
 
-def keep_watch(sock: socket.socket, control: bool) -> None:
-    """Lets the kernel end this connection once the other host has not answered for about SILENCE_S.
+def keep_watch(sock: socket.socket, control: bool, silence: float) -> None:
+    """Lets the kernel end this connection once the other host has not answered for about `silence` seconds.
 
     Only `control` also counts bytes that wait: those of the output stream may wait for a reader as long as they like.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, int(SILENCE_S) - 1)
+    pause = max(1, int(silence // _PROBES_MAX))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, int(silence / pause) - 1))
     if control:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SILENCE_S))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silence))

@@ -27,6 +27,7 @@ JOB_RANKS_MAX = 1024  # of a job (HVD_RANKS_MAX)
 RENDEZVOUS_S = 600.0  # for hosts on which people or a scheduler start the command
 RENDEZVOUS_PORT = 29400  # torchrun's, as the next one
 MASTER_PORT = 29500
+PORT_MAX = 65535
 _BACKENDS = ("static", "tcp", "c10d")
 
 
@@ -75,6 +76,8 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[s
     if sum(rows) > 1:
         raise PlaceError("-H, --hostfile and --nnodes exclude each other")
     try:
+        if asked.interfaces:
+            address.of_interfaces(interfaces_of(asked))  # one that is not there is a mistake, also where none is needed
         if _nodes(asked) > 1:
             return _meeting(asked, environ, options, timeout)
         if sum(rows) == 0 and not asked.standalone:
@@ -91,13 +94,20 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[s
 
 
 def number(flag: str, text: str, least: int, what: str) -> int:
-    """A whole number of a flag. Raises PlaceError."""
+    """A whole number of a flag, of `what` (in the plural). Raises PlaceError."""
     if re.fullmatch(r"[+-]?[0-9]{1,18}", text) is None:
         raise PlaceError(f"{flag} {text[:40]}: must be a whole number of {what}")
     value = int(text, 10)
     if value < least:
-        raise PlaceError(f"{flag} {text}: there must be at least {least} {what}")
+        raise PlaceError(f"{flag} {text}: there must be at least {least} {what[:-1] if least == 1 else what}")
     return value
+
+
+def port_of(flag: str, text: str | None) -> int | None:
+    """A port, if one is given. Raises PlaceError."""
+    if text is not None and not (re.fullmatch(r"[0-9]{1,5}", text) and 1 <= int(text) <= PORT_MAX):
+        raise PlaceError(f"{flag} {text[:40]}: must be a port, 1 to {PORT_MAX}")
+    return None if text is None else int(text)
 
 
 def forwarded(asked: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
@@ -120,19 +130,18 @@ def per_node_of(asked: argparse.Namespace) -> int | None:
     if asked.per_node in ("gpu", "auto"):
         devices = [name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()]
         if devices or asked.per_node == "gpu":
-            return number("--nproc-per-node gpu:", str(len(devices)), 1, "GPU")
+            return number("--nproc-per-node gpu:", str(len(devices)), 1, "GPUs")
     if asked.per_node in ("cpu", "auto"):
         return os.cpu_count() or 1
-    return number("--nproc-per-node", asked.per_node, 1, "rank")
+    return number("--nproc-per-node", asked.per_node, 1, "ranks")
 
 
 def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> Places:
     """Ranks on this host, or on hosts of a list."""
     per_node = per_node_of(asked)
-    size = per_node if asked.np is None else number("-np", asked.np, 1, "rank")
+    size = per_node if asked.np is None else number("-np", asked.np, 1, "ranks")
     if asked.hostfile is not None:
-        with open(asked.hostfile, encoding="utf-8", errors="replace") as file:
-            listed = hosts.parse_hostfile(file.read(), asked.hostfile)
+        listed = hosts.parse_hostfile(hosts.read(asked.hostfile), asked.hostfile)
     elif asked.hosts is not None:
         listed = hosts.parse_hosts(asked.hosts)
     elif size is None:
@@ -162,7 +171,7 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     from . import dry, gathering, rsh, ssh
 
     also = forwarded(asked, environ)
-    port = None if asked.ssh_port is None else number("--ssh-port", asked.ssh_port, 1, "port")
+    port = port_of("--ssh-port", asked.ssh_port)
     starter = rsh.agent_of(environ) or ssh.Ssh(port, asked.ssh_identity, asked.ssh_options or [])
     gather = gathering.Gather(starter, interfaces_of(asked), timeout, also)
     return Places(slots, here, gather, way=dry.way(starter, sorted(used - {here or ""})))
@@ -202,7 +211,7 @@ def _nodes(asked: argparse.Namespace) -> int:
     low, colon, high = asked.nodes.partition(":")
     if colon and low != high:
         raise PlaceError(f"not yet: --nnodes {asked.nodes}: training on a changing number of hosts comes later")
-    nodes = number("--nnodes", low, 1, "host")
+    nodes = number("--nnodes", low, 1, "hosts")
     if nodes > JOB_RANKS_MAX:
         raise PlaceError(f"--nnodes {nodes}: this version of hvdlite supports at most {JOB_RANKS_MAX} ranks")
     return nodes
@@ -222,11 +231,11 @@ def _meeting(
     host, port = _endpoint(asked)
     slots = per_node_of(asked) or 1
     if asked.np is not None:
-        size = number("-np", asked.np, nodes, "ranks, one for each host,")
+        size = number("-np", asked.np, nodes, "ranks, one for each host")
         if asked.per_node is not None and size != nodes * slots or size % nodes:
             raise PlaceError(f"-np {size} does not fit --nnodes {nodes}; leave it out and say --nproc-per-node")
         slots = size // nodes
-    node = None if asked.node is None else number("--node-rank", asked.node, 0, "(node 0 is the first)")
+    node = None if asked.node is None else number("--node-rank", asked.node, 0, "nodes before it")
     if node is not None and node >= nodes:
         raise PlaceError(f"--node-rank {node}: the {nodes} hosts of --nnodes have the numbers 0 to {nodes - 1}")
     found = address.resolve(host)
@@ -234,6 +243,7 @@ def _meeting(
     if node == 0 and not own:
         raise PlaceError(f"{host} ({', '.join(found)}) is no address of this host, which is node 0")
     first = node == 0 or (node is None and bool(own))
+    said = {**environ, **options}
     meeting = rendezvous.Rendezvous(
         own[0] if first else found[0],
         port,
@@ -241,7 +251,8 @@ def _meeting(
         nodes,
         node,
         slots,
-        timeout if "HVDLITE_START_TIMEOUT" in {**environ, **options} else RENDEZVOUS_S,
+        timeout if "HVDLITE_START_TIMEOUT" in said else RENDEZVOUS_S,
+        config.read({name: said[name] for name in ("HVDLITE_AGENT_TIMEOUT",) if name in said}).values["agent_timeout"],
     )
     assign([hosts.Host("localhost", slots)], slots)
     also = {**options, **forwarded(asked, environ)}
@@ -267,7 +278,7 @@ def _endpoint(asked: argparse.Namespace) -> tuple[str, int]:
     else:
         host, _, port = text.partition(":")
     port = port or asked.master_port
-    return host, default if not port else number("the port of --rdzv-endpoint", port, 1, "(a port)")
+    return host, port_of("the port of --rdzv-endpoint", port or None) or default
 
 
 def _secret(asked: argparse.Namespace, environ: Mapping[str, str]) -> bytes:

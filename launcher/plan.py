@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from .ending import Graces
 from .hosts import Slot
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Gathered(NamedTuple):
     address: str  # where the store is to listen
     secret: bytes
     sessions: Sequence[Running] = ()
+    told: Mapping[str, Mapping[str, str]] = {}  # what ranks of a host get beside, by its name
 
 
 class Look(NamedTuple):
@@ -48,7 +50,7 @@ class Plan(NamedTuple):
     slots: Sequence[Slot]  # may be left to `gather`
     environ: Mapping[str, str]  # the launcher's own
     options: Mapping[str, str]  # variables that flags stand for
-    grace: float
+    graces: Graces = Graces()
     silence: float = 5.0  # of an agent, before it counts as lost
     output_folder: str | None = None
     look: Look = Look()
@@ -57,6 +59,7 @@ class Plan(NamedTuple):
     bind: str = "none"  # see binding.py
     over_mpi: bool = False  # that is how ranks meet
     pty: tuple[int, int] | None = None  # rank 0 writes to a terminal of so many rows and columns
+    stdin: bool = False  # rank 0 reads the launcher's
     max_restarts: int = 0
     attempt: int = 0  # how often it was tried before
     here: str | None = "localhost"  # what slots call this host; None: no rank runs here

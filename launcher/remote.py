@@ -55,9 +55,9 @@ def serve(
     """Reports and is the agent until the job is over; the exit code, and whether the job is to be tried again. Raises
     muster.ReportError.
 
-    given: secret, address, timeout, host, command, cwd and environ; without a command this host is only examined
-    (doctor.py). hangup, stays: see Agent. slots: for ranks here,
-    where the launcher does not know. kind: the agent to be.
+    given: secret, address, timeout, silence, host, command, cwd and environ; without a command this host is only
+    examined (doctor.py). hangup, stays: see Agent. slots: for ranks here, where the launcher does not know.
+    kind: the agent to be.
     """
     secret = bytes.fromhex(given["secret"])
     examined = "command" not in given
@@ -71,6 +71,8 @@ def serve(
         "slots": slots,
         "nodes": given.get("nodes"),
         "id": os.urandom(8).hex(),
+        "silence": given["silence"],
+        "machine": given.get("machine"),
     }
     deadline = time.monotonic() + given["timeout"]
     streams = {}
@@ -82,7 +84,7 @@ def serve(
             deadline,
             gone=lambda: hangup >= 0 and _ended(hangup),
         )
-        muster.keep_watch(streams[stream], control=stream == muster.CONTROL)
+        muster.keep_watch(streams[stream], stream == muster.CONTROL, given["silence"])
     process.rename(b"hvdlite-agent")
     if examined:
         from . import examine  # late: jobs do without it

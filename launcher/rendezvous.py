@@ -13,11 +13,15 @@ runs code for strangers.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+from hvdlite._machine import host_id
 
 from . import environment, hosts, muster, remote, starting
 from .ending import LOST
@@ -35,6 +39,7 @@ class Rendezvous(NamedTuple):
     node: int | None
     slots: int
     timeout: float
+    silence: float
 
 
 class _Nobody:
@@ -62,6 +67,10 @@ def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], Gathered]:
             place = muster.Muster(meeting.secret, meeting.ip, meeting.port)
         except OSError as error:
             text = f"cannot listen at {meeting.ip}:{meeting.port} for the other hosts: {error.strerror}"
+            if error.errno == errno.EADDRINUSE:
+                text += (
+                    "; if another job meets there, take another port, and if this is not the first node: --node-rank"
+                )
             raise starting.StartError(text) from None
         expected = [(number, f"node {number}") for number in range(1, meeting.nodes)]
         try:
@@ -74,11 +83,24 @@ def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], Gathered]:
             name = str(branch.hello["name"])
             branch.name = name if name not in taken else f"{name} (node {branch.number})"  # as cloned machines are
             branch.stays = True
+            muster.keep_watch(branch.control, True, plan.silence)  # as it is asked for here
             named.append(hosts.Host(branch.name, int(branch.hello["slots"])))
         slots = hosts.assign(named, sum(host.slots for host in named))
-        return Gathered(branches, slots, meeting.ip, meeting.secret)
+        machines = {plan.here: machine(plan.environ), **{each.name: str(each.hello["machine"]) for each in branches}}
+        return Gathered(branches, slots, meeting.ip, meeting.secret, told=_apart(machines))
 
     return by_rendezvous
+
+
+def machine(environ: Mapping[str, str]) -> str:
+    """What tells this machine from those of other nodes."""
+    return environ.get("HVDLITE_HOST_ID") or host_id()
+
+
+def _apart(machines: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Nodes on one machine, as one tries them out, are hosts to each other: what their ranks must be told for that."""
+    shared = [each for each, count in Counter(machines.values()).items() if count > 1]
+    return {name: {"HVDLITE_HOST_ID": f"{each} {name}"} for name, each in machines.items() if each in shared}
 
 
 def join(
@@ -98,6 +120,8 @@ def join(
         "timeout": meeting.timeout,
         "host": meeting.node,
         "nodes": meeting.nodes,
+        "silence": meeting.silence,
+        "machine": machine(environ),
         "command": list(command),
         "cwd": os.getcwd(),
         "environ": base,

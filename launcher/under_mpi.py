@@ -159,7 +159,7 @@ def _gather(
         place = Muster(secret, _address(where))
     except (address.AddressError, HvdInitError, OSError) as error:
         raise starting.StartError(str(error), 2) from None
-    order = {**gathering.order(place, secret, timeout, given), "environ": {}, "command": list(job.command)}
+    order = {**gathering.order(place, secret, timeout, job.silence, given), "environ": {}, "command": list(job.command)}
     environ = {**given, carried.ORDER: json.dumps({**order, "as_horovod": job.as_horovod})}
     session = carrier.sessions([(rank, "") for rank in range(size)])[0]
     if job.verbose:
@@ -236,8 +236,7 @@ def _places(asked: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        return hosts.read(path)
     except OSError as error:
         raise hosts.HostError(f"{path}: {error.strerror}") from None
 

@@ -6,8 +6,7 @@ it reaches the one they all meet at. Without a rendezvous (bootstrap over MPI) a
 and connecting tries each of them; a wrong host is found out by its answer.
 
 Two processes share a host if they can share memory and descriptors: same kernel (boot id), same network namespace (an
-abstract unix socket is how the ranks of a host meet), same host name and ipc namespace. A name alone proves nothing:
-cloned machines share it.
+abstract unix socket is how the ranks of a host meet), same host name and ipc namespace (`host_id`, from _machine.py).
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .._machine import host_id as host_id
 from ..errors import HvdInitError
 
 ADDRESS_MAX = 128
@@ -92,22 +92,6 @@ def own_address(ends: Sequence[End], identity: str) -> Address:
     """The address of a rank that listens at `ends`, on the host of that identity."""
     mark = hashlib.sha256(identity.encode()).digest()[:_MARK_BYTES]
     return Address(socket.gethostname(), mark, tuple(ends))
-
-
-def host_id() -> str:
-    """What this host is called, told apart from every other: the same for processes that can share memory."""
-    parts = [socket.gethostname()]
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            parts.append(file.read().strip())
-    except OSError:
-        parts.append("")
-    for space in ("net", "ipc"):
-        try:
-            parts.append(os.readlink(f"/proc/self/ns/{space}"))
-        except OSError:
-            parts.append("")
-    return " ".join(parts)
 
 
 def hosts_of(identities: Sequence[str]) -> list[int]:

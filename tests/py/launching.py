@@ -12,7 +12,8 @@ import time
 import uuid
 
 RUN = [sys.executable, "-m", "hvdlite.launcher"]
-SECONDS = 30.0
+SECONDS = 90.0
+GRACE = "6"
 
 
 class Launch:
@@ -22,6 +23,7 @@ class Launch:
         self.mark = uuid.uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
         inherited.setdefault("OMP_NUM_THREADS", "1")
+        inherited["HVDLITE_FAILURE_GRACE"] = GRACE  # ranks of a crowded machine end late
         self.process = subprocess.Popen(
             [*under, *RUN, *map(str, words)],
             stdin=stdin,

@@ -1,8 +1,10 @@
 """hvdlite-run doctor: what facts mean, what stands in the way of a job on one host and on several, and the fixes."""
 
+import contextlib
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -11,7 +13,7 @@ from hosts import needs_hosts
 from hosts_sshd import empty_within
 from launching import Launch, launch
 
-from hvdlite.launcher import findings
+from hvdlite.launcher import examine, findings
 from hvdlite.launcher.findings import FAILURE, WARNING, WELL
 
 SECONDS = 300
@@ -56,7 +58,7 @@ def test_hosts_that_are_alike_are_one_line_each():
         ({"shm": [64 << 20, 60 << 20]}, WARNING, "60 MB free of 64", "--shm-size"),
         ({"files": [256, 4096]}, FAILURE, "open files: 256; 4 ranks may need 352", "ulimit -n 352"),
         ({"files": [256, 300]}, FAILURE, "open files: 256", r"limits.conf \(hard limit 300\)"),
-        ({"ports": 99}, WARNING, "only 99 ports", "ip_local_port_range"),
+        ({"ports": 99}, WARNING, "only 99 free ports", "ip_local_port_range"),
         ({"cpus": 3}, WARNING, "3 CPUs for 4 ranks", "-H b:3"),
     ],
 )
@@ -88,6 +90,14 @@ def test_clocks_ways_and_speeds():
     one, two = findings.of_speeds({("a", "b"): [2e-5, 1e9], ("a", "c"): [2e-5, 1e8]})
     assert one.text == "20 us one way, 1000 MB/s (8.00 Gbit/s)" and one.grade == WELL
     assert two.grade == WARNING and two.where == "a to c" and two.fix
+
+
+def test_ports_that_are_taken_are_not_free():
+    before = examine.facts()["ports"]
+    with contextlib.ExitStack() as taken:
+        for _ in range(300):
+            taken.enter_context(socket.create_server(("127.0.0.1", 0)))
+        assert before - examine.facts()["ports"] > 200  # others on this machine take and give back some, too
 
 
 def test_this_host_alone():

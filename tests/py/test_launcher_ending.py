@@ -2,13 +2,14 @@
 
 import signal
 
-from hvdlite.launcher.ending import KILL, TERM_S, Abort, Ending, Send
+from hvdlite import config
+from hvdlite.launcher.ending import INTERRUPT_S, KILL, TERM_S, Abort, Ending, Graces, Send
 
 TERM = Send(int(signal.SIGTERM))
 
 
 def ending(size=3, grace=2.0):
-    job = Ending(size, grace)
+    job = Ending(size, Graces(grace))
     job.pids = {rank: 100 + rank for rank in range(size)}
     return job
 
@@ -27,8 +28,8 @@ def test_the_first_failure_gives_the_others_grace_then_term_then_kill():
     assert job.due() == 12.0
     assert job.act(11.9) is None
     assert job.act(12.0) == TERM
-    assert job.due() == 12.0 + TERM_S
-    assert job.act(12.0 + TERM_S) == KILL
+    assert job.due() == 12.5
+    assert job.act(12.5) == KILL
     assert job.due() is None
     job.ended(18.0, 0, -9)
     job.ended(18.0, 2, -9)
@@ -119,7 +120,7 @@ def test_a_rank_that_ends_by_our_signal_is_not_to_blame():
 def test_an_interrupt_is_passed_on_and_the_second_kills():
     job = ending()
     assert job.signalled(0.0, signal.SIGINT) == Send(int(signal.SIGINT))
-    assert job.due() == TERM_S
+    assert job.due() == INTERRUPT_S
     assert job.signalled(1.0, signal.SIGINT) == KILL
     for rank in range(3):
         job.ended(1.0, rank, -9)
@@ -129,7 +130,7 @@ def test_an_interrupt_is_passed_on_and_the_second_kills():
 def test_one_interrupt_kills_after_a_while():
     job = ending()
     job.signalled(0.0, signal.SIGINT)
-    assert job.act(TERM_S) == KILL
+    assert job.act(INTERRUPT_S) == KILL
 
 
 def test_a_signal_to_a_job_that_is_failing_leaves_the_culprit_to_blame():
@@ -147,3 +148,31 @@ def test_term_twice_does_not_kill_at_once():
     assert job.signalled(1.0, signal.SIGTERM) == TERM
     assert job.due() == TERM_S
     assert job.signalled(2.0, signal.SIGINT) == KILL
+
+
+def test_the_times_are_those_of_the_contract():
+    """A second and a half after the first failure nobody is left; but who is told to end by a scheduler may save."""
+    graces = Graces()
+    assert graces.fail + graces.term == 1.5
+    told = config.read({}).values
+    assert graces == Graces(told["failure_grace"], told["term_grace"], told["signal_grace"])
+    assert graces.after(signal.SIGINT) == 5 and graces.after(signal.SIGTERM) == 30
+    assert Graces(signal=2.0).after(signal.SIGTERM) == 2.0
+
+
+def test_a_signal_to_a_job_that_is_failing_does_not_prolong_it():
+    job = ending()
+    job.ended(0.0, 1, 7)
+    job.signalled(0.5, signal.SIGTERM)
+    assert job.due() == 0.5 + 2.0 + 0.5
+
+
+def test_ranks_that_a_scheduler_has_told_to_end_are_not_hurried_by_the_first():
+    """Slurm signals whole steps: ranks get SIGTERM without the launcher, and each saves as long as it takes."""
+    job = ending()
+    job.warned(signal.SIGTERM)
+    job.ended(10.0, 1, 143)
+    assert job.due() == 10.0 + TERM_S and job.act(39.0) is None
+    job.ended(20.0, 0, 143)
+    job.ended(30.0, 2, 143)
+    assert job.exit_code() == 143

@@ -3,7 +3,7 @@
 import pytest
 
 from hvdlite import config
-from hvdlite.launcher import cli, environment, flags
+from hvdlite.launcher import cli, environment, flags, hosts
 from hvdlite.launcher.hosts import Host, HostError, Slot, assign, is_this_host, parse_hostfile, parse_hosts
 
 
@@ -31,6 +31,11 @@ def test_a_host_file_may_have_comments_blank_lines_and_both_spellings():
 def test_a_bad_line_of_a_host_file_is_named(text, line):
     with pytest.raises(HostError, match=f"myhosts, line {line}"):
         parse_hostfile(text, "myhosts")
+
+
+def test_a_host_file_of_a_windows_editor_is_read(tmp_path):
+    (tmp_path / "list").write_bytes(b"\xef\xbb\xbfa slots=2\r\nb\r\n")
+    assert parse_hostfile(hosts.read(str(tmp_path / "list")), "list") == [Host("a", 2), Host("b", 1)]
 
 
 def test_an_empty_host_file_is_refused():

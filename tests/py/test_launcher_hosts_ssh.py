@@ -1,10 +1,13 @@
 """hvdlite-run over ssh: who runs where, what ranks find, how jobs on several hosts end, and that nothing is left."""
 
+import hashlib
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hosts import needs_hosts
@@ -77,6 +80,30 @@ def test_the_secret_and_the_environment_stand_in_no_argument_list(on, hosts):
         job.send(signal.SIGTERM)
 
 
+@pytest.mark.parametrize("named", ["eth0", "10.77.0.0/24"])
+def test_where_the_launcher_listens_can_be_said_by_name_and_by_network(on, named):
+    with on("-H", "nodeA,nodeB", "--verbose", "--network-interface", named, "true") as job:
+        assert job.wait() == 0 and "store on 10.77.0.11:" in job.err, job.err
+    with on("-H", "nodeA,nodeB", "--network-interface", "192.0.2.0/24", "true") as job:
+        assert job.wait() == 2 and "192.0.2.0/24: this host has only" in job.err and "eth0" in job.err, job.err
+
+
+def test_the_key_of_a_host_is_kept_and_another_is_refused(on, hosts):
+    known = Path(hosts.folder) / "known"
+    with on("-H", "nodeA,nodeB", "true") as job:
+        assert job.wait() == 0, job.err
+    kept = known.read_text()
+    assert "nodeB" in kept
+    other = Path(hosts.folder) / "key.pub"  # some key, but not this host's
+    known.write_text(f"nodeB {' '.join(other.read_text().split()[:2])}\n")
+    try:
+        with on("-H", "nodeA,nodeB", "sh", "-c", "echo started") as job:
+            assert job.wait() == 255 and "started" not in job.out
+            assert "nodeB: its ssh host key is not the known one" in job.err, job.err
+    finally:
+        known.write_text(kept)
+
+
 def test_the_first_to_fail_is_named_with_its_host_and_gives_the_exit_code(on):
     script = "[ $RANK = 2 ] || exec sleep 600; setsid sleep 600 & echo why >&2; exit 37"
     with on("-H", "nodeA:2,nodeB:2", "--failure-grace", 0, "sh", "-c", script) as job:
@@ -90,6 +117,28 @@ def test_a_segmentation_fault_elsewhere_and_an_early_end_with_0(on):
     with on("-H", "nodeA,nodeB", "sh", "-c", script) as job:
         assert job.wait() == 139
         assert re.search(r"rank 1 \(nodeB, pid \d+\) killed by SIGSEGV", job.err), job.err
+
+
+def test_stdin_goes_to_rank_0_on_another_host_and_to_nobody_unasked(on, tmp_path):
+    """A pipe and a file, of more than any buffer holds; rank 0 reads late, and need not read all."""
+    text = "".join(f"line {number}\n" for number in range(60_000))
+    (tmp_path / "text").write_text(text)
+    total = hashlib.sha256(text.encode()).hexdigest()
+    script = "sleep 0.5; echo sum of $RANK $(sha256sum)"
+    for words, rank_0 in ((("--stdin", 0), total), ((), hashlib.sha256(b"").hexdigest())):
+        with open(tmp_path / "text") as file, on("-H", "nodeB,nodeA", *words, "sh", "-c", script, stdin=file) as job:
+            assert job.wait(60) == 0, job.err
+        sums = dict(re.findall(r"sum of (\d) (\w+)", job.out))
+        assert sums == {"0": rank_0, "1": hashlib.sha256(b"").hexdigest()}, job.out
+    with on("-H", "nodeB,nodeC", "--stdin", 0, "sh", "-c", script, stdin=subprocess.PIPE) as job:
+        job.process.stdin.write(text.encode())
+        job.process.stdin.close()
+        assert job.wait(60) == 0 and f"sum of 0 {total}" in job.out, job.out + job.err
+    with (
+        open(tmp_path / "text") as file,
+        on("-H", "nodeB", "--stdin", 0, "sh", "-c", "read x; echo $x", stdin=file) as job,
+    ):
+        assert job.wait(60) == 0 and job.out == "line 0\n", job.err
 
 
 def launcher_of(job):

@@ -160,7 +160,7 @@ def test_the_whole_traceback_of_the_first_to_fail_comes_last():
         "while os.read(0, 1): pass\n"
         "print('a later complaint', file=sys.stderr)\nsys.exit(6)\n"
     )
-    words = ("-np", 2, "--verbose", "--failure-grace", 20, *PYTHON, body)
+    words = ("-np", 2, "--stdin", 0, "--verbose", "--failure-grace", 20, *PYTHON, body)
     with Launch(*words, stdin=subprocess.PIPE, merged=True) as job:
         job.until("exited with code 1 after")
         job.process.stdin.close()

@@ -3,13 +3,18 @@
 import os
 import re
 import signal
+import socket
+import sys
 
 import pytest
 from hosts import needs_hosts
 from hosts_sshd import empty_within
 from launching import Launch, launch
 
+from hvdlite.launcher import muster
+
 SECRET = "5e" * 32
+TIMES = ("IDLE", "INTVL", "CNT")
 AT = ("--rdzv-endpoint", "10.77.0.11:29400")
 
 
@@ -141,6 +146,48 @@ def test_a_node_that_waits_for_the_next_attempt_ends_by_a_signal(on, hosts):
         empty_within(hosts, 10)
 
 
+TOGETHER = """
+import hvdlite.numpy as hvd, numpy as np, os
+hvd.init()
+place = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+print("sum", *place, int(hvd.allreduce(np.ones(9), op=hvd.Sum)[0]), flush=True)
+"""
+
+
+def test_two_nodes_on_one_machine_are_hosts_to_each_other():
+    """As one tries out the lines of a job before there are hosts."""
+    words = ("--nnodes", 2, "--nproc-per-node", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    settings = {"HVDLITE_SECRET_KEY": SECRET}
+    program = (sys.executable, "-c", TOGETHER)
+    with (
+        Launch(*words, "--node-rank", 1, *program, **settings) as b,
+        Launch(*words, "--node-rank", 0, *program, **settings) as a,
+    ):
+        assert (a.wait(), b.wait()) == (0, 0), a.err + b.err
+    assert sorted(re.findall(r"sum (.*)", a.out)) == ["0 0 2 0 2 4", "1 1 2 0 2 4", "2 0 2 1 2 4", "3 1 2 1 2 4"]
+
+
+def test_two_nodes_that_both_take_themselves_for_the_first_are_told_what_to_say():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{taken.getsockname()[1]}", "true")
+        code, _, err = launch(*words, HVDLITE_SECRET_KEY=SECRET)
+    assert code == 1 and "if this is not the first node: --node-rank" in err, err
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as any_of_them:
+        return any_of_them.getsockname()[1]
+
+
+def test_a_silent_host_is_probed_as_long_as_was_asked_for():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        for silence in (1.0, 3.0, 60.0, 1e6):
+            muster.keep_watch(sock, True, silence)
+            asked = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{word}")) for word in TIMES]
+            assert abs(asked[0] + asked[1] * asked[2] - silence) <= max(1.0, 0.05 * silence), (silence, asked)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * silence
+
+
 @pytest.mark.parametrize(
     "words, says",
     [
@@ -149,6 +196,13 @@ def test_a_node_that_waits_for_the_next_attempt_ends_by_a_signal(on, hosts):
         ("--nnodes 2 --rdzv-endpoint localhost:1 -H a true", "exclude each other"),
         ("--nnodes 1:4 --rdzv-endpoint localhost true", "not yet"),
         ("--nnodes 2 --rdzv-endpoint localhost:x true", "the port of --rdzv-endpoint x"),
+        ("--nnodes 2 --rdzv-endpoint localhost:65536 true", "must be a port, 1 to 65535"),
+        ("-H elsewhere --ssh-port 0 true", "--ssh-port 0: must be a port"),
+        ("-np two true", "-np two: must be a whole number of ranks"),
+        ("-np 0 true", "-np 0: there must be at least 1 rank\n"),
+        ("-np 1_0 true", "-np 1_0: must be a whole number of ranks"),
+        ("-np \u0663 true", "must be a whole number of ranks"),
+        ("-H a:\u0663 true", "is no host"),
         ("--nnodes 2 --rdzv-endpoint localhost --nproc-per-node many true", "--nproc-per-node many"),
         ("--nnodes 2 --rdzv-endpoint localhost --rdzv-backend etcd true", "--rdzv-backend etcd"),
         ("--nnodes 2 --rdzv-endpoint 192.0.2.1 --node-rank 0 true", "no address of this host"),

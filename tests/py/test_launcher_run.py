@@ -49,7 +49,8 @@ def test_lines_of_many_ranks_are_never_torn():
 
 
 def test_an_unfinished_line_is_shown_soon_and_ended_at_the_end():
-    with Launch("-np", 2, "sh", "-c", "printf prompt$RANK; read answer; exit 0", stdin=subprocess.PIPE) as job:
+    script = "printf prompt$RANK; read answer; exit 0"
+    with Launch("-np", 2, "--stdin", 0, "sh", "-c", script, stdin=subprocess.PIPE) as job:
         job.until("prompt0", seconds=10)
         job.process.stdin.close()
         assert job.wait() == 0
@@ -72,8 +73,15 @@ def test_a_slow_reader_slows_the_ranks_and_loses_nothing():
     assert lines == [b"%05d" % number * 13107 for number in range(300)]
 
 
-def test_stdin_goes_to_rank_0_and_the_others_read_nothing():
-    with Launch("-np", 3, "sh", "-c", "echo got $(cat)", stdin=subprocess.PIPE) as job:
+def test_nobody_reads_stdin_unasked():
+    """A shell's `while read` loop around it would lose its lines."""
+    loop = f"while read word; do {' '.join(RUN)} -np 2 sh -c 'cat; echo at the end'; echo after $word; done"
+    done = subprocess.run(["sh", "-c", loop], input="one\ntwo\n", capture_output=True, text=True, timeout=60)
+    assert re.findall("after (.*)", done.stdout) == ["one", "two"] and done.stdout.count("at the end") == 4, done.stderr
+
+
+def test_stdin_goes_to_rank_0_if_asked_and_the_others_read_nothing():
+    with Launch("-np", 3, "--stdin", 0, "sh", "-c", "echo got $(cat)", stdin=subprocess.PIPE) as job:
         job.process.stdin.write(b"words of the user\n")
         job.process.stdin.close()
         assert job.wait() == 0
@@ -86,7 +94,7 @@ def test_stdin_goes_to_rank_0_and_the_others_read_nothing():
 
 def test_a_terminal_can_be_read_by_rank_0():
     leader, follower = os.openpty()
-    with Launch("-np", 2, "sh", "-c", "read line; echo got $line", stdin=follower) as job:
+    with Launch("-np", 2, "--stdin", 0, "sh", "-c", "read line; echo got $line", stdin=follower) as job:
         os.close(follower)
         os.write(leader, b"typed\n")
         assert job.wait() == 0
@@ -220,6 +228,9 @@ def test_options_reach_the_ranks_as_variables():
         ("-np 2 --hostfile /no/such/file true", 2, "--hostfile /no/such/file: No such file"),
         ("-np 2 --start-timeout soon true", 2, "--start-timeout='soon': must be a number"),
         ("-np 2 --failure-grace -1 true", 2, "--failure-grace"),
+        ("-np 2 --network-interface nosuch true", 2, "--network-interface nosuch: this host has only"),
+        ("-np 2 --stdin 1 true", 2, "--stdin 1: 0 (rank 0 reads"),
+        ("-np 2 --mpi --stdin all true", 2, "--stdin all"),
         ("-np 2 --cycle-time-ms fast true", 2, "--cycle-time-ms: invalid float value: 'fast'"),
         ("-np 2 --autotune-gaussian-process-noise loud true", 2, "--autotune-gaussian-process-noise: invalid float"),
         ("-np 2 --autotune-steps-per-sample 0 true", 2, "--autotune-steps-per-sample='0': must be at least 1"),
@@ -267,7 +278,8 @@ def test_hosts_that_are_this_one_are_welcome(tmp_path):
 
 
 def test_two_jobs_at_once_do_not_disturb_each_other():
-    with Launch("-np", 2, "sh", "-c", "echo a; read x; exit 3", stdin=subprocess.PIPE) as first:
+    words = ("-np", 2, "--stdin", 0, "--failure-grace", 20, "sh", "-c", "echo a; read x; exit 3")
+    with Launch(*words, stdin=subprocess.PIPE) as first:
         first.until("]<stdout>:a", 2)
         assert launch("-np", 2, "true")[0] == 0
         first.process.stdin.close()

@@ -10,6 +10,7 @@ from launching import launch
 
 from hvdlite import _wire
 from hvdlite.launcher import environment, muster, ssh, starting
+from hvdlite.launcher.signals import Signals
 
 SECRET = bytes(range(32))
 FAR = ("--network-interface", "lo", "-H", "far-away:2")
@@ -37,6 +38,31 @@ def test_a_connection_that_is_refused_is_tried_again_and_a_wrong_key_is_not(stan
     code, out, err = launch(*FAR, "sh", "-c", "echo here")
     assert code == 255 and not out and "far-away: ssh does not let you in" in err, err
     assert (tmp_path / "ran2").exists() and not (tmp_path / "ran3").exists()
+    stand_in('echo "ssh: connect to host: Connection refused" >&2; exit 255')
+    code, out, err = launch(*FAR, "sh", "-c", "echo here")
+    assert code == 255 and not out and "far-away: ssh was refused" in err, err
+    assert (tmp_path / "ran5").exists() and not (tmp_path / "ran6").exists()  # three attempts
+
+
+class Cats:
+    """A Starter of processes that report never."""
+
+    def sessions(self, hosts):
+        return [starting.Session(["cat"], [number]) for number, _ in hosts]
+
+
+def test_at_most_32_sessions_start_at_once():
+    place, signals = muster.Muster(SECRET, "127.0.0.1"), Signals()
+    start = starting.Start(Cats(), [(n, f"host{n}") for n in range(40)], place, {}, os.environ, signals, 60.0)
+    try:
+        for _ in range(3):
+            start._launch()
+            assert sum(each.pid > 0 for each in start.running) == 32
+    finally:
+        start.abandon()
+        place.close()
+        for end in signals.ends:
+            end.close()
 
 
 def test_another_version_and_a_missing_package_are_told(stand_in):
@@ -71,6 +97,8 @@ def test_errors_of_ssh_have_remedies():
     words = session.words[: session.words.index("--")]
     assert session.hosts == [3] and words[-4:] == ["-p", "2222", "-i", "key"]
     assert words[:4] == ["ssh", "-T", "-o", "A=b"]  # the first that ssh is told counts
+    assert {"BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=2"} < set(words)
+    assert "StrictHostKeyChecking=accept-new" in words and not any("UserKnownHosts" in word for word in words)
     assert session.words[-1].startswith("exec ") and starting.BOOT.split(";")[0] in session.words[-1]
     assert way.again(255, "kex_exchange_identification: read: Connection reset by peer")
     assert not way.again(255, "Host key verification failed.") and not way.again(1, "Connection refused")
@@ -102,6 +130,27 @@ def test_only_who_proves_the_secret_reports():
         arrivals[0].sock.close()
         for sock in (noise, silent, talker, known):
             sock.close()
+    finally:
+        place.close()
+
+
+def test_strangers_are_dropped_by_time_and_number(monkeypatch):
+    monkeypatch.setattr(muster, "_STRANGERS_MAX", 3)
+    place = muster.Muster(SECRET, "127.0.0.1")
+    try:
+        crowd = []
+        for _ in range(5):
+            crowd.append(socket.create_connection(place.address))
+            assert len(_until(place, lambda: crowd[-1].recv(_wire.NONCE_BYTES))) == _wire.NONCE_BYTES
+        assert [_until(place, lambda one=one: one.recv(1)) for one in crowd[:2]] == [b"", b""]  # the oldest make room
+        assert len(place._strangers) == 3
+        for stranger in place._strangers:
+            assert 0 < stranger.deadline - time.monotonic() <= 5.0
+            stranger.deadline = time.monotonic()
+        place.turn()
+        assert not place._strangers and [one.recv(1) for one in crowd[2:]] == [b""] * 3
+        for one in crowd:
+            one.close()
     finally:
         place.close()
 

@@ -59,7 +59,7 @@ def opened(folder):
 
 
 def test_a_job_of_one_host_listens_on_loopback_only():
-    with Launch("-np", 2, sys.executable, "-c", MEET, stdin=subprocess.PIPE) as job:
+    with Launch("-np", 2, "--stdin", 0, sys.executable, "-c", MEET, stdin=subprocess.PIPE) as job:
         job.until("met", 2)
         assert listeners([job.pid, *job.left()]) == {"127.0.0.1"}
         job.process.stdin.close()
@@ -99,7 +99,7 @@ def test_each_job_has_a_secret_of_its_own_of_256_bits():
 def test_the_secret_is_in_no_argument_list_no_log_no_file(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
-    words = ("-np", 2, "--verbose", "--output-filename", tmp_path / "out", "-prefix-timestamp")
+    words = ("-np", 2, "--stdin", 0, "--verbose", "--output-filename", tmp_path / "out", "-prefix-timestamp")
     script = MEET.replace('print("met", ', 'open(os.environ["TOLD"], "w").write(').replace(
         ", flush=True)", ')\nprint("met")'
     )

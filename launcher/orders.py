@@ -1,0 +1,50 @@
+"""What is each host's agent told to start, and with which environment? Pure but for the choice of a port.
+
+The agent of the launcher's own host, a fork of it, gets all: command, folder, the whole environment with the secret.
+Those of other hosts know these by now, from where nobody listens (gathering.py, rendezvous.py); over the network goes
+only what the start itself has decided, of which nothing is secret. Ranks that meet over their MPI are told no place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from . import environment
+from .plan import Gathered, Plan
+
+
+class Orders:
+    """Of one job. leader: the address of rank 0's host, if not the store's."""
+
+    def __init__(self, plan: Plan, far: Gathered, meeting: environment.Meeting, leader: str | None) -> None:
+        self._plan, self._far, self._secret = plan, far, meeting.secret
+        self._told = {} if plan.over_mpi else environment.of_job(plan.environ, meeting, far.slots, leader)
+        self._told.update(environment.of_attempt(plan.attempt, plan.max_restarts))
+
+    def of(self, ranks: Collection[int], host: str, own: bool) -> dict[str, Any]:
+        """The order to start these ranks. own: for the agent of the launcher's own host."""
+        plan, slots = self._plan, self._far.slots
+        environ = {**self._told, **self._far.told.get(host, {})}
+        order: dict[str, Any] = {"do": "start", "bind": plan.bind, "pty": plan.pty}
+        order["ranks"] = [
+            {"rank": slot.rank, "environ": {} if plan.over_mpi else environment.of_rank(slot, len(slots))}
+            for slot in slots
+            if slot.rank in ranks
+        ]
+        if own:
+            base = environment.inherited(plan.environ, plan.options, slots, plan.as_horovod)
+            environ = {**base, **environ, **environment.secret_of(self._secret)}
+            order.update(command=list(plan.command), cwd=os.getcwd())
+        order["stdin"] = plan.stdin and 0 in ranks and not own  # see stdin.py; the own agent has the descriptor
+        return {**order, "environ": environ}
+
+
+def shown(order: Mapping[str, Any], host: str) -> list[str]:
+    """The places that an order tells of, a line for each rank."""
+    lines = []
+    for told in order["ranks"]:
+        pairs = " ".join(f"{name}={value}" for name, value in sorted(told["environ"].items()))
+        lines.append(f"rank {told['rank']} on {host}: {pairs}")
+    return lines

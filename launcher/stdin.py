@@ -1,0 +1,84 @@
+"""Who reads what comes at the launcher's stdin? Nobody, or with `--stdin 0` rank 0, on whatever host it is.
+
+A job that took it unasked would swallow the rest of a shell's `while read` loop, and stop in the background when it
+looks at the terminal. So ranks read /dev/null by default.
+
+On the launcher's host rank 0 gets the descriptor itself: a terminal stays one. To another host it goes over the control
+stream: `Feed` reads a piece and sends it, an empty one at the end; `Intake` hands it to rank 0 through a pipe and says
+when it wants more. So at most one piece is under way, and control never waits for a rank that does not read.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+
+INPUT = 2  # the kind of its frames, beside agent.CONTROL
+PIECE = 1 << 14
+
+
+def own() -> int:
+    """This process's stdin; -1 if reading it would take the terminal from somebody else."""
+    try:
+        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
+            return -1
+    except OSError:
+        pass  # not our controlling terminal: nobody's to take
+    return 0
+
+
+class Feed:
+    """The launcher's end. send: to the agent of rank 0. selector: of the loop; its entries have what to call."""
+
+    def __init__(self, send: Callable[[bytes], None], selector: selectors.BaseSelector) -> None:
+        self._send, self._selector, self._source = send, selector, own()
+
+    def more(self) -> None:
+        """The agent has room."""
+        try:
+            self._selector.register(self._source, selectors.EVENT_READ, self._give)
+        except OSError:  # a file cannot be waited for, and need not be
+            self._piece()
+
+    def _give(self) -> None:
+        self._selector.unregister(self._source)
+        self._piece()
+
+    def _piece(self) -> None:
+        try:
+            piece = os.read(self._source, PIECE) if self._source >= 0 else b""
+        except OSError:
+            piece = b""
+        self._send(piece)
+
+
+class Intake:
+    """The agent's end: `end` is what rank 0 reads. wants: called when there is room for more."""
+
+    def __init__(self, selector: selectors.BaseSelector, wants: Callable[[], None]) -> None:
+        self.end, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
+        self._selector, self._wants = selector, wants
+        self._left = b""
+
+    def take(self, piece: bytes) -> None:
+        """A piece has come; an empty one is the last."""
+        self._left = piece
+        if piece:
+            self._selector.register(self._pipe, selectors.EVENT_WRITE, self.flush)
+        else:
+            os.close(self._pipe)
+
+    def flush(self) -> None:
+        """The pipe has room, or no reader any more."""
+        try:
+            self._left = self._left[os.write(self._pipe, self._left) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # rank 0 reads no more; nothing more is asked for
+            self._selector.unregister(self._pipe)
+            return
+        if not self._left:
+            self._selector.unregister(self._pipe)
+            self._wants()
