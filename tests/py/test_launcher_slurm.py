@@ -99,6 +99,18 @@ def test_a_launcher_that_is_killed_takes_its_ranks_on_all_nodes_along(slurm, qui
     assert "launcher ended with 137" in said and "all gone" in said, said
 
 
+SAVES = """cd $XDG_CONFIG_HOME; trap 'sleep $((RANK * 2)); echo saved $RANK; exit 143' TERM; : > ready.$RANK
+    [ $RANK = 0 ] && { until [ -e ready.1 -a -e ready.2 -a -e ready.3 ]; do sleep 0.1; done
+        scancel --signal=TERM $SLURM_JOB_ID; }
+    while :; do sleep 0.1; done"""
+
+
+def test_ranks_that_slurm_ends_past_the_launcher_may_save_as_long_as_it_takes(slurm, quiet):
+    """scancel signals the step, not the job file. Who has saved first, and ends with a code, hurries nobody."""
+    code, said = slurm.run([*ALLOCATED, *RUN, "sh", "-c", SAVES], **quiet)
+    assert code == 143 and all(f"[{rank}]<stdout>:saved {rank}\n" in said for rank in range(4)), said
+
+
 def test_ranks_may_be_less_than_the_allocation_or_more_on_each_node(slurm, quiet):
     code, said = slurm.run([*ALLOCATED, *RUN, "-np", "3", sys.executable, PROGRAM, "place"], **quiet)
     assert code == 0 and [said.count(f"of 3 on node{node}\n") for node in "AB"] == [2, 1], said
