@@ -29,7 +29,10 @@ _WITHHELD = (
     "HINT",
 )
 _REMEDIES = (
-    (r"No module named '?hvdlite", "the Python there has no hvdlite: install it on all nodes"),
+    (
+        r"No module named '?hvdlite|cannot import name \S+ from 'hvdlite",
+        "the Python there has no hvdlite: install it on all nodes",
+    ),
     (r"[Ii]nvalid job id|has expired|already completing", "the allocation is over: sbatch or salloc a new one"),
     (r"node configuration is not available|More processors requested", "Slurm gives no step on it: is it in the job?"),
     (r"Unable to contact slurm controller|Socket timed out", "Slurm does not answer: does `srun hostname` work?"),

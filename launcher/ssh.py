@@ -28,7 +28,10 @@ _REMEDIES = (
     (r"Could not resolve hostname", "there is no host of this name"),
     (r"Connection refused", "ssh was refused: is sshd running there, at this port? (--ssh-port)"),
     (r"timed out|No route to host|unreachable", "ssh does not reach it: is it up, and is the network?"),
-    (r"No module named '?hvdlite", "the Python there has no hvdlite: install it on all hosts"),
+    (
+        r"No module named '?hvdlite|cannot import name \S+ from 'hvdlite",
+        "the Python there has no hvdlite: install it on all hosts",
+    ),
 )
 
 
