@@ -112,6 +112,12 @@ WANTED = {
 }
 SECRET = {"secret_key"}
 
+
+def _of_launcher(name: str, default: float | None, help: str, low: float = 0) -> Option:
+    flag = "--" + name.replace("_", "-")
+    return Option(name, finite_number, default, help, scope="launcher", alias=None, flag=flag, low=low, high=1e6)
+
+
 OPTIONS = (
     Option("rank", _whole, None, "Number of this rank in the job.", scope="rank", low=0),
     Option("size", _whole, None, "Number of ranks in the job.", scope="rank", low=1),
@@ -307,49 +313,26 @@ OPTIONS = (
         high=1 << 24,
     ),
     Option("check_data", _switch, False, "1: hvd.data warns when all ranks read identical first batches.", alias=None),
-    Option(
+    _of_launcher(
         "failure_grace",
-        finite_number,
         1.0,
         "Seconds that the other ranks get to fail by themselves after the first failure, before SIGTERM.",
-        scope="launcher",
-        alias=None,
-        flag="--failure-grace",
-        low=0,
-        high=1e6,
     ),
-    Option(
+    _of_launcher(
         "term_grace",
-        finite_number,
         0.5,
         "Seconds that the other ranks then get to end (to save) after SIGTERM, before SIGKILL.",
-        scope="launcher",
-        alias=None,
-        flag="--term-grace",
-        low=0,
-        high=1e6,
     ),
-    Option(
+    _of_launcher(
         "signal_grace",
-        finite_number,
         None,
         "Seconds that ranks get to end (to save) after a signal to the launcher, before SIGKILL; unset: 30 after "
         "SIGTERM, 5 after SIGINT (Ctrl-C) and SIGHUP.",
-        scope="launcher",
-        alias=None,
-        flag="--signal-grace",
-        low=0,
-        high=1e6,
     ),
-    Option(
+    _of_launcher(
         "agent_timeout",
-        finite_number,
         5.0,
         "Seconds without an answer of a host's agent (it is stopped, or its host) after which the host counts as lost.",
-        scope="launcher",
-        alias=None,
-        flag="--agent-timeout",
         low=1,
-        high=1e6,
     ),
 )

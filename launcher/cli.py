@@ -118,12 +118,9 @@ def _run(argv: Sequence[str]) -> int:
             raise UsageError("no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py")
         if asked.module:
             command = [sys.executable, "-m", *command]
-        if asked.stdin not in (None, "none", "0"):
-            raise UsageError(f"--stdin {asked.stdin}: 0 (rank 0 reads what comes there) or none")
+        _check_flags(asked)
         _go_to(asked)
         forward = places.forwarded(asked, environ)
-        if asked.mpi and asked.gloo:
-            raise UsageError("--gloo and --mpi exclude each other")
         if asked.mpi:
             where = _by_mpi(asked, environ, options, forward, settings.values["start_timeout"])
         elif asked.mpi_args or asked.binding or asked.tcp:
@@ -268,6 +265,14 @@ def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[
             merged.pop(option.alias_variable or "", None)
     merged.update(options)
     return merged
+
+
+def _check_flags(asked: argparse.Namespace) -> None:
+    """Do they fit each other? Raises UsageError."""
+    if asked.stdin not in (None, "none", "0"):
+        raise UsageError(f"--stdin {asked.stdin}: 0 (rank 0 reads what comes there) or none")
+    if asked.mpi and asked.gloo:
+        raise UsageError("--gloo and --mpi exclude each other")
 
 
 def _go_to(asked: argparse.Namespace) -> None:
