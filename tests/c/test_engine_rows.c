@@ -145,6 +145,7 @@ static void memory_is_given_again(struct hvd_engine *engine, int rank, int size)
         crew_meet();
     }
     CHECK(gpus_calls("cuMemAlloc") == made && made - before <= 2 * size);
+    crew_meet();
     for (int rows = 20; rows < MOST / WIDTH / size; rows = rows * 3 / 2) {
         void *stream = a_stream(rank);
         struct hvd_request request = rows_of(HVD_ALLGATHER, "grows", in, rows, NULL, size, rank);
@@ -154,6 +155,7 @@ static void memory_is_given_again(struct hvd_engine *engine, int rank, int size)
     }
     CHECK(hvd_block_bytes() >= most);
     CHECK(hvd_engine_usage(engine, HVD_USAGE_devices) >= (int64_t)most);
+    crew_meet(); /* an engine that ends frees what nobody has, of the other threads, too */
 }
 
 /* A result is on its way to a stream that is held up; the next one of that size must not be written over it. */

@@ -2,6 +2,7 @@
 #include "stub.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +50,7 @@ int stub_called(const char *name)
 
 enum { RANGES = 256 };
 static char ranges[RANGES][160];
-static int ranges_begun;
+static _Atomic int ranges_begun;
 
 __attribute__((visibility("default"))) uint64_t nvtxRangeStartA(const char *name)
 {
