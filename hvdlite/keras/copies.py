@@ -3,12 +3,11 @@
 Copies would be plain, and train without a word on each rank alone: Keras copies (copy.copy, copy.deepcopy and pickle;
 models, too) by way of its files, which hold the plain optimizer on purpose. So what Keras makes of the optimizer that
 ours was made of is made distributed again. As with Keras, a copied optimizer has the arguments of the original and not
-its state, unless it is a model's; a window of several passes begins anew.
-
-Keras 2 does not copy its optimizers deeply, and its copied models come with the plain one: DistributedOptimizer then.
+its state, unless it is a model's: then even a window of several passes goes on where it was (Keras 3 only).
 
 `from_config` likewise: type(optimizer).from_config makes a distributed one. optimizer.__class__ is the plain class, for
-files; a config knows by itself that it is a distributed optimizer's, as long as it is the very object of `get_config`.
+files; a config knows by itself that it is a distributed optimizer's, or that of a loss scale around one, as long as it
+is the very object of `get_config`.
 
 Variables that stay local are known in copies that copy.copy and copy.deepcopy make, not in what pickle makes, where
 they are other objects; nor are groups given as lists of variables, which change no result.
@@ -22,6 +21,7 @@ from typing import Any
 
 from . import backend
 from .backend import keras
+from .window import ATTRIBUTE, saved
 
 
 class Config(dict):  # type: ignore[type-arg]
@@ -39,6 +39,11 @@ class Copied:
     """The methods of a distributed optimizer that make others like it."""
 
     _hvd_terms: dict[str, Any]  # of the class: what DistributedOptimizer was told
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the optimizer's own class. What from_config makes of this very dict is distributed."""
+        inherited: Any = super()
+        return Config(inherited.get_config(), self._hvd_terms)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **more: Any) -> Any:
@@ -94,42 +99,99 @@ def _with_terms(again: tuple[Any, ...], terms: dict[str, Any]) -> Any:
     made = again[0](*again[1])
     if not isinstance(made, keras.Model):
         return distributed(made, terms)
-    made.optimizer = distributed(made.optimizer, terms)
-    if backend.backend() == "tensorflow":
-        made.jit_compile = False
+    _reopened(made, terms, again[1][0])
     return made
+
+
+def _reopened(model: Any, terms: dict[str, Any], file: Any = None) -> None:
+    """Makes the optimizer of a model that Keras has made of a file distributed, and goes on in its window."""
+    model.optimizer = put_around(model.optimizer, terms, None if backend.legacy() else saved(file))
+    if not backend.legacy() and backend.backend() == "tensorflow":  # what Keras has chosen for the plain optimizer
+        model.jit_compile = False
+
+
+def put_around(optimizer: Any, terms: dict[str, Any], window: tuple[str, dict[str, Any]] | None) -> Any:
+    """A distributed optimizer around a plain one that comes from a file, or inside its loss scale if it was there when
+    `window` was saved, with which it goes on."""
+    owner, kept = window or ("", {})
+    inside = owner.endswith("inner_optimizer") and hasattr(optimizer, "inner_optimizer") and not backend.legacy()
+    made = distributed(optimizer.inner_optimizer if inside else optimizer, terms)
+    if hasattr(made, ATTRIBUTE) and kept:
+        getattr(made, ATTRIBUTE).take(kept)
+    if not inside:
+        return made
+    optimizer.inner_optimizer = made
+    return optimizer
+
+
+def _terms_of(optimizer: Any) -> dict[str, Any] | None:
+    """What DistributedOptimizer was told, of one that may be inside a loss scale."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    terms = getattr(type(optimizer), "_hvd_terms", None) or getattr(type(inner), "_hvd_terms", None)
+    return None if terms is None else portable(terms)
 
 
 def _copy(kind: Any) -> None:
     """Makes a class of Keras whose objects may have a distributed optimizer inside copy it as one."""
     local = kind.__reduce__
-    if hasattr(local, "_hvd_local"):
-        return
 
     def reduced(self: Any) -> Any:
-        optimizer = getattr(self, "optimizer", self)
-        inner = getattr(optimizer, "inner_optimizer", None)
-        terms = getattr(type(optimizer), "_hvd_terms", None) or getattr(type(inner), "_hvd_terms", None)
-        again = local(self)
-        return again if terms is None else (_with_terms, (again, portable(terms)))
+        again, terms = local(self), _terms_of(getattr(self, "optimizer", self))
+        return again if terms is None else (_with_terms, (again, terms))
 
-    reduced._hvd_local = local  # type: ignore[attr-defined]
     kind.__reduce__ = reduced
 
 
-def teach() -> None:
-    """Makes Keras 3 copy distributed optimizers, and models with one, as such."""
-    if backend.legacy() or hasattr(keras.optimizers.Optimizer.from_config, "_hvd_local"):
-        return
-    local = keras.optimizers.Optimizer.from_config.__func__
+def _copy_deeply(kind: Any) -> None:
+    """The same for Keras 2's models, which do not ask `__reduce__`."""
+    local = kind.__deepcopy__
+
+    def deepcopied(self: Any, memo: dict[int, Any]) -> Any:
+        made, terms = local(self, memo), _terms_of(getattr(self, "optimizer", None))
+        if terms is not None and not hasattr(type(made.optimizer), "_hvd_terms"):
+            _reopened(made, terms)
+        return made
+
+    kind.__deepcopy__ = deepcopied
+
+
+def _configure(kind: Any) -> None:
+    """Makes from_config of a class of optimizers, and get_config of a loss scale, know what is distributed."""
+    made_of, config_of = kind.from_config.__func__, kind.get_config
 
     def from_config(cls: Any, config: dict[str, Any], *args: Any, **more: Any) -> Any:
         if isinstance(config, Config):
-            return _of_config(local(cls, dict(config), *args, **more), config.terms)
-        return local(cls, config, *args, **more)
+            return _of_config(made_of(cls, dict(config), *args, **more), config.terms)
+        return made_of(cls, config, *args, **more)
 
-    from_config._hvd_local = local  # type: ignore[attr-defined]
-    keras.optimizers.Optimizer.from_config = classmethod(from_config)
-    for kind in (keras.Model, getattr(keras.optimizers, "LossScaleOptimizer", None)):
+    def get_config(self: Any) -> dict[str, Any]:
+        config, terms = config_of(self), _terms_of(self)
+        return config if terms is None or isinstance(self, Copied) else Config(config, terms)
+
+    kind.from_config = classmethod(from_config)
+    if hasattr(kind, "inner_optimizer") or kind.__name__.startswith("LossScale"):
+        kind.get_config = get_config
+
+
+_taught: list[Any] = []
+
+
+def teach() -> None:
+    """Makes Keras copy distributed optimizers, and models with one, as such."""
+    if _taught:
+        return
+    _taught.append(keras)
+    if backend.legacy():
+        scales = keras.mixed_precision.LossScaleOptimizer.__subclasses__()
+        for kind in (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer, keras.optimizers.legacy.Adagrad):
+            _configure(kind)
+        _copy_deeply(keras.Model)
+    else:
+        scales = [getattr(keras.optimizers, "LossScaleOptimizer", None)]
+        _configure(keras.optimizers.Optimizer)
+        if scales[0] is not None:
+            _copy(scales[0])
+    for kind in scales:
         if kind is not None:
-            _copy(kind)
+            _configure(kind)
+    _copy(keras.Model)

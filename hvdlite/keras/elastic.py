@@ -25,6 +25,7 @@ from .. import _core
 from ..elastic import ObjectState
 from ..objects import broadcast_object
 from .backend import backend, broadcast, keras
+from .window import ATTRIBUTE
 
 _Callback: Any = keras.callbacks.Callback
 
@@ -68,11 +69,14 @@ class KerasState(ObjectState):
         """Go back to what was saved last."""
         for variable, value in self._saved_model:
             variable.assign(value)
+        self._go_on(self._saved_window)
         super().restore()
 
     def sync(self) -> None:
         """Give every rank rank 0's state."""
         broadcast(_once([*self.model.weights, *self._of_optimizer()]), 0)
+        if self._window() is not None:
+            self._go_on(broadcast_object(self._window().kept(), 0))
         self._save_model()
         super().sync()
 
@@ -83,6 +87,16 @@ class KerasState(ObjectState):
     def _save_model(self) -> None:
         kept = _once([*self.model.variables, *self._of_optimizer()])
         self._saved_model = [(variable, np.array(variable.numpy())) for variable in kept]
+        self._saved_window = None if self._window() is None else self._window().kept()
+
+    def _window(self) -> Any:
+        """Several passes of which only some may have been made; None: a step is one pass."""
+        inner = getattr(self.optimizer, "inner_optimizer", None)
+        return getattr(self.optimizer, ATTRIBUTE, None) or getattr(inner, ATTRIBUTE, None)
+
+    def _go_on(self, kept: Any) -> None:
+        if kept is not None:
+            self._window().take(kept, agreed=True)
 
 
 def _once(variables: list[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ model.compile does with mixed_float16, ranks would disagree about that, and some
 are asked (`LossScaleOptimizer.check_finite`).
 
 `backward_passes_per_step` n: gradients of n calls are added up, and the n-th call reduces and applies; the others
-change nothing. With `average_aggregated_gradients` the sum is divided by n.
+change nothing (passes.py). With `average_aggregated_gradients` the sum is divided by n.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from ..optimizer import check_passes
 from ..process_set import ProcessSet, global_process_set
 from . import backend
 from .backend import keras
-from .copies import Config, Copied, plain_of, teach
+from .copies import Copied, plain_of, teach
 from .legacy import Legacy, kinds, of_loss_scale, put_inside
+from .passes import Passes
+from .window import ATTRIBUTE, Window
 from .xla import stay_out_of_xla
 
 made_in = "hvdlite.keras"  # what the classes of distributed optimizers say about where they are from
@@ -45,11 +47,6 @@ class Distributed(Copied):
         """The gradient of this variable is not averaged."""
         self._hvd.register_local(variable)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the optimizer's own class. What from_config makes of this very dict is distributed."""
-        inherited: Any = super()
-        return Config(inherited.get_config(), self._hvd_terms)
-
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Averages the gradients, then applies them."""
         gradients = list(grads)
@@ -60,65 +57,6 @@ class Distributed(Copied):
             self._hvd_passes.apply(self, inherited, gradients, owners, named)
         else:
             inherited.apply(self._hvd(gradients, named), owners)
-
-
-class _Passes:
-    """Adds up the gradients of some calls, each variable's in a sum of its own.
-
-    A call may bring other variables than the one before, or the same in another order. What has a sum at the end of a
-    window is applied, brought by its last call or not, unless it was frozen since: then its sum is forgotten.
-    """
-
-    def __init__(self, count: int, average: bool) -> None:
-        self.count, self.average = count, average
-        self._sums: dict[Any, tuple[Any, Any]] = {}  # a variable and its sum: held, so that its key stays its own
-        self._calls: Any = None
-
-    def _build(self, optimizer: Any, owners: list[Any] | None, brought: Sequence[Any]) -> None:
-        if not optimizer.built and owners is not None:
-            with keras.name_scope(optimizer.name):
-                optimizer.build(owners)
-            optimizer.built = True
-        zeros = keras.initializers.Zeros()
-        scope = keras.backend.name_scope if hasattr(keras.backend, "name_scope") else keras.name_scope
-        with backend.outside_graph(), scope("hvd"):
-            if self._calls is None:
-                self._calls = keras.Variable(0, dtype="int32", trainable=False, name="passes")
-            for each in brought:
-                if backend.key_of(each) not in self._sums:
-                    name = f"sum_{len(self._sums)}"
-                    total = keras.Variable(zeros, shape=each.shape, dtype=each.dtype, trainable=False, name=name)
-                    self._sums[backend.key_of(each)] = (each, total)
-
-    def apply(
-        self, optimizer: Any, inherited: Any, gradients: list[Any], owners: list[Any] | None, named: Sequence[Any]
-    ) -> None:
-        """One call: adds, and the last of a window reduces and applies."""
-        ops = keras.ops
-        self._build(optimizer, owners, [owner for owner, gradient in zip(named, gradients) if gradient is not None])
-        for owner, gradient in zip(named, gradients):
-            if gradient is not None:
-                total = self._sums[backend.key_of(owner)][1]
-                total.assign_add(ops.cast(ops.convert_to_tensor(gradient), total.dtype))
-        self._calls.assign_add(1)
-        applied = list(named)
-        if owners is not None:
-            here = {backend.key_of(owner) for owner in applied}
-            applied += [each for key, (each, _) in self._sums.items() if key not in here and each.trainable]
-
-        def step() -> None:
-            divisor = self.count if self.average else 1
-            sums: list[Any] = []
-            for owner in applied:
-                total = self._sums.get(backend.key_of(owner), (None, None))[1]
-                if total is not None:
-                    total = total.value / divisor if divisor > 1 else ops.copy(total.value)
-                sums.append(total)
-            inherited.apply(optimizer._hvd(sums, applied), None if owners is None else applied)
-            for _, total in self._sums.values():
-                total.assign(ops.zeros_like(total.value))
-
-        ops.cond(ops.equal(self._calls.value % self.count, 0), step, lambda: None)
 
 
 def _agree_on_finite() -> None:
@@ -198,8 +136,10 @@ def DistributedOptimizer(
     made: Any = object.__new__(type(base.__name__, (methods, base), said))
     made.__dict__.update(optimizer.__dict__)
     made.__dict__["_hvd"] = reduces
-    kind: Any = import_module("hvdlite.tensorflow.passes").Passes if backend.legacy() else _Passes
+    kind: Any = import_module("hvdlite.tensorflow.passes").Passes if backend.legacy() else Passes
     made.__dict__["_hvd_passes"] = kind(passes, bool(average_aggregated_gradients)) if passes > 1 else None
+    if passes > 1:
+        made.__dict__[ATTRIBUTE] = Window(made.__dict__["_hvd_passes"], made)
     _agree_on_finite()
     stay_out_of_xla()
     teach()

@@ -18,7 +18,9 @@ from typing import Any
 
 from ..ops.terms import NoneCompressor
 from .backend import backend, keras, legacy, ops
-from .optimizer import Distributed, DistributedOptimizer, Legacy
+from .copies import put_around
+from .optimizer import Distributed, Legacy
+from .window import saved, terms_of
 
 
 def load_model(
@@ -29,9 +31,10 @@ def load_model(
 
     custom_optimizers: classes of optimizers that Keras does not know. custom_objects: as for Keras; by the name of the
     optimizer's class also a function of its arguments that returns an optimizer, distributed or not. `terms`: as for
-    DistributedOptimizer, and to be given again: the file is one of the plain optimizer and has none of them, not even
-    backward_passes_per_step. What a window of several passes had added up when the model was saved is not in it either:
-    a window begins anew, so save when one has ended. A model that was saved without an optimizer comes without one.
+    DistributedOptimizer, and to be given again: the file is one of the plain optimizer and has none of them but
+    backward_passes_per_step with average_aggregated_gradients, in a .keras file. With Keras 3 that has what a window of
+    several passes had added up, too (window.py); in an HDF5 file there is neither: save when a window has ended, and
+    give them again. A model that was saved without an optimizer comes without one.
     """
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
     if legacy() or backend() == "tensorflow":
@@ -47,7 +50,9 @@ def load_model(
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner is not None and not isinstance(inner, (Distributed, Legacy)):
-        model.optimizer = DistributedOptimizer(optimizer, compression=compression, **terms)
+        window = saved(filepath)
+        told = terms if window is None or "backward_passes_per_step" in terms else {**terms_of(window[1]), **terms}
+        model.optimizer = put_around(optimizer, {"compression": compression, **told}, window)
         if not legacy() and backend() == "tensorflow":  # what Keras has chosen for the plain optimizer
             model.jit_compile = False
     return model

@@ -30,6 +30,14 @@ class Passes:
         self._owners: list[Any] = []  # held, so that keys stay theirs
         self._calls: Any = None
 
+    def begun(self) -> bool:
+        """Whether there has been a pass."""
+        return self._calls is not None
+
+    def place(self) -> int:
+        """How many passes of the window are done. Not in a graph of TensorFlow 1."""
+        return int(self._calls) % self.count if self.begun() else 0
+
     def _build(self, places: Sequence[int], owners: Sequence[Any]) -> None:
         with tf.init_scope():
             if self._calls is None:

@@ -45,11 +45,14 @@ OPTIONAL = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_")
 
 
 def as_ranks(*sizes, deadline=DEADLINE_S):
-    """Run the decorated function as each rank of a job of each size. It may be parametrized."""
+    """Run the decorated function as each rank of a job of each size. It may be parametrized. A module whose ranks take
+    their time (to import TensorFlow, say) names the least deadline of its tests: PATIENCE_S."""
 
     def decorate(body):
+        limit = max(deadline, body.__globals__.get("PATIENCE_S", 0.0))
+
         def test(ranks_of_module, world, **arguments):
-            ranks_of_module.run(world, body.__module__, body.__name__, arguments, deadline)
+            ranks_of_module.run(world, body.__module__, body.__name__, arguments, limit)
 
         own = list(inspect.signature(body).parameters.values())
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -11,6 +11,8 @@ from ranks import as_ranks
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
+PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
+
 
 @pytest.mark.parametrize("how", ["graph", "auto", "eager"])
 @as_ranks(2, deadline=120)

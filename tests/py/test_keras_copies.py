@@ -11,6 +11,8 @@ from test_keras_differ import rows, small
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
+PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
+
 
 @as_ranks(2, deadline=300)
 def test_copies_of_an_optimizer_are_distributed_and_told_the_same():

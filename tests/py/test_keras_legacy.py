@@ -10,6 +10,8 @@ from ranks import as_ranks
 if find_spec("tensorflow") is None or find_spec("tf_keras") is None:
     pytest.skip("TensorFlow or tf_keras is not installed", allow_module_level=True)
 
+PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
+
 FRESH_RANKS = True  # which Keras it is must be said before hvdlite.keras is imported
 
 
@@ -157,18 +159,70 @@ def test_sync_batch_norm_and_what_is_refused():
     np.testing.assert_array_equal(table, [[-1], [-1], [0]])
 
 
-@as_ranks(2, deadline=300)
+@as_ranks(2)
 def test_copies_of_an_optimizer_are_distributed():
     import copy
 
     import tensorflow as tf
 
     keras, hvd = legacy()
-    rank = hvd.rank()
-    for plain in (keras.optimizers.SGD(1.0), keras.optimizers.legacy.SGD(1.0)):
-        optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
-        for each in (copy.copy(optimizer), optimizer.from_config(optimizer.get_config())):
+    scaled = keras.mixed_precision.LossScaleOptimizer
+    for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        optimizer = hvd.DistributedOptimizer(kind(1.0), backward_passes_per_step=2)
+        around = scaled(hvd.DistributedOptimizer(kind(1.0), backward_passes_per_step=2), dynamic=False, initial_scale=1)
+        copies = [
+            copy.copy(optimizer),
+            optimizer.from_config(optimizer.get_config()),
+            optimizer.__class__.from_config(optimizer.get_config()),
+            type(around).from_config(around.get_config()),
+            hvd.DistributedOptimizer(
+                optimizer.__class__.from_config(optimizer.get_config()), backward_passes_per_step=2
+            ),
+        ]
+        if kind is keras.optimizers.legacy.SGD:  # Keras itself cannot with the others
+            copies.append(copy.deepcopy(optimizer))
+        for i, each in enumerate(copies):
             variable = tf.Variable([0.0])
             for _ in range(2):
-                each.apply_gradients([(tf.constant([rank + 1.0]), variable)])
-            np.testing.assert_array_equal(variable, [-3.0])
+                each.apply_gradients([(tf.constant([hvd.rank() + 1.0]), variable)])
+            np.testing.assert_array_equal(variable, [-3.0], err_msg=str((kind, i)))
+        assert type(kind.from_config(dict(optimizer.get_config()))) is kind  # what files have
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@as_ranks(2)
+def test_copied_models_go_on_distributed(mixed):
+    import copy
+    import os
+    import pickle
+    import tempfile
+    import warnings
+
+    keras, hvd = legacy()
+    images, labels = digits(64 * 3)
+    x, y = mine(images, hvd.rank(), 2), mine(labels, hvd.rank(), 2)
+    keras.mixed_precision.set_global_policy("mixed_float16" if mixed else "float32")
+    try:
+        model = compiled(keras, model_of(keras), hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+        model.fit(x, y, **FIT)
+        copies = [copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))]
+        model.fit(x, y, **FIT)
+        for each in copies:
+            each.fit(x, y, **FIT)
+            the_same_everywhere(each.get_weights())
+            for one, two in zip(model.get_weights(), each.get_weights()):
+                np.testing.assert_array_equal(one, two)
+        several = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), backward_passes_per_step=2)
+        if mixed:
+            several = keras.mixed_precision.LossScaleOptimizer(several, initial_scale=16.0)
+        model = compiled(keras, model_of(keras), several)
+        model.fit(x, y, **FIT)  # a window and a half
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            path = os.path.join(folder, "model.keras")
+            model.save(path)
+            again = hvd.load_model(path)
+        passes = getattr(again.optimizer, "inner_optimizer", again.optimizer)._hvd_passes
+        assert passes.count == 2 and any("begins anew" in str(each.message) for each in said)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")

@@ -1,6 +1,7 @@
 """Several passes per step: every variable's gradients are added to its own sum, however a pass brings them."""
 
 import functools
+import warnings
 from importlib.util import find_spec
 
 import numpy as np
@@ -9,6 +10,8 @@ from ranks import as_ranks
 
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
+
+PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
 
 
 def pair(values=(1.0, 2.0)):
@@ -101,3 +104,102 @@ def test_a_layer_can_be_frozen_in_the_middle_of_a_window():
     the_same_everywhere(model.get_weights())
     np.testing.assert_array_equal(frozen[0], model.layers[0].get_weights()[0])
     assert not np.array_equal(free[0], model.layers[1].get_weights()[0])
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@as_ranks(2)
+def test_a_model_saved_in_the_middle_of_a_window_goes_on_as_if_never_interrupted(mixed):
+    import copy
+    import os
+    import tempfile
+
+    import keras
+    from fitting import FIT, the_same_everywhere
+    from test_keras_differ import rows, small
+
+    import hvdlite.keras as hvd
+
+    how = {**FIT, "batch_size": 8}
+    x, y = rows(hvd.rank(), 64)
+    policy = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_dtype_policy("mixed_float16" if mixed else "float32")
+    try:
+        model = small()
+        terms = {"backward_passes_per_step": 3, "average_aggregated_gradients": True}
+
+        def optimizer():
+            made = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), **terms)
+            return keras.optimizers.LossScaleOptimizer(made, initial_scale=16.0) if mixed else made
+
+        model.compile(optimizer(), "mse", jit_compile=False)
+        model.fit(x[:32], y[:32], **how)  # a window and a third
+        with tempfile.TemporaryDirectory() as folder:
+            path, weights = os.path.join(folder, "model.keras"), os.path.join(folder, "model.weights.h5")
+            model.save(path)
+            model.save_weights(weights)
+            plain = keras.models.load_model(path)
+            again = [hvd.load_model(path), hvd.load_model(path, **terms), copy.deepcopy(model)]
+            fresh = small()
+            fresh.compile(optimizer(), "mse", jit_compile=False)
+            fresh.optimizer.build(fresh.trainable_variables)
+            fresh.load_weights(weights)
+            again.append(fresh)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                anew = hvd.load_model(path, backward_passes_per_step=2)
+        assert f"rank {hvd.rank()}: a window of backward_passes_per_step begins anew" in str(said[-1].message)
+        assert getattr(anew.optimizer, "inner_optimizer", anew.optimizer)._hvd_passes.count == 2
+        bare = getattr(plain.optimizer, "inner_optimizer", plain.optimizer)
+        assert not hasattr(bare, "_hvd_passes") and int(bare.iterations) > 0
+        model.fit(x[32:], y[32:], **how)
+        the_same_everywhere(model.get_weights())
+        for i, each in enumerate(again):
+            each.fit(x[32:], y[32:], **how)
+            for one, two in zip(model.get_weights(), each.get_weights()):
+                np.testing.assert_array_equal(one, two, err_msg=str(i))
+        with tempfile.TemporaryDirectory() as folder:  # a third of a window is left: rank 0 alone opens it
+            path = os.path.join(folder, "model.keras")
+            model.save(path)
+            if hvd.rank() == 0:
+                model = hvd.load_model(path)
+            else:
+                model.compile(optimizer(), "mse", jit_compile=False)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model.fit(x, y, **how, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        the_same_everywhere(model.get_weights())
+        assert any("not all ranks have opened" in str(each.message) for each in said) == (hvd.rank() == 0)
+    finally:
+        keras.mixed_precision.set_dtype_policy(policy)
+
+
+@as_ranks(2)
+def test_elastic_states_have_the_window_and_counts_that_differ_are_an_error():
+    import keras
+    from test_keras_differ import rows, small
+
+    import hvdlite.keras as hvd
+
+    x, y = (each[:8] for each in rows(hvd.rank()))
+    model = small()
+    model.compile(
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2), "mse", jit_compile=False
+    )
+    state = hvd.elastic.KerasState(model)
+    model.train_on_batch(x, y)
+    state.save()
+    model.train_on_batch(-x, y)
+    after = model.get_weights()
+    model.train_on_batch(x, y)
+    for put_back in (state.restore, lambda: (state.restore(), state.sync())):
+        put_back()
+        model.train_on_batch(-x, y)
+        same = [np.array_equal(one, two) for one, two in zip(after, model.get_weights())]
+        assert all(same) or put_back is not state.restore  # after a sync the root's sums are those of all
+        assert len(set(hvd.allgather_object(model.get_weights()[0].tobytes()))) == 1
+    model.compile(
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2 + hvd.rank()), "mse",
+        jit_compile=False,
+    )  # fmt: skip
+    with pytest.raises(hvd.HvdMismatchError, match=r"backward_passes_per_step differs: 2 on rank 0, 3 on rank 1"):
+        model.fit(x, y, verbose=0)

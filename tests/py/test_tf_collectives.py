@@ -9,6 +9,8 @@ from ranks import as_ranks
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
+PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
+
 MODES = ["eager", "graph", "mixed"]
 DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 

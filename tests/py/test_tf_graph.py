@@ -14,6 +14,8 @@ from ranks import HERE, Job, as_ranks
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
+PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
+
 FRESH_RANKS = True  # one thread for operations must be asked for before TensorFlow does anything in a process
 
 

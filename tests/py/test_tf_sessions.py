@@ -9,6 +9,8 @@ from ranks import as_ranks
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
+PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
+
 
 def gradient_of(rank, step):
     return np.array([1.0 + rank, 2.0 - rank, float(step)], np.float32)

@@ -10,6 +10,8 @@ from ranks import as_ranks
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
+PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
+
 
 @as_ranks(2, deadline=120)
 def test_a_tape_trains_likewise_in_every_form():
