@@ -116,8 +116,9 @@ def put_around(optimizer: Any, terms: dict[str, Any], window: tuple[str, dict[st
     owner, kept = window or ("", {})
     inside = owner.endswith("inner_optimizer") and hasattr(optimizer, "inner_optimizer") and not backend.legacy()
     made = distributed(optimizer.inner_optimizer if inside else optimizer, terms)
-    if hasattr(made, ATTRIBUTE) and kept:
-        getattr(made, ATTRIBUTE).take(kept)
+    going_on = getattr(made, ATTRIBUTE, None) or getattr(getattr(made, "inner_optimizer", None), ATTRIBUTE, None)
+    if going_on is not None and kept:
+        going_on.take(kept)
     if not inside:
         return made
     optimizer.inner_optimizer = made

@@ -204,7 +204,7 @@ class _Pool:
         complaint = ""
         if kindly:
             try:
-                code = self.job.process.wait(15)
+                code = self.job.process.wait(60)
                 complaint = f"the launcher ended with {code}:\n{self.job.text()}" if code else ""
             except subprocess.TimeoutExpired:
                 complaint = f"the ranks did not end:\n{self.job.text()}"
