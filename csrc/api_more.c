@@ -116,6 +116,16 @@ int64_t hvd_counter(int i)
     return value;
 }
 
+int hvd_named(const char *plane, const char *algo, char *text, size_t text_bytes)
+{
+    struct hvd_error error = {0};
+    const struct hvd_plane *wanted;
+    const struct hvd_algo *forced;
+    int code = hvd_engine_find_named(plane, algo, &wanted, &forced, &error);
+    hvd_text_copy(text, text_bytes, error.text);
+    return code;
+}
+
 void hvd_gpu_libraries(const char *cuda, const char *nccl)
 {
     hvd_cuda_prefer(cuda);

@@ -98,6 +98,10 @@ struct hvd_options {
     const char *const *host_name; /* what errors call the host of each rank; NULL: nothing */
 };
 
+/* Does this build have a plane and an algorithm of these names? NULL asks for none. HVD_OK, or HVD_EINIT and which
+ * there are: what hvd_init would say, for a caller whose ranks are to say it all at once. Needs no init. */
+int hvd_named(const char *plane, const char *algo, char *text, size_t text_bytes);
+
 /* allgather: every rank gives `bytes` bytes, all[rank * bytes] receives them in rank order. May block.
  * Returns HVD_OK or a negative code with the reason in text. Implemented in Python over the store. */
 typedef int hvd_boot_allgather(void *self, const void *mine, size_t bytes, void *all, char *text, size_t text_bytes);

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import config
+from . import _core, config
 from ._numbers import as_runs
 from .discovery import Place
 from .errors import HvdInitError, HvdOptionError
@@ -69,7 +69,7 @@ def meet(
         claims = seats.claims(place, values["host_id"] or host_id(), socket.gethostname())
         mine = f"{json.dumps(alike)}\n{json.dumps(claims)}"
         records = records_of(store.allgather(mine.encode()))
-        complaint = disagreement(records)
+        complaint = disagreement(records) or _core.named(values["plane"], values["algo"])
         if complaint is not None:
             store.bye()  # everyone says the same and leaves: nobody is lost
             raise HvdInitError(complaint)

@@ -185,6 +185,9 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
 void hvd_engine_leave(struct hvd_engine *engine);
 void hvd_engine_stop(struct hvd_engine *engine);
 void hvd_engine_free(struct hvd_engine *engine);
+/* As hvd_named says, and what they are; NULL: none was asked for. */
+int hvd_engine_find_named(const char *plane, const char *algo, const struct hvd_plane **wanted,
+                          const struct hvd_algo **forced, struct hvd_error *error);
 /* As hvd_set_open and hvd_set_close say. */
 int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, const int *vote_fd,
                         const int *tensor_fd, struct hvd_error *error);

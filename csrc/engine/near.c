@@ -54,10 +54,17 @@ bool hvd_near_room(struct hvd_near *near, size_t vote_bytes)
  * somebody may be about to say why. */
 void hvd_near_lost(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near)
 {
-    char text[256];
+    char text[320];
     if (set->left || (set->number != 0 && !set->entered))
         return;
-    snprintf(text, sizeof text, "%s is lost: its connection has ended", near->link->called);
+    if (near->parted)
+        snprintf(
+            text, sizeof text,
+            "%s left the job (its script ended, or it called shutdown) before all ranks had agreed to that, within "
+            "its HVDLITE_LEAVE_TIMEOUT: is one of them stopped, or its host too busy?",
+            near->link->called);
+    else
+        snprintf(text, sizeof text, "%s is lost: its connection has ended", near->link->called);
     hvd_abort_suspect(engine, set, set->member[near->rank], false, text);
 }
 
@@ -105,6 +112,7 @@ static bool may_come(const struct hvd_set *set, const struct hvd_near *near, con
     switch (head->type) {
     case HVD_FRAME_OPEN:
     case HVD_FRAME_ALIVE:
+    case HVD_FRAME_PART:
         return head->bytes == 0 && head->round <= round + 1;
     case HVD_FRAME_ABORT:
         return head->bytes >= sizeof(struct farewell) && head->bytes < FAREWELL_MAX;
@@ -161,6 +169,7 @@ static void take_frame(struct hvd_engine *engine, const struct hvd_set *set, str
                          text);
         return;
     }
+    near->parted |= head->type == HVD_FRAME_PART;
     if (head->round > near->heard)
         near->heard = head->round;
     if (head->type == HVD_FRAME_VOTE && !take_vote(set, near, head, body))
@@ -217,4 +226,10 @@ void hvd_tree_flood(struct hvd_engine *engine, struct hvd_set *set, const struct
     memcpy(body + sizeof last, failure->text, length);
     for (int i = 0; i < set->tree->count; i++)
         hvd_near_say(engine, set, &set->tree->near[i], HVD_FRAME_ABORT, 0, body, sizeof last + length, NULL);
+}
+
+void hvd_tree_part(struct hvd_engine *engine, struct hvd_set *set)
+{
+    for (int i = 0; i < set->tree->count; i++)
+        hvd_near_say(engine, set, &set->tree->near[i], HVD_FRAME_PART, 0, NULL, 0, NULL);
 }

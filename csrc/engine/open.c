@@ -98,31 +98,33 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
     return carries ? HVD_OK : hvd_fail(error, HVD_EINIT, "no plane works for these ranks: %s", why);
 }
 
-/* What was asked for by name. */
-static int find_named(struct hvd_engine *engine, const struct hvd_options *options, struct hvd_error *error)
+int hvd_engine_find_named(const char *plane, const char *algo, const struct hvd_plane **wanted,
+                          const struct hvd_algo **forced, struct hvd_error *error)
 {
     char names[256] = "";
-    if (options->plane) {
+    *wanted = NULL;
+    *forced = NULL;
+    if (plane) {
         for (int i = 0; hvd_planes[i]; i++) {
             size_t length = strlen(names);
             snprintf(names + length, sizeof names - length, "%s%s", length ? ", " : "", hvd_planes[i]->name);
-            if (strcmp(hvd_planes[i]->name, options->plane) == 0)
-                engine->wanted = hvd_planes[i];
+            if (strcmp(hvd_planes[i]->name, plane) == 0)
+                *wanted = hvd_planes[i];
         }
-        if (!engine->wanted)
-            return hvd_fail(error, HVD_EINIT, "there is no plane '%.64s' (HVDLITE_PLANE): this build has %s",
-                            options->plane, names);
+        if (!*wanted)
+            return hvd_fail(error, HVD_EINIT, "there is no plane '%.64s' (HVDLITE_PLANE): this build has %s", plane,
+                            names);
     }
-    if (options->algo) {
+    if (algo) {
+        names[0] = '\0';
         for (int i = 0; hvd_algos[i]; i++) {
             size_t length = strlen(names);
             snprintf(names + length, sizeof names - length, "%s%s", length ? ", " : "", hvd_algos[i]->name);
         }
-        const struct hvd_algo *algo = hvd_algo_named(options->algo);
-        if (!algo)
-            return hvd_fail(error, HVD_EINIT, "there is no algorithm '%.64s' (HVDLITE_ALGO): this build has %s",
-                            options->algo, names);
-        engine->algo = algo->name;
+        *forced = hvd_algo_named(algo);
+        if (!*forced)
+            return hvd_fail(error, HVD_EINIT, "there is no algorithm '%.64s' (HVDLITE_ALGO): this build has %s", algo,
+                            names);
     }
     return HVD_OK;
 }
@@ -253,9 +255,11 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     pthread_mutex_init(&engine->records_lock, NULL);
     place_ranks(engine, options);
     decide_spinning(engine);
+    const struct hvd_algo *forced = NULL;
     code = hvd_set_open_global(engine, options, error); /* first: it takes the streams over */
     if (code == HVD_OK)
-        code = find_named(engine, options, error);
+        code = hvd_engine_find_named(options->plane, options->algo, &engine->wanted, &forced, error);
+    engine->algo = forced ? forced->name : NULL;
     if (code == HVD_OK)
         code = hvd_handles_open(&engine->handles, first_generation, error);
     if (code == HVD_OK)
@@ -292,6 +296,9 @@ void hvd_engine_stop(struct hvd_engine *engine)
     atomic_store(&engine->failed, 1);
     hvd_agree_submit_queued(engine);
     hvd_abort_handles(engine, NULL, engine->failure.code, engine->failure.text);
+    for (int i = 0; i < engine->sets && !failed; i++) /* or its end would be taken for a death */
+        if (engine->set[i]->tree && !engine->set[i]->left)
+            hvd_tree_part(engine, engine->set[i]);
     atomic_store(&engine->stopped, 1);
     /* After a failure, why it is; a peer that is lost will not take it. */
     hvd_wire_settle(engine, failed ? FAREWELL_MS : engine->options.leave_timeout_ms);

@@ -39,8 +39,9 @@ struct hvd_near {
     uint64_t sound;           /* newest round whose vote from there was looked at and is one */
     char *in;                 /* what has come and is no whole frame yet */
     size_t in_count, in_room;
-    bool deaf; /* nothing more comes from it, or nothing that can be believed */
-    char *out; /* what has yet to leave */
+    bool deaf;   /* nothing more comes from it, or nothing that can be believed */
+    bool parted; /* it has said that it leaves though not all have agreed */
+    char *out;   /* what has yet to leave */
     size_t out_count, out_room;
     uint64_t frames; /* that had come when the clock last ticked */
     int mute;        /* ticks without one */
@@ -59,7 +60,7 @@ struct hvd_tree {
 /* near.c: frames to and from one neighbour. room: memory for them. read: as much as has come; true: something has. say:
  * leaves as far as it can, `flush` lets the rest follow. lost: its stream has ended. babbles: this is no frame that may
  * come now, and the job ends. */
-enum { HVD_FRAME_OPEN = 1, HVD_FRAME_VOTE, HVD_FRAME_ABORT, HVD_FRAME_ALIVE };
+enum { HVD_FRAME_OPEN = 1, HVD_FRAME_VOTE, HVD_FRAME_ABORT, HVD_FRAME_ALIVE, HVD_FRAME_PART };
 bool hvd_near_room(struct hvd_near *near, size_t vote_bytes);
 bool hvd_near_vote_room(struct hvd_vote **vote, struct hvd_ride **ride, size_t vote_bytes);
 bool hvd_near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd_near *near);
@@ -93,6 +94,8 @@ bool hvd_tree_heard(const struct hvd_tree *tree, uint64_t round);
 int hvd_tree_round(struct hvd_engine *engine, struct hvd_set *set, uint64_t round, bool whole, bool *moved);
 /* Tell the neighbours why the job ends. */
 void hvd_tree_flood(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_error *failure);
+/* Tell them that this rank leaves, although its time was up before all had agreed to that. */
+void hvd_tree_part(struct hvd_engine *engine, struct hvd_set *set);
 /* The clock ticks (silence.c). waits: the set waits for something, and says so. mute: a neighbour, by its rank in the
  * set, whose vote of this round is missing and of whom nothing has been heard for so many ticks; -1: none. */
 void hvd_tree_tick(struct hvd_engine *engine, struct hvd_set *set, bool waits);

@@ -134,6 +134,13 @@ def bytes_or_null(text: str | None) -> Any:
     return ffi.NULL if text is None else ffi.new("char[]", text.encode("utf-8"))
 
 
+def named(plane: str | None, algo: str | None) -> str | None:
+    """Why this build cannot serve who asks for these by name; None: it can."""
+    lent = [bytes_or_null(name) for name in (plane, algo)]
+    code = lib.hvd_named(*lent, thread.text, TEXT_BYTES)
+    return None if code == lib.HVD_OK else text_of(thread.text)
+
+
 def row_or_null(descriptors: Sequence[int] | None) -> Any:
     """Descriptors by rank for the core, to be kept as long as they are lent; NULL for None."""
     return ffi.NULL if descriptors is None else ffi.new("int[]", list(descriptors))

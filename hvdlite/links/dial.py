@@ -4,7 +4,8 @@ One loop in the caller's thread drives all connections that are being made, with
 the listener's thread has accepted. A connection that fails is made again with growing pauses, at the peer's next
 address if it told several, until the deadline: the peer may still be starting, a full table passes. Two ends of trying
 come earlier: an answer that no repetition will change (another job, an earlier life), and what `check` raises, by which
-the caller hears of ranks that died meanwhile.
+the caller hears of ranks that died meanwhile. Only who has proved himself gives such an answer: that our secret is
+unknown anybody may say, a process of another job on a port that a rank has left, too.
 
 Whoever is missing at the deadline is named with address, last failure and remedy. On any failure every stream of this
 call is closed: nothing half-made is left.
@@ -30,7 +31,7 @@ AT_ONCE_MAX = 64  # connections being made by one call
 CHECK_S = 0.1
 SHOWN_MAX = 3  # ranks that an error tells of in detail
 RETRY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_LASTING = {proof.UNKNOWN, proof.WIRE, proof.JOB, proof.EPOCH, proof.PURPOSE}
+_LASTING = {proof.WIRE, proof.JOB, proof.EPOCH, proof.PURPOSE}
 
 
 class _Dial:

@@ -136,3 +136,20 @@ def test_a_rank_that_falls_silent_when_another_has_left_is_named():
             when, kind, text = caught(job, 1)
             assert kind == "HvdPeerLostError" and "rank 2 (host nodeC) is silent" in text, job.text()
             assert when - began < 40, job.text()  # what its socket held had to arrive before
+
+
+def test_a_rank_that_leaves_when_another_cannot_agree_is_not_taken_for_dead(tmp_path):
+    program = BEGIN + "import os\nprint('ready', flush=True)\nwhile not os.path.exists(sys.argv[1]):\n"
+    program += "    time.sleep(0.02)\nif hvd.rank() == 0:\n    hvd.shutdown()\n    print('ended', flush=True)\n"
+    program += "else:\n    tried(lambda: hvd.allreduce(np.ones(4, np.float32), name='x'))"
+    go = tmp_path / "go"
+    with Hosts(3) as hosts:
+        command = ["-c", program, str(go)]
+        with HostsJob(hosts, (1, 1, 1), command, store_on=None, tell=False, HVDLITE_LEAVE_TIMEOUT="0.5") as job:
+            job.until("ready")
+            job.kill_rank(1, signal.SIGSTOP)
+            go.touch()
+            job.wait(90, [0, 2])
+            _, kind, text = caught(job, 2)
+            assert "ended" in job.said(0) and kind == "HvdPeerLostError", job.text()
+            assert "rank 0 (host nodeA) left the job" in text and "HVDLITE_LEAVE_TIMEOUT" in text, job.text()

@@ -165,6 +165,20 @@ def test_an_acceptor_that_reflects_what_it_hears_proves_nothing():
         assert heard
 
 
+def test_who_says_without_a_proof_that_he_does_not_know_us_ends_nothing():
+    asked = []
+
+    def deny(sock):
+        sock.sendall(proof.greeting()[0])
+        asked.append(exactly(sock, proof.CLAIM_BYTES))
+        sock.sendall(bytes([0, 0, 0, proof.UNKNOWN]) + bytes(proof.PROOF_BYTES))
+
+    with listeners(2) as made, impostor(deny) as address:
+        with pytest.raises(HvdInitError, match="could not be reached: it does not know this rank's secret"):
+            links.connect(made[1], {0: address}, "denied", soon(0.5))
+        assert len(asked) > 1
+
+
 def test_our_own_greeting_sent_back_to_us_proves_nothing():
     with listeners(1) as made:
         sock = stranger(made[0])

@@ -3,6 +3,7 @@
 What planes do is tested in C (test_plane*.c) and by whatever runs a job; what the core says of names, in test_choice.c.
 """
 
+import re
 import sys
 
 from ranks import Job
@@ -40,6 +41,16 @@ def test_an_unknown_algorithm_is_refused_with_the_list_of_those_there_are():
     code, text = say(HVDLITE_ALGO="bubble")
     assert code != 0 and "there is no algorithm 'bubble' (HVDLITE_ALGO): this build has " in text, text
     assert "ring" in text, text
+
+
+def test_all_ranks_hear_the_cause_of_a_name_that_there_is_not():
+    """None of them only hears that another one ended."""
+    program = "import hvdlite.numpy as hvd\ntry:\n    hvd.init()\nexcept Exception as error:\n"
+    program += "    print(f'{type(error).__name__}: {error}.', flush=True)"
+    expected = r"HvdInitError: there is no algorithm 'bubble' \(HVDLITE_ALGO\): this build has binomial, [a-z, ]*whole\."
+    with Job(3, [sys.executable, "-c", program], HVDLITE_PLANE="p2p", HVDLITE_ALGO="bubble") as job:
+        job.wait(60)
+        assert len(re.findall(expected, job.text())) == 3, job.text()
 
 
 def test_ranks_that_ask_for_different_planes_are_named():
