@@ -116,6 +116,21 @@ int64_t hvd_counter(int i)
     return value;
 }
 
+int hvd_link_counts(int process_set, int peer, uint64_t *counts)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    struct hvd_link_counts found;
+    int code = hvd_wire_counts(engine, process_set, peer, &found);
+    counts[0] = found.bytes_out;
+    counts[1] = found.bytes_in;
+    counts[2] = found.messages_out;
+    counts[3] = found.messages_in;
+    hvd_api_go_out();
+    return code;
+}
+
 int hvd_named(const char *plane, const char *algo, char *text, size_t text_bytes)
 {
     struct hvd_error error = {0};

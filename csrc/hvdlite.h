@@ -283,6 +283,10 @@ const char *hvd_trace_name(int what);
 const char *hvd_counter_name(int i);
 int64_t hvd_counter(int i);
 
+/* What has crossed the streams between this rank and another, which is a rank in the set, of tensors and of votes:
+ * counts are bytes out and in, messages out and in. 1; 0: no stream leads there; HVD_ESTATE. */
+int hvd_link_counts(int process_set, int peer, uint64_t *counts);
+
 /* What this rank's memory is used for by the core, and how many bytes cost memory now; NULL past the end. */
 const char *hvd_usage_name(int i);
 int64_t hvd_usage_bytes(int i);

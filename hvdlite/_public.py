@@ -46,6 +46,7 @@ from .ops import Adasum, Average, Handle, Max, Min, Product, Sum, barrier, join,
 from .ops.terms import Compressor
 from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .running import run
+from .traffic import link_stats
 
 __all__ = [
     "Adasum",
@@ -87,6 +88,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "link_stats",
     "local_rank",
     "local_size",
     "memory_stats",

@@ -33,7 +33,7 @@ PYTHON_FLOOR.update(
     {"ops": 5, "objects": 5, "mesh": 5, "_public": 7, "optimizer": 6, "numpy": 8, "torch": 8, "__init__": 9}
 )
 PYTHON_FLOOR.update({"keras": 9, "tensorflow": 10, "superseded": 0})
-PYTHON_FLOOR.update({"_machine": 0, "_numbers": 0, "_slurm": 1, "_files": 1, "running": 5, "_called": 5})
+PYTHON_FLOOR.update({"_machine": 0, "_numbers": 0, "_slurm": 1, "_files": 1, "running": 5, "_called": 5, "traffic": 5})
 PYTHON_FLOOR.update({"options": 0, "elastic": 5, "built": 5, "data": 6, "as_horovod": 10, "autotune": 4})
 # no NumPy, no extension
 LAUNCHER_MAY_IMPORT = {"config", "options", "errors", "_numbers", "_wire", "_slurm", "_files", "_machine", "launcher"}

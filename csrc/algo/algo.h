@@ -32,6 +32,7 @@ struct hvd_shape {
     uint64_t grain;           /* elements in one segment of a pipelined algorithm, at least 1 */
     const uint64_t *count_of; /* allgather, reducescatter: elements of chunk r, they add up to count; alltoall: from
                                  every rank to every rank, count_of[from * size + to]. NULL: chunks are cut equally */
+    const int *host_of;       /* for the cost alone: a number for the host of each rank. NULL: each has its own */
     int64_t room[16];         /* the algorithm's own; written by steps() */
 };
 
@@ -83,8 +84,8 @@ bool hvd_algo_gathers(const struct hvd_shape *shape, int *i);
 /* The exchange of shape->rank in step i: zeroes, then asks the algorithm. */
 struct hvd_step hvd_algo_step(const struct hvd_algo *algo, const struct hvd_shape *shape, int i);
 
-/* What a message costs: alpha_ns until it is there, and beta_ps per byte before, in which its sender's and its
- * receiver's port are busy. Agreed among ranks. */
+/* What a message between hosts costs: alpha_ns until it is there, and beta_ps per byte before, in which its sender's
+ * and its receiver's port are busy, and those of their hosts. Agreed among ranks. */
 struct hvd_cost {
     uint64_t alpha_ns, beta_ps;
 };

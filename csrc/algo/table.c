@@ -16,10 +16,13 @@
  * Alexandrov et al., "LogGP: incorporating long messages into the LogP model", SPAA 1995.) What a ring passes on while
  * it is still arriving makes it a little faster than this says.
  *
- * In a large world not all ranks are asked: some, spread evenly, tell enough, because in every algorithm here they play
- * one of a few parts; what comes to one of them left when the last of them would have sent it. All is integer
- * arithmetic on agreed values, so that each rank comes to the same choice by itself. Sums saturate: a cost beyond 2^64
- * ns is as good as never.
+ * Ranks of a host share its wire: what several of them send to other hosts leaves one after the other, and comes so.
+ * What they send each other takes what loopback takes, or less if the wire is faster.
+ *
+ * In a large world not all ranks are asked: some, spread evenly, with all of their hosts, tell enough, because in every
+ * algorithm here they play one of a few parts; what comes to one of them left when the last of them would have sent it.
+ * All is integer arithmetic on agreed values, so that each rank comes to the same choice by itself. Sums saturate: a
+ * cost beyond 2^64 ns is as good as never.
  */
 #include "algo.h"
 
@@ -127,8 +130,10 @@ static uint64_t multiply(uint64_t a, uint64_t b)
     return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-#define MESSAGE_NS UINT64_C(5000) /* of alpha: a message's system calls */
-#define CAME_MAX   16             /* arrivals that a rank remembers; what came before them came in time */
+#define MESSAGE_NS UINT64_C(5000)  /* of alpha: a message's system calls */
+#define INSIDE_NS  UINT64_C(20000) /* of a message inside a host */
+#define INSIDE_PS  UINT64_C(500)
+#define CAME_MAX   16 /* arrivals that a rank remembers; what came before them came in time */
 
 struct port {
     uint64_t out, in; /* when it is free for the next byte, each way */
@@ -164,29 +169,109 @@ static uint64_t later(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+static uint64_t on_wire(uint64_t bytes, struct hvd_cost cost)
+{
+    return multiply(bytes, cost.beta_ps) / UINT64_C(1000);
+}
+
 /* What keeps ports busy, of one message. */
 static uint64_t busy(uint64_t bytes, struct hvd_cost cost)
 {
     uint64_t work = cost.alpha_ns < MESSAGE_NS ? cost.alpha_ns : MESSAGE_NS;
-    return add(work, multiply(bytes, cost.beta_ps) / UINT64_C(1000));
+    return add(work, on_wire(bytes, cost));
 }
 
-static void send_in_time(struct port *port, const struct hvd_shape *shape, const struct hvd_step *step, uint64_t takes)
+/* What a host's wire carries next begins then, each way. */
+struct wire {
+    uint64_t out, in;
+};
+
+/* The ranks that are gone through. */
+struct seen {
+    struct hvd_shape shape[HVD_COST_ALL];
+    struct port port[HVD_COST_ALL];
+    struct wire wire[HVD_COST_ALL];
+    int wire_of[HVD_COST_ALL];
+    int ranks;
+    bool all;
+    struct hvd_cost across, inside;
+};
+
+static bool crosses(const struct hvd_shape *shape, int peer)
 {
+    return !shape->host_of || shape->host_of[shape->rank] != shape->host_of[peer];
+}
+
+static void add_rank(struct seen *seen, const struct hvd_shape *shape, int rank)
+{
+    int k = seen->ranks++;
+    seen->shape[k] = *shape;
+    seen->shape[k].rank = rank;
+    seen->wire_of[k] = k;
+    for (int other = k - 1; other >= 0 && shape->host_of; other--)
+        if (shape->host_of[seen->shape[other].rank] == shape->host_of[rank])
+            seen->wire_of[k] = other; /* in the end that of the first */
+}
+
+static int ranks_like(const struct hvd_shape *shape, int rank)
+{
+    int count = 0;
+    for (int other = 0; other < shape->size && shape->host_of; other++)
+        count += shape->host_of[other] == shape->host_of[rank];
+    return shape->host_of ? count : 1;
+}
+
+/* This rank, and all of its host, if they are not there yet and there is room for them. */
+static void add_host(struct seen *seen, const struct hvd_shape *shape, int rank)
+{
+    for (int k = 0; k < seen->ranks; k++)
+        if (seen->shape[k].rank == rank)
+            return;
+    if (seen->ranks + ranks_like(shape, rank) > HVD_COST_ALL)
+        return;
+    for (int other = 0; other < shape->size; other++)
+        if (other == rank || !crosses(&(struct hvd_shape){.rank = rank, .host_of = shape->host_of}, other))
+            add_rank(seen, shape, other);
+}
+
+static void pick_ranks(struct seen *seen, const struct hvd_shape *shape)
+{
+    seen->all = shape->size <= HVD_COST_ALL;
+    for (int rank = 0; rank < shape->size && seen->all; rank++)
+        add_rank(seen, shape, rank);
+    for (int i = 0; i < HVD_COST_RANKS && !seen->all; i++)
+        add_host(seen, shape, (int)((int64_t)i * shape->size / HVD_COST_RANKS));
+}
+
+static void send_in_time(struct seen *seen, int k, const struct hvd_step *step, uint64_t bytes)
+{
+    const struct hvd_shape *shape = &seen->shape[k];
+    struct port *port = &seen->port[k];
+    struct wire *wire = &seen->wire[seen->wire_of[k]];
     if (step->to < 0)
         return;
     uint64_t ready = 0;
     if (shape->kind != HVD_ALLTOALL)
         ready = complete(port, step->send_at, step->send_at + step->send_count);
-    port->sends = later(port->out, ready);
-    port->out = add(port->sends, takes);
+    bool away = crosses(shape, step->to);
+    struct hvd_cost cost = away ? seen->across : seen->inside;
+    port->sends = later(later(port->out, ready), away ? wire->out : 0);
+    port->out = add(port->sends, busy(bytes, cost));
+    wire->out = away ? add(port->sends, on_wire(bytes, cost)) : wire->out;
 }
 
-static void receive_in_time(struct port *port, const struct hvd_algo *algo, const struct hvd_shape *shape,
-                            const struct hvd_step *step, uint64_t sent, uint64_t takes, struct hvd_cost cost)
+static void receive_in_time(struct seen *seen, int k, const struct hvd_algo *algo, const struct hvd_step *step,
+                            uint64_t sent, uint64_t bytes)
 {
+    const struct hvd_shape *shape = &seen->shape[k];
+    struct port *port = &seen->port[k];
+    struct wire *wire = &seen->wire[seen->wire_of[k]];
     if (step->from >= 0) {
-        port->in = add(later(port->in, sent), takes);
+        bool away = crosses(shape, step->from);
+        struct hvd_cost cost = away ? seen->across : seen->inside;
+        uint64_t begins = later(later(port->in, sent), away ? wire->in : 0);
+        port->in = add(begins, busy(bytes, cost));
+        wire->in = away ? add(begins, on_wire(bytes, cost)) : wire->in;
         uint64_t on_its_way = cost.alpha_ns < MESSAGE_NS ? 0 : cost.alpha_ns - MESSAGE_NS;
         port->last = later(port->last, add(port->in, on_its_way));
         if (step->how != HVD_STEP_STAGE)
@@ -202,29 +287,26 @@ static void receive_in_time(struct port *port, const struct hvd_algo *algo, cons
 uint64_t hvd_algo_cost(const struct hvd_algo *algo, const struct hvd_shape *shape, uint64_t element_bytes,
                        struct hvd_cost cost)
 {
-    struct hvd_shape seen[HVD_COST_ALL];
-    struct port port[HVD_COST_ALL] = {0};
-    bool all = shape->size <= HVD_COST_ALL;
-    int ranks = all ? shape->size : HVD_COST_RANKS, steps = 0;
-    for (int k = 0; k < ranks; k++) {
-        seen[k] = *shape;
-        seen[k].rank = (int)((int64_t)k * shape->size / ranks);
-        steps = algo->steps(&seen[k]);
-    }
+    struct seen seen = {.across = cost, .inside = {INSIDE_NS, INSIDE_PS}};
+    seen.inside.alpha_ns = cost.alpha_ns < INSIDE_NS ? cost.alpha_ns : INSIDE_NS;
+    seen.inside.beta_ps = cost.beta_ps < INSIDE_PS ? cost.beta_ps : INSIDE_PS;
+    pick_ranks(&seen, shape);
+    int steps = 0;
+    for (int k = 0; k < seen.ranks; k++)
+        steps = algo->steps(&seen.shape[k]);
     uint64_t total = 0;
     for (int i = 0; i < steps; i++) {
         struct hvd_step step[HVD_COST_ALL];
         uint64_t latest = 0;
-        for (int k = 0; k < ranks; k++) {
-            step[k] = hvd_algo_step(algo, &seen[k], i);
-            send_in_time(&port[k], &seen[k], &step[k], busy(multiply(step[k].send_count, element_bytes), cost));
-            latest = later(latest, step[k].to < 0 ? 0 : port[k].sends);
+        for (int k = 0; k < seen.ranks; k++) {
+            step[k] = hvd_algo_step(algo, &seen.shape[k], i);
+            send_in_time(&seen, k, &step[k], multiply(step[k].send_count, element_bytes));
+            latest = later(latest, step[k].to < 0 ? 0 : seen.port[k].sends);
         }
-        for (int k = 0; k < ranks; k++) {
-            uint64_t sent = all && step[k].from >= 0 ? port[step[k].from].sends : latest;
-            receive_in_time(&port[k], algo, &seen[k], &step[k], sent,
-                            busy(multiply(step[k].recv_count, element_bytes), cost), cost);
-            total = later(total, later(port[k].out, port[k].last));
+        for (int k = 0; k < seen.ranks; k++) {
+            uint64_t sent = seen.all && step[k].from >= 0 ? seen.port[step[k].from].sends : latest;
+            receive_in_time(&seen, k, algo, &step[k], sent, multiply(step[k].recv_count, element_bytes));
+            total = later(total, later(seen.port[k].out, seen.port[k].last));
         }
     }
     return total;

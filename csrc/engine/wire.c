@@ -259,6 +259,50 @@ void hvd_wire_count(struct hvd_engine *engine, struct hvd_set *set)
     *before = now;
 }
 
+struct asked {
+    struct hvd_engine *engine;
+    int number, peer, found;
+    struct hvd_link_counts *counts;
+};
+
+static bool stopped(void *self)
+{
+    return atomic_load(&((struct asked *)self)->engine->stopped);
+}
+
+/* With the turn, whose the counts are. */
+static bool look_up(void *self)
+{
+    struct asked *asked = self;
+    const struct hvd_set *set = asked->engine->by_number[asked->number];
+    struct hvd_wires *wires[] = {set ? set->wires : NULL, set ? set->vote_wires : NULL};
+    for (int i = 0; i < 2; i++) {
+        if (!wires[i] || asked->peer >= wires[i]->size || !wires[i]->link[asked->peer])
+            continue;
+        const struct hvd_link_counts *counts = &wires[i]->link[asked->peer]->counts;
+        asked->counts->bytes_out += counts->bytes_out;
+        asked->counts->bytes_in += counts->bytes_in;
+        asked->counts->messages_out += counts->messages_out;
+        asked->counts->messages_in += counts->messages_in;
+        asked->found = 1;
+    }
+    return true;
+}
+
+int hvd_wire_counts(struct hvd_engine *engine, int number, int peer, struct hvd_link_counts *counts)
+{
+    struct asked asked = {.engine = engine, .number = number, .peer = peer, .counts = counts};
+    *counts = (struct hvd_link_counts){0};
+    if (number < 0 || number >= HVD_SETS_MAX || peer < 0)
+        return 0;
+    while (!stopped(&asked))
+        if (hvd_turn_take_over(engine, stopped, &asked)) {
+            hvd_turn_drive(engine, look_up, &asked, 0);
+            return asked.found;
+        }
+    return HVD_ESTATE;
+}
+
 void hvd_wire_heard(struct hvd_engine *engine, int fd)
 {
     uint8_t has = atomic_load(&engine->wire_byte[fd]);

@@ -42,6 +42,9 @@ bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns)
 void hvd_wire_give_bell(struct hvd_engine *engine);
 /* By the turn: add to the engine's counters what has crossed the set's links since the last time. */
 void hvd_wire_count(struct hvd_engine *engine, struct hvd_set *set);
+/* Any thread: what has crossed between this rank and that one, in the set of this number: tensors and votes. 1, 0: no
+ * stream of this rank leads there, or HVD_ESTATE: the engine has stopped. */
+int hvd_wire_counts(struct hvd_engine *engine, int number, int peer, struct hvd_link_counts *counts);
 /* By the engine thread: epoll has spoken for this descriptor, once. */
 void hvd_wire_heard(struct hvd_engine *engine, int fd);
 /* By a rank that ends, before its streams are closed: returns when all that it has sent has arrived, or after the

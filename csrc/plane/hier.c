@@ -92,6 +92,8 @@ static int open_plane(const struct hvd_plane_arg *arg, void **plane, struct hvd_
     across.bells = NULL;
     across.link = hier->link;
     inside.host_of = across.host_of = NULL;
+    across.link_cost = hier->cost;
+    across.link_cost.beta_ps *= (uint64_t)place->lanes; /* all lanes cross at once */
     int code = open_side(&hier->inside, &hvd_plane_shm, &inside, error);
     if (code == HVD_OK && place->number < place->lanes) {
         for (int host = 0; host < place->hosts; host++)

@@ -28,6 +28,7 @@
 
 struct p2p {
     int rank, size;
+    int *host_of; /* of each rank; NULL: all are on one */
     struct hvd_link *const *link;
     struct hvd_cost cost;
     bool any_order;
@@ -53,6 +54,7 @@ static void p2p_close(void *plane)
     free(p2p->kept);
     free(p2p->block);
     free(p2p->chunk);
+    free(p2p->host_of);
     free(p2p);
 }
 
@@ -87,7 +89,9 @@ static int p2p_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_er
     p2p->cost = known ? arg->link_cost : (struct hvd_cost){.alpha_ns = 50000, .beta_ps = 1000};
     p2p->block = malloc(HVD_P2P_BLOCK);
     p2p->chunk = calloc((size_t)arg->size, sizeof *p2p->chunk);
-    if (!p2p->block || !p2p->chunk) {
+    if (arg->host_of && (p2p->host_of = malloc((size_t)arg->size * sizeof *p2p->host_of)))
+        memcpy(p2p->host_of, arg->host_of, (size_t)arg->size * sizeof *p2p->host_of);
+    if (!p2p->block || !p2p->chunk || (arg->host_of && !p2p->host_of)) {
         p2p_close(p2p);
         return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, "rank %d: no memory for plane p2p", arg->rank);
     }
@@ -266,18 +270,6 @@ static void keep_own(const struct p2p *p2p, const struct hvd_work *work)
                (const unsigned char *)work->piece[0].in + from * bytes, work->count_of[rank * size + rank] * bytes);
 }
 
-/* Everything that all ranks must agree on, and the number of the work. */
-static uint64_t mark_of(const struct hvd_work *work, uint64_t number, uint64_t count, bool whole)
-{
-    const uint64_t odd = UINT64_C(0x9e3779b97f4a7c15);
-    uint64_t what[] = {number, (uint64_t)work->kind, (uint64_t)work->op, (uint64_t)work->dtype, count, work->tag,
-                       whole},
-             mark = odd;
-    for (size_t i = 0; i < HVD_COUNT_OF(what); i++)
-        mark = (mark ^ what[i]) * odd;
-    return mark;
-}
-
 static void shape_of(struct p2p *p2p, const struct hvd_work *work, struct hvd_shape *shape, size_t element_bytes)
 {
     *shape = (struct hvd_shape){.kind = work->kind,
@@ -285,7 +277,8 @@ static void shape_of(struct p2p *p2p, const struct hvd_work *work, struct hvd_sh
                                 .size = p2p->size,
                                 .root = work->root,
                                 .count = work->count,
-                                .grain = GRAIN_BYTES / element_bytes};
+                                .grain = GRAIN_BYTES / element_bytes,
+                                .host_of = p2p->host_of};
     if (work->kind == HVD_ALLGATHER) {
         shape->count = 0;
         for (int rank = 0; rank < p2p->size; rank++) {
@@ -320,7 +313,7 @@ static void p2p_foresee(void *plane, const struct hvd_work *work)
     shape_of(p2p, work, &shape, element_bytes);
     if (choose(p2p, &shape, element_bytes, needs_order(p2p, work, &scale))->whole)
         hvd_p2p_early_send(&p2p->early, p2p->link, p2p->rank, p2p->size,
-                           mark_of(work, p2p->works + 1, work->count, true), work->piece[0].in, bytes);
+                           hvd_p2p_mark(work, p2p->works + 1, work->count, true), work->piece[0].in, bytes);
 }
 
 static int p2p_start(void *plane, struct hvd_work *work, struct hvd_error *error)
@@ -343,7 +336,7 @@ static int p2p_start(void *plane, struct hvd_work *work, struct hvd_error *error
     p2p->scaled = reduces(work) && !run->algo->ordered && (run->fold.factor != 1.0 || run->fold.divide != 1);
     run->link = p2p->link;
     run->leaving = p2p->leaving;
-    run->mark = mark_of(work, p2p->works, run->shape.count, run->algo->whole);
+    run->mark = hvd_p2p_mark(work, p2p->works, run->shape.count, run->algo->whole);
     run->early = &p2p->early;
     run->block = p2p->block;
     p2p->direct = work->pieces == 1 && work->piece[0].out && work->kind != HVD_REDUCESCATTER;

@@ -322,6 +322,41 @@ static void test_the_cheapest_is_chosen(void)
     CHECK(hvd_algo_named("torus") == NULL, "an algorithm that does not exist");
 }
 
+/* What ranks of a host send away leaves over one wire. */
+static void test_the_cost_knows_who_shares_a_wire(void)
+{
+    enum { RANKS_MANY = 128 };
+    static const int blocks[] = {0, 0, 1, 1}, by_turns[] = {0, 1, 0, 1};
+    struct hvd_cost cost = {.alpha_ns = 50000, .beta_ps = 8000};
+    struct hvd_shape shape = {.kind = HVD_ALLREDUCE, .size = 4, .count = 4 << 20, .grain = 1 << 15};
+    const struct hvd_algo *ring = hvd_algo_named("ring"), *halving = hvd_algo_named("halving");
+    uint64_t once = shape.count * 4 * 8;
+    shape.host_of = blocks;
+    uint64_t of_ring = hvd_algo_cost(ring, &shape, 4, cost), of_halving = hvd_algo_cost(halving, &shape, 4, cost);
+    CHECK(of_ring >= once * 3 / 2 && of_ring < once * 8 / 5, "6/4 of the bytes cross: %llu",
+          (unsigned long long)of_ring);
+    CHECK(of_halving >= 2 * once, "all of them cross twice: %llu", (unsigned long long)of_halving);
+    CHECK(hvd_algo_choose(&shape, 4, cost, false) == ring, "%s", hvd_algo_choose(&shape, 4, cost, false)->name);
+    shape.host_of = by_turns; /* halves are exchanged inside, then quarters across */
+    CHECK(hvd_algo_cost(ring, &shape, 4, cost) >= 3 * once, "every edge of this ring crosses");
+    CHECK(hvd_algo_choose(&shape, 4, cost, false) == halving, "%s", hvd_algo_choose(&shape, 4, cost, false)->name);
+    int host_of[RANKS_MANY], own[RANKS_MANY];
+    for (int rank = 0; rank < RANKS_MANY; rank++) {
+        host_of[rank] = rank / 8;
+        own[rank] = rank;
+    }
+    struct hvd_shape many = {.kind = HVD_ALLREDUCE, .size = RANKS_MANY, .count = 4 << 20, .grain = 1 << 15},
+                     each = many;
+    const struct hvd_algo *direct = hvd_algo_named("direct");
+    many.host_of = host_of;
+    uint64_t apart = hvd_algo_cost(direct, &each, 4, cost), shared = hvd_algo_cost(direct, &many, 4, cost);
+    CHECK(shared > 7 * apart && shared < 9 * apart, "eight ranks on a wire: %llu, alone %llu",
+          (unsigned long long)shared, (unsigned long long)apart);
+    CHECK(hvd_algo_cost(ring, &many, 4, cost) <= hvd_algo_cost(ring, &each, 4, cost), "one of eight edges crosses");
+    each.host_of = own;
+    CHECK(hvd_algo_cost(direct, &each, 4, cost) == apart, "each rank on a host of its own");
+}
+
 int main(void)
 {
     test_each_contribution_arrives_exactly_once();
@@ -330,5 +365,6 @@ int main(void)
     test_bytes_on_the_wire_are_the_formula();
     test_steps_are_the_formula();
     test_the_cheapest_is_chosen();
+    test_the_cost_knows_who_shares_a_wire();
     return 0;
 }

@@ -134,6 +134,14 @@ static void hier_is_faster_than_a_flat_ring(uint64_t delay_ns)
     CHECK(of_ring * 10 >= of_hier * 13, "hier takes %llu ns, a flat ring %llu", (unsigned long long)of_hier,
           (unsigned long long)of_ring);
     CHECK(of_flat >= of_hier, "hier takes %llu ns, p2p %llu", (unsigned long long)of_hier, (unsigned long long)of_flat);
+    for (const struct hvd_algo *const *algo = hvd_algos; *algo; algo++) {
+        struct timed forced = {"p2p", (*algo)->name, cost, MANY};
+        if ((*algo)->most || !(*algo)->can(HVD_ALLREDUCE, 4))
+            continue;
+        uint64_t took = hvd_world_sim(4, 1, &line, 100, one_sum, &forced);
+        CHECK(of_flat * 20 <= took * 21, "p2p takes %llu ns, %s %llu", (unsigned long long)of_flat, (*algo)->name,
+              (unsigned long long)took);
+    }
     uint64_t port = MANY * sizeof(float) * 8;
     CHECK(of_hier > port && of_hier < port + port / 20 + 4 * delay_ns, "hier takes %llu ns, its bytes %llu",
           (unsigned long long)of_hier, (unsigned long long)port);

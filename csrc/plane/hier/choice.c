@@ -1,10 +1,9 @@
 /* choice.c - when is an allreduce worth three works in a row, and into how many segments is it cut?
  *
  * WHEN. What p2p does at once, hier does inside a host, across and inside again. Both are reckoned with the cost of a
- * message between hosts: p2p with all ranks, of which those of a host share its port, so that what a rank sends away
- * costs it the more, and what it sends inside about what it costs in shared memory; hier with one rank per host, which
- * has its share of the bytes, and two works in shared memory. Of what p2p may send before it is agreed on (p2p/early.h)
- * nothing is taken away.
+ * message between hosts: p2p with all ranks, of which those of a host share its wire; hier with one rank per host,
+ * which has its share of the bytes and of the wire, and two works in shared memory. Of what p2p may send before it is
+ * agreed on (p2p/early.h) nothing is taken away.
  *
  * HOW MANY. With more segments, more of the shorter side's work hides behind the longer one's, and each costs the wire
  * a pause: what comes next is not sent before the last has arrived, two ways later. With t for the work of the shorter
@@ -24,34 +23,25 @@
 #define SEGMENTS_MAX 64
 #define GRAIN        ((uint64_t)32 << 10)
 
-static int most_locals(const struct hvd_hier_place *place, int size)
+static uint64_t cheapest(int size, const int *host_of, uint64_t bytes, struct hvd_cost cost, bool any_order)
 {
-    int count[HVD_RANKS_MAX] = {0}, most = 0;
-    for (int rank = 0; rank < size; rank++) {
-        int here = ++count[place->host_of[rank]];
-        most = here > most ? here : most;
-    }
-    return most;
-}
-
-static uint64_t cheapest(int size, uint64_t bytes, struct hvd_cost cost, bool any_order)
-{
-    struct hvd_shape shape = {
-        .kind = HVD_ALLREDUCE, .size = size, .count = bytes / sizeof(float), .grain = GRAIN / sizeof(float)};
+    struct hvd_shape shape = {.kind = HVD_ALLREDUCE,
+                              .size = size,
+                              .count = bytes / sizeof(float),
+                              .grain = GRAIN / sizeof(float),
+                              .host_of = host_of};
     const struct hvd_algo *algo = hvd_algo_choose(&shape, sizeof(float), cost, !any_order);
     return hvd_algo_cost(algo, &shape, sizeof(float), cost);
 }
 
 uint64_t hvd_hier_least_bytes(const struct hvd_hier_place *place, int size, bool any_order, struct hvd_cost cost)
 {
-    uint64_t locals = (uint64_t)most_locals(place, size), others = (uint64_t)size - 1;
-    struct hvd_cost flat = cost, lane = cost;
-    flat.beta_ps = (cost.beta_ps * locals * ((uint64_t)size - locals) + INSIDE_PS * (locals - 1)) / others;
+    struct hvd_cost lane = cost;
     lane.beta_ps = cost.beta_ps * (uint64_t)place->lanes;
     for (uint64_t bytes = 2 * HVD_EARLY_BYTES; bytes < MOST_BYTES; bytes *= 2) {
         uint64_t inside = 2 * INSIDE_NS + bytes * INSIDE_PS / 1000;
-        uint64_t across = cheapest(place->hosts, bytes / (uint64_t)place->lanes, lane, any_order);
-        if (inside + across < cheapest(size, bytes, flat, any_order))
+        uint64_t across = cheapest(place->hosts, NULL, bytes / (uint64_t)place->lanes, lane, any_order);
+        if (inside + across < cheapest(size, place->host_of, bytes, cost, any_order))
             return bytes;
     }
     return MOST_BYTES;

@@ -7,9 +7,22 @@
  */
 #include "early.h"
 
+#include "../plane.h"
+
 #include <string.h>
 
 #define REST_MAX 255u
+
+uint64_t hvd_p2p_mark(const struct hvd_work *work, uint64_t number, uint64_t count, bool whole)
+{
+    const uint64_t odd = UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t what[] = {number, (uint64_t)work->kind, (uint64_t)work->op, (uint64_t)work->dtype, count, work->tag,
+                       whole},
+             mark = odd;
+    for (size_t i = 0; i < HVD_COUNT_OF(what); i++)
+        mark = (mark ^ what[i]) * odd;
+    return mark;
+}
 
 /* The step in which a peer is sent to, see algo/whole.c. */
 static uint32_t step_of(int rank, int peer, int size)

@@ -15,6 +15,8 @@
 
 #define HVD_EARLY_BYTES ((size_t)8 << 10) /* of a buffer, at most: sockets take it at once */
 
+struct hvd_work;
+
 struct hvd_p2p_head {
     uint64_t mark;        /* of the work, the same on all ranks */
     uint32_t step, early; /* early: 1: it left before the work was agreed on, or 0 */
@@ -30,6 +32,8 @@ struct hvd_p2p_early {
     unsigned char message[sizeof(struct hvd_p2p_head) + HVD_EARLY_BYTES];
 };
 
+/* Everything that all ranks must agree on of a work of so many elements, and its number. */
+uint64_t hvd_p2p_mark(const struct hvd_work *work, uint64_t number, uint64_t count, bool whole);
 /* A work of this mark may be next: send its message to everyone, or begin to. */
 void hvd_p2p_early_send(struct hvd_p2p_early *early, struct hvd_link *const *link, int rank, int size, uint64_t mark,
                         const void *buffer, size_t bytes);
