@@ -1,4 +1,10 @@
-"""What has crossed between this rank and others? The counts that each stream of the core keeps, for users (`link_stats`)."""
+"""What has crossed between this rank and others? The counts that each stream of the core keeps, for users.
+
+The core adds them up while it moves bytes; asking takes the engine's turn for a moment, so the four numbers of a rank
+belong together.
+
+Not here: what crosses shared memory or an MPI, which keep no counts.
+"""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@
  * enough: a rank writes r + 2 only after everyone has voted r + 1, and a rank votes r + 1 only after it has
  * read all votes of r.
  *
- * Rounds are driven by events. A rank enters the next round when it has news, or when it sees that a peer has
- * entered it; it never waits for user code to do so. While a bucket is moving and another one is already
- * agreed, own news are held back: what becomes ready meanwhile travels together in the next bucket. That is
- * all there is of a "cycle time".
+ * Rounds are driven by events. A rank enters the next round when it has news, or when it sees that a peer has entered
+ * it; it never waits for user code to do so (but for a moment where hosts are far: about_to_speak). While a bucket is
+ * moving and another one is already agreed, own news are held back: what becomes ready meanwhile travels together in
+ * the next bucket. That is all there is of a "cycle time".
  *
  * A set on several hosts agrees in the same rounds: boards inside a host, and a tree of streams between the first
  * members of each (tree.c), of whom each posts what is agreed on its own board.
@@ -28,6 +28,8 @@
 
 #define FRESH_MAX   256   /* descriptors in one vote; more ride in the next round */
 #define SMALL_BYTES 65536 /* moved within microseconds */
+#define FAR_NS      200000u
+#define GRACE_NS    1000000u
 
 static size_t round_up(size_t bytes)
 {
@@ -341,18 +343,27 @@ static bool agree_as_posted(struct hvd_engine *engine, struct hvd_set *set, uint
     return true;
 }
 
-/* Who is to know that this rank has voted? On one host all, who wait for all votes. On several the leader, who waits
- * for those of this host, and who is to enter, too: others wait for what the leader posts. */
+/* Who is to know that this rank has voted? Who is to enter, too, and, from the last one to enter, who waits for all
+ * votes of this host: on one host all, on several the leader, for others wait for what that posts. */
 static void tell_entered(const struct hvd_set *set, uint64_t round)
 {
-    if (!set->riders) {
-        hvd_bells_ring_all(&set->bells);
-        return;
-    }
     atomic_thread_fence(memory_order_seq_cst); /* who enters at the same time sees this vote, or is seen */
+    bool all = all_entered(set, round);
     for (int i = 0; i < set->locals; i++)
-        if (i != set->here && (i == 0 || !hvd_place_entered(&set->place[i], set->life, round)))
+        if (i != set->here && (all ? i == 0 || !set->riders : !hvd_place_entered(&set->place[i], set->life, round)))
             hvd_bells_ring(&set->bells, i);
+}
+
+/* Hosts are far from each other, and this rank's caller has just got what he waited for: he is about to say more, and a
+ * round without it would cost a way between hosts. The alarm clock sees to it that the round is not forgotten. */
+static bool about_to_speak(struct hvd_engine *engine, const struct hvd_set *set)
+{
+    uint64_t grace_ns = engine->link_cost.alpha_ns / 4;
+    if (!set->riders || engine->handles.with_turn || engine->link_cost.alpha_ns < FAR_NS ||
+        hvd_now_ns() - set->served_ns >= (grace_ns < GRACE_NS ? grace_ns : GRACE_NS))
+        return false;
+    hvd_soon_arm(&engine->soon);
+    return true;
 }
 
 bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
@@ -367,7 +378,7 @@ bool hvd_agree_step(struct hvd_engine *engine, struct hvd_set *set)
     if (enters) {
         bool hold = set->moving.busy && set->agenda.count > set->moving.items;
         if ((hold || !hvd_coord_news(set->coord)) && !set->probing)
-            if (soon_over(set) || !peer_entered(set, round))
+            if (soon_over(set) || !peer_entered(set, round) || about_to_speak(engine, set))
                 return moved;
         hvd_order_vote(engine, set);
         hvd_coord_vote(set->coord, board(engine, set, set->here, round), set->vote_bytes);

@@ -97,6 +97,7 @@ struct hvd_set {
     struct hvd_plan plan;
     bool entered;        /* my vote of this round lies on my board */
     uint64_t said_clock; /* in it */
+    uint64_t served_ns;  /* when this rank's last work of it was done; kept where others are on other hosts */
     bool probing;        /* enter a round, to see who answers; see silence.c */
     int waited;          /* ticks without progress */
     uint64_t progress;

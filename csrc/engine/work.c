@@ -72,6 +72,8 @@ static bool finish_without_plane(struct hvd_engine *engine, struct hvd_set *set)
         pop(set, 1);
         any = true;
     }
+    if (any && set->riders)
+        set->served_ns = hvd_now_ns();
     return any;
 }
 
@@ -333,6 +335,7 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
         hvd_mark_drop(moving->work.behind);
     moving->work.behind = NULL;
     pop(set, moving->items);
+    set->served_ns = set->riders ? hvd_now_ns() : 0;
     return true;
 }
 

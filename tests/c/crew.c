@@ -27,6 +27,7 @@ static const struct crew_kind *kind = &kinds[0];
 struct hvd_error crew_open_error;
 pid_t crew_pid[HVD_LOCAL_MAX];
 int crew_shared_memory, crew_peer_timeout_ms;
+uint64_t crew_alpha_ns;
 
 static void too_late(int signal)
 {
@@ -85,6 +86,8 @@ static void link_options(struct hvd_options *options, struct row *row)
     options->host_of = kind->host_of;
     options->host_name = kind->host_of ? host_name : NULL;
     options->peer_timeout_ms = crew_peer_timeout_ms;
+    options->link_alpha_ns = crew_alpha_ns;
+    options->link_beta_ps = crew_alpha_ns ? 8000 : 0;
 }
 
 int crew_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error)

@@ -35,6 +35,7 @@
 const char *crew_world(int i);
 enum { CREW_HOSTS = 2 }; /* the first kind with several hosts: of one rank each; then of 2, 1 and the rest; ... */
 extern int crew_peer_timeout_ms;
+extern uint64_t crew_alpha_ns; /* of a message between hosts, as if it were so; 0: it is measured */
 
 typedef void crew_body(struct hvd_engine *engine, int rank, int size);
 

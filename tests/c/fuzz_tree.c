@@ -14,7 +14,18 @@
 #include "fuzz.h"
 #include "ranks.h"
 
-enum { RANKS_MAX = 6, TICKETS = 8, TURNS = 64, INBOX = 1 << 15, MAGIC = 0x65746f76, OPEN = 1, VOTE, ABORT, ALIVE };
+enum {
+    RANKS_MAX = 6,
+    TICKETS = 8,
+    TURNS = 64,
+    INBOX = 1 << 15,
+    MAGIC = 0x65746f76,
+    OPEN = 1,
+    VOTE,
+    ABORT,
+    ALIVE,
+    PART
+};
 
 /* A neighbour: what waits to be read from it, and what of a frame was written to it. */
 struct wire {
@@ -63,7 +74,7 @@ static int wire_send(struct hvd_link *link, const void *bytes, size_t count, siz
         if (wire->out_at < sizeof wire->out)
             continue;
         const struct hvd_frame *frame = &wire->out;
-        CHECK(frame->magic == MAGIC && frame->type >= OPEN && frame->type <= ALIVE && frame->life == scene.set.life &&
+        CHECK(frame->magic == MAGIC && frame->type >= OPEN && frame->type <= PART && frame->life == scene.set.life &&
                   frame->round <= hvd_coord_round(scene.set.coord) &&
                   frame->bytes <= scene.set.vote_bytes + HVD_RIDE_ROOM,
               "type %u, %u bytes, round %llu", frame->type, frame->bytes, (unsigned long long)frame->round);
@@ -174,7 +185,7 @@ static void come(struct wire *wire)
         scene.damaged = true;
         frame.bytes = fuzz_below(&scene.input, sizeof body);
         fuzz_take(&scene.input, &body, frame.bytes);
-    } else if (frame.type != OPEN && frame.type != ALIVE) { /* raw: no frame at all */
+    } else if (frame.type != OPEN && frame.type != ALIVE && frame.type != PART) { /* raw: no frame at all */
         scene.damaged = true;
         put(wire, &body, fuzz_take(&scene.input, &body, fuzz_below(&scene.input, sizeof body)));
         return;
