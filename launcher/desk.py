@@ -29,6 +29,7 @@ LENGTH = struct.Struct("!Q")
 HEAD = struct.Struct("!BQ")
 KEY = "HVDLITE_CALL_KEY"  # the variable that ranks find the key in
 _READ_BYTES = 1 << 18
+SILENCE_S = 5.0  # of a rank's host, before it counts as lost; as --agent-timeout by default
 
 
 class Answer(NamedTuple):
@@ -101,7 +102,7 @@ class Desk:
             return
         who = f"rank {rank} ({str(arrival.hello.get('host', '?'))[:64]}, pid {pid})"
         guest = _Guest(arrival.sock, rank, who, self._call)
-        muster.keep_watch(arrival.sock, control=False)
+        muster.keep_watch(arrival.sock, False, SILENCE_S)
         self.seen.add(rank)
         self._guests[rank] = guest
         self._selector.register(arrival.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, guest)
