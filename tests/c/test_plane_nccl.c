@@ -1,6 +1,6 @@
 /* test_plane_nccl.c - plane nccl over a GPU that is none (tests/stub): does it do every work as the other planes do, in
  * as few calls as it should, and not before the tensors are there? (What it says where it cannot is
- * test_plane_nccl_errors.c's.)
+ * test_plane_nccl_errors.c's; how buckets are packed and scaled, test_plane_nccl_pack.c's.)
  *
  * Device memory is the process's own in the stub, so that the buckets of the other tests serve.
  */
@@ -10,7 +10,6 @@
 #include "world.h"
 
 #include <sched.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const struct hvd_plane *plane; /* nccl */
@@ -53,7 +52,8 @@ static void matrix(const struct gpus_seat *seat)
                                         .root = (dtype + i) % size};
                 like.postscale = like.op == HVD_OP_average && size == 2 ? 0.5 : 1;
                 if ((i > 0 && kinds[k] != HVD_ALLREDUCE) || !plane->can(seat->nccl, &like) ||
-                    (size == 3 && (is_half(dtype) || like.op == HVD_OP_average))) /* each rank's third is rounded */
+                    (size == 3 &&
+                     (is_half(dtype) || like.op == HVD_OP_average))) /* a third is rounded: test_plane_nccl_pack.c */
                     continue;
                 for (size_t c = 0; c < HVD_COUNT_OF(counts); c++)
                     one(seat, &like, counts[c], (int)(c + (size_t)i) % HVD_BUCKET_SHAPES, (int)c % 2, 0);
@@ -203,144 +203,6 @@ static void waits_for_tensors(const struct hvd_plane_arg *world, void *more)
     hvd_cuda_load(&error)->EventDestroy(gate);
 }
 
-enum { TENSORS = 300, LAUNCHES = 3 }; /* of tables with 128 rows */
-
-/* A small whole number, exact in every dtype. */
-static void put_number(int dtype, double value, void *to)
-{
-    float single = (float)value;
-    _Float16 half = (_Float16)value;
-    unsigned char byte = (unsigned char)value;
-    const void *from = dtype == HVD_DTYPE_float16    ? (const void *)&half
-                       : dtype == HVD_DTYPE_bfloat16 ? (const char *)&single + 2
-                       : dtype == HVD_DTYPE_float32  ? (const void *)&single
-                       : dtype == HVD_DTYPE_float64  ? (const void *)&value
-                                                     : &byte;
-    memcpy(to, from, (size_t)hvd_dtype_bytes(dtype));
-}
-
-/* A bucket of 300 tensors of all sizes and alignments; of rank r, r + 1 times the numbers. `twice`: scaled by 2. */
-static void many_tensors(const struct gpus_seat *seat, int dtype, bool twice)
-{
-    struct hvd_error error = {0};
-    struct hvd_piece piece[TENSORS];
-    size_t bytes = (size_t)hvd_dtype_bytes(dtype), each = 4200 * bytes + 64, at = 0;
-    unsigned char *memory = calloc(TENSORS, each);
-    uint64_t sum = (uint64_t)(seat->arg.size * (seat->arg.size + 1) / 2) * (twice ? 2 : 1), total = 0;
-    CHECK(memory, "no memory");
-    for (uint64_t i = 0; i < TENSORS; i++, at += each) {
-        uint64_t count = i % 50 == 7 ? 4200 : i % 13;
-        void *begin = memory + at + i % 17 * bytes;
-        for (uint64_t k = 0; k < count; k++)
-            put_number(dtype, (double)((i + k) % 5 * (uint64_t)(seat->arg.rank + 1)), (char *)begin + k * bytes);
-        piece[i] = (struct hvd_piece){.in = begin, .out = begin, .count = count};
-        total += count;
-    }
-    struct hvd_work work = {.kind = HVD_ALLREDUCE,
-                            .op = HVD_OP_sum,
-                            .dtype = dtype,
-                            .divide_by = seat->arg.size,
-                            .prescale = twice ? 2 : 1,
-                            .postscale = 1,
-                            .piece = piece,
-                            .pieces = TENSORS,
-                            .count = total};
-    CHECK(gpus_do(seat, &work, &error) == HVD_OK, "%s", error.text);
-    for (uint64_t i = 0; i < TENSORS; i++) {
-        for (uint64_t k = 0; k < piece[i].count; k++) {
-            unsigned char due[8];
-            put_number(dtype, (double)((i + k) % 5 * sum), due);
-            CHECK(memcmp(due, (char *)piece[i].out + k * bytes, bytes) == 0, "dtype %d, tensor %d", dtype, (int)i);
-        }
-        size_t end = (size_t)((unsigned char *)piece[i].out - memory) + piece[i].count * bytes;
-        CHECK(end == (i + 1) * each || memory[end] == 0, "behind tensor %d", (int)i);
-    }
-    free(memory);
-}
-
-/* A bucket of many tensors is one call of NCCL, and a launch for 128 tensors each way, multiplied on the way in. */
-static void packs(const struct hvd_plane_arg *world, void *more)
-{
-    static const int floats[] = {HVD_DTYPE_float16, HVD_DTYPE_bfloat16, HVD_DTYPE_float32, HVD_DTYPE_float64};
-    struct gpus_seat seat;
-    struct hvd_error error = {0};
-    (void)more;
-    CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
-    int calls = gpus_calls("ncclAllReduce"), launches = gpus_calls("cuLaunchKernel"),
-        ops = gpus_calls("ncclRedOpCreatePreMulSum");
-    hvd_world_meet(world);
-    for (size_t i = 0; i < HVD_COUNT_OF(floats); i++)
-        many_tensors(&seat, floats[i], i % 2);
-    many_tensors(&seat, HVD_DTYPE_float32, true);
-    many_tensors(&seat, HVD_DTYPE_uint8, false);
-    hvd_world_meet(world);
-    int size = world->size, works = 6 * size;
-    CHECK(gpus_calls("ncclAllReduce") - calls == works &&
-              gpus_calls("cuLaunchKernel") - launches == 2 * LAUNCHES * works,
-          "%d calls, %d launches", gpus_calls("ncclAllReduce") - calls, gpus_calls("cuLaunchKernel") - launches);
-    CHECK(gpus_calls("ncclRedOpCreatePreMulSum") == ops && gpus_calls("cuMemcpyDtoD") == 0, "a plain sum, no copies");
-    CHECK(gpus_calls("ncclCommRegister") > 0 && hvd_nccl_memory_bytes() >= (size_t)2 << 20, "registered, counted");
-    hvd_world_meet(world);
-    plane->close(seat.nccl);
-    hvd_world_meet(world);
-    CHECK(hvd_nccl_memory_bytes() == 0 && gpus_calls("ncclMemFree") == gpus_calls("ncclMemAlloc") &&
-              gpus_calls("ncclCommDeregister") == gpus_calls("ncclCommRegister"),
-          "all of it is given back");
-}
-
-/* Where one rank's driver does not take the kernels, it copies, and all leave the factor to NCCL. */
-static void packs_without_kernels(const struct hvd_plane_arg *world, void *more)
-{
-    struct gpus_seat seat;
-    struct hvd_error error = {0};
-    (void)more;
-    if (world->rank == 0)
-        gpus_fail("cuModuleLoadData", 1, 218);
-    hvd_world_meet(world);
-    int ops = gpus_calls("ncclRedOpCreatePreMulSum"), copies = gpus_calls("cuMemcpyDtoD");
-    CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
-    CHECK(!seat.nccl->all_scale, "agreed");
-    many_tensors(&seat, HVD_DTYPE_float32, true);
-    hvd_world_meet(world);
-    CHECK(gpus_calls("ncclRedOpCreatePreMulSum") > ops && gpus_calls("cuMemcpyDtoD") > copies, "by copies");
-    plane->close(seat.nccl);
-}
-
-/* With an NCCL that registers nothing, what lies as in a bucket is not copied; what does not is, on its rank alone. */
-static void leaves_views(const struct hvd_plane_arg *world, void *more)
-{
-    enum { VIEWS = 5, EACH = 64 };
-    struct gpus_seat seat;
-    struct hvd_error error = {0};
-    struct hvd_piece piece[VIEWS];
-    _Alignas(16) float value[VIEWS * EACH + 8];
-    (void)more;
-    CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
-    for (int gap = 0; gap < 2; gap++) { /* with one before the last view, on rank 0 */
-        struct hvd_work work = hvd_bucket_sum(piece, value, 1);
-        work.pieces = VIEWS;
-        work.count = VIEWS * EACH;
-        for (int i = 0; i < VIEWS; i++) {
-            float *at = value + i * EACH + (gap && world->rank == 0 && i == VIEWS - 1 ? 8 : 0);
-            for (int k = 0; k < EACH; k++)
-                at[k] = (float)k;
-            piece[i] = (struct hvd_piece){.in = at, .out = at, .count = EACH};
-        }
-        int launches = gpus_calls("cuLaunchKernel");
-        hvd_world_meet(world);
-        CHECK(gpus_do(&seat, &work, &error) == HVD_OK, "%s", error.text);
-        for (int i = 0; i < VIEWS * EACH; i++)
-            CHECK(((const float *)piece[i / EACH].out)[i % EACH] == (float)(i % EACH * world->size), "%d", i);
-        hvd_world_meet(world);
-        CHECK(gpus_calls("cuLaunchKernel") - launches == 2 * gap, "%d launches",
-              gpus_calls("cuLaunchKernel") - launches);
-        hvd_world_meet(world);
-    }
-    CHECK(seat.nccl->fusion.by_nccl == false, "NCCL has none to give");
-    hvd_world_meet(world);
-    plane->close(seat.nccl);
-}
-
 static void threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more))
 {
     hvd_world_run(HVD_WORLD_THREADS, size, 300, body, NULL);
@@ -359,12 +221,6 @@ int main(void)
         CHECK(works_done - before > 100, "too few works for a world of %d", sizes[i]);
     }
     threads(2, waits_for_tensors);
-    threads(2, packs);
-    threads(3, packs_without_kernels);
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, does_every_work, NULL);
-    struct hvd_nccl *older = (struct hvd_nccl *)(uintptr_t)hvd_nccl_load(NULL);
-    older->MemAlloc = NULL;
-    older->CommRegister = NULL;
-    threads(2, leaves_views);
     return 0;
 }

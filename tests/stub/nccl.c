@@ -280,6 +280,7 @@ static int add(const char *name, struct stub_call call, void *self, void *stream
 
 EXPORT int ncclAllReduce(const void *in, void *out, size_t count, int type, int op, void *comm, void *stream)
 {
+    stub_count("elements of ncclAllReduce", (int)count);
     return add("ncclAllReduce", (struct stub_call){STUB_ALLREDUCE, in, out, count, type, op, 0, 0, 0}, comm, stream);
 }
 

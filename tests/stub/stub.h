@@ -29,6 +29,7 @@ const char *stub_range(int i);
 int stub_called(const char *name);
 /* On the stream's thread, after all that was put there before. `run` frees `self`. */
 void stub_put(void *stream, void (*run)(void *self), void *self);
-bool stub_current(int *device); /* has this thread a current context, and whose? */
+void stub_count(const char *name, int more); /* counts something else than a call; stub_calls tells */
+bool stub_current(int *device);              /* has this thread a current context, and whose? */
 
 #endif
