@@ -225,7 +225,8 @@ int hvd_notice(char *text, size_t text_bytes);
  * order; returns how many were taken. If that is less than count, text says why the next one was refused; handles of
  * the others are valid. The engine wakes once, if the last one taken is not quiet; quiet of the others means nothing.
  * wait_many: HVD_AGAIN, or all are finished: then all are forgotten, and HVD_OK or why the first of those that failed
- * did. Handles that are 0 are passed over. None of them may be waited for or forgotten by others meanwhile. */
+ * did. What lies on a device's stream is done there by then, as after hvd_finish and hvd_run. Handles that are 0 are
+ * passed over. None of them may be waited for or forgotten by others meanwhile. */
 int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_t *handles, char *text,
                     size_t text_bytes);
 int hvd_wait_many(const int64_t *handles, int count, int timeout_ms, char *text, size_t text_bytes);

@@ -168,15 +168,29 @@ int hvd_engine_fetch(struct hvd_engine *engine, int64_t handle, uintptr_t to, vo
     return hvd_block_fetch(slot->block, slot->behind, to, (size_t)slot->bytes, stream, error);
 }
 
+int hvd_engine_reached(struct hvd_engine *engine, const struct hvd_slot *slot, uint64_t until_ns, char *text,
+                       size_t text_bytes)
+{
+    struct hvd_error error = {0};
+    int code = HVD_OK;
+    while (slot->behind && (code = hvd_mark_reached(slot->behind, &error)) == HVD_AGAIN && hvd_now_ns() < until_ns &&
+           !atomic_load(&engine->failed))
+        usleep(ON_DEVICE_US);
+    if (slot->behind && atomic_load(&engine->failed)) { /* it may have ended there without its peers */
+        error.code = HVD_OK;
+        code = hvd_fail(&error, engine->failure.code, "%s", engine->failure.text);
+    }
+    if (code < 0)
+        hvd_text_copy(text, text_bytes, error.text);
+    return code;
+}
+
 int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
 {
     uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
     int code = hvd_engine_wait(engine, handle, timeout_ms, text, text_bytes);
-    while (code == HVD_OK && hvd_engine_poll(engine, handle) == HVD_AGAIN) /* nobody will ask for its mark */
-        if (hvd_now_ns() < until_ns)
-            usleep(ON_DEVICE_US);
-        else
-            code = HVD_AGAIN;
+    if (code == HVD_OK) /* nobody will ask for its mark */
+        code = hvd_engine_reached(engine, hvd_handles_find(&engine->handles, handle), until_ns, text, text_bytes);
     if (code != HVD_AGAIN)
         hvd_handles_forget(&engine->handles, handle);
     return code;

@@ -202,6 +202,10 @@ int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *requ
  * `patient` begins as true. */
 bool hvd_engine_take_part(struct hvd_engine *engine, bool (*done)(void *self), void *self, uint64_t until_ns,
                           bool *patient);
+/* Of a handle that went well, and whose mark nobody will ask for: is the collective done on its device, too? Blocks
+ * until then: HVD_OK, HVD_AGAIN, or why the job has failed meanwhile. */
+int hvd_engine_reached(struct hvd_engine *engine, const struct hvd_slot *slot, uint64_t until_ns, char *text,
+                       size_t text_bytes);
 int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 void hvd_engine_kick(struct hvd_engine *engine);
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle);

@@ -6,7 +6,8 @@
  *
  * Waiting goes through the handles in order. Whoever finished before costs a look; the caller sleeps, or drives the
  * engine, on the first that has not. Failures are looked at when all have finished: the memory of every tensor is the
- * caller's again then, also of those that went well.
+ * caller's again then, also of those that went well. For the same reason it is waited for until what lies on a
+ * device's stream is done there: the handles are forgotten, and nobody could ask for their marks.
  */
 #include "engine.h"
 
@@ -45,6 +46,19 @@ static bool all_done(void *self)
     return true;
 }
 
+/* All are finished: is all of it done on devices, too? As hvd_engine_reached. */
+static int reach_many(const struct waited *waited, uint64_t until_ns, char *text, size_t text_bytes)
+{
+    int code = HVD_OK;
+    for (int i = 0; i < waited->count && code == HVD_OK; i++) {
+        int64_t handle = waited->handles[i];
+        struct hvd_slot *slot = handle ? hvd_handles_find(&waited->engine->handles, handle) : NULL;
+        if (slot && slot->code == HVD_OK)
+            code = hvd_engine_reached(waited->engine, slot, until_ns, text, text_bytes);
+    }
+    return code;
+}
+
 /* All are finished: the first failure's code and text, and nothing is left of them. */
 static int forget_many(struct hvd_engine *engine, const int64_t *handles, int count, char *text, size_t text_bytes)
 {
@@ -78,5 +92,9 @@ int hvd_engine_wait_many(struct hvd_engine *engine, const int64_t *handles, int 
                 hvd_engine_wait(engine, handles[waited.first], left_ms, NULL, 0);
         }
     atomic_fetch_sub(&engine->waiters, 1);
-    return done ? forget_many(engine, handles, count, text, text_bytes) : HVD_AGAIN;
+    int reached = done ? reach_many(&waited, until_ns, text, text_bytes) : HVD_AGAIN;
+    if (reached == HVD_AGAIN)
+        return HVD_AGAIN;
+    int code = forget_many(engine, handles, count, text, text_bytes);
+    return code == HVD_OK ? reached : code;
 }

@@ -238,6 +238,51 @@ static void nobody_waits_for_a_device(struct hvd_engine *engine, int rank, int s
     cuda->EventDestroy(gate);
 }
 
+/* Who waits for many handles gets no marks, so what they stand for is done on the device; likewise with `finish`. */
+static void many_are_waited_for(struct hvd_engine *engine, int rank, int size)
+{
+    enum { MANY = 5 };
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    float value[MANY];
+    void *gate = gpus_gate();
+    for (int step = 0; step < 2; step++) {
+        struct hvd_request request[MANY];
+        const struct hvd_request *given[MANY];
+        char name[MANY][8];
+        int64_t handle[MANY];
+        for (int i = 0; i < MANY; i++) {
+            value[i] = (float)(rank + i);
+            snprintf(name[i], sizeof name[i], "m%d", i);
+            request[i] =
+                on_device(HVD_ALLREDUCE, name[i], HVD_OP_sum, HVD_DTYPE_float32, &value[i], &value[i], 1, rank);
+            request[i].ready = step == 0 && i == 2 ? gate : NULL;
+            request[i].device = i == 3 ? 0 : request[i].device;
+            given[i] = &request[i];
+        }
+        CHECK(hvd_engine_submit_many(engine, given, MANY, handle, &error) == MANY);
+        int code = HVD_AGAIN;
+        for (int i = 0, k = 0; i < MANY && step == 0 && k < 400; k++) {
+            code = hvd_engine_wait(engine, handle[i], 50, text, sizeof text);
+            i += code == HVD_OK; /* it lies on the stream */
+        }
+        if (step == 0) {
+            CHECK_CODE(hvd_engine_wait_many(engine, handle, MANY, 20, text, sizeof text), HVD_AGAIN, text);
+            CHECK(value[2] == (float)(rank + 2));
+            crew_meet();
+            gpus_open_gate(gate);
+        }
+        code = HVD_AGAIN;
+        for (int k = 0; k < 400 && code == HVD_AGAIN; k++)
+            code = hvd_engine_wait_many(engine, handle, MANY, 50, text, sizeof text);
+        CHECK_CODE(code, HVD_OK, text);
+        for (int i = 0; i < MANY; i++)
+            CHECK(value[i] == (float)(size * i + size * (size - 1) / 2) &&
+                  hvd_engine_poll(engine, handle[i]) == HVD_EHANDLE);
+    }
+    hvd_cuda_load(&error)->EventDestroy(gate);
+}
+
 static void ranks_disagree(struct hvd_engine *engine, int rank, int size)
 {
     float value = 1;
@@ -304,6 +349,8 @@ static void one_dies(struct hvd_engine *engine, int rank, int size)
     const struct hvd_cuda *cuda = hvd_cuda_load(&error);
     CHECK(cuda->DevicePrimaryCtxRetain(&ctx, rank) == 0 && cuda->CtxPushCurrent(ctx) == 0);
     CHECK(cuda->StreamCreateWithPriority(&stream, 1, -5) == 0);
+    for (int i = 0; i < 400 && rank == 2 && (code == HVD_OK || code == HVD_AGAIN); i++)
+        code = hvd_engine_wait_many(engine, &handle, 1, 50, text, sizeof text);
     while (code == HVD_OK && (code = hvd_engine_behind(engine, handle, stream, &error)) == HVD_OK)
         usleep(1000); /* it is on the stream: whoever asks later hears of the death */
     CHECK_CODE(code, HVD_EPEER, text);
@@ -327,6 +374,8 @@ int main(void)
     by_nccl_in_overlapping_sets();
     crew_threads(1, nobody_waits_for_a_device);
     crew_threads(3, nobody_waits_for_a_device);
+    crew_threads(1, many_are_waited_for);
+    crew_threads(3, many_are_waited_for);
     crew_threads(3, ranks_disagree);
     crew_threads(3, one_has_joined);
     shared_device = 2;
