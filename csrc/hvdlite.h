@@ -89,6 +89,7 @@ struct hvd_options {
     const char *algo;         /* agreed; the algorithm that p2p uses wherever it can; NULL: the cheapest */
     uint64_t link_alpha_ns;   /* agreed; of a message between hosts: how long it takes to arrive */
     uint64_t link_beta_ps;    /* agreed; and how long each byte of it keeps the wire busy. Both 0: they are measured */
+    int32_t shares_gpus;      /* 1: NCCL was told in this process that ranks may share a GPU */
     uintptr_t mpi_comm; /* an MPI communicator of all ranks, from hvd_mpi_comm; lent until hvd_shutdown. 0: none */
     /* Several hosts, or plane p2p: what Python has connected, by rank, -1 where there is nothing. NULL: none at all.
      * The descriptors belong to the core from the call on, whatever comes of it. */

@@ -42,6 +42,7 @@ def options(
     given.fusion_bytes = values["fusion_threshold"]
     given.slots_max = values["cache_capacity"]
     given.deterministic = values["deterministic"]
+    given.shares_gpus = config.environ().get("NCCL_MULTI_RANK_GPU_ENABLE", "") not in ("", "0")
     given.start_timeout_ms = int(values["start_timeout"] * 1000)
     given.leave_timeout_ms = int(values["leave_timeout"] * 1000)
     given.spin_us = values["spin_us"]

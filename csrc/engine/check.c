@@ -195,10 +195,6 @@ static int check_device(const struct hvd_request *request, struct hvd_error *err
     if (request->device < 0 || request->kind == HVD_BARRIER || request->kind == HVD_JOIN)
         return hvd_fail(error, HVD_EINVAL, "%s of '%.200s': %d is no device", hvd_engine_kind(request->kind),
                         name_of(request), request->device - 1);
-    if (request->kind == HVD_ALLREDUCE && request->op == HVD_OP_adasum)
-        return hvd_fail(error, HVD_EINVAL,
-                        "an Adasum of '%.200s' is not done on a device: move the tensor to the CPU with .cpu()",
-                        name_of(request));
     return HVD_OK;
 }
 

@@ -88,6 +88,7 @@ struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set
                                   .any_order = !engine->options.deterministic,
                                   .leaving = &set->left,
                                   .algo = engine->algo,
+                                  .shares_gpus = engine->options.shares_gpus,
                                   .start_timeout_ms = engine->options.start_timeout_ms,
                                   .link_cost = engine->link_cost,
                                   .wanted = engine->wanted};

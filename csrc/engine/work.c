@@ -92,6 +92,20 @@ void hvd_work_pieces(struct hvd_moving *moving, uint32_t pieces)
     moving->piece_room = room;
 }
 
+/* A work on devices that no plane for devices does, or none can: it goes by way of the CPU, or the job ends. */
+static void by_the_cpu(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
+{
+    struct hvd_moving *moving = &set->moving;
+    moving->by = NULL;
+    moving->busy = error->code == HVD_OK && moving->work.flags & HVD_WORK_ON_DEVICE &&
+                   hvd_stage_begin(&moving->stage, &moving->work, set->rank, set->size, error) == HVD_OK;
+    if (moving->busy)
+        return;
+    if (error->code == HVD_OK)
+        hvd_fail(error, HVD_EINTERNAL, "no plane can do this %s", hvd_engine_kind(moving->work.kind));
+    hvd_engine_abort(engine, engine->options.rank, error->code, error->text);
+}
+
 /* Choose the plane and start; a refusal by all ends the job (it cannot happen: some plane can do everything). */
 void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set)
 {
@@ -113,15 +127,7 @@ void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set)
         moving->busy = false;
         break;
     }
-    moving->by = NULL;
-    if (on_device && error.code == HVD_OK &&
-        hvd_stage_begin(&moving->stage, &moving->work, set->rank, set->size, &error) == HVD_OK) {
-        moving->busy = true;
-        return;
-    }
-    if (error.code == HVD_OK)
-        hvd_fail(&error, HVD_EINTERNAL, "no plane can do this %s", hvd_engine_kind(moving->work.kind));
-    hvd_engine_abort(engine, engine->options.rank, error.code, error.text);
+    by_the_cpu(engine, set, &error);
 }
 
 void hvd_work_describe(struct hvd_set *set, const struct hvd_plan_item *item)
@@ -176,6 +182,18 @@ static bool compose(struct hvd_engine *engine, struct hvd_set *set)
     return moving->composed;
 }
 
+static bool is_adasum(const struct hvd_work *work)
+{
+    return work->kind == HVD_ALLREDUCE && work->op == HVD_OP_adasum;
+}
+
+static void start_adasum(struct hvd_engine *engine, struct hvd_set *set)
+{
+    hvd_adasum_open(&set->moving.adasum, &set->moving.work, set->rank, set->size);
+    bool more = compose(engine, set);
+    HVD_ASSERT(more);
+}
+
 /* True: the votes that agreed on this work have done it. */
 static bool rode(struct hvd_engine *engine, struct hvd_set *set)
 {
@@ -212,10 +230,10 @@ static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
     }
     moving->work.pieces = moving->items = items;
     moving->sizes = false;
-    if (moving->work.kind == HVD_ALLREDUCE && moving->work.op == HVD_OP_adasum) {
-        hvd_adasum_open(&moving->adasum, &moving->work, set->rank, set->size);
-        bool more = compose(engine, set);
-        HVD_ASSERT(more);
+    if (is_adasum(&moving->work) && hvd_item_on_device(hvd_work_item(set, 0))) {
+        by_the_cpu(engine, set, &(struct hvd_error){0});
+    } else if (is_adasum(&moving->work)) {
+        start_adasum(engine, set);
     } else if (!rode(engine, set)) {
         hvd_work_start(engine, set);
     }
@@ -273,12 +291,17 @@ static int step_stage(struct hvd_engine *engine, struct hvd_set *set, bool *prog
     int code = hvd_stage_poll(&moving->stage, progress, error);
     if (code != HVD_OK || moving->stage.phase != HVD_STAGE_HERE)
         return code;
-    if (!moving->by) {
-        hvd_work_start(engine, set); /* its pieces lie here now */
+    if (!moving->by) { /* its pieces lie here now */
+        if (is_adasum(&moving->work))
+            start_adasum(engine, set);
+        else
+            hvd_work_start(engine, set);
         if (!moving->busy)
             return HVD_AGAIN;
     }
     code = moving->by->plane->poll(moving->by->self, &moving->work, progress, error);
+    if (code == HVD_OK && moving->composed && compose(engine, set))
+        return HVD_AGAIN;
     return code == HVD_OK ? hvd_stage_return(&moving->stage, error) : code;
 }
 

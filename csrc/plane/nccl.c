@@ -11,6 +11,9 @@
  * nobody rings for that, so the plane is `silent`: the engine comes again by itself. All works of a device, of
  * whichever set, run on one stream (device.c).
  *
+ * A set on several hosts for which plane hier is asked for goes on two levels: NCCL inside each host, streams of our
+ * own between hosts (levels.c). Then a work is polled until all of it is on the stream, and settled as ever.
+ *
  * NCCL cannot lose a peer and go on: when the job has failed, the communicator is aborted, which ends what runs on the
  * device; so no stream of the user waits for a dead rank. After a failure every later call repeats it.
  */
@@ -32,8 +35,17 @@ static int open_plane(const struct hvd_plane_arg *arg, void **self, struct hvd_e
     plane->size = arg->size;
     plane->local_rank = arg->local_rank;
     plane->any_order = arg->any_order;
+    plane->shares_gpus = arg->shares_gpus;
     plane->timeout_ns = (uint64_t)arg->start_timeout_ms * 1000000u;
     plane->multiplied = -1;
+    plane->comm_rank = arg->rank;
+    plane->comm_size = arg->size;
+    if (hvd_nccl_levels_fit(arg)) {
+        plane->levels = hvd_nccl_levels_open(arg);
+        plane->comm_rank = plane->levels->place.number;
+        plane->comm_size = plane->levels->place.locals;
+        plane->lonely = plane->comm_size == 1;
+    }
     *self = plane;
     return HVD_OK;
 }
@@ -41,7 +53,7 @@ static int open_plane(const struct hvd_plane_arg *arg, void **self, struct hvd_e
 static bool can(void *self, const struct hvd_work *work)
 {
     return work->flags & HVD_WORK_ON_DEVICE && work->kind != HVD_BARRIER && hvd_plane_can_all(self, work) &&
-           hvd_nccl_computes(self, work);
+           hvd_nccl_computes(self, work) && hvd_nccl_levels_can(self, work);
 }
 
 static void hello(void *self, const struct hvd_work *first, void *mine)
@@ -81,6 +93,8 @@ static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *prog
         if (code != HVD_OK)
             return code;
     }
+    if (plane->levels && (code = hvd_nccl_levels_step(plane, work, progress, error)) != HVD_OK)
+        return code;
     code =
         hvd_nccl_unpack(plane, work, error); /* behind NCCL's own: a group may get to the stream later than it ends */
     struct hvd_mark *mark = code == HVD_OK ? hvd_nccl_device_mark(plane->device, error) : NULL;
@@ -96,10 +110,18 @@ static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *prog
     return HVD_OK;
 }
 
+/* Has it failed? A lost peer across, while there is a communicator: he may be missed no more. */
+static int standing(struct hvd_nccl_plane *plane)
+{
+    if (plane->device && plane->failed.code == HVD_EPEER)
+        plane->failed.code = HVD_OK;
+    return plane->failed.code;
+}
+
 static int settle(void *self, struct hvd_error *error)
 {
     struct hvd_nccl_plane *plane = self;
-    int code = plane->failed.code;
+    int code = standing(plane);
     if (code == HVD_OK && plane->last)
         code = hvd_nccl_enter(plane, &plane->failed);
     if (code == HVD_OK && plane->last) {
@@ -116,7 +138,7 @@ static int settle(void *self, struct hvd_error *error)
 static int poll_plane(void *self, struct hvd_work *work, bool *progress, struct hvd_error *error)
 {
     struct hvd_nccl_plane *plane = self;
-    int code = plane->failed.code;
+    int code = standing(plane);
     if (code == HVD_OK)
         code = hvd_nccl_enter(plane, &plane->failed);
     if (code == HVD_OK) {
@@ -125,9 +147,16 @@ static int poll_plane(void *self, struct hvd_work *work, bool *progress, struct 
     }
     if (code < 0) {
         *error = plane->failed;
-        error->culprit = plane->rank;
+        if (code != HVD_EPEER || error->culprit < 0)
+            error->culprit = plane->rank;
     }
     return code;
+}
+
+static int watch(void *self, struct pollfd *news)
+{
+    struct hvd_nccl_plane *plane = self;
+    return plane->levels ? hvd_nccl_levels_watch(plane->levels, news) : 0;
 }
 
 static void abandon(void *self)
@@ -154,6 +183,8 @@ static void close_plane(void *self)
     if (code == HVD_AGAIN)
         hvd_fail(&plane->failed, HVD_ETIMEOUT, "a collective on a device has not ended");
     hvd_nccl_disconnect(plane, plane->failed.code != HVD_OK || plane->stage != HVD_NCCL_IDLE);
+    if (plane->levels)
+        hvd_nccl_levels_close(plane->levels);
     free(plane);
 }
 
@@ -168,6 +199,7 @@ const struct hvd_plane hvd_plane_nccl = {
     .start = start,
     .poll = poll_plane,
     .close = close_plane,
+    .watch = watch,
     .hello = hello,
     .met = met,
     .abandon = abandon,

@@ -95,6 +95,7 @@ struct hvd_plane_arg {
                              their bits then depend on where in a bucket a value lies. false: deterministic
                              mode, in which a plane that cannot do without must not do floats */
     const char *algo;     /* the one to be used wherever it can, agreed; NULL: the cheapest. Lent until close */
+    bool shares_gpus;     /* ranks that share a GPU shall use NCCL where it can do that */
     int start_timeout_ms; /* how long ranks may take to meet; 0: as long as they like */
     const struct hvd_plane *wanted; /* the plane that was asked for by name, agreed: it shall do what it can do, also
                                        where another is faster. NULL: none was */

@@ -34,6 +34,7 @@
 /* The i-th kind of world from here on; its name, NULL past the end. 0: ranks of one host, in shared memory. */
 const char *crew_world(int i);
 enum { CREW_HOSTS = 2 }; /* the first kind with several hosts: of one rank each; then of 2, 1 and the rest; ... */
+void crew_levels(void);  /* from here on: two hosts of two ranks, with plane hier asked for */
 extern int crew_peer_timeout_ms;
 extern uint64_t crew_alpha_ns; /* of a message between hosts, as if it were so; 0: it is measured */
 

@@ -62,7 +62,7 @@ static void every_kind(struct hvd_engine *engine, int rank, int size)
         whole[3] = rank;
         done(engine, &request);
         CHECK(whole[3] == size - 1);
-        for (int i = 0; i < 64; i++)
+        for (int i = 0; i < 80; i++)
             sum[i] = (float)i;
         request = on_device(HVD_REDUCESCATTER, "part", HVD_OP_sum, HVD_DTYPE_float32, sum, part, 16 * size + 1, rank);
         done(engine, &request);
@@ -86,6 +86,43 @@ static void by_nccl(struct hvd_engine *engine, int rank, int size)
 {
     char text[512];
     every_kind(engine, rank, size);
+    CHECK(hvd_engine_notice(engine, text, sizeof text) == 0);
+}
+
+/* Tensors here and there at the same time, many of them. */
+static void side_by_side(struct hvd_engine *engine, int rank, int size)
+{
+    enum { MANY = 40 };
+    static _Thread_local float memory[MANY][100];
+    for (int step = 0; step < 4; step++) {
+        int64_t handle[MANY];
+        for (int k = 0; k < MANY; k++) {
+            int i = rank % 2 ? MANY - 1 - k : k;
+            char name[16];
+            struct hvd_error error = {0};
+            snprintf(name, sizeof name, "t%d", i);
+            for (int at = 0; at < 100; at++)
+                memory[i][at] = (float)(i + rank);
+            struct hvd_request request =
+                on_device(HVD_ALLREDUCE, name, HVD_OP_sum, HVD_DTYPE_float32, memory[i], memory[i], 100, rank);
+            request.device = i % 3 ? request.device : 0;
+            handle[i] = hvd_engine_submit(engine, &request, &error);
+            CHECK_CODE(handle[i] > 0, 1, error.text);
+        }
+        for (int i = 0; i < MANY; i++) {
+            char text[HVD_TEXT_MAX] = "";
+            CHECK_CODE(crew_wait(engine, handle[i], text), HVD_OK, text);
+            CHECK(memory[i][99] == (float)(size * i + size * (size - 1) / 2));
+        }
+    }
+}
+
+/* With plane hier asked for: sums on two levels, all else by way of the CPU, and nobody is told that it is slow. */
+static void on_two_levels(struct hvd_engine *engine, int rank, int size)
+{
+    char text[512];
+    every_kind(engine, rank, size);
+    side_by_side(engine, rank, size);
     CHECK(hvd_engine_notice(engine, text, sizeof text) == 0);
 }
 
@@ -171,34 +208,6 @@ static void by_nccl_in_overlapping_sets(void)
     CHECK(calls <= LONG + SHORT && calls >= (LONG + SHORT) / 2 && gpus_calls("cuMemcpyDtoH") == copies);
 }
 
-/* Tensors here and there at the same time, many of them. */
-static void side_by_side(struct hvd_engine *engine, int rank, int size)
-{
-    enum { MANY = 40 };
-    static _Thread_local float memory[MANY][100];
-    for (int step = 0; step < 4; step++) {
-        int64_t handle[MANY];
-        for (int k = 0; k < MANY; k++) {
-            int i = rank % 2 ? MANY - 1 - k : k;
-            char name[16];
-            struct hvd_error error = {0};
-            snprintf(name, sizeof name, "t%d", i);
-            for (int at = 0; at < 100; at++)
-                memory[i][at] = (float)(i + rank);
-            struct hvd_request request =
-                on_device(HVD_ALLREDUCE, name, HVD_OP_sum, HVD_DTYPE_float32, memory[i], memory[i], 100, rank);
-            request.device = i % 3 ? request.device : 0;
-            handle[i] = hvd_engine_submit(engine, &request, &error);
-            CHECK_CODE(handle[i] > 0, 1, error.text);
-        }
-        for (int i = 0; i < MANY; i++) {
-            char text[HVD_TEXT_MAX] = "";
-            CHECK_CODE(crew_wait(engine, handle[i], text), HVD_OK, text);
-            CHECK(memory[i][99] == (float)(size * i + size * (size - 1) / 2));
-        }
-    }
-}
-
 /* A wait is over when the collective lies on the stream; another stream waits for it, and no thread does. */
 static void nobody_waits_for_a_device(struct hvd_engine *engine, int rank, int size)
 {
@@ -238,51 +247,6 @@ static void nobody_waits_for_a_device(struct hvd_engine *engine, int rank, int s
     cuda->EventDestroy(gate);
 }
 
-/* Who waits for many handles gets no marks, so what they stand for is done on the device; likewise with `finish`. */
-static void many_are_waited_for(struct hvd_engine *engine, int rank, int size)
-{
-    enum { MANY = 5 };
-    struct hvd_error error = {0};
-    char text[HVD_TEXT_MAX] = "";
-    float value[MANY];
-    void *gate = gpus_gate();
-    for (int step = 0; step < 2; step++) {
-        struct hvd_request request[MANY];
-        const struct hvd_request *given[MANY];
-        char name[MANY][8];
-        int64_t handle[MANY];
-        for (int i = 0; i < MANY; i++) {
-            value[i] = (float)(rank + i);
-            snprintf(name[i], sizeof name[i], "m%d", i);
-            request[i] =
-                on_device(HVD_ALLREDUCE, name[i], HVD_OP_sum, HVD_DTYPE_float32, &value[i], &value[i], 1, rank);
-            request[i].ready = step == 0 && i == 2 ? gate : NULL;
-            request[i].device = i == 3 ? 0 : request[i].device;
-            given[i] = &request[i];
-        }
-        CHECK(hvd_engine_submit_many(engine, given, MANY, handle, &error) == MANY);
-        int code = HVD_AGAIN;
-        for (int i = 0, k = 0; i < MANY && step == 0 && k < 400; k++) {
-            code = hvd_engine_wait(engine, handle[i], 50, text, sizeof text);
-            i += code == HVD_OK; /* it lies on the stream */
-        }
-        if (step == 0) {
-            CHECK_CODE(hvd_engine_wait_many(engine, handle, MANY, 20, text, sizeof text), HVD_AGAIN, text);
-            CHECK(value[2] == (float)(rank + 2));
-            crew_meet();
-            gpus_open_gate(gate);
-        }
-        code = HVD_AGAIN;
-        for (int k = 0; k < 400 && code == HVD_AGAIN; k++)
-            code = hvd_engine_wait_many(engine, handle, MANY, 50, text, sizeof text);
-        CHECK_CODE(code, HVD_OK, text);
-        for (int i = 0; i < MANY; i++)
-            CHECK(value[i] == (float)(size * i + size * (size - 1) / 2) &&
-                  hvd_engine_poll(engine, handle[i]) == HVD_EHANDLE);
-    }
-    hvd_cuda_load(&error)->EventDestroy(gate);
-}
-
 static void ranks_disagree(struct hvd_engine *engine, int rank, int size)
 {
     float value = 1;
@@ -303,10 +267,41 @@ static void refused_at_once(struct hvd_engine *engine, int rank, int size)
     float value = 1;
     struct hvd_error error = {0};
     (void)size;
-    struct hvd_request request =
-        on_device(HVD_ALLREDUCE, "a", HVD_OP_adasum, HVD_DTYPE_float32, &value, &value, 1, rank);
-    CHECK(hvd_engine_submit(engine, &request, &error) == HVD_EINVAL &&
-          strstr(error.text, "move the tensor to the CPU"));
+    struct hvd_request request = on_device(HVD_ALLREDUCE, "a", HVD_OP_sum, HVD_DTYPE_float32, &value, &value, 1, rank);
+    request.device = -1;
+    CHECK(hvd_engine_submit(engine, &request, &error) == HVD_EINVAL && strstr(error.text, "-2 is no device"));
+}
+
+/* An Adasum on devices goes by way of the CPU, with the bits that it has there; also beside a rank that has joined. */
+static void adasums_go_by_the_cpu(struct hvd_engine *engine, int rank, int size)
+{
+    enum { COUNT = 700, MANY = 3 };
+    static _Thread_local float here[MANY][COUNT], there[MANY][COUNT];
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "", name[16];
+    int64_t handle[2 * MANY];
+    for (int step = 0; step < 2; step++) {
+        for (int i = 0; i < 2 * MANY; i++) {
+            float *value = i < MANY ? here[i] : there[i - MANY];
+            for (int k = 0; k < COUNT; k++)
+                value[k] = (float)((k * (rank + 3) + i % MANY) % 17 - 8);
+            snprintf(name, sizeof name, "%d", i);
+            struct hvd_request request =
+                on_device(HVD_ALLREDUCE, name, HVD_OP_adasum, HVD_DTYPE_float32, value, value, COUNT - i % MANY, rank);
+            request.device = i < MANY ? 0 : request.device;
+            handle[i] = step && rank == 0 && size > 1 ? 0 : hvd_engine_submit(engine, &request, &error);
+            CHECK_CODE(handle[i] >= 0, 1, error.text);
+        }
+        if (step) {
+            int64_t join = crew_submit(engine, HVD_JOIN, NULL, 0, 0, NULL, NULL, 0, &error);
+            CHECK_CODE(crew_wait(engine, join, text), HVD_OK, text);
+        }
+        for (int i = 0; i < 2 * MANY; i++)
+            if (handle[i])
+                CHECK_CODE(crew_wait(engine, handle[i], text), HVD_OK, text);
+        for (int i = 0; i < MANY && handle[i]; i++)
+            CHECK(memcmp(here[i], there[i], sizeof(float) * COUNT) == 0);
+    }
 }
 
 /* A rank that has joined has no device, and the others go on. */
@@ -374,15 +369,24 @@ int main(void)
     by_nccl_in_overlapping_sets();
     crew_threads(1, nobody_waits_for_a_device);
     crew_threads(3, nobody_waits_for_a_device);
-    crew_threads(1, many_are_waited_for);
-    crew_threads(3, many_are_waited_for);
     crew_threads(3, ranks_disagree);
     crew_threads(3, one_has_joined);
+    crew_threads(1, adasums_go_by_the_cpu);
+    int copies = gpus_calls("cuMemcpyDtoH");
+    crew_threads(3, adasums_go_by_the_cpu);
+    CHECK(gpus_calls("cuMemcpyDtoH") - copies == 3 * (3 + 2)); /* once each */
     shared_device = 2;
     int before = gpus_calls("ncclAllReduce");
     crew_threads(3, by_the_cpu);
     CHECK(gpus_calls("ncclAllReduce") == before);
     shared_device = -1;
+    crew_levels();
+    int across = gpus_calls("ncclReduceScatter");
+    before = gpus_calls("ncclAllReduce");
+    crew_threads(4, on_two_levels);
+    crew_threads(4, sets_overlap);
+    CHECK(gpus_calls("ncclReduceScatter") > across);
+    crew_world(0);
     int status[3];
     crew_processes(3, one_dies, NULL, status);
     CHECK(WIFSIGNALED(status[1]) && WIFEXITED(status[0]) && WEXITSTATUS(status[0]) == 0 && WEXITSTATUS(status[2]) == 0);

@@ -1,6 +1,7 @@
 /* test_many.c - many requests in one call: all arrive, one wake-up; what is refused; what fails among those that do
  * not; and what memory the engine says it uses. */
 #include "crew.h"
+#include "gpus.h"
 
 #define MANY 300
 
@@ -122,9 +123,54 @@ static void usage(struct hvd_engine *engine, int rank, int size)
     CHECK(hvd_engine_usage(engine, HVD_USAGE_results) == results);
 }
 
+/* Who waits for many handles gets no marks, so what they stand for is done on the device. */
+static void waits_for_devices_too(struct hvd_engine *engine, int rank, int size)
+{
+    enum { FEW = 5 };
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    float value[FEW];
+    void *gate = gpus_gate();
+    for (int step = 0; step < 2; step++) {
+        struct hvd_request request[FEW];
+        const struct hvd_request *given[FEW];
+        char name[FEW][8];
+        int64_t handle[FEW];
+        for (int i = 0; i < FEW; i++) {
+            value[i] = (float)(rank + i);
+            snprintf(name[i], sizeof name[i], "m%d", i);
+            request[i] = crew_sum(name[i], &value[i], 1);
+            request[i].ready = step == 0 && i == 2 ? gate : NULL;
+            request[i].device = i == 3 ? 0 : rank + 1;
+            given[i] = &request[i];
+        }
+        CHECK(hvd_engine_submit_many(engine, given, FEW, handle, &error) == FEW);
+        int code = HVD_AGAIN;
+        for (int i = 0, k = 0; i < FEW && step == 0 && k < 400; k++) {
+            code = hvd_engine_wait(engine, handle[i], 50, text, sizeof text);
+            i += code == HVD_OK; /* it lies on the stream */
+        }
+        if (step == 0) {
+            CHECK_CODE(hvd_engine_wait_many(engine, handle, FEW, 20, text, sizeof text), HVD_AGAIN, text);
+            CHECK(value[2] == (float)(rank + 2));
+            crew_meet();
+            gpus_open_gate(gate);
+        }
+        code = HVD_AGAIN;
+        for (int k = 0; k < 400 && code == HVD_AGAIN; k++)
+            code = hvd_engine_wait_many(engine, handle, FEW, 50, text, sizeof text);
+        CHECK_CODE(code, HVD_OK, text);
+        for (int i = 0; i < FEW; i++)
+            CHECK(value[i] == (float)(size * i + size * (size - 1) / 2) &&
+                  hvd_engine_poll(engine, handle[i]) == HVD_EHANDLE);
+    }
+    hvd_cuda_load(&error)->EventDestroy(gate);
+}
+
 int main(void)
 {
     crew_deadline(60);
+    gpus_find();
     for (int size = 1; size <= 4; size = size * 2) {
         crew_threads(size, all_arrive);
         crew_threads(size, a_refusal_tells_how_many_are_on_their_way);
@@ -133,6 +179,7 @@ int main(void)
             crew_threads(size, one_that_fails_is_told_when_all_have_ended);
             crew_threads(size, usage);
         }
+        crew_threads(size, waits_for_devices_too);
     }
     return 0;
 }

@@ -203,6 +203,34 @@ static void waits_for_tensors(const struct hvd_plane_arg *world, void *more)
     hvd_cuda_load(&error)->EventDestroy(gate);
 }
 
+/* A rank that has joined before it ever had a tensor there takes the device that falls to its place among the ranks of
+ * its host, or one that its process uses already. */
+static void picks_a_device(const struct hvd_plane_arg *world, void *more)
+{
+    struct gpus_seat seat[3];
+    struct hvd_error error = {0};
+    struct hvd_plane_arg arg = *world;
+    static const int said[] = {-1, 6, -1}, due[] = {1, 6, 6}; /* of rank 1, in three sets */
+    (void)more;
+    arg.local_rank = world->rank;
+    for (int set = 0; set < 3; set++) {
+        struct hvd_piece piece;
+        bool joined = world->rank == 1;
+        float value = (float)(world->rank + 1);
+        CHECK(gpus_greet(&arg, joined ? said[set] : world->rank + 2, &seat[set], &error) == HVD_OK, "%s", error.text);
+        int ordinal = seat[set].nccl->device->ordinal;
+        CHECK(ordinal == (joined ? due[set] : world->rank + 2), "rank %d took device %d", world->rank, ordinal);
+        struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
+        if (joined)
+            piece.in = piece.out = NULL;
+        work.active = 2;
+        CHECK(gpus_do(&seat[set], &work, &error) == HVD_OK && value == (joined ? 2 : 1 + 3), "%s", error.text);
+    }
+    hvd_world_meet(world);
+    for (int set = 0; set < 3; set++)
+        plane->close(seat[set].nccl);
+}
+
 static void threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more))
 {
     hvd_world_run(HVD_WORLD_THREADS, size, 300, body, NULL);
@@ -221,6 +249,7 @@ int main(void)
         CHECK(works_done - before > 100, "too few works for a world of %d", sizes[i]);
     }
     threads(2, waits_for_tensors);
+    hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, picks_a_device, NULL);
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, does_every_work, NULL);
     return 0;
 }

@@ -7,6 +7,7 @@
 #include "world.h"
 
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const struct hvd_plane *plane; /* nccl */
@@ -18,11 +19,37 @@ static void names_two_ranks_on_one_device(const struct hvd_plane_arg *world, voi
     struct hvd_error error = {0};
     (void)more;
     CHECK(gpus_greet(world, world->rank == 2 ? 1 : world->rank, &seat, &error) == HVD_EINIT, "two ranks on one device");
-    CHECK(strstr(error.text, "ranks 1 and 2 use the same GPU (device 1, PCI 0000:02:00.0)") &&
-              strstr(error.text, "torch.cuda.set_device(hvd.local_rank())"),
+    CHECK(strstr(error.text, "ranks 1 and 2 use the same GPU (device 1, uuid ababababababababababababababab01, PCI "
+                             "0000:02:00.0), which NCCL 2.21.5 does not support: give each its own, with "
+                             "torch.cuda.set_device(hvd.local_rank())"),
           "%s", error.text);
     hvd_world_meet(world);
     plane->close(seat.nccl);
+}
+
+/* From NCCL 2.30 on they may share it, if all of them were told so. */
+static void shares_a_device(const struct hvd_plane_arg *world, void *more)
+{
+    for (int told = 0; told < 2; told++) {
+        struct gpus_seat seat;
+        struct hvd_error error = {0};
+        struct hvd_piece piece;
+        struct hvd_plane_arg arg = *world;
+        float value = (float)(world->rank + 1);
+        (void)more;
+        arg.shares_gpus = told || world->rank != 1;
+        int code = gpus_greet(&arg, world->rank / 2, &seat, &error);
+        struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
+        if (told)
+            CHECK(code == HVD_OK && gpus_do(&seat, &work, &error) == HVD_OK && value == 6, "%s", error.text);
+        else
+            CHECK(code == HVD_EINIT && strstr(error.text, "ranks 0 and 1 use the same GPU (device 0") &&
+                      strstr(error.text, "NCCL 2.30.3 does not support unless NCCL_MULTI_RANK_GPU_ENABLE=1 is set for "
+                                         "all ranks: give each its own"),
+                  "%s", error.text);
+        hvd_world_meet(world);
+        plane->close(seat.nccl);
+    }
 }
 
 static void names_who_lacks_something(const struct hvd_plane_arg *world, void *more)
@@ -221,5 +248,8 @@ int main(void)
     threads(2, is_abandoned);
     threads(1, refuses_another_device);
     threads(2, tells_of_failed_packing);
+    ((struct hvd_nccl *)(uintptr_t)hvd_nccl_load(NULL))->version = 23003;
+    CHECK(setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1) == 0, "for the stub, which refuses as NCCL does");
+    hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, shares_a_device, NULL); /* in one they would share a stream, too */
     return 0;
 }

@@ -3,7 +3,8 @@
  * All ranks of a communicator map one file: a barrier, a slot of each rank for contributions, a box from each rank to
  * each other. A call becomes an item of its group, a group an item of its stream. In non-blocking mode a
  * communicator is connected when all have come, and the second half of all groups is launched later than it is
- * ended, as NCCL may do it: only when it is asked for.
+ * ended, as NCCL may do it: only when it is asked for. Two ranks on one device are refused as NCCL 2.30 does it, unless
+ * its variable allows them.
  */
 #include "room.h"
 
@@ -94,9 +95,22 @@ EXPORT int ncclCommInitRankConfig(void **out, int size, struct id id, int rank, 
     comm->size = size;
     comm->users = 1;
     memcpy(comm->path, id.path, sizeof comm->path);
+    int device = 0;
+    stub_current(&device);
+    atomic_store(&comm->room->device[rank], device);
     atomic_fetch_add(&comm->room->joined, 1);
     *out = comm;
     return 7;
+}
+
+/* All have come: has each a device of its own, or were they told that they may share one? */
+static bool crowds(const struct stub_comm *comm)
+{
+    bool shared = false;
+    for (int rank = 0; rank < comm->size; rank++)
+        for (int other = 0; other < rank; other++)
+            shared |= atomic_load(&comm->room->device[rank]) == atomic_load(&comm->room->device[other]);
+    return shared && !getenv("NCCL_MULTI_RANK_GPU_ENABLE");
 }
 
 EXPORT int ncclCommGetAsyncError(void *self, int *state)
@@ -109,6 +123,8 @@ EXPORT int ncclCommGetAsyncError(void *self, int *state)
     *state = atomic_load(&comm->failed);
     if (*state == 0 && atomic_load(&comm->room->joined) < comm->size)
         *state = 7;
+    else if (*state == 0 && crowds(comm))
+        *state = 5;
     else if (*state == 0 && comm->rank == 0 && !comm->unlinked) {
         comm->unlinked = true;
         unlink_one(comm->path);

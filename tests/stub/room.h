@@ -17,8 +17,8 @@ enum {
 };
 enum stub_kind { STUB_ALLREDUCE, STUB_REDUCE, STUB_SCATTER, STUB_GATHER, STUB_BROADCAST, STUB_SEND, STUB_RECEIVE };
 
-struct stub_room { /* zero at first */
-    _Atomic int joined;
+struct stub_room {                          /* zero at first */
+    _Atomic int joined, device[STUB_RANKS]; /* device: of each rank */
     _Atomic uint32_t arrived, generation;
     uint64_t says[STUB_RANKS]; /* kind, op, type and count of the call under way, and whether its memory is
                                   registered: they must be the same */

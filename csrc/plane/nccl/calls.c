@@ -17,7 +17,7 @@
 
 #include <string.h>
 
-static int type_of(int dtype)
+int hvd_nccl_type(int dtype)
 {
     switch (dtype) {
     case HVD_DTYPE_uint8:
@@ -57,7 +57,7 @@ bool hvd_nccl_computes(const struct hvd_nccl_plane *plane, const struct hvd_work
                   work->dtype == HVD_DTYPE_float32 || work->dtype == HVD_DTYPE_float64;
     bool scaled = scale.factor != 1.0 || scale.first != 1.0 || scale.divide != 1;
     bool extreme = scale.op == HVD_OP_min || scale.op == HVD_OP_max;
-    if (type_of(work->dtype) < 0 || (scaled && (!floats || scale.op != HVD_OP_sum)))
+    if (hvd_nccl_type(work->dtype) < 0 || (scaled && (!floats || scale.op != HVD_OP_sum)))
         return false;
     return !floats || extreme || plane->any_order || plane->size < 2;
 }
@@ -74,7 +74,7 @@ static int multiplied(struct hvd_nccl_plane *plane, int dtype, double factor, in
         if (plane->multiplied >= 0)
             plane->nccl->RedOpDestroy(plane->multiplied, plane->comm);
         plane->multiplied = -1;
-        int result = plane->nccl->RedOpCreatePreMulSum(&plane->multiplied, &scalar, type_of(dtype),
+        int result = plane->nccl->RedOpCreatePreMulSum(&plane->multiplied, &scalar, hvd_nccl_type(dtype),
                                                        HVD_NCCL_SCALAR_HOST, plane->comm);
         if (result != HVD_NCCL_SUCCESS)
             return hvd_nccl_refused(plane, result, "scale a sum", error);
@@ -96,7 +96,7 @@ static int choose_op(struct hvd_nccl_plane *plane, const struct hvd_work *work, 
         *op = HVD_NCCL_MIN;
     else if (scale.op == HVD_OP_product)
         *op = HVD_NCCL_PRODUCT;
-    else if (scale.factor != 1.0 && !hvd_nccl_packs_scaled(plane, work))
+    else if (scale.factor != 1.0 && !plane->lonely && !hvd_nccl_packs_scaled(plane, work))
         return multiplied(plane, work->dtype, scale.factor, op, error);
     return HVD_OK;
 }
@@ -144,12 +144,13 @@ static int reduce_all(struct hvd_nccl_plane *plane, const struct hvd_work *work,
     void *away = (void *)(plane->scratch.at + plane->scratch.bytes / 2);
     if (hvd_nccl_packs(plane, work) && plane->bucket.count)
         return plane->nccl->AllReduce((const void *)plane->bucket.in, (void *)plane->bucket.out, plane->bucket.count,
-                                      type_of(work->dtype), op, plane->comm, plane->device->stream);
+                                      hvd_nccl_type(work->dtype), op, plane->comm, plane->device->stream);
     for (uint32_t i = 0; i < work->pieces && result == HVD_NCCL_SUCCESS; i++) {
         const struct hvd_piece *piece = &work->piece[i];
         if (piece->count)
-            result = plane->nccl->AllReduce(piece->in ? piece->in : nothing, piece->out ? piece->out : away,
-                                            piece->count, type_of(work->dtype), op, plane->comm, plane->device->stream);
+            result =
+                plane->nccl->AllReduce(piece->in ? piece->in : nothing, piece->out ? piece->out : away, piece->count,
+                                       hvd_nccl_type(work->dtype), op, plane->comm, plane->device->stream);
     }
     return result;
 }
@@ -191,7 +192,7 @@ static int scatter(struct hvd_nccl_plane *plane, const struct hvd_work *work, si
 {
     const struct hvd_piece *piece = &work->piece[0];
     const unsigned char *from = piece->in;
-    int result = HVD_NCCL_SUCCESS, type = type_of(work->dtype);
+    int result = HVD_NCCL_SUCCESS, type = hvd_nccl_type(work->dtype);
     bool even = true;
     for (int rank = 0; rank < plane->size; rank++)
         even = even && work->count_of[rank] == work->count_of[0];
@@ -247,16 +248,13 @@ static int calls_of(struct hvd_nccl_plane *plane, const struct hvd_work *work, i
     }
 }
 
-int hvd_nccl_launch(struct hvd_nccl_plane *plane, const struct hvd_work *work, struct hvd_error *error)
+int hvd_nccl_group(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op,
+                   int (*calls)(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op),
+                   struct hvd_error *error)
 {
-    int op = HVD_NCCL_SUM, code = prepare(plane, work, error);
-    if (code == HVD_OK && (work->kind == HVD_ALLREDUCE || work->kind == HVD_REDUCESCATTER))
-        code = choose_op(plane, work, &op, error);
-    if (code != HVD_OK)
-        return code;
     int result = plane->nccl->GroupStart();
     if (result == HVD_NCCL_SUCCESS) {
-        result = calls_of(plane, work, op);
+        result = calls(plane, work, op);
         int ended = plane->nccl->GroupEnd(); /* also of a group in which a call has failed */
         if (result == HVD_NCCL_SUCCESS || result == HVD_NCCL_IN_PROGRESS)
             result = ended;
@@ -264,4 +262,15 @@ int hvd_nccl_launch(struct hvd_nccl_plane *plane, const struct hvd_work *work, s
     if (result == HVD_NCCL_SUCCESS)
         return HVD_OK;
     return result == HVD_NCCL_IN_PROGRESS ? HVD_AGAIN : hvd_nccl_refused(plane, result, "start a collective", error);
+}
+
+int hvd_nccl_launch(struct hvd_nccl_plane *plane, const struct hvd_work *work, struct hvd_error *error)
+{
+    int op = HVD_NCCL_SUM, code = prepare(plane, work, error);
+    if (code == HVD_OK && (work->kind == HVD_ALLREDUCE || work->kind == HVD_REDUCESCATTER))
+        code = choose_op(plane, work, &op, error);
+    if (code != HVD_OK)
+        return code;
+    return plane->levels ? hvd_nccl_levels_reduce(plane, work, op, scale_of(plane, work), error)
+                         : hvd_nccl_group(plane, work, op, calls_of, error);
 }

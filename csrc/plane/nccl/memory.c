@@ -62,6 +62,7 @@ void hvd_nccl_free_memory(struct hvd_nccl_plane *plane)
     plane->retired_count = 0;
     release(plane, &plane->scratch);
     release(plane, &plane->fusion);
+    hvd_nccl_levels_free(plane);
 }
 
 int hvd_nccl_reserve(struct hvd_nccl_plane *plane, struct hvd_nccl_memory *memory, size_t bytes, bool shared,
@@ -70,7 +71,8 @@ int hvd_nccl_reserve(struct hvd_nccl_plane *plane, struct hvd_nccl_memory *memor
     const struct hvd_nccl *nccl = plane->nccl;
     if (bytes <= memory->bytes)
         return HVD_OK;
-    bool by_nccl = shared && nccl->MemAlloc && nccl->MemFree && nccl->CommRegister && nccl->CommDeregister;
+    bool by_nccl =
+        shared && plane->comm && nccl->MemAlloc && nccl->MemFree && nccl->CommRegister && nccl->CommDeregister;
     size_t room = bytes > memory->bytes * 3 / 2 ? bytes : memory->bytes * 3 / 2;
     room = HVD_ALIGN_UP(room, by_nccl ? NCCL_GRAIN : (size_t)512);
     HVD_ASSERT(plane->retired_count < HVD_NCCL_RETIRED_MAX);

@@ -33,6 +33,8 @@ void hvd_nccl_pack_load(const struct hvd_cuda *cuda, struct hvd_nccl_device *dev
 bool hvd_nccl_packs(const struct hvd_nccl_plane *plane, const struct hvd_work *work)
 {
     uint64_t bytes = work->count * (uint64_t)hvd_dtype_bytes(work->dtype);
+    if (plane->levels) /* shares of it cross */
+        return work->kind == HVD_ALLREDUCE;
     return work->kind == HVD_ALLREDUCE && work->pieces > 1 && plane->size > 1 && bytes <= work->pieces * SMALL;
 }
 
@@ -126,19 +128,22 @@ int hvd_nccl_pack(struct hvd_nccl_plane *plane, const struct hvd_work *work, dou
 {
     struct hvd_nccl_bucket *bucket = &plane->bucket;
     size_t bytes = 0;
-    bool lacks = false, registers = plane->nccl->CommRegister != NULL;
+    bool lacks = false, own = plane->levels || plane->nccl->CommRegister;
     for (uint32_t i = 0; i < work->pieces; i++) {
         bytes += i + 1 < work->pieces ? HVD_ALIGN_UP(bytes_of(work, i), (size_t)16) : bytes_of(work, i);
         lacks |= !work->piece[i].in;
     }
     bucket->count = bytes / (size_t)hvd_dtype_bytes(work->dtype);
-    bucket->out = registers ? 0 : lies_packed(work, false);
-    bucket->in = registers ? 0 : lies_packed(work, true);
+    bucket->out = own ? 0 : lies_packed(work, false);
+    bucket->in = own ? 0 : lies_packed(work, true);
     bucket->unpacks = !bucket->out;
     factor = hvd_nccl_packs_scaled(plane, work) ? factor : 1.0;
     if (bucket->out && bucket->in && factor == 1.0)
         return HVD_OK;
-    int code = bucket->out ? HVD_OK : hvd_nccl_reserve(plane, &plane->fusion, bytes, true, error);
+    int code = bucket->out
+                   ? HVD_OK
+                   : hvd_nccl_reserve(plane, &plane->fusion,
+                                      bytes + hvd_nccl_levels_padding(plane, work->dtype, bucket->count), true, error);
     if (code != HVD_OK)
         return code;
     bucket->out = bucket->out ? bucket->out : plane->fusion.at;
