@@ -248,7 +248,8 @@ OPTIONS = (
         str,
         None,
         "What moves the tensors, by name: shm (memory of one host), hier (that, and streams of ours between hosts), "
-        "p2p (streams only), mpi. By default the best.",
+        "p2p (streams only), mpi. By default the best. For tensors on GPUs NCCL, and with hier on several hosts NCCL "
+        "inside each and streams of ours between them.",
         alias=None,
         flag="--plane",
         agreed=True,

@@ -107,8 +107,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_set *set, struct hv
     for (int i = 0; hvd_planes[i] && set->planes_count < HVD_PLANES_MAX; i++) {
         struct hvd_open_plane open = {.plane = hvd_planes[i]};
         struct hvd_error mine = {0};
-        /* The planes of the global set are those that work on all ranks; a set on one of several hosts may have others.
-         */
+        /* The global set's planes are those that work on all ranks; a set on one of several hosts may have others. */
         bool fits = open.plane->fits && open.plane->fits(&arg), serves = fits && engine->hosts > 1 && arg.one_host;
         for (int k = 0; k < engine->global->planes_count; k++)
             serves |= engine->global->planes[k].plane == open.plane;

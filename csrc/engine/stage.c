@@ -3,7 +3,7 @@
  * Three steps, each asked for by an event and none waited for: what this rank gives is copied into pinned memory behind
  * the events after which it is ready, the planes of the set do the work there as they do any other, and the results
  * are copied back. It is the way of whatever no plane for devices computes as we do, and of hosts without one; the
- * results are those of the CPU's planes, bit by bit.
+ * results are those of the CPU's planes, bit by bit. An Adasum is a series of such works between the two copies.
  *
  * The memory holds one work, grows to the largest and is kept. A stage belongs to one set and has a stream of its own
  * on the device that the set's tensors lie on. A rank that gives nothing and gets nothing (it has joined) copies

@@ -75,6 +75,17 @@ def test_tensors_on_gpus_go_by_nccl():
 
 
 @as_ranks(2)
+def test_an_adasum_on_gpus_has_the_bits_that_it_has_on_the_cpu():
+    given = torch.arange(50.0) * (hvd.rank() + 1) % 7 - 3
+    due = hvd.allreduce(given, op=hvd.Adasum)
+    with gpus.on_gpus(hvd.rank()):
+        before = gpus.calls("cuMemcpyDtoH")
+        assert torch.equal(hvd.allreduce(given, op=hvd.Adasum), due)
+        assert gpus.calls("cuMemcpyDtoH") == before + 1
+    hvd.barrier()
+
+
+@as_ranks(2)
 def test_a_group_travels_as_one_and_its_memory_is_counted():
     rank, size = hvd.rank(), hvd.size()
     total = size * (size - 1) / 2
