@@ -25,6 +25,7 @@ from hvdlite import _wire
 HELLO = 1
 HELLO_MAX = 8192
 CONTROL, OUTPUT = "control", "output"
+SILENCE_S = 5.0  # of the far end, where nothing else was asked for
 _STRANGERS_MAX = 256
 _PROBES_MAX = 60  # the kernel counts to 127
 _HANDSHAKE_S = 5.0
@@ -198,7 +199,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return held
 
 
-def keep_watch(sock: socket.socket, control: bool, silence: float) -> None:
+def keep_watch(sock: socket.socket, control: bool, silence: float = SILENCE_S) -> None:
     """Lets the kernel end this connection once the other host has not answered for about `silence` seconds.
 
     Only `control` also counts bytes that wait: those of the output stream may wait for a reader as long as they like.
