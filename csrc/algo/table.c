@@ -239,8 +239,9 @@ static void pick_ranks(struct seen *seen, const struct hvd_shape *shape)
     seen->all = shape->size <= HVD_COST_ALL;
     for (int rank = 0; rank < shape->size && seen->all; rank++)
         add_rank(seen, shape, rank);
-    for (int i = 0; i < HVD_COST_RANKS && !seen->all; i++)
-        add_host(seen, shape, (int)((int64_t)i * shape->size / HVD_COST_RANKS));
+    int like = seen->all ? 1 : ranks_like(shape, 0), hosts = like < HVD_COST_RANKS ? HVD_COST_RANKS / like : 1;
+    for (int i = 0; i < hosts && !seen->all; i++)
+        add_host(seen, shape, (int)((int64_t)i * shape->size / hosts));
 }
 
 static void send_in_time(struct seen *seen, int k, const struct hvd_step *step, uint64_t bytes)
