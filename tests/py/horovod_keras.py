@@ -1,6 +1,6 @@
 """A test file as users of Horovod would have it: Keras 3, or 2 (TF_USE_LEGACY_KERAS=1); nothing here knows of hvdlite.
 
-Run by test_tf_as_horovod.py under `hvdlite-run --as-horovod` on two ranks.
+Run by test_tf_as_horovod.py under `hvdlite-run --as-horovod` on any number of ranks.
 """
 
 import os
@@ -11,6 +11,7 @@ import horovod.tensorflow.keras as hvd
 import numpy as np
 import pytest
 import tensorflow as tf
+from horovod.common.process_sets import global_process_set
 
 hvd.init(process_sets="dynamic")
 RANK, SIZE = hvd.rank(), hvd.size()
@@ -149,7 +150,7 @@ def test_callbacks():
     ]
     more = {"validation_data": (X, Y * (RANK + 1)), "batch_size": 2, "epochs": 5, "verbose": 0}
     history = compiled(optimizer).fit(X, Y * (RANK + 1), callbacks=callbacks, **more).history
-    np.testing.assert_allclose(history["lr"], [0.075, 0.1, 0.01, 0.01, 0.001], rtol=1e-5)
+    np.testing.assert_allclose(history["lr"], [0.1 / SIZE * (1 + (SIZE - 1) / 2), 0.1, 0.01, 0.01, 0.001], rtol=1e-5)
     assert len({str((found["loss"], found["val_loss"])) for found in hvd.allgather_object(history)}) == 1
 
 
@@ -158,18 +159,18 @@ def test_collectives_of_values():
         assert float(np.asarray(module.allreduce(RANK * 2.0, name="a", average=True))) == SIZE - 1
         assert np.asarray(module.allreduce(np.ones(3), op=hvd.Sum, prescale_factor=0.5)).sum() == 1.5 * SIZE
         assert np.asarray(module.allgather(np.ones((1, 2)), name="b")).shape == (SIZE, 2)
-        assert float(np.asarray(module.broadcast(float(RANK), 1, name="c"))) == 1
+        assert float(np.asarray(module.broadcast(float(RANK), SIZE - 1, name="c"))) == SIZE - 1
         assert np.asarray(module.reducescatter(np.ones(2 * SIZE), op=hvd.Sum)).tolist() == [SIZE] * 2
         with pytest.raises(RuntimeError):
             module.broadcast_global_variables(0)
 
 
 def test_optimizers_of_a_process_set_and_with_local_layers():
-    sets = [hvd.add_process_set([0]), hvd.add_process_set([1])]
+    sets = [hvd.add_process_set([rank]) for rank in range(SIZE)] if SIZE > 1 else [global_process_set]
     optimizer, v = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=sets[RANK]), variable([0.0])
     optimizer.apply_gradients([(tf.constant([float(RANK)]), v)])
     assert float(np.asarray(v)[0]) == -RANK
-    assert all(hvd.remove_process_set(each) for each in sets)
+    assert SIZE == 1 or all(hvd.remove_process_set(each) for each in sets)
     last = keras.layers.Dense(2)
     model = keras.Sequential([keras.layers.Dense(3), last])
     model.build((None, 4))
