@@ -11,9 +11,7 @@
  *
  * A name may be started again before it has ended: by the next iteration of a loop, or by the next call of a function
  * whose result nobody wanted. It is held back then, and goes when the first has ended; since starts of one name come in
- * the order of the program on every rank, they meet. That is true of one step of a graph with automatic control
- * dependencies, and of steps that do not overlap. Elsewhere the order is chance, on every rank another, and the second
- * start is an error, or sums would be of tensors that do not belong together.
+ * the order of the program on every rank, they meet. Where they do not, the second is an error (order.c).
  *
  * How long a Finish may wait can be bounded (as in _core/patience.py): the thread of ours looks which has waited too
  * long and fails the job, after which all flights end. A join may wait.
@@ -112,43 +110,6 @@ void hvd_tf_flight_drop(struct hvd_tf_flight *flight)
         recycle(flight);
 }
 
-static bool same_name(const struct hvd_tf_flight *one, const struct hvd_tf_flight *two)
-{
-    return one->request.name && two->request.name && one->words->hash == two->words->hash &&
-           one->words->process_set == two->words->process_set && strcmp(one->request.name, two->request.name) == 0;
-}
-
-/* Under the lock. */
-static bool in_list(const struct hvd_tf_flight *list, const struct hvd_tf_flight *like)
-{
-    for (; list; list = list->next)
-        if (same_name(list, like))
-            return true;
-    return false;
-}
-
-/* Under the lock. Of two starts of a name that the list and `like` are, nobody knows which comes first: the one of the
- * list has its handle still, so its step goes on, and it is another step, or one that has no order. */
-static bool in_no_order(const struct hvd_tf_flight *list, const struct hvd_tf_flight *like)
-{
-    for (; list; list = list->next)
-        if (same_name(list, like) && list->owned && (list->step != like->step || like->words->order != HVD_TF_ORDERED))
-            return true;
-    return false;
-}
-
-static char *say_in_no_order(const char *name)
-{
-    char text[HVD_TEXT_MAX];
-    snprintf(
-        text, sizeof text,
-        "rank %d: tensor '%s' is started while it is under way, in no order that is the same on all ranks (a name "
-        "that is used twice, a loop outside of tf.function, a function that several threads call): give each call a "
-        "name of its own, or make one wait for the other",
-        hvd_tf_core.rank(), name);
-    return strdup(text);
-}
-
 /* Not under the lock: the core may take its time. */
 static void submit(struct hvd_tf_flight *flight)
 {
@@ -187,6 +148,13 @@ static void collect(struct hvd_tf_flight *flight)
 static void land(struct hvd_tf_flight *flight)
 {
     collect(flight);
+    if (hvd_tf_list_asks(flight)) {
+        pthread_mutex_lock(&lock);
+        append(flight, &flying_end);
+        pthread_mutex_unlock(&lock);
+        submit(flight);
+        return;
+    }
     pthread_mutex_lock(&lock);
     flight->over = true;
     struct hvd_tf_waiter *waiters = flight->waiters;
@@ -221,7 +189,7 @@ static struct hvd_tf_flight *released(void)
     struct hvd_tf_flight *found = NULL;
     pthread_mutex_lock(&lock);
     for (struct hvd_tf_flight **place = &held; *place && !found; place = &(*place)->next)
-        if (!in_list(flying, *place)) {
+        if (!hvd_tf_in_list(flying, *place)) {
             found = *place;
             take_out(place, &held_end);
             append(found, &flying_end);
@@ -348,16 +316,16 @@ void hvd_tf_flight_start(struct hvd_tf_flight *flight)
         pthread_t thread;
         has_thread = pthread_create(&thread, NULL, serve, NULL) == 0 && pthread_detach(thread) == 0;
     }
-    bool waits = in_list(flying, flight) || in_list(held, flight);
-    bool clash = waits && (in_no_order(flying, flight) || in_no_order(held, flight));
+    bool waits = hvd_tf_in_list(flying, flight) || hvd_tf_in_list(held, flight);
+    bool clash = hvd_tf_in_no_order(flying, held, flight);
     if (clash) {
         flight->code = HVD_EDUP;
-        flight->text = say_in_no_order(flight->request.name);
+        flight->text = hvd_tf_say_in_no_order(flight->request.name);
         pthread_cond_signal(&news);
     }
     append(flight, waits && !clash ? &held_end : &flying_end); /* from now on its name is taken */
     pthread_mutex_unlock(&lock);
-    if (!waits)
+    if (!waits && !clash)
         submit(flight);
 }
 

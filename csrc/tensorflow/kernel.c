@@ -28,6 +28,7 @@ void hvd_tf_words_release(struct hvd_tf_words *words)
 {
     if (words && atomic_fetch_sub(&words->users, 1) == 1) {
         free(words->key);
+        free(words->list);
         free(words);
     }
 }
@@ -39,12 +40,15 @@ static double number_of(int64_t bits)
     return number;
 }
 
-static uint64_t hash_of(const char *text)
+static char *text_of(struct tf_construction *node, const char *attribute, struct tf_status *status)
 {
-    uint64_t hash = 14695981039346656037u;
-    for (; *text; text++)
-        hash = (hash ^ (unsigned char)*text) * 1099511628211u;
-    return hash;
+    int32_t list = 0, bytes = 0;
+    if (!hvd_tf.TF_GetCode(status))
+        hvd_tf.TF_OpKernelConstruction_GetAttrSize(node, attribute, &list, &bytes, status);
+    char *text = calloc(1, (size_t)(bytes > 0 ? bytes : 0) + 1);
+    if (!hvd_tf.TF_GetCode(status) && bytes > 0)
+        hvd_tf.TF_OpKernelConstruction_GetAttrString(node, attribute, text, (size_t)bytes, status);
+    return text;
 }
 
 void *hvd_tf_start_create(struct tf_construction *node)
@@ -52,7 +56,6 @@ void *hvd_tf_start_create(struct tf_construction *node)
     struct tf_status *status = hvd_tf.TF_NewStatus();
     struct hvd_tf_words *words = calloc(1, sizeof *words);
     int64_t prescale = 0, postscale = 0;
-    int32_t list = 0, bytes = 0;
     struct {
         const char *name;
         int64_t *into;
@@ -62,17 +65,14 @@ void *hvd_tf_start_create(struct tf_construction *node)
                    {"members", &words->group_count}, {"peer", &words->peer},    {"order", &words->order}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0] && !hvd_tf.TF_GetCode(status); i++)
         hvd_tf.TF_OpKernelConstruction_GetAttrInt64(node, numbers[i].name, numbers[i].into, status);
-    if (!hvd_tf.TF_GetCode(status))
-        hvd_tf.TF_OpKernelConstruction_GetAttrSize(node, "key", &list, &bytes, status);
-    words->key = calloc(1, (size_t)(bytes > 0 ? bytes : 0) + 1);
-    if (!hvd_tf.TF_GetCode(status) && bytes > 0)
-        hvd_tf.TF_OpKernelConstruction_GetAttrString(node, "key", words->key, (size_t)bytes, status);
+    words->key = text_of(node, "key", status);
+    words->list = text_of(node, "list", status);
     if (hvd_tf.TF_GetCode(status))
         hvd_tf.TF_OpKernelConstruction_Failure(node, status);
     hvd_tf.TF_DeleteStatus(status);
     words->prescale = number_of(prescale);
     words->postscale = number_of(postscale);
-    words->hash = hash_of(words->key);
+    words->hash = hvd_tf_hash(words->key);
     words->users = 1;
     return words;
 }
@@ -175,15 +175,16 @@ static bool ragged(int64_t kind)
 static bool name_iteration(struct hvd_tf_flight *flight, struct tf_run *run)
 {
     struct hvd_request *request = &flight->request;
+    flight->iteration = hvd_tf.TF_GetIterId(run);
     uint64_t frame = hvd_tf.TF_GetFrameId(run);
-    int64_t iteration = hvd_tf.TF_GetIterId(run) % ITERATIONS_NAMED;
+    int64_t iteration = flight->iteration % ITERATIONS_NAMED;
     size_t bytes = strlen(flight->words->key) + 48;
     if (!(flight->name = malloc(bytes)))
         return false;
     snprintf(flight->name, bytes, "%s@%" PRIx64 ".%" PRId64, flight->words->key, frame, iteration);
     request->name = flight->name;
     if (request->group) {
-        request->group = hash_of(flight->name + strlen(flight->words->key)) ^ (uint64_t)flight->words->group;
+        request->group = hvd_tf_hash(flight->name + strlen(flight->words->key)) ^ (uint64_t)flight->words->group;
         request->group += request->group == 0;
     }
     return true;

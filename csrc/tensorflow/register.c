@@ -1,13 +1,15 @@
-/* register.c - what does TensorFlow know of us? Three ops, and for which devices there are kernels.
+/* register.c - what does TensorFlow know of us? Four ops, and for which devices there are kernels.
  *
  *   HvdStart, HvdFinish   a collective (kernel.c)
- *   HvdAsk() -> number    rank, size and the like when the graph runs, not when it was traced
+ *   HvdGate               a Finish that others come after: it is stateful, or TensorFlow's optimizers would make
+ * nothing of a node whose result nobody takes HvdAsk() -> number    rank, size and the like when the graph runs, not
+ * when it was traced
  *
  * Kernels want tensors in host memory, on a GPU too. There is none for XLA, and a function that was traced long before
  * another is compiled calls nothing of ours that could say so. What XLA says itself is that it found no kernel - and,
- * where there is one for other dtypes, all attributes of the node. So HvdStart has a kernel for XLA whose dtype no
- * tensor of ours has, and an attribute that says what to do. A kernel that failed with a text would be a worse answer:
- * where XLA chooses what to compile, it would choose us.
+ * where there is one for other dtypes, all attributes of the node. So HvdStart and HvdAsk have a kernel for XLA whose
+ * dtype no tensor of ours has, and an attribute that says what to do. A kernel that failed with a text would be a worse
+ * answer: where XLA chooses what to compile, it would choose us.
  */
 #include "tensorflow.h"
 
@@ -79,6 +81,13 @@ static void provide(const char *op, struct tf_kernel_builder *kernel, bool gpu, 
         hvd_tf.TF_RegisterKernelBuilder(op, kernel, status);
 }
 
+/* For tensors that there are none of: see above. */
+static void provide_not(const char *op, struct tf_kernel_builder *kernel, struct tf_status *status)
+{
+    hvd_tf.TF_KernelBuilder_TypeConstraint(kernel, "T", TF_RESOURCE, status);
+    provide(op, kernel, false, NULL, status);
+}
+
 #define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 void hvd_tf_register(struct tf_status *status)
@@ -86,10 +95,13 @@ void hvd_tf_register(struct tf_status *status)
     define("HvdStart", true,
            LIST("T: type", "key: string", "kind: int", "op: int = 0", "root: int = 0", "prescale: int",
                 "postscale: int", "process_set: int = 0", "group: int = 0", "members: int = 0", "place: int = 0",
-                "places: int = 1", "peer: int = 0", "order: int = 0", "xla: string = '" NOT_FOR_XLA "'"),
+                "places: int = 1", "peer: int = 0", "order: int = 0", "list: string = ''",
+                "xla: string = '" NOT_FOR_XLA "'"),
            LIST("x: T", "splits: int64"), LIST("handle: int64"), status);
     define("HvdFinish", false, LIST("T: type"), LIST("handle: int64"), LIST("y: T", "rows: int64"), status);
-    define("HvdAsk", true, LIST("what: int"), LIST(NULL), LIST("answer: int32"), status);
+    define("HvdGate", true, LIST("T: type"), LIST("handle: int64"), LIST("y: T", "rows: int64"), status);
+    define("HvdAsk", true, LIST("what: int", "T: type = DT_INT32", "xla: string = '" NOT_FOR_XLA "'"), LIST(NULL),
+           LIST("answer: int32"), status);
     for (int gpu = 0; gpu < 2; gpu++) {
         const char *device = gpu ? "GPU" : "CPU";
         provide("HvdStart",
@@ -98,12 +110,17 @@ void hvd_tf_register(struct tf_status *status)
                 gpu, LIST("x", "splits", "handle"), status);
         provide("HvdFinish", hvd_tf.TF_NewAsyncKernelBuilder("HvdFinish", device, NULL, hvd_tf_finish_compute, NULL),
                 gpu, LIST("handle", "y", "rows"), status);
+        provide("HvdGate", hvd_tf.TF_NewAsyncKernelBuilder("HvdGate", device, NULL, hvd_tf_finish_compute, NULL), gpu,
+                LIST("handle", "y", "rows"), status);
         provide("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", device, ask_create, ask_compute, free), gpu,
                 LIST("answer"), status);
-        struct tf_kernel_builder *never =
-            hvd_tf.TF_NewKernelBuilder("HvdStart", gpu ? "XLA_GPU_JIT" : "XLA_CPU_JIT", hvd_tf_start_create,
-                                       hvd_tf_start_compute, hvd_tf_start_delete);
-        hvd_tf.TF_KernelBuilder_TypeConstraint(never, "T", TF_RESOURCE, status);
-        provide("HvdStart", never, false, NULL, status);
+        provide_not("HvdStart",
+                    hvd_tf.TF_NewKernelBuilder("HvdStart", gpu ? "XLA_GPU_JIT" : "XLA_CPU_JIT", hvd_tf_start_create,
+                                               hvd_tf_start_compute, hvd_tf_start_delete),
+                    status);
+        provide_not(
+            "HvdAsk",
+            hvd_tf.TF_NewKernelBuilder("HvdAsk", gpu ? "XLA_GPU_JIT" : "XLA_CPU_JIT", ask_create, ask_compute, free),
+            status);
     }
 }

@@ -22,7 +22,7 @@ struct tf_construction;
 struct tf_run; /* one execution of a kernel: TF_OpKernelContext */
 struct tf_shapes;
 struct tf_done; /* a std::function<void()>: TF_AsyncOpKernelDoneCallback */
-enum { TF_INT32 = 3, TF_INT64 = 9, TF_RESOURCE = 20, TF_DTYPES = 64 };
+enum { TF_INT32 = 3, TF_UINT8 = 4, TF_INT64 = 9, TF_RESOURCE = 20, TF_DTYPES = 64 };
 enum { TF_UNKNOWN = 2, TF_INVALID_ARGUMENT = 3, TF_DEADLINE = 4, TF_EXHAUSTED = 8, TF_FAILED_PRECONDITION = 9 };
 struct tf_allocation {
     size_t struct_size;
@@ -123,8 +123,9 @@ struct hvd_tf_words {
     _Atomic int users;
     int64_t kind, op, root, peer, process_set, group, group_count, place, places, order;
     double prescale, postscale;
-    uint64_t hash; /* of key and process set */
+    uint64_t hash; /* of the key */
     char *key;
+    char *list; /* not empty: it stands before a list of others, and this is the list (list.c) */
 };
 
 /* One collective under way. See flight.c. */
@@ -139,12 +140,14 @@ struct hvd_tf_flight {
     struct hvd_tf_words *words;
     struct tf_tensor *input, *splits, *output; /* output NULL: the engine has it (ragged) */
     struct hvd_request request;
-    char *name;           /* the request's, where it is not the node's key */
-    int64_t step, *shape; /* which execution of a graph; the input's shape, if it has more than HVD_DIMS_MAX */
+    char *name;              /* the request's, where it is not the node's key */
+    int64_t step, iteration; /* which execution of a graph, and of a loop in it where iterations have names */
+    int64_t *shape;          /* the input's, if it has more than HVD_DIMS_MAX dimensions */
     int dims;
     int64_t native, since; /* since: when somebody began to wait, in ms; 0: nobody, or waiting has no limit */
     struct hvd_tf_waiter *waiters;
     bool owned, over; /* the handle tensor lives; the collective has ended */
+    bool asks;        /* ranks had other lists: now it is the exchange of them */
     int code;
     char *text;
 };
@@ -161,6 +164,18 @@ int hvd_tf_flight_over(struct hvd_tf_flight *flight, uint64_t serial, struct tf_
 void hvd_tf_flight_drop(struct hvd_tf_flight *flight);
 void hvd_tf_flights_bound(double seconds); /* from now on who waits does so for so long at most; 0: any time */
 int64_t hvd_tf_flights(int which); /* 0: alive, 1: started since the library was loaded, 2: most alive at once */
+
+/* order.c; under the lock of flight.c. Is one of this name and process set in the list? */
+bool hvd_tf_in_list(const struct hvd_tf_flight *list, const struct hvd_tf_flight *like);
+/* Is this start one of several of its name, of which nobody knows which comes first? Remembers it. */
+bool hvd_tf_in_no_order(const struct hvd_tf_flight *flying, const struct hvd_tf_flight *held,
+                        const struct hvd_tf_flight *like);
+char *hvd_tf_say_in_no_order(const char *name); /* the error of it, to be freed */
+uint64_t hvd_tf_hash(const char *text);
+
+/* list.c; the thread of flight.c, when a flight has ended. True: ranks have other lists, and it is to be submitted
+ * again as their exchange. False: it has really ended; after an exchange with all lists in its text. */
+bool hvd_tf_list_asks(struct hvd_tf_flight *flight);
 
 /* kernel.c: the kernels, and the error of one. */
 void *hvd_tf_start_create(struct tf_construction *node);

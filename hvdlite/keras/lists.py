@@ -1,38 +1,86 @@
-"""Have all ranks lists of variables of one length? Asked before variables are sent by their places in a list.
+"""Have all ranks the same list of tensors? Asked before tensors travel by their places in one.
 
-Where an optimizer is built on one rank only, its list is longer there, and the collectives of the others would wait for
-ever for names that nobody else has. So the lengths go first, under one name. Only if they differ do the names of the
-variables follow, and all ranks raise the same error. Shapes and dtypes are the core's to compare.
+Where an optimizer is built on one rank only, its list of variables is longer there; where a layer is frozen on one rank
+only, its list of gradients is shorter. The collectives of the others would wait for ever for names that nobody else
+has. So before a list goes an allreduce of no elements, under one name, whose shape says how long the list is and what
+is in it: the core compares shapes anyway. Only if they differ do all ranks exchange their lists, and all raise the same
+error. Nodes of a graph do the same (csrc/tensorflow/list.c), and a rank that runs eagerly meets one that does not.
 """
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 from .. import _core
+from .._bytes import allgather_bytes
 from ..errors import HvdMismatchError
-from ..objects import allgather_object
-from ..process_set import ProcessSet, global_process_set
-from .naming import everywhere
+from ..ops import Sum
+from ..process_set import ProcessSet, global_process_set, number_of
 
-_SHOWN = 4
+_SHOWN, _SHOWN_LETTERS = 4, 200  # as in list.c
 
 
-def compare(variables: Sequence[Any], what: str, process_set: ProcessSet = global_process_set) -> None:
-    """HvdMismatchError on all ranks of the set if the number of variables is not the same on all. `what` sends them."""
+class Listed(NamedTuple):
+    """A list: whose it is, how many of it travel, what must be the same on all ranks, what errors show, a remedy."""
+
+    what: str
+    travel: int
+    noun: str
+    compared: Sequence[str]
+    entries: Sequence[str]
+    remedy: str
+
+    @property
+    def name(self) -> str:
+        """Of the allreduce."""
+        return f"allreduce.{self.what}.list"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the allreduce: no elements, and different where lists differ."""
+        return 0, self.travel, zlib.crc32("\n".join(self.compared).encode()) & 0x7FFFFFFF
+
+    def text(self) -> str:
+        """What is exchanged: a line that says whose list it is, a line for each entry."""
+        begin = f"rank {_core.rank()}: {self.travel} {self.noun}"
+        return "\n".join([begin, *(entry.replace("\n", " ") for entry in self.entries)])
+
+
+def compare(listed: Listed, process_set: ProcessSet = global_process_set) -> None:
+    """HvdMismatchError on all ranks of the set if their lists are not the same. Blocks."""
     if not process_set.included() or process_set.size() == 1:
         return
-    counts = allgather_object(len(variables), f"{what}.count", process_set)
-    if len(set(counts)) == 1:
-        return
-    names = allgather_object([everywhere(variable) for variable in variables], f"{what}.names", process_set)
-    few, many = counts.index(min(counts)), counts.index(max(counts))
-    ranks = process_set.ranks
-    more = [name for i, name in enumerate(names[many]) if i >= len(names[few]) or name != names[few][i]]
-    shown = ", ".join(more[:_SHOWN]) + (", ..." if len(more) > _SHOWN else "")
-    raise HvdMismatchError(
-        f"rank {_core.rank()}: {what} got {counts[many]} variables on rank {ranks[many]} and {counts[few]} on rank "
-        f"{ranks[few]}; rank {ranks[many]} has more: {shown}. Make the same variables on all ranks before they are "
-        "sent: build the model and the optimizer (optimizer.build(model.trainable_variables)) on all of them."
+    number = number_of(process_set)
+    pending = _core.submit(
+        _core.ALLREDUCE, Sum, _core.DTYPES["float32"], listed.name, listed.shape, 0, 0, None, process_set=number
     )
+    try:
+        pending.wait()
+    except HvdMismatchError:
+        name = listed.name.replace("allreduce.", "allgather.", 1) + ".names"
+        said = [each.decode(errors="replace") for each in allgather_bytes(listed.text().encode(), name, number)]
+        raise HvdMismatchError(_differ(listed, said)) from None
+    pending.release()
+
+
+def _differ(listed: Listed, said: Sequence[str]) -> str:
+    lists: dict[str, str] = {}
+    for text in said:
+        rank, _, rest = text.partition(": ")
+        lists.setdefault(rest, rank)
+    shown = {rank: rest.split("\n") for rest, rank in list(lists.items())[:_SHOWN]}
+    same = len(os.path.commonprefix([entries[1:] for entries in shown.values()]))
+    lines = []
+    for rank, (begin, *entries) in shown.items():
+        names = ", ".join(["..."][: same and 1] + entries[same:])
+        lines.append(f"\n  {rank}: {begin} ({names[:_SHOWN_LETTERS]}{', ...' if len(names) > _SHOWN_LETTERS else ''})")
+    others = len(said) - len(shown)
+    more = f"\n  and {others} other rank{'s'[: others > 1]}" if others else ""
+    name = listed.name.removeprefix("allreduce.")
+    return f"rank {_core.rank()}: tensor '{name}': ranks have different lists:{''.join(lines)}{more}\n{listed.remedy}"
+
+
+__all__ = ["Listed", "compare"]

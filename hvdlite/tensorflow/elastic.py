@@ -35,7 +35,7 @@ def _lost(error: tf.errors.UnknownError) -> HorovodInternalError | None:
     if failure is not None:
         found = _core.error_for(failure[1], failure[2])
         return found if isinstance(found, HorovodInternalError) else None
-    ours = "HvdFinish" in error.message or "HvdStart" in error.message
+    ours = any(op in error.message for op in ("HvdFinish", "HvdStart", "HvdGate"))
     return HorovodInternalError(error.message) if ours else None
 
 

@@ -2,7 +2,7 @@
 
 Variables are sent all at once, by their places in the list, and assigned when they have come; in tf.function the
 assignments are nodes. Names are not looked at: what a rank has loaded from a file may be called otherwise there. How
-many there are is: eager calls compare that first (../keras/lists.py), for places in lists of other lengths never meet.
+many there are, and of what shapes, is compared first (../keras/lists.py): places in lists of other lengths never meet.
 
 Objects travel as in all of hvdlite. What needs a session of TensorFlow 1 works on the variables of a graph or says so.
 """
@@ -15,12 +15,17 @@ from typing import Any
 import tensorflow as tf
 
 from .. import objects
-from ..keras.lists import compare
+from ..keras.lists import Listed
+from ..keras.naming import everywhere
 from ..ops import Terms
 from ..process_set import ProcessSet, global_process_set
-from .errors import translated
-from .ops.run import run
+from .ops.order import once_more
+from .ops.run import agree, run
 
+_REMEDY = (
+    "Make the same variables on all ranks before they are sent: build the model and the optimizer "
+    "(optimizer.build(model.trainable_variables)) on all of them."
+)
 _SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
@@ -50,18 +55,26 @@ def broadcast_(
 
 
 def _assigned(variables: list[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> list[Any]:
-    count = len(variables)
-    if tf.executing_eagerly():
-        with translated():
-            compare(variables, prefix, process_set)
     given = [tf.convert_to_tensor(variable) for variable in variables]
     values = [_movable(value) for value in given]
+    prefix, count = once_more(prefix), len(variables)
     names = [f"{prefix}.{i}of{count}" for i in range(count)]  # a rank may have loaded its model from a file
-    results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
+    shapes = [_shape_of(variable, value) for variable, value in zip(variables, given)]
+    shown = [f"{everywhere(variable)} {shape}" for variable, shape in zip(variables, shapes)]
+    listed = Listed(prefix, count, "variables", shapes, shown, _REMEDY)
+    with tf.control_dependencies(agree(listed, process_set)):
+        results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
     return [
         variable.assign(result if result.dtype == value.dtype else tf.bitcast(result, value.dtype))
         for variable, value, result in zip(variables, given, results)
     ]
+
+
+def _shape_of(variable: Any, value: tf.Tensor) -> str:
+    """As far as it is known without looking at the value, so that it is the same eagerly and in a graph."""
+    shape = tf.TensorShape(getattr(variable, "shape", value.shape))
+    dims = "?" if shape.rank is None else ", ".join("?" if each is None else str(each) for each in shape)
+    return f"{value.dtype.base_dtype.name}[{dims}]"
 
 
 def _movable(value: tf.Tensor) -> tf.Tensor:

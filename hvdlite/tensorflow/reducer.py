@@ -5,7 +5,8 @@ They are started from the last variable to the first, since backward makes them 
 in the order of the program, so the last layer's gradient travels while those of the first are still computed.
 
 `groups` makes gradients travel as one; results do not depend on it. Gradients that are None stay None: a variable must
-have a gradient on all ranks or on none. Sparse ones are gathered, or made dense (`sparse_as_dense`).
+have a gradient on all ranks or on none. Sparse ones are gathered, or made dense (`sparse_as_dense`). Whether all ranks
+have the same list is asked before anything of it travels, in a graph while backward runs: see ../keras/lists.py.
 """
 
 from __future__ import annotations
@@ -15,18 +16,29 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..keras.lists import Listed
 from ..keras.naming import everywhere
 from ..ops import Average, Terms, op_of
 from ..ops.terms import NoneCompressor, compress
 from ..process_set import ProcessSet, global_process_set
 from .ops import allreduce
-from .ops.run import run
+from .ops.order import once_more
+from .ops.run import agree, run
+
+_REMEDY = (
+    "Average the same gradients on all ranks: make and freeze (trainable=False) the same variables, in the same order, "
+    "and let no rank alone have a gradient that is None."
+)
 
 
 def key_of(variable: Any) -> Any:
     """By what a variable is recognized: Keras's variables and the tf.Variables inside them are one."""
     inner = getattr(variable, "value", None)
     return id(inner if isinstance(inner, tf.Variable) else variable)
+
+
+def _name(prefix: str, place: int, count: int, variable: Any) -> str:
+    return f"{prefix}.{place}of{count}.{everywhere(variable)}"
 
 
 class Reducer:
@@ -88,6 +100,23 @@ class Reducer:
         found, owners = list(gradients), list(variables)
         if self.alone:
             return found
+        prefix = once_more(self.prefix)
+        with tf.control_dependencies(self._agreed(prefix, found, owners)):
+            return self._averages(prefix, found, owners)
+
+    def _agreed(self, prefix: str, found: list[Any], owners: list[Any]) -> list[Any]:
+        """Nothing of a list travels before all ranks are seen to have the same."""
+        entries, count = [], 0
+        for gradient, owner in zip(found, owners):
+            local = key_of(owner) in self._local
+            travels = gradient is not None and not local
+            count += travels
+            sparse = isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense
+            how = "" if travels and not sparse else " sparse" if travels else " local" if local else " without gradient"
+            entries.append(everywhere(owner) + how)
+        return agree(Listed(prefix, count, "gradients", entries, entries, _REMEDY), self.process_set) if count else []
+
+    def _averages(self, prefix: str, found: list[Any], owners: list[Any]) -> list[Any]:
         dense: list[int] = []
         for place, (gradient, owner) in enumerate(zip(found, owners)):
             if gradient is None:
@@ -97,16 +126,13 @@ class Reducer:
             elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
                 found[place] = allreduce(
                     gradient, op=self.op, compression=self.compression, process_set=self.process_set,
-                    name=self._name(place, len(found), owner),
+                    name=_name(prefix, place, len(found), owner),
                 )  # fmt: skip
             else:
                 dense.append(place)
         if dense:
-            self._reduce(found, owners, dense)
+            self._reduce(prefix, found, owners, dense)
         return found
-
-    def _name(self, place: int, count: int, variable: Any) -> str:
-        return f"{self.prefix}.{place}of{count}.{everywhere(variable)}"
 
     def _scaled(self, gradient: Any) -> Any:
         """A local gradient as large as if it had been averaged."""
@@ -118,7 +144,7 @@ class Reducer:
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return gradient / tf.cast(size, gradient.dtype)
 
-    def _reduce(self, found: list[Any], owners: list[Any], dense: list[int]) -> None:
+    def _reduce(self, prefix: str, found: list[Any], owners: list[Any], dense: list[int]) -> None:
         """Replaces those at the places by their averages."""
         terms = Terms(self.process_set, self.op, 1.0 / self.predivide, self.predivide)
         small: dict[int, tuple[Any, Any]] = {}
@@ -129,7 +155,7 @@ class Reducer:
             batches = [[batch[0] for batch in batches]]
         outcomes = []
         for batch in batches:
-            names = [self._name(place, len(found), owners[place]) for place in batch]
+            names = [_name(prefix, place, len(found), owners[place]) for place in batch]
             grouped = bool(self.groups) and len(batch) > 1
             outcomes.append(run("allreduce", [small[place][0] for place in batch], names, terms, grouped).results)
         for batch, results in zip(batches, outcomes):

@@ -129,6 +129,50 @@ def test_a_function_traced_before_says_what_to_set_when_another_is_compiled():
         tf.function(lambda x: inner(x) * 2, jit_compile=True)(tf.ones(3))
 
 
+@as_ranks(1, deadline=120)
+def test_every_node_of_ours_says_what_to_set_under_xla():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    x = tf.ones([2, 2])
+    calls = {
+        "grouped_allreduce": lambda: hvd.grouped_allreduce([x, x]),
+        "alltoall": lambda: hvd.alltoall(x, [2]),
+        "join": hvd.join,
+        "rank_op": hvd.rank_op,
+        "size_op": hvd.size_op,
+        "local_rank_op": hvd.local_rank_op,
+        "local_size_op": hvd.local_size_op,
+        "process_set_included_op": hvd.process_set_included_op,
+    }
+    for name, call in calls.items():
+        with pytest.raises(tf.errors.UnimplementedError, match=r"rank 0: .*say jit_compile=False"):
+            tf.function(call, jit_compile=True)()
+        inner = tf.function(call)
+        inner()
+        if name != "process_set_included_op":  # which TensorFlow's py_function speaks for
+            with pytest.raises(tf.errors.InvalidArgumentError, match="say jit_compile=False"):
+                tf.function(lambda inner=inner: inner(), jit_compile=True)()
+
+
+@as_ranks(2, deadline=120)
+def test_a_function_that_is_called_twice_in_a_graph_of_a_session_is_refused():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    def summed(x):
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    twice = tf.function(summed)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        one, two = tf.constant([1.0]), tf.constant([10.0])
+        alone, after = twice(one), twice(tf.identity(two))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"rank \d: tensor 'allreduce.summed.0' .* of its own"):
+            session.run([alone, after] if hvd.rank() == 0 else [after, alone])
+
+
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @as_ranks(2, deadline=120)
 def test_mistakes_are_tensorflows_errors_and_name_rank_and_tensor(mode):

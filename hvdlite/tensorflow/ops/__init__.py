@@ -32,6 +32,7 @@ from .asked import local_rank_op, local_size_op, process_set_included_op, rank_o
 from .gradients import differentiable
 from .kernels import library
 from .root import gather, recv, reduce, scatter, send
+from .run import refuse_xla
 
 
 def _sparse_allreduce(slices: tf.IndexedSlices, name: str | None, terms: Terms, compression: Any) -> tf.IndexedSlices:
@@ -191,6 +192,7 @@ def join() -> Any:
     if tf.executing_eagerly():
         with translated():
             return tf.constant(_everybodys.join(), tf.int32)
+    refuse_xla("hvd.join")
     handle = library().ops.hvd_start(
         x=tf.zeros([0]), splits=tf.zeros([0], tf.int64), key="", kind=_core.JOIN, prescale=0, postscale=0
     )

@@ -14,11 +14,14 @@ import tensorflow as tf
 
 from ...process_set import ProcessSet, process_set_by_id
 from .kernels import library
+from .run import refuse_xla
 
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 
 def _asked(what: int, name: str | None) -> tf.Tensor:
+    if not tf.executing_eagerly():
+        refuse_xla("hvd.rank_op, size_op and the like", "or take the numbers: hvd.rank(), hvd.size()")
     return tf.ensure_shape(library().ops.hvd_ask(what=what, name=name), [])
 
 

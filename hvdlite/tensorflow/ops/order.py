@@ -42,6 +42,21 @@ def order_here(kind: str, name: str | None) -> int:
     return ORDERED if ordered else NAMED if loop else ONCE
 
 
+def once_more(prefix: str) -> str:
+    """The prefix of names of a list; of the second such list in a graph without order another one, and so on."""
+    if tf.executing_eagerly():
+        return prefix
+    graph: Any = tf.compat.v1.get_default_graph()
+    if order_here("list", prefix) == ORDERED:
+        return prefix
+    while getattr(graph, "outer_graph", None) is not None:
+        graph = graph.outer_graph
+    counts = {prefix: 0, **getattr(graph, "_hvdlite_lists", {})}
+    counts[prefix] += 1
+    graph._hvdlite_lists = counts
+    return prefix if counts[prefix] == 1 else f"{prefix}#{counts[prefix]}"
+
+
 def _in_old_loop(graph: Any) -> bool:
     around = graph._get_control_flow_context()
     while around is not None:

@@ -20,11 +20,12 @@ import tensorflow as tf
 
 from ... import _core
 from ...errors import HvdArgumentError, HvdNotYetError
-from ...ops import Collectives, Terms
+from ...keras.lists import Listed, compare
+from ...ops import Collectives, Sum, Terms
 from ...ops.tensors import full_name
 from ...process_set import ProcessSet, number_of, rank_in
 from ..adapter import TensorflowAdapter, check_dtype
-from ..errors import translated
+from ..errors import as_tensorflow, translated
 from .kernels import bits, library, signed
 from .order import order_here
 
@@ -107,7 +108,7 @@ def _splits_of(splits: Any, size: int) -> tf.Tensor:
 def _in_graph(
     kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: Terms, grouped: bool
 ) -> Outcome:  # fmt: skip
-    _refuse_xla()
+    refuse_xla()
     number, count, size = number_of(terms.process_set), len(tensors), terms.process_set.size()
     for tensor in tensors:
         check_dtype(tensor.dtype)
@@ -147,7 +148,7 @@ def _in_graph(
 
 def between(tensor: tf.Tensor, name: str | None, process_set: ProcessSet, sender: int, receiver: int) -> tf.Tensor:
     """In a graph: a tensor from one rank of the set to another, by global ranks. On both, once it is there, it."""
-    _refuse_xla()
+    refuse_xla()
     number, place = number_of(process_set), rank_in(process_set, _core.rank())
     check_dtype(tensor.dtype)
     ops = library().ops
@@ -162,15 +163,39 @@ def between(tensor: tf.Tensor, name: str | None, process_set: ProcessSet, sender
     return tf.ensure_shape(result, tensor.shape)
 
 
-def _refuse_xla() -> None:
+def agree(listed: Listed, process_set: ProcessSet) -> list[tf.Tensor]:
+    """HvdMismatchError if ranks have different lists; from a graph when it runs: what follows comes after these."""
+    if process_set.included() and process_set.size() == 1:
+        return []
+    with translated():
+        if tf.executing_eagerly():
+            compare(listed, process_set)
+            return []
+        refuse_xla()
+        number, place = number_of(process_set), rank_in(process_set, _core.rank())
+        ops = library().ops
+        handle = ops.hvd_start(
+            x=tf.zeros(listed.shape), splits=tf.zeros([0], tf.int64), key=listed.name, kind=_core.ALLREDUCE, op=Sum,
+            prescale=bits(1.0), postscale=bits(1.0), process_set=number, place=place, places=process_set.size(),
+            order=order_here("list", listed.what), list=f"{listed.remedy}\n{listed.text()}",
+        )  # fmt: skip
+        handle.set_shape([2])
+        result, _ = ops.hvd_gate(handle=handle, T=tf.float32)
+        return [result]
+
+
+def refuse_xla(what: str = "collectives", more: str = "") -> None:
     """HvdNotYetError while a function is traced for XLA, which knows no op of ours."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         around = getattr(graph, "_get_control_flow_context", lambda: None)()
         while around is not None:
             if type(around).__name__ == "XLAControlFlowContext":
-                raise HvdNotYetError(
-                    "collectives cannot be compiled by XLA yet: say jit_compile=False, in model.compile or tf.function"
+                raise as_tensorflow(
+                    HvdNotYetError(
+                        f"rank {_core.rank()}: {what} cannot be compiled by XLA yet: say jit_compile=False, in "
+                        f"model.compile or tf.function{', ' if more else ''}{more}"
+                    )
                 )
             around = around.outer_context
         graph = getattr(graph, "outer_graph", None)
