@@ -25,7 +25,7 @@ def both(mode, function):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@as_ranks(3)
+@as_ranks(3, deadline=240)
 def test_every_collective_of_every_dtype(mode):
     import tensorflow as tf
 
@@ -72,7 +72,7 @@ def weights(shape, rank):
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_gradients_are_those_that_one_process_would_compute(mode):
     """Each rank's loss is the sum of weights times result; the exact gradient, scaled as Horovod scales it."""
     import tensorflow as tf
@@ -114,7 +114,7 @@ def test_gradients_are_those_that_one_process_would_compute(mode):
         np.testing.assert_allclose(got, wanted, rtol=1e-12, err_msg=name)
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_what_has_no_gradient_says_so():
     import tensorflow as tf
 
@@ -129,7 +129,7 @@ def test_what_has_no_gradient_says_so():
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_indexed_slices_are_gathered(mode):
     import tensorflow as tf
 
@@ -154,7 +154,7 @@ def test_indexed_slices_are_gathered(mode):
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@as_ranks(3)
+@as_ranks(3, deadline=240)
 def test_process_sets_splits_compression_and_questions(mode):
     import tensorflow as tf
 
@@ -187,7 +187,7 @@ def test_process_sets_splits_compression_and_questions(mode):
     hvd.remove_process_set(some)
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_a_rank_that_has_joined_gives_nothing_and_all_learn_who_was_last():
     import tensorflow as tf
 
@@ -200,7 +200,7 @@ def test_a_rank_that_has_joined_gives_nothing_and_all_learn_who_was_last():
 
 
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_roots_and_pairs(graph):
     import tensorflow as tf
 

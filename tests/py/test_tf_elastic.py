@@ -119,7 +119,7 @@ def test_variables_are_synchronized_saved_and_restored_eagerly_and_in_a_session(
             assert session.run(w) == [4]
 
 
-@as_ranks(1)
+@as_ranks(1, deadline=240)
 def test_b3_an_unknown_error_that_is_no_lost_rank_is_not_swallowed():
     import tensorflow as tf
 

@@ -35,7 +35,7 @@ def none_is_left():
     assert flights() == 0
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_a_result_that_nobody_wants_is_pruned_and_forgotten():
     import tensorflow as tf
 
@@ -54,7 +54,7 @@ def test_a_result_that_nobody_wants_is_pruned_and_forgotten():
     none_is_left()
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_a_constant_and_the_same_tensor_twice_are_sent_each_time():
     import tensorflow as tf
 
@@ -73,7 +73,7 @@ def test_a_constant_and_the_same_tensor_twice_are_sent_each_time():
     assert flights(1) == before + 6
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_one_rank_alone_traces_again():
     import tensorflow as tf
 
@@ -96,7 +96,7 @@ def test_one_rank_alone_traces_again():
     none_is_left()
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_iterations_of_a_loop_run_ahead_and_meet_their_like():
     import tensorflow as tf
 
@@ -118,7 +118,7 @@ def test_iterations_of_a_loop_run_ahead_and_meet_their_like():
     none_is_left()
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_a_branch_that_all_take():
     import tensorflow as tf
 
@@ -136,7 +136,7 @@ def test_a_branch_that_all_take():
         np.testing.assert_array_equal(step(tf.ones(2), tf.constant(which)), [2, 2] if which else [10, 10])
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_a_wait_that_holds_its_thread_is_right_too():
     """What is left where std::function is laid out otherwise. Last of what needs no failure: it cannot be undone."""
     import tensorflow as tf
@@ -158,7 +158,7 @@ def test_a_wait_that_holds_its_thread_is_right_too():
     none_is_left()
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_failures_are_tensorflows_name_rank_and_tensor_and_leave_the_job_working():
     import tensorflow as tf
 

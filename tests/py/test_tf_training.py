@@ -103,7 +103,7 @@ def test_gradients_travel_while_backward_runs():
         np.testing.assert_array_equal(two, np.full([3, 2], 2 * (0.5 + number)))
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_tapes_leave_alone_what_they_should_and_refuse_what_cannot_be():
     import tensorflow as tf
 
@@ -148,7 +148,7 @@ def test_tapes_leave_alone_what_they_should_and_refuse_what_cannot_be():
         hvd.DistributedGradientTape(tape, op=hvd.Adasum).gradient(value, [table])
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_variables_and_objects_go_from_rank_to_rank():
     import keras
     import tensorflow as tf
@@ -175,7 +175,7 @@ def test_variables_and_objects_go_from_rank_to_rank():
         hvd.broadcast_global_variables(0)
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_xla_is_refused_with_words_that_say_what_to_set():
     import tensorflow as tf
 
@@ -185,7 +185,7 @@ def test_xla_is_refused_with_words_that_say_what_to_set():
         tf.function(lambda x: hvd.allreduce(x), jit_compile=True)(tf.ones(2))
 
 
-@as_ranks(2)
+@as_ranks(2, deadline=240)
 def test_sync_batch_norm_is_that_of_one_process_with_all_rows():
     import keras
     import tensorflow as tf
