@@ -1,10 +1,11 @@
 """Who may have a stream to this rank? A thread that accepts connections, lets peers prove themselves, and keeps them.
 
 Nobody is believed before the proof, and nobody is waited for: one thread serves all by epoll, reads exactly the bytes
-of the message that comes next (what follows CONFIRMED belongs to the core) and gives every connection HANDSHAKE_S.
-Strangers are few (STRANGERS_MAX; the oldest makes room for the newest, so that holding connections open locks nobody
-out; but not one that has proved itself, for it believes that it is connected), and so are streams that nobody has asked
-for yet (KEPT_MAX; a peer that finds no room is told to come again).
+of the message that comes next (what follows CONFIRMED belongs to the core) and gives every connection HANDSHAKE_S to
+prove itself. Strangers are few (STRANGERS_MAX; the oldest makes room for the newest, so that holding connections open
+locks nobody out), and so are streams that nobody has asked for yet (KEPT_MAX; a peer that finds no room is told to come
+again). Neither time nor number ends one that has proved itself: its peer may believe that it is connected, however long
+one of the two processes was stopped. It ends with its connection, or when the same peer comes later for the same.
 
 `claim_streams` hands a stream to whoever waits for it, at once or when it comes. A rank that connects again for the
 same purpose has given up the earlier stream: the newest is kept.
@@ -165,14 +166,16 @@ class Listener:
                 elif key.data in self._strangers:
                     self._hear(key.data)
             now = time.monotonic()
-            while self._strangers and self._strangers[0].deadline <= now:
-                self._drop(self._strangers[0])
+            for stranger in self._unknown():
+                if stranger.deadline > now:
+                    break
+                self._drop(stranger)
             if self._paused is not None and self._paused <= now:
                 self._paused = None
                 self._selector.register(self._sock, selectors.EVENT_READ)
 
     def _patience(self) -> float | None:
-        times = [stranger.deadline for stranger in self._strangers[:1]]
+        times = [stranger.deadline for stranger in self._unknown()[:1]]
         times += [self._paused] if self._paused is not None else []
         return max(0.0, min(times) - time.monotonic()) if times else None
 
@@ -197,9 +200,13 @@ class Listener:
             self._selector.register(sock, selectors.EVENT_READ, stranger)
             self._say(stranger, stranger.greeting)
 
+    def _unknown(self) -> list[_Stranger]:
+        """Those that have not proved themselves, oldest first."""
+        return [stranger for stranger in self._strangers if stranger.key is None]
+
     def _make_room(self, unknown_max: int) -> bool:
         """Ends the oldest that has not proved itself where there are so many of these; false: there are fewer."""
-        unknown = [stranger for stranger in self._strangers if stranger.key is None]
+        unknown = self._unknown()
         if len(unknown) < unknown_max:
             return False
         self._drop(unknown[0])
@@ -236,12 +243,25 @@ class Listener:
             key = (claim.source, claim.purpose)
             if verdict == proof.WELCOME and not self._has_room(key):
                 verdict = proof.FULL
+            if verdict == proof.WELCOME and self._is_outdated(stranger, key):
+                self._drop(stranger)
+                return
         if not self._say(stranger, proof.answer(self.secret, stranger.nonce, message, verdict)):
             return
         if verdict == proof.WELCOME:
             stranger.key = key
         else:
             self._drop(stranger)
+
+    def _is_outdated(self, stranger: _Stranger, key: Key) -> bool:
+        """Has this peer come again for the same, later? If not, what it has begun earlier ends. Claims are heard in any
+        order after a pause, but connections are accepted in theirs."""
+        same = [each for each in self._strangers if each.key == key]
+        if any(self._strangers.index(each) > self._strangers.index(stranger) for each in same):
+            return True
+        for each in same:
+            self._drop(each)
+        return False
 
     def _has_room(self, key: Key) -> bool:
         with self._lock:
