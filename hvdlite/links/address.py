@@ -17,6 +17,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._machine import host_id as host_id
@@ -28,6 +29,9 @@ HOST_MAX = 40  # bytes of a host's name, which only messages show
 _MARK_BYTES = 8
 _VERSION = 1
 _SIOCGIFADDR = 0x8915
+_IPV6 = Path("/proc/net/if_inet6")  # address, interface's number, prefix, scope, flags, name; absent without IPv6
+_GLOBAL = 0  # the scope of what is neither loopback nor of one link only
+_UNUSABLE = 0x08 | 0x40  # flags: found twice, not yet known to be the only one
 _KINDS = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
@@ -101,9 +105,9 @@ def hosts_of(identities: Sequence[str]) -> list[int]:
 
 
 def everywhere() -> list[str]:
-    """The IPv4 addresses of this host that others may reach, bridges last: a container engine's is the same on every
-    host. At most ENDS_MAX."""
-    found: list[tuple[bool, str]] = []
+    """The addresses of this host that others may reach: of bridges last, because a container engine's is the same on
+    every host, and IPv6 after IPv4. At most ENDS_MAX."""
+    found: list[tuple[bool, int, str]] = [(_is_bridge(name), 6, ip) for name, ip in _of_ipv6()]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -112,8 +116,25 @@ def everywhere() -> list[str]:
             except OSError:  # an interface without an address
                 continue
             if not End(ip, 0).is_loopback:
-                found.append((os.path.exists(f"/sys/class/net/{name}/bridge"), ip))
-    return [ip for _, ip in sorted(found, key=lambda each: each[0])][:ENDS_MAX] or ["127.0.0.1"]
+                found.append((_is_bridge(name), 4, ip))
+    return [ip for *_, ip in sorted(found, key=lambda each: each[:2])][:ENDS_MAX] or ["127.0.0.1"]
+
+
+def _is_bridge(interface: str) -> bool:
+    return os.path.exists(f"/sys/class/net/{interface}/bridge")
+
+
+def _of_ipv6() -> list[tuple[str, str]]:
+    """(interface, address) of each IPv6 address that leads beyond its link."""
+    try:
+        rows = [line.split() for line in _IPV6.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return []
+    return [
+        (name, socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+        for digits, _, _, scope, flags, name in rows
+        if int(scope, 16) == _GLOBAL and not int(flags, 16) & _UNUSABLE
+    ]
 
 
 def towards(rendezvous: tuple[str, int], rank: int) -> tuple[int, Any]:

@@ -306,12 +306,17 @@ def listen(
     """
     if len(secret) < 16:
         raise ValueError(f"a secret of {len(secret)} bytes proves nothing")
-    name: Any
-    family, name = (socket.AF_INET, ("0.0.0.0", 0)) if towards is None else places.towards(towards, rank)
+    if towards is None:
+        ips = places.everywhere()
+        six = any(":" in ip for ip in ips)
+        family, name = (socket.AF_INET6, ("::", 0, 0, 0)) if six else (socket.AF_INET, ("0.0.0.0", 0))
+    else:
+        family, name = places.towards(towards, rank)
+        ips = [name[0].partition("%")[0]]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if family == socket.AF_INET6:  # all addresses: those of IPv4, too
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, towards is not None)
         sock.bind(name)
         sock.listen(1024)
         port = sock.getsockname()[1]
@@ -321,7 +326,6 @@ def listen(
             f"rank {rank} on host {socket.gethostname()} cannot listen at {name[0]}, from where it reaches the "
             f"rendezvous ({error}): has it a free port, and files to open (ulimit -n)?"
         ) from None
-    ips = places.everywhere() if towards is None else [name[0].partition("%")[0]]
     known = places.own_address([places.End(ip, port) for ip in ips], places.host_id())
     mine = proof.Claim(wire, job, epoch, source=-1, target=rank, purpose="")
     return Listener(sock, secret, mine, known, name[3] if family == socket.AF_INET6 else 0)
