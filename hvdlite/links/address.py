@@ -137,7 +137,7 @@ def _of_ipv6() -> list[tuple[str, str]]:
     ]
 
 
-def towards(rendezvous: tuple[str, int], rank: int) -> tuple[int, Any]:
+def towards(rendezvous: tuple[str, int], rank: int) -> tuple[socket.AddressFamily, Any]:
     """(family, socket address with port 0) from which the route to the rendezvous leaves. Raises HvdInitError."""
     host, port = rendezvous
     if not host or host.startswith("/"):  # met over a unix socket: all are on this host

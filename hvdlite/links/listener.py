@@ -306,10 +306,12 @@ def listen(
     """
     if len(secret) < 16:
         raise ValueError(f"a secret of {len(secret)} bytes proves nothing")
+    name: Any
     if towards is None:
         ips = places.everywhere()
-        six = any(":" in ip for ip in ips)
-        family, name = (socket.AF_INET6, ("::", 0, 0, 0)) if six else (socket.AF_INET, ("0.0.0.0", 0))
+        family, name = socket.AF_INET, ("0.0.0.0", 0)
+        if any(":" in ip for ip in ips):
+            family, name = socket.AF_INET6, ("::", 0, 0, 0)
     else:
         family, name = places.towards(towards, rank)
         ips = [name[0].partition("%")[0]]
