@@ -11,12 +11,13 @@
  * for its own. A peer that dies says nothing: MPI's own errors, if it has any, or the silence of the peer tell of it.
  *
  * Nothing can be taken back that MPI has begun but a receive. What is not done when a link is closed, in a job that has
- * failed, stays with MPI, memory and all.
+ * failed, stays with MPI, memory and all. And a link that ends without the peer's last piece, because that peer was
+ * slow, keeps its communicator from being freed: the piece comes later.
  */
 #define _GNU_SOURCE
 #include "link.h"
 
-#include "../mpi/mpi.h"
+#include "../mpi/world.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,8 @@
 #define CANCEL_MS  50
 #define NAP_NS     20000
 #define NAP_MAX_NS 1000000
+#define STATUS_MAX 16 /* ints; an MPI_Status has 5 in MPICH's ABI, 6 in Open MPI's, 8 in the standard one */
+#define HEAD_BYTES ((int)offsetof(struct piece, bytes))
 
 struct piece {
     uint32_t count; /* of bytes, or LAST */
@@ -98,7 +101,7 @@ static bool say(struct messages *by, int peer, uint32_t head, const void *bytes,
     piece->count = head;
     if (count)
         memcpy(piece->bytes, bytes, count);
-    int length = (int)(offsetof(struct piece, bytes) + count);
+    int length = HEAD_BYTES + (int)count;
     if (!works(by, by->mpi->call.Isend(piece, length, by->mpi->byte, peer, TAG, by->comm, &by->away[place]),
                "send votes"))
         return false;
@@ -113,6 +116,15 @@ static void say_last(struct messages *by, int peer)
         by->said = say(by, peer, LAST, NULL, 0);
 }
 
+/* The piece that is received: how long the message was, whatever its head says. */
+static bool has_come(struct messages *by, int *length)
+{
+    _Alignas(8) int status[STATUS_MAX] = {0};
+    int flag = 0;
+    return works(by, by->mpi->call.Test(&by->receiving, &flag, status), "receive votes") && flag &&
+           works(by, by->mpi->call.Get_count(status, by->mpi->byte, length), "tell the length of votes");
+}
+
 /* True: there are bytes to be taken. */
 static bool pull(struct hvd_link *link)
 {
@@ -123,14 +135,15 @@ static bool pull(struct hvd_link *link)
         return false;
     if (!by->posted)
         post(by, link->peer);
-    if (!by->posted || !done(by, &by->receiving, "receive votes"))
+    int length = 0;
+    if (!by->posted || !has_come(by, &length))
         return false;
     by->posted = false;
     by->taken = by->has = 0;
-    if (by->in.count == LAST) {
+    if (length == HEAD_BYTES && by->in.count == LAST) {
         by->ended = true;
         say_last(by, link->peer);
-    } else if (by->in.count == 0 || by->in.count > PIECE_MAX) {
+    } else if (length <= HEAD_BYTES || by->in.count != (uint32_t)(length - HEAD_BYTES)) {
         by->broken = "it sent what is no piece of votes; please report this";
     } else {
         by->has = by->in.count;
@@ -246,6 +259,8 @@ static void messages_close(struct hvd_link *link)
     link->self = by;
     if (!by->settling)
         within(link, CLOSE_MS, messages_settle);
+    if (!by->ended)
+        hvd_mpi_comm_keep(by->comm);
     if (by->posted)
         works(by, by->mpi->call.Cancel(&by->receiving), "take a receive back");
     bool free_now = within(link, CANCEL_MS, is_taken_back);

@@ -127,6 +127,11 @@ static int call_Cancel(uintptr_t *request)
     MAKING(request, mpi.Cancel(&made));
 }
 
+static int call_Get_count(const void *status, uintptr_t type, int *count)
+{
+    return mpi.Get_count(status, GIVE(type), count);
+}
+
 static int call_Test(uintptr_t *request, int *flag, void *status)
 {
     MAKING(request, mpi.Test(&made, flag, status));

@@ -63,6 +63,7 @@
     X(Isend, (const void *values, int count, H type, int to, int tag, H comm, H *request))                            \
     X(Irecv, (void *values, int count, H type, int from, int tag, H comm, H *request))                                \
     X(Cancel, (H * request))                                                                                          \
+    X(Get_count, (const void *status, H type, int *count))                                                            \
     X(Test, (H * request, int *flag, void *status))
 
 struct hvd_mpi_calls {

@@ -8,10 +8,14 @@
  * an error within the caller's limit, and Ctrl-C must get through. What is under way stands in `pending`, because MPI
  * cannot take an operation back: after a time limit its memory is left to it. The one call without a limit makes
  * a communicator of some ranks: MPI has no other.
+ *
+ * An MPI gives the number of a communicator that was freed to the next one. Where a message of a peer that was slow may
+ * still come, that would be taken for one of the next; so such a communicator is kept for ever.
  */
 #include "world.h"
 
 #include <limits.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -19,6 +23,7 @@
 #define NAP_FIRST_NS 20000
 #define NAP_MOST_NS  1000000
 #define TESTS_AWAKE  200 /* before the first nap */
+#define KEPT_MAX     256 /* communicators; with more, none is freed any more */
 
 static struct {
     bool started; /* by us */
@@ -26,6 +31,12 @@ static struct {
     uintptr_t request, comm;
     char *mine, *all;
 } pending;
+
+static struct {
+    pthread_mutex_t lock;
+    size_t count;
+    uintptr_t comm[KEPT_MAX];
+} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 int hvd_mpi_start(struct hvd_error *error)
 {
@@ -136,11 +147,30 @@ int hvd_mpi_comm_open(uintptr_t from, const int *ranks, int count, int timeout_m
     return code;
 }
 
+void hvd_mpi_comm_keep(uintptr_t comm)
+{
+    pthread_mutex_lock(&kept.lock);
+    if (kept.count < KEPT_MAX)
+        kept.comm[kept.count] = comm;
+    kept.count++;
+    pthread_mutex_unlock(&kept.lock);
+}
+
+static bool is_kept(uintptr_t comm)
+{
+    pthread_mutex_lock(&kept.lock);
+    bool found = kept.count > KEPT_MAX;
+    for (size_t i = 0; i < kept.count && !found; i++)
+        found = kept.comm[i] == comm;
+    pthread_mutex_unlock(&kept.lock);
+    return found;
+}
+
 void hvd_mpi_comm_close(uintptr_t comm)
 {
     const struct hvd_mpi *mpi = hvd_mpi_loaded();
     int over = 1;
-    if (mpi->abi && mpi->Finalized(&over) == 0 && !over)
+    if (!is_kept(comm) && mpi->abi && mpi->Finalized(&over) == 0 && !over)
         mpi->call.Comm_free(&comm);
 }
 

@@ -21,7 +21,11 @@ void hvd_mpi_finish(void);
  * order, which only they call for and wait for without limit. Errors of calls on it are returned. */
 int hvd_mpi_comm_open(uintptr_t from, const int *ranks, int count, int timeout_ms, uintptr_t *made,
                       struct hvd_error *error);
+/* Frees it, unless it is to be kept. */
 void hvd_mpi_comm_close(uintptr_t comm);
+/* A peer's message may still come on this one, which is never to be freed then: the number of a freed communicator is
+ * the next one's, and so would be the message. From any thread, before hvd_mpi_comm_close. */
+void hvd_mpi_comm_keep(uintptr_t comm);
 /* all[rank * bytes] gets every rank's bytes. */
 int hvd_mpi_allgather(uintptr_t comm, const void *mine, size_t bytes, void *all, int timeout_ms,
                       struct hvd_error *error);

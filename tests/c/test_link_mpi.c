@@ -1,11 +1,12 @@
 /* test_link_mpi.c - a link of messages, over a stub of MPI in this process: two ranks, played by one thread.
  *
  * The stub keeps what MPI promises (messages between two ranks arrive in order, a receive is matched by its rank and
- * tag) and tells what MPI would forbid: a message longer than its receive, memory that is freed while it has it.
+ * tag) and tells what MPI would forbid: a message longer than its receive, memory that is freed while it has it. Each
+ * test has a communicator of its own, which the ranks know by two numbers.
  */
 #include "check.h"
 #include "link/link.h"
-#include "mpi/mpi.h"
+#include "mpi/world.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,13 +17,15 @@ struct call {
     bool receives, posted, done;
     int rank, peer, tag, count;
     char *memory;
+    int came;
 };
 
 static struct {
     struct call call[CALLS_MAX];
-    int calls, refuse, cancelled;
+    int calls, refuse, cancelled, freed;
     bool held; /* nothing arrives */
 } stub;
+static uintptr_t comm[RANKS] = {100, 101};
 
 static int open_calls(void)
 {
@@ -32,11 +35,11 @@ static int open_calls(void)
     return open;
 }
 
-static int post(bool receives, const void *memory, int count, int peer, int tag, uintptr_t comm, uintptr_t *request)
+static int post(bool receives, const void *memory, int count, int peer, int tag, uintptr_t in, uintptr_t *request)
 {
     CHECK(stub.calls < CALLS_MAX && count > 0, "%d calls", stub.calls);
     stub.call[stub.calls] =
-        (struct call){receives, true, false, (int)comm - 100, peer, tag, count, (char *)(uintptr_t)memory};
+        (struct call){receives, true, false, (int)in % RANKS, peer, tag, count, (char *)(uintptr_t)memory, 0};
     *request = (uintptr_t)++stub.calls;
     return stub.refuse;
 }
@@ -64,6 +67,7 @@ static void match(struct call *mine)
         struct call *to = mine->receives ? mine : other, *from = mine->receives ? other : mine;
         CHECK(from->count <= to->count, "%d bytes for a receive of %d", from->count, to->count);
         memcpy(to->memory, from->memory, (size_t)from->count);
+        to->came = from->count;
         mine->done = other->done = true;
         return;
     }
@@ -71,13 +75,27 @@ static void match(struct call *mine)
 
 static int test(uintptr_t *request, int *flag, void *status)
 {
-    (void)status;
     CHECK(*request > 0 && *request <= (uintptr_t)stub.calls, "no request");
     for (int i = 0; i < stub.calls; i++) /* in the order of the calls */
         if (!stub.call[i].done && stub.call[i].receives)
             match(&stub.call[i]);
     *flag = stub.call[*request - 1].done;
+    if (status && *flag)
+        *(int *)status = stub.call[*request - 1].came;
     return stub.refuse;
+}
+
+static int get_count(const void *status, uintptr_t type, int *count)
+{
+    CHECK(type == BYTE, "type %d", (int)type);
+    *count = *(const int *)status;
+    return 0;
+}
+
+static int comm_free(uintptr_t *given)
+{
+    stub.freed += *given == comm[0] || *given == comm[1];
+    return 0;
 }
 
 static int cancel(uintptr_t *request)
@@ -100,11 +118,13 @@ static void open_both(void)
 {
     struct hvd_mpi *mpi = (struct hvd_mpi *)(uintptr_t)hvd_mpi_loaded();
     *mpi = (struct hvd_mpi){.abi = "stub", .byte = BYTE, .Finalized = finalized};
-    mpi->call = (struct hvd_mpi_calls){.Isend = isend, .Irecv = irecv, .Test = test, .Cancel = cancel};
+    mpi->call = (struct hvd_mpi_calls){
+        .Isend = isend, .Irecv = irecv, .Test = test, .Cancel = cancel, .Get_count = get_count, .Comm_free = comm_free};
     memset(&stub, 0, sizeof stub);
     error = (struct hvd_error){0};
     for (int rank = 0; rank < RANKS; rank++) {
-        link[rank].self = (void *)(uintptr_t)(100 + rank);
+        comm[rank] += RANKS;
+        link[rank].self = (void *)comm[rank];
         CHECK(hvd_link_mpi.open(&link[rank], -1, 1 - rank, &error) == HVD_OK, "%s", error.text);
         CHECK(link[rank].fd == -1 && link[rank].peer == 1 - rank, "fd %d", link[rank].fd);
     }
@@ -120,6 +140,9 @@ static void end_both(void)
     for (int rank = 0; rank < RANKS; rank++)
         hvd_link_mpi.close(&link[rank]);
     CHECK(stub.cancelled == 0, "%d", stub.cancelled);
+    for (int rank = 0; rank < RANKS; rank++)
+        hvd_mpi_comm_close(comm[rank]);
+    CHECK(stub.freed == RANKS, "%d communicators are given back", stub.freed);
 }
 
 static char value(int rank, size_t i)
@@ -199,20 +222,20 @@ static void what_mpi_refuses_is_the_end(void)
         (void)hvd_link_mpi.settle(&link[rank]);
         hvd_link_mpi.close(&link[rank]);
     }
-    link[0].self = (void *)(uintptr_t)100;
+    link[0].self = (void *)comm[0];
     stub.refuse = 13;
     CHECK(hvd_link_mpi.open(&link[0], -1, 1, &error) == HVD_EINIT, "it was opened");
 }
 
 static void what_is_no_piece_is_refused(void)
 {
-    const uint32_t heads[] = {0, 4000, 0x7fffffff, 0x80000001};
+    const uint32_t heads[][2] = {{0}, {3}, {5}, {4000}, {0x7fffffff}, {0x80000000}, {0x80000001}}; /* and 4 bytes */
     char bytes[8];
     size_t moved;
     for (size_t i = 0; i < HVD_COUNT_OF(heads); i++) {
         uintptr_t request;
         open_both();
-        isend(&heads[i], sizeof heads[i], BYTE, 0, 2, 101, &request);
+        isend(heads[i], 8, BYTE, 0, 2, comm[1], &request);
         error = (struct hvd_error){0};
         CHECK(hvd_link_mpi.recv(&link[0], bytes, 8, &moved, &error) == HVD_EPEER, "%zu bytes", moved);
         CHECK(strstr(error.text, "no piece of votes") != NULL, "%s", error.text);
@@ -225,7 +248,8 @@ static void what_is_no_piece_is_refused(void)
     }
 }
 
-/* Of a peer that is gone: the receive is taken back. */
+/* Of a peer that is gone or slow: the receive is taken back, and what that peer may still send meets no other link, for
+ * the communicator is kept. The peer, who has had our last piece, may free it. */
 static void a_link_without_an_answer_is_closed_in_time(void)
 {
     open_both();
@@ -233,8 +257,16 @@ static void a_link_without_an_answer_is_closed_in_time(void)
     uint64_t began = hvd_now_ns();
     hvd_link_mpi.close(&link[0]);
     CHECK(stub.cancelled == 1 && hvd_now_ns() - began < 60000000000u, "%d taken back", stub.cancelled);
-    (void)hvd_link_mpi.settle(&link[1]);
+    hvd_mpi_comm_close(comm[0]);
+    CHECK(stub.freed == 0, "the communicator of a link that has not ended is freed");
+    stub.held = false;
+    (void)hvd_link_mpi.settle(&link[1]); /* takes our last piece; its own leaves, and waits at our side for a receive */
+    for (int k = 0; k < stub.calls; k++)
+        stub.call[k].done |= !stub.call[k].receives;
+    CHECK(hvd_link_mpi.settle(&link[1]), "it has our last piece, and its own has left");
     hvd_link_mpi.close(&link[1]);
+    hvd_mpi_comm_close(comm[1]);
+    CHECK(stub.freed == 1, "%d", stub.freed);
 }
 
 int main(void)

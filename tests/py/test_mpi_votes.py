@@ -65,6 +65,12 @@ def test_a_rank_that_is_silent_is_named():
     assert code != 0 and "is silent: it has not answered for 3 s (HVDLITE_PEER_TIMEOUT)" in said, said
 
 
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_a_rank_that_leaves_a_set_late_does_no_harm_to_the_next_one(mpi):
+    """MPICH gives the number of a communicator that was freed to the next."""
+    fine(mpi, (2, 1), "votes", "slow", "2.5")
+
+
 @pytest.mark.parametrize(("way", "told"), [("mpi", "needs a job over MPI"), ("udp", "must be auto, tcp or mpi")])
 def test_a_way_that_cannot_be_is_refused(way, told):
     place = Place(0, 2, 0, 1, 0, 2, "hvdlite-run")
