@@ -25,6 +25,7 @@ from .built import (
     start_timeline,
     stop_timeline,
 )
+from .counted import counters
 from .errors import (
     HorovodInternalError,
     HvdArgumentError,
@@ -77,6 +78,7 @@ __all__ = [
     "barrier",
     "broadcast_object",
     "ccl_built",
+    "counters",
     "cross_rank",
     "cross_size",
     "cuda_built",

@@ -42,7 +42,8 @@
     X(link_bytes_out)         \
     X(link_bytes_in)          \
     X(link_messages_out)      \
-    X(link_messages_in)
+    X(link_messages_in)       \
+    X(rides)
 
 /* X(name): what memory of ours is for, see measure.c. */
 #define HVD_USAGES(X) \

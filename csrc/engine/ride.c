@@ -9,7 +9,8 @@
  * RIGHT OR WRONG is agreed, because it follows from what all ranks read: a ride is whole if every rank gave the same
  * mark, which names the work, its tensor and its plan; else it is spoilt, whoever gave what. A whole ride whose work
  * does not come next served nothing, either. All ranks count how often in a row that was so and sit out ever more
- * rounds together; else those that do and those that do not might miss each other for ever.
+ * rounds together; else those that do and those that do not might miss each other for ever. A ride that is spoilt while
+ * nothing was agreed is no error of theirs: some ranks were earlier than others, and the next round has it again.
  *
  * Whoever takes part has nothing agreed and unfinished when it votes, so what is agreed by that vote is what starts
  * next, on all ranks.
@@ -194,7 +195,8 @@ void hvd_ride_agreed(struct hvd_set *set)
 {
     struct hvd_riders *riders = set->riders;
     const struct hvd_ride *agreed = riders->agreed;
-    bool whole = agreed->mark >= HVD_RIDE_MATCHES, wrong = riders->waits_for || agreed->mark == HVD_RIDE_SPOILT;
+    bool whole = agreed->mark >= HVD_RIDE_MATCHES, spoilt = agreed->mark == HVD_RIDE_SPOILT && set->plan.items;
+    bool wrong = riders->waits_for || spoilt;
     riders->resting -= riders->resting > 0;
     if (wrong) {
         uint32_t rest = (UINT32_C(1) << (riders->wrong < 8 ? riders->wrong : 8)) - 1; /* none for the first */

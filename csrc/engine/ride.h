@@ -57,7 +57,7 @@ static inline void hvd_ride_copy(struct hvd_ride *to, const struct hvd_ride *fro
 {
     memcpy(to, from, hvd_ride_bytes(from));
 }
-/* riders->agreed is everyone's: who is right, and who sits out. Before the round is decided. */
+/* riders->agreed is everyone's, set->plan what the round decided: who is right, and who sits out. */
 void hvd_ride_agreed(struct hvd_set *set);
 /* A work starts. HVD_OK: it is the one that has ridden, and is done. HVD_AGAIN: it is not. HVD_EINTERNAL: parts came
  * twice. */

@@ -205,6 +205,7 @@ static bool rode(struct hvd_engine *engine, struct hvd_set *set)
     if (code != HVD_OK)
         hvd_engine_abort(engine, engine->options.rank, code,
                          "a tensor came twice with the votes of other hosts; please report this");
+    hvd_count(engine, HVD_COUNT_rides, 1);
     hvd_count(engine, HVD_COUNT_buckets, 1);
     hvd_count(engine, HVD_COUNT_elements, (int64_t)moving->work.count);
     hvd_trace_add(&engine->trace, HVD_TRACE_start, moving->items, moving->work.count);
