@@ -34,6 +34,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+from launching import GRACE
 
 HERE = Path(__file__).resolve().parent
 START_S = 60.0
@@ -70,7 +71,7 @@ def environment(**extra):
     """This process's environment without what a launcher or a user's job left in it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONAL)}
     paths = [str(HERE), *([kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else [])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), **extra}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "HVDLITE_FAILURE_GRACE": GRACE, **extra}
 
 
 def gone(pids, seconds=5.0):

@@ -55,7 +55,7 @@ def test_a_slow_host_holds_the_others_up_and_is_not_blamed():
             assert all("result 4" in job.said(rank) for rank in range(4)), job.text()
 
 
-@pytest.mark.parametrize("count", [10, 300000])
+@pytest.mark.parametrize("count", [4096, 300000])  # a tensor that rides in the votes does not need their wire
 def test_two_hosts_that_lose_each_other_alone_are_noticed(count):
     """The third reaches both, and votes go by way of it."""
     program = BEGIN + "print('ready', flush=True)\nwhile True:\n"

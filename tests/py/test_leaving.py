@@ -57,7 +57,8 @@ else:
 
 
 def test_a_rank_that_ends_before_its_agreed_work_is_done_leaves_nobody_waiting() -> None:
-    launch = [sys.executable, "-m", "hvdlite.launcher", "-np", "2", sys.executable, "-c", UNFINISHED]
+    words = ["-np", "2", "--failure-grace", "20"]  # rank 1 has time to say what it raises
+    launch = [sys.executable, "-m", "hvdlite.launcher", *words, sys.executable, "-c", UNFINISHED]
     done = subprocess.run(launch, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert "HvdPeerLostError" in done.stderr and "rank 0 ends although" in done.stderr
