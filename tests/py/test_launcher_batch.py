@@ -111,7 +111,7 @@ def test_one_srun_starts_all_agents_in_slurms_order():
     ],
 )
 def test_ranks_fill_the_allocation(words, ranks, monkeypatch):
-    monkeypatch.setattr(allocated, "_read", lambda path: "a\na\nb\nb\n")
+    monkeypatch.setattr(allocated.hosts, "read", lambda path: "a\na\nb\nb\n")
     found = allocated.places(cli._parser().parse_args(words), {"PBS_NODEFILE": "x"}, 30.0)
     assert found.gather is not None
     counts = {slot.host: slot.local_size for slot in found.slots}
@@ -119,9 +119,9 @@ def test_ranks_fill_the_allocation(words, ranks, monkeypatch):
 
 
 def test_more_ranks_than_slots_are_refused_but_where_the_job_is_this_host_alone(monkeypatch):
-    monkeypatch.setattr(allocated, "_read", lambda path: "a\nb\n")
+    monkeypatch.setattr(allocated.hosts, "read", lambda path: "a\nb\n")
     with pytest.raises(places.PlaceError, match="PBS has given this job 2 slots on 2 hosts"):
         allocated.places(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
-    monkeypatch.setattr(allocated, "_read", lambda path: "localhost\n")
+    monkeypatch.setattr(allocated.hosts, "read", lambda path: "localhost\n")
     found = allocated.places(cli._parser().parse_args(["-np", "3"]), {"PBS_NODEFILE": "x"}, 30.0)
     assert len(found.slots) == 3 and found.gather is None
