@@ -16,6 +16,8 @@ from typing import Any
 
 from .. import config
 from ..errors import HvdNotYetError
+from .lists import SAME_VARIABLES, Listed, compare
+from .naming import everywhere
 
 
 def legacy() -> bool:
@@ -78,9 +80,10 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
     if backend() == "tensorflow":
         ops().broadcast_variables(variables, root_rank)
         return
-    import_module("hvdlite.keras.lists").compare(variables, "broadcast_variables")
-    torch = import_module("torch")
-    count = len(variables)
+    torch, count = import_module("torch"), len(variables)
+    shapes = [f"{variable.dtype}{list(variable.shape)}" for variable in variables]
+    shown = [f"{everywhere(variable)} {shape}" for variable, shape in zip(variables, shapes)]
+    compare(Listed("broadcast_variables", count, "variables", shapes, shown, SAME_VARIABLES))
     with torch.no_grad():
         handles = [
             ops().broadcast_async(variable.value.detach(), root_rank, f"broadcast_variables.{i}of{count}")

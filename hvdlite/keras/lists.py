@@ -21,6 +21,14 @@ from ..ops import Sum
 from ..process_set import ProcessSet, global_process_set, number_of
 
 _SHOWN, _SHOWN_LETTERS = 4, 200  # as in list.c
+SAME_VARIABLES = (
+    "Make the same variables on all ranks before they are sent: build the model and the optimizer "
+    "(optimizer.build(model.trainable_variables)) on all of them."
+)
+SAME_GRADIENTS = (
+    "Average the same gradients on all ranks: make and freeze (trainable=False) the same variables, in the same order, "
+    "and let no rank alone have a gradient that is None."
+)
 
 
 class Listed(NamedTuple):
@@ -83,4 +91,4 @@ def _differ(listed: Listed, said: Sequence[str]) -> str:
     return f"rank {_core.rank()}: tensor '{name}': ranks have different lists:{''.join(lines)}{more}\n{listed.remedy}"
 
 
-__all__ = ["Listed", "compare"]
+__all__ = ["SAME_GRADIENTS", "SAME_VARIABLES", "Listed", "compare"]

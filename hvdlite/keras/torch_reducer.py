@@ -15,6 +15,7 @@ from ..ops import Average, op_of
 from ..ops.terms import NoneCompressor, compress
 from ..process_set import ProcessSet, global_process_set
 from ..torch.ops import plain
+from .lists import SAME_GRADIENTS, Listed, compare
 from .naming import everywhere
 
 
@@ -44,11 +45,21 @@ class Reducer:
         """Whether there is nobody to average with."""
         return not self.process_set.included() or self.process_set.size() == 1
 
+    def _compare(self, found: list[Any], owners: list[Any]) -> None:
+        """Nothing of a list travels before all ranks are seen to have the same."""
+        entries, count = [], 0
+        for gradient, owner in zip(found, owners):
+            local = id(owner) in self._local
+            count += gradient is not None and not local
+            entries.append(everywhere(owner) + (" local" if local else " without gradient" if gradient is None else ""))
+        compare(Listed(self.prefix, count, "gradients", entries, entries, SAME_GRADIENTS), self.process_set)
+
     def __call__(self, gradients: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
         """The averages, None where a gradient is None."""
         found, owners = list(gradients), list(variables)
         if self.alone:
             return found
+        self._compare(found, owners)
         flying = []
         for place in reversed(range(len(found))):
             gradient, owner = found[place], owners[place]

@@ -15,17 +15,13 @@ from typing import Any
 import tensorflow as tf
 
 from .. import objects
-from ..keras.lists import Listed
+from ..keras.lists import SAME_VARIABLES, Listed
 from ..keras.naming import everywhere
 from ..ops import Terms
 from ..process_set import ProcessSet, global_process_set
 from .ops.order import once_more
 from .ops.run import agree, run
 
-_REMEDY = (
-    "Make the same variables on all ranks before they are sent: build the model and the optimizer "
-    "(optimizer.build(model.trainable_variables)) on all of them."
-)
 _SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
@@ -61,7 +57,7 @@ def _assigned(variables: list[Any], root_rank: int, prefix: str, process_set: Pr
     names = [f"{prefix}.{i}of{count}" for i in range(count)]  # a rank may have loaded its model from a file
     shapes = [_shape_of(variable, value) for variable, value in zip(variables, given)]
     shown = [f"{everywhere(variable)} {shape}" for variable, shape in zip(variables, shapes)]
-    listed = Listed(prefix, count, "variables", shapes, shown, _REMEDY)
+    listed = Listed(prefix, count, "variables", shapes, shown, SAME_VARIABLES)
     with tf.control_dependencies(agree(listed, process_set)):
         results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
     return [

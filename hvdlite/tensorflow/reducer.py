@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..keras.lists import Listed
+from ..keras.lists import SAME_GRADIENTS, Listed
 from ..keras.naming import everywhere
 from ..ops import Average, Terms, op_of
 from ..ops.terms import NoneCompressor, compress
@@ -24,11 +24,6 @@ from ..process_set import ProcessSet, global_process_set
 from .ops import allreduce
 from .ops.order import once_more
 from .ops.run import agree, run
-
-_REMEDY = (
-    "Average the same gradients on all ranks: make and freeze (trainable=False) the same variables, in the same order, "
-    "and let no rank alone have a gradient that is None."
-)
 
 
 def key_of(variable: Any) -> Any:
@@ -114,7 +109,8 @@ class Reducer:
             sparse = isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense
             how = "" if travels and not sparse else " sparse" if travels else " local" if local else " without gradient"
             entries.append(everywhere(owner) + how)
-        return agree(Listed(prefix, count, "gradients", entries, entries, _REMEDY), self.process_set) if count else []
+        listed = Listed(prefix, count, "gradients", entries, entries, SAME_GRADIENTS)
+        return agree(listed, self.process_set) if count else []
 
     def _averages(self, prefix: str, found: list[Any], owners: list[Any]) -> list[Any]:
         dense: list[int] = []
