@@ -5,8 +5,8 @@
  * libnvToolsExt.so.1), which is opened here by its name, as CUDA's driver and NCCL are. Of it two functions are wanted:
  * ranges that a thread begins and another may end, since a collective is begun by one turn and ended by another.
  *
- * The numbers of ranges are the library's; 0 means "none" here, so they are kept plus one. (Where no profiler listens it
- * may give any number, and takes it back without harm.)
+ * The numbers of ranges are the library's; 0 means "none" here, so they are kept plus one. (Where no profiler listens
+ * it may give any number, and takes it back without harm.)
  */
 #include "nvtx.h"
 
