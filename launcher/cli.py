@@ -107,7 +107,7 @@ def _run(argv: Sequence[str]) -> int:
     environ = config.environ()
     try:
         notes = foreign.translate(asked)
-        told, more = horovods.translate(asked)
+        told, more = horovods.translate(asked, environ)
         options = {**told, **config.variables_of(vars(asked))}
         settings = config.read(_with_flags(environ, options))
         look = looks.of(asked, environ)

@@ -9,7 +9,8 @@ signal decides nothing any more. A rank that exits with 0 is never a failure by 
 
 The exit code is the culprit's, 128+n for a signal, also 128+n when signal n ended the launcher's job. A culprit that
 exited with 0 (it left without a word while others needed it) hands the code over to the next that failed. One that has
-said what went wrong and had not ended when the grace was over counts as what it was about to be: failed, with code 1.
+said what went wrong and had not ended when the grace was over counts as what it was about to be: failed, with code 1;
+so does one that not even SIGKILL has ended.
 """
 
 from __future__ import annotations
@@ -135,11 +136,11 @@ class Ending:
         return self._failed[0] if self._failed else None
 
     def exit_code(self) -> int:
-        """Of the launcher, once no rank lives."""
+        """Of the launcher, once no rank lives or those that do are left behind."""
         if self.asked:
             return 128 + self.asked
         culprit = self.culprit()
-        if culprit is None or not any(self.codes.values()):
+        if culprit is None or self._survived():
             return 0
         first = [self.codes.get(culprit, 0)] + [self.codes[rank] for rank in self._failed]
         code = next((code for code in first if code), UNKNOWN)
@@ -148,7 +149,7 @@ class Ending:
     def headline(self) -> str | None:
         """How the culprit ended, in one line; None if nobody failed."""
         culprit = self.culprit()
-        if self.asked or culprit not in self.pids or not any(self.codes.values()):
+        if self.asked or culprit not in self.pids or self._survived():
             return None  # one that was never started has been reported already
         end = "failed, was stopped while it was ending" if self._stopped else how(self.codes.get(culprit))
         line = f"{self.who(culprit)} {end}"
@@ -158,6 +159,10 @@ class Ending:
         if self.abort.reporter == culprit:
             return f"{line}: {self.abort.text}" if self.abort.text else line
         return line if code else f"{line}; rank {self.abort.reporter} says: {self.abort.text}"
+
+    def _survived(self) -> bool:
+        """All have ended, and well."""
+        return not self.living and not any(self.codes.values())
 
     def _failing(self, now: float) -> None:
         if self._next is None and not self._sent:

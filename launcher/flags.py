@@ -3,8 +3,8 @@
 argparse cannot stop at the first word that is no option without guessing, so this file asks the parser which flags it
 knows and which of them take a value, and finds the place. A flag that nobody knows is refused with the nearest that
 somebody does; one of Horovod, torchrun or mpirun that a later version will have is refused with the reason. One of
-Horovod that needs no successor is taken, its value checked, and its reason told: what it asked for happens anyway, or
-there is nothing left of what it was for.
+Horovod or torchrun that needs no successor is taken, its value checked, and its reason told: what it asked for happens
+anyway, or there is nothing left of what it was for.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ OBSOLETE: dict[str, tuple[Callable[[str], Any] | None, str]] = {  # flag: type o
     "--num-nccl-streams": (int, "hvdlite decides by itself which streams it needs"),
     "--thread-affinity": (int, "the engine's thread runs where its rank does; --bind-to says where that is"),
     "--disable-cache": (None, "nothing is remembered between launches"),
+    "--rdzv-conf": (str, "hosts meet in one way; --start-timeout and --agent-timeout bound it"),
+    "--monitor-interval": (float, "the end of a rank is news at once"),
+    "--start-method": (str, "ranks are programs of their own: nothing is forked off a Python"),
+    "--role": (str, "all ranks of a job have the same"),
 }
 
 

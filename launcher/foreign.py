@@ -51,11 +51,14 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
         help="as --ranks-to-console, by numbers on each host",
     )
     add("--signals-to-handle", dest="handled", help=hidden)
+    add("--run-path", dest="run_path", action="store_true", help=hidden)
 
 
 def translate(asked: argparse.Namespace) -> list[str]:
     """Turns them into what our own flags would have said, in `asked`; notes for people. Raises ForeignError."""
     notes = []
+    if asked.run_path:
+        raise ForeignError("--run-path: the command is a program, so leave it out and say: python train.py")
     if asked.map_by is not None:
         _map_by(asked)
     if asked.mca and asked.mpi:

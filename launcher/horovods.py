@@ -3,7 +3,7 @@
 Horovod turns each into a variable of its core, and so does this file, for scripts and for what comes later. Where
 hvdlite itself does nothing about it yet, one line says so: there is no timeline, there are no log levels and no reports
 of stalls. The time after which a stalled job is ended is there, as `--collective-timeout`; 0, or `--no-stall-check`,
-sets no limit.
+sets no limit, and lifts that of a variable.
 
 Flags that change nothing and never will are in flags.OBSOLETE.
 """
@@ -50,8 +50,10 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     add("--log-level", dest="log_level", metavar="LEVEL", help="sets HOROVOD_LOG_LEVEL; no effect yet")
 
 
-def translate(asked: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
-    """(variables for the ranks, notes for people). May set asked.collective_timeout. Raises HorovodsError."""
+def translate(asked: argparse.Namespace, environ: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """(variables for the ranks, notes for people). May set asked.collective_timeout, or take that out of environ.
+
+    Raises HorovodsError."""
     told: dict[str, str | None] = {
         "TIMELINE": asked.timeline,
         "TIMELINE_MARK_CYCLES": asked.cycles,
@@ -76,7 +78,9 @@ def translate(asked: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
     if warning is not None:
         told["STALL_CHECK_TIME_SECONDS"] = str(warning)
         notes.append("--stall-check-warning-time-seconds (stall reports come with a later version)")
-    if shutdown and asked.stall_check != "0" and asked.collective_timeout is None:
+    if asked.collective_timeout is None and (shutdown == 0 or asked.stall_check == "0"):
+        environ.pop("HVDLITE_COLLECTIVE_TIMEOUT", None)
+    elif asked.collective_timeout is None and shutdown:
         asked.collective_timeout = str(shutdown)
     return {f"HOROVOD_{name}": value for name, value in told.items() if value is not None}, notes
 

@@ -223,7 +223,8 @@ class Job:
         if title:  # its agents are there still
             code = session.end()
             if code and self._ending.asked is None and self._ending.culprit() is None:
-                self._failure = (f"{title} has ended the ranks: it {how(code)}", code if code > 0 else LOST)
+                end = f"was {how(code)}" if code < 0 else how(code)
+                self._failure = (f"{title} has ended the ranks: it {end}", code if code > 0 else LOST)
                 self._send(KILL)
             return
         for each in self._far.branches:

@@ -128,26 +128,31 @@ class Running:
         self.text = (self.text + chunk)[-TEXT_MAX:]
         return chunk or None
 
-    def end(self) -> int:
-        """Ends it, if it has not; its exit code."""
+    def end(self, whole: bool = False) -> int:
+        """Ends it, if it has not; its exit code. whole: with all that it has left in its process group."""
         if self.stdin >= 0:
             os.close(self.stdin)
             self.stdin = -1
         pid, self.pid = self.pid, 0
         limit = time.monotonic() + self.session.patience
-        status = None if pid else 0
-        while status is None and time.monotonic() < limit:
+        while _over(pid) is False and time.monotonic() < limit:
             self.listen()  # nobody waits for a reader
-            status = process.waited(pid)
-            if status is None:
-                time.sleep(0.005)
+            time.sleep(0.005)
         if self.output >= 0:
             os.close(self.output)
             self.output = -1
-        if status is not None:
-            return process.exit_code(status)
-        process.send(pid, signal.SIGKILL)
+        if _over(pid) is None:
+            return 0
+        process.send(pid, signal.SIGKILL, group=whole)  # a zombie still: the number is nobody else's
         return process.exit_code(os.waitpid(pid, 0)[1])
+
+
+def _over(pid: int) -> bool | None:
+    """Has this child ended? It is not reaped. None: there is no such child, or somebody else has reaped it."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None if pid else None
+    except ChildProcessError:
+        return None
 
 
 class Start:
@@ -229,9 +234,10 @@ class Start:
         now = time.monotonic()
         if now >= self._deadline:
             for number in self._open():
-                said = self._said_of(number)
+                title, said = self._words_of(number)
+                what = f"no agent that {title} should start has reported" if title else "did not report"
                 self._trouble[number] = (
-                    f"did not report within {self._timeout:g} s (--start-timeout sets the limit){said}",
+                    f"{what} within {self._timeout:g} s (--start-timeout sets the limit){said}",
                     255,
                 )
             return
@@ -253,9 +259,13 @@ class Start:
             elif key.data.listen() is None:
                 self._ended(key.data)
 
-    def _said_of(self, number: int) -> str:
-        text = next((each.text for each in self.running if number in each.session.hosts), b"").strip()
-        return f"; its last words: {text.decode(errors='replace').splitlines()[-1]}" if text else ""
+    def _words_of(self, number: int) -> tuple[str, str]:
+        """The title of the session that leads to this host, and what it said last."""
+        for each in self.running:
+            if number in each.session.hosts:
+                text = each.text.strip().decode(errors="replace")
+                return each.session.title, f"; its last words: {text.splitlines()[-1]}" if text else ""
+        return "", ""
 
     def _arrive(self, arrival: Arrival) -> None:
         number, stream = self._number(arrival.hello), arrival.hello.get("stream")
@@ -294,7 +304,7 @@ class Start:
         self._selector.unregister(running.output)
         if running.unsent:
             self._selector.unregister(running.stdin)
-        code, text = running.end(), running.text.decode(errors="replace").strip()
+        code, text = running.end(whole=True), running.text.decode(errors="replace").strip()
         missing = [n for n in running.session.hosts if len(self._arrived[n]) < 2 and n not in self._trouble]
         if missing and running.attempts <= len(RETRY_S) and self._starter.again(code, text):
             running.due = time.monotonic() + RETRY_S[running.attempts - 1]
@@ -320,6 +330,6 @@ class Start:
                 arrival.sock.close()
         for each in self.running:
             if each.pid:
-                process.send(each.pid, signal.SIGTERM)
+                process.send(each.pid, signal.SIGTERM, group=True)
         for each in self.running:
-            each.end()
+            each.end(whole=True)

@@ -36,6 +36,9 @@ class Feed:
 
     def more(self) -> None:
         """The agent has room."""
+        if self._source < 0:  # nothing can come: the end
+            self._piece()
+            return
         try:
             self._selector.register(self._source, selectors.EVENT_READ, self._give)
         except OSError:  # a file cannot be waited for, and need not be

@@ -27,7 +27,7 @@ from . import address, batch, carried, environment, gathering, hosts, mpi, start
 from .ending import how
 from .epochs import ranks_named
 from .muster import Muster
-from .places import PlaceError, Places, number, per_node_of
+from .places import JOB_RANKS_MAX, PlaceError, Places, assign, number, per_node_of
 from .plan import Gathered, Plan
 from .process import NOT_FOUND
 from .signals import Signals
@@ -85,6 +85,8 @@ def places(
         )
     try:
         listed, size, names = _places(asked, environ)
+        elsewhere = not _ELSEWHERE.isdisjoint((asked.mpi_args or "").replace("=", " ").split())
+        _check_size(size, listed[0].name if len(listed) == 1 and not elsewhere else None)
         ssh = _ssh(asked)
         program, kind = _found(environ)
         wanted = mpi.Wanted(
@@ -109,7 +111,7 @@ def places(
     except (mpi.MpiError, hosts.HostError, PlaceError) as error:
         raise UnderMpiError(str(error)) from None
     others = [name for name in names if not hosts.is_this_host(name, os.uname().nodename)]
-    alone = not others and bool(listed) and not _ELSEWHERE.intersection(wanted.args.replace("=", " ").split())
+    alone = not others and bool(listed) and not elsewhere
     title = os.path.basename(program)
     where = _Where(wanted.interfaces, others, alone)
 
@@ -119,6 +121,14 @@ def places(
         )
 
     return Places(hosts.assign([hosts.Host("localhost", size)], size), None, gather, way=shlex.join(words))
+
+
+def _check_size(size: int, host: str | None) -> None:
+    """Does this version have so many? host: the only one, if it is. Raises PlaceError."""
+    if size > JOB_RANKS_MAX:
+        raise PlaceError(f"a job of {size} ranks: this version of hvdlite supports at most {JOB_RANKS_MAX}")
+    if host is not None:
+        assign([hosts.Host(host, size)], size)
 
 
 class _Where(NamedTuple):

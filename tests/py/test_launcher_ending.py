@@ -108,6 +108,20 @@ def test_an_abort_that_everybody_survives_is_no_failure():
     assert job.exit_code() == 0 and job.headline() is None
 
 
+def test_a_culprit_that_cannot_be_killed_is_a_failure():
+    """In the driver of a broken device not even SIGKILL ends it; the launcher leaves it behind, but not with code 0."""
+    job = ending(1)
+    job.aborted(0.0, Abort(0, 0, "CUDA error"))
+    assert job.act(2.0) == TERM and job.act(2.5) == KILL
+    assert job.exit_code() == 1 and job.headline() == "rank 0 (pid 100) is still running: CUDA error"
+    job = ending(2)
+    job.aborted(0.0, Abort(0, 1, "rank 1 is silent"))
+    job.ended(0.1, 0, 0)
+    assert job.act(2.0) == TERM and job.act(2.5) == KILL
+    assert job.exit_code() == 1
+    assert job.headline() == "rank 1 (pid 101) is still running; rank 0 says: rank 1 is silent"
+
+
 def test_a_rank_that_ends_by_our_signal_is_not_to_blame():
     job = ending(2)
     assert job.signalled(0.0, signal.SIGTERM) == TERM

@@ -307,3 +307,25 @@ def test_a_job_that_is_ended_while_it_starts_leaves_nothing(number):
             job.send(number)
             assert job.process.wait(15) != 0
             job.gone_within(5)
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "too late"])
+def test_an_mpirun_that_is_a_script_leaves_nothing_when_it_is_given_up(how, tmp_path):
+    """What it runs is no child of ours, and no signal to the script reaches it."""
+    program = tmp_path / "mpirun"
+    program.write_text('#!/bin/sh\n[ "$1" = --version ] && exec echo "mpirun (Open MPI) 4.1.4"\necho go\nsleep 600\n')
+    program.chmod(0o755)
+    words = ("--mpi", "--oversubscribe", "--start-timeout", 2 if how == "too late" else 60, "-np", 2, "true")
+    with Launch(*words, PATH=f"{tmp_path}:{os.environ['PATH']}") as job:
+        if how == "Ctrl-C":
+            end = time.monotonic() + 60
+            while not any("sleep 600" in command for command in job.left().values()):
+                assert time.monotonic() < end, job.err
+                time.sleep(0.02)
+            job.send(signal.SIGINT)
+        assert job.wait() == (130 if how == "Ctrl-C" else 255), job.err
+        job.gone_within(5)
+        assert how == "Ctrl-C" or job.err == (
+            "hvdlite-run: no agent that mpirun should start has reported within 2 s (--start-timeout sets the limit); "
+            "its last words: go\n"
+        )

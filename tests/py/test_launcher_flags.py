@@ -23,7 +23,7 @@ NOT_HERE = """--min-np --min-num-proc --max-np --max-num-proc --slots-per-host -
 --blacklist-cooldown-range --host-discovery-script --jsrun"""
 TORCHRUNS = """--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --standalone --max-restarts -m
 --module --no-python --log-dir -r --redirects -t --tee --local-ranks-filter --node-rank --master-addr --master-port
---signals-to-handle --numa-binding"""
+--signals-to-handle --numa-binding --rdzv-conf --monitor-interval --start-method --role --run-path"""
 
 
 def known():
@@ -72,6 +72,22 @@ def test_a_job_that_stalls_ends_after_the_shutdown_time(words, limit):
     assert environ.get("HVDLITE_COLLECTIVE_TIMEOUT") == limit and err == ""
 
 
+@pytest.mark.parametrize(
+    "words, limit",
+    [
+        ("--stall-check-shutdown-time-seconds 0", None),
+        ("--no-stall-check", None),
+        ("--no-stall-check --collective-timeout 6", "6"),
+        ("--stall-check", "5"),
+        ("--stall-check-shutdown-time-seconds 7", "7"),
+    ],
+)
+def test_flags_of_stalls_beat_a_limit_that_a_variable_sets(words, limit):
+    code, out, err = launch(*words.split(), "-np", 1, "env", HVDLITE_COLLECTIVE_TIMEOUT="5")
+    found = [line.partition("=")[2] for line in out.splitlines() if line.startswith("HVDLITE_COLLECTIVE_TIMEOUT=")]
+    assert (code, err) == (0, "") and found == ([limit] if limit else [])
+
+
 def test_the_shutdown_time_ends_a_job_that_stalls():
     body = "import hvdlite as hvd, numpy as np; hvd.init(); hvd.rank() and input(); hvd.allreduce(np.ones(2), name='x')"
     words = ("-np", 2, "--stall-check-shutdown-time-seconds", 1, "--failure-grace", 0)
@@ -81,11 +97,12 @@ def test_the_shutdown_time_ends_a_job_that_stalls():
 
 def test_obsolete_flags_are_one_line():
     words = "--num-nccl-streams 2 --thread-affinity 1 --mpi-threads-disable --stall-check-warning-time-seconds 5"
+    words += " --rdzv_conf timeout=9 --monitor_interval 0.5 --start-method spawn --role trainer"
     environ, err = given(*words.split())
     assert (
         err.count("hvdlite-run: ") == err.count("without effect: ") == 1 and "HOROVOD_NUM_NCCL_STREAMS" not in environ
     )
-    assert all(f"{word} (" in err for word in words.split() if word.startswith("--"))
+    assert all(f"{word.replace('_', '-')} (" in err for word in words.split() if word.startswith("--"))
 
 
 @pytest.mark.parametrize(
@@ -113,6 +130,8 @@ def test_obsolete_flags_are_one_line():
         ("--tee 4", "--tee 4: 0 (nothing)"),
         ("--tee 3", "--tee 3 needs a folder for the files: --log-dir DIR"),
         ("-r 1", "--redirects 1 needs a folder"),
+        ("--monitor-interval often", "--monitor-interval: invalid float value: 'often'"),
+        ("--run_path", "--run-path: the command is a program, so leave it out and say: python train.py"),
     ],
 )
 def test_bad_values_are_refused_before_anything_starts(words, says):

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -79,6 +80,33 @@ def test_words_after_the_job_has_begun_are_shown_with_the_name_of_the_host(stand
     stand_in('(sleep 0.5; echo "a word of the host" >&2) & eval "$far"; code=$?; wait; exit $code')
     code, _, err = launch(*FAR, "sleep", 2)
     assert code == 0 and "far-away: a word of the host" in err, err
+
+
+BEHIND = """
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    job = os.fork()
+    if job == 0:
+        os.setpgid(0, 0)
+        os.execvp(sys.argv[1], sys.argv[1:])
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(job, 0)[1]))
+while True:
+    try:
+        said = os.read(terminal, 4096)
+    except OSError:
+        break
+    os.write(1, said)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_rank_0_elsewhere_reads_nothing_of_a_terminal_that_is_not_ours(stand_in):
+    """In the background of a terminal stdin is at its end at once."""
+    stand_in('eval "$far"')
+    words = ("--network-interface", "lo", "-H", "far-away:1", "--stdin", 0, "sh", "-c", "wc -l")
+    code, out, _ = launch(*words, under=(sys.executable, "-c", BEHIND))
+    assert code == 0 and out.strip() == "0", out
 
 
 def test_what_is_true_of_one_host_only_stays_there():
