@@ -211,6 +211,7 @@ def test_nothing_is_left(mpi, who, tmp_path):
         code = job.process.wait(20)
         job.gone_within(10)
         assert code in {"launcher": [-9], "mpirun": [137, 255], "Ctrl-C": [130]}[who], job.err
+        assert "it killed" not in job.err
 
 
 @pytest.mark.parametrize("mpi", ["mpich", "system"])
