@@ -115,7 +115,7 @@ class Agent:
                 elif key.fd == self._woken:
                     self._signalled(os.read(self._woken, 4096))
                 elif key.fd == self._hangup and not os.read(self._hangup, 4096):
-                    self._orphaned()
+                    self._hung_up()
             self._collect()
             self._clean(time.monotonic())
             self._throttle()
@@ -151,6 +151,9 @@ class Agent:
                 self._tell({"what": "pong"})
             elif order["do"] == "end":
                 self.code, self.again, self._stays = order["code"], order["again"], False
+
+    def _hung_up(self) -> None:
+        self._orphaned()
 
     def _signalled(self, numbers: bytes) -> None:
         for number in numbers:
@@ -246,6 +249,10 @@ class Agent:
         self.orphan = True
         self._stays = False
         self._selector.unregister(self._control)
+        try:
+            self._control.shutdown(socket.SHUT_RDWR)  # how ranks end from now on is not theirs
+        except OSError:
+            pass
         if self._hangup >= 0:
             self._selector.unregister(self._hangup)
         self._kill_at = time.monotonic() + ORPHAN_S

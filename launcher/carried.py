@@ -6,8 +6,8 @@ The rank inherits from it what an MPI gives its processes, variables and descrip
 process: an MPI watches connections and the ends of what it has started, and that is here until the launcher lets all
 agents go at once. So no MPI has a reason to end ranks while others have their time to fail.
 
-What it has started is a process of its own, the carrier, above the agent: an MPI_Abort kills that, and the agent has
-`ENDED_S` to hear the rank's last words and its exit code before it ends the rank itself.
+What it has started is a process of its own, the carrier, above the agent and its guard (guard.py): an MPI_Abort kills
+that, and the agent has `ENDED_S` to hear the rank's last words and its exit code before it ends the rank itself.
 
 The order comes in a variable, since an mpirun passes stdin on to one rank at most, and values of variables are in no
 argument list. Ranks do not inherit it: they meet over MPI, and need no secret of the launcher's.
@@ -19,11 +19,12 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from hvdlite import config
 
-from . import environment, muster, process, remote
+from . import environment, guard, muster, process, remote
 from .agent import TOLD, Agent
 from .ending import LOST
 
@@ -39,11 +40,15 @@ _RANKS = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"
 class _Carried(Agent):
     """Ends with its carrier. Signals that an MPI sends to its processes are not the launcher's."""
 
-    carrier = 0
     _alone = False
 
     def _signalled(self, numbers: bytes) -> None:
-        if os.getppid() != self.carrier and not self.orphan:
+        pass
+
+    def _hung_up(self) -> None:
+        self._selector.unregister(self._hangup)
+        self._hangup = -1
+        if not self.orphan:
             self.orphan, self._stays = True, False
             self._kill_at = time.monotonic() + ENDED_S
 
@@ -55,12 +60,13 @@ class _Carried(Agent):
 
 def main(given: dict[str, Any]) -> int:
     """The life of what an mpirun has started. Returns its exit code."""
-    _Carried.carrier = os.getpid()
+    ends, here = os.pipe()  # with the carrier
+    process.become_subreaper()
     pid = os.fork()
     if pid:
         return _carry(pid)
+    os.close(here)
     os.setsid()
-    process.end_with_parent(signal.SIGHUP)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
         os.dup2(null, standard)
@@ -73,16 +79,22 @@ def main(given: dict[str, Any]) -> int:
     given.update(host=int(rank), environ=environ)
     if given["as_horovod"]:
         environment.put_horovod_in_front(environ)
+    return abs(guard.guarded(partial(_life, given), ends))
+
+
+def _life(given: dict[str, Any], hangup: int) -> int:
     try:
-        remote.serve(given, stays=True, secret_for_ranks=False, kind=_Carried)
+        remote.serve(given, hangup, stays=True, secret_for_ranks=False, kind=_Carried)
     except muster.ReportError as error:
         print(error, file=sys.stderr)
         return LOST
     return 0
 
 
-def _carry(agent: int) -> int:
-    """The carrier: there as long as its agent is. An MPI that sees another code than 0 ends the others' carriers."""
+def _carry(guard_pid: int) -> int:
+    """The carrier: there as long as the guard is. An MPI that sees another code than 0 ends the others' carriers."""
     for number in (*TOLD, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    return process.exit_code(os.waitpid(agent, 0)[1]) and LOST
+    status = os.waitpid(guard_pid, 0)[1]
+    process.sweep(())
+    return process.exit_code(status) and LOST

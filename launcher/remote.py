@@ -17,11 +17,12 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from hvdlite import __version__, config
 
-from . import environment, muster, process
+from . import environment, guard, muster, process
 from .agent import Agent
 from .ending import LOST
 
@@ -37,6 +38,11 @@ def main(given: dict[str, Any]) -> int:
     if given["host"] is None:  # started by srun with others
         given["host"] = given["hosts"][int(environ["SLURM_NODEID"])]
     given["environ"] = {**environment.of_host(environ), **given["environ"]}
+    code = guard.guarded(partial(_serve, given), hangup)
+    return code if code >= 0 else LOST
+
+
+def _serve(given: Mapping[str, Any], hangup: int) -> int:
     try:
         return serve(given, hangup)[0]
     except muster.ReportError as error:
@@ -46,7 +52,7 @@ def main(given: dict[str, Any]) -> int:
 
 def serve(
     given: Mapping[str, Any],
-    hangup: int = -1,
+    hangup: int,
     stays: bool = False,
     slots: int = 0,
     secret_for_ranks: bool = True,
@@ -56,8 +62,8 @@ def serve(
     muster.ReportError.
 
     given: secret, address, timeout, silence, host, command, cwd and environ; without a command this host is only
-    examined (doctor.py). hangup, stays: see Agent. slots: for ranks here, where the launcher does not know.
-    kind: the agent to be.
+    examined (doctor.py). hangup: that of guard.py. stays: see Agent. slots: for ranks here, where the launcher does not
+    know. kind: the agent to be.
     """
     secret = bytes.fromhex(given["secret"])
     examined = "command" not in given
@@ -82,9 +88,10 @@ def serve(
             secret,
             {**hello, "stream": stream},
             deadline,
-            gone=lambda: hangup >= 0 and _ended(hangup),
+            gone=lambda: _ended(hangup),
         )
         muster.keep_watch(streams[stream], stream == muster.CONTROL, given["silence"])
+    guard.lend(hangup, streams[muster.CONTROL])
     process.rename(b"hvdlite-agent")
     if examined:
         from . import examine  # late: jobs do without it
@@ -99,6 +106,7 @@ def serve(
     }
     agent = kind(streams[muster.CONTROL], streams[muster.OUTPUT], stdin=-1, given=started, hangup=hangup, stays=stays)
     agent.run()
+    guard.take_back(hangup, streams[muster.CONTROL])
     for sock in streams.values():  # their end is what the launcher waits for
         sock.close()
     return agent.code if agent.code is not None else LOST if agent.orphan else 0, agent.again

@@ -19,11 +19,13 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from hvdlite._machine import host_id
 
-from . import environment, hosts, muster, remote, starting
+from . import environment, guard, hosts, muster, process, remote, starting
+from .agent import TOLD
 from .ending import LOST
 from .plan import Gathered, Plan
 from .signals import ENDING, Signals
@@ -126,12 +128,24 @@ def join(
         "cwd": os.getcwd(),
         "environ": base,
     }
+    code = guard.guarded(partial(_life, meeting, given))
+    if code >= 0:
+        return code
+    if -code in TOLD:
+        return 128 - code
+    print(
+        f"hvdlite-run: the agent of this host was killed by {process.signal_name(-code)}", file=sys.stderr, flush=True
+    )
+    return LOST
+
+
+def _life(meeting: Rendezvous, given: Mapping[str, Any], hangup: int) -> int:
     where = f"{meeting.ip}:{meeting.port}"
     try:
         again = True
         while again:
             _end_by_signals()
-            code, again = remote.serve(given, stays=True, slots=meeting.slots)
+            code, again = remote.serve(given, hangup, stays=True, slots=meeting.slots)
     except muster.ReportError as error:
         print(f"hvdlite-run: {error}; is the launcher started on that host, too?", file=sys.stderr, flush=True)
         return LOST

@@ -15,6 +15,7 @@ from hosts import Hosts, needs_hosts
 from hosts_shell import Shell, end
 from launching import RUN, Launch, launch, marked
 
+from hvdlite.launcher import process
 from hvdlite.launcher.hosts import Host
 from hvdlite.launcher.mpi import INTEL, MPICH, OPEN_MPI, Kind, MpiError, Wanted, joined, kind_of, line, variables
 
@@ -193,7 +194,7 @@ def test_an_mpi_that_ends_the_ranks_is_heard(mpi):
 
 
 @pytest.mark.parametrize("mpi", mpis.ALL)
-@pytest.mark.parametrize("who", ["launcher", "mpirun", "Ctrl-C"])
+@pytest.mark.parametrize("who", ["launcher", "mpirun", "Ctrl-C", "agent -9", "agent STOP"])
 def test_nothing_is_left(mpi, who, tmp_path):
     words, environ = by_mpi(mpi, "-np", 2, "sh", "-c", "setsid sleep 600 & echo here; exec sleep 600")
     environ["TMPDIR"] = str(tmp_path)  # an mpirun that is killed leaves its folder behind
@@ -204,13 +205,16 @@ def test_nothing_is_left(mpi, who, tmp_path):
             job.send(signal.SIGKILL)
         elif who == "Ctrl-C":
             job.send(signal.SIGINT)
+        elif who.startswith("agent"):
+            agents = [pid for pid in job.left() if process.name_of(pid) == "hvdlite-agent"]
+            os.kill(agents[0], signal.SIGKILL if "9" in who else signal.SIGSTOP)
         else:
             names = ("mpirun", "prterun")
             found = [pid for pid, line in job.left().items() if line.split()[0].endswith(names) and "carried" in line]
             os.kill(min(found), signal.SIGKILL)
-        code = job.process.wait(20)
+        code = job.process.wait(30)
         job.gone_within(10)
-        assert code in {"launcher": [-9], "mpirun": [137, 255], "Ctrl-C": [130]}[who], job.err
+        assert code in {"launcher": [-9], "mpirun": [137, 255], "Ctrl-C": [130]}.get(who, [255]), job.err
         assert "it killed" not in job.err
 
 

@@ -1,0 +1,65 @@
+"""Agents elsewhere that are killed -9 or stopped: what they had started ends all the same. --mpi: test_launcher_mpi."""
+
+import os
+import signal
+import socket
+
+import pytest
+from launching import Launch
+
+from hvdlite.launcher import process
+
+SECRET = "5e" * 32
+BODY = ("sh", "-c", "setsid sh -c \"trap '' TERM HUP; sleep 600\" & echo ready; sleep 600")
+ENDS = pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+
+
+def agents(job):
+    return [pid for pid in process.descendants(job.pid) if process.name_of(pid) == "hvdlite-agent"]
+
+
+def nodes():
+    with socket.create_server(("127.0.0.1", 0)) as any_of_them:
+        port = any_of_them.getsockname()[1]
+    words = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--agent-timeout", 4)
+    first = Launch(*words, "--node-rank", 0, *BODY, HVDLITE_SECRET_KEY=SECRET)
+    second = Launch(*words, "--node-rank", 1, *BODY, HVDLITE_SECRET_KEY=SECRET)
+    return first, second
+
+
+@ENDS
+def test_the_agent_of_another_node(number):
+    first, second = nodes()
+    with second, first:
+        first.until("ready", 2)
+        (agent,) = agents(second)
+        os.kill(agent, number)
+        assert (first.wait(), second.wait()) == (255, 255) and "is lost" in first.err, first.err + second.err
+        second.gone_within(10)
+        first.gone_within(10)
+    told = "the agent of this host was killed by SIGKILL"
+    assert second.err.count(told) == 1 and "Traceback" not in first.err + second.err, second.err
+
+
+def test_the_launcher_of_another_node_that_is_killed():
+    first, second = nodes()
+    with second, first:
+        first.until("ready", 2)
+        second.send(signal.SIGKILL)
+        second.process.wait()
+        second.gone_within(10)
+        assert first.wait() == 255 and "is lost" in first.err, first.err
+        first.gone_within(10)
+
+
+@ENDS
+def test_the_agent_that_a_remote_shell_has_brought(number, tmp_path):
+    shell = tmp_path / "rsh"
+    shell.write_text('#!/bin/sh\nshift\nexec setsid -w sh -c "$*"\n')
+    shell.chmod(0o755)
+    words = ("-H", "192.0.2.77:1,192.0.2.78:1", "--agent-timeout", 4)
+    with Launch(*words, *BODY, OMPI_MCA_plm_rsh_agent=str(shell)) as job:
+        job.until("ready", 2)
+        os.kill(agents(job)[0], number)
+        assert job.wait() == 255 and "is lost" in job.err, job.err
+        job.gone_within(10)
