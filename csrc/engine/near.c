@@ -70,7 +70,8 @@ void hvd_near_lost(struct hvd_engine *engine, const struct hvd_set *set, const s
 
 void hvd_near_flush(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near)
 {
-    struct hvd_error error = {0};
+    struct hvd_error error;
+    hvd_error_none(&error);
     size_t moved;
     while (near->out_count && !near->link->over) {
         if (near->link->kind->send(near->link, near->out, near->out_count, &moved, &error) != HVD_OK) {
@@ -199,7 +200,8 @@ static void take_frames(struct hvd_engine *engine, const struct hvd_set *set, st
 /* As much as has come; mostly all of it by one call. */
 bool hvd_near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd_near *near)
 {
-    struct hvd_error error = {0};
+    struct hvd_error error;
+    hvd_error_none(&error);
     bool moved_any = false, more = true;
     while (more && !near->deaf) { /* also when nothing can be sent any more: its last words may lie here */
         size_t room = near->in_room - near->in_count, moved;

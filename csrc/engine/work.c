@@ -110,7 +110,8 @@ static void by_the_cpu(struct hvd_engine *engine, struct hvd_set *set, struct hv
 void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set)
 {
     struct hvd_moving *moving = &set->moving;
-    struct hvd_error error = {0};
+    struct hvd_error error;
+    hvd_error_none(&error);
     bool on_device = moving->work.flags & HVD_WORK_ON_DEVICE;
     for (int i = 0; i < set->planes_count; i++) {
         const struct hvd_open_plane *open = &set->planes[i];
@@ -327,7 +328,8 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
             return progress;
         moving->waits = false;
     }
-    struct hvd_error error = {0};
+    struct hvd_error error;
+    hvd_error_none(&error);
     int code = HVD_OK;
     if (!moving->rode)
         code = moving->stage.phase == HVD_STAGE_NONE

@@ -33,6 +33,13 @@ struct hvd_error {
     char text[HVD_TEXT_MAX];
 };
 
+/* No error yet. On hot paths instead of {0}, which clears the kilobytes of the text, too. */
+static inline void hvd_error_none(struct hvd_error *error)
+{
+    error->code = error->culprit = 0;
+    error->text[0] = '\0';
+}
+
 /* Fill `error` and return `code`, so that a failing function ends in one line. The first failure wins:
  * an error that already holds a code is left as it is. `error` may be NULL. */
 int hvd_fail(struct hvd_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
