@@ -23,6 +23,7 @@ from ..keras.naming import everywhere
 from ..ops import Sum
 from ..process_set import ProcessSet, global_process_set, process_sets
 from .ops import allreduce
+from .ops.order import once_more
 
 
 @keras.utils.register_keras_serializable(package="hvdlite")
@@ -72,7 +73,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         wide, deviation = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
         shape = tf.shape(mean)
         parts = tf.concat([tf.reshape(wide, [-1]), tf.reshape(deviation + wide * wide, [-1]), [1.0]], 0) * count
-        total = allreduce(parts, op=Sum, name=f"sync_batch_norm.{everywhere(self)}", process_set=members)
+        name = once_more(f"sync_batch_norm.{everywhere(self)}")
+        total = allreduce(parts, op=Sum, name=name, process_set=members)
         first, second = tf.split(total[:-1] / total[-1], 2)
         spread = tf.maximum(second - first * first, 0.0)
         return (

@@ -93,7 +93,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_on_all_nodes_along(slurm, qui
         test $HVDLITE_RANK = 0 && sleep 1 && kill -9 $LAUNCHER
         while :; do sleep 0.1; done"""
     script = f"""sh -c 'export LAUNCHER=$$; exec "$@"' sh "$@"; echo launcher ended with $?
-        for _ in $(seq 100); do test -e {folder}/ended.1 -a -e {folder}/ended.3 && break; sleep 0.1; done
+        for _ in $(seq 300); do test -e {folder}/ended.1 -a -e {folder}/ended.3 && break; sleep 0.1; done
         test -e {folder}/ended.1 -a -e {folder}/ended.3 && echo all gone"""
     code, said = slurm.run([*ALLOCATED, "sh", "-c", script, "sh", *RUN, "sh", "-c", rank], **quiet)
     assert "launcher ended with 137" in said and "all gone" in said, said

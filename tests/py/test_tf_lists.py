@@ -58,6 +58,8 @@ def test_gradients_that_not_all_ranks_have(mode):
     fails(as_asked(lambda: tape_of(fewer, fewer)), whole, "rank 1: 2 gradients (...)", "freeze")
     assert [float(each[0]) for each in as_asked(lambda: tape_of(made, made))()] == [1, 1, 1]
     fails(as_asked(lambda: tape_of(made, fewer)), whole, "rank 1: 2 gradients (..., v2 without gradient)")
+    other = tf.Variable(1.0)  # the only rank without any gradient has a list, too
+    fails(as_asked(lambda: tape_of(made, made if rank == 0 else [other])), "rank 0: 3 gradients", "rank 1: 0 gradients")
     fails(as_asked(lambda: apply(3 - rank)), "DistributedOptimizer.list", whole, "rank 1: 2 gradients (...)")
     as_asked(lambda: apply(3))()
     for i, each in enumerate(made):

@@ -126,3 +126,20 @@ def test_collectives_and_the_hook_in_a_session():
                 assert (got[4] == 6).all()
                 assert got[0] == 6 and got[2].shape == (4, 2) and (got[1] == 3).all()
                 np.testing.assert_array_equal(got[3], np.full([2, 2], 2 * 2.0 * (rank + 1)))
+
+
+@as_ranks(2, deadline=300)
+def test_layers_of_one_name_in_a_session():
+    """They have no order there: each needs a name of its own."""
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.constant([[1.0], [3.0]]) + 4.0 * hvd.rank()
+        layers = [hvd.SyncBatchNormalization(name=f"sync_{i}") for i in range(2)]
+        both = [layers[0](x, training=True), layers[1](2.0 * x, training=True)]
+        session.run(tf.compat.v1.global_variables_initializer())
+        for out in session.run(both):
+            alone = (np.array([[1.0], [3.0]]) + 4.0 * hvd.rank() - 4.0) / np.sqrt(5.0)
+            np.testing.assert_allclose(out, alone, atol=1e-3)
