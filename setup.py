@@ -21,7 +21,7 @@ FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 KERNELS = Extension(
     "hvdlite.tensorflow._kernels",
     sources=sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc/tensorflow").glob("*.c")),
-    depends=["csrc/hvdlite.h", "csrc/tensorflow/tensorflow.h"],
+    depends=["csrc/hvdlite.h", "csrc/tensorflow/tensorflow.h", "csrc/tensorflow/flight.h"],
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread", "-UNDEBUG"],
     extra_link_args=["-pthread", "-Wl,--strip-debug"],
     libraries=["dl"],
@@ -32,6 +32,7 @@ TORCH = ["torch>=2.1"]
 EXAMPLES = ["scikit-learn", "tqdm"]
 CHECKS = [
     "pytest",
+    "pytest-xdist",  # several processes of tests
     "psutil",
     "pyyaml",
     "nbclient",  # hvdlite.run from a notebook
@@ -62,7 +63,8 @@ setup(
         "yaml": ["pyyaml"],
         "examples": TORCH + EXAMPLES,
         "bench": [*TORCH, "matplotlib"],
-        "test": [*CHECKS, *EXAMPLES, "matplotlib"],
+        "report": ["plotly"],  # hvdlite-trace report, --dashboard
+        "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly"],
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.
     packages=find_packages(include=["hvdlite", "hvdlite.*"])
@@ -74,6 +76,8 @@ setup(
     cffi_modules=["hvdlite/_build.py:ffi"],
     ext_modules=[KERNELS],
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp39"}},
-    entry_points={"console_scripts": ["hvdlite-run = hvdlite.launcher.cli:main"]},
+    entry_points={
+        "console_scripts": ["hvdlite-run = hvdlite.launcher.cli:main", "hvdlite-trace = hvdlite.trace.cli:main"]
+    },
     zip_safe=False,
 )

@@ -41,6 +41,8 @@ static void after_fork_in_child(void)
         close(engine->host.store_fd);
     if (engine->epoll >= 0)
         close(engine->epoll);
+    if (engine->call >= 0)
+        close(engine->call);
     if (engine->soon.timer >= 0)
         close(engine->soon.timer);
     if (engine->space.fd >= 0)
@@ -57,8 +59,8 @@ static const char *text_of(int code)
 {
     return code == HVD_EFORK
                ? "this is a forked child of a rank (a DataLoader worker, say): hvdlite works only in the process that "
-                 "called hvd.init(); do communication there, or start the child with the 'spawn' method"
-               : "hvdlite has not been initialized; use hvd.init().";
+                 "called hvd.init(); do communication there, or start the child with the 'spawn' method" HVD_ENDS(122)
+               : "hvdlite has not been initialized; use hvd.init()." HVD_ENDS(101);
 }
 
 static int state(void)
@@ -108,6 +110,8 @@ int hvd_init(const struct hvd_options *options, hvd_boot_allgather *allgather, v
         hvd_text_copy(text, text_bytes, error.text);
         process.refused = error;
         atomic_store(&process.engine, engine);
+        if (engine)
+            hvd_flight_signals(engine, options->trace_signal);
     }
     pthread_mutex_unlock(&process.life);
     return code;
@@ -122,6 +126,7 @@ int hvd_shutdown(void)
     if (engine) {
         hvd_engine_leave(engine); /* others may still call in while we wait for the agreement */
         atomic_store(&process.engine, NULL);
+        hvd_flight_signals(engine, 0);
         hvd_engine_stop(engine);
         while (atomic_load(&process.inside))
             usleep(100);
@@ -136,7 +141,7 @@ int hvd_abort(int culprit, int code, const char *reason)
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return state();
-    hvd_engine_abort(engine, culprit, code < 0 ? code : HVD_EPEER, reason ? reason : "aborted");
+    hvd_engine_abort(engine, culprit, code < 0 ? code : HVD_EPEER, reason ? reason : "aborted" HVD_ENDS(456));
     hvd_api_go_out();
     return HVD_OK;
 }
@@ -227,7 +232,8 @@ int64_t hvd_submit(const struct hvd_request *request, char *text, size_t text_by
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return hvd_api_state(text, text_bytes);
-    struct hvd_error error = {0};
+    struct hvd_error error;
+    hvd_error_none(&error);
     int64_t handle = hvd_engine_submit(engine, request, &error);
     if (handle < 0)
         hvd_text_copy(text, text_bytes, error.text);
@@ -240,7 +246,8 @@ int hvd_check(const struct hvd_request *request, char *text, size_t text_bytes)
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return hvd_api_state(text, text_bytes);
-    struct hvd_error error = {0};
+    struct hvd_error error;
+    hvd_error_none(&error);
     int code = hvd_engine_check(engine, request, &error);
     if (code < 0)
         hvd_text_copy(text, text_bytes, error.text);

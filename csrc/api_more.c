@@ -1,13 +1,12 @@
 /* api_more.c - the public C API, continued: many requests in one call, and looking into the engine from outside.
  *
  * See api.c for the rules, which hold here, too: every call counts itself in and out, and a failure writes one
- * sentence. These are only ways in: engine/many.c does the work of the first two; then come tuning, the trace,
- * counters, and what memory is used for (engine/measure.c). Nothing is remembered here.
+ * sentence. These are only ways in: engine/many.c does the work of the first two; then come tuning, the trace
+ * and the timeline made of it, counters, and what memory is used for (engine/measure.c). Nothing is remembered here.
  */
 #include "api.h"
-#include "cuda/cuda.h"
-#include "nccl/nccl.h"
 #include "trace/nvtx.h"
+#include "trace/spans.h"
 
 int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_t *handles, char *text,
                     size_t text_bytes)
@@ -96,6 +95,74 @@ int hvd_trace(struct hvd_event *events, int count)
     return copied;
 }
 
+struct hvd_spans *hvd_timeline_open(int rank, const char *title, int64_t offset_ns, int mark_cycles)
+{
+    return hvd_spans_new(rank, title, offset_ns, mark_cycles != 0);
+}
+
+int hvd_timeline_follow(struct hvd_spans *spans, struct hvd_follower *follower)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    int count = hvd_engine_follow(engine, follower, spans);
+    hvd_api_go_out();
+    return count;
+}
+
+void hvd_timeline_feed(struct hvd_spans *spans, uint64_t t_ns, int what, uint32_t tag, int set, uint64_t value,
+                       const char *by, const char *name)
+{
+    hvd_spans_feed(spans, &(struct hvd_span_event){t_ns, what, tag, set, value, by, name});
+}
+
+void hvd_timeline_end(struct hvd_spans *spans)
+{
+    hvd_spans_end(spans);
+}
+
+const char *hvd_timeline_take(struct hvd_spans *spans, const char *ending, size_t *bytes)
+{
+    return hvd_rows_take(hvd_spans_rows(spans), ending, bytes);
+}
+
+void hvd_timeline_close(struct hvd_spans *spans)
+{
+    hvd_spans_free(spans);
+}
+
+int hvd_clock(int64_t *offset_ns, int64_t *error_ns, char *host, size_t host_bytes)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    *offset_ns = engine->options.clock_offset_ns;
+    *error_ns = engine->options.clock_error_ns;
+    hvd_text_copy(host, host_bytes, engine->flight.host);
+    hvd_api_go_out();
+    return HVD_OK;
+}
+
+int hvd_keep(const char *path, uint64_t *job, uint64_t *epoch)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    int code = hvd_engine_keep(engine, path, job, epoch);
+    hvd_api_go_out();
+    return code;
+}
+
+int hvd_dump(const char *folder, int why, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
+    int code = hvd_engine_dump(engine, folder, why, text, text_bytes);
+    hvd_api_go_out();
+    return code;
+}
+
 const char *hvd_counter_name(int i)
 {
     static const char *const names[] = {
@@ -114,6 +181,91 @@ int64_t hvd_counter(int i)
     int64_t value = i >= 0 && i < HVD_COUNTERS_MAX ? atomic_load(&engine->counter[i]) : 0;
     hvd_api_go_out();
     return value;
+}
+
+int hvd_missing(int64_t handle, int wait_ms, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
+    int code = hvd_engine_missing(engine, handle, wait_ms, text, text_bytes);
+    hvd_api_go_out();
+    return code;
+}
+
+int hvd_left(void)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    int rank = (int)atomic_load(&engine->leaver) - 1;
+    hvd_api_go_out();
+    return rank;
+}
+
+int64_t hvd_step(int found, int64_t optimizer_ns)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    int64_t number = hvd_engine_step(engine, found, optimizer_ns);
+    hvd_api_go_out();
+    return number;
+}
+
+void hvd_data_waited(int64_t ns)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return;
+    hvd_count(engine, HVD_COUNT_data_ns, ns);
+    hvd_api_go_out();
+}
+
+void hvd_arrived(void)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return;
+    hvd_engine_arrived(engine);
+    hvd_api_go_out();
+}
+
+int hvd_step_name(int i, char *text, size_t text_bytes)
+{
+    return hvd_steps_name(i, text, text_bytes);
+}
+
+int hvd_step_row(int64_t number, int64_t *values)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    int found = hvd_engine_step_row(engine, number, values);
+    hvd_api_go_out();
+    return found;
+}
+
+int hvd_look_closely(int64_t every, char *text, size_t text_bytes)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(text, text_bytes);
+    struct hvd_error error = {0};
+    int code = hvd_engine_look_closely(engine, every, &error);
+    hvd_text_copy(text, text_bytes, error.text);
+    hvd_api_go_out();
+    return code;
+}
+
+int hvd_buckets(int64_t first, struct hvd_bucket_seen *buckets, int count)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    int copied = hvd_engine_buckets(engine, first, buckets, count);
+    hvd_api_go_out();
+    return copied;
 }
 
 int hvd_link_counts(int process_set, int peer, uint64_t *counts)
@@ -141,12 +293,6 @@ int hvd_named(const char *plane, const char *algo, char *text, size_t text_bytes
     return code;
 }
 
-void hvd_gpu_libraries(const char *cuda, const char *nccl)
-{
-    hvd_cuda_prefer(cuda);
-    hvd_nccl_prefer(nccl);
-}
-
 int hvd_ranges(const char *library, char *text, size_t text_bytes)
 {
     struct hvd_error error = {0};
@@ -155,44 +301,12 @@ int hvd_ranges(const char *library, char *text, size_t text_bytes)
     return code;
 }
 
-int hvd_gpu_version(int which)
-{
-    if (which == 0)
-        return hvd_cuda_version();
-    const struct hvd_nccl *nccl = hvd_nccl_load(NULL);
-    return nccl ? nccl->version : 0;
-}
-
-int hvd_behind(int64_t handle, uintptr_t stream, char *text, size_t text_bytes)
-{
-    struct hvd_engine *engine = hvd_api_enter();
-    if (!engine)
-        return hvd_api_state(text, text_bytes);
-    struct hvd_error error = {0};
-    int code = hvd_engine_behind(engine, handle, (void *)stream, &error);
-    hvd_text_copy(text, text_bytes, error.text);
-    hvd_api_go_out();
-    return code;
-}
-
-int hvd_fetch(int64_t handle, uintptr_t to, uintptr_t stream, char *text, size_t text_bytes)
-{
-    struct hvd_engine *engine = hvd_api_enter();
-    if (!engine)
-        return hvd_api_state(text, text_bytes);
-    struct hvd_error error = {0};
-    int code = hvd_engine_fetch(engine, handle, to, (void *)stream, &error);
-    hvd_text_copy(text, text_bytes, error.text);
-    hvd_api_go_out();
-    return code;
-}
-
-int hvd_notice(char *text, size_t text_bytes)
+int hvd_guarded(char *text, size_t text_bytes)
 {
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return 0;
-    int fresh = hvd_engine_notice(engine, text, text_bytes);
+    int tensors = hvd_engine_guarded(engine, text, text_bytes);
     hvd_api_go_out();
-    return fresh;
+    return tensors;
 }

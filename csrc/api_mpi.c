@@ -6,6 +6,9 @@
  */
 #include "api.h"
 #include "mpi/world.h"
+#include "plane/hier/state.h"
+
+#include <string.h>
 
 int hvd_mpi_open(const char *library, char *text, size_t text_bytes)
 {
@@ -29,7 +32,7 @@ static const char *const NOT_OPEN = "no MPI is loaded: hvd_mpi_open comes first"
 int hvd_mpi_begin(char *text, size_t text_bytes)
 {
     struct hvd_error error = {0};
-    int code = hvd_mpi_loaded()->abi ? hvd_mpi_start(&error) : hvd_fail(&error, HVD_ESTATE, "%s", NOT_OPEN);
+    int code = hvd_mpi_loaded()->abi ? hvd_mpi_start(&error) : hvd_fail(&error, HVD_ESTATE, HVD668 "%s", NOT_OPEN);
     hvd_text_copy(text, text_bytes, error.text);
     return code;
 }
@@ -58,7 +61,7 @@ int hvd_mpi_comm(uintptr_t from, const int *ranks, int count, int timeout_ms, ui
 {
     struct hvd_error error = {0};
     int code = hvd_mpi_running() ? hvd_mpi_comm_open(from, ranks, count, timeout_ms, made, &error)
-                                 : hvd_fail(&error, HVD_ESTATE, "MPI does not run in this process");
+                                 : hvd_fail(&error, HVD_ESTATE, HVD668 "MPI does not run in this process");
     hvd_text_copy(text, text_bytes, error.text);
     return code;
 }
@@ -69,14 +72,27 @@ void hvd_mpi_comm_free(uintptr_t comm)
         hvd_mpi_comm_close(comm);
 }
 
-int hvd_mpi_comm_lend(uintptr_t comm)
+int hvd_mpi_comm_lend(uintptr_t comm, uintptr_t lane)
 {
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return hvd_api_state(NULL, 0);
     engine->comm = comm;
+    engine->lane = lane;
     hvd_api_go_out();
     return HVD_OK;
+}
+
+int hvd_lane(const int *host_of, int size, int rank, int *lane)
+{
+    if (!host_of || size < 1 || size > HVD_RANKS_MAX || rank < 0 || rank >= size)
+        return HVD_EINVAL;
+    struct hvd_hier_place place;
+    hvd_hier_lay_out(host_of, size, rank, &place);
+    if (place.hosts < 2 || place.hosts == size || place.number >= place.lanes)
+        return 0;
+    memcpy(lane, place.across, (size_t)place.hosts * sizeof *lane);
+    return place.hosts;
 }
 
 int hvd_mpi_place(uintptr_t comm, int *rank, int *size)
@@ -88,12 +104,19 @@ int hvd_mpi_place(uintptr_t comm, int *rank, int *size)
     return mpi->call.Comm_rank(of, rank) == 0 && mpi->call.Comm_size(of, size) == 0 ? HVD_OK : HVD_EINVAL;
 }
 
+void hvd_mpi_poke(uintptr_t comm)
+{
+    int rank, size;
+    if (hvd_mpi_place(comm, &rank, &size) == HVD_OK)
+        hvd_mpi_linger(comm ? comm : hvd_mpi_loaded()->world, (rank + 1) % size);
+}
+
 int hvd_mpi_exchange(uintptr_t comm, const void *mine, size_t bytes, void *all, int timeout_ms, char *text,
                      size_t text_bytes)
 {
     struct hvd_error error = {0};
     int code = hvd_mpi_running() ? hvd_mpi_allgather(comm, mine, bytes, all, timeout_ms, &error)
-                                 : hvd_fail(&error, HVD_ESTATE, "MPI does not run in this process");
+                                 : hvd_fail(&error, HVD_ESTATE, HVD668 "MPI does not run in this process");
     hvd_text_copy(text, text_bytes, error.text);
     return code;
 }

@@ -42,6 +42,7 @@ extern "C" {
 #define HVD_EFORK     -10 /* called in a forked child */
 #define HVD_EHANDLE   -11 /* stale or unknown handle: ValueError */
 #define HVD_EINTERNAL -12 /* our own mistake; please report */
+#define HVD_ENAN      -14 /* the NaN guard: a rank gave NaN or infinities to be reduced: HvdNotFiniteError */
 #define HVD_EFULL     -13 /* internal: a table is full, come again; never leaves the core */
 
 /* Kinds of collective. */
@@ -57,10 +58,21 @@ extern "C" {
                             /* Always named: the two find each other by root, peer and name */
 
 /* How quietly a request is submitted. */
-#define HVD_NOW 0 /* the engine is woken for it */
-#define HVD_QUIET \
-    1              /* nobody is woken: the caller soon waits for it, submits one that is not quiet, or calls hvd_kick */
-#define HVD_SOON 2 /* nobody is woken, but it is sent by itself within a millisecond (a large one at once) */
+#define HVD_NOW   0 /* the engine is woken for it */
+#define HVD_QUIET 1 /* nobody is woken: the caller soon waits, submits one that is not quiet, or calls hvd_kick */
+#define HVD_SOON  2 /* nobody is woken, but it is sent by itself within a millisecond (a large one at once) */
+#define HVD_ASIDE 3 /* as HVD_SOON, and nobody waits: no limit of time ends the job, no report names who lacks it */
+
+/* What the NaN guard does where a rank gives NaN or infinities to an allreduce, a reduce or a reducescatter. */
+#define HVD_GUARD_OFF   0
+#define HVD_GUARD_WARN  1 /* the collective goes on, and hvd_guarded tells */
+#define HVD_GUARD_RAISE 2 /* it fails on all ranks, with HVD_ENAN */
+#define HVD_GUARD_NAN   3 /* the same of NaN alone */
+
+#define HVD_HOSTS_AUTO       0 /* by streams if plane hier is asked for, else by NCCL */
+#define HVD_HOSTS_BY_NCCL    1
+#define HVD_HOSTS_BY_STREAMS 2 /* of ours; NCCL inside each host */
+#define HVD_HOSTS_BY_MPI     3 /* likewise */
 
 #define HVD_DIMS_MAX 8
 #define HVD_NAME_MAX 255 /* bytes of a tensor name that errors can show; longer names are hashed whole */
@@ -74,23 +86,39 @@ struct hvd_options {
     uint64_t job;          /* the same on all ranks of a job, differs between jobs */
     uint64_t epoch;        /* counts the inits of a job */
     uint8_t secret[32];    /* proves that a local socket belongs to the job */
-    int store_fd;          /* connected, authenticated store connection or -1: abort records go out on it,
-                              "rank k is lost" frames come in; lent until hvd_shutdown returns */
+    int store_fd;          /* connected, authenticated connection to the store, or to this rank's agent, or -1: abort
+                              records go out on it, "rank k is lost" frames come in; lent until hvd_shutdown returns */
     int32_t shared_memory; /* 0: memfd where it can be had; 1: /dev/shm, whose size limits it */
     int64_t fusion_bytes;  /* agreed; bytes in one bucket at most, 0 = no fusion */
     int32_t slots_max;     /* agreed; known tensors at most */
     int32_t deterministic; /* agreed; 1: only ways of adding floats whose bits do not depend on timing or buckets */
+    int32_t nan_guard;     /* agreed; HVD_GUARD_* */
     int32_t start_timeout_ms;
     int32_t leave_timeout_ms; /* how long shutdown waits for the others to acknowledge: 2000 */
     int32_t spin_us;          /* how long a turn spins before it sleeps; -1 = decide from CPUs and ranks */
     int32_t trace_events;     /* ring size, power of two */
+    const char *trace_dir;    /* where flight records go; NULL: where hvd_dump says, and nowhere by themselves */
+    int32_t trace_guarded;    /* 1: it and its parent are made where they are missing, and used only if they are this
+                                 user's alone */
+    int32_t trace_signal;     /* asks for a record; 0: none does */
+    int64_t clock_offset_ns;  /* added to CLOCK_MONOTONIC here it is that of rank 0, */
+    int64_t clock_error_ns;   /* give or take so many; -1: not known */
     int32_t peer_timeout_ms;  /* how long a rank of another host may be silent while it is waited for; 0: 30000 */
-    const char *plane;        /* agreed; the name of the plane that does what it can do; NULL: the best that works */
-    const char *algo;         /* agreed; the algorithm that p2p uses wherever it can; NULL: the cheapest */
-    uint64_t link_alpha_ns;   /* agreed; of a message between hosts: how long it takes to arrive */
-    uint64_t link_beta_ps;    /* agreed; and how long each byte of it keeps the wire busy. Both 0: they are measured */
-    int32_t shares_gpus;      /* 1: NCCL was told in this process that ranks may share a GPU */
-    uintptr_t mpi_comm; /* an MPI communicator of all ranks, from hvd_mpi_comm; lent until hvd_shutdown. 0: none */
+    int32_t stall_warn_ms;    /* a report is written when a collective has waited so long; 0: never */
+    int32_t collective_timeout_ms; /* and the job ends when it has waited so long; 0: never */
+    int32_t report_fd;             /* where who leads writes reports; lent until hvd_shutdown. -1: nowhere */
+    int32_t stack_signal; /* a signal whose handler writes the stack of the main thread to stack_fd; 0: there is none */
+    int32_t stack_fd;     /* a file of this process's own; lent until hvd_shutdown */
+    const char *plane;    /* agreed; the name of the plane that does what it can do; NULL: the best that works */
+    const char *algo;     /* agreed; the algorithm that p2p uses wherever it can; NULL: the cheapest */
+    uint64_t link_alpha_ns; /* agreed; of a message between hosts: how long it takes to arrive */
+    uint64_t link_beta_ps;  /* agreed; and how long each byte of it keeps the wire busy. Both 0: they are measured */
+    int32_t shares_gpus;    /* 1: NCCL was told in this process that ranks may share a GPU */
+    int32_t cuda_ipc;       /* 1: else they try to read each other's memory there */
+    int32_t nccl_blocks;    /* 1: and that its calls shall block, with which it is not used */
+    int32_t device_hosts;   /* agreed; HVD_HOSTS_*: what joins several hosts for tensors on devices */
+    uintptr_t mpi_lane;     /* with HVD_HOSTS_BY_MPI, of the ranks that hvd_lane names, in that order; lent likewise */
+    uintptr_t mpi_comm;     /* an MPI communicator of all ranks, from hvd_mpi_comm; lent until hvd_shutdown. 0: none */
     /* Several hosts, or plane p2p: what Python has connected, by rank, -1 where there is nothing. NULL: none at all.
      * The descriptors belong to the core from the call on, whatever comes of it. */
     const int *tensor_fd;         /* a stream to every other rank, for the tensors of the global set */
@@ -108,8 +136,8 @@ int hvd_named(const char *plane, const char *algo, char *text, size_t text_bytes
 typedef int hvd_boot_allgather(void *self, const void *mine, size_t bytes, void *all, char *text, size_t text_bytes);
 
 struct hvd_request {
-    const char *name; /* NULL: unnamed, matched by order of submission */
-    int kind, op, dtype;
+    const char *name;          /* NULL: unnamed, matched by order of submission */
+    int kind, op, dtype, wire; /* wire: an allreduce of floats on devices may travel as this dtype + 1; 0: as it is */
     int root; /* broadcast, reduce: rank inside the process set; send: the sender; alltoall: only compared (gather) */
     int peer; /* send: the receiver, a rank inside the process set; 0 for all other kinds */
     int ndim;
@@ -124,13 +152,14 @@ struct hvd_request {
                               until the handle is finished. NULL: dims[0] in equal parts */
     int splits_count;      /* entries of splits */
     int process_set;       /* 0: all ranks; else a number from hvd_set_open */
-    int quiet;             /* HVD_NOW, HVD_QUIET or HVD_SOON. Forgotten it is not lost: polls and peers send it, too */
-    int32_t priority;      /* the same on all ranks; of what is ready together, greater goes first */
-    uint64_t group;        /* 0: none; all members of a group become ready together */
+    int quiet; /* HVD_NOW, HVD_QUIET, HVD_SOON or HVD_ASIDE. Forgotten it is not lost: polls and peers send it, too */
+    int32_t priority; /* the same on all ranks; of what is ready together, greater goes first */
+    uint64_t group;   /* 0: none; all members of a group become ready together */
     int group_count;
     int device;  /* 0: the memory is the CPU's; k + 1: that of CUDA's device k. The same kind of memory on all ranks */
     void *ready; /* on a device: a CUevent after which the memory may be read and written; lent until the handle is
                     finished. NULL: it may now */
+    uint64_t not_finite; /* on a device, for the NaN guard: what the caller has found there, NaN << 32 | infinities */
 };
 
 /* The result of a ragged collective. Valid until hvd_forget or hvd_shutdown. */
@@ -152,6 +181,7 @@ int hvd_initialized(void);         /* 1 or 0 */
 int hvd_forked(void);              /* 1 in a forked child of a process that had called hvd_init */
 /* 1 and what happened if the job has failed, or if hvd_init did (culprit -1: no rank in particular); 0 if not. */
 int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes);
+int hvd_left(void); /* the other rank that was the first to leave, agreed, of this one's sets; negative: none has */
 
 /* Topology; negative HVD_ESTATE before init. */
 int hvd_rank(void);
@@ -164,6 +194,9 @@ int hvd_cross_size(void);
 /* Which ranks does this one need streams for votes with, in a set or job of so many on these hosts? host_of: by rank.
  * Fills peers (up to 3 ranks) and returns how many. The same edges from both ends. */
 int hvd_vote_peers(const int *host_of, int size, int rank, int *peers);
+/* On two levels: the ranks, one of each host in the order of hosts, with which this one joins the hosts' sums. Fills
+ * lane, which has room for `size`, and returns how many; 0: this rank is in none, or there are no two levels. */
+int hvd_lane(const int *host_of, int size, int rank, int *lane);
 
 /* Process sets: some ranks, in ascending order, that run collectives of their own. All ranks of the job, members or
  * not, make the same calls in the same order, and the caller sees to two things: nobody submits to a set before
@@ -183,6 +216,10 @@ int64_t hvd_submit(const struct hvd_request *request, char *text, size_t text_by
 int hvd_check(const struct hvd_request *request, char *text, size_t text_bytes);
 int hvd_kick(void);           /* what was submitted quietly is sent now; wakes the engine if it sleeps */
 int hvd_poll(int64_t handle); /* HVD_OK: finished (well or not), HVD_AGAIN, HVD_EHANDLE */
+/* Whose part of this collective is missing? Asks all ranks, and waits for their answers so many milliseconds at most:
+ * HVD_OK and a text, HVD_AGAIN: it is not known, or it has ended meanwhile, or HVD_EHANDLE. The time limits of the job
+ * pass this request by from now on, also with wait_ms 0, which asks nobody. With wait_ms -1 they hold again: HVD_OK. */
+int hvd_missing(int64_t handle, int wait_ms, char *text, size_t text_bytes);
 int hvd_wait(int64_t handle, int timeout_ms, char *text, size_t text_bytes); /* HVD_OK, HVD_AGAIN, or why it failed */
 int hvd_result(int64_t handle,
                struct hvd_output *output); /* after hvd_wait returned HVD_OK; ragged collectives and join */
@@ -191,8 +228,7 @@ int hvd_result(int64_t handle,
  * (a CUstream as an integer) from now on comes after the collective. Of one in the CPU's memory it does nothing. */
 int hvd_behind(int64_t handle, uintptr_t stream, char *text, size_t text_bytes);
 /* And the result of a ragged collective there, which lies in memory of the core's until the handle is forgotten: copied
- * on this stream, behind the collective, to an address of the device with room for hvd_output's `bytes`. Nobody waits;
- * the handle may be forgotten at once. */
+ * on this stream, behind the collective, to an address there with room for its `bytes`; then it may be forgotten. */
 int hvd_fetch(int64_t handle, uintptr_t to, uintptr_t stream, char *text, size_t text_bytes);
 int hvd_forget(int64_t handle); /* frees the slot and the engine's output; waits if the work is still in flight */
 
@@ -206,28 +242,36 @@ int hvd_finish(int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 
 /* Proposes a size of buckets for the global set (others keep the option's). It rides in this rank's next vote and is in
  * force on all ranks from the plan of the round that decides it; of several proposed in one round, the greatest.
- * Returns when the engine knows, not when it is agreed. HVD_EINVAL: negative. fusion_bytes: what is in force on this
- * rank. */
+ * Returns when the engine knows, not when it is agreed. HVD_EINVAL: negative. fusion_bytes: what is in force here. */
 int hvd_tune(int64_t fusion_bytes, char *text, size_t text_bytes);
 int64_t hvd_fusion_bytes(void);
 
-/* Buckets become ranges of NVTX, which NVIDIA's profilers show, from now to the end of the process. HVD_EINIT says why
- * this library will not do. */
+/* The NaN guard, when it warns: how many tensors it has told of since it was asked last (0: none), and of the first of
+ * these the sentence, which is the same on all ranks: which tensor, which ranks had how many. */
+int hvd_guarded(char *text, size_t text_bytes);
+
+/* Buckets become ranges of NVTX, for NVIDIA's profilers, from now on. HVD_EINIT says why this library will not do. */
 int hvd_ranges(const char *library, char *text, size_t text_bytes);
 
-/* GPUs. Neither CUDA's driver nor NCCL is loaded before the first tensor on a device is submitted. libraries: which
+/* GPUs. Neither CUDA's driver nor NCCL is begun before the first tensor on a device is submitted. libraries: which
  * files to take then (NULL: by their names; NCCL's is not loaded where one is in the process already). notice: 1 and a
- * sentence, once, if tensors on devices go another way than by NCCL; else 0. */
+ * sentence, once, on the first rank of a set whose tensors on devices go another way than by NCCL; else 0. */
 void hvd_gpu_libraries(const char *cuda, const char *nccl);
-int hvd_gpu_version(int which); /* 0: of CUDA's driver, such as 12040; 1: of NCCL, such as 22105; 0 if there is none */
+int hvd_gpu_version(int which); /* 0: CUDA's driver, as 12040; 1: NCCL, as 22105; 2: are there points? 3: hangs one? */
 int hvd_notice(char *text, size_t text_bytes);
+/* A point is reached when all is done that a device was given until it was made, on whatever streams. point: on the
+ * device of this address, which is returned as a request has it. Its event is for `ready`. fetch: as hvd_fetch, behind
+ * all of that; *point: when it is there, or will not come; NULL: now. Points are the caller's, also after shutdown. */
+int hvd_point(const void *memory, void **point, char *text, size_t text_bytes);
+int hvd_point_fetch(int64_t handle, uintptr_t to, void **point, char *text, size_t text_bytes);
+void *hvd_point_event(const void *point);
+int hvd_point_reached(const void *point);
+void hvd_point_drop(void *point);
 
-/* Many at once, for a call of hundreds of small ones costs more than its work. submit_many: as hvd_submit for each, in
- * order; returns how many were taken. If that is less than count, text says why the next one was refused; handles of
- * the others are valid. The engine wakes once, if the last one taken is not quiet; quiet of the others means nothing.
- * wait_many: HVD_AGAIN, or all are finished: then all are forgotten, and HVD_OK or why the first of those that failed
- * did. What lies on a device's stream is done there by then, as after hvd_finish and hvd_run. Handles that are 0 are
- * passed over. None of them may be waited for or forgotten by others meanwhile. */
+/* Many at once, which costs less. submit_many: as hvd_submit for each, in order; returns how many were taken; if these
+ * are not all, text says why the next one was refused. The engine wakes once, if the last one taken is not quiet; quiet
+ * of the others means nothing. wait_many: HVD_AGAIN, or all are done, on their devices, too, and forgotten: HVD_OK, or
+ * why the first of those that failed did. Handles that are 0 are passed over; the others are nobody else's then. */
 int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_t *handles, char *text,
                     size_t text_bytes);
 int hvd_wait_many(const int64_t *handles, int count, int timeout_ms, char *text, size_t text_bytes);
@@ -243,18 +287,19 @@ void hvd_mpi_end(int abort_code);
 const char *hvd_mpi_word(int which);
 /* Communicators are handles of that MPI as integers; 0 is MPI_COMM_WORLD. comm: a duplicate of `from`, or with `ranks`
  * one of those of its ranks, in that order (only they call). Errors on it are returned, not fatal. exchange:
- * all[rank * bytes] gets every rank's bytes. Both return HVD_AGAIN after timeout_ms: call again with the same. */
+ * all[rank * bytes] gets every rank's bytes. Both return HVD_AGAIN after timeout_ms: call again with the same. poke, by
+ * any thread: MPI is called for nothing but to be called; what is over here may owe others bytes that leave then. */
 int hvd_mpi_comm(uintptr_t from, const int *ranks, int count, int timeout_ms, uintptr_t *made, char *text,
                  size_t text_bytes);
+void hvd_mpi_poke(uintptr_t comm);
 void hvd_mpi_comm_free(uintptr_t comm);
-/* The communicator of the process set that hvd_set_open opens next on this rank; lent until that is closed. 0: none. */
-int hvd_mpi_comm_lend(uintptr_t comm);
+/* Of the process set that hvd_set_open opens next here, and of this rank's lane; lent until it is closed. 0: none. */
+int hvd_mpi_comm_lend(uintptr_t comm, uintptr_t lane);
 int hvd_mpi_place(uintptr_t comm, int *rank, int *size);
 int hvd_mpi_exchange(uintptr_t comm, const void *mine, size_t bytes, void *all, int timeout_ms, char *text,
                      size_t text_bytes);
 
-/* Memory that a plane can move without a copy (shared by the ranks of this host). Freed by hvd_free,
- * also after shutdown. NULL when the plane has none to give. */
+/* Memory that a plane can move without a copy. Freed by hvd_free, also after shutdown. NULL: the plane has none. */
 void *hvd_alloc(size_t bytes);
 void hvd_free(void *memory);
 
@@ -266,24 +311,78 @@ int hvd_dtype_bytes(int dtype);
 const char *hvd_op_name(int op); /* by its number; NULL: no such op (the numbers have holes) */
 int hvd_op_number(int i);        /* number of the i-th op, negative past the end */
 const char *hvd_plane_name(int i);
-/* What a message between hosts costs, as options tell it: told or measured; the same on all ranks. Both 0: not known.
- */
+/* What a message between hosts costs, as options tell it: told or measured, the same on all ranks. 0, 0: not known. */
 int hvd_link_cost(uint64_t *alpha_ns, uint64_t *beta_ps);
 const char *hvd_plane_used(void); /* the plane that the global set uses, NULL before init */
 
 /* Trace ring: copies the newest events, oldest first; returns how many. */
+#define HVD_WHY_ABORT  1
+#define HVD_WHY_ERROR  2
+#define HVD_WHY_ASKED  3
+#define HVD_WHY_SIGNAL 4
 struct hvd_event {
     uint64_t time_ns; /* CLOCK_MONOTONIC */
-    uint32_t what;    /* see trace/trace.h */
+    uint32_t what;    /* see trace/trace.h, also for the parts of value */
     uint32_t tag;
     uint64_t value;
 };
 int hvd_trace(struct hvd_event *events, int count);
+/* A timeline: events become rows of JSON, in the format of chrome://tracing (trace/spans.h). One thread at a time.
+ * open: all times grow by offset_ns; NULL: no memory. follow: takes what is new in the ring of this process, at most
+ * some thousand events: how many, or HVD_ESTATE; the first call with a follower of zeros only notes where the ring is.
+ * feed: an event of a record; `what` as in hvd_trace_name. end: what is open ends with the last event. take: the rows
+ * since the last one, a comma and a new line before each, then `ending`, which *bytes does not count; valid until the
+ * next call. NULL: there was no memory for all of them, and this timeline is over. */
+struct hvd_spans;
+struct hvd_follower {
+    uint64_t from, room; /* number of the next event; how many the ring holds, 0: it has not been seen */
+    uint64_t lost;       /* events that the ring had no room for until somebody asked */
+};
+struct hvd_spans *hvd_timeline_open(int rank, const char *title, int64_t offset_ns, int mark_cycles);
+int hvd_timeline_follow(struct hvd_spans *spans, struct hvd_follower *follower);
+void hvd_timeline_feed(struct hvd_spans *spans, uint64_t t_ns, int what, uint32_t tag, int set, uint64_t value,
+                       const char *by, const char *name);
+void hvd_timeline_end(struct hvd_spans *spans);
+const char *hvd_timeline_take(struct hvd_spans *spans, const char *ending, size_t *bytes);
+void hvd_timeline_close(struct hvd_spans *spans);
+/* This host's name, and how its clock stands to that of rank 0: as the options have it. HVD_OK, HVD_ESTATE. */
+int hvd_clock(int64_t *offset_ns, int64_t *error_ns, char *host, size_t host_bytes);
+/* Writes the ring as rank-K.flight.json into the folder, NULL: into trace_dir. `text` is the file's path then. For
+ * HVD_WHY_ERROR it is written by the engine's thread, at the latest when the engine ends, unless the job's failure has
+ * been. HVD_EINVAL: there is no folder; or HVD_EINIT and why it cannot be written. */
+int hvd_dump(const char *folder, int why, char *text, size_t text_bytes);
+/* A file of records is about to be written at this path: what another life of a job has left there is renamed PATH.1,
+ * .2 ... Whose life this is, to be told at the beginning of the file: "job":"%016x","epoch":%u. HVD_OK, HVD_ESTATE. */
+int hvd_keep(const char *path, uint64_t *job, uint64_t *epoch);
 const char *hvd_trace_name(int what);
 
 /* Counters since init, in the order that hvd_counter_name gives. */
 const char *hvd_counter_name(int i);
 int64_t hvd_counter(int i);
+
+/* Training steps: who trains says when one is over, and counts are kept for each (engine/steps.h). step returns its
+ * number, from 1; the first begins with init. found: it is a graph that says so, which does not count (0) once somebody
+ * else has. optimizer_ns: of it, in the optimizer itself; 0: not known. data_waited: it was waited so long for the
+ * data. arrived: this rank has submitted all that the step needs (the first call of a step counts). step_name: the i-th
+ * number of a row; 0 past the end. step_row: the numbers of a step as it ended, counts since init; 1, or 0 if it is not
+ * kept (any more). Of step 0: as they are now, the number being that of steps so far. */
+int64_t hvd_step(int found, int64_t optimizer_ns);
+void hvd_data_waited(int64_t ns);
+void hvd_arrived(void);
+int hvd_step_name(int i, char *text, size_t text_bytes);
+int hvd_step_row(int64_t number, int64_t *values);
+
+/* Of one step in so many (0: none), beginning with step `every`, each bucket is kept. buckets: those from number
+ * `first` on, as far as they are kept; how many. */
+#define HVD_BUCKET_NAMES      3
+#define HVD_BUCKET_NAME_BYTES 96
+struct hvd_bucket_seen {
+    int64_t number, step, begin_ns, end_ns, bytes;      /* number: from 1; times: CLOCK_MONOTONIC */
+    int tensors, carrier, process_set;                  /* carrier: the plane by its number, or past them: votes */
+    char name[HVD_BUCKET_NAMES][HVD_BUCKET_NAME_BYTES]; /* of its first tensors, cut; empty: there are no more */
+};
+int hvd_look_closely(int64_t every, char *text, size_t text_bytes);
+int hvd_buckets(int64_t first, struct hvd_bucket_seen *buckets, int count);
 
 /* What has crossed the streams between this rank and another, which is a rank in the set, of tensors and of votes:
  * counts are bytes out and in, messages out and in. 1; 0: no stream leads there; HVD_ESTATE. */

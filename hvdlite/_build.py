@@ -28,7 +28,9 @@ CALLBACK = """
 extern "Python" int hvd_py_allgather(void *self, const void *mine, size_t bytes, void *all,
                                      char *text, size_t text_bytes);
 """
-ABI3 = [("Py_LIMITED_API", "0x03090000")]
+# abi3 does not exist for free-threaded Pythons: there an extension serves one version only.
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+ABI3 = [] if FREE_THREADED else [("Py_LIMITED_API", "0x03090000")]
 
 
 def _relative(paths):
@@ -54,8 +56,6 @@ def builder() -> cffi.FFI:
     """The cffi builder of hvdlite._cffi."""
     sources = _relative(path for path in CSRC.rglob("*.c") if path.parent != CSRC / "tensorflow")
     headers = _relative(CSRC.rglob("*.h"))
-    # abi3 does not exist for free-threaded Pythons: there the extension serves one version only.
-    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     result = cffi.FFI()
     result.cdef(declarations())
     result.set_source(
@@ -64,9 +64,8 @@ def builder() -> cffi.FFI:
         sources=sources,
         depends=[*headers, "hvdlite/_build.py"],
         include_dirs=["csrc"],
-        define_macros=[("HVD_PLANE_LIST", plug_ins("plane")), ("HVD_ALGO_LIST", plug_ins("algo"))]
-        + ([] if free_threaded else ABI3),
-        py_limited_api=not free_threaded,
+        define_macros=[("HVD_PLANE_LIST", plug_ins("plane")), ("HVD_ALGO_LIST", plug_ins("algo")), *ABI3],
+        py_limited_api=not FREE_THREADED,
         extra_compile_args=FLAGS,
         extra_link_args=["-pthread", "-Wl,--strip-debug"],  # Python may ask for -g: most of the wheel would be that
         libraries=["dl", "m"],

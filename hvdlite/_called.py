@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from . import config, discovery
+from ._coded import coded
 from .errors import HvdPeerLostError
 from .launcher import desk, muster
 
@@ -61,7 +62,9 @@ def _made(call: bytes) -> bytes:
     try:
         return bytes(cloudpickle.dumps(result))
     except Exception as error:
-        raise TypeError(f"the result, a {type(result).__name__}, cannot be sent to the caller: {error}") from error
+        raise TypeError(
+            coded("HVD245", f"the result, a {type(result).__name__}, cannot be sent to the caller: {error}")
+        ) from error
 
 
 def _described(error: BaseException) -> bytes:
@@ -92,7 +95,7 @@ def _exactly(link: socket.socket, count: int) -> bytes:
     while len(held) < count:
         chunk = link.recv(min(count - len(held), 1 << 20))
         if not chunk:
-            raise ConnectionError("the process that called hvdlite.run is gone")
+            raise ConnectionError("the process that called hvdlite.run is gone [HVD403]")
         held += chunk
     return bytes(held)
 

@@ -25,7 +25,7 @@ def allow(more: int, who: str, why: str) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise HvdInitError(
             f"{who} may open {hard} files, and needs {needed + SPARE} {why}: raise the hard limit of open files "
-            "(ulimit -Hn, LimitNOFILE of a service, --ulimit nofile of a container)"
+            "(ulimit -Hn, LimitNOFILE of a service, --ulimit nofile of a container) [HVD120]"
         )
     wanted = needed + SPARE
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))

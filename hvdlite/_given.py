@@ -7,11 +7,12 @@ away: whatever becomes of the call, the core closes them.
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from . import _core, config, discovery
-from ._core import ffi
+from . import _core, _records, config, discovery
+from ._core import ffi, lib
 
 if TYPE_CHECKING:
     from . import _store
@@ -42,17 +43,36 @@ def options(
     given.fusion_bytes = values["fusion_threshold"]
     given.slots_max = values["cache_capacity"]
     given.deterministic = values["deterministic"]
+    given.nan_guard = values["nan_guard"]
     given.shares_gpus = config.environ().get("NCCL_MULTI_RANK_GPU_ENABLE", "") not in ("", "0")
+    given.nccl_blocks = config.environ().get("NCCL_COMM_BLOCKING", "") not in ("", "0")
+    given.cuda_ipc = values["cuda_ipc"]
     given.start_timeout_ms = int(values["start_timeout"] * 1000)
     given.leave_timeout_ms = int(values["leave_timeout"] * 1000)
     given.spin_us = values["spin_us"]
-    given.trace_events = values["trace_events"]
+    # a timeline is read from the ring by a thread that may have to wait for its turn
+    given.trace_events = max(values["trace_events"], 1 << 16) if values["timeline"] else values["trace_events"]
+    given.trace_signal = values["trace_signal"] or 0
     given.peer_timeout_ms = int(values["peer_timeout"] * 1000)
+    warn, end = settings.stall_limits()
+    given.stall_warn_ms, given.collective_timeout_ms = math.ceil(warn * 1000), math.ceil(end * 1000)
+    given.report_fd = 2
+    given.stack_signal, given.stack_fd = _core.stack_source() if place.size > 1 else (0, -1)
     lent: list[Any] = [_core.bytes_or_null(values[name]) for name in ("plane", "algo")]
     given.plane, given.algo = lent
     given.link_alpha_ns, given.link_beta_ps = values["link_cost"] or (0, 0)
     if store is not None and (values["plane"] == "mpi" or (seats is not None and seats.hosts > 1)):
         given.mpi_comm = store.lend()
+    given.device_hosts = values["gpu_hosts"]
+    if store is not None and values["gpu_hosts"] == lib.HVD_HOSTS_BY_MPI and seats is not None and seats.hosts > 1:
+        given.mpi_lane = store.lend_lane(seats.host_of)
+    records = _records.place_of(values["trace_dir"], given.job, config.environ())
+    lent.append(_core.bytes_or_null(records.folder))
+    given.trace_dir, given.trace_guarded = lent[-1], not records.asked
+    if store is not None and seats is not None and seats.hosts > 1:
+        from .trace import clock
+
+        given.clock_offset_ns, given.clock_error_ns = clock.offset(place.rank, seats.host_of, store.allgather)
     if rows is not None:
         lent += [_core.row_or_null(rows.tensors), _core.row_or_null(rows.votes)]
         given.tensor_fd, given.vote_fd = lent[-2:]

@@ -1,8 +1,8 @@
 """How does a process become a rank, and how does it stop being one?
 
 `init` finds this process's place, meets the others and starts the engine; `shutdown` leaves by agreement. A script that
-simply ends leaves as well (atexit). One that dies of an uncaught exception aborts instead, so that every other rank
-raises an error that names this rank and shows its exception. A forked child is no rank: it drops what it inherited and
+simply ends leaves as well (atexit). One that ends badly aborts instead, so that every other rank raises an error that
+names this rank and says how (_failing.py). A forked child is no rank: it drops what it inherited and
 tears nothing down.
 
 The order of leaving matters: the engine first (its shutdown is agreed and bounded), then the store's connection, which
@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _given, _meeting, autotune, config, discovery, gpu, mpi, process_set
+from . import _core, _failing, _given, _meeting, autotune, config, discovery, gpu, guard, measured, mpi, process_set
+from ._coded import coded, ending
 from ._core import ffi, lib
 from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdNotYetError, HvdPeerLostError
+from .mpi import unmet
 from .process_set import ProcessSet
+from .trace import recorder
 
 if TYPE_CHECKING:
     from . import _store
@@ -45,6 +48,7 @@ class _Life:
 
 
 _life = _Life()
+unmet.watch(config.environ())
 _inherited: list[Any] = []  # what a forked child must neither use nor close
 
 
@@ -66,7 +70,7 @@ def hvd_py_allgather(self: Any, mine: Any, count: int, everyone: Any, text: Any,
     try:
         parts = boot.allgather(bytes(ffi.buffer(mine, count)) if count else b"")
         if any(len(part) != count for part in parts):
-            raise HvdInitError("ranks gave records of different lengths: their versions of hvdlite differ.")
+            raise HvdInitError("ranks gave records of different lengths: their versions of hvdlite differ. [HVD104]")
         joined = b"".join(parts)
         ffi.memmove(everyone, joined, len(joined))
         return lib.HVD_OK
@@ -90,7 +94,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     Without any launcher this is rank 0 of 1. Raises HvdInitError (HvdOptionError for a malformed variable, naming it
     and its value) or HvdPeerLostError if a rank ends meanwhile, each naming the rank and what to do.
     """
-    with _life.lock:
+    with _life.lock, mpi.settling():
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")
         comm, more = mpi.first_of(comm)
@@ -98,14 +102,16 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if lib.hvd_initialized() == 1:
             new = [each for each in sets or [] if each.process_set_id is None]
             if new:
-                raise ValueError(f"init() has been called before: register {new[0]!r} with hvd.add_process_set()")
+                raise ValueError(
+                    f"init() has been called before: register {new[0]!r} with hvd.add_process_set() [HVD102]"
+                )
             return
         environ = config.environ()
         settings = config.read(environ)
         place, store = _found(comm, environ, settings)
         refused = _meeting.refusal(place)
         if refused is not None:
-            raise HvdInitError(refused)
+            raise HvdInitError(coded("HVD106", refused))
         if place.rank == 0 and _life.inits == 0:
             for note in settings.notes:
                 print(f"hvdlite: {note}", file=sys.stderr, flush=True)
@@ -124,12 +130,15 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _life.links = _start(place, settings, store, seats)
         _life.store, _life.homogeneous, _life.aborts = store, seats is None or seats.homogeneous, False
         process_set.use_links(_life.links)
-        _core.bound(settings.values["collective_timeout"])
+        _core.bound(settings.stall_limits()[1])
         gpu.ranges(settings.values["nvtx"])
+        guard.begin(settings.values["nan_guard"])
         _life.inits += 1
         _hook()
         _register(sets)
         autotune.begin(settings, place.rank, place.size)
+        recorder.begin(settings)
+        measured.begin(settings, place.rank)
 
 
 def _found(
@@ -146,7 +155,7 @@ def _found(
     if mpi.wanted(comm, told, environ, values["plane"]):
         from .mpi import world
 
-        met = world.open_world(comm, told, values["start_timeout"], _life.inits, values["secret_key"])
+        met = world.open_world(comm, told, values["start_timeout"], _life.inits, values["secret_key"], values["agent"])
         return met.place, met
     assert told is not None
     _require_all(comm, told.size)
@@ -158,12 +167,12 @@ def _sets_of(process_sets: Any, more: list[Any]) -> list[ProcessSet] | None:
     if process_sets is None or process_sets == "dynamic":
         return [ProcessSet(each) for each in more] or None
     if isinstance(process_sets, (str, ProcessSet)) or not isinstance(process_sets, Iterable):
-        raise ValueError(f'process_sets must be a list of hvd.ProcessSet or "dynamic", not {process_sets!r}')
+        raise ValueError(f'process_sets must be a list of hvd.ProcessSet or "dynamic", not {process_sets!r} [HVD212]')
     sets = [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in [*more, *process_sets]]
     sets = [each for each in sets if each is not process_set.global_process_set]
     for i, each in enumerate(sets):
         if each.mpi_comm is None and any(each.ranks == other.ranks for other in sets[:i]):
-            raise ValueError(f"process_sets names the ranks {each.ranks} twice: each set once")
+            raise ValueError(f"process_sets names the ranks {each.ranks} twice: each set once [HVD215]")
     return sets
 
 
@@ -175,6 +184,7 @@ def _require_all(comm: Any, size: int) -> None:
     raise HvdNotYetError(
         f"hvd.init with {said} needs a job over MPI (start it with mpirun or mpiexec): this job has {size} "
         f"rank{'s' if size > 1 else ''}, and init takes all. Leave comm out, and use hvd.ProcessSet for some of them."
+        " [HVD126]"
     )
 
 
@@ -187,9 +197,9 @@ def _chosen(sets: list[ProcessSet] | None, size: int) -> list[ProcessSet]:
         if each.mpi_comm is not None:  # its ranks are known when all have met
             continue
         if each.ranks[-1] >= size:
-            raise ValueError(f"there is no rank {each.ranks[-1]} in a job of {size} ranks: {each!r}")
+            raise ValueError(f"there is no rank {each.ranks[-1]} in a job of {size} ranks: {each!r} [HVD215]")
         if len(each.ranks) == size:
-            raise ValueError(f"{each!r} has all ranks of the job: use hvd.global_process_set")
+            raise ValueError(f"{each!r} has all ranks of the job: use hvd.global_process_set [HVD215]")
     _life.sets = sets
     return sets
 
@@ -226,8 +236,7 @@ def _start(
         if links is not None:
             links.close()
         if store is not None:
-            if not isinstance(error, HvdPeerLostError):
-                store.abort(place.rank, lib.HVD_EINIT, f"{type(error).__name__}: {error}")
+            _failing.refused(store, place.rank, error)
             store.close()
         raise
 
@@ -241,6 +250,9 @@ def shutdown() -> None:
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")
         autotune.end()
+        recorder.end()
+        measured.end()
+        guard.end()
         failed = _life.aborts or _core.failure_of_job() is not None
         lib.hvd_shutdown()
         _core.forget_all()
@@ -274,49 +286,29 @@ def _hook() -> None:
     if first:
         atexit.register(_at_exit)
         os.register_at_fork(after_in_child=_in_child)
-        previous = sys.excepthook
-
-        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            _abort_of(kind, error, trace)
-            previous(kind, error, trace)
-
-        sys.excepthook = excepthook
+        _failing.install(_abort)
 
 
-def _abort_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Tell everyone that this rank ends by an exception, unless the job has failed already or another rank is at fault.
+def _abort(what: str, error: BaseException | None = None) -> None:
+    """Tell everyone that this rank ends badly, unless the job has failed already.
 
-    Where a rank left early every other one raises HvdPeerLostError: none of them is the cause.
+    Where another rank left early this one ends by HvdPeerLostError, which is not the cause: that is whoever left.
     """
-    try:
-        if (
-            isinstance(error, HvdPeerLostError)
-            or os.getpid() != _life.pid
-            or lib.hvd_initialized() != 1
-            or _core.failure_of_job() is not None
-        ):
+    if os.getpid() != _life.pid or lib.hvd_initialized() != 1 or _core.failure_of_job() is not None:
+        return
+    rank, culprit = _core.rank(), _core.rank()
+    reason = f"rank {rank}{_host()} {what}"
+    if isinstance(error, HvdPeerLostError):
+        if error.rank is None:
             return
-        reason = f"rank {_core.rank()} raised {describe(kind, error, trace)}"
-        _life.aborts = True
-        lib.hvd_abort(_core.rank(), lib.HVD_EPEER, ffi.new("char[]", reason.encode("utf-8", "replace")[:1500]))
-    except Exception:
-        _print_trace()  # the exception that brought us here is still to be shown
+        culprit, reason = error.rank, str(error)[max(0, str(error).find(f"rank {error.rank} ")) :]
+    _life.aborts = True
+    lib.hvd_abort(culprit, lib.HVD_EPEER, ffi.new("char[]", ending("HVD401", reason, 1500)))
 
 
-def describe(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
-    """`ValueError: boom (train.py:12)`: the innermost line that is the user's own, not of an installed package."""
-    import traceback
-
-    text = f"{kind.__name__}: {error}" if str(error) else kind.__name__
-    frames = traceback.extract_tb(trace)
-    own = [frame for frame in frames if not _installed(frame.filename)] or frames
-    where = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
-    return " ".join(text.split())[:1000] + where
-
-
-def _installed(filename: str) -> bool:
-    package = os.path.dirname(os.path.abspath(__file__))
-    return filename.startswith(("<frozen", package, os.path.dirname(os.__file__))) or "site-packages" in filename
+def _host() -> str:
+    """Where this rank is, if that does not go without saying."""
+    return f" (host {socket.gethostname()})" if lib.hvd_cross_size() > 1 else ""
 
 
 def _print_trace() -> None:
@@ -329,6 +321,9 @@ def _at_exit() -> None:
     if os.getpid() != _life.pid or lib.hvd_forked() == 1:
         return
     try:
+        exited = _failing.exited() if lib.hvd_initialized() == 1 else None
+        if exited is not None:
+            _abort(*exited)
         shutdown()
     except Exception:
         _print_trace()
@@ -336,8 +331,7 @@ def _at_exit() -> None:
 
 def _in_child() -> None:
     """The core has closed the store's descriptor in the child; Python must not close that number again."""
-    store, _life.store = _life.store, None
-    _life.lock = threading.RLock()
+    (store, _life.store), _life.lock = (_life.store, None), threading.RLock()
     if _life.links is not None:
         _life.links.close()
     if store is None:

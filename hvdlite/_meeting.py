@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _core, config
+from ._coded import coded
 from ._numbers import as_runs
 from .discovery import Place
 from .errors import HvdInitError, HvdOptionError
@@ -72,7 +73,7 @@ def meet(
         complaint = disagreement(records) or _core.named(values["plane"], values["algo"])
         if complaint is not None:
             store.bye()  # everyone says the same and leaves: nobody is lost
-            raise HvdInitError(complaint)
+            raise HvdInitError(coded("HVD104", complaint))
         return store, seats.seats_of(records)
     except BaseException:
         store.close()
@@ -91,7 +92,7 @@ def records_of(parts: Sequence[bytes]) -> list[dict[str, Any]]:
             raise ValueError
         return [{**known[alike], **claim} for (alike, _, _), claim in zip(halves, claims)]
     except (ValueError, TypeError):
-        raise HvdInitError("a rank's record is not one: do all ranks run the same hvdlite?") from None
+        raise HvdInitError("a rank's record is not one: do all ranks run the same hvdlite? [HVD104]") from None
 
 
 def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) -> _store.Meeting:
@@ -102,7 +103,7 @@ def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) ->
     if absent:
         raise HvdInitError(
             f"rank {place.rank} of {place.size} has nowhere to meet the others ({', '.join(absent)} not set): "
-            f"start the job with: hvdlite-run -np {place.size} python ..."
+            f"start the job with: hvdlite-run -np {place.size} python ... [HVD103]"
         )
     return _store.connect(
         values["store_addr"],
@@ -142,6 +143,11 @@ def link(
     secret, number = values["secret_key"] or store.secret, values["job_id"] or store.job
     given = (rendezvous, secret, number, store.epoch, place.rank, store.allgather, seats.host_of)
     way = _way_of_votes(place, values, seats)
+    if values["gpu_hosts"] == _core.lib.HVD_HOSTS_BY_MPI and place.source != "MPI":
+        raise HvdInitError(
+            f"rank {place.rank}: HVDLITE_GPU_HOSTS=mpi needs a job over MPI, and this one was found under "
+            f"{place.source}: start it with mpirun or mpiexec, or leave HVDLITE_GPU_HOSTS out [HVD124]"
+        )
     if way == "mpi":
         return None, None
     if way == "auto":
@@ -149,7 +155,7 @@ def link(
         if not isinstance(found, str):
             return found
         if place.rank == 0:
-            print(_NO_ROUTE.format(found), file=sys.stderr, flush=True)
+            print(coded("HVD115", _NO_ROUTE.format(found)), file=sys.stderr, flush=True)
         return None, None
     links = job.open_links(*given, values["start_timeout"])
     try:
@@ -163,11 +169,11 @@ def _way_of_votes(place: Place, values: Mapping[str, Any], seats: Seats) -> str:
     """tcp, mpi, or auto for what is found out. Raises HvdInitError for votes over an MPI that is not there."""
     way = values["votes"]
     if way not in ("auto", "tcp", "mpi"):
-        raise HvdOptionError(f"HVDLITE_VOTES={way!r}: must be auto, tcp or mpi")
+        raise HvdOptionError(f"HVDLITE_VOTES={way!r}: must be auto, tcp or mpi [HVD801]")
     if way == "mpi" and place.source != "MPI":
         raise HvdInitError(
             f"rank {place.rank}: HVDLITE_VOTES=mpi needs a job over MPI, and this one was found under {place.source}: "
-            "start it with mpirun or mpiexec, or leave HVDLITE_VOTES out"
+            "start it with mpirun or mpiexec, or leave HVDLITE_VOTES out [HVD124]"
         )
     if place.source != "MPI" or seats.hosts == 1 or (way == "auto" and values["plane"] in ("hier", "p2p")):
         return "tcp"

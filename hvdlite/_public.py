@@ -22,8 +22,6 @@ from .built import (
     mpi_threads_supported,
     nccl_built,
     rocm_built,
-    start_timeline,
-    stop_timeline,
 )
 from .counted import counters
 from .errors import (
@@ -33,6 +31,7 @@ from .errors import (
     HvdForkError,
     HvdInitError,
     HvdMismatchError,
+    HvdNotFiniteError,
     HvdNotInitializedError,
     HvdNotYetError,
     HvdOptionError,
@@ -40,13 +39,15 @@ from .errors import (
     HvdRunError,
     HvdTimeoutError,
 )
+from .measured import report, stats, stats_step, write_stats
 from .memory import memory_stats
 from .mesh import Mesh
 from .objects import allgather_object, broadcast_object
-from .ops import Adasum, Average, Handle, Max, Min, Product, Sum, barrier, join, poll, synchronize
+from .ops import Adasum, Average, Handle, Max, Min, Product, Sum, barrier, join, monitored_barrier, poll, synchronize
 from .ops.terms import Compressor
 from .process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from .running import run
+from .trace.recorder import dump_trace, start_timeline, stop_timeline
 from .traffic import link_stats
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "HvdForkError",
     "HvdInitError",
     "HvdMismatchError",
+    "HvdNotFiniteError",
     "HvdNotInitializedError",
     "HvdNotYetError",
     "HvdOptionError",
@@ -83,6 +85,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "dump_trace",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -94,6 +97,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "memory_stats",
+    "monitored_barrier",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
@@ -101,11 +105,15 @@ __all__ = [
     "poll",
     "rank",
     "remove_process_set",
+    "report",
     "rocm_built",
     "run",
     "shutdown",
     "size",
     "start_timeline",
+    "stats",
+    "stats_step",
     "stop_timeline",
     "synchronize",
+    "write_stats",
 ]

@@ -22,7 +22,7 @@ def tasks_per_node(text: str, variable: str = "SLURM_STEP_TASKS_PER_NODE") -> li
     for part in text.split(",") if text else []:
         match = _COUNT.fullmatch(part.strip())
         if match is None or int(match[2] or 1) > _MAX:
-            raise HvdInitError(f"{variable}={text!r}: expected counts as in '2(x3),1'.")
+            raise HvdInitError(f"{variable}={text!r}: expected counts as in '2(x3),1'. [HVD105]")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -43,7 +43,7 @@ def nodes(text: str, variable: str = "SLURM_JOB_NODELIST") -> list[str]:
                 break
             made = [begun + piece for begun in made for piece in pieces]
         if at != len(word) or not word:
-            raise HvdInitError(f"{variable}={text!r}: expected names as in 'n[01-03,7],login'.")
+            raise HvdInitError(f"{variable}={text!r}: expected names as in 'n[01-03,7],login'. [HVD105]")
         names += made
     return names
 

@@ -19,9 +19,11 @@ import re
 import select
 import socket
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from . import _wire
+from ._coded import coded
 from .errors import HvdInitError, HvdPeerLostError
 
 _RETRY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -45,6 +47,10 @@ class Meeting(Protocol):
 
     def lend(self) -> int:
         """An MPI communicator for the tensors of the job; 0 where there is none."""
+        ...
+
+    def lend_lane(self, host_of: Sequence[int]) -> int:
+        """One of this rank's lane, for tensors on GPUs, by the host of each rank; 0 where there is none."""
         ...
 
     def fileno(self) -> int:
@@ -86,6 +92,10 @@ class Store:
         """0: there is no MPI."""
         return 0
 
+    def lend_lane(self, host_of: Sequence[int]) -> int:
+        """0 likewise."""
+        return 0
+
     def fileno(self) -> int:
         """The connected socket, to lend to the C core; -1 after `bye`."""
         return self._sock.fileno() if self._sock is not None else -1
@@ -101,7 +111,9 @@ class Store:
         body = self._expect(_wire.GATHERED, time.monotonic() + self._timeout + _SLACK_S)
         number, parts = _wire.unpack_gathered(body, self.size)
         if number != self._round:
-            raise HvdInitError(f"rank {self.rank}: the store answered round {number}, round {self._round} was asked")
+            raise HvdInitError(
+                f"rank {self.rank}: the store answered round {number}, round {self._round} was asked [HVD112]"
+            )
         return parts
 
     def check(self) -> None:
@@ -156,30 +168,31 @@ class Store:
         if kind == _wire.LOST:
             culprit, _, text = _wire.unpack_end(body)
             named = text if re.search(rf"\brank {culprit}\b", text) else f"rank {culprit} ended the job: {text}"
-            lost = HvdPeerLostError(named)
+            lost = HvdPeerLostError(coded("HVD401", named))
             lost.rank = culprit
             raise lost
         if kind == _wire.REFUSED:
-            raise HvdInitError(f"rank {self.rank}: {body.decode('utf-8', 'replace')}")
-        raise HvdInitError(f"rank {self.rank}: the store sent a frame of kind {kind}, {wanted} was expected")
+            raise HvdInitError(coded("HVD121", f"rank {self.rank}: {body.decode('utf-8', 'replace')}"))
+        raise HvdInitError(f"rank {self.rank}: the store sent a frame of kind {kind}, {wanted} was expected [HVD112]")
 
     def _read_frame(self, deadline: float) -> tuple[int, bytes]:
         try:
             head = receive(self._socket(), 5, deadline)  # of any frame: its length, and its kind
             body = receive(self._socket(), _wire.frame_length(head[:4]) - 1, deadline)
         except _wire.WireError as error:
-            raise HvdInitError(f"rank {self.rank}: the store is not one of hvdlite: {error}") from None
+            raise HvdInitError(f"rank {self.rank}: the store is not one of hvdlite: {error} [HVD112]") from None
         except EOFError:
             raise HvdInitError(
                 f"rank {self.rank}: the store closed the connection; has the launcher ended? Its own output says why"
+                " [HVD110]"
             ) from None
         except socket.timeout:
             raise HvdInitError(
                 f"rank {self.rank}: no answer from the store within {self._timeout + _SLACK_S:g} s "
-                "(HVDLITE_START_TIMEOUT sets the limit); is the launcher stopped?"
+                "(HVDLITE_START_TIMEOUT sets the limit); is the launcher stopped? [HVD110]"
             ) from None
         except OSError as error:
-            raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error}") from None
+            raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error} [HVD110]") from None
         return head[4], body
 
     def _send(self, frame: bytes) -> None:
@@ -188,11 +201,11 @@ class Store:
         try:
             sock.sendall(frame)
         except OSError as error:
-            raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error}") from None
+            raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error} [HVD110]") from None
 
     def _socket(self) -> socket.socket:
         if self._sock is None:
-            raise HvdInitError(f"rank {self.rank} has left the store")
+            raise HvdInitError(f"rank {self.rank} has left the store [HVD110]")
         return self._sock
 
 
@@ -244,12 +257,14 @@ def _authenticate(address: str, port: int, secret: bytes, rank: int, deadline: f
         if proof == _wire.REJECTED:
             raise HvdInitError(
                 f"rank {rank}: the store at {address}:{port} refused this rank's secret: "
-                "HVDLITE_SECRET_KEY is that of another job"
+                "HVDLITE_SECRET_KEY is that of another job [HVD111]"
             )
-        raise HvdInitError(f"rank {rank}: what listens at {address}:{port} does not know the secret of this job")
+        raise HvdInitError(
+            f"rank {rank}: what listens at {address}:{port} does not know the secret of this job [HVD111]"
+        )
     raise HvdInitError(
         f"rank {rank}: no store answers at {address}:{port} ({type(failure).__name__}: {failure}); "
-        "is the launcher that started this rank still running?"
+        "is the launcher that started this rank still running? [HVD110]"
     )
 
 

@@ -17,6 +17,8 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 
+from ._coded import code_of
+
 JOIN, JOINED, ALLGATHER, GATHERED, ABORT, LOST, BYE, REFUSED = range(1, 9)
 
 FRAME_MAX = 16 << 20  # kind and body
@@ -93,9 +95,11 @@ def same_proof(got: bytes, expected: bytes) -> bool:
 
 
 def pack_end(culprit: int, code: int, text: str) -> bytes:
-    """The body of ABORT and LOST; the text is cut at TEXT_MAX bytes, never inside a character."""
-    encoded = text.encode("utf-8", "replace")[:TEXT_MAX]
-    return _END.pack(culprit, code) + encoded.decode("utf-8", "ignore").encode("utf-8")
+    """The body of ABORT and LOST; the text is cut at TEXT_MAX bytes, never inside a character. Its code stays."""
+    encoded, name = text.encode("utf-8", "replace"), code_of(text)
+    last = f" [{name}]".encode() if name and len(encoded) > TEXT_MAX else b""
+    kept = encoded[: TEXT_MAX - len(last)].decode("utf-8", "ignore").encode("utf-8")
+    return _END.pack(culprit, code) + kept + last
 
 
 def unpack_end(body: bytes) -> tuple[int, int, str]:

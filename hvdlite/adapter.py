@@ -20,13 +20,18 @@ class Device(Protocol):
     number: int  # k + 1 for CUDA's device k
 
     def ready(self) -> tuple[int, Any]:
-        """An event after all that the framework has begun there: its handle, and what keeps it alive."""
+        """An event after all that the framework has begun there: its handle, and what keeps it alive. Where that is a
+        `_core.Point`, `follow` and `fetch` wait for the device, and so do limits of time."""
 
-    def follow(self, native: int) -> None:
-        """What the framework begins there from now on comes after this collective, by its number in the core."""
+    def follow(self, native: int, ready: Any) -> None:
+        """What the framework begins there from now on comes after this collective, by its number in the core, and so
+        does what it begins where `ready` was made: memory that is given up may be used there again at once."""
 
-    def fetch(self, native: int, target: int) -> None:
+    def fetch(self, native: int, target: int, ready: Any) -> None:
         """`follow`, and the collective's result comes to this address in the order of what is begun there."""
+
+    def found(self) -> int:
+        """For the NaN guard, of the tensor whose view this is: how many elements are NaN, times 2^32, plus infinite."""
 
     def near(self, tensor: Any) -> Any:
         """A contiguous copy of a tensor in the CPU's memory."""

@@ -1,19 +1,14 @@
-"""What is this hvdlite made of? Horovod's questions about itself, answered truthfully, and the calls that come later.
+"""What is this hvdlite made of? Horovod's questions about itself, answered truthfully.
 
 Scripts branch on these answers: is there a transport without MPI, may GPU tensors be reduced, do two libraries share
 MPI. So they say what works in this process now, not what a compiler once saw. Horovod's built-in transport is Gloo;
 hvdlite's own does the same work under that name, for scripts that ask "Gloo or MPI?" and mean "with mpirun or not?".
 Everything here can be asked before init().
-
-What a later version brings has its name and signature already, and raises HvdNotYetError when called.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from . import gpu, mpi
-from .errors import HvdNotYetError
 
 
 def mpi_built() -> bool:
@@ -31,7 +26,7 @@ def mpi_threads_supported() -> bool:
     if mpi.enabled():
         return True  # less than MPI_THREAD_MULTIPLE is refused by init()
     raise ValueError(
-        "MPI is not enabled: this process is no rank of a job over MPI. Start it with mpirun, or use comm=."
+        "MPI is not enabled: this process is no rank of a job over MPI. Start it with mpirun, or use comm=. [HVD109]"
     )
 
 
@@ -68,16 +63,3 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """Whether ROCm tensors can be reduced. False, always: of GPUs, CUDA's are known."""
     return False
-
-
-def start_timeline(file_path: str, mark_cycles: bool = False) -> NoReturn:
-    """Horovod's: record what is exchanged and when. Raises HvdNotYetError."""
-    raise HvdNotYetError(
-        f"start_timeline({str(file_path)!r}): the timeline comes with a later version; until then a framework's own "
-        "profiler shows the waits."
-    )
-
-
-def stop_timeline() -> NoReturn:
-    """Horovod's: end the recording that start_timeline began. Raises HvdNotYetError."""
-    raise HvdNotYetError("stop_timeline(): the timeline comes with a later version")

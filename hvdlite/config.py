@@ -24,6 +24,13 @@ class Settings(NamedTuple):
     origin: dict[str, str | None]
     notes: list[str]
 
+    def stall_limits(self) -> tuple[float, float]:
+        """Seconds after which a collective that waits is reported, and ends the job; 0: never."""
+        report, end = self.values["stall_check_time"], self.values["collective_timeout"]
+        if self.values["stall_check_disable"]:
+            return 0.0, end if self.origin["collective_timeout"] is not None else 0.0
+        return report, end
+
     def agreed(self) -> dict[str, Any]:
         """The options that must be the same on all ranks."""
         return {option.name: self.values[option.name] for option in OPTIONS if option.agreed}
@@ -43,11 +50,11 @@ def parse(option: Option, text: str, source: str) -> Any:
     try:
         value = option.type(text.strip())
     except ValueError:
-        raise HvdOptionError(f"{source}={shown}: must be {WANTED[option.type]}. {option.help}") from None
+        raise HvdOptionError(f"{source}={shown}: must be {WANTED[option.type]}. {option.help} [HVD801]") from None
     if option.low is not None and value < option.low:
-        raise HvdOptionError(f"{source}={shown}: must be at least {option.low}. {option.help}")
+        raise HvdOptionError(f"{source}={shown}: must be at least {option.low}. {option.help} [HVD802]")
     if option.high is not None and value > option.high:
-        raise HvdOptionError(f"{source}={shown}: must be at most {option.high}. {option.help}")
+        raise HvdOptionError(f"{source}={shown}: must be at most {option.high}. {option.help} [HVD802]")
     return value
 
 
@@ -77,6 +84,7 @@ def read(environ: Mapping[str, str]) -> Settings:
         elif alias is not None and parse(option, alias, str(option.alias_variable)) != values[option.name]:
             raise HvdOptionError(
                 f"{option.variable}={own!r} and {option.alias_variable}={alias!r} disagree: set only one of them."
+                " [HVD803]"
             )
     return Settings(values, origin, _notes(environ, honoured))
 
@@ -87,7 +95,8 @@ def _notes(environ: Mapping[str, str], honoured: list[str]) -> list[str]:
     own = [option.variable for option in OPTIONS]
     unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in own)
     if unknown:
-        notes.append("unknown, without effect: " + ", ".join(name + _nearest(name, own) for name in unknown))
+        listed = ", ".join(name + _nearest(name, own) for name in unknown)
+        notes.append(f"unknown, without effect: {listed} [HVD804]")
     aliases = [option.alias_variable for option in OPTIONS if option.alias_variable is not None]
     ignored = []
     for name in sorted(environ):
@@ -117,6 +126,10 @@ def write(name: str, value: str | None) -> None:
     os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
+# defaults that are no numbers where people write them
+_WORDS = {"shared_memory": "auto", "nan_guard": "off", "gpu_hosts": "auto"}
+
+
 def add_flags(parser: Any) -> None:
     """Give an argparse parser (or group) a flag for every option that has one. Unset flags parse to None.
 
@@ -132,7 +145,8 @@ def add_flags(parser: Any) -> None:
             parser.add_argument("--no-" + option.flag[2:], const="0", help=f"Not {option.flag}.", **add)
             continue
         default = option.default / option.flag_unit if option.flag_unit != 1 else option.default
-        shown = "none" if default is None else "auto" if option.name == "shared_memory" else f"{default:g}"
+        shown = "none" if default is None else default if isinstance(default, str) else f"{default:g}"
+        shown = _WORDS.get(option.name, shown)
         parser.add_argument(
             option.flag,
             dest=option.name,
@@ -152,7 +166,7 @@ def variables_of(flags: Mapping[str, Any]) -> dict[str, str]:
             try:
                 number = finite_number(text)
             except ValueError:
-                raise HvdOptionError(f"{option.flag} {text!r}: must be a number. {option.help}") from None
+                raise HvdOptionError(f"{option.flag} {text!r}: must be a number. {option.help} [HVD801]") from None
             text = str(int(number * option.flag_unit))
         parse(option, text, option.flag)
         result[option.variable] = text.strip()

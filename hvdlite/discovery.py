@@ -103,12 +103,14 @@ def discover(environ: Mapping[str, str]) -> Place:
         raise HvdInitError(
             f"PMI_RANK={environ.get('PMI_RANK')!r} and PMI_SIZE={environ.get('PMI_SIZE')!r} are set, but neither "
             "MPI_LOCALRANKID nor SLURM_STEP_ID: this MPI launcher is not known. Start the job with hvdlite-run."
+            " [HVD106]"
         )
     for name in ("PMIX_RANK", "PMI_RANK"):
         if name in environ and "PMI_SIZE" not in environ:
             raise HvdInitError(
                 f"{name}={environ[name]} says that this is a rank of a job, and nothing says of how many: this "
                 "launcher is not known. Start the job with hvdlite-run, or set HVDLITE_RANK and HVDLITE_SIZE on all."
+                " [HVD106]"
             )
     return SINGLE
 
@@ -126,11 +128,11 @@ def _own(environ: Mapping[str, str]) -> Place | None:
     shown = _shown(environ, [config.PREFIX + name.upper() for name in found], config.ALIAS_PREFIX)
     if "rank" not in found or "size" not in found:
         missing = "HVDLITE_SIZE" if "rank" in found else "HVDLITE_RANK"
-        raise HvdInitError(f"{shown} without {missing}: set both, or neither for a job of one rank.")
+        raise HvdInitError(f"{shown} without {missing}: set both, or neither for a job of one rank. [HVD105]")
     for mine, of in (("local_rank", "local_size"), ("cross_rank", "cross_size")):
         if (mine in found) != (of in found):
             absent = "HVDLITE_" + (of if mine in found else mine).upper()
-            raise HvdInitError(f"{shown} without {absent}: set both or neither.")
+            raise HvdInitError(f"{shown} without {absent}: set both or neither. [HVD105]")
     if found["size"] == 1:
         found = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1, **found}
     elif found.get("local_size") == found["size"]:
@@ -153,7 +155,9 @@ def _foreign(environ: Mapping[str, str], source: _Source) -> Place | None:
     shown = _shown(environ, names)
     for name in (source.rank, source.size):
         if name not in environ:
-            raise HvdInitError(f"{source.title}: {shown} without {name}; the launcher's environment is not whole.")
+            raise HvdInitError(
+                f"{source.title}: {shown} without {name}; the launcher's environment is not whole. [HVD105]"
+            )
     numbers = [None if name is None or name not in environ else _number(environ, name, 0) for name in source[2:]]
     return _checked(_place(numbers, source.title), shown)
 
@@ -166,7 +170,7 @@ def _step(environ: Mapping[str, str]) -> Place | None:
     # The step's own number comes first: in an interactive step SLURM_NTASKS is that of the whole allocation.
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     if size_name not in environ:
-        raise HvdInitError(f"Slurm: {shown} without SLURM_NTASKS; the step's environment is not whole.")
+        raise HvdInitError(f"Slurm: {shown} without SLURM_NTASKS; the step's environment is not whole. [HVD105]")
     node = _number(environ, "SLURM_NODEID", 0)
     tasks = _slurm.tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     place = Place(
@@ -188,7 +192,7 @@ def _number(environ: Mapping[str, str], name: str, absent: int) -> int:
     try:
         return int(text, 10)
     except ValueError:
-        raise HvdInitError(f"{name}={text!r}: must be a whole number.") from None
+        raise HvdInitError(f"{name}={text!r}: must be a whole number. [HVD105]") from None
 
 
 def _shown(environ: Mapping[str, str], names: list[str], alias_prefix: str | None = None) -> str:
@@ -209,7 +213,9 @@ def _checked(place: Place, shown: str) -> Place:
     )
     for what, number, of in pairs:
         if number is not None and (number < 0 or (of is not None and number >= of)):
-            raise HvdInitError(f"{place.source}: {shown}: {what} {number} is not within 0 and {of} (exclusive).")
+            raise HvdInitError(
+                f"{place.source}: {shown}: {what} {number} is not within 0 and {of} (exclusive). [HVD105]"
+            )
     if place.local_size is not None and place.local_size > place.size:
-        raise HvdInitError(f"{place.source}: {shown}: more ranks on this host than in the job.")
+        raise HvdInitError(f"{place.source}: {shown}: more ranks on this host than in the job. [HVD105]")
     return place

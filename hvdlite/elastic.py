@@ -156,7 +156,7 @@ def reset_not_yet() -> None:
     """Gathering the ranks anew. Raises HvdNotYetError."""
     raise HvdNotYetError(
         "going on with other ranks comes with a later version of hvdlite: start the job again from its "
-        "last checkpoint; the exception above says what happened."
+        "last checkpoint; the exception above says what happened. [HVD246]"
     )
 
 

@@ -9,11 +9,20 @@ rewords them.
 
 from __future__ import annotations
 
+from typing import Any
+
+from ._coded import code_of
+
 
 class HvdError(RuntimeError):
     """Anything that hvdlite raises about collectives. `rank` is the rank at fault, or None."""
 
     rank: int | None = None
+
+    @property
+    def code(self) -> str | None:
+        """What ERRORS.md and `hvdlite-run --explain` tell more about, as "HVD301": the code that the text ends with."""
+        return code_of(str(self))
 
 
 class HvdMismatchError(HvdError, ValueError):
@@ -33,6 +42,11 @@ class HorovodInternalError(HvdError):
     """The job cannot go on with these ranks. Horovod's name of it."""
 
 
+class HvdNotFiniteError(HvdError, FloatingPointError):
+    """HVDLITE_NAN_GUARD: a rank gave NaN or infinities to be reduced. The text, the same on all ranks, says which
+    tensor, which ranks, and how many; the tensor was not reduced, and the engine goes on working."""
+
+
 class HvdPeerLostError(HorovodInternalError):
     """A rank has died or has left; `rank` says which. The only error that elastic training retries."""
 
@@ -46,18 +60,21 @@ class HvdOptionError(HvdInitError, ValueError):
 
 
 class HvdTimeoutError(HvdError):
-    """Something took longer than its limit."""
+    """Something took longer than its limit. `handle`: where that was the `timeout=` of one call, the collective that
+    is still under way; `hvd.synchronize(error.handle)` waits for it again. Else None."""
+
+    handle: Any = None
 
 
 class HvdRunError(HvdError):
-    """A job that run() has started did not succeed. `rank` has failed (None: no rank was called); `code` is the job's.
+    """A job that run() has started did not succeed. `rank` has failed (None: none was called).
 
-    The text has the traceback of that rank; the exception that it raised is the cause, if it could be sent.
+    `exit_code` is the job's. The text has the traceback of that rank; what it raised is the cause, if it could be sent.
     """
 
-    def __init__(self, text: str, rank: int | None = None, code: int = 1) -> None:
+    def __init__(self, text: str, rank: int | None = None, exit_code: int = 1) -> None:
         super().__init__(text)
-        self.rank, self.code = rank, code
+        self.rank, self.exit_code = rank, exit_code
 
 
 class HvdForkError(HvdError):
@@ -96,7 +113,7 @@ class HorovodVersionMismatchError(ImportError):
         self.name, self.version, self.installed_version = name, version, installed_version
 
 
-NOT_INITIALIZED = "hvdlite has not been initialized; use hvd.init()."
+NOT_INITIALIZED = "hvdlite has not been initialized; use hvd.init(). [HVD101]"
 
 # By the names of the core's codes (csrc/hvdlite.h), so that this file needs no extension to be imported.
 CLASS_OF_CODE: dict[str, type[Exception]] = {
@@ -112,6 +129,7 @@ CLASS_OF_CODE: dict[str, type[Exception]] = {
     "HVD_EFORK": HvdForkError,
     "HVD_EHANDLE": ValueError,
     "HVD_EINTERNAL": HorovodInternalError,
+    "HVD_ENAN": HvdNotFiniteError,
     "HVD_EFULL": HorovodInternalError,
 }
 
@@ -121,4 +139,6 @@ def error_of(code_name: str, text: str, rank: int | None = None) -> Exception:
     error = CLASS_OF_CODE.get(code_name, HorovodInternalError)(text)
     if isinstance(error, HvdError):
         error.rank = rank
+    else:
+        error.code = code_of(text)  # type: ignore[attr-defined]
     return error

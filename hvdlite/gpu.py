@@ -40,7 +40,7 @@ def ranges(wanted: str | None) -> None:
         reasons.append(reason)
     warnings.warn(
         f"hvdlite: HVDLITE_NVTX={wanted}: no library of NVTX can be used ({'; '.join(reasons)}); "
-        "pip install nvidia-nvtx brings one",
+        "pip install nvidia-nvtx brings one [HVD603]",
         stacklevel=2,
     )
 

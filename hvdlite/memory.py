@@ -27,7 +27,8 @@ def memory_stats() -> dict[str, int]:
     lanes: through which tensors outside of plane memory travel; arena: blocks of plane memory that were asked for
     (`hvd.empty`, gradients that an optimizer keeps there); results: of allgathers and alltoalls that were not picked up
     yet; boards: votes; sets: what process sets use; records: what is known of tensors, handles, the trace; devices: on
-    GPUs, for tensors that travel together.
+    GPUs, for tensors that travel together and for results; pinned: of the CPU's, for tensors that go from
+    GPUs by way of the CPU, also what was outgrown and is kept until shutdown().
     Raises HvdNotInitializedError before init().
     """
     _core.size()
@@ -39,7 +40,7 @@ def block(count: int) -> Any | None:
     """A writable buffer of `count` > 0 bytes of plane memory, contents undefined; None where there is none to be had
     (one rank, no shared memory left). Its last user frees it. ValueError for more bytes than any memory has."""
     if count >= 1 << 63:
-        raise ValueError(f"no memory has {count} bytes")
+        raise ValueError(f"no memory has {count} bytes [HVD220]")
     memory = lib.hvd_alloc(count)
     if memory == ffi.NULL:
         return None
@@ -50,8 +51,8 @@ def shape_of(shape: Any) -> tuple[int, ...]:
     """A shape as its users write it: a number or a sequence of them. ValueError below 0, TypeError for what is none."""
     dims = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
     if any(isinstance(dim, bool) or not hasattr(dim, "__index__") for dim in dims):
-        raise TypeError(f"a shape is a whole number or a sequence of them, not {shape!r}")
+        raise TypeError(f"a shape is a whole number or a sequence of them, not {shape!r} [HVD220]")
     numbers = tuple(dim.__index__() for dim in dims)
     if any(number < 0 for number in numbers):
-        raise ValueError(f"a shape has no negative numbers: {shape!r}")
+        raise ValueError(f"a shape has no negative numbers: {shape!r} [HVD220]")
     return numbers

@@ -26,12 +26,16 @@ class Mesh:
         size = _core.size()
         for axis, length in axes.items():
             if isinstance(length, bool) or not isinstance(length, int) or (length < 1 and length != -1):
-                raise ValueError(f"axis {axis}={length!r}: must be a whole number of at least 1, or -1 for the rest")
+                raise ValueError(
+                    f"axis {axis}={length!r}: must be a whole number of at least 1, or -1 for the rest [HVD221]"
+                )
         product = math.prod(length for length in axes.values() if length != -1)
         free = [axis for axis, length in axes.items() if length == -1]
         if not axes or len(free) > 1 or (product != size if not free else size % product):
             given = ", ".join(f"{axis}={length}" for axis, length in axes.items())
-            raise ValueError(f"Mesh({given}) does not fit {size} ranks: the axes' product must be the number of ranks")
+            raise ValueError(
+                f"Mesh({given}) does not fit {size} ranks: the axes' product must be the number of ranks [HVD221]"
+            )
         self.shape = {axis: size // product if length == -1 else length for axis, length in axes.items()}
         self._coordinates = list(itertools.product(*(range(length) for length in self.shape.values())))
         self._mine = dict(zip(self.shape, self._coordinates[_core.rank()]))
@@ -45,7 +49,7 @@ class Mesh:
 
     def _known(self, axis: str) -> str:
         if axis not in self.shape:
-            raise ValueError(f"the mesh has no axis {axis!r}; it has {', '.join(self.shape)}")
+            raise ValueError(f"the mesh has no axis {axis!r}; it has {', '.join(self.shape)} [HVD221]")
         return axis
 
     def group(self, axis: str) -> ProcessSet:
@@ -65,7 +69,7 @@ class Mesh:
         place = {**self._mine, **{self._known(axis): at for axis, at in coordinates.items()}}
         wanted = tuple(place.values())
         if wanted not in self._coordinates:
-            raise ValueError(f"{place} lies outside the mesh {self.shape}")
+            raise ValueError(f"{place} lies outside the mesh {self.shape} [HVD221]")
         return self._coordinates.index(wanted)
 
     def __repr__(self) -> str:

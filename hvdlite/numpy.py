@@ -1,7 +1,8 @@
 """hvdlite on NumPy arrays; `import hvdlite as hvd` shows the same names.
 
-Arrays of every dtype of the core but bfloat16, which NumPy has not. Plain numbers and NumPy scalars are taken as arrays
-without dimensions where the result is a new array. Results are ndarrays.
+Arrays of every dtype of the core; bfloat16 and float8, which NumPy itself has not, are those of the package ml_dtypes,
+where that is installed. Plain numbers and NumPy scalars are taken as arrays without dimensions where the result is a
+new array. Results are ndarrays.
 
 Refused is what would silently give something else than asked: masked arrays (the mask would be lost), other byte
 orders, and read-only arrays where the result is to overwrite them.
@@ -34,7 +35,26 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_DTYPES = {np.dtype(name): number for name, number in _core.DTYPES.items() if name != "bfloat16"}
+_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+_DTYPES = {np.dtype(name): number for name, number in _core.DTYPES.items() if name not in _ML_DTYPES}
+
+
+def _number(dtype: np.dtype) -> int | None:
+    """The core's number of a dtype; None: it has none. Whoever has an array of ml_dtypes has imported that."""
+    number = _DTYPES.get(dtype)
+    return _core.DTYPES.get(dtype.name) if number is None and dtype.type.__module__ == "ml_dtypes" else number
+
+
+def _named(dtype: str) -> np.dtype:
+    """NumPy's dtype of that name. ValueError without the package that it needs."""
+    if dtype not in _ML_DTYPES:
+        return np.dtype(dtype)
+    try:
+        return np.dtype(getattr(import_module("ml_dtypes"), dtype))
+    except (ImportError, AttributeError):
+        raise ValueError(
+            f"NumPy has no {dtype} but with the package ml_dtypes: install that, or use hvdlite.torch [HVD807]"
+        ) from None
 
 
 class NumpyAdapter:
@@ -43,20 +63,24 @@ class NumpyAdapter:
     def accept(self, value: Any, writable: bool = False) -> np.ndarray:
         if not isinstance(value, np.ndarray):
             if writable or not isinstance(value, (numbers.Number, np.generic)):
-                raise TypeError(f"expected a NumPy array, not {type(value).__module__}.{type(value).__qualname__}")
+                raise TypeError(
+                    f"expected a NumPy array, not {type(value).__module__}.{type(value).__qualname__} [HVD201]"
+                )
             value = np.asarray(value)
         if isinstance(value, np.ma.MaskedArray):
-            raise TypeError("masked arrays are not supported: their mask would be lost; fill it or send it beside")
+            raise TypeError(
+                "masked arrays are not supported: their mask would be lost; fill it or send it beside [HVD203]"
+            )
         if writable and not value.flags.writeable:
-            raise ValueError("the array is read-only: use the form without _, or a copy")
+            raise ValueError("the array is read-only: use the form without _, or a copy [HVD203]")
         return value
 
     def view(self, tensor: np.ndarray) -> View:
-        dtype = _DTYPES.get(tensor.dtype)
+        dtype = _number(tensor.dtype)
         if dtype is None:
-            supported = ", ".join(str(known) for known in _DTYPES)
+            supported = ", ".join(_core.DTYPES)
             raise ValueError(
-                f"Tensor type {tensor.dtype.str!r} ({tensor.dtype}) is not supported; supported: {supported}"
+                f"Tensor type {tensor.dtype.str!r} ({tensor.dtype}) is not supported; supported: {supported} [HVD202]"
             )
         address = tensor.__array_interface__["data"][0]
         return View(address, tensor.shape, dtype, tensor.flags.c_contiguous)
@@ -76,9 +100,7 @@ class NumpyAdapter:
         return np.empty(shape, tensor.dtype)
 
     def new(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        if dtype == "bfloat16":
-            raise ValueError("NumPy has no bfloat16: receive it with hvdlite.torch")
-        return np.empty(shape, dtype)
+        return np.empty(shape, _named(dtype))
 
     def home(self) -> None:
         return None
@@ -93,7 +115,7 @@ class NumpyAdapter:
         """NumPy keeps no account of writing."""
 
     def cast(self, tensor: np.ndarray, dtype: str) -> np.ndarray:
-        return tensor.astype(dtype)
+        return tensor.astype(_named(dtype))
 
 
 class FP16Compressor(Compressor):
@@ -112,7 +134,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """What `compression=` accepts besides your own Compressor; NumPy has no bfloat16."""
+    """What `compression=` accepts besides your own Compressor; NumPy itself has no bfloat16."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
@@ -131,6 +153,34 @@ def empty(shape: Any, dtype: Any = float) -> np.ndarray:
     count = math.prod(dims)
     buffer = block(count * kind.itemsize) if count else None
     return np.empty(dims, kind) if buffer is None else np.frombuffer(buffer, kind).reshape(dims)
+
+
+def _bits(value: Any) -> Any:
+    from .consistency import Bits
+
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return None
+    if value.dtype.hasobject or value.dtype.char in "gG":  # a long double has bytes that mean nothing
+        return Bits(value.shape, str(value.dtype), [repr(value.tolist()).encode("utf-8", "surrogatepass")])
+    blocks = [np.ma.getdata(value).tobytes()]
+    if isinstance(value, np.ma.MaskedArray):
+        blocks.append(np.ma.getmaskarray(value).tobytes())
+    return Bits(value.shape, str(value.dtype), blocks)
+
+
+def check_consistency(arrays: Any, process_set: Any = global_process_set) -> None:  # noqa: F405
+    """Returns when all ranks have the same bits in all arrays, else raises HvdMismatchError, the same on all ranks,
+    naming the first that differs and the ranks that differ from the first rank of the set.
+
+    arrays: an array, a dict, or a list of arrays or of (name, array); dicts and lists in them, numbers, texts and None
+    are compared, too. 0.0 and -0.0 differ; NaN equals NaN of the same bits. ValueError on all ranks for anything else
+    on one, and for a name that comes twice.
+    """
+    from . import consistency
+
+    given = [arrays] if isinstance(arrays, (np.ndarray, numbers.Number, np.generic)) else arrays
+    remedy = "Start all ranks from one state with hvd.broadcast; change it on all alike."
+    consistency.compare(lambda: consistency.named_leaves(given), _bits, process_set, remedy)
 
 
 _ops: Collectives[np.ndarray] = Collectives(NumpyAdapter())
@@ -168,7 +218,7 @@ scatter_async = _ops.scatter_async
 send = _ops.send
 send_async = _ops.send_async
 
-__all__ = ["Compression", "data", "empty"]
+__all__ = ["Compression", "check_consistency", "data", "empty"]
 __all__ += _public.__all__
 __all__ += [
     "allgather",

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 def check_passes(passes: object) -> None:
     """ValueError if that cannot be the number of backward passes per step."""
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes!r}: must be a whole number of at least 1")
+        raise ValueError(f"backward_passes_per_step={passes!r}: must be a whole number of at least 1 [HVD222]")
 
 
 class GradientBook:
@@ -72,7 +72,7 @@ class GradientBook:
     def reached(self, parameter: int, backward: int) -> None:
         """The pass of this number is about to add to a gradient that is not under way."""
         if parameter in self._sent:
-            raise AssertionError("a gradient that is under way was reached again")
+            raise AssertionError("a gradient that is under way was reached again [HVD901]")
         if self._latest[parameter] == backward:
             self._often.add(parameter)
         else:

@@ -6,111 +6,29 @@ option is one row. An option is here only when it does something; Horovod's othe
 the reason why nothing is to be set any more, until they get a row.
 
 `agreed` marks what must be the same on all ranks; init compares those and names the ranks that differ. config.py reads
-the table against the environment.
+the table against the environment; _option.py says what a row is.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-PREFIX = "HVDLITE_"
-ALIAS_PREFIX = "HOROVOD_"
-
-
-class Option(NamedTuple):
-    """One row. `low` and `high` bound numbers; the value of `flag` times `flag_unit` is the value of the variable."""
-
-    name: str
-    type: Callable[[str], Any]
-    default: Any
-    help: str
-    scope: str = "engine"  # engine: read by init; rank: set for each rank by the launcher; launcher: read by it alone
-    alias: str | None = ""  # HOROVOD_ name without the prefix; "": the same name; None: Horovod has no such variable
-    flag: str | None = None
-    flag_unit: int = 1
-    agreed: bool = False
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return PREFIX + self.name.upper()
-
-    @property
-    def alias_variable(self) -> str | None:
-        """Horovod's environment variable of the same meaning, if there is one."""
-        return None if self.alias is None else ALIAS_PREFIX + (self.alias or self.name.upper())
-
-    @property
-    def is_switch(self) -> bool:
-        """Whether it is on or off; its flag is --x or --no-x then."""
-        return self.type is _switch
-
-
-def _whole(text: str) -> int:
-    return int(text, 10)
-
-
-def finite_number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
-
-
-def _power_of_two(text: str) -> int:
-    value = int(text, 10)
-    if value < 1 or value & (value - 1):
-        raise ValueError(text)
-    return value
-
-
-def _switch(text: str) -> bool:
-    return bool(("0", "1").index(text))
-
-
-def _memory(text: str) -> int:
-    return ("auto", "dev_shm").index(text)
-
-
-def _key(text: str) -> bytes:
-    value = bytes.fromhex(text)
-    if len(value) != 32:
-        raise ValueError(text)
-    return value
-
-
-def _link_cost(text: str) -> list[int]:
-    """Nanoseconds, and picoseconds for each byte."""
-    alpha, beta = (finite_number(part) for part in text.split(","))
-    cost = [round(alpha * 1000), round(beta * 1000)]
-    if not all(1 <= number <= 10**12 for number in cost):
-        raise ValueError(text)
-    return cost
-
-
-def _job(text: str) -> int:
-    value = int(text, 16)
-    if len(text) != 16 or value < 0:
-        raise ValueError(text)
-    return value
-
-
-WANTED = {
-    _whole: "a whole number",
-    finite_number: "a number",
-    _power_of_two: "a power of two",
-    _switch: "0 or 1",
-    _memory: "auto or dev_shm",
-    _link_cost: "two numbers greater than zero, not beyond all measure, with a comma between, as in 50,8",
-    _key: "64 hexadecimal digits",
-    _job: "16 hexadecimal digits",
-    str: "text",
-}
-SECRET = {"secret_key"}
+from ._option import ALIAS_PREFIX as ALIAS_PREFIX
+from ._option import PREFIX as PREFIX
+from ._option import SECRET as SECRET
+from ._option import WANTED as WANTED
+from ._option import Option as Option
+from ._option import file_name as _file_name
+from ._option import finite_number as finite_number
+from ._option import guard as _guard
+from ._option import home as _home
+from ._option import hosts_by as _hosts_by
+from ._option import job as _job
+from ._option import key as _key
+from ._option import link_cost as _link_cost
+from ._option import memory as _memory
+from ._option import power_of_two as _power_of_two
+from ._option import signal_number as _signal
+from ._option import switch as _switch
+from ._option import whole as _whole
 
 
 def _of_launcher(name: str, default: float | None, help: str, low: float = 0) -> Option:
@@ -138,6 +56,7 @@ OPTIONS = (
     ),
     Option("restart_count", _whole, 0, "How often the launcher has started the job again.", scope="rank", alias=None),
     Option("job_id", _job, None, "Tells this job from others.", scope="rank", alias=None),
+    Option("agent", str, None, "The connection to this rank's agent (hvdlite-run --mpi).", scope="rank", alias=None),
     Option(
         "fusion_threshold",
         _whole,
@@ -218,13 +137,24 @@ OPTIONS = (
     Option(
         "collective_timeout",
         finite_number,
-        None,
-        "Seconds that a rank waits for a collective at most, before the job fails.",
-        alias=None,
+        600.0,
+        "Seconds that a collective may wait for ranks, or stand still, before the job fails; 0: without limit.",
+        alias="STALL_SHUTDOWN_TIME_SECONDS",
         flag="--collective-timeout",
-        low=0.1,
+        low=0,
         high=1e6,
     ),
+    Option(
+        "stall_check_time",
+        finite_number,
+        60.0,
+        "Seconds after which rank 0 reports which ranks a collective waits for, and what they do; 0: never.",
+        alias="STALL_CHECK_TIME_SECONDS",
+        flag="--stall-check-time",
+        low=0,
+        high=1e6,
+    ),
+    Option("stall_check_disable", _switch, False, "1: no report, no limit but HVDLITE_COLLECTIVE_TIMEOUT, if set."),
     Option(
         "leave_timeout",
         finite_number,
@@ -247,14 +177,14 @@ OPTIONS = (
         "plane",
         str,
         None,
-        "What moves the tensors, by name: shm (memory of one host), hier (that, and streams of ours between hosts), "
-        "p2p (streams only), mpi. By default the best. For tensors on GPUs NCCL, and with hier on several hosts NCCL "
-        "inside each and streams of ours between them.",
+        "What moves tensors: shm (one host's memory), hier (that, and streams between hosts), p2p (streams), mpi.",
         alias=None,
         flag="--plane",
         agreed=True,
     ),
     Option("votes", str, "auto", "How hosts that an MPI has joined agree: tcp, mpi, auto.", alias=None, agreed=True),
+    Option("gpu_hosts", _hosts_by, 0, "What joins hosts for GPUs: nccl, streams, mpi, auto.", alias=None, agreed=True),
+    Option("tensorflow_gpu", _home, "auto", "TensorFlow's GPU tensors: auto, device, host.", alias=None, agreed=True),
     Option(
         "algo",
         str,
@@ -299,6 +229,9 @@ OPTIONS = (
     Option(
         "nvtx", str, None, "1: collectives are ranges in NVIDIA's profilers; or the library of NVTX to use.", alias=None
     ),
+    Option(
+        "cuda_ipc", _switch, True, "0: ranks that share a GPU do not try to read each other's memory there.", alias=None
+    ),
     Option("nccl_library", str, None, "The NCCL to use, unless one is in the process already.", alias=None),
     Option(
         "mpi_library", str, None, "The MPI library (a path, or a name) instead of the one that is found.", alias=None
@@ -313,17 +246,94 @@ OPTIONS = (
         low=64,
         high=1 << 24,
     ),
+    Option(
+        "trace_dir",
+        str,
+        None,
+        "Folder for flight records, what each rank did last; off: none. By default only failed jobs leave them, in "
+        "hvdlite-trace-UID of the folder for temporary files.",
+        alias=None,
+        flag="--trace-dir",
+    ),
+    Option("trace_signal", _signal, None, "A signal on which a rank writes its flight record.", alias=None),
+    Option(
+        "timeline",
+        _file_name,
+        None,
+        "File that gets the timeline of rank 0, other ranks' are beside it; DYNAMIC: room for hvd.start_timeline().",
+        flag="--timeline-filename",
+    ),
+    Option(
+        "timeline_mark_cycles",
+        _switch,
+        False,
+        "1: the timeline shows each agreement of the ranks.",
+        flag="--timeline-mark-cycles",
+    ),
+    Option(
+        "trace_steps",
+        _switch,
+        False,
+        "1: what each training step cost is written to rank-K.steps.jsonl in the folder of HVDLITE_TRACE_DIR.",
+        alias=None,
+        flag="--trace-steps",
+    ),
+    Option(
+        "trace_every",
+        _whole,
+        50,
+        "Of so many steps one is written with its buckets and with memory.",
+        alias=None,
+        flag="--trace-every",
+        low=1,
+        high=1 << 30,
+    ),
+    Option(
+        "metrics_port",
+        _whole,
+        None,
+        "Rank 0 serves the job's numbers to Prometheus on this port, /metrics; 0: on a free one, which it prints.",
+        alias=None,
+        flag="--metrics-port",
+        low=0,
+        high=65535,
+        agreed=True,
+    ),
+    Option(
+        "metrics_host",
+        str,
+        "127.0.0.1",
+        "Address that the port of HVDLITE_METRICS_PORT is bound to; 0.0.0.0: all of rank 0's host.",
+        alias=None,
+        flag="--metrics-host",
+    ),
+    Option(
+        "metrics_interval",
+        finite_number,
+        2.0,
+        "Seconds after which ranks send their numbers to rank 0 for HVDLITE_METRICS_PORT.",
+        alias=None,
+        flag="--metrics-interval",
+        low=0.1,
+        high=3600,
+    ),
+    Option(
+        "nan_guard",
+        _guard,
+        0,
+        "When a rank gives NaN or infinities to be reduced: off; warn; raise (or 1), an error on all ranks that names "
+        "the tensor and the rank; nan, the same for NaN alone. With a loss scale use warn.",
+        alias=None,
+        flag="--nan-guard",
+        agreed=True,
+    ),
     Option("check_data", _switch, False, "1: hvd.data warns when all ranks read identical first batches.", alias=None),
     _of_launcher(
         "failure_grace",
         1.0,
         "Seconds that the other ranks get to fail by themselves after the first failure, before SIGTERM.",
     ),
-    _of_launcher(
-        "term_grace",
-        0.5,
-        "Seconds that the other ranks then get to end (to save) after SIGTERM, before SIGKILL.",
-    ),
+    _of_launcher("term_grace", 0.5, "Seconds that they then get to end (to save) after SIGTERM, before SIGKILL."),
     _of_launcher(
         "signal_grace",
         None,

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _bytes, _core, mpi
+from ._coded import coded
 from .errors import HvdMismatchError
 
 if TYPE_CHECKING:
@@ -51,22 +52,22 @@ class ProcessSet:
             return
         said = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
         if isinstance(ranks_or_comm, (str, bytes)) or not isinstance(ranks_or_comm, Iterable):
-            raise ValueError(f"{said}, not {ranks_or_comm!r}")
+            raise ValueError(f"{said}, not {ranks_or_comm!r} [HVD215]")
         ranks = list(ranks_or_comm)
         if any(isinstance(rank, bool) or not hasattr(rank, "__index__") for rank in ranks):
-            raise ValueError(f"{said}, not {ranks!r}")
+            raise ValueError(f"{said}, not {ranks!r} [HVD215]")
         ranks = sorted(rank.__index__() for rank in ranks)
         if len(set(ranks)) < len(ranks):
-            raise ValueError(f"a process set names each rank once: {ranks}")
+            raise ValueError(f"a process set names each rank once: {ranks} [HVD215]")
         if not ranks or ranks[0] < 0:
-            raise ValueError(f"a process set needs at least one rank, and ranks count from 0: {ranks}")
+            raise ValueError(f"a process set needs at least one rank, and ranks count from 0: {ranks} [HVD215]")
         self.ranks = ranks
 
     def _ranks(self) -> list[int]:
         if self.process_set_id is None:
             raise ValueError(
                 f"{self!r} is not registered: give it to hvd.init(process_sets=[...]) or hvd.add_process_set() on all "
-                "ranks, and again after hvd.shutdown()"
+                "ranks, and again after hvd.shutdown() [HVD213]"
             )
         return self.ranks
 
@@ -129,12 +130,12 @@ def number_of(process_set: ProcessSet) -> int:
     if process_set is global_process_set:
         return 0
     if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set must be a hvd.ProcessSet or hvd.global_process_set, not {process_set!r}")
+        raise TypeError(f"process_set must be a hvd.ProcessSet or hvd.global_process_set, not {process_set!r} [HVD212]")
     ranks, mine = process_set._ranks(), _core.rank()
     if mine not in ranks:
         raise ValueError(
             f"Process is not part of provided process set. Rank {mine} is not a member of the set of ranks {ranks}: "
-            "call this on members only, or ask process_set.included() first."
+            "call this on members only, or ask process_set.included() first. [HVD214]"
         )
     return process_set.process_set_id or 0
 
@@ -142,17 +143,17 @@ def number_of(process_set: ProcessSet) -> int:
 def rank_in(process_set: ProcessSet, global_rank: int) -> int:
     """The rank inside a set of a global rank. ValueError naming both if it is no member."""
     if isinstance(global_rank, bool) or not hasattr(global_rank, "__index__"):
-        raise TypeError(f"a rank is a whole number, not {global_rank!r}")
+        raise TypeError(f"a rank is a whole number, not {global_rank!r} [HVD216]")
     number = global_rank.__index__()
     if process_set is global_process_set:
         if not 0 <= number < _core.size():
-            raise ValueError(f"there is no rank {number} in a job of {_core.size()} ranks")
+            raise ValueError(f"there is no rank {number} in a job of {_core.size()} ranks [HVD216]")
         return number
     ranks = process_set._ranks()
     if number not in ranks:
         raise ValueError(
             f"Process is not part of provided process set. Rank {number} is not a member of the set of ranks {ranks}; "
-            "ranks are the global ones, also with process sets."
+            "ranks are the global ones, also with process sets. [HVD214]"
         )
     return ranks.index(number)
 
@@ -182,7 +183,7 @@ def _add_split(process_set: ProcessSet) -> ProcessSet:
     from .mpi import members
 
     if process_set.process_set_id is not None:
-        raise ValueError(f"{process_set!r} is registered already")
+        raise ValueError(f"{process_set!r} is registered already [HVD213]")
     _agree("add_process_set", "a communicator", None)
     found = members.sets(_exchange("members", members.word(process_set.mpi_comm)))
     mine = members.own(found, _core.rank())
@@ -201,6 +202,7 @@ def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
         if mpi.enabled():
             comm = mpi.current().prepare_set(ranks)
         number = _core.set_open(ranks, *_streams(ranks))
+        _core.forget_unnamed(number)
     except Exception as error:
         failure = error
     said = _exchange("opened", [number, None if failure is None else str(failure), comm != 0])
@@ -211,7 +213,9 @@ def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
         if all(said[rank][2] for rank in ranks) and comm:  # to free one takes all of its ranks
             mpi.current().drop_comm(comm)
         first = min(failed, default=0)
-        raise failure or RuntimeError(f"add_process_set of ranks {ranks} failed on rank {first}: {failed.get(first)}")
+        raise failure or RuntimeError(
+            coded("HVD306", f"add_process_set of ranks {ranks} failed on rank {first}: {failed.get(first)}")
+        )
     if comm:
         mpi.current().keep_set(number, comm)
     process_set.process_set_id = number
@@ -244,7 +248,7 @@ def _refusal(process_set: ProcessSet, ranks: list[int]) -> str | None:
     """Why a set cannot be added, as far as this rank can see."""
     size = _core.size()
     if ranks[-1] >= size:
-        return f"there is no rank {ranks[-1]} in a job of {size} ranks: {ranks}"
+        return f"there is no rank {ranks[-1]} in a job of {size} ranks: {ranks} [HVD215]"
     if process_set.process_set_id is not None:
         return f"{process_set!r} is registered already"
     if ranks == list(range(size)):
@@ -268,13 +272,13 @@ def _agree(call: str, ranks: Any, wrong: str | None) -> None:
         if word[:2] != said[0][:2]:
             raise HvdMismatchError(
                 f"process sets: rank 0 calls {said[0][0]} of ranks {said[0][1]}, but rank {rank} calls {word[0]} of "
-                f"ranks {word[1]}. All ranks, members or not, add and remove the same sets in the same order."
+                f"ranks {word[1]}. All ranks, members or not, add and remove the same sets in the same order. [HVD303]"
             )
     if wrong is not None:
-        raise ValueError(wrong)
+        raise ValueError(coded("HVD213", wrong))
     first = next((rank for rank, word in enumerate(said) if word[2] is not None), None)
     if first is not None:
-        raise ValueError(f"rank {first}: {said[first][2]}")
+        raise ValueError(coded("HVD306", f"rank {first}: {said[first][2]}"))
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -284,7 +288,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     fails. Raises HvdMismatchError when they name different sets.
     """
     if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r}")
+        raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r} [HVD212]")
     _core.rank()  # there must be a job
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
@@ -303,7 +307,7 @@ def process_set_by_id(process_set_id: int) -> ProcessSet:
     """The registered set of a number; 0 is the global one. ValueError if there is none."""
     found = process_sets_by_number().get(process_set_id)
     if found is None:
-        raise ValueError(f"No known process set with id {process_set_id}")
+        raise ValueError(f"No known process set with id {process_set_id} [HVD213]")
     return found
 
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import config
+from ._coded import coded
 from .errors import HvdNotYetError, HvdRunError
 
 if TYPE_CHECKING:
@@ -79,20 +80,22 @@ def run(
     }
     given = [name for name, value in elastic.items() if value is not None]
     if given:
-        raise HvdNotYetError(f"run({', '.join(given)}): elastic jobs come with a later version; leave these out")
+        raise HvdNotYetError(
+            f"run({', '.join(given)}): elastic jobs come with a later version; leave these out [HVD246]"
+        )
     if not callable(func):
-        raise TypeError(f"run() needs a function, not {type(func).__name__}")
+        raise TypeError(f"run() needs a function, not {type(func).__name__} [HVD244]")
     if np is not None:
         warnings.warn("np is deprecated, use num_proc", DeprecationWarning, stacklevel=2)
         num_proc = np
     if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
-        raise ValueError(f"num_proc={num_proc!r}: must be a whole number of ranks, at least 1")
+        raise ValueError(f"num_proc={num_proc!r}: must be a whole number of ranks, at least 1 [HVD244]")
     if hosts is not None and hostfile is not None:
-        raise ValueError("hosts and hostfile exclude each other")
+        raise ValueError("hosts and hostfile exclude each other [HVD244]")
     if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi exclude each other")
+        raise ValueError("use_gloo and use_mpi exclude each other [HVD244]")
     if mpi_args is not None and not use_mpi:
-        raise ValueError("mpi_args is for mpirun: it needs use_mpi=True")
+        raise ValueError("mpi_args is for mpirun: it needs use_mpi=True [HVD244]")
     flags = ["--num-proc", str(num_proc)]
     flags += _flag("--hosts", hosts) + _flag("--hostfile", hostfile) + _flag("--start-timeout", start_timeout)
     flags += _flag("--ssh-port", ssh_port) + _flag("--ssh-identity-file", ssh_identity_file)
@@ -128,7 +131,8 @@ class _Call:
             inner = cloudpickle.dumps((func, args, kwargs))
         except Exception as error:
             name = getattr(func, "__name__", type(func).__name__)
-            raise TypeError(f"run({name}): it or its arguments cannot be sent to ranks: {error}") from error
+            why = f"run({name}): it or its arguments cannot be sent to ranks: {error}"
+            raise TypeError(coded("HVD245", why)) from error
         folders = [os.path.abspath(folder) for folder in sys.path]
         call = cloudpickle.dumps((folders, inner))
         environ = config.environ()
@@ -206,17 +210,21 @@ class _Call:
         if first is None:
             said = [line for line in self._words.splitlines() if line.startswith("hvdlite-run: ")]
             why = f"the job ended with {_code(code)}" if code else "not all ranks have answered"
-            raise HvdRunError("\n".join([why, *said]), None, code)
+            raise HvdRunError(coded("HVD721", "\n".join([why, *said])), None, code)
         if first.kind == 0:
             raise HvdRunError(
-                f"{first.who} ended without an answer; the job ended with {_code(code)}", first.rank, code
+                coded("HVD721", f"{first.who} ended without an answer; the job ended with {_code(code)}"),
+                first.rank,
+                code,
             )
         text, trace, itself = pickle.loads(first.body)
         try:
             cause = None if itself is None else pickle.loads(itself)
         except Exception:  # its class cannot be imported here
             cause = None
-        raise HvdRunError(f"{first.who} raised {text}\n\n{trace.rstrip()}", first.rank, code) from cause
+        raise HvdRunError(
+            coded("HVD721", f"{first.who} raised {text}\n\n{trace.rstrip()}"), first.rank, code
+        ) from cause
 
 
 def _code(code: int) -> str:

@@ -12,6 +12,8 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 
+from hvdlite._coded import coded
+
 _SIOCGIFADDR = 0x8915
 
 
@@ -24,7 +26,7 @@ def resolve(name: str) -> list[str]:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
     except OSError as error:
-        raise AddressError(f"{name}: {error.strerror or error}") from None
+        raise AddressError(f"{name}: {error.strerror or error} [HVD712]") from None
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
@@ -58,7 +60,7 @@ def towards(names: Sequence[str], resolve: Callable[[str], list[str]] = resolve)
             if mine is not None:
                 return mine
         trouble.append(f"{name}: no route from this host to {', '.join(found)}")
-    raise AddressError("\n".join(trouble))
+    raise AddressError(coded("HVD712", "\n".join(trouble)))
 
 
 def of_interfaces(wanted: Sequence[str]) -> str:
@@ -72,7 +74,7 @@ def of_interfaces(wanted: Sequence[str]) -> str:
             if each == name or ("/" in each and _within(ip, each)):
                 return ip
     there = ", ".join(f"{name} ({ip})" for name, ip in own)
-    raise AddressError(f"--network-interface {','.join(wanted)}: this host has only {there}")
+    raise AddressError(f"--network-interface {','.join(wanted)}: this host has only {there} [HVD712]")
 
 
 def _within(ip: str, network: str) -> bool:

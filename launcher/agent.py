@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvdlite import _wire
+from hvdlite._coded import coded
 
 from . import binding, process, terminal
 from .stdin import INPUT, Intake
@@ -180,7 +181,7 @@ class Agent:
                 pid = process.start(order["command"], environ, order["cwd"], streams, cpus)
             except (OSError, binding.BindError) as error:
                 code = getattr(error, "code", process.NOT_RUNNABLE)
-                self._tell({"what": "unstarted", "rank": rank, "code": code, "text": str(error)})
+                self._tell({"what": "unstarted", "rank": rank, "code": code, "text": coded("HVD715", str(error))})
                 pid = 0
             for kind, (read_end, write_end) in ends.items():
                 os.close(write_end)

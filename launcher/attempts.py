@@ -14,6 +14,8 @@ import os
 import sys
 import time
 
+from hvdlite import _records
+
 from . import branch, process, starting, stdin
 from .job import Job
 from .plan import Gathered, Plan
@@ -64,7 +66,11 @@ def _attempt(plan: Plan, signals: Signals, strangers: set[int]) -> tuple[int, bo
             _say(plan, line)
         return error.code, plan.attempt > 0 and not error.asked
     job = Job(plan, signals, own, far, strangers)
-    return job.run(), job.failed
+    code = job.run()
+    records = _records.last_words({**plan.environ, **plan.options}, job.number)
+    if job.failed and records is not None:
+        _say(plan, records)
+    return code, job.failed
 
 
 def _say(plan: Plan, text: str) -> None:

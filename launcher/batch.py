@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from hvdlite import _slurm
+from hvdlite._coded import coded
 from hvdlite.errors import HvdInitError
 
 from . import hosts
@@ -56,9 +57,9 @@ def allocation(environ: Mapping[str, str], read: Callable[[str], str]) -> Alloca
         try:
             found = find(environ, read)
         except OSError as error:
-            raise HostError(f"{title}: {error.filename}: {error.strerror}") from None
+            raise HostError(f"{title}: {error.filename}: {error.strerror} [HVD711]") from None
         except HvdInitError as error:
-            raise HostError(f"{title}: {error}") from None
+            raise HostError(coded("HVD711", f"{title}: {error}")) from None
         if found:
             return Allocation(title, found)
     return None
@@ -81,7 +82,7 @@ def _slurm_hosts(environ: Mapping[str, str], read: Callable[[str], str]) -> list
     counts = _slurm.tasks_per_node(told, "SLURM_TASKS_PER_NODE")
     counts *= len(names) if len(counts) == 1 else 1
     if len(counts) != len(names):
-        raise HostError(f"SLURM_TASKS_PER_NODE={told} does not fit the {len(names)} nodes of {variable}")
+        raise HostError(f"SLURM_TASKS_PER_NODE={told} does not fit the {len(names)} nodes of {variable} [HVD711]")
     return [Host(name, count) for name, count in zip(names, counts) if count]
 
 

@@ -45,7 +45,7 @@ def share(mode: str, cpus: Sequence[Cpu], local_rank: int, local_size: int) -> s
     if len(groups) < local_size:
         raise BindError(
             f"--bind-to core: there are {len(groups)} cores here for {local_size} ranks; start fewer on this host, or "
-            "leave the flag out"
+            "leave the flag out [HVD717]"
         )
     first, end = (number * len(groups) // local_size for number in (local_rank, local_rank + 1))
     return set().union(*groups[first:end])

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from hvdlite import _wire
+from hvdlite._coded import coded
 
 from . import agent, muster, process
 
@@ -123,7 +124,7 @@ def _serve(control: socket.socket, output: socket.socket, stdin: int) -> NoRetur
         import traceback  # late: slow to import, and hopefully never needed
 
         try:
-            text = json.dumps({"what": "broken", "text": traceback.format_exc()})
+            text = json.dumps({"what": "broken", "text": coded("HVD901", traceback.format_exc())})
             control.sendall(_wire.pack(agent.CONTROL, text.encode()))
         finally:
             os._exit(1)

@@ -6,6 +6,10 @@ The rank inherits from it what an MPI gives its processes, variables and descrip
 process: an MPI watches connections and the ends of what it has started, and that is here until the launcher lets all
 agents go at once. So no MPI has a reason to end ranks while others have their time to fail.
 
+Ranks that meet over MPI do not know the launcher's store. Why one fails they say to their agent, over a pair of sockets
+(hvdlite/mpi/agent.py), in the frames that they would send to the store; the agent passes that on, and before it tells
+of the rank's end.
+
 What it has started is a process of its own, the carrier, above the agent and its guard (guard.py): an MPI_Abort kills
 that, and the agent has `ENDED_S` to hear the rank's last words and its exit code before it ends the rank itself.
 
@@ -15,17 +19,21 @@ argument list. Ranks do not inherit it: they meet over MPI, and need no secret o
 
 from __future__ import annotations
 
+import json
 import os
+import selectors
 import signal
+import socket
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hvdlite import config
+from hvdlite import _wire, config
 
 from . import environment, guard, muster, process, remote
-from .agent import TOLD, Agent
+from .agent import READ_BYTES, TOLD, Agent
 from .ending import LOST
 
 ENDED_S = 1.0
@@ -41,6 +49,47 @@ class _Carried(Agent):
     """Ends with its carrier. Signals that an MPI sends to its processes are not the launcher's."""
 
     _alone = False
+
+    def __init__(
+        self,
+        control: socket.socket,
+        output: socket.socket,
+        stdin: int,
+        given: Mapping[str, Any],
+        hangup: int,
+        stays: bool,
+    ) -> None:
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.set_inheritable(True)  # nothing but the rank is started here
+        name = f"{self._far.fileno()}:{os.fstat(self._far.fileno()).st_ino}"
+        environ = {**given["environ"], f"{config.PREFIX}AGENT": name}
+        super().__init__(control, output, stdin, {**given, "environ": environ}, hangup, stays)
+        self._said = _wire.FrameReader()
+        self._numbers: list[int] = []  # of the launcher's ranks, by their ranks in the job that they have made
+        self._selector.register(self._near, selectors.EVENT_READ, self._hear)
+
+    def _hear(self) -> None:
+        """What the rank says of the end of the job."""
+        try:
+            while self._near.fileno() >= 0:
+                for kind, body in self._said.feed(self._near.recv(READ_BYTES)):
+                    if kind == _wire.JOIN:
+                        self._numbers = [int(number) for number in json.loads(body)]
+                    elif kind == _wire.ABORT:
+                        culprit, code, text = _wire.unpack_end(body)
+                        known = 0 <= culprit < len(self._numbers)
+                        self._tell({"what": "aborted", "record": [self._numbers[culprit] if known else -1, code, text]})
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError, TypeError, RecursionError):  # whoever that was, it is no rank
+            self._selector.unregister(self._near)
+            self._near.close()
+
+    def _tell(self, news: dict[str, Any]) -> None:
+        if news["what"] == "ended":
+            self._hear()
+        super()._tell(news)
 
     def _signalled(self, numbers: bytes) -> None:
         pass
@@ -74,7 +123,7 @@ def main(given: dict[str, Any]) -> int:
     environ = config.environ()
     rank = next((environ[name] for name in _RANKS if name in environ), None)
     if rank is None:
-        print(f"the launcher sets none of {', '.join(_RANKS)}: its MPI is not known", file=sys.stderr)
+        print(f"the launcher sets none of {', '.join(_RANKS)}: its MPI is not known [HVD106]", file=sys.stderr)
         return LOST
     given.update(host=int(rank), environ=environ)
     if given["as_horovod"]:

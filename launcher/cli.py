@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from hvdlite import config
+from hvdlite._coded import coded
 from hvdlite.errors import HvdOptionError
 
-from . import flags, foreign, horovods, looks, mpi, places, plan
+from . import dashboard, flags, foreign, horovods, looks, mpi, places, plan
 from .ending import Graces
 from .process import NOT_FOUND, NOT_RUNNABLE
 
@@ -38,7 +39,7 @@ class UsageError(ValueError):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        raise UsageError(coded("HVD704", message))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-v", "--version", dest="version", action="store_true", help="show the version")
     flags.add_control(add)
     flags.add_output(parser.add_argument_group("output of the ranks").add_argument)
+    dashboard.add_flags(parser.add_argument_group("a page that shows the job").add_argument)
     places.add_flags(parser.add_argument_group("several hosts").add_argument)
     mpi.add_flags(parser.add_argument_group("an MPI's own launcher").add_argument)
     foreign.add_flags(parser.add_argument_group("of mpirun and torchrun").add_argument)
@@ -92,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
-def _run(argv: Sequence[str]) -> int:
-    asked, command = _asked(argv)
+def _answered(argv: Sequence[str], asked: argparse.Namespace, command: list[str]) -> int | None:
+    """The exit code of what starts no ranks; None: ranks are asked for."""
     if asked.version:
         from hvdlite import __version__
 
@@ -101,9 +103,16 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     if asked.check or (command[:1] == ["doctor"] and not asked.module):
         return _examine(argv, command)
-    if asked.completion is not None:
-        print(_completion(asked.completion), end="")
-        return 0
+    if asked.completion is None and asked.explain is None:
+        return None
+    print(_told(asked.completion, asked.explain), end="")
+    return 0
+
+
+def _run(argv: Sequence[str]) -> int:
+    asked, command = _asked(argv)
+    if (code := _answered(argv, asked, command)) is not None:
+        return code
     environ = config.environ()
     try:
         notes = foreign.translate(asked)
@@ -115,7 +124,9 @@ def _run(argv: Sequence[str]) -> int:
         if note is not None:
             print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
         if not command:
-            raise UsageError("no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py")
+            raise UsageError(
+                "no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py [HVD702]"
+            )
         if asked.module:
             command = [sys.executable, "-m", *command]
         _check_flags(asked)
@@ -124,15 +135,15 @@ def _run(argv: Sequence[str]) -> int:
         if asked.mpi:
             where = _by_mpi(asked, environ, options, forward, settings.values["start_timeout"])
         elif asked.mpi_args or asked.binding or asked.tcp:
-            raise UsageError("--mpi-args, --binding-args and --tcp are for mpirun: they need --mpi")
+            raise UsageError("--mpi-args, --binding-args and --tcp are for mpirun: they need --mpi [HVD703]")
         else:
             where = places.of(asked, environ, options, settings.values["start_timeout"])
         restarts = 0 if asked.restarts is None else places.number("--max-restarts", asked.restarts, 0, "restarts")
     except (HvdOptionError, foreign.ForeignError, horovods.HorovodsError, places.PlaceError, looks.LookError) as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(coded("HVD704", str(error))) from None
     wrong = looks.missing(asked, look, where.slots) if where.slots else None
     if wrong is not None:
-        raise UsageError(wrong)
+        raise UsageError(coded("HVD703", wrong))
     environ.update(forward)
     if where.here is not None or where.join is not None:
         _check_command(command[0], environ)
@@ -145,6 +156,7 @@ def _run(argv: Sequence[str]) -> int:
         options=options,
         graces=Graces(*(settings.values[name] for name in ("failure_grace", "term_grace", "signal_grace"))),
         silence=settings.values["agent_timeout"],
+        lingering=settings.stall_limits()[0],
         output_folder=asked.folder,
         look=look,
         verbose=asked.verbose,
@@ -157,7 +169,7 @@ def _run(argv: Sequence[str]) -> int:
         here=where.here,
         gather=where.gather,
     )
-    return _start(asked_for, where, forward, asked.dry)
+    return _start(asked_for, where, forward, asked, settings.values["trace_dir"])
 
 
 def _by_mpi(
@@ -173,12 +185,18 @@ def _by_mpi(
     try:
         return under_mpi.places(asked, environ, options, forward, timeout)
     except under_mpi.UnderMpiError as error:
-        raise UsageError(str(error), error.code) from None
+        raise UsageError(coded("HVD716", str(error)), error.code) from None
 
 
-def _start(asked_for: plan.Plan, where: places.Places, forward: Mapping[str, str], only_tell: bool) -> int:
-    """Runs the job, or tells what it would be."""
-    if only_tell:
+def _start(
+    asked_for: plan.Plan,
+    where: places.Places,
+    forward: Mapping[str, str],
+    asked: argparse.Namespace,
+    traces: str | None,
+) -> int:
+    """Runs the job, or tells what it would be. traces: the folder of --trace-dir. Raises UsageError."""
+    if asked.dry:
         from . import dry
 
         print(dry.text(asked_for, where.way, forward))
@@ -187,7 +205,13 @@ def _start(asked_for: plan.Plan, where: places.Places, forward: Mapping[str, str
 
     if asked_for.output_folder is not None:
         _check_folder(asked_for.output_folder)
-    return attempts.run(asked_for)
+    try:
+        with dashboard.shown(asked, traces, asked_for.options) as (address, options):
+            if address is not None:
+                print(f"hvdlite-run: dashboard: {address}", file=sys.stderr, flush=True)
+            return attempts.run(asked_for._replace(options=options))
+    except dashboard.DashboardError as error:
+        raise UsageError(coded("HVD718", str(error))) from None
 
 
 def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -196,7 +220,7 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     try:
         own, command = flags.split(parser, argv)
     except flags.FlagError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(coded("HVD701", str(error))) from None
     own = mpi.joined(own)
     asked = parser.parse_args(own)
     if asked.file is not None:
@@ -206,7 +230,7 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         try:
             asked = parser.parse_args([*config_file.words(asked.file, known, own), *own])
         except config_file.FileError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(coded("HVD714", str(error))) from None
     return asked, command
 
 
@@ -219,13 +243,15 @@ def _room(asked: argparse.Namespace, size: int) -> tuple[int, int] | None:
     return terminal.room(0 if size == 1 else len("[0]<stdout>:"))
 
 
-def _completion(shell: str) -> str:
+def _told(shell: str | None, code: str | None) -> str:
+    from hvdlite import catalogue
+
     from . import completion
 
     try:
-        return completion.script(shell, _parser())
+        return catalogue.explained(catalogue.find(code or "")) if shell is None else completion.script(shell, _parser())
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(coded("HVD704", str(error))) from None
 
 
 def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
@@ -234,7 +260,7 @@ def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
 
     asked, rest = _asked([*argv[: len(argv) - len(command)], *command[1:]])
     if rest:
-        raise UsageError(f"doctor examines hosts and runs no command: {rest[0]}")
+        raise UsageError(f"doctor examines hosts and runs no command: {rest[0]} [HVD703]")
     environ = config.environ()
     listed = asked.hosts is not None or asked.hostfile is not None
     try:
@@ -246,10 +272,10 @@ def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
         timeout = config.read(_with_flags(environ, config.variables_of(vars(asked)))).values["start_timeout"]
         where = places.of(asked, environ, {}, timeout)
     except (HvdOptionError, foreign.ForeignError, places.PlaceError, ValueError) as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(coded("HVD704", str(error))) from None
     if where.join is not None or not where.slots:
         raise UsageError(
-            "doctor and --check-build reach hosts by ssh or a scheduler: without, give -H, or run them there"
+            "doctor and --check-build reach hosts by ssh or a scheduler: without, give -H, or run them there [HVD703]"
         )
     return doctor.run(where.slots, where.here, where.gather, environ, asked.measure, asked.check)
 
@@ -270,9 +296,9 @@ def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[
 def _check_flags(asked: argparse.Namespace) -> None:
     """Do they fit each other? Raises UsageError."""
     if asked.stdin not in (None, "none", "0"):
-        raise UsageError(f"--stdin {asked.stdin}: 0 (rank 0 reads what comes there) or none")
+        raise UsageError(f"--stdin {asked.stdin}: 0 (rank 0 reads what comes there) or none [HVD704]")
     if asked.mpi and asked.gloo:
-        raise UsageError("--gloo and --mpi exclude each other")
+        raise UsageError("--gloo and --mpi exclude each other [HVD703]")
 
 
 def _go_to(asked: argparse.Namespace) -> None:
@@ -286,7 +312,7 @@ def _go_to(asked: argparse.Namespace) -> None:
             os.chdir(asked.wdir)
     except OSError as error:
         place = "the current folder" if asked.wdir is None else f"--wdir {asked.wdir}"
-        raise UsageError(f"{place} cannot be used: {error.strerror}") from None
+        raise UsageError(f"{place} cannot be used: {error.strerror} [HVD707]") from None
 
 
 def _check_command(command: str, environ: Mapping[str, str]) -> None:
@@ -297,13 +323,13 @@ def _check_command(command: str, environ: Mapping[str, str]) -> None:
             return
     found = command if os.sep in command or os.path.exists(command) else None
     if found is None or not os.path.exists(found):
-        raise UsageError(f"{command}: command not found", NOT_FOUND)
+        raise UsageError(f"{command}: command not found [HVD705]", NOT_FOUND)
     if os.path.isdir(found):
-        raise UsageError(f"{command}: is a directory", NOT_RUNNABLE)
+        raise UsageError(f"{command}: is a directory [HVD705]", NOT_RUNNABLE)
     hint = f"; did you mean: python {command}" if command.endswith(".py") else ""
     if os.sep not in command and os.access(found, os.X_OK):
-        raise UsageError(f"{command}: command not found; did you mean ./{command}", NOT_FOUND)
-    raise UsageError(f"{command}: permission denied (it is not executable){hint}", NOT_RUNNABLE)
+        raise UsageError(f"{command}: command not found; did you mean ./{command} [HVD705]", NOT_FOUND)
+    raise UsageError(f"{command}: permission denied (it is not executable){hint} [HVD705]", NOT_RUNNABLE)
 
 
 def _check_folder(folder: str) -> None:
@@ -311,9 +337,11 @@ def _check_folder(folder: str) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--output-filename {folder}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"--output-filename {folder}: cannot be written: {error.strerror} [HVD706]") from None
     for name in os.listdir(folder) if os.access(folder, os.R_OK) else []:
         if name.startswith("rank.") and name[5:].isdigit() and not os.path.isdir(os.path.join(folder, name)):
-            raise UsageError(f"--output-filename {folder}: {name} is no folder there: remove it, or name another place")
+            raise UsageError(
+                f"--output-filename {folder}: {name} is no folder there: remove it, or name another place [HVD706]"
+            )
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"--output-filename {folder}: cannot be written: permission denied")
+        raise UsageError(f"--output-filename {folder}: cannot be written: permission denied [HVD706]")

@@ -52,7 +52,7 @@ def script(shell: str, parser: argparse.ArgumentParser) -> str:
         return "\n".join([*lines, "  '(-)1:command:_command_names -e' '*::arguments:_normal'"]) + "\n"
     if shell == "fish":
         return "".join(_fish(action) for action in actions)
-    raise ValueError(f"--completion {shell}: there is one for {', '.join(SHELLS[:-1])} and {SHELLS[-1]}")
+    raise ValueError(f"--completion {shell}: there is one for {', '.join(SHELLS[:-1])} and {SHELLS[-1]} [HVD704]")
 
 
 def _fish(action: argparse.Action) -> str:

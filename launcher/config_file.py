@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hvdlite import config
+from hvdlite._coded import coded
 from hvdlite.errors import HvdOptionError
 
 _PREFIX = {  # section: what stands before its keys in a flag
@@ -63,14 +64,14 @@ def words(path: str, known: Collection[str], given: Collection[str]) -> list[str
     try:
         return _words(_read(path), known, given)
     except FileError as error:
-        raise FileError(f"--config-file {path}: {error}") from None
+        raise FileError(coded("HVD714", f"--config-file {path}: {error}")) from None
 
 
 def _read(path: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise FileError("reading it takes PyYAML: pip install pyyaml (or hvdlite[yaml])") from None
+        raise FileError("reading it takes PyYAML: pip install pyyaml (or hvdlite[yaml]) [HVD807]") from None
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()

@@ -150,7 +150,7 @@ def address_for(asked: argparse.Namespace, size: int, environ: Mapping[str, str]
             listed = _allocated(environ)
         used = dict.fromkeys(slot.host for slot in hosts.assign(listed, size)) if listed else {}
     except OSError as error:
-        raise ValueError(f"hostfile {asked.hostfile}: {error.strerror}") from None
+        raise ValueError(f"hostfile {asked.hostfile}: {error.strerror} [HVD708]") from None
     others = [name for name in used if not places.is_here(name)]
     if not others:
         return "127.0.0.1"

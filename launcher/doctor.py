@@ -66,7 +66,7 @@ class _There:
                     return json.loads(body)
         except OSError as error:
             raise Lost(str(error)) from None
-        raise Lost("its connection ended")
+        raise Lost("its connection ended [HVD720]")
 
 
 class Doctor:

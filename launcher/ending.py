@@ -19,6 +19,8 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hvdlite._coded import coded
+
 from .process import signal_name
 
 INTERRUPT_S, TERM_S = 5.0, 30.0  # as long as Slurm and Kubernetes wait after SIGTERM
@@ -41,6 +43,7 @@ class Abort(NamedTuple):
     reporter: int
     culprit: int
     text: str
+    hangs: bool = False  # it kept the others waiting, and may know of nothing
 
 
 class Graces(NamedTuple):
@@ -61,32 +64,43 @@ class Ending:
     """The end of a job of `size` ranks; times are seconds on any one clock. hosts: where they run, if not all here."""
 
     def __init__(self, size: int, graces: Graces, hosts: Sequence[str] = ()) -> None:
-        self._graces = graces
+        self._size, self._graces = size, graces
         self._hosts = hosts
         self.pids: dict[int, int] = {}
         self.codes: dict[int, int] = {}  # of ended ranks; negative for a signal
         self.living = set(range(size))
         self.abort: Abort | None = None
+        self._missed: Abort | None = None  # who was missing at the time limit, as one says who waited
         self.asked: int | None = None  # the signal that ended the job from outside
         self._failed: list[int] = []  # ranks with a non-zero code, in order, before any signal of ours
         self._stopped = False  # the culprit, which had said why it fails, ended by our signal
-        self._sent = False  # a signal of ours has gone out
+        self._sent: set[int] = set()  # signals of ours that have gone out
         self._next: tuple[float, Send] | None = None
 
     def aborted(self, now: float, abort: Abort) -> None:
-        """An engine's abort record came in. Only the first counts."""
+        """An engine's abort record came in. Only the first counts, and what its culprit itself says in place of others
+        who have heard it and were faster to tell."""
+        if not 0 <= abort.culprit < self._size:
+            abort = abort._replace(culprit=abort.reporter)
         if self.abort is None and not self._sent:
             self.abort = abort
             self._failing(now)
+        elif self.abort is not None and abort.reporter == abort.culprit == self.abort.culprit and not self.abort.hangs:
+            self.abort = self.abort if self.abort.reporter == abort.reporter else abort
+
+    def missed(self, waiting: int, missing: int, text: str) -> None:
+        """A rank was missing at the time limit: if that makes one fail, it is the culprit, and not who waited."""
+        self._missed = self._missed or Abort(waiting, missing, text)
 
     def ended(self, now: float, rank: int, code: int) -> None:
         """A rank's process has ended."""
         self.living.discard(rank)
         self.codes[rank] = code
-        if code < 0 and self._sent and self.abort is not None and self.abort.reporter == self.abort.culprit == rank:
-            self.codes[rank] = UNKNOWN  # it was on its way out
+        if -code in self._sent and self.abort is not None and self.abort.culprit == rank:
+            self.codes[rank] = UNKNOWN  # it was on its way out, or did not know that it had failed
             self._stopped = True
         if code != 0 and not self._sent:
+            self.abort = self.abort or (None if self._failed else self._missed)
             self._failed.append(rank)
             self._failing(now)
 
@@ -99,7 +113,7 @@ class Ending:
         elif self.asked is None:
             self.asked = 0  # the job was ending already; its culprit stays
             patience = min(patience, self._graces.fail + self._graces.term)
-        self._sent = True
+        self._sent.add(KILL.number if again else number)
         if again:
             self._next = None
             return KILL
@@ -110,6 +124,11 @@ class Ending:
     def warned(self, number: int) -> None:
         """A scheduler has sent this signal to ranks past the launcher: who is done first hurries nobody who saves."""
         self._graces = self._graces._replace(fail=max(self._graces.fail, self._graces.after(number)))
+
+    @property
+    def far(self) -> bool:
+        """Whether ranks run on other hosts."""
+        return bool(self._hosts)
 
     def who(self, rank: int) -> str:
         """ "rank 2 (nodeB, pid 4711)", without the host where that goes without saying."""
@@ -126,7 +145,7 @@ class Ending:
             return None
         send = self._next[1]
         self._next = None if send == KILL else (now + self._graces.term, KILL)
-        self._sent = True
+        self._sent.add(send.number)
         return send
 
     def culprit(self) -> int | None:
@@ -151,14 +170,24 @@ class Ending:
         culprit = self.culprit()
         if self.asked or culprit not in self.pids or self._survived():
             return None  # one that was never started has been reported already
-        end = "failed, was stopped while it was ending" if self._stopped else how(self.codes.get(culprit))
-        line = f"{self.who(culprit)} {end}"
+        end = how(self.codes.get(culprit))
+        if self._stopped and self.abort is not None:
+            own = self.abort.reporter == culprit
+            end = "failed, was stopped while it was ending" if own else "did not end by itself, was stopped"
         code = self.codes.get(culprit, 0)
-        if self.abort is None or code < 0:
+        return blamed(self._told(f"{self.who(culprit)} {end}", culprit, code), code)
+
+    def _told(self, line: str, culprit: int, code: int) -> str:
+        """What is known of its end, or what others say of it."""
+        if self.abort is not None and self.abort == self._missed:
+            return f"{line}; rank {self.abort.reporter} says: {self.abort.text}"
+        if self.abort is None:
             return line
         if self.abort.reporter == culprit:
             return f"{line}: {self.abort.text}" if self.abort.text else line
-        return line if code else f"{line}; rank {self.abort.reporter} says: {self.abort.text}"
+        if code and not self._stopped and not self.abort.hangs:
+            return line
+        return f"{line}; rank {self.abort.reporter} says: {self.abort.text}"
 
     def _survived(self) -> bool:
         """All have ended, and well."""
@@ -167,6 +196,11 @@ class Ending:
     def _failing(self, now: float) -> None:
         if self._next is None and not self._sent:
             self._next = (now + self._graces.fail, Send(int(signal.SIGTERM)))
+
+
+def blamed(text: str, code: int) -> str:
+    """A text about the end of a process, with the code of the catalogue that fits its exit code."""
+    return coded("HVD402" if code < 0 else "HVD401", text)
 
 
 def how(code: int | None) -> str:

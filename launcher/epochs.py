@@ -19,11 +19,13 @@ from collections.abc import Iterable
 from typing import Callable
 
 from hvdlite import _wire
+from hvdlite._coded import code_of, coded, uncoded
 
 SILENCE_S = 0.15
 LOST_CODE = -5  # HVD_EPEER
 
 Tell = Callable[[int, bytes], None]
+OnLate = Callable[[int, int, str], None]
 
 
 class Refusal(ValueError):
@@ -39,6 +41,7 @@ class Epoch:
         self.gone: set[int] = set()  # said BYE, or lost
         self.open = False
         self.ending: tuple[int, bytes] | None = None  # the frame that said why it failed
+        self.given_up = False  # ranks were missing at the time limit
         self.first = -1  # the rank that joined first
         self.timeout = 0.0
         self.deadline: float | None = None  # for the ranks that are missing, or the round in the making
@@ -49,12 +52,16 @@ class Epoch:
 
 
 class Epochs:
-    """The book of one job of `size` ranks. `tell(rank, frame)` sends to a connected rank."""
+    """The book of one job of `size` ranks. `tell(rank, frame)` sends to a connected rank.
 
-    def __init__(self, size: int, job: int, tell: Tell) -> None:
+    `late(waiting, missing, text)` is called when ranks are missing at the time limit, with the first of either kind.
+    """
+
+    def __init__(self, size: int, job: int, tell: Tell, late: OnLate | None = None) -> None:
         self.size = size
         self._job = job
         self._tell = tell
+        self._late = late
         self._joins = [0] * size
         self._pids: dict[int, int] = {}
         self._who: dict[int, str] = {}
@@ -66,16 +73,16 @@ class Epochs:
     def check(self, rank: int, size: int, pid: int, build: tuple[str, str], living: bool) -> None:
         """May this process join as this rank? Raises Refusal."""
         if size != self.size:
-            raise Refusal(f"HVDLITE_SIZE says {size} ranks, but the launcher of this job started {self.size}")
+            raise Refusal(f"HVDLITE_SIZE says {size} ranks, but the launcher of this job started {self.size} [HVD119]")
         if not 0 <= rank < size:
-            raise Refusal(f"there is no rank {rank} in a job of {size}")
+            raise Refusal(f"there is no rank {rank} in a job of {size} [HVD119]")
         if living:
             raise Refusal(
                 f"rank {rank} is already in the job as process {self._pids[rank]}; process {pid} has inherited its "
-                "environment and cannot be the same rank: only one process of a rank may call init"
+                "environment and cannot be the same rank: only one process of a rank may call init [HVD118]"
             )
         if rank in self._ended:
-            raise Refusal(f"the launcher saw the end of this rank: {self._ended[rank]}")
+            raise Refusal(coded("HVD121", f"the launcher saw the end of this rank: {self._ended[rank]}"))
         if self._build is not None and self._build[0] != build:
             (version, wire), other = self._build
             text = (
@@ -83,7 +90,7 @@ class Epochs:
                 f"(wire {wire}): install the same version for all ranks"
             )
             self._fail(self._epoch(self._joins[rank]), _wire.REFUSED, text.encode())
-            raise Refusal(text)
+            raise Refusal(coded("HVD121", text))
 
     def join(self, rank: int, pid: int, build: tuple[str, str], timeout: float, host: str = "") -> None:
         """The rank is in its next epoch; `check` has allowed it. host: what texts say of where it is."""
@@ -115,14 +122,14 @@ class Epochs:
         if epoch.ending is not None:
             return
         if not epoch.open or number != epoch.rounds + 1 or rank in epoch.parts:
-            raise Refusal(f"rank {rank} sent its part of allgather {number} while {epoch.rounds} were done")
+            raise Refusal(f"rank {rank} sent its part of allgather {number} while {epoch.rounds} were done [HVD112]")
         if not epoch.parts:
             epoch.deadline = time.monotonic() + epoch.timeout
             epoch.bytes = 0
         epoch.parts[rank] = part
         epoch.bytes += len(part)
         if epoch.bytes + 4 * self.size + 5 > _wire.FRAME_MAX:
-            text = f"allgather {number} is larger than {_wire.FRAME_MAX >> 20} MiB at the part of rank {rank}"
+            text = f"allgather {number} is larger than {_wire.FRAME_MAX >> 20} MiB at the part of rank {rank} [HVD112]"
             self._fail(epoch, _wire.REFUSED, text.encode())
         elif epoch.gone - epoch.silent.keys():  # the silent ones get their text soon
             other = min(epoch.gone - epoch.silent.keys())
@@ -137,6 +144,10 @@ class Epochs:
         epoch = self._of.get(reporter)
         if epoch is not None:
             self._fail(epoch, _wire.LOST, _wire.pack_end(culprit, code, text), spare=reporter)
+
+    def given_up(self, rank: int) -> bool:
+        """Whether others were missing in the rank's epoch: what it says of its end tells nothing new."""
+        return rank in self._of and self._of[rank].given_up
 
     def left(self, rank: int) -> None:
         """BYE: whatever happens to the rank from now on is no loss to this epoch, unless it is waited for."""
@@ -183,23 +194,32 @@ class Epochs:
                 text = f"the connection of {self._who[rank]} ended without a goodbye"
                 self._lose(epoch, rank, text)
             if epoch.deadline is not None and epoch.deadline <= now:
-                self._fail(epoch, _wire.REFUSED, self._late(epoch).encode())
+                self._give_up(epoch)
 
-    def _late(self, epoch: Epoch) -> str:
+    def _give_up(self, epoch: Epoch) -> None:
+        """Ranks are missing at the time limit."""
         limit = f"within {epoch.timeout:g} s (HVDLITE_START_TIMEOUT sets the limit)"
+        missing = sorted(set(range(self.size)) - (set(epoch.parts) if epoch.open else epoch.present))
         if epoch.open:
-            missing = sorted(set(range(self.size)) - set(epoch.parts))
-            return f"{ranks_named(missing)} did not take part in allgather {epoch.rounds + 1} {limit}"
-        missing = sorted(set(range(self.size)) - epoch.present)
-        return f"{ranks_named(missing)} did not call init {limit}; rank {epoch.first} was the first to wait"
+            waiting = min(epoch.parts)
+            text = f"{ranks_named(missing)} did not take part in allgather {epoch.rounds + 1} {limit} [HVD113]"
+        else:
+            waiting = epoch.first
+            text = f"{ranks_named(missing)} did not call init {limit}; rank {waiting} was the first to wait [HVD113]"
+        epoch.given_up = True
+        if self._late is not None:
+            self._late(waiting, missing[0], text)
+        self._fail(epoch, _wire.REFUSED, text.encode())
 
     def _epoch(self, number: int) -> Epoch:
         return self._epochs.setdefault(number, Epoch(number))
 
     def _lose(self, epoch: Epoch, rank: int, text: str) -> None:
         if self._joins[rank] <= epoch.number:
-            text += " and did not call init" if not self._joins[rank] else " and did not call init again"
-        self._fail(epoch, _wire.LOST, _wire.pack_end(rank, LOST_CODE, text))
+            code = code_of(text) or "HVD401"
+            again = " again" if self._joins[rank] else ""
+            text = f"{uncoded(text)} and did not call init{again} [{code}]"
+        self._fail(epoch, _wire.LOST, _wire.pack_end(rank, LOST_CODE, coded("HVD401", text)))
 
     def _fail(self, epoch: Epoch, kind: int, body: bytes, spare: int = -1) -> None:
         """The first failure of an epoch is its ending."""

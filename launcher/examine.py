@@ -151,7 +151,7 @@ class Examiner:
         sock.settimeout(REACH_S)
         try:
             if sock.recv(1) != _READY:
-                raise muster.ReportError("the connection was closed")
+                raise muster.ReportError("the connection was closed [HVD720]")
         except OSError as error:
             raise muster.ReportError(str(error)) from None
         return sock
@@ -173,7 +173,7 @@ class Examiner:
                     began = time.perf_counter()
                     sock.sendall(b"x")
                     if not sock.recv(1):
-                        raise ConnectionError("the connection was closed")
+                        raise ConnectionError("the connection was closed [HVD720]")
                     times.append(time.perf_counter() - began)
             with self._connect(target, streams=True) as sock:
                 began = time.perf_counter()

@@ -13,6 +13,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hvdlite._coded import coded
+
 _ELASTIC = "elastic training comes with a later version"
 
 NOT_YET = {
@@ -83,6 +85,7 @@ def add_control(add: Callable[..., argparse.Action]) -> None:
         help="CPUs of a rank: none (all; the default), core (cores of its own, shared out evenly), socket or numa",
     )
     add("--stdin", metavar="RANK", help="0: rank 0 reads what comes at this command's stdin; by default nobody does")
+    add("--explain", metavar="CODE", help="print what the code at the end of an error means, as HVD301, and what to do")
     add("--completion", metavar="SHELL", help="print what makes bash, zsh or fish complete these flags")
 
 
@@ -148,12 +151,12 @@ def split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[st
             if action is not None and action.nargs == 0:
                 action = None
         if action is None:
-            raise FlagError(_unknown(flag, list(known)))
+            raise FlagError(coded("HVD701", _unknown(flag, list(known))))
         if action.nargs != 0 and not complete:
             wanted = action.nargs if isinstance(action.nargs, int) else 1
             at += wanted
             if at >= len(argv):
-                raise FlagError(f"{flag} needs {'a value' if wanted == 1 else f'{wanted} values'}")
+                raise FlagError(f"{flag} needs {'a value' if wanted == 1 else f'{wanted} values'} [HVD701]")
         at += 1
     return list(argv[:at]), list(argv[at:])
 

@@ -58,7 +58,7 @@ def translate(asked: argparse.Namespace) -> list[str]:
     """Turns them into what our own flags would have said, in `asked`; notes for people. Raises ForeignError."""
     notes = []
     if asked.run_path:
-        raise ForeignError("--run-path: the command is a program, so leave it out and say: python train.py")
+        raise ForeignError("--run-path: the command is a program, so leave it out and say: python train.py [HVD704]")
     if asked.map_by is not None:
         _map_by(asked)
     if asked.mca and asked.mpi:
@@ -70,10 +70,10 @@ def translate(asked: argparse.Namespace) -> list[str]:
         asked.bind = asked.numa_binding
     if asked.bind is not None:
         if asked.mpi:
-            raise ForeignError(f"--bind-to {asked.bind}: with --mpi say it as mpirun does, by --binding-args")
+            raise ForeignError(f"--bind-to {asked.bind}: with --mpi say it as mpirun does, by --binding-args [HVD704]")
         name, _, how = asked.bind.partition(":")
         if name not in _BOUND or how not in ("", "if-supported", "overload-allowed"):
-            raise ForeignError(f"--bind-to {asked.bind}: ranks are bound to none, core, socket or numa")
+            raise ForeignError(f"--bind-to {asked.bind}: ranks are bound to none, core, socket or numa [HVD704]")
         asked.bind = _BOUND[name]
     _streams(asked)
     if asked.handled is not None:
@@ -87,10 +87,10 @@ def _streams(asked: argparse.Namespace) -> None:
     for flag, value in given.items():
         if value not in (None, "0", "1", "2", "3"):
             raise ForeignError(
-                f"{flag} {value}: 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), the same for all ranks"
+                f"{flag} {value}: 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), the same for all ranks [HVD704]"
             )
         if value not in (None, "0") and asked.folder is None:
-            raise ForeignError(f"{flag} {value} needs a folder for the files: --log-dir DIR")
+            raise ForeignError(f"{flag} {value} needs a folder for the files: --log-dir DIR [HVD703]")
     away, both = (int(value or 0) for value in given.values())
     asked.streams = tuple(stream for stream in (1, 2) if not stream & away or stream & both)
 
@@ -100,4 +100,6 @@ def _map_by(asked: argparse.Namespace) -> None:
     if match and asked.per_node is None:
         asked.per_node = match[1]
     elif not match and asked.map_by.partition(":")[0] not in ("slot", "core"):
-        raise ForeignError(f"--map-by {asked.map_by}: ranks fill hosts in order; slot and ppr:N:node can be had")
+        raise ForeignError(
+            f"--map-by {asked.map_by}: ranks fill hosts in order; slot and ppr:N:node can be had [HVD704]"
+        )

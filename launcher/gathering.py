@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hvdlite._coded import coded
+
 from . import address, environment
 from .muster import Muster
 from .plan import Gathered, Plan
@@ -35,7 +37,7 @@ class Gather:
             )
             return Muster(secret, mine)
         except (address.AddressError, OSError) as error:
-            raise StartError(str(error), 2) from None
+            raise StartError(coded("HVD715", str(error)), 2) from None
 
     def __call__(self, plan: Plan, signals: Signals) -> Gathered:
         """Brings the agents of a job. Raises StartError."""

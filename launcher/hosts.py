@@ -62,7 +62,7 @@ def parse_hostfile(text: str, path: str) -> list[Host]:
         else:
             hosts.append(_host(line, source))
     if not hosts:
-        raise HostError(f"{path} names no host")
+        raise HostError(f"{path} names no host [HVD708]")
     return _distinct(hosts)
 
 
@@ -75,16 +75,16 @@ def read(path: str) -> str:
 def _host(text: str, source: str) -> Host:
     match = _SHORT.fullmatch(text)
     if match is None:
-        raise HostError(f"{source}: {text!r} is no host; write name, name:slots or [IPv6]:slots")
+        raise HostError(f"{source}: {text!r} is no host; write name, name:slots or [IPv6]:slots [HVD708]")
     return Host(match["name"].strip("[]"), _slots(match["slots"], source))
 
 
 def _slots(text: str | None, source: str) -> int:
     if text is not None and len(text.lstrip("0")) > DIGITS_MAX:
-        raise HostError(f"{source}: {text[:12]}... slots are more than a host can have")
+        raise HostError(f"{source}: {text[:12]}... slots are more than a host can have [HVD708]")
     slots = 1 if text is None else int(text)
     if slots < 1:
-        raise HostError(f"{source}: a host needs at least one slot")
+        raise HostError(f"{source}: a host needs at least one slot [HVD708]")
     return slots
 
 
@@ -114,9 +114,9 @@ def assign(hosts: Sequence[Host], size: int) -> list[Slot]:
     """A slot for each of `size` ranks, hosts filled in order. Raises HostError if they do not fit."""
     available = sum(host.slots for host in hosts)
     if size > available:
-        raise HostError(f"Requested more processes ({size}) than there are available slots ({available})")
+        raise HostError(f"Requested more processes ({size}) than there are available slots ({available}) [HVD709]")
     if size > SIZE_MAX:
-        raise HostError(f"{size} ranks are more than there can be: {SIZE_MAX}")
+        raise HostError(f"{size} ranks are more than there can be: {SIZE_MAX} [HVD710]")
     used: list[int] = []
     for host in hosts:
         taken = min(host.slots, size - sum(used))

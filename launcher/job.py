@@ -26,8 +26,9 @@ from typing import Any
 
 from . import agent, environment, looks, process, starting
 from .branch import Branch
-from .ending import KILL, LOST, Abort, Ending, Send, how
+from .ending import KILL, LOST, Abort, Ending, Send, blamed, how
 from .epochs import ranks_named
+from .lingering import Lingering
 from .logs import Console
 from .orders import Orders, shown
 from .plan import Gathered, Plan
@@ -36,7 +37,7 @@ from .signals import ENDING, PASSED_ON, Signals
 from .stdin import INPUT, Feed
 from .store import StoreServer
 
-OUTPUT_S = 2.0  # after a signal has ended the job, for output that is slow to be read
+TIMEOUT, OUTPUT_S = -7, 2.0  # HVD_ETIMEOUT; after a signal has ended the job, for output that is slow to be read
 
 
 class Job:
@@ -45,10 +46,8 @@ class Job:
     def __init__(self, plan: Plan, signals: Signals, own: Branch | None, far: Gathered, strangers: set[int]) -> None:
         self._plan, self._signals, self._far = plan, signals, far
         self._branches = [*([own] if own is not None else []), *far.branches]
-        self._own = own
-        self._strangers = strangers  # children from before exec, none of ours
-        self._slots = far.slots
-        self._size = len(far.slots)
+        self._own, self._strangers = own, strangers  # the latter: children from before exec, none of ours
+        self._slots, self._size = far.slots, len(far.slots)
         self._began = time.monotonic()
         names = [slot.host for slot in far.slots] if far.branches else ()
         self._ending = Ending(self._size, plan.graces, names)
@@ -56,6 +55,7 @@ class Job:
         self._console = Console(self._size, look, signals.ring, [slot.host for slot in far.slots])
         self._selector = selectors.DefaultSelector()
         self._pulse = Pulse(self._branches, plan.silence)
+        self._lingering = Lingering(self._ending, plan.lingering, self._console.say)
         self._given_up = False  # the agent of this host was killed by us
         self._feed: Feed | None = None  # of rank 0 on another host
         self._interrupts = 0
@@ -68,8 +68,8 @@ class Job:
         """Starts the ranks, returns the job's exit code when nothing of it is left."""
         if self._plan.output_folder is not None:
             self._console.open_files(self._plan.output_folder, again=self._plan.attempt > 0)
-        job = int.from_bytes(os.urandom(8), "big")
-        self._store = StoreServer(self._size, self._far.secret, job, on_abort=self._aborted, address=self._far.address)
+        self.number, far = (job := int.from_bytes(os.urandom(8), "big")), self._far
+        self._store = StoreServer(self._size, far.secret, job, self._aborted, self._ending.missed, address=far.address)
         self._console.start()
         self._order_start(environment.Meeting(*self._store.address, self._far.secret, job))
         self._watch(self._store, lambda: None)  # served every round: deadlines
@@ -117,14 +117,9 @@ class Job:
                 self._watch(each.output, partial(self._take, each))
                 each.taking = True
         paused = any(not each.taking and each.output.fileno() >= 0 for each in self._branches)
-        times = (
-            self._ending.due(),
-            self._console.due(),
-            self._store.deadline(),
-            self._pulse.due(),
-            self._give_up if paused else None,
-        )
-        due = [each for each in times if each is not None]
+        give_up = self._give_up if paused else None
+        clocks = (self._ending, self._console, self._pulse, self._lingering)
+        due = [at for at in (self._store.deadline(), give_up, *(each.due() for each in clocks)) if at is not None]
         patience = max(0.0, min(due) - time.monotonic()) if due else None
         for key, _ in self._selector.select(patience):
             if key.fd in self._selector.get_map():  # not gone by what another has done
@@ -132,6 +127,7 @@ class Job:
         self._store.turn()
         now = time.monotonic()
         self._console.tick(now)
+        self._lingering.look(now)
         self._send(self._ending.act(now))
         for each in self._pulse.beat(now):
             self._silent(each)
@@ -156,13 +152,15 @@ class Job:
                 self._ending.living -= each.ranks - set(self._ending.pids)  # those after it were not started either
             elif news["what"] == "ended":
                 self._rank_ended(news["rank"], news["code"])
+            elif news["what"] == "aborted":  # by a rank that knows no store
+                self._aborted(each.number, *news["record"])
             elif news["what"] == "pong":
                 each.asked = False
             elif news["what"] == "took" and self._feed is not None:
                 self._feed.more()
             elif news["what"] == "stuck":
                 for pid, name in news["left"]:
-                    self._console.say(f"host {each.name}: pid {pid} ({name}) cannot be killed, and is left behind")
+                    self._console.say(f"host {each.name}: pid {pid} ({name}) cannot be killed; left behind [HVD501]")
             elif news["what"] == "done":
                 each.done = True
                 self._release()
@@ -180,21 +178,22 @@ class Job:
 
     def _release(self) -> None:
         """Lets agents go that wait for the job's exit code, once nothing runs anywhere."""
-        plan = self._plan
         if all(each.done or not each.alive for each in self._branches):
-            for each in self._branches:
-                if each.stays and each.alive:
-                    each.order(do="end", code=self._code(), again=self.failed and plan.attempt < plan.max_restarts)
+            again = self.failed and self._plan.attempt < self._plan.max_restarts
+            for each in (each for each in self._branches if each.stays and each.alive):
+                each.order(do="end", code=self._code(), again=again)
 
     def _rank_ended(self, rank: int, code: int) -> None:
         text = f"{self._ending.who(rank)} {how(code)}"
-        self._store.rank_ended(rank, text)
+        for each in (each for each in self._branches if rank in each.ranks and each.taking):
+            self._take(each)
+        self._store.rank_ended(rank, blamed(text + (self._console.last_words(rank) if code else ""), code))
         self._tell(f"{text} after {time.monotonic() - self._began:.2f} s")
         self._ending.ended(time.monotonic(), rank, code)
 
     def _aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
         self._tell(f"abort record of rank {reporter}: rank {culprit}, code {code}: {text}")
-        self._ending.aborted(time.monotonic(), Abort(reporter, culprit, text))
+        self._ending.aborted(time.monotonic(), Abort(reporter, culprit, text, code == TIMEOUT))
 
     def _take(self, each: Branch) -> None:
         """Output of ranks."""
@@ -223,7 +222,7 @@ class Job:
         if title:  # its agents are there still
             code = session.end()
             if code and self._ending.asked is None and self._ending.culprit() is None:
-                end = f"was {how(code)}" if code < 0 else how(code)
+                end = f"was {how(code)} [HVD402]" if code < 0 else f"{how(code)} [HVD401]"
                 self._failure = (f"{title} has ended the ranks: it {end}", code if code > 0 else LOST)
                 self._send(KILL)
             return
@@ -235,7 +234,7 @@ class Job:
         """An agent does not answer: it is stopped, or its host is."""
         if each.pid is not None:
             if self._ending.asked is None and self._ending.culprit() is None:
-                text = f"the agent (pid {each.pid}) of the ranks has not answered for {self._plan.silence:g} s"
+                text = f"the agent (pid {each.pid}) of the ranks has not answered for {self._plan.silence:g} s [HVD403]"
                 self._failure = self._failure or (text, 1)
             process.send(each.pid, signal.SIGKILL)  # the kernel ends its ranks
             self._given_up = True
@@ -283,13 +282,13 @@ class Job:
             return
         lost = each.ranks & self._ending.living
         if each.pid is not None:
-            end = how(process.exit_code(status))
+            end = f"{how(process.exit_code(status))} [HVD403]"
             if not self._given_up:
                 self._failure = self._failure or (f"the agent (pid {each.pid}) of the ranks ended too early: {end}", 1)
             process.sweep(self._strangers | {session.pid for session in self._far.sessions})
         elif self._ending.asked is None and self._ending.culprit() in (None, *lost):
             self._failure = self._failure or (
-                f"host {each.name} is lost: {why}; {ranks_named(sorted(lost))} ran there",
+                f"host {each.name} is lost: {why}; {ranks_named(sorted(lost))} ran there [HVD403]",
                 LOST,
             )
         if each.output.fileno() >= 0 and each.pid is None:
@@ -301,7 +300,7 @@ class Job:
             each.output.close()
         each.control.close()
         for rank in sorted(lost):
-            self._store.rank_ended(rank, f"{self._ending.who(rank)} is lost with its host")
+            self._store.rank_ended(rank, f"{self._ending.who(rank)} is lost with its host [HVD403]")
             self._ending.ended(time.monotonic(), rank, LOST)
         self._release()
 

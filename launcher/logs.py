@@ -25,6 +25,7 @@ from .sheet import Sheet, words
 
 KEPT_MAX = 4 << 20
 REPORT_LINES, TRACE_LINES = 20, 80
+LAST_WORDS = 300  # characters
 KEPT_FILES = 3
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # by rank; red is for errors
 STREAMS = {1: b"stdout", 2: b"stderr"}  # by descriptor, which is the kind of the agent's frames too
@@ -122,6 +123,12 @@ class Console:
             self._print([(2, words(text, time.time()))])
             return
         self._say([Piece(f"hvdlite-run: {text}\n".encode("utf-8", "replace"), block=True)])
+
+    def last_words(self, rank: int) -> str:
+        """What else is known of a rank that has failed: ` (last words: ValueError: boom)`, or nothing."""
+        said = [line.decode("utf-8", "replace").strip() for line in self._tails[rank].lines(REPORT_LINES)]
+        last = next((line for line in reversed(said) if line), "")
+        return f" (last words: {last[:LAST_WORDS]})" if last else ""
 
     def report(self, rank: int, headline: str) -> None:
         """The job's last words: how the culprit ended, and its own last lines unless they stand there already."""
@@ -241,7 +248,7 @@ class _Writer:
                     self._wake()
                 elif descriptor != 2:
                     name = "stdout" if descriptor == 1 else "an output file"
-                    self._note(f"{name} cannot be written any more: {error.strerror}")
+                    self._note(f"{name} cannot be written any more: {error.strerror} [HVD706]")
 
 
 class _Archive(_Writer):
@@ -280,7 +287,7 @@ class _Archive(_Writer):
             os.dup2(fresh, descriptor, inheritable=False)
             os.close(fresh)
         except OSError as error:
-            self._note(f"{path} cannot be begun anew, it goes on growing: {error.strerror}")
+            self._note(f"{path} cannot be begun anew, it goes on growing: {error.strerror} [HVD706]")
             self._limit = None
         self._sizes[descriptor] = 0
 

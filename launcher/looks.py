@@ -28,11 +28,11 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str]) -> Look:
         try:
             size = int(finite_number(asked.file_mb) * (1 << 20))
         except ValueError:
-            raise LookError(f"--output-file-mb {asked.file_mb}: must be a number") from None
+            raise LookError(f"--output-file-mb {asked.file_mb}: must be a number [HVD704]") from None
         if size < 1:
-            raise LookError(f"--output-file-mb {asked.file_mb}: must be greater than 0")
+            raise LookError(f"--output-file-mb {asked.file_mb}: must be greater than 0 [HVD704]")
         if asked.folder is None:
-            raise LookError("--output-file-mb is for the files of --output-filename DIR: give that, too")
+            raise LookError("--output-file-mb is for the files of --output-filename DIR: give that, too [HVD703]")
     plain = "NO_COLOR" in environ or environ.get("TERM", "dumb") == "dumb"
     colours = [] if plain else [stream for stream in (1, 2) if os.isatty(stream)]
     ranks = _ranks("--ranks-to-console", asked.shown)
@@ -66,6 +66,6 @@ def _ranks(flag: str, text: str | None) -> set[int] | None:
     for part in str(text).split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) - int(first) > 1_000_000):
-            raise LookError(f"{flag} {text}: must be all, none, or numbers as in 0,2-3")
+            raise LookError(f"{flag} {text}: must be all, none, or numbers as in 0,2-3 [HVD704]")
         found.update(range(int(first), int(last or first) + 1))
     return found

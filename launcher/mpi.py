@@ -84,7 +84,7 @@ def line(kind: Kind, program: str, wanted: Wanted, names: Sequence[str]) -> list
         own = shlex.split(wanted.args)
         binding = None if wanted.binding is None else shlex.split(wanted.binding)
     except ValueError as error:
-        raise MpiError(f"--mpi-args or --binding-args: {error} in {wanted.args or wanted.binding!r}") from None
+        raise MpiError(f"--mpi-args or --binding-args: {error} in {wanted.args or wanted.binding!r} [HVD704]") from None
     make = _open_mpi if kind.family == OPEN_MPI else _hydra
     return [program, *make(kind, wanted, own, binding, names), *own, *wanted.command]
 
@@ -159,7 +159,7 @@ def _hydra(
         if intel and len({host.slots for host in wanted.hosts}) > 1:
             raise MpiError(
                 "Intel MPI takes hosts with different numbers of ranks from a file only: give it one by "
-                "--mpi-args='-machinefile FILE' (a:4 a line), and leave -H out"
+                "--mpi-args='-machinefile FILE' (a:4 a line), and leave -H out [HVD716]"
             )
         names_of = [host.name if intel else f"{host.name}:{host.slots}" for host in wanted.hosts]
         words += ["-hosts", ",".join(names_of), *(["-ppn", str(wanted.hosts[0].slots)] if intel else [])]
@@ -167,7 +167,7 @@ def _hydra(
         words += ["-ppn", str(wanted.per_node)]
     words += [] if binding is None else binding
     if len(wanted.interfaces) > 1:
-        raise MpiError(f"{kind.family} takes one network interface, not {', '.join(wanted.interfaces)}")
+        raise MpiError(f"{kind.family} takes one network interface, not {', '.join(wanted.interfaces)} [HVD716]")
     led_astray = wanted.bridges and wanted.route and len(wanted.hosts) > 1 and "-iface" not in own
     chosen = wanted.interfaces or ([str(wanted.route)] if led_astray else [])
     return words + [word for name in chosen for word in ("-iface", name)]

@@ -180,13 +180,15 @@ def report(
                     sock.sendall(_wire.pack(HELLO, json.dumps(hello).encode()))
                     return sock
                 sock.close()
-                raise ReportError(f"what listens at {where} has another secret (HVDLITE_SECRET_KEY) than this host")
+                raise ReportError(
+                    f"what listens at {where} has another secret (HVDLITE_SECRET_KEY) than this host [HVD111]"
+                )
             except (OSError, EOFError) as error:
                 sock.close()
                 failure = str(error) or "the connection was closed"
         time.sleep(min(_RETRY_S[min(attempt, len(_RETRY_S) - 1)], max(0.0, deadline - time.monotonic())))
         attempt += 1
-    raise ReportError(f"nobody answers at {where}, where the launcher should be: {failure}")
+    raise ReportError(f"nobody answers at {where}, where the launcher should be: {failure} [HVD110]")
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hvdlite import config
+from hvdlite._coded import coded
 from hvdlite.errors import HvdOptionError
 
 from . import address, hosts
@@ -74,7 +75,7 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[s
     """Where the job runs. Raises PlaceError."""
     rows = (asked.hosts is not None, asked.hostfile is not None, asked.nodes is not None or asked.endpoint is not None)
     if sum(rows) > 1:
-        raise PlaceError("-H, --hostfile and --nnodes exclude each other")
+        raise PlaceError("-H, --hostfile and --nnodes exclude each other [HVD703]")
     try:
         if asked.interfaces:
             address.of_interfaces(interfaces_of(asked))  # one that is not there is a mistake, also where none is needed
@@ -88,25 +89,25 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[s
                 return given
         return _listed(asked, environ, timeout)
     except (hosts.HostError, address.AddressError) as error:
-        raise PlaceError(str(error)) from None
+        raise PlaceError(coded("HVD708", str(error))) from None
     except OSError as error:
-        raise PlaceError(f"--hostfile {asked.hostfile}: {error.strerror}") from None
+        raise PlaceError(f"--hostfile {asked.hostfile}: {error.strerror} [HVD708]") from None
 
 
 def number(flag: str, text: str, least: int, what: str) -> int:
     """A whole number of a flag, of `what` (in the plural). Raises PlaceError."""
     if re.fullmatch(r"[+-]?[0-9]{1,18}", text) is None:
-        raise PlaceError(f"{flag} {text[:40]}: must be a whole number of {what}")
+        raise PlaceError(f"{flag} {text[:40]}: must be a whole number of {what} [HVD704]")
     value = int(text, 10)
     if value < least:
-        raise PlaceError(f"{flag} {text}: there must be at least {least} {what[:-1] if least == 1 else what}")
+        raise PlaceError(f"{flag} {text}: there must be at least {least} {what[:-1] if least == 1 else what} [HVD704]")
     return value
 
 
 def port_of(flag: str, text: str | None) -> int | None:
     """A port, if one is given. Raises PlaceError."""
     if text is not None and not (re.fullmatch(r"[0-9]{1,5}", text) and 1 <= int(text) <= PORT_MAX):
-        raise PlaceError(f"{flag} {text[:40]}: must be a port, 1 to {PORT_MAX}")
+        raise PlaceError(f"{flag} {text[:40]}: must be a port, 1 to {PORT_MAX} [HVD704]")
     return None if text is None else int(text)
 
 
@@ -116,9 +117,9 @@ def forwarded(asked: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
     for word in asked.forward or []:
         name, equals, value = word.partition("=")
         if not name:
-            raise PlaceError(f"-x {word}: needs the name of a variable before its value")
+            raise PlaceError(f"-x {word}: needs the name of a variable before its value [HVD719]")
         if not equals and name not in environ:
-            raise PlaceError(f"-x {name}: there is no such variable here; give -x {name}=value")
+            raise PlaceError(f"-x {name}: there is no such variable here; give -x {name}=value [HVD719]")
         found[name] = value if equals else environ[name]
     return found
 
@@ -145,7 +146,7 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     elif asked.hosts is not None:
         listed = hosts.parse_hosts(asked.hosts)
     elif size is None:
-        raise PlaceError("how many ranks? Say -np N, for example: hvdlite-run -np 2 python train.py")
+        raise PlaceError("how many ranks? Say -np N, for example: hvdlite-run -np 2 python train.py [HVD702]")
     else:
         listed = [hosts.Host("localhost", size)]
     if per_node is not None and asked.np is None and (asked.hosts or asked.hostfile):
@@ -184,11 +185,11 @@ def assign(listed: Sequence[hosts.Host], size: int) -> list[hosts.Slot]:
         if min(host.slots, left) > RANKS_MAX:
             raise PlaceError(
                 f"more than {RANKS_MAX} ranks on one host ({host.name}): this version of hvdlite supports {RANKS_MAX} "
-                f"there and {JOB_RANKS_MAX} in all; spread them over more hosts"
+                f"there and {JOB_RANKS_MAX} in all; spread them over more hosts [HVD710]"
             )
         left -= min(host.slots, left)
     if JOB_RANKS_MAX < size <= sum(host.slots for host in listed):
-        raise PlaceError(f"a job of {size} ranks: this version of hvdlite supports at most {JOB_RANKS_MAX}")
+        raise PlaceError(f"a job of {size} ranks: this version of hvdlite supports at most {JOB_RANKS_MAX} [HVD710]")
     return hosts.assign(listed, size)
 
 
@@ -210,10 +211,12 @@ def _nodes(asked: argparse.Namespace) -> int:
         return 1
     low, colon, high = asked.nodes.partition(":")
     if colon and low != high:
-        raise PlaceError(f"not yet: --nnodes {asked.nodes}: training on a changing number of hosts comes later")
+        raise PlaceError(
+            f"not yet: --nnodes {asked.nodes}: training on a changing number of hosts comes later [HVD246]"
+        )
     nodes = number("--nnodes", low, 1, "hosts")
     if nodes > JOB_RANKS_MAX:
-        raise PlaceError(f"--nnodes {nodes}: this version of hvdlite supports at most {JOB_RANKS_MAX} ranks")
+        raise PlaceError(f"--nnodes {nodes}: this version of hvdlite supports at most {JOB_RANKS_MAX} ranks [HVD710]")
     return nodes
 
 
@@ -225,23 +228,27 @@ def _meeting(
 
     nodes = _nodes(asked)
     if asked.endpoint is None and asked.master is None:
-        raise PlaceError("--nnodes needs the address of node 0: --rdzv-endpoint HOST:PORT")
+        raise PlaceError("--nnodes needs the address of node 0: --rdzv-endpoint HOST:PORT [HVD713]")
     if asked.backend not in (None, *_BACKENDS):
-        raise PlaceError(f"--rdzv-backend {asked.backend}: there is no such way; leave the flag out")
+        raise PlaceError(f"--rdzv-backend {asked.backend}: there is no such way; leave the flag out [HVD713]")
     host, port = _endpoint(asked)
     slots = per_node_of(asked) or 1
     if asked.np is not None:
         size = number("-np", asked.np, nodes, "ranks, one for each host")
         if asked.per_node is not None and size != nodes * slots or size % nodes:
-            raise PlaceError(f"-np {size} does not fit --nnodes {nodes}; leave it out and say --nproc-per-node")
+            raise PlaceError(
+                f"-np {size} does not fit --nnodes {nodes}; leave it out and say --nproc-per-node [HVD713]"
+            )
         slots = size // nodes
     node = None if asked.node is None else number("--node-rank", asked.node, 0, "nodes before it")
     if node is not None and node >= nodes:
-        raise PlaceError(f"--node-rank {node}: the {nodes} hosts of --nnodes have the numbers 0 to {nodes - 1}")
+        raise PlaceError(
+            f"--node-rank {node}: the {nodes} hosts of --nnodes have the numbers 0 to {nodes - 1} [HVD713]"
+        )
     found = address.resolve(host)
     own = [ip for ip in found if address.is_own(ip)]
     if node == 0 and not own:
-        raise PlaceError(f"{host} ({', '.join(found)}) is no address of this host, which is node 0")
+        raise PlaceError(f"{host} ({', '.join(found)}) is no address of this host, which is node 0 [HVD713]")
     first = node == 0 or (node is None and bool(own))
     said = {**environ, **options}
     meeting = rendezvous.Rendezvous(
@@ -290,9 +297,10 @@ def _secret(asked: argparse.Namespace, environ: Mapping[str, str]) -> bytes:
         raise PlaceError(
             "hosts that meet by themselves need a secret, the same on all of them: for example\n"
             "  export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)    # once; then the value that it gave, on every host"
+            " [HVD713]"
         )
     try:
         key = config.parse(config.option_of("secret_key"), text, "HVDLITE_SECRET_KEY")
     except HvdOptionError as error:
-        raise PlaceError(str(error)) from None
+        raise PlaceError(coded("HVD713", str(error))) from None
     return hmac.digest(key, f"rendezvous {asked.rendezvous_id or ''}".encode(), "sha256")

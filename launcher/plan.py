@@ -52,6 +52,7 @@ class Plan(NamedTuple):
     options: Mapping[str, str]  # variables that flags stand for
     graces: Graces = Graces()
     silence: float = 5.0  # of an agent, before it counts as lost
+    lingering: float = 0.0  # after the last good end, before it is said who still runs; 0: never
     output_folder: str | None = None
     look: Look = Look()
     verbose: bool = False

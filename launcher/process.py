@@ -179,19 +179,25 @@ def exit_code(status: int) -> int:
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
+def state_of(pid: int) -> tuple[str, int]:
+    """The letter of a process's state ("T": stopped) and its parent, as /proc has them; ("", 0) where it shows none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            state, parent = stat.read().rpartition(b")")[2].split()[:2]
+        return state.decode(), int(parent)
+    except (OSError, ValueError):
+        return "", 0
+
+
 def children_by_parent() -> dict[int, list[int]]:
     """Every living process that /proc shows (zombies left out), by its parent."""
     found: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as stat:
-                state, parent = stat.read().rpartition(b")")[2].split()[:2]
-        except (OSError, ValueError):
-            continue
-        if state not in (b"Z", b"X"):
-            found.setdefault(int(parent), []).append(int(name))
+        state, parent = state_of(int(name))
+        if state not in ("", "Z", "X"):
+            found.setdefault(parent, []).append(int(name))
     return found
 
 

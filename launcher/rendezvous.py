@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from hvdlite._coded import coded, uncoded
 from hvdlite._machine import host_id
 
 from . import environment, guard, hosts, muster, process, remote, starting
@@ -73,7 +74,7 @@ def gather(meeting: Rendezvous) -> Callable[[Plan, Signals], Gathered]:
                 text += (
                     "; if another job meets there, take another port, and if this is not the first node: --node-rank"
                 )
-            raise starting.StartError(text) from None
+            raise starting.StartError(coded("HVD715", text)) from None
         expected = [(number, f"node {number}") for number in range(1, meeting.nodes)]
         try:
             branches = starting.Start(_Nobody(), expected, place, {}, {}, signals, meeting.timeout).run()
@@ -134,7 +135,9 @@ def join(
     if -code in TOLD:
         return 128 - code
     print(
-        f"hvdlite-run: the agent of this host was killed by {process.signal_name(-code)}", file=sys.stderr, flush=True
+        f"hvdlite-run: the agent of this host was killed by {process.signal_name(-code)} [HVD402]",
+        file=sys.stderr,
+        flush=True,
     )
     return LOST
 
@@ -147,10 +150,18 @@ def _life(meeting: Rendezvous, given: Mapping[str, Any], hangup: int) -> int:
             _end_by_signals()
             code, again = remote.serve(given, hangup, stays=True, slots=meeting.slots)
     except muster.ReportError as error:
-        print(f"hvdlite-run: {error}; is the launcher started on that host, too?", file=sys.stderr, flush=True)
+        print(
+            f"hvdlite-run: {uncoded(str(error))}; is the launcher started there, too? [HVD110]",
+            file=sys.stderr,
+            flush=True,
+        )
         return LOST
     if code == LOST:
-        print(f"hvdlite-run: the launcher of node 0 at {where} is gone, or never started", file=sys.stderr, flush=True)
+        print(
+            f"hvdlite-run: the launcher of node 0 at {where} is gone, or never started [HVD110]",
+            file=sys.stderr,
+            flush=True,
+        )
     return code
 
 

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hvdlite import __version__
+from hvdlite._coded import coded
 
 from . import process
 from .branch import Branch, reported
@@ -186,7 +187,7 @@ class Start:
         branches, trouble = self.visit()
         if trouble:
             self.abandon()
-            lines = [f"{self._names[number]}: {trouble[number][0]}" for number in sorted(trouble)]
+            lines = [coded("HVD715", f"{self._names[n]}: {trouble[n][0]}") for n in sorted(trouble)]
             raise StartError("\n".join(lines), trouble[min(trouble)][1])
         return branches
 
@@ -251,7 +252,7 @@ class Start:
                 for number in self._signals.read():
                     if number in ENDING:
                         text = f"{process.signal_name(number)} while the hosts were started"
-                        raise StartError(text, 128 + number, asked=True)
+                        raise StartError(coded("HVD715", text), 128 + number, asked=True)
             elif events & selectors.EVENT_WRITE:
                 key.data.feed()
                 if not key.data.unsent:
@@ -274,7 +275,7 @@ class Start:
         if not self.running and nodes != expected and arrival.hello.get("version") == __version__:
             arrival.sock.close()
             text = f"was started with --nnodes {nodes}, this host with --nnodes {expected}: it must be the same on all"
-            raise StartError(f"{arrival.hello.get('name')} {text}", 2)
+            raise StartError(f"{arrival.hello.get('name')} {text} [HVD715]", 2)
         if others and not self.running:
             names = f"{others[0].hello['name']} and {arrival.hello['name']}"
             why = f"two hosts report as this one ({names}): --node-rank tells them apart"

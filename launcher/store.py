@@ -26,7 +26,7 @@ from typing import Callable
 from hvdlite import _files, _wire
 from hvdlite.errors import HvdInitError
 
-from .epochs import LOST_CODE, Epochs, Refusal
+from .epochs import LOST_CODE, Epochs, OnLate, Refusal
 
 HANDSHAKE_S = 5.0
 STRANGERS_MAX = 128
@@ -56,8 +56,9 @@ class Connection:
 class StoreServer:
     """The server, at one address of this host: loopback, or for a job on several hosts one that all of them reach.
 
-    `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank. port: 0 for any. Raises
-    OSError, also where this process may not open so many files."""
+    `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank, and where ranks are missing at
+    the time limit `on_late(waiting, missing, text)` instead. port: 0 for any. Raises OSError, also where this process
+    may not open so many files."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class StoreServer:
         secret: bytes,
         job: int,
         on_abort: OnAbort | None = None,
+        on_late: OnLate | None = None,
         address: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -82,7 +84,7 @@ class StoreServer:
         self._strangers: list[Connection] = []  # oldest first; those that have not proved the secret
         self._guests: list[Connection] = []  # those that have, and are about to say JOIN
         self._members: dict[int, Connection] = {}  # the live connection of each rank
-        self._epochs = Epochs(size, job, self._tell)
+        self._epochs = Epochs(size, job, self._tell, on_late)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -200,21 +202,21 @@ class StoreServer:
     def _frame(self, connection: Connection, kind: int, body: bytes) -> None:
         if connection.rank is None:
             if kind != _wire.JOIN:
-                raise Refusal(f"the first frame must be JOIN, not kind {kind}")
+                raise Refusal(f"the first frame must be JOIN, not kind {kind} [HVD112]")
             self._join(connection, body)
         elif kind == _wire.ALLGATHER:
             self._epochs.contribute(connection.rank, *_wire.unpack_round(body))
         elif kind == _wire.ABORT:
             culprit, code, text = _wire.unpack_end(body)
             culprit = culprit if 0 <= culprit < self._epochs.size else connection.rank
-            if self._on_abort is not None:
+            if self._on_abort is not None and not self._epochs.given_up(connection.rank):
                 self._on_abort(connection.rank, culprit, code, text)
             self._epochs.aborted(connection.rank, culprit, code, text)
         elif kind == _wire.BYE:
             self._epochs.left(connection.rank)
             self._close(connection)
         else:
-            raise Refusal(f"a rank does not send frames of kind {kind}")
+            raise Refusal(f"a rank does not send frames of kind {kind} [HVD112]")
 
     def _join(self, connection: Connection, body: bytes) -> None:
         try:
@@ -224,7 +226,7 @@ class StoreServer:
             build = (str(says["version"]), str(says["wire"]))
             host = str(says.get("host", ""))[:64]
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            raise Refusal("the JOIN frame is not what this launcher's version expects") from None
+            raise Refusal("the JOIN frame is not what this launcher's version expects [HVD104]") from None
         living = self._members.get(rank)
         if living is not None:
             self._read(living)  # its BYE may lie unread beside the new JOIN

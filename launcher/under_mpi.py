@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hvdlite import _files, config
+from hvdlite._coded import coded
 from hvdlite.errors import HvdInitError
 
 from . import address, batch, carried, environment, gathering, hosts, mpi, starting
@@ -81,7 +82,7 @@ def places(
     rows = {"--nnodes": asked.nodes, "--node-rank": asked.node, "--rdzv-endpoint": asked.endpoint}
     for flag in (flag for flag, value in rows.items() if value is not None):
         raise UnderMpiError(
-            f"{flag} is for hosts that meet without ssh; with --mpi the mpirun brings ranks to hosts: -H"
+            f"{flag} is for hosts that meet without ssh; with --mpi the mpirun brings ranks to hosts: -H [HVD703]"
         )
     try:
         listed, size, names = _places(asked, environ)
@@ -109,7 +110,7 @@ def places(
         passed = sorted([carried.ORDER, *environment.forwarded(given, list(forward))])
         words = mpi.line(kind, program, wanted, passed)
     except (mpi.MpiError, hosts.HostError, PlaceError) as error:
-        raise UnderMpiError(str(error)) from None
+        raise UnderMpiError(coded("HVD708", str(error))) from None
     others = [name for name in names if not hosts.is_this_host(name, os.uname().nodename)]
     alone = not others and bool(listed) and not elsewhere
     title = os.path.basename(program)
@@ -126,7 +127,7 @@ def places(
 def _check_size(size: int, host: str | None) -> None:
     """Does this version have so many? host: the only one, if it is. Raises PlaceError."""
     if size > JOB_RANKS_MAX:
-        raise PlaceError(f"a job of {size} ranks: this version of hvdlite supports at most {JOB_RANKS_MAX}")
+        raise PlaceError(f"a job of {size} ranks: this version of hvdlite supports at most {JOB_RANKS_MAX} [HVD710]")
     if host is not None:
         assign([hosts.Host(host, size)], size)
 
@@ -150,7 +151,9 @@ def _address(where: _Where) -> str:
     known = [ip for ip in address.resolve(os.uname().nodename) if not ip.startswith("127.") and ip != "::1"]
     mine = known[0] if known else address.source_towards(_ANYWHERE)
     if mine is None:
-        raise address.AddressError("at which address do the other hosts find this one? Say --network-interface NAME")
+        raise address.AddressError(
+            "at which address do the other hosts find this one? Say --network-interface NAME [HVD712]"
+        )
     return mine
 
 
@@ -168,7 +171,7 @@ def _gather(
         _files.allow(2 * size, "the launcher", f"for the agents of {size} ranks")
         place = Muster(secret, _address(where))
     except (address.AddressError, HvdInitError, OSError) as error:
-        raise starting.StartError(str(error), 2) from None
+        raise starting.StartError(coded("HVD715", str(error)), 2) from None
     order = {**gathering.order(place, secret, timeout, job.silence, given), "environ": {}, "command": list(job.command)}
     environ = {**given, carried.ORDER: json.dumps({**order, "as_horovod": job.as_horovod})}
     session = carrier.sessions([(rank, "") for rank in range(size)])[0]
@@ -183,7 +186,7 @@ def _gather(
         place.close()
     if trouble:
         start.abandon()
-        raise starting.StartError(_told(size, trouble), trouble[min(trouble)][1])
+        raise starting.StartError(coded("HVD715", _told(size, trouble)), trouble[min(trouble)][1])
     names = {}
     for each in branches:
         names[each.number] = str(each.hello["name"])
@@ -232,7 +235,9 @@ def _places(asked: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list
     else:
         found = batch.allocation(environ, _read)
         if found is None and size is None and per_node is None:
-            raise UnderMpiError("how many ranks? Say -np N, for example: hvdlite-run --mpi -np 2 python train.py")
+            raise UnderMpiError(
+                "how many ranks? Say -np N, for example: hvdlite-run --mpi -np 2 python train.py [HVD702]"
+            )
         if found is not None and found.title in ("Slurm", "the MPI operator"):
             slots = found.slots if per_node is None else per_node * len(found.hosts)
             return [], size or slots, [host.name for host in found.hosts]
@@ -248,7 +253,7 @@ def _read(path: str) -> str:
     try:
         return hosts.read(path)
     except OSError as error:
-        raise hosts.HostError(f"{path}: {error.strerror}") from None
+        raise hosts.HostError(f"{path}: {error.strerror} [HVD708]") from None
 
 
 def _found(environ: Mapping[str, str]) -> tuple[str, mpi.Kind]:
@@ -263,16 +268,18 @@ def _found(environ: Mapping[str, str]) -> tuple[str, mpi.Kind]:
             )
             said = done.stdout + done.stderr
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise UnderMpiError(f"{program} --version: {error}", 1) from None
+            raise UnderMpiError(f"{program} --version: {error} [HVD716]", 1) from None
         kind = mpi.kind_of(said)
         if kind is not None:
             return program, kind
         first = next(iter(said.strip().splitlines()), "nothing")
-        raise UnderMpiError(f"{program} is of no MPI that hvdlite-run knows: --version says {first!r}; run it yourself")
+        raise UnderMpiError(
+            f"{program} is of no MPI that hvdlite-run knows: --version says {first!r}; run it yourself [HVD716]"
+        )
     srun = "; Slurm starts MPI programs itself: srun --mpi=pmix python ..." if "SLURM_JOB_ID" in environ else ""
     raise UnderMpiError(
         f"--mpi: neither {', '.join(mpi.PROGRAMS[:-1])} nor {mpi.PROGRAMS[-1]} is on PATH: install an MPI (pip install "
-        f"mpich, apt-get install openmpi-bin), or leave --mpi out: hvdlite-run needs none{srun}",
+        f"mpich, apt-get install openmpi-bin), or leave --mpi out: hvdlite-run needs none{srun} [HVD716]",
         NOT_FOUND,
     )
 

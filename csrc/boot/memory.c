@@ -60,7 +60,7 @@ int hvd_boot_memory_allgather(void *self, const void *mine, size_t bytes, void *
     if (code == HVD_OK)
         memcpy(all, memory->published, bytes * (size_t)memory->size);
     else
-        hvd_text_copy(text, text_bytes, "another rank gave up during init");
+        hvd_text_copy(text, text_bytes, "another rank gave up during init" HVD_ENDS(121));
     pthread_mutex_unlock(&memory->lock);
     return code;
 }

@@ -65,6 +65,13 @@
  *      all ranks apply it to the plan of that very round.
  *  13. Dates, for what is ordered beyond one set: a vote says the latest that the engine knows, merged with MAX, and
  *      a plan is dated one later. What dates are good for is the engine's business (engine/order.c).
+ *  14. What the NaN guard has found in a rank's tensor is part of its signature. It goes the way of a mismatch, also
+ * where all ranks have found the same: fresh, and a detail round that tells who found what. Then the request fails on
+ * all ranks, or, where that is forgiven, all forget what was found and announce it again, with its key and its order,
+ *      so that it is planned as if it had been submitted a few rounds later.
+ *  15. HOW BUCKETS LAY in a rank's memory, HVD_LAY_*, as the engine has seen it last: merged with OR, so of several
+ *      sayings what differs becomes APART. Who has joined says nothing. It rides with votes that are held anyway,
+ *      and tells what was, not what will be: agreed, and a guess.
  */
 #ifndef HVD_COORD_H
 #define HVD_COORD_H
@@ -89,6 +96,7 @@ struct hvd_signature {
     uint32_t group_count;
     int32_t priority;
     uint64_t group;
+    uint64_t not_finite; /* what the NaN guard has found: NaN << 32 | infinities; rule 14 */
     double prescale, postscale;
     int64_t dims[HVD_DIMS_MAX]; /* allgather, alltoall: dims[0] is 0, it may differ between ranks */
 };
@@ -126,7 +134,8 @@ struct hvd_vote {
     uint64_t date;     /* greatest */
     uint64_t tune;     /* proposed size of a bucket + 1, 0: none; greatest */
     uint32_t ahead;    /* of the learned list the next so many are ready; smallest */
-    uint32_t deviates; /* 1: this is not what was learned; OR */
+    uint16_t deviates; /* 1: this is not what was learned; OR */
+    uint16_t lay;      /* of buckets so far; OR */
     uint32_t list;     /* slots in a proposed list; rank 0 only */
     uint32_t list_at;  /* of the list, the next to be planned */
     uint64_t body[];
@@ -136,6 +145,8 @@ struct hvd_vote {
 struct hvd_coord_names {
     const char *const *kind, *const *op, *const *dtype;
     int kinds, ops, dtypes; /* entries; a number beyond is refused in submit and in votes */
+    int on_device;          /* the dtypes from here on are those of tensors on devices, in the same order, and behind
+                               them others that are only there; 0: none is */
 };
 
 struct hvd_coord_limits {
@@ -144,6 +155,7 @@ struct hvd_coord_limits {
     uint32_t tickets;                    /* requests in flight on this rank at most */
     uint32_t fresh;                      /* descriptors in one vote at most */
     uint64_t set;                        /* part of the hash of every name */
+    bool forgives;                       /* agreed: what is not finite is told, and then reduced; rule 14 */
     bool zeroed;                         /* open()'s memory is zero-filled: large tables cost nothing until used */
     const struct hvd_coord_names *names; /* lent as long as the coordinator lives; may not be NULL */
     const int *called;                   /* what errors call the ranks of the set, ascending; lent; NULL: 0, 1, ... */
@@ -158,6 +170,7 @@ struct hvd_plan_item {
     uint32_t slot;
     uint32_t flags;  /* HVD_FRESH_IN_PLANE as agreed */
     uint32_t bucket; /* set by fuse */
+    uint32_t lay;    /* HVD_LAY_*, agreed: how the tensors of buckets lay so far */
     int32_t code;    /* HVD_OK, or why this item fails on every rank instead of being done */
 };
 
@@ -174,7 +187,10 @@ struct hvd_plan {
     uint64_t date;          /* later than what any rank has said */
     int64_t tuned;          /* size of a bucket, agreed in this round, -1: none */
     uint32_t failed_ticket; /* a mismatch was resolved (`text` is not empty, the same on all ranks): this
-                               request of this rank, if it has one, fails with HVD_EMISMATCH and the text */
+                               request of this rank, if it has one, fails with `failed_code` and the text */
+    int32_t failed_code;    /* HVD_EMISMATCH, HVD_ENAN */
+    bool not_finite;        /* `text` tells what the NaN guard has found, and no mismatch. Where that is forgiven
+                               nothing fails; the request follows in a later plan */
     char text[HVD_TEXT_MAX];
     struct hvd_plan_item *item; /* room for items_max, given by the engine; items_max >= slots + fresh */
 };
@@ -203,6 +219,8 @@ void hvd_coord_leave(struct hvd_coord *coord);
 void hvd_coord_tune(struct hvd_coord *coord, int64_t bucket_bytes);
 /* The latest date that this rank knows, for its next vote; it is no news by itself. */
 void hvd_coord_date(struct hvd_coord *coord, uint64_t date);
+/* How this rank's latest bucket lay, HVD_LAY_*; no news by itself, either. */
+void hvd_coord_lay(struct hvd_coord *coord, uint32_t lay);
 
 /* Would my vote say something that the last one did not, or must a round be held for something agreed (a
  * detail)? Then a round is wanted. */
@@ -226,6 +244,9 @@ void hvd_plan_fuse(struct hvd_plan *plan, uint64_t bucket_bytes, const uint8_t *
 /* Is this ticket's request the only one of this rank that is outstanding? Then what it was submitted as; false: no. */
 bool hvd_coord_only(const struct hvd_coord *coord, uint32_t ticket, struct hvd_key *key,
                     struct hvd_signature *signature);
+/* Of a ticket in use: what its request is known by, and how many were submitted before it; true: it is outstanding,
+ * false: it is planned. */
+bool hvd_coord_waits(const struct hvd_coord *coord, uint32_t ticket, struct hvd_key *key, uint64_t *number);
 /* Requests of this rank that are outstanding, for errors and reports: calls see() for each. */
 void hvd_coord_pending(const struct hvd_coord *coord, void (*see)(void *self, uint32_t ticket), void *self);
 

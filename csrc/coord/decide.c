@@ -84,15 +84,23 @@ static void unnamed_done(struct hvd_coord *coord, struct hvd_key key)
         coord->unnamed_done = key.low + 1;
 }
 
-/* The head of the queue had its detail round: tell, and take the slot back. */
-static void tell_detail(struct hvd_coord *coord, const struct turn *turn, struct hvd_plan *plan)
+/* The head of the queue had its detail round: tell, and take the slot back. True: its request has failed. */
+static bool tell_detail(struct hvd_coord *coord, const struct turn *turn, struct hvd_plan *plan)
 {
     uint32_t slot = coord->details.head;
     struct hvd_key key = coord->known[slot].key;
     hvd_detail_text(coord, turn->vote, key, plan->text, sizeof plan->text);
-    plan->failed_ticket = hvd_slot_detach(coord, slot);
-    unnamed_done(coord, key);
+    plan->not_finite = hvd_detail_not_finite(coord, turn->vote);
+    bool failed = !plan->not_finite || !coord->limits.forgives;
+    if (failed) {
+        plan->failed_ticket = hvd_slot_detach(coord, slot);
+        plan->failed_code = plan->not_finite ? HVD_ENAN : HVD_EMISMATCH;
+        unnamed_done(coord, key);
+    } else if (coord->known[slot].ticket != HVD_TICKET_NONE) {
+        coord->mine[coord->known[slot].ticket].signature.not_finite = 0; /* and forgetting announces it again */
+    }
     hvd_slot_forget(coord, slot);
+    return failed;
 }
 
 /* What failed counts as arrived in each group that a rank took it for a member of. */
@@ -213,6 +221,7 @@ static void emit(struct hvd_coord *coord, const struct turn *turn, struct hvd_pl
         item->key = (struct hvd_key){coord->done[i].high, coord->done[i].low};
         item->order = coord->done[i].major;
         item->bucket = 0;
+        item->lay = turn->vote->lay;
         if (id & HVD_DONE_DIRECT) {
             const struct hvd_fresh *fresh = &turn->fresh[id & ~HVD_DONE_DIRECT];
             item->signature = fresh->signature;
@@ -277,6 +286,7 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
     if (coord->tune == coord->said_tune)       /* else a later proposal, not said yet */
         coord->tune = 0;
     plan->failed_ticket = HVD_TICKET_NONE;
+    plan->not_finite = false;
     plan->text[0] = 0;
     if (agreed->leaving && coord->left < 0)
         coord->left = (int32_t)agreed->leave_rank;
@@ -287,8 +297,7 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
         return;
     coord->done_count = 0;
     bool ungrouped = coord->ungrouped;
-    if (agreed->detail_slot != HVD_NONE)
-        tell_detail(coord, &turn, plan);
+    bool failed = agreed->detail_slot != HVD_NONE && tell_detail(coord, &turn, plan);
     uint32_t fresh = forget_conflicts(coord, &turn);
     if (agreed->joined && coord->learn.count)
         hvd_learn_forget(coord);
@@ -301,7 +310,7 @@ void hvd_coord_decide(struct hvd_coord *coord, const struct hvd_vote *agreed, st
     } else {
         end_join(coord, agreed, plan);
     }
-    if (agreed->detail_slot != HVD_NONE)
+    if (failed)
         fail_groups(coord, &turn);
     accept(coord, &turn, fresh);
     if (coord->ungrouped && !ungrouped)

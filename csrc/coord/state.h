@@ -145,6 +145,7 @@ struct hvd_coord {
     uint64_t join_round;      /* first round that said so; 0: not said yet */
     uint64_t tune, said_tune; /* as in a vote: my proposal, and as far as it was said */
     uint64_t date;            /* what my next vote says */
+    uint32_t lay;             /* and this */
 
     /* Scratch of one call. */
     struct hvd_sortable *done;  /* slots + fresh: what this decide plans; id is a slot, or DIRECT | descriptor */
@@ -197,6 +198,8 @@ static inline struct hvd_key hvd_group_key(const struct hvd_signature *signature
 void hvd_detail_write(const struct hvd_coord *coord, struct hvd_vote *vote);
 bool hvd_detail_check(const struct hvd_coord *coord, const struct hvd_vote *vote);
 void hvd_detail_merge(const struct hvd_coord *coord, struct hvd_vote *into, const struct hvd_vote *from);
+/* It tells of what is not finite, and of nothing that ranks disagree on. */
+bool hvd_detail_not_finite(const struct hvd_coord *coord, const struct hvd_vote *agreed);
 void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agreed, struct hvd_key key, char *text,
                      size_t text_bytes);
 

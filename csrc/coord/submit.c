@@ -81,6 +81,7 @@ struct hvd_coord *hvd_coord_open(void *memory, const struct hvd_coord_limits *li
     coord->vacant = coord->groups_vacant = HVD_NONE;
     coord->used = coord->details = (struct hvd_list){HVD_NONE, HVD_NONE};
     coord->left = -1;
+    coord->lay = HVD_LAY_APART;
     open_map(&coord->slot_of, coord->known, sizeof *coord->known, limits->slots, limits->zeroed);
     open_map(&coord->group_of, coord->group, sizeof *coord->group, limits->slots, limits->zeroed);
     open_map(&coord->fresh_of, coord->mine, sizeof *coord->mine, limits->tickets, limits->zeroed);
@@ -113,6 +114,10 @@ bool hvd_signature_sane(const struct hvd_coord_limits *limits, const struct hvd_
         !has_name(names->dtype, names->dtypes, signature->dtype))
         return false;
     if (signature->ndim < 0 || signature->ndim > HVD_DIMS_MAX || !ranks_sane(limits->size, signature))
+        return false;
+    bool reduces =
+        signature->kind == HVD_ALLREDUCE || signature->kind == HVD_REDUCE || signature->kind == HVD_REDUCESCATTER;
+    if (signature->not_finite && !reduces)
         return false;
     int64_t count = 1;
     bool empty = false;
@@ -248,6 +253,12 @@ void hvd_coord_date(struct hvd_coord *coord, uint64_t date)
     coord->date = date;
 }
 
+void hvd_coord_lay(struct hvd_coord *coord, uint32_t lay)
+{
+    HVD_ASSERT(lay <= HVD_LAY_APART);
+    coord->lay = lay;
+}
+
 bool hvd_coord_news(const struct hvd_coord *coord)
 {
     if (coord->left >= 0 || coord->leave)
@@ -271,6 +282,14 @@ bool hvd_coord_only(const struct hvd_coord *coord, uint32_t ticket, struct hvd_k
     *key = mine->key;
     *signature = mine->signature;
     return true;
+}
+
+bool hvd_coord_waits(const struct hvd_coord *coord, uint32_t ticket, struct hvd_key *key, uint64_t *number)
+{
+    bool known = ticket < coord->mine_high;
+    *key = known ? coord->mine[ticket].key : (struct hvd_key){0, 0};
+    *number = known ? coord->mine[ticket].number : 0;
+    return known && coord->mine[ticket].state != HVD_MINE_IDLE;
 }
 
 void hvd_coord_pending(const struct hvd_coord *coord, void (*see)(void *self, uint32_t ticket), void *self)

@@ -15,11 +15,11 @@
 #define LIST_MAX 120 /* characters of a rank list */
 #define SIDE_MAX 48  /* ... that still goes into a sentence */
 
-enum { KIND, OP, DTYPE, SHAPE, ROOT, PRESCALE, POSTSCALE, PRIORITY, GROUP, FIELDS };
+enum { KIND, OP, PLACE, DTYPE, SHAPE, ROOT, PRESCALE, POSTSCALE, PRIORITY, GROUP, FIELDS };
 
 static const char *const field_name[FIELDS] = {
-    "collective",      "reduce op",        "dtype",    "shape", "root rank",
-    "prescale factor", "postscale factor", "priority", "group",
+    "collective", "reduce op",       "device",           "dtype",    "shape",
+    "root rank",  "prescale factor", "postscale factor", "priority", "group",
 };
 
 struct text {
@@ -39,15 +39,28 @@ static __attribute__((format(__printf__, 2, 3))) void add(struct text *text, con
     text->left -= bytes;
 }
 
-static bool differs(int field, const struct hvd_signature *a, const struct hvd_signature *b)
+static bool on_device(const struct hvd_coord_names *names, const struct hvd_signature *said)
+{
+    return names->on_device && said->dtype >= names->on_device;
+}
+
+static int plain_dtype(const struct hvd_coord_names *names, const struct hvd_signature *said)
+{
+    return said->dtype - (on_device(names, said) ? names->on_device : 0);
+}
+
+static bool differs(const struct hvd_coord_names *names, int field, const struct hvd_signature *a,
+                    const struct hvd_signature *b)
 {
     switch (field) {
     case KIND:
         return a->kind != b->kind;
     case OP:
         return a->op != b->op;
+    case PLACE:
+        return on_device(names, a) != on_device(names, b);
     case DTYPE:
-        return a->dtype != b->dtype;
+        return plain_dtype(names, a) != plain_dtype(names, b);
     case SHAPE:
         return a->ndim != b->ndim || memcmp(a->dims, b->dims, sizeof a->dims) != 0;
     case ROOT:
@@ -84,6 +97,9 @@ static void add_field(struct text *text, const struct hvd_coord_limits *limits, 
         break;
     case OP:
         add(text, "%s", names->op[said->op]);
+        break;
+    case PLACE:
+        add(text, "%s", on_device(names, said) ? "a GPU" : "the CPU");
         break;
     case DTYPE:
         add(text, "%s", names->dtype[said->dtype]);
@@ -169,12 +185,13 @@ static void add_field_names(struct text *text, uint32_t fields, const char *arti
         }
 }
 
-static uint32_t fields_that_differ(const struct hvd_signature *said, uint32_t count)
+static uint32_t fields_that_differ(const struct hvd_coord_names *names, const struct hvd_signature *said,
+                                   uint32_t count)
 {
     uint32_t fields = 0;
     for (uint32_t i = 1; i < count; i++)
         for (int field = 0; field < FIELDS; field++)
-            fields |= (uint32_t)differs(field, &said[0], &said[i]) << field;
+            fields |= (uint32_t)differs(names, field, &said[0], &said[i]) << field;
     return fields & 1u << KIND ? 1u << KIND : fields;
 }
 
@@ -190,10 +207,7 @@ static void add_tensor(struct text *text, const struct hvd_coord *coord, const s
     char name[HVD_NAME_MAX + 1];
     memcpy(name, vote->body + hvd_vote_detail_at(vote->slots), vote->name_bytes);
     name[vote->name_bytes] = 0;
-    for (uint32_t i = 0; i < vote->name_bytes; i++)
-        if ((unsigned char)name[i] < ' ' || name[i] == 0x7f)
-            name[i] = '?';
-    add(text, "tensor '%s'", name);
+    add(text, "tensor '%s'", HVD_SHOWN(name));
 }
 
 /* Sayings are told in the order of their first ranks. */
@@ -211,6 +225,66 @@ static void order_of_telling(const uint64_t *ranks, uint32_t count, uint32_t siz
     }
 }
 
+bool hvd_detail_not_finite(const struct hvd_coord *coord, const struct hvd_vote *agreed)
+{
+    const struct hvd_signature *said = hvd_detail_signatures(agreed);
+    bool any = false;
+    for (uint32_t i = 0; i < agreed->detail; i++)
+        any = any || said[i].not_finite;
+    return any && fields_that_differ(coord->limits.names, said, agreed->detail) == 0;
+}
+
+static void add_count(struct text *text, uint32_t count, const char *one, const char *many)
+{
+    add(text, "%" PRIu32 "%s %s", count, count == UINT32_MAX ? " or more" : "", count == 1 ? one : many);
+}
+
+/* "3 NaN and 1 infinity". */
+static void add_not_finite(struct text *text, uint64_t found)
+{
+    uint32_t nans = (uint32_t)(found >> 32), infinities = (uint32_t)found;
+    if (nans)
+        add_count(text, nans, "NaN", "NaN");
+    if (nans && infinities)
+        add(text, " and ");
+    if (infinities)
+        add_count(text, infinities, "infinity", "infinities");
+}
+
+/* Who had something, after the name of the tensor. */
+static void tell_not_finite(struct text *text, const struct hvd_coord *coord, const struct hvd_vote *agreed,
+                            const uint32_t *order)
+{
+    const struct hvd_signature *said = hvd_detail_signatures(agreed);
+    const uint64_t *ranks = (const uint64_t *)(said + HVD_DETAIL_MAX);
+    uint32_t size = (uint32_t)coord->limits.size, words = hvd_words(size), spoke = 0;
+    bool clean = false, first = true;
+    uint64_t elements = 1;
+    for (int i = 0; i < said->ndim; i++)
+        elements *= (uint64_t)said->dims[i];
+    add(text, ", before its %s: ", coord->limits.names->kind[said->kind]);
+    for (uint32_t i = 0; i < agreed->detail; i++) {
+        spoke += count_bits(ranks + i * words, words);
+        clean = clean || !said[i].not_finite;
+        if (!said[order[i]].not_finite)
+            continue;
+        add(text, "%s", first ? "" : "; ");
+        add_ranks(text, ranks + order[i] * words, size, coord->limits.called);
+        add(text, " had ");
+        add_not_finite(text, said[order[i]].not_finite);
+        add(text, " in %" PRIu64 " element%s", elements, elements == 1 ? "" : "s");
+        first = false;
+    }
+    uint32_t active = size > agreed->joined ? size - agreed->joined : 0;
+    if (agreed->detail == HVD_DETAIL_MAX && spoke < active)
+        add(text, "; %u more rank%s had some, too", active - spoke, active - spoke == 1 ? "" : "s");
+    add(text,
+        "%s. That is where to look: at the loss, the batch and the learning rate there. (With a loss scale, as of "
+        "GradScaler or LossScaleOptimizer, overflow now and then is normal, and all ranks skip that step: "
+        "HVDLITE_NAN_GUARD=warn tells and goes on, off says nothing.)",
+        clean ? "; the other ranks had none" : "");
+}
+
 void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agreed, struct hvd_key key, char *into,
                      size_t text_bytes)
 {
@@ -218,7 +292,7 @@ void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agree
     const struct hvd_signature *said = hvd_detail_signatures(agreed);
     const uint64_t *ranks = (const uint64_t *)(said + HVD_DETAIL_MAX);
     uint32_t size = (uint32_t)coord->limits.size, words = hvd_words(size), spoke = 0;
-    uint32_t fields = fields_that_differ(said, agreed->detail);
+    uint32_t fields = fields_that_differ(coord->limits.names, said, agreed->detail);
     bool table = agreed->detail > 2;
     for (uint32_t i = 0; i < agreed->detail; i++) {
         char list[2 * LIST_MAX];
@@ -228,11 +302,16 @@ void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agree
         spoke += count_bits(ranks + i * words, words);
     }
     add_tensor(&text, coord, agreed, key, fields, said);
+    uint32_t order[HVD_DETAIL_MAX];
+    order_of_telling(ranks, agreed->detail, size, order);
+    if (hvd_detail_not_finite(coord, agreed)) {
+        tell_not_finite(&text, coord, agreed, order);
+        hvd_text_write(into, text_bytes, HVD320 "%s", into);
+        return;
+    }
     add(&text, ": ranks disagree on ");
     add_field_names(&text, fields, "the ");
     add(&text, ":");
-    uint32_t order[HVD_DETAIL_MAX];
-    order_of_telling(ranks, agreed->detail, size, order);
     for (uint32_t i = 0; i < agreed->detail; i++) {
         add(&text, table ? "\n  " : i == 0 ? " " : fields & (fields - 1) ? "; " : ", ");
         add_ranks(&text, ranks + order[i] * words, size, coord->limits.called);
@@ -244,5 +323,9 @@ void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agree
         add(&text, "\n  %u more rank%s: something else again", active - spoke, active - spoke == 1 ? "" : "s");
     add(&text, table ? "\n%s the same " : ". %s the same ", fields & 1u << KIND ? "Call" : "Submit");
     add_field_names(&text, fields, "");
-    add(&text, " on all ranks.");
+    add(&text, " on all ranks%s.",
+        fields & 1u << PLACE
+            ? ": move the tensor with .cuda() or .cpu(), or in TensorFlow set HVDLITE_TENSORFLOW_GPU=host"
+            : "");
+    hvd_text_write(into, text_bytes, HVD350 "%s", into);
 }

@@ -35,7 +35,7 @@ static uint32_t say_fresh(struct hvd_coord *coord, struct hvd_fresh *fresh)
             .signature = mine->signature,
             .order = mine->order,
             .count = !coord->joined,
-            .flags = mine->flags,
+            .flags = mine->flags | (mine->signature.not_finite ? HVD_FRESH_MISMATCH : 0),
         };
     }
     return count;
@@ -87,6 +87,7 @@ size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t roo
     }
     vote->tune = coord->tune;
     vote->date = coord->date;
+    vote->lay = coord->joined ? 0 : (uint16_t)coord->lay;
     HVD_ASSERT(room >= hvd_vote_bytes(coord, vote) + (stopped ? 0 : hvd_room_of_fresh(coord)) +
                            8 * hvd_list_words(coord->learn.length));
     memcpy(vote->body, coord->ready, 8 * (size_t)words);
@@ -133,7 +134,7 @@ static bool header_sane(const struct hvd_coord *coord, const struct hvd_vote *vo
         return false;
     if (vote->leaving > vote->ranks || (vote->leaving ? vote->leave_rank >= size : vote->leave_rank != HVD_NONE))
         return false;
-    if (vote->tune > (uint64_t)INT64_MAX + 1 || vote->date > HVD_DATE_MAX)
+    if (vote->tune > (uint64_t)INT64_MAX + 1 || vote->date > HVD_DATE_MAX || vote->lay > HVD_LAY_APART)
         return false;
     if (vote->slots != coord->high && (vote->slots || coord->learn.count == 0))
         return false;
@@ -147,6 +148,7 @@ static bool fresh_sane(const struct hvd_coord *coord, const struct hvd_vote *vot
     for (uint32_t i = 0; i < vote->fresh; i++) {
         if (fresh[i].count > vote->ranks - vote->joined ||
             fresh[i].flags & ~(uint32_t)(HVD_FRESH_MISMATCH | HVD_FRESH_IN_PLANE) ||
+            (fresh[i].signature.not_finite && !(fresh[i].flags & HVD_FRESH_MISMATCH)) ||
             !hvd_signature_sane(&coord->limits, &fresh[i].signature))
             return false;
         uint64_t place = hvd_key_place(fresh[i].key, vote->round);

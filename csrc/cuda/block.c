@@ -5,8 +5,14 @@
  *
  * A block comes back before the device has done the copy out of it: the event behind that copy stays with it, and what
  * writes it next waits for that on its own stream. No thread waits. Freeing memory does wait, for the whole device and
- * thereby perhaps for a peer; so blocks that have become too small are only marked, and freed when nothing of ours is
- * under way (hvd_block_free), or where there is no memory left and a wait is better than an error.
+ * thereby perhaps for a peer (pinned.c); so blocks that have become too small are kept until an engine ends, or until
+ * there is no memory left and a wait is better than an error. A new one is larger by half at least than the largest
+ * that was vacant, and outgrows that one alone, once; so all blocks are at most three times the largest for each result
+ * that is there at once. Small results go on using the small ones.
+ *
+ * Blocks that were lent to other processes are a kind of their own. CUDA does not define what happens to memory that is
+ * freed while another process has it open, and at an end nobody tells when all have closed it; so it is kept for the
+ * next one, and goes with the process.
  *
  * The list belongs to the process, as its devices do, and has a lock: who gives a block back is any thread.
  */
@@ -16,7 +22,7 @@
 #include <stdlib.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct hvd_block *vacant;
+static struct hvd_block *vacant, *left;
 static _Atomic uint64_t bytes_in_use;
 
 static int check(int code, const char *what, struct hvd_error *error)
@@ -39,15 +45,15 @@ static size_t rounded(size_t bytes)
 
 static void end(struct hvd_block *block)
 {
-    void *ctx;
+    int mode;
     if (block->after)
         hvd_mark_drop(block->after);
-    if (block->cuda->CtxPushCurrent(block->ctx) == 0) {
+    if (hvd_cuda_enter(block->cuda, block->ctx, &mode) == 0) {
         if (block->event)
             block->cuda->EventDestroy(block->event);
         if (block->at)
             block->cuda->MemFree(block->at);
-        block->cuda->CtxPopCurrent(&ctx);
+        hvd_cuda_leave(block->cuda, mode);
     }
     block->cuda->DevicePrimaryCtxRelease(block->handle);
     atomic_fetch_sub(&bytes_in_use, block->bytes);
@@ -57,17 +63,22 @@ static void end(struct hvd_block *block)
 /* Does nothing on a device touch it any more? */
 static bool quiet(const struct hvd_block *block)
 {
+    int mode;
     if (block->after)
         return hvd_mark_reached(block->after, NULL) != HVD_AGAIN;
-    return !block->used || block->cuda->EventQuery(block->event) != HVD_CUDA_NOT_READY;
+    if (!block->used || hvd_cuda_enter(block->cuda, block->ctx, &mode) != 0)
+        return true;
+    bool done = block->cuda->EventQuery(block->event) != HVD_CUDA_NOT_READY;
+    hvd_cuda_leave(block->cuda, mode);
+    return done;
 }
 
-/* Under the lock. Frees those of the list that `all` or their being outgrown tells to, and that are quiet. */
-static void sweep(bool all)
+/* Under the lock. Frees those of the list that are quiet. */
+static void sweep(void)
 {
-    for (struct hvd_block **at = &vacant; *at;) {
+    for (struct hvd_block **at = &vacant; *at && !hvd_cuda_hangs();) {
         struct hvd_block *block = *at;
-        if ((all || block->outgrown) && quiet(block)) {
+        if (!block->lent && quiet(block)) {
             *at = block->next;
             end(block);
         } else {
@@ -76,17 +87,18 @@ static void sweep(bool all)
     }
 }
 
-void hvd_block_free(bool all)
+void hvd_block_free(void)
 {
     pthread_mutex_lock(&lock);
-    sweep(all);
+    sweep();
     pthread_mutex_unlock(&lock);
 }
 
-static struct hvd_block *made(int ordinal, size_t bytes, struct hvd_error *error)
+/* Of `bytes`; where so many cannot be had, of `least`. */
+static struct hvd_block *made(int ordinal, size_t bytes, size_t least, struct hvd_error *error)
 {
     enum { NO_TIMING = 2, NO_MEMORY = 2 };
-    void *ctx;
+    int mode;
     const struct hvd_cuda *cuda = hvd_cuda_load(error);
     struct hvd_block *block = cuda ? calloc(1, sizeof *block) : NULL;
     if (!block)
@@ -99,18 +111,19 @@ static struct hvd_block *made(int ordinal, size_t bytes, struct hvd_error *error
         free(block);
         return NULL;
     }
-    code = check(cuda->CtxPushCurrent(block->ctx), "use a device", error);
+    code = check(hvd_cuda_enter(cuda, block->ctx, &mode), "use a device", error);
     if (code == HVD_OK) {
         int failed = cuda->MemAlloc(&block->at, bytes);
         if (failed == NO_MEMORY) {
-            sweep(true);
+            sweep();
+            bytes = least;
             failed = cuda->MemAlloc(&block->at, bytes);
         }
         block->at = failed ? 0 : block->at;
         code = check(failed, "give memory for a result", error);
         if (code == HVD_OK)
             code = check(cuda->EventCreate(&block->event, NO_TIMING), "make an event", error);
-        cuda->CtxPopCurrent(&ctx);
+        hvd_cuda_leave(cuda, mode);
     }
     block->bytes = block->at ? bytes : 0;
     atomic_fetch_add(&bytes_in_use, block->bytes);
@@ -120,25 +133,51 @@ static struct hvd_block *made(int ordinal, size_t bytes, struct hvd_error *error
     return NULL;
 }
 
-struct hvd_block *hvd_block_take(int ordinal, size_t bytes, struct hvd_error *error)
+/* Under the lock, and nothing that is vacant is large enough: how large a new one is to be. */
+static size_t outgrow(int ordinal, size_t room)
+{
+    struct hvd_block *largest = NULL;
+    for (struct hvd_block *block = vacant; block; block = block->next)
+        if (block->ordinal == ordinal && !block->lent && !block->outgrown &&
+            (!largest || block->bytes > largest->bytes))
+            largest = block;
+    if (!largest)
+        return room;
+    largest->outgrown = true;
+    size_t more = rounded(largest->bytes * 3 / 2);
+    return room > more ? room : more;
+}
+
+static struct hvd_block *take(int ordinal, size_t bytes, bool lent, struct hvd_error *error)
 {
     struct hvd_block **best = NULL, *block;
     size_t room = rounded(bytes);
     pthread_mutex_lock(&lock);
     for (struct hvd_block **at = &vacant; *at; at = &(*at)->next)
-        if ((*at)->ordinal == ordinal && (*at)->bytes >= room && (!best || (*at)->bytes < (*best)->bytes))
+        if ((*at)->ordinal == ordinal && (*at)->lent == lent && (*at)->bytes >= room &&
+            (!best || (*at)->bytes < (*best)->bytes))
             best = at;
     if (best) {
         block = *best;
         *best = block->next;
-        block->fetched = block->outgrown = false;
+        block->fetched = false;
     } else {
-        for (block = vacant; block; block = block->next)
-            block->outgrown |= block->ordinal == ordinal;
-        block = made(ordinal, room, error);
+        block = made(ordinal, lent ? room : outgrow(ordinal, room), room, error);
+        if (block)
+            block->lent = lent;
     }
     pthread_mutex_unlock(&lock);
     return block;
+}
+
+struct hvd_block *hvd_block_take(int ordinal, size_t bytes, struct hvd_error *error)
+{
+    return take(ordinal, bytes, false, error);
+}
+
+struct hvd_block *hvd_block_lend(int ordinal, size_t bytes, struct hvd_error *error)
+{
+    return take(ordinal, bytes, true, error);
 }
 
 void *hvd_block_vacant(const struct hvd_block *block)
@@ -164,6 +203,15 @@ int hvd_block_fetch(struct hvd_block *block, const struct hvd_mark *behind, uint
         block->fetched = block->used = true;
     cuda->CtxPopCurrent(&ctx);
     return code;
+}
+
+void hvd_block_leave(struct hvd_block *block, void *beside)
+{
+    pthread_mutex_lock(&lock);
+    block->beside = beside;
+    block->next = left;
+    left = block;
+    pthread_mutex_unlock(&lock);
 }
 
 void hvd_block_give_back(struct hvd_block *block, struct hvd_mark *behind)

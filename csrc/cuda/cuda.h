@@ -11,7 +11,10 @@
 #include "../ground/ground.h"
 
 #define HVD_CUDA_NOT_READY 600 /* cuEventQuery: the work before it is under way */
-#define HVD_CUDA_ENDED     4   /* the driver is being shut down: the process exits */
+
+struct hvd_cuda_ipc { /* how another process finds memory; passed by value */
+    unsigned char bytes[64];
+};
 
 struct hvd_cuda_uuid {
     unsigned char bytes[16];
@@ -27,6 +30,7 @@ struct hvd_cuda_uuid {
     X(DeviceGet, "cuDeviceGet", (int *device, int ordinal))                                                  \
     X(DeviceGetUuid, "cuDeviceGetUuid", (struct hvd_cuda_uuid * uuid, int device))                           \
     X(DeviceGetPCIBusId, "cuDeviceGetPCIBusId", (char *text, int length, int device))                        \
+    X(DeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))                   \
     X(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (void **ctx, int device))                          \
     X(DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (int device))                                 \
     X(CtxPushCurrent, "cuCtxPushCurrent_v2", (void *ctx))                                                    \
@@ -58,12 +62,23 @@ struct hvd_cuda_uuid {
       (void *kernel, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,    \
        unsigned shared, void *stream, void **arguments, void **more))
 
+/* Y(NAME, symbol, arguments): what is used where it is there; else NULL. */
+#define HVD_CUDA_NEWER_CALLS(Y)                                                                                     \
+    Y(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))                            \
+    Y(IpcGetMemHandle, "cuIpcGetMemHandle", (struct hvd_cuda_ipc * handle, uintptr_t address))                      \
+    Y(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (uintptr_t * address, struct hvd_cuda_ipc handle, unsigned flags)) \
+    Y(IpcCloseMemHandle, "cuIpcCloseMemHandle", (uintptr_t address))                                                \
+    Y(CtxRecordEvent, "cuCtxRecordEvent", (void *ctx, void *event))                                                 \
+    Y(DevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", (int device, unsigned *flags, int *active))           \
+    Y(PointerGetAttribute, "cuPointerGetAttribute", (void *value, int attribute, uintptr_t address))
+
 struct hvd_cuda {
     bool loaded;
     int version; /* of CUDA as the driver has it, such as 12040 */
     char path[512];
 #define X(name, symbol, arguments) int(*name) arguments;
     HVD_CUDA_CALLS(X)
+    HVD_CUDA_NEWER_CALLS(X)
 #undef X
 };
 
@@ -71,8 +86,18 @@ struct hvd_cuda {
 const struct hvd_cuda *hvd_cuda_load(struct hvd_error *error);
 /* CUDA's version as the driver has it; 0 without one. Begins nothing: not even the driver. Any thread. */
 int hvd_cuda_version(void);
+/* Has the driver this function? Likewise. */
+bool hvd_cuda_has(const char *symbol);
 /* The library that is asked for first, before the first load; a copy is kept. NULL: libcuda.so.1. */
 void hvd_cuda_prefer(const char *path);
+/* The context is this thread's current one until leave, and what is called meanwhile spoils no CUDA graph that somebody
+ * captures: for calls about streams and memory of our own. *mode is for leave. CUDA's code. They may be nested. */
+int hvd_cuda_enter(const struct hvd_cuda *cuda, void *ctx, int *mode);
+void hvd_cuda_leave(const struct hvd_cuda *cuda, int mode);
+/* What was put on a device does not end, and nobody can end it: from then on (for the process's life) nothing waits for
+ * devices, as freeing memory does. */
+void hvd_cuda_hang(void);
+bool hvd_cuda_hangs(void);
 /* HVD_OK, or HVD_EINTERNAL with CUDA's own words in `error`: "CUDA could not <what>: ...". */
 int hvd_cuda_failed(int code, const char *what, struct hvd_error *error);
 

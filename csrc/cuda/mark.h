@@ -17,6 +17,8 @@ struct hvd_mark {
     _Atomic uint32_t references;
     void (*release)(struct hvd_mark *mark); /* set by who made it; called by hvd_mark_drop */
     void *owner;                            /* its own */
+    struct hvd_mark *before; /* reached when the device has come to the work that this one lies behind; NULL: not known.
+                                A reference of this one's own */
     struct hvd_mark *next;
 };
 

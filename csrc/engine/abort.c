@@ -41,11 +41,11 @@ void hvd_abort_text(struct hvd_engine *engine, uint32_t slot, const char *why, c
     if (request->process_set)
         snprintf(where, sizeof where, " in process set %d", request->process_set);
     if (request->name)
-        snprintf(text, text_bytes, "%s of '%.*s' on rank %d%s: %s", hvd_engine_kind(request->kind), HVD_NAME_MAX,
-                 request->name, engine->options.rank, where, why);
+        hvd_text_write(text, text_bytes, "%s of '%.*s' on rank %d%s: %s", hvd_engine_kind(request->kind), HVD_NAME_MAX,
+                       HVD_SHOWN(request->name), engine->options.rank, where, why);
     else
-        snprintf(text, text_bytes, "%s on rank %d%s: %s", hvd_engine_kind(request->kind), engine->options.rank, where,
-                 why);
+        hvd_text_write(text, text_bytes, "%s on rank %d%s: %s", hvd_engine_kind(request->kind), engine->options.rank,
+                       where, why);
 }
 
 /* Does the request belong to the set? Of NULL, which stands for all, each does. */
@@ -62,7 +62,10 @@ void hvd_abort_handles(struct hvd_engine *engine, const struct hvd_set *set, int
         if (engine->handles.slot[i].with_turn && belongs(&engine->handles.slot[i], set)) {
             char text[HVD_TEXT_MAX];
             hvd_abort_text(engine, i, why, text, sizeof text);
-            hvd_handles_finish(&engine->handles, i, code, text);
+            if (set)
+                hvd_flight_end(engine, i, code, text);
+            else /* of all one event has said it, and older ones are worth more */
+                hvd_handles_finish(&engine->handles, i, code, text);
         }
 }
 
@@ -78,21 +81,23 @@ bool hvd_abort_seen(struct hvd_engine *engine)
     if (engine->alone) {
         failure->code = code; /* the text lies there already */
     } else if (word >> 48 != (engine->options.epoch & 0xffff)) {
-        hvd_fail(failure, HVD_EINTERNAL, "the abort word belongs to another epoch; the control segment is damaged");
+        hvd_fail(failure, HVD_EINTERNAL,
+                 HVD901 "the abort word belongs to another epoch; the control segment is damaged");
     } else if (atomic_load_explicit(&seat->text_ready, memory_order_acquire)) {
         hvd_fail_rank(failure, code, culprit, "%.*s", HVD_TEXT_MAX - 1, seat->text);
     } else {
         hvd_text_copy(who, sizeof who, culprit < 0 ? "somebody" : engine->who[culprit % engine->options.size].called);
-        hvd_fail_rank(failure, code, culprit, "%s ended the job", who);
+        hvd_fail_rank(failure, code, culprit, HVD456 "%s ended the job", who);
     }
     atomic_store(&engine->failed, 1);
     for (int i = 0; i < engine->sets; i++) /* before anybody who hears of it ends a stream */
         if (engine->set[i]->tree)
             hvd_tree_flood(engine, engine->set[i], failure);
-    hvd_trace_add(&engine->trace, HVD_TRACE_abort, (uint32_t)culprit, (uint64_t)(int64_t)code);
+    hvd_trace_add(&engine->trace, HVD_TRACE_abort, (uint32_t)culprit, (uint64_t)-code);
+    hvd_flight_keep(engine);
     hvd_abort_handles(engine, NULL, failure->code, failure->text);
-    for (int i = 0; i < engine->sets; i++)
-        hvd_device_abandon(engine->set[i]);
+    hvd_device_part(engine, true);
+    hvd_flight_ask(engine, HVD_WHY_ABORT);
     return true;
 }
 
@@ -133,7 +138,7 @@ void hvd_abort_suspect(struct hvd_engine *engine, const struct hvd_set *set, int
     suspicion->missed = missed;
     hvd_text_copy(suspicion->text, sizeof suspicion->text, text);
     atomic_store(&engine->alarm_ns, suspicion->since_ns + PATIENCE_NS);
-    hvd_turn_ring(engine); /* it may sleep without end */
+    hvd_turn_call(engine); /* it may sleep without end */
 }
 
 /* Whoever is in a set that somebody has left may end its streams, unless they are still needed. */
@@ -168,25 +173,28 @@ bool hvd_abort_has_left(const struct hvd_engine *engine, int rank)
 void hvd_abort_lost(struct hvd_engine *engine, int local)
 {
     int rank = engine->host.member[local];
-    if (hvd_abort_has_left(engine, rank))
+    if (hvd_abort_has_left(engine, rank)) {
+        hvd_stall_gone(engine, local);
         return;
+    }
     char text[256], where[96];
     const char *host = strstr(engine->who[rank].called, " (host ");
     hvd_text_copy(where, sizeof where, host ? host : "");
     if (host) /* "rank 3 (pid 77, host b)" */
         snprintf(where, sizeof where, ", %s", host + 2);
-    snprintf(text, sizeof text,
-             "rank %d (pid %d%s is lost: its process ended without leaving the job; its own last output says why", rank,
-             engine->host.pid[local], host ? where : ")");
+    hvd_text_write(text, sizeof text,
+                   HVD450
+                   "rank %d (pid %d%s is lost: its process ended without leaving the job; its own last output says why",
+                   rank, engine->host.pid[local], host ? where : ")");
     hvd_engine_abort(engine, rank, HVD_EPEER, text);
 }
 
 void hvd_abort_left_text(int rank, char *text, size_t text_bytes)
 {
-    snprintf(text, text_bytes,
-             "rank %d left the job (its script ended, or it called shutdown) and takes part in nothing more; do all "
-             "ranks make the same number of steps?",
-             rank);
+    hvd_text_write(text, text_bytes,
+                   HVD451 "rank %d left the job (its script ended, perhaps by SystemExit, or it called shutdown) and "
+                          "takes part in nothing more; do all ranks make the same number of steps?",
+                   rank);
 }
 
 struct pending {
@@ -199,7 +207,7 @@ static void fail_pending(void *self, uint32_t ticket)
     struct pending *pending = self;
     char text[HVD_TEXT_MAX];
     hvd_abort_text(pending->engine, ticket, pending->why, text, sizeof text);
-    hvd_handles_finish(&pending->engine->handles, ticket, HVD_EPEER, text);
+    hvd_flight_end(pending->engine, ticket, HVD_EPEER, text);
 }
 
 void hvd_abort_left(struct hvd_engine *engine, struct hvd_set *set, int rank)
@@ -208,9 +216,11 @@ void hvd_abort_left(struct hvd_engine *engine, struct hvd_set *set, int rank)
     set->left = true;
     set->leaver = set->member[rank];
     hvd_abort_left_text(set->leaver, why, sizeof why);
-    hvd_trace_add(&engine->trace, HVD_TRACE_leave, (uint32_t)set->leaver, (uint64_t)set->number);
+    hvd_trace_add(&engine->trace, HVD_TRACE_leave, (uint32_t)set->leaver, hvd_trace_value(0, set->number, 0));
     if (set->number == 0)
         atomic_store(&engine->left, (uint32_t)set->leaver + 1);
+    if (set->leaver != engine->options.rank && !atomic_load(&engine->leaver))
+        atomic_store(&engine->leaver, (uint32_t)set->leaver + 1);
     hvd_coord_pending(set->coord, fail_pending, &(struct pending){engine, why});
     if (set->join_slot != HVD_SLOT_NONE)
         fail_pending(&(struct pending){engine, why}, set->join_slot);
@@ -247,11 +257,12 @@ static void give_up_unfinished(struct hvd_engine *engine)
 {
     if (hvd_turn_take(engine) && hvd_turn_drive(engine, own_part_done, engine, 0))
         return;
-    char text[256];
-    snprintf(text, sizeof text,
-             "rank %d ends although collectives that all ranks agreed on are not finished: another rank did not take "
-             "part in them within %d ms of its shutdown (HVDLITE_LEAVE_TIMEOUT); synchronize before the script ends",
-             engine->options.rank, engine->options.leave_timeout_ms);
+    char text[320];
+    hvd_text_write(
+        text, sizeof text,
+        HVD452 "rank %d ends although collectives that all ranks agreed on are not finished: another rank did not take "
+               "part in them within %d ms of its shutdown (HVDLITE_LEAVE_TIMEOUT); synchronize before the script ends",
+        engine->options.rank, engine->options.leave_timeout_ms);
     hvd_engine_abort(engine, engine->options.rank, HVD_EPEER, text);
 }
 

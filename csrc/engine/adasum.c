@@ -45,9 +45,9 @@ static void *room_for(void *memory, size_t *room, size_t bytes)
     return memory;
 }
 
-static bool is_half(const struct hvd_adasum *adasum)
+static bool is_narrow(const struct hvd_adasum *adasum)
 {
-    return hvd_dtype_bytes(adasum->bucket.dtype) == 2;
+    return hvd_is_narrow(adasum->bucket.dtype);
 }
 
 static size_t bytes_of(const struct hvd_adasum *adasum, uint64_t count)
@@ -220,12 +220,12 @@ static void find_factors(struct hvd_adasum *adasum)
     }
 }
 
-/* Floats of 32 and 64 bits are scaled into the output and summed there, halves as floats in scratch memory. */
+/* Floats of 32 and 64 bits are scaled into the output and summed there, narrower ones as floats in scratch memory. */
 static void scale(struct hvd_adasum *adasum, struct hvd_work *work)
 {
     int dtype = adasum->bucket.dtype;
     float *floats = NULL;
-    if (is_half(adasum))
+    if (is_narrow(adasum))
         floats = adasum->mine = room_for(adasum->mine, &adasum->mine_room, (adasum->elements + 1) * sizeof *floats);
     for (uint32_t k = 0, at = 0; k < adasum->parts; k++) {
         struct part part = part_of(adasum, k);
@@ -238,7 +238,7 @@ static void scale(struct hvd_adasum *adasum, struct hvd_work *work)
         double factor = adasum->factor[part.tensor];
         if (floats) {
             piece->out = floats + at;
-            hvd_floats_of_halves(dtype, piece->out, in, part.count, factor);
+            hvd_floats_of_narrow(dtype, piece->out, in, part.count, factor);
         } else {
             const struct hvd_scale by = {.op = HVD_OP_sum, .divide = 1, .factor = factor, .first = 1};
             piece->out = (char *)part.piece->out + skip;
@@ -252,12 +252,12 @@ static void scale(struct hvd_adasum *adasum, struct hvd_work *work)
         work->flags = adasum->bucket.flags;
 }
 
-static void round_halves(struct hvd_adasum *adasum)
+static void round_narrow(struct hvd_adasum *adasum)
 {
-    for (uint32_t k = 0; k < adasum->parts && is_half(adasum); k++) {
+    for (uint32_t k = 0; k < adasum->parts && is_narrow(adasum); k++) {
         struct part part = part_of(adasum, k);
         if (part.piece->out && part.count > 0)
-            hvd_halves_of_floats(adasum->bucket.dtype, (char *)part.piece->out + bytes_of(adasum, part.from),
+            hvd_narrow_of_floats(adasum->bucket.dtype, (char *)part.piece->out + bytes_of(adasum, part.from),
                                  adasum->piece[k].out, part.count);
     }
 }
@@ -301,7 +301,7 @@ int hvd_adasum_next(struct hvd_adasum *adasum, struct hvd_work *work)
         next_chunk(adasum);
         adasum->stage = GIVE;
     } else if (adasum->stage == ROUND) {
-        round_halves(adasum);
+        round_narrow(adasum);
         next_chunk(adasum);
         adasum->stage = SCALE;
     }

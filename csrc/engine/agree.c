@@ -13,17 +13,11 @@
  *
  * A set on several hosts agrees in the same rounds: boards inside a host, and a tree of streams between the first
  * members of each (tree.c), of whom each posts what is agreed on its own board.
- *
  * A vote read from a board was written by another process: it is copied, checked, and only then believed.
- *
- * Each process set has rounds of its own; nothing here knows of more than one, but for the queue, which is drained
- * into the coordinators of all sets.
+ * Each process set has rounds of its own; only the queue, which is drained into all coordinators, is everybody's.
  */
 #include "engine.h"
 
-#include "../kernel/kernel.h"
-
-#include <stdio.h>
 #include <string.h>
 
 #define FRESH_MAX   256   /* descriptors in one vote; more ride in the next round */
@@ -47,6 +41,7 @@ int hvd_agree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_er
         .set = (uint64_t)set->number,
         .names = &hvd_engine_names,
         .called = set->member,
+        .forgives = engine->options.nan_guard == HVD_GUARD_WARN,
         .zeroed = true,
     };
     set->vote_bytes = round_up(hvd_vote_bytes_max(&limits));
@@ -73,12 +68,12 @@ void hvd_agree_close(struct hvd_set *set)
     hvd_agenda_close(&set->agenda);
 }
 
-/* Does all memory of this request lie in the plane, so that it need not be copied? */
-static uint32_t in_plane(const struct hvd_set *set, const struct hvd_request *request)
+/* Does all memory of this request lie in the plane, so that it need not be copied? Or on the usual device? */
+static uint32_t in_plane(struct hvd_set *set, const struct hvd_request *request)
 {
     const struct hvd_open_plane *first = &set->planes[0];
     if (request->kind != HVD_ALLREDUCE || request->device || !first->plane->owns)
-        return 0;
+        return request->device ? hvd_device_usual(set, request) : 0;
     size_t bytes = (size_t)hvd_dtype_bytes(request->dtype);
     for (int i = 0; i < request->ndim; i++)
         bytes *= (size_t)request->dims[i];
@@ -92,7 +87,7 @@ static void refuse(struct hvd_engine *engine, uint32_t index, int code, const ch
 {
     char text[HVD_TEXT_MAX];
     hvd_abort_text(engine, index, why, text, sizeof text);
-    hvd_handles_finish(&engine->handles, index, code, text);
+    hvd_flight_end(engine, index, code, text);
 }
 
 /* The set of a request, if it can still be done there; else the request is finished. */
@@ -105,7 +100,7 @@ static struct hvd_set *set_for(struct hvd_engine *engine, uint32_t index)
         hvd_text_copy(why, sizeof why, engine->failure.text);
         refuse(engine, index, engine->failure.code, why);
     } else if (!set || set->life != slot->life) {
-        snprintf(why, sizeof why, "process set %d does not exist any more", slot->request.process_set);
+        hvd_text_write(why, sizeof why, HVD213 "process set %d does not exist any more", slot->request.process_set);
         refuse(engine, index, HVD_EINVAL, why);
     } else if (set->left) {
         hvd_abort_left_text(set->leaver, why, sizeof why);
@@ -119,7 +114,7 @@ static struct hvd_set *set_for(struct hvd_engine *engine, uint32_t index)
 static void join(struct hvd_engine *engine, struct hvd_set *set, uint32_t index)
 {
     if (set->join_slot != HVD_SLOT_NONE) {
-        refuse(engine, index, HVD_EDUP, "this rank has joined already; wait for that first");
+        refuse(engine, index, HVD_EDUP, "this rank has joined already; wait for that first" HVD_ENDS(267));
         return;
     }
     set->join_slot = index;
@@ -136,6 +131,7 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
         hvd_set_turn(engine, index);
         return;
     }
+    hvd_account_submitted(engine, &engine->handles.slot[index]);
     struct hvd_set *set = set_for(engine, index);
     if (!set)
         return;
@@ -148,10 +144,10 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
     if (code != HVD_OK)
         refuse(engine, index, code,
                code == HVD_EINVAL ? "the coordinator refused it (a group with more members than the cache "
-                                    "capacity, or more than 2^63 elements)"
+                                    "capacity, or more than 2^63 elements)" HVD_ENDS(259)
                : code == HVD_EDUP ? "a tensor of this name is in flight already on this rank; wait for it first, or "
-                                    "give the second one another name"
-                                  : "the coordinator refused it");
+                                    "give the second one another name" HVD_ENDS(205)
+                                  : "the coordinator refused it" HVD_ENDS(901));
 }
 
 bool hvd_agree_submit_queued(struct hvd_engine *engine)
@@ -202,8 +198,9 @@ static void damaged(struct hvd_engine *engine, const struct hvd_set *set, int lo
         return; /* it has closed the set meanwhile, as this rank is about to */
     int rank = set->member[set->local[local]];
     char text[160];
-    snprintf(text, sizeof text, "rank %d wrote a vote that is not one (%u bytes in round %llu); its memory is damaged",
-             rank, board(engine, set, local, round)->bytes, (unsigned long long)round);
+    hvd_text_write(text, sizeof text,
+                   HVD901 "rank %d wrote a vote that is not one (%u bytes in round %llu); its memory is damaged", rank,
+                   board(engine, set, local, round)->bytes, (unsigned long long)round);
     hvd_engine_abort(engine, rank, HVD_EINTERNAL, text);
 }
 
@@ -231,23 +228,23 @@ static void take_plan(struct hvd_engine *engine, struct hvd_set *set)
 {
     struct hvd_plan *plan = &set->plan;
     if (plan->failed_ticket != HVD_TICKET_NONE)
-        hvd_handles_finish(&engine->handles, plan->failed_ticket, HVD_EMISMATCH, plan->text);
+        hvd_flight_end(engine, plan->failed_ticket, plan->failed_code, plan->text);
+    else if (plan->not_finite)
+        hvd_guard_tell(engine, plan->text);
     if (plan->tuned >= 0 && set->number == 0)
         atomic_store(&engine->fusion_bytes, plan->tuned);
     set->plans += plan->items || plan->text[0];
     if (plan->items) {
-        uint8_t bytes_of[HVD_SIGNED_ON_DEVICE + HVD_DTYPES_MAX] = {0};
-        for (int dtype = 0; dtype < HVD_DTYPES_MAX; dtype++)
-            bytes_of[dtype] = bytes_of[dtype + HVD_SIGNED_ON_DEVICE] = (uint8_t)hvd_dtype_bytes(dtype);
         int64_t bucket_bytes = set->number == 0 ? atomic_load(&engine->fusion_bytes) : engine->options.fusion_bytes;
-        hvd_plan_fuse(plan, (uint64_t)bucket_bytes, bytes_of);
+        hvd_plan_fuse(plan, (uint64_t)bucket_bytes, hvd_engine_bytes_of);
         hvd_order_plan(engine, plan);
+        uint64_t now_ns = hvd_now_ns();
+        hvd_flight_round(engine, set, hvd_steps_agreed(engine, plan, now_ns), now_ns);
         hvd_agenda_append(&set->agenda, plan, set->plans);
-        hvd_trace_add(&engine->trace, HVD_TRACE_plan, plan->items, plan->buckets);
     }
     if (plan->joined >= 0 && set->join_slot != HVD_SLOT_NONE) {
         engine->handles.slot[set->join_slot].rows = plan->joined;
-        hvd_handles_finish(&engine->handles, set->join_slot, HVD_OK, NULL);
+        hvd_flight_end(engine, set->join_slot, HVD_OK, NULL);
         set->join_slot = HVD_SLOT_NONE;
     }
     if (plan->left >= 0)
@@ -267,7 +264,6 @@ static void decide(struct hvd_engine *engine, struct hvd_set *set)
         hvd_count(engine, HVD_COUNT_learned, 1);
     if (set->plan.deviated)
         hvd_count(engine, HVD_COUNT_deviations, 1);
-    hvd_trace_add(&engine->trace, HVD_TRACE_round, (uint32_t)set->plan.round, set->plan.items);
     take_plan(engine, set);
 }
 

@@ -11,10 +11,8 @@
 
 #include "../kernel/adasum.h"
 
-static const char *name_of(const struct hvd_request *request)
-{
-    return request->name ? request->name : "(unnamed)";
-}
+/* A macro, so that it costs something only where it is told. */
+#define NAME_OF(request) HVD_SHOWN((request)->name ? (request)->name : "(unnamed)")
 
 /* Which of the two memories must this rank give, unless the tensor is empty? */
 static bool lacks_memory(const struct hvd_membership *membership, const struct hvd_request *request)
@@ -39,21 +37,21 @@ static int check_tensor(const struct hvd_membership *membership, const struct hv
 {
     int bytes = hvd_dtype_bytes(request->dtype);
     if (bytes == 0)
-        return hvd_fail(error, HVD_ETYPE, "tensor '%.200s': dtype %d is not one that hvdlite knows", name_of(request),
-                        request->dtype);
+        return hvd_fail(error, HVD_ETYPE, HVD202 "tensor '%.200s': dtype %d is not one that hvdlite knows",
+                        NAME_OF(request), request->dtype);
     if (request->ndim < 0 || request->ndim > HVD_DIMS_MAX)
-        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s' has %d dimensions; at most %d are supported",
-                        name_of(request), request->ndim, HVD_DIMS_MAX);
+        return hvd_fail(error, HVD_EINVAL, HVD251 "tensor '%.200s' has %d dimensions; at most %d are supported",
+                        NAME_OF(request), request->ndim, HVD_DIMS_MAX);
     int64_t total = bytes;
     for (int i = 0; i < request->ndim; i++)
         if (request->dims[i] < 0 || __builtin_mul_overflow(total, request->dims[i] ? request->dims[i] : 1, &total))
-            return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': dimension %d is %lld", name_of(request), i,
+            return hvd_fail(error, HVD_EINVAL, HVD251 "tensor '%.200s': dimension %d is %lld", NAME_OF(request), i,
                             (long long)request->dims[i]);
     bool empty = false;
     for (int i = 0; i < request->ndim; i++)
         empty |= request->dims[i] == 0;
     if (!empty && lacks_memory(membership, request))
-        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s' has no memory", name_of(request));
+        return hvd_fail(error, HVD_EINVAL, HVD251 "tensor '%.200s' has no memory", NAME_OF(request));
     return HVD_OK;
 }
 
@@ -62,15 +60,16 @@ static int check_reduction(const struct hvd_membership *membership, const struct
 {
     if (request->op == HVD_OP_adasum && membership->size > HVD_LOCAL_MAX)
         return hvd_fail(error, HVD_EINVAL,
+                        HVD252
                         "%s of '%.200s': this version of hvdlite combines the tensors of at most %d ranks by Adasum, "
                         "and the process set has %d; sum on the ranks of a host first, or use Average",
-                        hvd_engine_kind(request->kind), name_of(request), HVD_LOCAL_MAX, membership->size);
+                        hvd_engine_kind(request->kind), NAME_OF(request), HVD_LOCAL_MAX, membership->size);
     const char *why = request->kind == HVD_ALLREDUCE && request->op == HVD_OP_adasum
                           ? hvd_adasum_check(request->dtype)
                           : hvd_reduce_check(request->op, request->dtype, request->prescale, request->postscale);
     if (why)
-        return hvd_fail(error, hvd_dtype_bytes(request->dtype) ? HVD_EINVAL : HVD_ETYPE, "%s of '%.200s': %s",
-                        hvd_engine_kind(request->kind), name_of(request), why);
+        return hvd_fail(error, hvd_dtype_bytes(request->dtype) ? HVD_EINVAL : HVD_ETYPE, HVD252 "%s of '%.200s': %s",
+                        hvd_engine_kind(request->kind), NAME_OF(request), why);
     return HVD_OK;
 }
 
@@ -79,8 +78,8 @@ static int check_rows(const struct hvd_request *request, const char *verb, struc
 {
     if (request->ndim < 1)
         return hvd_fail(error, HVD_EINVAL,
-                        "%s of '%.200s': a scalar has no first dimension to %s along; reshape it to (1,)",
-                        hvd_engine_kind(request->kind), name_of(request), verb);
+                        HVD210 "%s of '%.200s': a scalar has no first dimension to %s along; reshape it to (1,)",
+                        hvd_engine_kind(request->kind), NAME_OF(request), verb);
     return HVD_OK;
 }
 
@@ -88,62 +87,65 @@ static int check_rank(const struct hvd_membership *membership, const struct hvd_
                       const char *what, struct hvd_error *error)
 {
     if (rank < 0 || rank >= membership->size)
-        return hvd_fail(error, HVD_EINVAL, "%s of '%.200s': %s %d is not one of 0 to %d",
-                        hvd_engine_kind(request->kind), name_of(request), what, rank, membership->size - 1);
+        return hvd_fail(error, HVD_EINVAL, HVD216 "%s of '%.200s': %s %d is not one of 0 to %d",
+                        hvd_engine_kind(request->kind), NAME_OF(request), what, rank, membership->size - 1);
     return HVD_OK;
 }
 
 static int check_splits(const struct hvd_membership *membership, const struct hvd_request *request,
                         struct hvd_error *error)
 {
-    const char *name = name_of(request);
     int64_t rows = request->dims[0], sum = 0;
     if (!request->splits)
         return rows % membership->size == 0
                    ? HVD_OK
                    : hvd_fail(
                          error, HVD_EINVAL,
+                         HVD209
                          "alltoall of '%.200s': splits not provided, but first dimension of tensor (%lld) is not an "
                          "even multiple of the number of workers (%d)",
-                         name, (long long)rows, membership->size);
+                         NAME_OF(request), (long long)rows, membership->size);
     if (request->splits_count != membership->size)
         return hvd_fail(error, HVD_EINVAL,
+                        HVD209
                         "alltoall of '%.200s': Number of entries in splits does not equal number of workers (%d, and "
                         "the process set has %d ranks)",
-                        name, request->splits_count, membership->size);
+                        NAME_OF(request), request->splits_count, membership->size);
     for (int rank = 0; rank < membership->size; rank++)
         if (request->splits[rank] < 0)
-            return hvd_fail(error, HVD_EINVAL, "alltoall of '%.200s': splits must not be negative (%lld for rank %d)",
-                            name, (long long)request->splits[rank], rank);
+            return hvd_fail(error, HVD_EINVAL,
+                            HVD209 "alltoall of '%.200s': splits must not be negative (%lld for rank %d)",
+                            NAME_OF(request), (long long)request->splits[rank], rank);
         else if (__builtin_add_overflow(sum, request->splits[rank], &sum) || sum > rows)
             return hvd_fail(error, HVD_EINVAL,
+                            HVD209
                             "alltoall of '%.200s': Sum of splits entries is greater than the first dimension of tensor "
                             "(%lld rows)",
-                            name, (long long)rows);
+                            NAME_OF(request), (long long)rows);
     return HVD_OK;
 }
 
 static int check_send(const struct hvd_membership *membership, const struct hvd_request *request,
                       struct hvd_error *error)
 {
-    const char *name = name_of(request);
     int code = check_rank(membership, request, request->root, "the sender's rank", error);
     if (code == HVD_OK)
         code = check_rank(membership, request, request->peer, "the receiver's rank", error);
     if (code != HVD_OK)
         return code;
     if (request->root == request->peer)
-        return hvd_fail(error, HVD_EINVAL, "send of '%.200s': rank %d would send to itself; copy the tensor instead",
-                        name, request->root);
+        return hvd_fail(error, HVD_EINVAL,
+                        HVD217 "send of '%.200s': rank %d would send to itself; copy the tensor instead",
+                        NAME_OF(request), request->root);
     if (!request->name)
         return hvd_fail(error, HVD_EINVAL,
-                        "send from rank %d to rank %d: it needs a name, by which the two find each other",
+                        HVD257 "send from rank %d to rank %d: it needs a name, by which the two find each other",
                         request->root, request->peer);
     if (request->group)
-        return hvd_fail(error, HVD_EINVAL, "send of '%.200s': it cannot be in a group", name);
+        return hvd_fail(error, HVD_EINVAL, HVD257 "send of '%.200s': it cannot be in a group", NAME_OF(request));
     if (membership->rank != request->root && membership->rank != request->peer)
-        return hvd_fail(error, HVD_EINVAL, "send of '%.200s' from rank %d to rank %d: rank %d has no part in it", name,
-                        request->root, request->peer, membership->rank);
+        return hvd_fail(error, HVD_EINVAL, HVD257 "send of '%.200s' from rank %d to rank %d: rank %d has no part in it",
+                        NAME_OF(request), request->root, request->peer, membership->rank);
     return HVD_OK;
 }
 
@@ -182,27 +184,43 @@ static int check_kind(const struct hvd_membership *membership, const struct hvd_
         code = check_send(membership, request, error);
         break;
     default:
-        return hvd_fail(error, HVD_EINVAL, "'%.200s': collective %d is not supported", name_of(request), request->kind);
+        return hvd_fail(error, HVD_EINVAL, HVD901 "'%.200s': collective %d is not supported", NAME_OF(request),
+                        request->kind);
     }
     return code == HVD_OK ? HVD_AGAIN : code;
+}
+
+/* May it travel as this? */
+static int check_wire(const struct hvd_request *request, struct hvd_error *error)
+{
+    int wire = request->wire - 1;
+    bool sums = request->kind == HVD_ALLREDUCE && request->op != HVD_OP_adasum;
+    bool wide = request->dtype == HVD_DTYPE_float32 || request->dtype == HVD_DTYPE_float64;
+    if (request->device && sums && wide && (wire == HVD_DTYPE_float16 || wire == HVD_DTYPE_bfloat16))
+        return HVD_OK;
+    return hvd_fail(error, HVD_EINVAL,
+                    HVD901 "%s of '%.200s': %s cannot travel as dtype %d; only float32 and float64 on a GPU can, in an "
+                           "allreduce, as float16 or bfloat16",
+                    hvd_engine_kind(request->kind), NAME_OF(request),
+                    hvd_dtype_bytes(request->dtype) ? hvd_dtype_name(request->dtype) : "this dtype", wire);
 }
 
 /* What cannot be done on devices, whatever lies there. */
 static int check_device(const struct hvd_request *request, struct hvd_error *error)
 {
-    if (request->device == 0)
+    if ((request->device | request->wire) == 0)
         return HVD_OK;
     if (request->device < 0 || request->kind == HVD_BARRIER || request->kind == HVD_JOIN)
-        return hvd_fail(error, HVD_EINVAL, "%s of '%.200s': %d is no device", hvd_engine_kind(request->kind),
-                        name_of(request), request->device - 1);
-    return HVD_OK;
+        return hvd_fail(error, HVD_EINVAL, HVD901 "%s of '%.200s': %d is no device", hvd_engine_kind(request->kind),
+                        NAME_OF(request), request->device - 1);
+    return request->wire ? check_wire(request, error) : HVD_OK;
 }
 
 int hvd_request_check(const struct hvd_membership *membership, const struct hvd_request *request,
                       struct hvd_error *error)
 {
     if (request->group && request->group_count < 1)
-        return hvd_fail(error, HVD_EINVAL, "tensor '%.200s': a group needs a count", name_of(request));
+        return hvd_fail(error, HVD_EINVAL, HVD901 "tensor '%.200s': a group needs a count", NAME_OF(request));
     int code = check_device(request, error);
     if (code == HVD_OK)
         code = check_kind(membership, request, error);
@@ -218,10 +236,10 @@ static int not_a_member(const struct hvd_engine *engine, const struct hvd_reques
         length += (size_t)snprintf(list + length, sizeof list - length, "%s%d", i ? ", " : "", record->ranks[i]);
     return hvd_fail(
         error, HVD_EINVAL,
-        "%s of '%.200s': Rank %d is not a member of the provided process set. Process set %d has the rank%s "
-        "%s: only they may use it",
-        hvd_engine_kind(request->kind), request->name ? request->name : "(unnamed)", engine->options.rank,
-        request->process_set, record->count == 1 ? "" : "s", list);
+        HVD214 "%s of '%.200s': Rank %d is not a member of the provided process set. Process set %d has the rank%s "
+               "%s: only they may use it",
+        hvd_engine_kind(request->kind), NAME_OF(request), engine->options.rank, request->process_set,
+        record->count == 1 ? "" : "s", list);
 }
 
 int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_membership *membership,
@@ -243,9 +261,17 @@ int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request
         pthread_mutex_unlock(&engine->records_lock);
     }
     if (!open)
-        return hvd_fail(error, HVD_EINVAL, "%s of '%.200s': process set %d does not exist (any more)",
-                        hvd_engine_kind(request->kind), request->name ? request->name : "(unnamed)", number);
+        return hvd_fail(error, HVD_EINVAL, HVD213 "%s of '%.200s': process set %d does not exist (any more)",
+                        hvd_engine_kind(request->kind), NAME_OF(request), number);
     return code;
+}
+
+/* What a device adds to the dtype. */
+static int place_of(const struct hvd_request *request)
+{
+    return request->wire == 0                       ? HVD_SIGNED_ON_DEVICE
+           : request->wire == HVD_DTYPE_float16 + 1 ? HVD_SIGNED_AS_FLOAT16
+                                                    : HVD_SIGNED_AS_BFLOAT16;
 }
 
 struct hvd_signature hvd_set_sign(const struct hvd_request *request)
@@ -256,13 +282,14 @@ struct hvd_signature hvd_set_sign(const struct hvd_request *request)
     memset(&signature, 0, sizeof signature);
     signature.kind = kind;
     signature.op = reduces ? request->op : 0;
-    signature.dtype = kind == HVD_BARRIER ? 0 : request->dtype + (request->device ? HVD_SIGNED_ON_DEVICE : 0);
+    signature.dtype = kind == HVD_BARRIER ? 0 : request->dtype + (request->device ? place_of(request) : 0);
     signature.ndim = request->ndim;
     bool rooted = kind == HVD_BROADCAST || kind == HVD_REDUCE || kind == HVD_SEND || kind == HVD_ALLTOALL;
     signature.root = rooted ? request->root : 0;
     signature.peer = kind == HVD_SEND ? request->peer : 0;
     signature.priority = request->priority;
     signature.group = request->group;
+    signature.not_finite = reduces ? request->not_finite : 0;
     signature.group_count = request->group ? (uint32_t)request->group_count : 0;
     signature.prescale = reduces ? request->prescale : 1.0;
     signature.postscale = reduces ? request->postscale : 1.0;

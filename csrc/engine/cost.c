@@ -95,6 +95,7 @@ static int heard(struct line *line, struct hvd_error *error)
     const struct head *head = &line->in;
     if (head->said < PING || head->said > END || head->bytes > MOST || (head->said != PING && head->bytes))
         return hvd_fail_rank(error, HVD_EINTERNAL, line->link->peer,
+                             HVD901
                              "%s sent something else than was expected while links were measured; please report this",
                              line->link->called);
     return HVD_OK;
@@ -177,6 +178,7 @@ static int sleep_on(const struct probe *probe, uint64_t deadline_ns, struct hvd_
         return HVD_OK;
     const struct line *silent = probe->over ? probe->before : probe->next;
     return hvd_fail_rank(error, HVD_EINIT, silent->link->peer,
+                         HVD113
                          "%s did not answer in time while links were measured: either its host is too busy or the "
                          "network between loses packets; a longer --start-timeout helps the first, and "
                          "HVDLITE_LINK_COST spares the measurement",
@@ -219,7 +221,7 @@ int hvd_cost_probe(struct hvd_link *next, struct hvd_link *before, uint64_t dead
         probe.line[i].link = link[i];
         probe.line[i].block = malloc(sizeof(struct head) + MOST);
         if (!probe.line[i].block)
-            code = hvd_fail(error, HVD_ENOMEM, "no memory to measure links");
+            code = hvd_fail(error, HVD_ENOMEM, HVD951 "no memory to measure links");
     }
     if (code == HVD_OK)
         code = run(&probe, deadline_ns, error);
@@ -295,7 +297,7 @@ int hvd_cost_agree(struct hvd_engine *engine, const struct hvd_options *options,
     struct hvd_host *host = &engine->host;
     all = calloc((size_t)options->size, sizeof *all);
     if (!all)
-        return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+        return hvd_fail(error, HVD_ENOMEM, HVD951 "out of memory during init");
     int code = host->allgather(host->allgather_self, &mine, sizeof mine, all, text, sizeof text);
     if (code == HVD_OK)
         code = greatest(all, options->size, &engine->link_cost, error);

@@ -4,10 +4,25 @@
  * the head of the agenda, at the same place in the order of all its ranks, each says hello: an allgather of some
  * bytes over the planes that move the CPU's memory. From what all have said the plane decides, the same on all ranks,
  * whether it is for this set. If it is not, the set's works on devices go by way of the CPU (stage.c) from then on, and
- * a notice says why; it is for whoever asks, since the core prints nothing.
+ * a notice on the set's first rank says why; it is for whoever asks, since the core prints nothing. Ranks of one host
+ * then try whether they can read each other's memory on the device that they share (shelf.c), which takes two more
+ * exchanges of hellos. While a rank that has joined had no tensor on a device yet, works go by way of the CPU one by
+ * one, and the ranks greet each other again before the next.
+ *
+ * A rank may use several devices. Which one a tensor lies on is nobody's business but its own, yet a communicator joins
+ * one device of each rank: that is a *lineup*. Where the first tensor of a set lay is a rank's usual device, and nearly
+ * all jobs know no other; with its vote a rank says of each tensor whether it lies there (the flag that tells of memory
+ * in the plane for tensors of the CPU, with the same rules). Are all ranks' on their usual one, then that is the
+ * lineup. If not, the items of the bucket are asked for: each rank says on which device it has them, over the planes
+ * that move the CPU's memory, and items that lie alike go together, by a plane of that lineup, whose ranks have greeted
+ * each other likewise. Works of all lineups begin in plan order, and so on every device in one order (order.c).
+ *
+ * Nothing is freed while the job runs: that waits for all that runs on the device, also for kernels of others that wait
+ * for a peer, and the engine of this rank is what the peer may wait for. It is done when a set, or the engine, closes.
  *
  * When a job fails, what runs on devices is ended at once: a collective that waits there for a lost rank would keep the
- * user's own work on that device waiting, too.
+ * user's own work on that device waiting, too. All sets' ends are begun before any is waited for, here and when an
+ * engine ends in peace: they share a stream, and ranks may close their sets in different orders.
  */
 #include "engine.h"
 
@@ -16,6 +31,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#define ENDING_NS 10000000000u /* for what all have put on their streams, and will end unless somebody dies */
 
 static struct hvd_open_plane *for_devices(struct hvd_set *set)
 {
@@ -25,97 +43,282 @@ static struct hvd_open_plane *for_devices(struct hvd_set *set)
     return NULL;
 }
 
-static void start_exchange(struct hvd_engine *engine, struct hvd_set *set)
+uint32_t hvd_device_usual(struct hvd_set *set, const struct hvd_request *request)
+{
+    set->usual = set->usual ? set->usual : request->device;
+    return request->device == set->usual ? HVD_FRESH_IN_PLANE : 0;
+}
+
+static bool is_usual(const struct hvd_plan_item *item)
+{
+    return item->flags & HVD_FRESH_IN_PLANE;
+}
+
+/* The usual one has the plane that was opened with the set. */
+static struct hvd_lineup *new_lineup(struct hvd_engine *engine, struct hvd_set *set, const int64_t *device)
+{
+    struct hvd_lineup *lineup = calloc(1, sizeof *lineup), **last = &set->lineup;
+    struct hvd_open_plane *first = for_devices(set);
+    struct hvd_error error = {0};
+    HVD_ASSERT(lineup && first);
+    lineup->open = *first;
+    if (device) {
+        struct hvd_plane_arg arg = hvd_set_plane_arg(engine, set);
+        arg.arena_bytes = HVD_ARENA_NONE;
+        arg.comm = NULL;
+        lineup->device = malloc(sizeof *device * (size_t)set->size);
+        HVD_ASSERT(lineup->device);
+        memcpy(lineup->device, device, sizeof *device * (size_t)set->size);
+        int code = first->plane->open(&arg, &lineup->open.self, &error);
+        HVD_ASSERT(code == HVD_OK);
+    }
+    while (*last)
+        last = &(*last)->next;
+    *last = lineup;
+    return lineup;
+}
+
+/* Of the i-th item that was asked for. */
+static void where(const struct hvd_set *set, uint32_t i, int64_t *device)
+{
+    for (int rank = 0; rank < set->size; rank++)
+        device[rank] = set->moving.devices[(size_t)rank * set->moving.asked + i];
+}
+
+static struct hvd_lineup *lineup_of_head(struct hvd_engine *engine, struct hvd_set *set)
+{
+    int64_t device[set->size];
+    if (!set->lineup)
+        new_lineup(engine, set, NULL);
+    if (is_usual(hvd_work_item(set, 0)))
+        return set->lineup;
+    where(set, set->moving.asked - set->moving.asked_for, device);
+    struct hvd_lineup *lineup = set->lineup->next;
+    while (lineup && memcmp(lineup->device, device, sizeof device) != 0)
+        lineup = lineup->next;
+    return lineup ? lineup : new_lineup(engine, set, device);
+}
+
+uint32_t hvd_device_together(const struct hvd_set *set, uint32_t items)
+{
+    const struct hvd_moving *moving = &set->moving;
+    uint32_t alike = 1;
+    if (!moving->lineup || !moving->lineup->device)
+        return items;
+    int64_t device[set->size];
+    for (; alike < items && alike < moving->asked_for; alike++) {
+        where(set, moving->asked - moving->asked_for + alike, device);
+        if (memcmp(moving->lineup->device, device, sizeof device) != 0)
+            break;
+    }
+    return alike;
+}
+
+/* Each rank says `count` elements to all others. */
+static void start_exchange(struct hvd_engine *engine, struct hvd_set *set, int dtype, const void *mine, void *all,
+                           uint64_t count)
 {
     struct hvd_moving *moving = &set->moving;
     hvd_ragged_counts(set);
     hvd_work_pieces(moving, 1);
     for (int rank = 0; rank < set->size; rank++)
-        moving->count_of[rank] = HVD_HELLO_BYTES;
+        moving->count_of[rank] = count;
     memset(&moving->work, 0, sizeof moving->work);
     moving->work.kind = HVD_ALLGATHER;
-    moving->work.dtype = HVD_DTYPE_uint8;
+    moving->work.dtype = dtype;
     moving->work.piece = moving->piece;
     moving->work.pieces = 1;
-    moving->work.count = HVD_HELLO_BYTES;
+    moving->work.count = count;
     moving->work.count_of = moving->count_of;
-    moving->piece[0] =
-        (struct hvd_piece){set->hello + (size_t)set->size * HVD_HELLO_BYTES, set->hello, HVD_HELLO_BYTES};
+    moving->piece[0] = (struct hvd_piece){mine, all, count};
     moving->items = 0;
     moving->sizes = false;
-    moving->greeting = true;
     hvd_work_start(engine, set);
 }
 
-static void notice(struct hvd_engine *engine, const struct hvd_set *set, const char *why)
+/* On which devices do the ranks have the items of this bucket? */
+static void ask(struct hvd_engine *engine, struct hvd_set *set)
 {
-    if (atomic_load(&engine->noticed))
+    struct hvd_moving *moving = &set->moving;
+    uint32_t items = 1;
+    while (items < set->agenda.count && hvd_work_bucket(set, items) == hvd_work_bucket(set, 0))
+        items++;
+    free(moving->devices);
+    moving->devices = malloc(sizeof *moving->devices * items * ((size_t)set->size + 1));
+    HVD_ASSERT(moving->devices);
+    int64_t *mine = moving->devices + (size_t)items * (size_t)set->size;
+    for (uint32_t i = 0; i < items; i++) {
+        const struct hvd_slot *slot = hvd_work_slot(engine, hvd_work_item(set, i));
+        mine[i] = slot && slot->request.device ? slot->request.device : set->usual;
+    }
+    moving->asked = moving->asked_for = items;
+    start_exchange(engine, set, HVD_DTYPE_int64, mine, moving->devices, items);
+}
+
+static void notice(struct hvd_engine *engine, const struct hvd_set *set, const char *how, const char *neither)
+{
+    if (set->rank != 0 || atomic_load(&engine->noticed)) /* the first of those whom it concerns tells */
         return;
-    snprintf(engine->notice, sizeof engine->notice,
-             "tensors on GPUs go by way of the CPU in process set %d, which is slow: %.400s", set->number, why);
+    char why[HVD_TEXT_MAX], both[HVD_TEXT_MAX];
+    hvd_text_copy(why, sizeof why, set->refusal);
+    hvd_text_copy(both, sizeof both, neither);
+    hvd_text_bare(why);
+    hvd_text_bare(both);
+    hvd_text_write(engine->notice, sizeof engine->notice,
+                   HVD673 "tensors on GPUs go by way of the CPU in process set %d, %s: %s%s%.300s", set->number, how,
+                   why, *both ? "; CUDA IPC does not work either: " : "", both);
     atomic_store(&engine->noticed, 1);
+}
+
+static void say_hello(struct hvd_engine *engine, struct hvd_set *set)
+{
+    unsigned char *mine = set->hello + (size_t)set->size * HVD_HELLO_BYTES;
+    set->moving.greeting = true;
+    start_exchange(engine, set, HVD_DTYPE_uint8, mine, set->hello, HVD_HELLO_BYTES);
+}
+
+/* The ranks of a lineup say hello. True: that is under way. */
+static bool greet(struct hvd_engine *engine, struct hvd_set *set, struct hvd_lineup *lineup)
+{
+    struct hvd_work first = {.kind = HVD_BARRIER};
+    size_t all = (size_t)set->size * HVD_HELLO_BYTES;
+    first.device = lineup->device ? (int)lineup->device[set->rank] : set->usual;
+    atomic_store(&engine->silent, true);
+    set->greeting_step = 0;
+    set->greeting_device = first.device;
+    set->hello = calloc((size_t)set->size + 1, HVD_HELLO_BYTES);
+    HVD_ASSERT(set->hello);
+    lineup->open.plane->hello(lineup->open.self, &first, set->hello + (set->alone ? 0 : all));
+    if (set->alone) {
+        hvd_device_met(engine, set);
+        return false;
+    }
+    say_hello(engine, set);
+    return true;
 }
 
 bool hvd_device_greets(struct hvd_engine *engine, struct hvd_set *set)
 {
-    if (set->greeted || !hvd_item_on_device(hvd_work_item(set, 0)))
+    struct hvd_moving *moving = &set->moving;
+    const struct hvd_plan_item *head = hvd_work_item(set, 0);
+    moving->lineup = NULL;
+    if (!hvd_item_on_device(head))
         return false;
-    struct hvd_open_plane *open = for_devices(set);
-    struct hvd_work first = {.kind = HVD_BARRIER};
-    for (uint32_t i = 0; i < set->agenda.count && !first.device; i++) {
-        const struct hvd_slot *slot = hvd_work_slot(engine, hvd_work_item(set, i));
-        first.device = slot ? slot->request.device : 0;
+    if (!is_usual(head) && !moving->asked_for) {
+        ask(engine, set);
+        return true;
     }
-    HVD_ASSERT(open);
-    atomic_store(&engine->silent, true);
-    set->hello = calloc((size_t)set->size + 1, HVD_HELLO_BYTES);
-    HVD_ASSERT(set->hello);
-    if (set->alone) {
-        open->plane->hello(open->self, &first, set->hello);
-        hvd_device_met(engine, set);
+    moving->lineup = lineup_of_head(engine, set);
+    moving->stage.shelf = &moving->lineup->shelf;
+    if (moving->unmet || moving->lineup->greeted) {
+        moving->unmet = false;
         return false;
     }
-    open->plane->hello(open->self, &first, set->hello + (size_t)set->size * HVD_HELLO_BYTES);
-    start_exchange(engine, set);
-    return true;
+    return greet(engine, set, moving->lineup);
+}
+
+/* The plane is not for these ranks. True: shall they go on greeting each other, to find out about shelves? */
+static bool goes_on(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
+{
+    struct hvd_stage *stage = &set->moving.stage;
+    void *mine = set->hello + (size_t)set->size * HVD_HELLO_BYTES;
+    if (set->greeting_step == 0) {
+        if (!hvd_shelf_fits(set->locals == set->size, set->size))
+            return false;
+        hvd_shelf_hello(stage, set->rank, set->size, set->greeting_device, engine->options.cuda_ipc, mine);
+        return true;
+    }
+    if (hvd_shelf_agree(stage, set->hello, error) != HVD_OK)
+        return false;
+    stage->shelf->usable = set->greeting_step == 2;
+    if (set->greeting_step == 1)
+        hvd_shelf_open(stage, set->hello, mine);
+    return set->greeting_step == 1;
 }
 
 void hvd_device_met(struct hvd_engine *engine, struct hvd_set *set)
 {
-    struct hvd_open_plane *open = for_devices(set);
-    struct hvd_error error = {0};
+    struct hvd_lineup *lineup = set->moving.lineup;
+    struct hvd_open_plane *open = &lineup->open;
+    struct hvd_error error = {0}, neither = {0};
     set->moving.greeting = false;
-    set->greeted = true;
-    open->refused = open->plane->met(open->self, set->hello, &error) != HVD_OK;
+    if (set->greeting_step == 0) {
+        int code = open->plane->met(open->self, set->hello, &error);
+        open->refused = code != HVD_OK;
+        set->moving.unmet = code == HVD_AGAIN;
+        hvd_text_copy(set->refusal, sizeof set->refusal, error.text);
+    }
+    bool unmet = set->moving.unmet;
+    if (open->refused && !unmet && goes_on(engine, set, &neither)) {
+        set->greeting_step++;
+        say_hello(engine, set);
+        return;
+    }
+    lineup->greeted = !unmet;
     free(set->hello);
     set->hello = NULL;
-    if (open->refused)
-        notice(engine, set, error.text);
+    if (open->refused && lineup->shelf.usable) {
+        notice(engine, set, "but for sums and broadcasts, which go by CUDA IPC", "");
+    } else if (open->refused && !unmet) {
+        notice(engine, set, "which is slow", engine->options.cuda_ipc ? neither.text : "");
+        hvd_shelf_refused(&lineup->shelf);
+    }
+}
+
+/* Of all lineups. The first error, or HVD_AGAIN: one is at it, or HVD_OK. */
+static int settle(const struct hvd_set *set, struct hvd_error *error)
+{
+    int all = HVD_OK;
+    for (struct hvd_lineup *lineup = set->lineup; lineup && all >= 0; lineup = lineup->next) {
+        int code = lineup->greeted ? lineup->open.plane->settle(lineup->open.self, error) : HVD_OK;
+        all = code < 0 || all == HVD_OK ? code : all;
+    }
+    return all;
 }
 
 bool hvd_device_settle(struct hvd_engine *engine, struct hvd_set *set)
 {
-    struct hvd_open_plane *open = for_devices(set);
-    struct hvd_error error = {0};
-    int code = open->plane->settle(open->self, &error);
+    struct hvd_error error;
+    hvd_error_none(&error);
+    int code = settle(set, &error);
     if (code == HVD_AGAIN)
         return false;
     set->on_stream = false;
+    if (code == HVD_OK)
+        hvd_watch_clear(set);
     if (code != HVD_OK)
         hvd_engine_abort(engine, engine->options.rank, code, error.text);
-    bool under_way = false;
-    for (int i = 0; i < engine->sets; i++)
-        under_way |= engine->set[i]->on_stream;
-    if (!under_way && code == HVD_OK)
-        hvd_block_free(false);
     return true;
 }
 
-void hvd_device_abandon(struct hvd_set *set)
+void hvd_device_close(struct hvd_set *set)
 {
-    struct hvd_open_plane *open = set->greeted ? for_devices(set) : NULL;
-    if (open)
-        open->plane->abandon(open->self);
+    hvd_watch_close(set);
+    while (set->lineup) {
+        struct hvd_lineup *lineup = set->lineup;
+        set->lineup = lineup->next;
+        lineup->shelf.abandoned |= set->hello || set->moving.stage.step; /* others are at it */
+        hvd_shelf_close(&set->moving.stage, &lineup->shelf);
+        if (lineup->device) /* else it is closed with the set's */
+            lineup->open.plane->close(lineup->open.self);
+        free(lineup->device);
+        free(lineup);
+    }
+}
+
+void hvd_device_part(struct hvd_engine *engine, bool abort)
+{
+    struct hvd_error ignored = {0};
+    uint64_t until_ns = hvd_now_ns() + (abort ? 0 : ENDING_NS);
+    for (int i = 0; i < engine->sets; i++)
+        while (engine->set[i]->on_stream && hvd_now_ns() < until_ns && settle(engine->set[i], &ignored) == HVD_AGAIN)
+            usleep(50);
+    for (int i = 0; i < engine->sets; i++)
+        for (struct hvd_lineup *lineup = engine->set[i]->lineup; lineup; lineup = lineup->next) {
+            lineup->shelf.abandoned |= abort;
+            if (lineup->greeted)
+                lineup->open.plane->part(lineup->open.self, abort);
+        }
 }
 
 int hvd_engine_notice(struct hvd_engine *engine, char *text, size_t text_bytes)

@@ -33,6 +33,14 @@ int hvd_tree_neighbours(int at, int hosts, int *near)
     return count;
 }
 
+/* The neighbour of host `at` by which host `to`, another one, is reached. */
+int hvd_tree_toward(int at, int to)
+{
+    while (to > at && (to - 1) / 2 != at)
+        to = (to - 1) / 2;
+    return to > at ? to : (at - 1) / 2;
+}
+
 int hvd_vote_peers(const int *host_of, int size, int rank, int *peers)
 {
     int leader[HVD_RANKS_MAX], index_of[HVD_RANKS_MAX];

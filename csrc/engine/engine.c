@@ -8,6 +8,8 @@
  */
 #include "engine.h"
 
+#include "../cuda/begun.h"
+
 #include <sched.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -30,25 +32,28 @@ int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *req
     struct hvd_slot *slot = hvd_handles_take(&engine->handles, request);
     if (!slot)
         return hvd_fail(error, HVD_ENOMEM,
-                        "%d collectives are in flight on rank %d; synchronize some before submitting more",
+                        HVD266 "%d collectives are in flight on rank %d; synchronize some before submitting more",
                         HVD_HANDLES_MAX, engine->options.rank);
     slot->life = membership->life;
     slot->size = membership->size;
     int64_t handle = hvd_handles_handle(&engine->handles, slot);
-    hvd_count(engine, HVD_COUNT_submits, 1);
-    hvd_trace_add(&engine->trace, HVD_TRACE_submit, hvd_handles_index(&engine->handles, slot), (uint64_t)request->kind);
+    if (request->quiet != HVD_ASIDE)
+        hvd_count(engine, HVD_COUNT_submits, 1);
+    hvd_flight_submit(engine, slot, bytes_of(request));
+    hvd_steps_submitted(&engine->steps, request, atomic_load_explicit(&slot->submitted_ns, memory_order_relaxed));
     hvd_handles_push(&engine->handles, slot);
     if (!engine->alone) {
-        if (request->quiet == HVD_NOW || (request->quiet == HVD_SOON && bytes_of(request) >= LARGE_BYTES))
+        bool soon = request->quiet == HVD_SOON || request->quiet == HVD_ASIDE;
+        if (request->quiet == HVD_NOW || (soon && bytes_of(request) >= LARGE_BYTES))
             hvd_turn_kick(engine);
-        else if (request->quiet == HVD_SOON)
+        else if (soon)
             hvd_soon_arm(&engine->soon);
     } else {
         while (hvd_handles_queued(&engine->handles)) { /* no thread here: submitters do it at once, each or another */
             if (hvd_turn_take(engine))
                 hvd_turn_run(engine);
             else if (atomic_load(&engine->stop)) /* the turn is never given back, and this came too late for it */
-                return hvd_fail(error, HVD_ESTATE, "hvdlite was shut down on rank %d", engine->options.rank);
+                return hvd_fail(error, HVD_ESTATE, HVD457 "hvdlite was shut down on rank %d", engine->options.rank);
             else
                 sched_yield();
         }
@@ -69,6 +74,8 @@ int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *r
     int code = hvd_set_look_up(engine, request, &membership, error);
     if (code == HVD_OK)
         code = hvd_request_check(&membership, request, error);
+    if (code == HVD_OK && engine->options.nan_guard)
+        return hvd_guard_push(engine, request, &membership, error);
     return code == HVD_OK ? hvd_engine_push(engine, request, &membership, error) : code;
 }
 
@@ -121,61 +128,100 @@ bool hvd_engine_take_part(struct hvd_engine *engine, bool (*done)(void *self), v
     return true;
 }
 
+/* A waiter has what it came for. */
+static int told(struct hvd_engine *engine, struct hvd_slot *slot, char *text, size_t text_bytes)
+{
+    hvd_flight_watch(engine, slot, false);
+    if (slot->code != HVD_OK)
+        hvd_text_copy(text, text_bytes, slot->text ? slot->text : "failed" HVD_ENDS(951));
+    return slot->code;
+}
+
 int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
 {
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
     if (!slot) {
-        hvd_text_copy(text, text_bytes, "this handle is unknown, or was synchronized already");
+        hvd_text_copy(text, text_bytes, "this handle is unknown, or was synchronized already" HVD_ENDS(218));
         return HVD_EHANDLE;
     }
-    uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
+    if (slot_done(slot)) /* and nobody needs the time */
+        return told(engine, slot, text, text_bytes);
+    uint64_t since_ns = hvd_now_ns(), now_ns = since_ns,
+             until_ns = since_ns + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
     bool patient = true;
     atomic_fetch_add(&engine->waiters, 1);
+    hvd_flight_watch(engine, slot, true);
     while (!slot_done(slot)) {
         if (!hvd_engine_take_part(engine, slot_done, slot, until_ns, &patient))
             wait_asleep(engine, slot, engine->alone ? hvd_now_ns() + NAP_ALONE_NS : until_ns);
         patient |= engine->alone; /* no thread here: a work on a device ends when a waiter looks */
-        if (hvd_now_ns() >= until_ns)
+        if ((now_ns = hvd_now_ns()) >= until_ns)
             break;
     }
     atomic_fetch_sub(&engine->waiters, 1);
-    if (!slot_done(slot))
-        return HVD_AGAIN;
-    if (slot->code != HVD_OK)
-        hvd_text_copy(text, text_bytes, slot->text ? slot->text : "failed");
-    return slot->code;
+    if (now_ns != since_ns && slot->request.kind != HVD_JOIN)
+        hvd_count(engine, HVD_COUNT_exposed_ns, (int64_t)(now_ns - since_ns));
+    return slot_done(slot) ? told(engine, slot, text, text_bytes) : HVD_AGAIN;
 }
 
 int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, struct hvd_error *error)
 {
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
     if (!slot || !slot_done(slot))
-        return hvd_fail(error, HVD_EHANDLE, "this handle is unknown, or not finished");
+        return hvd_fail(error, HVD_EHANDLE, HVD218 "this handle is unknown, or not finished");
     if (slot->behind && atomic_load(&engine->failed)) /* it may have ended there without its peers */
         return hvd_fail(error, engine->failure.code, "%s", engine->failure.text);
     return slot->behind ? hvd_mark_follow(slot->behind, stream, error) : HVD_OK;
 }
 
-int hvd_engine_fetch(struct hvd_engine *engine, int64_t handle, uintptr_t to, void *stream, struct hvd_error *error)
+/* Of a result that may be fetched; NULL: error says why not. */
+static struct hvd_slot *slot_to_fetch(struct hvd_engine *engine, int64_t handle, struct hvd_error *error)
 {
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
     if (!slot || !slot_done(slot) || slot->code != HVD_OK)
-        return hvd_fail(error, HVD_EHANDLE, "this handle is unknown, not finished, or has failed");
-    if (slot->behind && atomic_load(&engine->failed))
-        return hvd_fail(error, engine->failure.code, "%s", engine->failure.text);
+        hvd_fail(error, HVD_EHANDLE, HVD218 "this handle is unknown, not finished, or has failed");
+    else if (slot->behind && atomic_load(&engine->failed))
+        hvd_fail(error, engine->failure.code, "%s", engine->failure.text);
+    else
+        return slot;
+    return NULL;
+}
+
+int hvd_engine_fetch(struct hvd_engine *engine, int64_t handle, uintptr_t to, void *stream, struct hvd_error *error)
+{
+    struct hvd_slot *slot = slot_to_fetch(engine, handle, error);
+    if (!slot)
+        return error->code;
     if (!slot->block)
         return hvd_engine_behind(engine, handle, stream, error);
     return hvd_block_fetch(slot->block, slot->behind, to, (size_t)slot->bytes, stream, error);
 }
 
+int hvd_engine_bring(struct hvd_engine *engine, int64_t handle, uintptr_t to, struct hvd_mark **there,
+                     struct hvd_error *error)
+{
+    struct hvd_slot *slot = slot_to_fetch(engine, handle, error);
+    *there = NULL;
+    if (!slot)
+        return error->code;
+    if (!slot->block || slot->bytes == 0)
+        return HVD_OK;
+    *there = hvd_begun_fetch(slot->block, slot->behind, to, (size_t)slot->bytes, error);
+    return error->code;
+}
+
 int hvd_engine_reached(struct hvd_engine *engine, const struct hvd_slot *slot, uint64_t until_ns, char *text,
                        size_t text_bytes)
 {
-    struct hvd_error error = {0};
+    struct hvd_error error;
     int code = HVD_OK;
+    hvd_error_none(&error);
+    uint64_t since_ns = slot->behind ? hvd_now_ns() : 0;
     while (slot->behind && (code = hvd_mark_reached(slot->behind, &error)) == HVD_AGAIN && hvd_now_ns() < until_ns &&
            !atomic_load(&engine->failed))
         usleep(ON_DEVICE_US);
+    if (slot->behind)
+        hvd_count(engine, HVD_COUNT_exposed_ns, (int64_t)(hvd_now_ns() - since_ns));
     if (slot->behind && atomic_load(&engine->failed)) { /* it may have ended there without its peers */
         error.code = HVD_OK;
         code = hvd_fail(&error, engine->failure.code, "%s", engine->failure.text);
@@ -199,10 +245,11 @@ int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms,
 int64_t hvd_engine_run(struct hvd_engine *engine, const struct hvd_request *request, int wait_ms, char *text,
                        size_t text_bytes)
 {
-    struct hvd_error error = {0};
+    struct hvd_error error;
     int64_t handle;
+    hvd_error_none(&error);
     if (wait_ms > 0 && (request->kind == HVD_ALLGATHER || request->kind == HVD_ALLTOALL || request->kind == HVD_JOIN))
-        handle = hvd_fail(&error, HVD_EINVAL, "%s has a result: submit it, wait, and fetch that",
+        handle = hvd_fail(&error, HVD_EINVAL, HVD901 "%s has a result: submit it, wait, and fetch that",
                           hvd_engine_kind(request->kind));
     else
         handle = hvd_engine_submit(engine, request, &error);

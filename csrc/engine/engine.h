@@ -10,26 +10,34 @@
  *   guess.c   a small work told to the plane before it is agreed on
  *   wire.c    streams to ranks that share no memory with this one, and how the engine thread sleeps on them
  *   silence.c who does not answer
+ *   stall.c   what waits for too long, and for whom (account.c, finding.c); watch.c: on a device
  *   abort.c   death, abort, leave: what ends a job
+ *   flight.c  what happened, in a ring; record.c: and in a file
  *   soon.c    submissions that wake nobody now, and are sent within a millisecond
  *   order.c   works on devices begin in one order on all ranks, whichever set they are of
  *   device.c  ranks that have tensors on devices greet each other; stage.c: such tensors by way of the CPU
  *   check.c   local mistakes in a request
+ *   steps.h   what training steps cost
  *   open.c    begin and end
  *   engine.c  submit, wait
  */
 #ifndef HVD_ENGINE_H
 #define HVD_ENGINE_H
 
+#include "../trace/names.h"
 #include "../trace/trace.h"
 #include "handle.h"
 #include "host.h"
 #include "set.h"
+#include "stall.h"
+#include "steps.h"
 #include "wire.h"
 
 #include <pthread.h>
 
-/* X(name): counted since init. What crossed links is added when a bucket is done or a round decided. */
+/* X(name): counted since init. What crossed links is added when a bucket is done or a round decided. exposed_ns: that
+ * threads have waited for collectives, all together; negotiation_ns: see steps.c; data_ns, optimizer_ns:
+ * as whoever trains has measured. */
 #define HVD_COUNTERS(X)       \
     X(submits)                \
     X(rounds)                 \
@@ -43,7 +51,11 @@
     X(link_bytes_in)          \
     X(link_messages_out)      \
     X(link_messages_in)       \
-    X(rides)
+    X(rides)                  \
+    X(exposed_ns)             \
+    X(negotiation_ns)         \
+    X(data_ns)                \
+    X(optimizer_ns)
 
 /* X(name): what memory of ours is for, see measure.c. */
 #define HVD_USAGES(X) \
@@ -53,7 +65,8 @@
     X(boards)         \
     X(sets)           \
     X(records)        \
-    X(devices)
+    X(devices)        \
+    X(pinned)
 
 enum {
 #define X(name) HVD_USAGE_##name,
@@ -89,7 +102,19 @@ struct hvd_suspicion {
     int culprit;
     int set;     /* its number */
     bool missed; /* what should have crossed is missing: who has left is to blame, too */
-    char text[256];
+    char text[320];
+};
+
+/* flight.c: where records go, and whether one is due. */
+struct hvd_flight {
+    char *folder;  /* NULL: nowhere, unless told */
+    char host[96]; /* what this host is called */
+    int asked;     /* an eventfd in the engine thread's epoll; -1 without a signal */
+    pthread_mutex_t lock;
+    bool opened, failed_written;            /* written: under lock */
+    _Atomic uint32_t due;                   /* HVD_WHY_*: the engine thread shall write one; 0: no */
+    char *waiting;                          /* what was waited for when the job failed: JSON; before `failed` is */
+    _Atomic uint64_t unnamed[HVD_SETS_MAX]; /* life of the set << 32 | requests without a name so far */
 };
 
 /* soon.c: the alarm clock of submissions that wake nobody. */
@@ -126,25 +151,33 @@ struct hvd_engine {
     struct hvd_host host;
     pthread_t thread;
     bool thread_runs;
-    bool patience;   /* the engine thread's: it has let a submission wait for a tick */
-    int epoll, bell; /* bell: own eventfd */
+    bool patience;         /* the engine thread's: it has let a submission wait for a tick */
+    int epoll, bell, call; /* eventfds: bell, which others ring; call, which only the engine thread hears */
 
     /* Crosses between threads. */
     struct hvd_handles handles;
     struct hvd_soon soon;
     uintptr_t comm;      /* MPI communicator of the set that is opened next */
+    uintptr_t lane;      /* and of this rank's lane of it */
     _Atomic bool silent; /* there is a plane whose works go on without a ring */
     _Atomic bool polled; /* votes of some set cross over MPI: the engine thread looks for them all the time */
     uint32_t naps;       /* in a row that such works have let pass; the turn's */
+    struct {
+        bool owes;                  /* the turn's: a work of a plane that lingers has ended since it looked last */
+        uint64_t since_ns, next_ns; /* none had ended since; when to look again, 0: nobody lingers */
+    } linger;                       /* the engine thread's */
     struct hvd_trace_ring trace;
+    struct hvd_trace_names names;
+    struct hvd_flight flight;
     _Atomic int64_t counter[HVD_COUNTERS_MAX];
+    struct hvd_steps steps;
     _Atomic int64_t fusion_bytes;  /* in force in the global set; written by the turn */
     _Atomic int wire_high;         /* greatest descriptor of a stream + 1 */
     _Atomic uint64_t alarm_ns;     /* when the engine thread shall look around at the latest; 0: when there is news */
     _Atomic uint32_t turn;         /* 0 free, 1 held */
     _Atomic uint32_t asleep_alone; /* stands in for the seat's word in a world of 1 */
-    _Atomic uint32_t dozing;       /* 1: the engine thread looks by itself every millisecond, see turn.c */
-    _Atomic uint32_t bell_masked;  /* 1: the engine thread does not hear its bell, see wire.c */
+    _Atomic uint32_t dozing;       /* not 0: the engine thread is to look by itself every millisecond, see turn.c */
+    _Atomic bool bell_masked;      /* the engine thread does not hear its bell, see wire.c; written under bell_lock */
     _Atomic uint32_t listening;    /* 1: the holder of the turn sleeps, and its bell wakes it; see wire.c */
     _Atomic bool tick_due;         /* the engine thread needs the turn for silence.c, and found it taken */
     _Atomic uint32_t waiters;      /* threads inside hvd_engine_wait */
@@ -153,25 +186,32 @@ struct hvd_engine {
     _Atomic uint32_t stopped;      /* the turn is never given back */
     _Atomic uint32_t leave_wanted;
     _Atomic uint32_t left;        /* 1 + rank that has left the global set, agreed; own leave included */
+    _Atomic uint32_t leaver;      /* 1 + rank that was the first to leave any set, agreed; not this one */
     _Atomic uint64_t abort_alone; /* stands in for control->abort in a world of 1 */
     _Atomic uint32_t witnessing;  /* 1: a thread of this rank has written an abort */
     _Atomic uint32_t failed;      /* 1: `failure` is written and will not change */
     struct hvd_error failure;
     _Atomic uint32_t noticed; /* 1: `notice` is written and will not change; 2: and somebody has read it */
-    char notice[512];
+    char notice[1024];
+    _Atomic uint32_t guarded, guard_word; /* guard.c: tensors told of; whether guard_text is to be read */
+    char guard_text[HVD_TEXT_MAX];
     pthread_mutex_t opening_lock, records_lock; /* of framework threads only, see set.c */
+    pthread_mutex_t bell_lock;                  /* held for one epoll_ctl */
     struct hvd_set_record record[HVD_SETS_MAX];
     uint32_t lives; /* under opening_lock: sets opened so far */
 
     /* Owned by the turn. */
     struct hvd_suspicion suspicion;
+    struct hvd_stall stall;
     uint64_t ticked_ns;                /* the engine thread's: when the clock of silence.c ticked last */
     int active;                        /* ticks for which the engine thread will doze on without a waiter */
     uint64_t left_turn_ns;             /* when a waiter last gave it back */
     struct hvd_set *set[HVD_SETS_MAX]; /* that this rank is a member of; the global one first */
     int sets;
     uint32_t newest; /* slot of the request that was drained from the queue last */
-    uint64_t clock;  /* see order.c */
+    uint32_t last;   /* tensor (trace/names.h) and kind of what a user has submitted last; 0: nothing */
+    int last_kind;
+    uint64_t clock; /* see order.c */
     struct hvd_set *by_number[HVD_SETS_MAX];
 };
 
@@ -194,6 +234,7 @@ int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, 
                         const int *tensor_fd, struct hvd_error *error);
 int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error);
 int hvd_engine_notice(struct hvd_engine *engine, char *text, size_t text_bytes);               /* as hvd_notice */
+int hvd_engine_guarded(struct hvd_engine *engine, char *text, size_t text_bytes);              /* as hvd_guarded */
 int hvd_engine_tune(struct hvd_engine *engine, int64_t fusion_bytes, struct hvd_error *error); /* as hvd_tune */
 int64_t hvd_engine_submit(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
 int hvd_engine_check(struct hvd_engine *engine, const struct hvd_request *request, struct hvd_error *error);
@@ -212,6 +253,10 @@ void hvd_engine_kick(struct hvd_engine *engine);
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle);
 int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, struct hvd_error *error);
 int hvd_engine_fetch(struct hvd_engine *engine, int64_t handle, uintptr_t to, void *stream, struct hvd_error *error);
+/* On a stream of our own; *there: the end of the copy, also of one that has failed; the caller's reference. NULL: there
+ * is nothing to copy. */
+int hvd_engine_bring(struct hvd_engine *engine, int64_t handle, uintptr_t to, struct hvd_mark **there,
+                     struct hvd_error *error);
 int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_output *output);
 int hvd_engine_forget(struct hvd_engine *engine, int64_t handle);
@@ -222,6 +267,9 @@ int hvd_engine_submit_many(struct hvd_engine *engine, const struct hvd_request *
                            int64_t *handles, struct hvd_error *error);
 int hvd_engine_wait_many(struct hvd_engine *engine, const int64_t *handles, int count, int timeout_ms, char *text,
                          size_t text_bytes);
+/* As hvd_dump says. signals: from now on (number 0: no more) this signal of the process asks for a record. */
+int hvd_engine_dump(struct hvd_engine *engine, const char *folder, int why, char *text, size_t text_bytes);
+void hvd_flight_signals(struct hvd_engine *engine, int number);
 /* Tell everyone why the job ends; the first call of the job wins. */
 void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const char *reason);
 
@@ -248,9 +296,41 @@ int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *req
 int hvd_request_check(const struct hvd_membership *membership, const struct hvd_request *request,
                       struct hvd_error *error);
 
+/* guard.c: hvd_engine_push, after a look at the tensor. tell: by the turn, the guard warns of what is agreed. */
+int64_t hvd_guard_push(struct hvd_engine *engine, const struct hvd_request *request,
+                       const struct hvd_membership *membership, struct hvd_error *error);
+void hvd_guard_tell(struct hvd_engine *engine, const char *text);
+
 /* names.c */
 extern const struct hvd_coord_names hvd_engine_names;
+extern const uint8_t hvd_engine_bytes_of[]; /* of an element, by the dtype of a signature */
 const char *hvd_engine_kind(int kind);
+/* names.c: what carried a bucket, from an event's `by`: a plane, or "votes", or "cpu". Static. */
+const char *hvd_engine_carrier(int by);
+
+/* flight.c: what the ring is told, and its records. A request of this engine is under way; it is watched by a waiting
+ * thread, or no more; the set's bucket begins; its plan was taken (before it is on the agenda). end: the request is
+ * finished otherwise than in a bucket. */
+int hvd_flight_open(struct hvd_engine *engine, struct hvd_error *error);
+void hvd_flight_close(struct hvd_engine *engine);
+void hvd_flight_submit(struct hvd_engine *engine, struct hvd_slot *slot, int64_t bytes);
+void hvd_flight_watch(struct hvd_engine *engine, struct hvd_slot *slot, bool begins);
+void hvd_flight_start(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_flight_round(struct hvd_engine *engine, struct hvd_set *set, uint32_t aside, uint64_t now_ns);
+void hvd_flight_end(struct hvd_engine *engine, uint32_t index, int code, const char *text);
+/* keep: by the turn, before a failure ends all requests. ask: the engine thread shall write a record; due: it does. */
+void hvd_flight_keep(struct hvd_engine *engine);
+void hvd_flight_ask(struct hvd_engine *engine, uint32_t why);
+void hvd_flight_due(struct hvd_engine *engine);
+/* record.c: the record itself, in JSON. waiting: a text to be freed. */
+char *hvd_record_waiting(struct hvd_engine *engine);
+/* follow.c: see hvd_timeline_follow. */
+int hvd_engine_follow(struct hvd_engine *engine, struct hvd_follower *follower, struct hvd_spans *spans);
+int hvd_record_write(struct hvd_engine *engine, const char *folder, bool guarded, uint32_t why, char *path,
+                     size_t path_bytes, struct hvd_error *error);
+/* keep.c: `name` in an open folder is about to be written: what another life has left there gets another name. */
+void hvd_keep_in(int in, const char *name, uint64_t job, uint64_t epoch);
+int hvd_engine_keep(struct hvd_engine *engine, const char *path, uint64_t *job, uint64_t *epoch); /* as hvd_keep */
 
 /* turn.c */
 bool hvd_turn_once(struct hvd_engine *engine); /* by the holder: one pass over everything; true: something moved */
@@ -262,7 +342,13 @@ bool hvd_turn_take_over(struct hvd_engine *engine, bool (*done)(void *self), voi
 void hvd_turn_run(struct hvd_engine *engine);
 bool hvd_turn_drive(struct hvd_engine *engine, bool (*done)(void *self), void *self, uint64_t until_ns);
 void hvd_turn_ring(struct hvd_engine *engine); /* any thread: the engine thread looks around, whoever has the turn */
+void hvd_turn_call(const struct hvd_engine *engine); /* any thread: it does, and no listener takes that from it */
 void hvd_turn_kick(struct hvd_engine *engine); /* any thread: there is news; wake the engine thread if it sleeps */
+/* thread.c: the engine thread. What a waiter wants of it when it gives the turn back, in `dozing`, and whether it
+ * knows: to look by itself, so often, until that many times have gone by without a waiter. */
+#define HVD_DOZE_MS    1
+#define HVD_DOZE_TICKS 10
+enum { HVD_DOZE_ASKED = 1, HVD_DOZE_HEARD };
 int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error);
 void hvd_turn_thread_stop(struct hvd_engine *engine);
 
@@ -272,6 +358,7 @@ bool hvd_soon_open(struct hvd_soon *soon);
 void hvd_soon_close(struct hvd_soon *soon);
 void hvd_soon_arm(struct hvd_soon *soon);
 int hvd_soon_until_alarm(struct hvd_engine *engine, int sleep_ms); /* the shorter of both, for epoll; -1: no limit */
+void hvd_soon_linger(struct hvd_engine *engine);                   /* by the engine thread, that has the turn */
 /* By the turn: what the works under way make of who waits for them. nap: before the turn ends; where nobody will ring,
  * set the alarm clock, later each time that nothing moved. */
 enum hvd_silence { HVD_RINGS, HVD_SILENT, HVD_POLLED };
@@ -288,6 +375,7 @@ int hvd_cost_probe(struct hvd_link *next, struct hvd_link *before, uint64_t dead
 
 /* silence.c: by the engine thread, that has the turn, every tick_ms (-1: there are no ticks). */
 void hvd_silence_tick(struct hvd_engine *engine);
+uint64_t hvd_silence_progress(const struct hvd_set *set); /* anything that changes when the set gets on */
 int hvd_silence_tick_ms(const struct hvd_engine *engine);
 
 /* abort.c */

@@ -41,7 +41,7 @@ const struct hvd_open_plane *hvd_guess_work(struct hvd_engine *engine, struct hv
         !hvd_coord_only(set->coord, ticket, &key, &signature)) /* its slot is the turn's only while it is outstanding */
         return NULL;
     if (signature.kind != HVD_ALLREDUCE || signature.dtype >= HVD_SIGNED_ON_DEVICE || signature.op == HVD_OP_adasum ||
-        signature.group)
+        signature.group || signature.not_finite)
         return NULL;
     const struct hvd_request *request = &engine->handles.slot[ticket].request;
     *piece = (struct hvd_piece){.in = request->input, .out = request->output, .count = 1};

@@ -91,6 +91,9 @@ struct hvd_slot *hvd_handles_take(struct hvd_handles *handles, const struct hvd_
     slot->request = *request;
     slot->code = HVD_OK;
     slot->rows = slot->bytes = 0;
+    slot->name_bytes = 0;
+    atomic_store_explicit(&slot->submitted_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&slot->watched, 0, memory_order_relaxed);
     if (request->name) {
         size_t length = strlen(request->name);
         char *name = slot->name;
@@ -102,6 +105,7 @@ struct hvd_slot *hvd_handles_take(struct hvd_handles *handles, const struct hvd_
         }
         memcpy(name, request->name, length + 1);
         slot->request.name = name;
+        slot->name_bytes = (uint32_t)length;
     }
     uint32_t generation = atomic_load_explicit(&slot->word, memory_order_relaxed) >> 2;
     atomic_store_explicit(&slot->word, generation << 2 | HVD_SLOT_BUSY, memory_order_release);

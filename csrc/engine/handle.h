@@ -28,15 +28,25 @@ struct hvd_slot {
     int size;              /* of that set */
     bool with_turn;        /* the turn's own note: drained from the queue and not yet finished */
     int code;
-    char *text;                 /* of a failure, malloc'ed */
-    struct hvd_request request; /* its name points to `name` or to `name_long` */
+    uint32_t name_bytes;
+    _Atomic uint32_t tensor;       /* what events call it, see trace/names.h */
+    _Atomic uint32_t watched;      /* 1: a thread waits for it, and an event has said so */
+    _Atomic uint64_t submitted_ns; /* 0: not yet */
+    _Atomic uint64_t submitted;    /* the value of that event */
+    char *text;                    /* of a failure, malloc'ed */
+    struct hvd_request request;    /* its name points to `name` or to `name_long` */
     char *name_long;
     char name[HVD_NAME_MAX + 1];
     void *data;              /* result of a ragged collective, malloc'ed; NULL: it has none, or on a device */
     struct hvd_block *block; /* in which it lies there */
     int64_t *rows_of;
     int64_t rows, bytes;
-    struct hvd_mark *behind; /* on a device: finished, and done there when this mark is reached; NULL: it is */
+    uint64_t since_ns; /* the turn's: when stall.c first saw the request whose word is since_word */
+    uint32_t since_word;
+    _Atomic uint32_t excused;  /* the word of a request whose caller sees to its time: the clock passes it by */
+    _Atomic uint32_t key_word; /* of the request whose key is `key` */
+    _Atomic uint64_t key;      /* by which stall.c knows it; set when this rank has told of it */
+    struct hvd_mark *behind;   /* on a device: finished, and done there when this mark is reached; NULL: it is */
 };
 
 struct hvd_handles {

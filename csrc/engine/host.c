@@ -123,8 +123,9 @@ static struct hvd_share *share_between_processes(struct hvd_host *host, size_t b
         share = share_new(host, bytes, unmap_process);
         for (int rank = 0; rank < host->size; rank++) {
             if (all[rank] != bytes)
-                hvd_fail_rank(error, HVD_EINTERNAL, host->member[rank], "rank %d shares %llu bytes where %zu are due",
-                              host->member[rank], (unsigned long long)all[rank], bytes);
+                hvd_fail_rank(error, HVD_EINTERNAL, host->member[rank],
+                              HVD901 "rank %d shares %llu bytes where %zu are due", host->member[rank],
+                              (unsigned long long)all[rank], bytes);
             if (error->code == HVD_OK)
                 share->map[rank] = hvd_memory_map(fds[rank], bytes, error);
             close(fds[rank]);
@@ -172,7 +173,7 @@ static int share_descriptors(struct hvd_host *host, struct hvd_error *error)
     int mine = (int)getpid(), all[HVD_LOCAL_MAX];
     int bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (bell < 0)
-        hvd_fail(error, HVD_EINIT, "no eventfd is to be had (%s); is the limit of open files too low?",
+        hvd_fail(error, HVD_EINIT, HVD120 "no eventfd is to be had (%s); is the limit of open files too low?",
                  strerror(errno));
     int code = hvd_host_exchange(host, &mine, sizeof mine, host->pid, bell, host->bells.eventfd, error);
     if (bell >= 0)
@@ -199,7 +200,8 @@ static int share_control(struct hvd_host *host, size_t board_bytes, struct hvd_e
 {
     size_t seats = HVD_ALIGN_UP(sizeof *host->control + sizeof(struct hvd_seat) * (size_t)host->size, (size_t)HVD_PAGE);
     host->board_bytes = HVD_ALIGN_UP(board_bytes, (size_t)HVD_PAGE);
-    size_t bytes = seats + 2 * host->board_bytes * (size_t)host->size;
+    size_t desk = sizeof(struct hvd_desk) + sizeof(struct hvd_account) * (size_t)host->size;
+    size_t bytes = seats + 2 * host->board_bytes * (size_t)host->size + desk;
     struct hvd_share *share = hvd_host_share(host, bytes, error);
     if (!share)
         return error->code;
@@ -221,7 +223,7 @@ static int share_control(struct hvd_host *host, size_t board_bytes, struct hvd_e
     if (code == HVD_OK && (control->nonce != nonces[0] || control->magic != MAGIC ||
                            control->board_bytes != host->board_bytes || control->size != (uint32_t)host->size))
         code = hvd_fail_rank(error, HVD_EINIT, host->member[0],
-                             "the control segment of rank %d is not what rank %d maps; are both on one host?",
+                             HVD153 "the control segment of rank %d is not what rank %d maps; are both on one host?",
                              host->member[0], host->member[host->rank]);
     if (code != HVD_OK) {
         hvd_share_drop(share);

@@ -17,6 +17,7 @@
 #include "../ground/memory.h"
 #include "../ground/sleep.h"
 #include "../plane/plane.h"
+#include "account.h"
 
 #include <stdatomic.h>
 
@@ -32,7 +33,7 @@ struct hvd_seat {
     char pad_text[2 * HVD_CACHE_LINE - 2 * sizeof(uint32_t)];
 };
 
-/* The control segment: header, seats, then two boards per rank (rounds of even and odd number). */
+/* The control segment: header, seats, two boards per rank (rounds of even and odd number), and the desk (account.h). */
 struct hvd_control {
     uint64_t magic, job, epoch, nonce;
     uint64_t board_bytes;
@@ -62,6 +63,7 @@ struct hvd_host {
     struct hvd_bells bells;
     int pid[HVD_LOCAL_MAX];
     int pidfd[HVD_LOCAL_MAX];  /* -1: own, or refused by the kernel */
+    uint64_t verdict_ns;       /* of others than rank 0: until then it is to have spoken, in an exchange */
     int socket[HVD_LOCAL_MAX]; /* rank 0: to everyone; others: [0] only; -1: none */
 };
 
@@ -88,6 +90,11 @@ static inline char *hvd_host_boards(const struct hvd_host *host, int rank)
 {
     size_t seats = HVD_ALIGN_UP(sizeof *host->control + sizeof(struct hvd_seat) * (size_t)host->size, (size_t)HVD_PAGE);
     return (char *)host->control + seats + 2 * host->board_bytes * (size_t)rank;
+}
+
+static inline struct hvd_desk *hvd_host_desk(const struct hvd_host *host)
+{
+    return (struct hvd_desk *)(void *)hvd_host_boards(host, host->size);
 }
 
 /* Parts of meeting as processes, for host.c only (meet.c). */

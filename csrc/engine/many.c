@@ -17,7 +17,8 @@ int hvd_engine_submit_many(struct hvd_engine *engine, const struct hvd_request *
     int taken = 0;
     for (; taken < count; taken++) {
         struct hvd_request request = *requests[taken];
-        request.quiet |= taken + 1 < count;
+        if (taken + 1 < count && request.quiet == HVD_NOW)
+            request.quiet = HVD_QUIET;
         handles[taken] = hvd_engine_submit(engine, &request, error);
         if (handles[taken] < 0)
             break;
@@ -69,7 +70,7 @@ static int forget_many(struct hvd_engine *engine, const int64_t *handles, int co
         struct hvd_slot *slot = hvd_handles_find(&engine->handles, handles[i]);
         if (code == HVD_OK && (!slot || slot->code != HVD_OK)) {
             code = slot ? slot->code : HVD_EHANDLE;
-            hvd_text_copy(text, text_bytes, slot && slot->text ? slot->text : "this handle is unknown");
+            hvd_text_copy(text, text_bytes, slot && slot->text ? slot->text : "this handle is unknown" HVD_ENDS(218));
         }
         hvd_handles_forget(&engine->handles, handles[i]);
     }
@@ -81,12 +82,15 @@ int hvd_engine_wait_many(struct hvd_engine *engine, const int64_t *handles, int 
 {
     uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
     struct waited waited = {engine, handles, count, 0};
+    uint64_t now_ns;
     bool patient = true, done;
     atomic_fetch_add(&engine->waiters, 1);
-    while (!(done = all_done(&waited)) && hvd_now_ns() < until_ns)
-        if (!hvd_engine_take_part(engine, all_done, &waited, until_ns, &patient)) {
+    while (!(done = all_done(&waited)) && (now_ns = hvd_now_ns()) < until_ns)
+        if (hvd_engine_take_part(engine, all_done, &waited, until_ns, &patient)) {
+            hvd_count(engine, HVD_COUNT_exposed_ns, (int64_t)(hvd_now_ns() - now_ns));
+        } else {
             /* Sleep on one of them. all_done may have gone on: then `first` is finished, and that is over at once. */
-            uint64_t now_ns = hvd_now_ns();
+            now_ns = hvd_now_ns();
             int left_ms = now_ns < until_ns ? (int)((until_ns - now_ns + 999999u) / 1000000u) : 0;
             if (waited.first < count)
                 hvd_engine_wait(engine, handles[waited.first], left_ms, NULL, 0);

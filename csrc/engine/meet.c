@@ -9,8 +9,9 @@
  * everybody all of them. A rank that failed locally still takes part, with its status and text: so all ranks
  * fail together with the same words. A rank that ends meanwhile is noticed by rank 0 as end of file; the
  * others hear it from rank 0's verdict or from the store, and wait a moment for that before they blame
- * rank 0 itself. Where a descriptor is due and a failing rank has none, its socket stands in: the number of
- * descriptors in a parcel is fixed.
+ * rank 0 itself. So it is with time: all wait for rank 0, which alone knows for whom it waits, so they give it a little
+ * more than it gives the others. Where a descriptor is due and a failing rank has none, its socket stands in: the
+ * number of descriptors in a parcel is fixed.
  *
  * Cost: 2 (n - 1) messages, n descriptors each at most. Done at init only.
  */
@@ -30,7 +31,8 @@
 
 #define MAGIC       0x6876646c69746531u /* "hvdlite1" */
 #define GREETING_NS 2000000000u
-#define PATIENCE_NS 300000000u /* how long a bare end of file waits for somebody to say who died */
+#define PATIENCE_NS 300000000u  /* how long a bare end of file waits for somebody to say who died */
+#define VERDICT_NS  2000000000u /* until rank 0, whose time is up, has told the others for whom it waited */
 
 struct greeting {
     uint64_t magic, job, epoch;
@@ -41,9 +43,36 @@ struct greeting {
 /* What rank 0 publishes. */
 struct address {
     uint8_t name[16];
-    uint32_t ready; /* 0: rank 0 could not listen, text says why */
+    uint32_t ready;       /* 0: rank 0 could not listen, text says why */
+    uint64_t deadline_ns; /* rank 0's, by the clock of this host */
     char text[252];
 };
+
+/* One rank's part of an exchange on the wire; its bytes follow. */
+struct part {
+    int32_t code, culprit;
+    uint32_t bytes, fds;
+    char text[512];
+};
+
+static void say(struct part *part, const struct hvd_error *error)
+{
+    part->code = error->code;
+    part->culprit = error->culprit;
+    hvd_text_copy(part->text, sizeof part->text, error->text);
+}
+
+/* Nothing will come of it: those that are here already hear why, in place of the first exchange. */
+static void dismiss(struct hvd_host *host, const struct hvd_error *error)
+{
+    struct part part = {.bytes = 0};
+    say(&part, error);
+    for (int rank = 1; rank < host->size; rank++) {
+        struct hvd_parcel parcel = {.bytes = &part, .length = sizeof part};
+        if (host->socket[rank] >= 0)
+            hvd_parcel_send(host->socket[rank], &parcel, -1, host->deadline_ns);
+    }
+}
 
 static bool same_uid(int socket)
 {
@@ -123,6 +152,7 @@ static int accept_all(struct hvd_host *host, int listener, struct hvd_error *err
     while ((missing = missing_rank(host)) >= 0) {
         if (hvd_now_ns() >= host->deadline_ns)
             return hvd_fail_rank(error, HVD_ETIMEOUT, host->member[missing],
+                                 HVD113
                                  "rank %d did not connect to rank %d of this host in time; is it stopped, or the host "
                                  "overloaded? (--start-timeout gives more time)",
                                  host->member[missing], host->member[0]);
@@ -145,17 +175,33 @@ static int accept_all(struct hvd_host *host, int listener, struct hvd_error *err
     return HVD_OK;
 }
 
+/* A peer is not there any more: the store may say who has ended the job. HVD_AGAIN: not soon. */
+static int told_who_ended(struct hvd_host *host, struct hvd_error *error)
+{
+    uint64_t until_ns = hvd_now_ns() + PATIENCE_NS;
+    while (host->store_fd >= 0 && hvd_now_ns() < until_ns) {
+        struct pollfd fd = {.fd = host->store_fd, .events = POLLIN};
+        int code;
+        if (poll(&fd, 1, 20) > 0 && (code = hvd_report_read(host->store_fd, error)) != HVD_AGAIN)
+            return code;
+    }
+    return HVD_AGAIN;
+}
+
 static int connect_to_first(struct hvd_host *host, const struct address *address, struct hvd_error *error)
 {
     struct sockaddr_un un;
     socklen_t length = name_socket(&un, address);
     int to = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (to < 0)
-        return hvd_fail(error, HVD_EINIT, "no unix socket is to be had (%s)", strerror(errno));
+        return hvd_fail(error, HVD_EINIT, HVD153 "no unix socket is to be had (%s)", strerror(errno));
     if (connect(to, (struct sockaddr *)&un, length) != 0 || !same_uid(to)) {
-        int failed = errno;
+        int failed = errno, told = failed == ECONNREFUSED ? told_who_ended(host, error) : HVD_AGAIN;
         close(to);
+        if (told != HVD_AGAIN) /* it has died since it told its address */
+            return told;
         return hvd_fail_rank(error, HVD_EINIT, host->member[0],
+                             HVD153
                              "rank %d cannot be reached on this host (%s); do the ranks run in different network "
                              "namespaces or as different users?",
                              host->member[0], strerror(failed));
@@ -166,10 +212,12 @@ static int connect_to_first(struct hvd_host *host, const struct address *address
         .magic = MAGIC, .job = host->job, .epoch = host->epoch, .wire = HVD_WIRE_VERSION, .rank = (uint32_t)host->rank};
     memcpy(greeting.secret, host->secret, sizeof greeting.secret);
     struct hvd_parcel parcel = {.bytes = &greeting, .length = sizeof greeting};
-    if (hvd_parcel_send(to, &parcel, -1, host->deadline_ns) != HVD_OK)
-        return hvd_fail_rank(error, HVD_EPEER, host->member[0], "rank %d closed the connection during init",
-                             host->member[0]);
-    return HVD_OK;
+    if (hvd_parcel_send(to, &parcel, -1, host->deadline_ns) == HVD_OK)
+        return HVD_OK;
+    int told = told_who_ended(host, error);
+    return told != HVD_AGAIN ? told
+                             : hvd_fail_rank(error, HVD_EPEER, host->member[0],
+                                             HVD121 "rank %d closed the connection during init", host->member[0]);
 }
 
 int hvd_meet_sockets(struct hvd_host *host, struct hvd_error *error)
@@ -177,14 +225,15 @@ int hvd_meet_sockets(struct hvd_host *host, struct hvd_error *error)
     struct address mine = {.ready = 0}, *all = calloc((size_t)host->job_size, sizeof *all), *first;
     int listener = -1;
     if (!all)
-        return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+        return hvd_fail(error, HVD_ENOMEM, HVD951 "out of memory during init");
     first = &all[host->member[0]];
     if (host->rank == 0 && host->size > 1) {
         listener = listen_here(&mine);
         mine.ready = listener >= 0;
+        mine.deadline_ns = host->deadline_ns;
         if (listener < 0)
-            snprintf(mine.text, sizeof mine.text, "rank %d cannot listen on a unix socket (%s)", host->member[0],
-                     strerror(errno));
+            hvd_text_write(mine.text, sizeof mine.text, HVD153 "rank %d cannot listen on a unix socket (%s)",
+                           host->member[0], strerror(errno));
     }
     char text[HVD_TEXT_MAX] = "";
     int code = host->allgather(host->allgather_self, &mine, sizeof mine, all, text, sizeof text);
@@ -192,28 +241,17 @@ int hvd_meet_sockets(struct hvd_host *host, struct hvd_error *error)
         hvd_fail(error, code, "%s", text);
     else if (host->size > 1 && !first->ready)
         code = hvd_fail_rank(error, HVD_EINIT, host->member[0], "%.251s", first->text);
-    else if (host->size > 1 && host->rank == 0)
-        code = accept_all(host, listener, error);
-    else if (host->size > 1)
+    else if (host->size > 1 && host->rank == 0 && (code = accept_all(host, listener, error)) != HVD_OK)
+        dismiss(host, error);
+    else if (host->size > 1 && host->rank != 0)
         code = connect_to_first(host, first, error);
+    if (host->rank != 0 && host->size > 1)
+        host->verdict_ns =
+            (first->deadline_ns > host->deadline_ns ? first->deadline_ns : host->deadline_ns) + VERDICT_NS;
     if (listener >= 0)
         close(listener);
     free(all);
     return code;
-}
-
-/* One rank's part of an exchange on the wire; its bytes follow. */
-struct part {
-    int32_t code, culprit;
-    uint32_t bytes, fds;
-    char text[512];
-};
-
-static void say(struct part *part, const struct hvd_error *error)
-{
-    part->code = error->code;
-    part->culprit = error->culprit;
-    hvd_text_copy(part->text, sizeof part->text, error->text);
 }
 
 /* The peer's socket ended, or the time is up: find out whom to blame. */
@@ -223,32 +261,32 @@ static int blame(struct hvd_host *host, int code, int local, struct hvd_error *e
     if (code == HVD_ETIMEOUT)
         return hvd_fail_rank(
             error, code, peer,
-            "rank %d did not answer in time during init; is it stopped? (--start-timeout gives more time)", peer);
+            HVD113 "rank %d did not answer in time during init; is it stopped? (--start-timeout gives more time)",
+            peer);
     if (code == HVD_ENOMEM)
         return hvd_fail_rank(error, HVD_EINIT, mine,
+                             HVD120
                              "rank %d may open too few files for %d ranks: raise the limit (ulimit -n) to %d or more",
                              mine, host->size, 64 + 8 * host->size);
     if (code != HVD_EPEER)
-        return hvd_fail_rank(error, HVD_EINIT, peer, "rank %d sent something that is not of this protocol during init",
-                             peer);
-    uint64_t until_ns = hvd_now_ns() + PATIENCE_NS;
-    while (host->store_fd >= 0 && hvd_now_ns() < until_ns) {
-        struct pollfd fd = {.fd = host->store_fd, .events = POLLIN};
-        if (poll(&fd, 1, 20) > 0 && (code = hvd_report_read(host->store_fd, error)) != HVD_AGAIN)
-            return code;
-    }
-    return hvd_fail_rank(error, HVD_EPEER, peer, "rank %d ended during init", peer);
+        return hvd_fail_rank(error, HVD_EINIT, peer,
+                             HVD104 "rank %d sent something that is not of this protocol during init", peer);
+    code = told_who_ended(host, error);
+    return code != HVD_AGAIN ? code : hvd_fail_rank(error, HVD_EPEER, peer, HVD121 "rank %d ended during init", peer);
 }
 
 static int part_receive(struct hvd_host *host, int peer, struct hvd_parcel *parcel, struct hvd_error *error)
 {
     int code;
-    while ((code = hvd_parcel_receive(host->socket[peer], parcel, host->store_fd, host->deadline_ns)) == HVD_AGAIN) {
+    uint64_t until_ns = host->rank == 0 ? host->deadline_ns : host->verdict_ns;
+    while ((code = hvd_parcel_receive(host->socket[peer], parcel, host->store_fd, until_ns)) == HVD_AGAIN) {
         int found = hvd_report_read(host->store_fd, error);
         if (found != HVD_AGAIN)
             return found;
     }
-    return code == HVD_OK ? HVD_OK : blame(host, code, peer, error);
+    const struct part *verdict = parcel->bytes;
+    bool dismissed = host->rank != 0 && parcel->done >= sizeof *verdict && verdict->code < 0;
+    return code == HVD_OK || dismissed ? HVD_OK : blame(host, code, peer, error);
 }
 
 static int part_send(struct hvd_host *host, int peer, struct hvd_parcel *parcel, struct hvd_error *error)
@@ -276,6 +314,7 @@ static void collect(struct hvd_host *host, char *parts, size_t stride, int *fds,
         if (verdict->code == HVD_OK && part->bytes != ((struct part *)parts)->bytes) {
             seen.code = HVD_OK;
             hvd_fail_rank(&seen, HVD_EINIT, host->member[rank],
+                          HVD104
                           "rank %d takes another path through init than rank %d; are all ranks of the same version?",
                           host->member[rank], host->member[0]);
             say(verdict, &seen);

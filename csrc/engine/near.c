@@ -15,7 +15,6 @@
 
 #include "engine.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +39,7 @@ bool hvd_near_vote_room(struct hvd_vote **vote, struct hvd_ride **ride, size_t v
 
 bool hvd_near_room(struct hvd_near *near, size_t vote_bytes)
 {
-    near->in_room = sizeof(struct hvd_frame) + vote_bytes + HVD_RIDE_ROOM + FAREWELL_MAX;
+    near->in_room = sizeof(struct hvd_frame) + vote_bytes + HVD_RIDE_ROOM + FAREWELL_MAX + HVD_STALL_BODY_MAX;
     near->out_room = 2 * near->in_room;
     near->out = malloc(near->out_room);
     near->in = malloc(near->in_room);
@@ -58,13 +57,14 @@ void hvd_near_lost(struct hvd_engine *engine, const struct hvd_set *set, const s
     if (set->left || (set->number != 0 && !set->entered))
         return;
     if (near->parted)
-        snprintf(
+        hvd_text_write(
             text, sizeof text,
+            HVD451
             "%s left the job (its script ended, or it called shutdown) before all ranks had agreed to that, within "
             "its HVDLITE_LEAVE_TIMEOUT: is one of them stopped, or its host too busy?",
             near->link->called);
     else
-        snprintf(text, sizeof text, "%s is lost: its connection has ended", near->link->called);
+        hvd_text_write(text, sizeof text, HVD450 "%s is lost: its connection has ended", near->link->called);
     hvd_abort_suspect(engine, set, set->member[near->rank], false, text);
 }
 
@@ -121,7 +121,7 @@ static bool may_come(const struct hvd_set *set, const struct hvd_near *near, con
         return (head->round == round || head->round == round + 1) && near->has[head->round & 1] != head->round &&
                head->bytes >= sizeof(struct hvd_vote) && head->bytes <= set->vote_bytes + HVD_RIDE_ROOM;
     default:
-        return false;
+        return hvd_stall_may_come(set, head);
     }
 }
 
@@ -129,10 +129,11 @@ void hvd_near_babbles(struct hvd_engine *engine, const struct hvd_set *set, stru
                       const struct hvd_frame *head)
 {
     char text[256];
-    snprintf(text, sizeof text,
-             "%s sent %u bytes of type %u for round %llu where a vote of round %llu was due; please report this",
-             near->link->called, head->bytes, head->type, (unsigned long long)head->round,
-             (unsigned long long)hvd_coord_round(set->coord));
+    hvd_text_write(text, sizeof text,
+                   HVD901
+                   "%s sent %u bytes of type %u for round %llu where a vote of round %llu was due; please report this",
+                   near->link->called, head->bytes, head->type, (unsigned long long)head->round,
+                   (unsigned long long)hvd_coord_round(set->coord));
     near->deaf = true;
     hvd_engine_abort(engine, set->member[near->rank], HVD_EINTERNAL, text);
 }
@@ -168,6 +169,11 @@ static void take_frame(struct hvd_engine *engine, const struct hvd_set *set, str
         bool known = last.culprit >= 0 && last.culprit < engine->options.size;
         hvd_engine_abort(engine, known ? last.culprit : -1, last.code < 0 && last.code > -128 ? last.code : HVD_EPEER,
                          text);
+        return;
+    }
+    if (head->type > HVD_FRAME_PART) {
+        if (!hvd_stall_take(engine, set, near, head, body))
+            hvd_near_babbles(engine, set, near, head);
         return;
     }
     near->parted |= head->type == HVD_FRAME_PART;
@@ -222,10 +228,9 @@ void hvd_tree_flood(struct hvd_engine *engine, struct hvd_set *set, const struct
 {
     char body[FAREWELL_MAX - 1];
     struct farewell last = {failure->culprit, failure->code};
-    size_t length = strlen(failure->text), room = sizeof body - sizeof last;
-    length = length < room ? length : room;
     memcpy(body, &last, sizeof last);
-    memcpy(body + sizeof last, failure->text, length);
+    hvd_text_copy(body + sizeof last, sizeof body - sizeof last, failure->text);
+    size_t length = strlen(body + sizeof last);
     for (int i = 0; i < set->tree->count; i++)
         hvd_near_say(engine, set, &set->tree->near[i], HVD_FRAME_ABORT, 0, body, sizeof last + length, NULL);
 }

@@ -10,6 +10,8 @@
  */
 #include "engine.h"
 
+#include "../cuda/begun.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +41,7 @@ static int plane_agreed(struct hvd_engine *engine, bool opened, const struct hvd
     hvd_text_copy(said.text, sizeof said.text, mine->text);
     int code;
     if (!all) {
-        code = hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+        code = hvd_fail(error, HVD_ENOMEM, HVD951 "out of memory during init");
     } else if (engine->hosts == 1) {
         code = hvd_host_exchange(host, &said, sizeof said, all, -1, NULL, error);
     } else {
@@ -51,7 +53,7 @@ static int plane_agreed(struct hvd_engine *engine, bool opened, const struct hvd
     for (int rank = 0; code == HVD_OK && rank < engine->options.size; rank++)
         if (!all[rank].opened && *all_opened) {
             *all_opened = false;
-            snprintf(why, why_bytes, "%.251s (rank %d)", all[rank].text, rank);
+            hvd_text_write(why, why_bytes, HVD670 "%.251s (rank %d)", all[rank].text, rank);
         }
     free(all);
     return code;
@@ -69,7 +71,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
     char why[HVD_TEXT_MAX] = "", wanted[320] = "";
     bool carries = false; /* tensors of the CPU, that is; planes of devices open on every machine, see nccl.c */
     for (int i = 0; hvd_planes[i] && set->planes_count < HVD_PLANES_MAX; i++) {
-        struct hvd_open_plane open = {.plane = hvd_planes[i]};
+        struct hvd_open_plane open = {.plane = hvd_planes[i], .carrier = i};
         struct hvd_error mine = {0};
         bool opened = open.plane->open(&arg, &open.self, &mine) == HVD_OK, all = opened;
         char reason[320] = "";
@@ -84,6 +86,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
             hvd_text_copy(wanted, sizeof wanted, reason);
         if (!all) {
             size_t length = strlen(why);
+            hvd_text_bare(reason);
             snprintf(why + length, sizeof why - length, "%s%s: %s", length ? "; " : "", open.plane->name, reason);
             continue;
         }
@@ -93,9 +96,10 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
     }
     if (engine->wanted && !engine->wanted->device && !engine->alone && carries &&
         set->planes[0].plane != engine->wanted)
-        return hvd_fail(error, HVD_EINIT, "plane %s, which was asked for (HVDLITE_PLANE), does not work here: %s",
+        return hvd_fail(error, HVD_EINIT,
+                        HVD651 "plane %s, which was asked for (HVDLITE_PLANE), does not work here: %s",
                         engine->wanted->name, wanted);
-    return carries ? HVD_OK : hvd_fail(error, HVD_EINIT, "no plane works for these ranks: %s", why);
+    return carries ? HVD_OK : hvd_fail(error, HVD_EINIT, HVD650 "no plane works for these ranks: %s", why);
 }
 
 int hvd_engine_find_named(const char *plane, const char *algo, const struct hvd_plane **wanted,
@@ -112,8 +116,8 @@ int hvd_engine_find_named(const char *plane, const char *algo, const struct hvd_
                 *wanted = hvd_planes[i];
         }
         if (!*wanted)
-            return hvd_fail(error, HVD_EINIT, "there is no plane '%.64s' (HVDLITE_PLANE): this build has %s", plane,
-                            names);
+            return hvd_fail(error, HVD_EINIT, HVD850 "there is no plane '%.64s' (HVDLITE_PLANE): this build has %s",
+                            plane, names);
     }
     if (algo) {
         names[0] = '\0';
@@ -123,8 +127,8 @@ int hvd_engine_find_named(const char *plane, const char *algo, const struct hvd_
         }
         *forced = hvd_algo_named(algo);
         if (!*forced)
-            return hvd_fail(error, HVD_EINIT, "there is no algorithm '%.64s' (HVDLITE_ALGO): this build has %s", algo,
-                            names);
+            return hvd_fail(error, HVD_EINIT, HVD850 "there is no algorithm '%.64s' (HVDLITE_ALGO): this build has %s",
+                            algo, names);
     }
     return HVD_OK;
 }
@@ -168,22 +172,24 @@ static int crowded_out(const struct hvd_options *options)
 static int check_options(const struct hvd_options *options, bool in_process, struct hvd_error *error)
 {
     if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
-        return hvd_fail(error, HVD_EINIT, "rank %d of %d is not a rank", options->rank, options->size);
+        return hvd_fail(error, HVD_EINIT, HVD105 "rank %d of %d is not a rank", options->rank, options->size);
     if (options->local_size != options->size && !in_process && !options->host_of)
-        return hvd_fail(error, HVD_EINIT, "%d ranks on %d per host: nobody has said which ranks share a host",
+        return hvd_fail(error, HVD_EINIT, HVD105 "%d ranks on %d per host: nobody has said which ranks share a host",
                         options->size, options->local_size);
     if (options->size > HVD_RANKS_MAX)
-        return hvd_fail(error, HVD_EINIT, "a job of %d ranks: this version of hvdlite supports at most %d",
+        return hvd_fail(error, HVD_EINIT, HVD710 "a job of %d ranks: this version of hvdlite supports at most %d",
                         options->size, HVD_RANKS_MAX);
     int crowded = crowded_out(options);
     if (crowded >= 0)
         return hvd_fail_rank(error, HVD_EINIT, crowded,
+                             HVD710
                              "rank %d is one too many on its host%s%.70s: this version of hvdlite supports at most %d "
                              "ranks on one host; spread the %d ranks of the job over more hosts",
                              crowded, options->host_name ? " " : "",
                              options->host_name ? options->host_name[crowded] : "", HVD_LOCAL_MAX, options->size);
     if (options->slots_max < 1 || options->fusion_bytes < 0)
-        return hvd_fail(error, HVD_EINIT, "cache capacity %d and fusion threshold %lld must not be negative or zero",
+        return hvd_fail(error, HVD_EINIT,
+                        HVD802 "cache capacity %d and fusion threshold %lld must not be negative or zero",
                         options->slots_max, (long long)options->fusion_bytes);
     return HVD_OK;
 }
@@ -239,7 +245,7 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
         free(engine);
         hvd_wire_drop(options->tensor_fd, options->size);
         hvd_wire_drop(options->vote_fd, options->size);
-        return code ? code : hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+        return code ? code : hvd_fail(error, HVD_ENOMEM, HVD951 "out of memory during init");
     }
     memset(engine, 0, sizeof *engine);
     engine->options = *options;
@@ -249,10 +255,12 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     engine->ticked_ns = hvd_now_ns();
     engine->in_process = in_process;
     engine->comm = options->mpi_comm;
+    engine->lane = options->mpi_lane;
     engine->alone = options->size == 1;
-    engine->epoll = engine->space.fd = engine->soon.timer = -1;
+    engine->epoll = engine->call = engine->space.fd = engine->soon.timer = engine->flight.asked = -1;
     pthread_mutex_init(&engine->opening_lock, NULL);
     pthread_mutex_init(&engine->records_lock, NULL);
+    pthread_mutex_init(&engine->bell_lock, NULL);
     place_ranks(engine, options);
     decide_spinning(engine);
     const struct hvd_algo *forced = NULL;
@@ -265,16 +273,22 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     if (code == HVD_OK)
         code = hvd_trace_open(&engine->trace, options->trace_events > 0 ? options->trace_events : 4096);
     if (code == HVD_OK)
+        code = hvd_flight_open(engine, error);
+    if (code == HVD_OK)
+        code = hvd_steps_open(&engine->steps, error);
+    if (code == HVD_OK)
         code = open_host(engine, allgather, self, error);
     if (code == HVD_OK)
         code = hvd_cost_agree(engine, options, error);
     if (code == HVD_OK)
         code = open_planes(engine, error);
+    if (code == HVD_OK)
+        code = hvd_stall_open(engine, error);
     if (code == HVD_OK && !engine->alone)
         code = hvd_turn_thread_start(engine, error);
     engine->options.tensor_fd = engine->options.vote_fd = engine->options.host_of = NULL; /* they were lent */
     engine->options.host_name = NULL;
-    engine->options.plane = engine->options.algo = NULL;
+    engine->options.plane = engine->options.algo = engine->options.trace_dir = NULL;
     if (code == HVD_OK) {
         atomic_store(&engine->asleep_alone, 1);
         *engine_out = engine;
@@ -288,10 +302,13 @@ void hvd_engine_stop(struct hvd_engine *engine)
 {
     bool failed = atomic_load(&engine->failed);
     hvd_turn_thread_stop(engine);
+    hvd_flight_due(engine);
     while (!hvd_turn_take(engine))
         hvd_pause(); /* a waiter still drives; it comes back within its patience */
     atomic_store(&engine->stop, 1);
-    hvd_fail(&engine->failure, HVD_ESTATE, "hvdlite was shut down on rank %d while this was pending",
+    if (!failed && !engine->alone)
+        hvd_stall_gone(engine, engine->host.rank);
+    hvd_fail(&engine->failure, HVD_ESTATE, HVD457 "hvdlite was shut down on rank %d while this was pending",
              engine->options.rank);
     atomic_store(&engine->failed, 1);
     hvd_agree_submit_queued(engine);
@@ -308,17 +325,23 @@ void hvd_engine_stop(struct hvd_engine *engine)
 void hvd_engine_free(struct hvd_engine *engine)
 {
     hvd_turn_thread_stop(engine);
+    hvd_inquiry_close(engine);
     hvd_soon_close(&engine->soon);
+    hvd_device_part(engine, false);
     hvd_set_close_all(engine);
     hvd_space_close(&engine->space);
     if (!engine->alone && engine->host.size)
         hvd_host_close(&engine->host);
     pthread_mutex_destroy(&engine->opening_lock);
     pthread_mutex_destroy(&engine->records_lock);
+    pthread_mutex_destroy(&engine->bell_lock);
     hvd_wire_end(engine);
     hvd_handles_close(&engine->handles);
-    hvd_block_free(true);
+    hvd_block_free();
+    hvd_begun_free();
+    hvd_flight_close(engine);
     hvd_trace_close(&engine->trace);
+    hvd_steps_close(&engine->steps);
     for (int number = 0; number < HVD_SETS_MAX; number++)
         free(engine->record[number].ranks);
     free(engine->who);

@@ -26,12 +26,15 @@
  * without user code, once what T moves at that time is done; that is agreed before, hence dated no later than what r
  * has said in this round, hence lesser than w and begun everywhere. So the round is decided, r's clock has passed, and
  * r begins w. (User code has its part: what it put on its own stream before a tensor is ready ends by itself, since a
- * stream that waits for a collective waits for one that was begun before.)
+ * stream that waits for a collective waits for one that was begun before. For TensorFlow a tensor is ready after all
+ * that the device was given so far, our own stream included: those are lesser works, too; see cuda/begun.c.)
  *
  * A work that goes by way of the CPU is no different: once begun it ends, and is waited for until then.
  *
  * It needs no message and no byte more than before, and a rank that is in one set only never waits here. A set of one
- * rank is left out: nobody waits for it.
+ * rank has no place in the order: nobody waits for it. But it begins nothing, and nothing of the others begins, while a
+ * work is between its beginning and its end, for NCCL has room for one thing in the background (plane/nccl/comm.c).
+ * Begun works end by themselves, and between two works of a set all others are looked at, so it waits for a while only.
  */
 #include "engine.h"
 
@@ -66,12 +69,22 @@ static bool has_lesser(struct hvd_set *set, uint64_t date, int number)
     return false;
 }
 
+static bool is_at_it(const struct hvd_set *set)
+{
+    const struct hvd_moving *moving = &set->moving;
+    return moving->busy && !moving->waits && moving->lineup && moving->by == &moving->lineup->open;
+}
+
 bool hvd_order_turn(struct hvd_engine *engine, const struct hvd_set *set)
 {
     uint64_t date = set->agenda.date[set->agenda.head];
     for (int i = 0; i < engine->sets; i++) {
         struct hvd_set *other = engine->set[i];
-        if (other == set || other->alone)
+        if (other == set)
+            continue;
+        if (is_at_it(other))
+            return false;
+        if (set->alone || other->alone)
             continue;
         if (other->entered && less(other->said_clock + 1, other->number, date, set->number))
             return false;

@@ -105,8 +105,8 @@ static int add_rows(const struct hvd_set *set, int from, int64_t rows, uint64_t 
     uint64_t most = ((uint64_t)1 << 62) / (row_bytes ? row_bytes : 1);
     if (rows < 0 || (uint64_t)rows > most - *total)
         return hvd_fail_rank(error, HVD_EINTERNAL, set->member[from],
-                             "rank %d said that it gives %lld rows of %llu bytes", set->member[from], (long long)rows,
-                             (unsigned long long)row_bytes);
+                             HVD901 "rank %d said that it gives %lld rows of %llu bytes", set->member[from],
+                             (long long)rows, (unsigned long long)row_bytes);
     *total += (uint64_t)rows;
     return HVD_OK;
 }
@@ -144,12 +144,14 @@ static int block_for(struct hvd_engine *engine, const struct hvd_plan_item *item
         slot->block = hvd_block_take(slot->request.device - 1, (size_t)slot->bytes, &why);
     if (!slot->bytes || slot->block)
         return HVD_OK;
+    hvd_text_bare(why.text);
     return hvd_fail_rank(error, HVD_ENOMEM, engine->options.rank,
+                         HVD669
                          "rank %d has no %.1f MB on device %d for the result of %s '%.200s': %.300s. If PyTorch holds "
                          "memory that it does not use: torch.cuda.empty_cache()",
                          engine->options.rank, (double)slot->bytes / 1e6, slot->request.device - 1,
-                         hvd_engine_kind(item->signature.kind), slot->request.name ? slot->request.name : "(unnamed)",
-                         why.text);
+                         hvd_engine_kind(item->signature.kind),
+                         HVD_SHOWN(slot->request.name ? slot->request.name : "(unnamed)"), why.text);
 }
 
 static int result_for(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_plan_item *item,
@@ -168,9 +170,9 @@ static int result_for(struct hvd_engine *engine, struct hvd_set *set, const stru
     void *memory = NULL;
     if (posix_memalign(&memory, HVD_CACHE_LINE, slot->bytes ? (size_t)slot->bytes : 1) != 0)
         return hvd_fail_rank(error, HVD_ENOMEM, engine->options.rank,
-                             "rank %d has no %.1f MB for the result of %s '%.200s'", engine->options.rank,
+                             HVD951 "rank %d has no %.1f MB for the result of %s '%.200s'", engine->options.rank,
                              (double)slot->bytes / 1e6, hvd_engine_kind(item->signature.kind),
-                             slot->request.name ? slot->request.name : "(unnamed)");
+                             HVD_SHOWN(slot->request.name ? slot->request.name : "(unnamed)"));
     slot->data = memory;
     atomic_fetch_add_explicit(&engine->handles.result_bytes, slot->bytes, memory_order_relaxed);
     return HVD_OK;
@@ -204,8 +206,9 @@ void hvd_ragged_start(struct hvd_engine *engine, struct hvd_set *set)
     }
     const struct hvd_plan_item *item = hvd_work_item(set, 0);
     struct hvd_slot *slot = hvd_work_slot(engine, item);
-    struct hvd_error error = {0};
+    struct hvd_error error;
     uint64_t given;
+    hvd_error_none(&error);
     if (result_for(engine, set, item, slot, &given, &error) != HVD_OK) {
         hvd_engine_abort(engine, error.culprit, error.code, error.text);
         return;

@@ -17,7 +17,8 @@
 /* Tell the store why the job ends. Does not block; one send. A store that is gone is no error. */
 void hvd_report_abort(int store_fd, int culprit, int code, const char *text);
 /* Something is readable on the store's socket: read one frame. HVD_AGAIN: nothing yet. Otherwise negative, with
- * culprit and text in `error`: a rank is lost (HVD_EPEER), or the store itself ended (HVD_EPEER, culprit -1). */
+ * culprit and text in `error`: a rank is lost (HVD_EPEER), or has ended the job by its time limit (HVD_ETIMEOUT), or
+ * the store itself ended (HVD_EPEER, culprit -1). */
 int hvd_report_read(int store_fd, struct hvd_error *error);
 
 #endif

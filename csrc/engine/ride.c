@@ -47,7 +47,7 @@ int hvd_ride_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_err
         riders->source = calloc((size_t)set->size, sizeof *riders->source);
     }
     if (!riders || !riders->agreed || !riders->source)
-        return hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for votes", engine->options.rank);
+        return hvd_fail(error, HVD_ENOMEM, HVD951 "rank %d: no memory for votes", engine->options.rank);
     for (int rank = 0; rank < set->size; rank++) {
         bool first = true;
         for (int before = 0; before < rank && first; before++)
@@ -76,6 +76,8 @@ static bool in_any_order(const struct hvd_engine *engine, int dtype, const struc
         return !engine->options.deterministic;
     case HVD_DTYPE_float16:
     case HVD_DTYPE_bfloat16:
+    case HVD_DTYPE_float8_e4m3fn:
+    case HVD_DTYPE_float8_e5m2:
         return false;
     default:
         return scale->divide == 1 && scale->factor == 1.0 && scale->first == 1.0;

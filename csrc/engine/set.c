@@ -1,22 +1,19 @@
 /* set.c - process sets are opened and closed; the global one, whose planes are opened by all ranks together, first.
  *
- * Opening a set talks to nobody. Its number is the lowest free one, its life counts the sets that this job has
- * opened: both are the same on all ranks because all make the same calls in the same order. A member lays out a
- * coordinator, takes its place in the set space (space.h), opens the planes on it and hands the set to the turn through
- * the submission queue; from then on it votes there. A rank that is no member writes down the number and the ranks.
+ * Opening a set talks to nobody. Its number is the lowest free one, its life counts the sets of this job: the same on
+ * all ranks, for all make the same calls in the same order. A member lays out a coordinator, takes its place in the set
+ * space (space.h), opens the planes on it and hands the set to the turn by the submission queue, to vote there. A rank
+ * that is no member writes down the number and the ranks.
  *
  * What makes it safe: the caller lets all ranks exchange something over the global set before anybody submits to the
- * new one, so that every member has zeroed its place; until then peers may find an earlier set's words there,
- * which are dated by its life and not believed. Before a set is closed the caller makes sure in the same way that
- * its last collective is over everywhere. Who closes while something is outstanding gets it back as failed.
- *
- * Two locks, of framework threads only: `opening` makes opens and closes follow each other, `records` guards what
- * a submission looks up. The turn takes neither.
+ * new one, so that every member has zeroed its place; until then peers may find an earlier set's words there, dated by
+ * its life and not believed. Before a close the caller makes sure in the same way that the last collective is over
+ * everywhere. Who closes while something is outstanding gets it back as failed.
+ * Two locks, which the turn never takes: `opening` makes opens and closes follow each other, `records` guards look-ups.
  */
 #include "engine.h"
 
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +26,7 @@ struct places {
 static int no_allgather(void *self, const void *mine, size_t bytes, void *all, struct hvd_error *error)
 {
     (void)self, (void)mine, (void)bytes, (void)all;
-    return hvd_fail(error, HVD_EINTERNAL, "a plane wants to exchange bytes while a process set is opened");
+    return hvd_fail(error, HVD_EINTERNAL, HVD901 "a plane wants to exchange bytes while a process set is opened");
 }
 
 static void free_share(struct hvd_share *share)
@@ -41,11 +38,9 @@ static struct hvd_share *share_places(void *self, size_t bytes, struct hvd_error
 {
     struct places *places = self;
     struct hvd_set *set = places->set;
-    if (set->alone) {
-        hvd_fail(error, HVD_EINIT, "a process set of one rank shares nothing");
-        return NULL;
-    }
-    if (hvd_space_take_share(&places->engine->space, set->number, bytes, error) != HVD_OK)
+    if (set->alone)
+        hvd_fail(error, HVD_EINIT, HVD901 "a process set of one rank shares nothing");
+    if (set->alone || hvd_space_take_share(&places->engine->space, set->number, bytes, error) != HVD_OK)
         return NULL;
     struct hvd_share *share = calloc(1, sizeof *share);
     HVD_ASSERT(share);
@@ -85,10 +80,13 @@ struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set
                                   .bells = set->alone ? NULL : &set->bells,
                                   .link = set->wires ? set->wires->link : NULL,
                                   .comm = (void *)engine->comm,
+                                  .lane_comm = (void *)set->lane,
+                                  .device_hosts = engine->options.device_hosts,
                                   .any_order = !engine->options.deterministic,
                                   .leaving = &set->left,
                                   .algo = engine->algo,
                                   .shares_gpus = engine->options.shares_gpus,
+                                  .nccl_blocks = engine->options.nccl_blocks,
                                   .start_timeout_ms = engine->options.start_timeout_ms,
                                   .link_cost = engine->link_cost,
                                   .wanted = engine->wanted};
@@ -105,7 +103,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_set *set, struct hv
     arg.share = share_places;
     struct hvd_error why = {0};
     for (int i = 0; hvd_planes[i] && set->planes_count < HVD_PLANES_MAX; i++) {
-        struct hvd_open_plane open = {.plane = hvd_planes[i]};
+        struct hvd_open_plane open = {.plane = hvd_planes[i], .carrier = i};
         struct hvd_error mine = {0};
         /* The global set's planes are those that work on all ranks; a set on one of several hosts may have others. */
         bool fits = open.plane->fits && open.plane->fits(&arg), serves = fits && engine->hosts > 1 && arg.one_host;
@@ -160,6 +158,7 @@ static struct hvd_set *new_set(const struct hvd_engine *engine, int number, uint
     set->rank = rank;
     set->size = count;
     set->alone = count == 1;
+    set->lane = engine->lane;
     set->join_slot = HVD_SLOT_NONE;
     for (int i = 0; i < count; i++) {
         set->member[i] = ranks ? ranks[i] : i;
@@ -175,6 +174,7 @@ static struct hvd_set *new_set(const struct hvd_engine *engine, int number, uint
 
 static void free_set(struct hvd_engine *engine, struct hvd_set *set)
 {
+    hvd_device_close(set);
     for (int i = 0; i < set->planes_count; i++)
         set->planes[i].plane->close(set->planes[i].self);
     hvd_tree_close(set);
@@ -186,8 +186,7 @@ static void free_set(struct hvd_engine *engine, struct hvd_set *set)
     free(set);
 }
 
-/* For a set that all members close. At the engine's end places stay as they are: who leaves is faster than others, who
- * may still read its last vote and its part of the last work. */
+/* For a set that all members close. At the engine's end places stay as they are: others may still read there. */
 static void free_and_clear(struct hvd_engine *engine, struct hvd_set *set)
 {
     int number = set->alone || !engine->space.share ? 0 : set->number;
@@ -211,7 +210,7 @@ int hvd_set_open_global(struct hvd_engine *engine, const struct hvd_options *opt
     if (!set) {
         hvd_wire_drop(options->tensor_fd, options->size);
         hvd_wire_drop(options->vote_fd, options->size);
-        return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+        return hvd_fail(error, HVD_ENOMEM, HVD951 "out of memory during init");
     }
     engine->global = engine->set[0] = engine->by_number[0] = set;
     engine->sets = 1;
@@ -232,14 +231,14 @@ static int check_ranks(const struct hvd_engine *engine, const int *ranks, int co
 {
     int size = engine->options.size;
     if (count < 1 || !ranks)
-        return hvd_fail(error, HVD_EINVAL, "a process set needs at least one rank");
+        return hvd_fail(error, HVD_EINVAL, HVD215 "a process set needs at least one rank");
     for (int i = 0; i < count; i++) {
         if (ranks[i] < 0 || ranks[i] >= size)
-            return hvd_fail(error, HVD_EINVAL, "process set: rank %d is not one of 0 to %d", ranks[i], size - 1);
+            return hvd_fail(error, HVD_EINVAL, HVD215 "process set: rank %d is not one of 0 to %d", ranks[i], size - 1);
         if (i > 0 && ranks[i] == ranks[i - 1])
-            return hvd_fail(error, HVD_EINVAL, "process set: rank %d is named twice", ranks[i]);
+            return hvd_fail(error, HVD_EINVAL, HVD215 "process set: rank %d is named twice", ranks[i]);
         if (i > 0 && ranks[i] < ranks[i - 1])
-            return hvd_fail(error, HVD_EINVAL, "process set: ranks must ascend, and %d comes after %d", ranks[i],
+            return hvd_fail(error, HVD_EINVAL, HVD215 "process set: ranks must ascend, and %d comes after %d", ranks[i],
                             ranks[i - 1]);
     }
     return HVD_OK;
@@ -257,7 +256,7 @@ static int ask_turn(struct hvd_engine *engine, int kind, struct hvd_set *set, in
     for (int late = 0; code == HVD_AGAIN && late < 3; late += atomic_load(&engine->stopped) != 0)
         code = hvd_engine_wait(engine, handle, 50, text, sizeof text);
     if (code == HVD_AGAIN) /* it came when the turn had ended; the set stays with the slot */
-        return hvd_fail(error, HVD_ESTATE, "hvdlite was shut down on rank %d", engine->options.rank);
+        return hvd_fail(error, HVD_ESTATE, HVD457 "hvdlite was shut down on rank %d", engine->options.rank);
     hvd_engine_forget(engine, handle);
     return code == HVD_OK ? code : hvd_fail(error, code, "%s", text);
 }
@@ -274,7 +273,7 @@ void hvd_set_turn(struct hvd_engine *engine, uint32_t index)
         hvd_coord_tune(set->coord, request->dims[0]);
     } else {
         char why[128];
-        snprintf(why, sizeof why, "process set %d was removed while this was pending", set->number);
+        hvd_text_write(why, sizeof why, HVD213 "process set %d was removed while this was pending", set->number);
         hvd_abort_handles(engine, set, HVD_EINVAL, why);
         engine->by_number[set->number] = NULL;
         int at = 0;
@@ -334,7 +333,7 @@ static int open_record(struct hvd_engine *engine, int number, const int *ranks, 
     }
     if (code != HVD_OK) {
         free(record.ranks);
-        return hvd_fail(error, code, "rank %d has no memory for a process set", engine->options.rank);
+        return hvd_fail(error, code, HVD951 "rank %d has no memory for a process set", engine->options.rank);
     }
     pthread_mutex_lock(&engine->records_lock);
     engine->record[number] = record;
@@ -351,7 +350,7 @@ int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, 
     while (code == HVD_OK && number < HVD_SETS_MAX && engine->record[number].open)
         number++;
     if (number == HVD_SETS_MAX)
-        hvd_fail(error, HVD_EINVAL, "%d process sets are open, more are not supported: remove some", HVD_SETS_MAX - 1);
+        hvd_fail(error, HVD_EINVAL, HVD263 "%d process sets are open, and no more fit: remove some", HVD_SETS_MAX - 1);
     if (code == HVD_OK && number < HVD_SETS_MAX) {
         number = open_record(engine, number, ranks, count, vote_fd, tensor_fd, error);
     } else {
@@ -367,12 +366,12 @@ int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, 
 int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error)
 {
     if (number == 0)
-        return hvd_fail(error, HVD_EINVAL, "the global process set cannot be removed");
+        return hvd_fail(error, HVD_EINVAL, HVD264 "the global process set cannot be removed");
     pthread_mutex_lock(&engine->opening_lock);
     struct hvd_set *set = NULL;
     int code = HVD_OK;
     if (number < 0 || number >= HVD_SETS_MAX || !engine->record[number].open) {
-        code = hvd_fail(error, HVD_EINVAL, "process set %d does not exist", number);
+        code = hvd_fail(error, HVD_EINVAL, HVD213 "process set %d does not exist", number);
     } else {
         pthread_mutex_lock(&engine->records_lock);
         set = engine->record[number].set;
@@ -392,7 +391,8 @@ int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error
 int hvd_engine_tune(struct hvd_engine *engine, int64_t fusion_bytes, struct hvd_error *error)
 {
     if (fusion_bytes < 0)
-        return hvd_fail(error, HVD_EINVAL, "the size of a bucket must not be negative, and rank %d proposes %lld bytes",
+        return hvd_fail(error, HVD_EINVAL,
+                        HVD802 "the size of a bucket must not be negative, and rank %d proposes %lld bytes",
                         engine->options.rank, (long long)fusion_bytes);
     if (atomic_load(&engine->failed))
         return hvd_fail(error, engine->failure.code, "%s", engine->failure.text);

@@ -24,8 +24,11 @@
 #include "stage.h"
 #include "tree.h"
 
-#define HVD_PLANES_MAX       8
-#define HVD_SIGNED_ON_DEVICE 64 /* added to a signature's dtype: the tensor lies on a device */
+#define HVD_PLANES_MAX 8
+/* Added to a signature's dtype: the tensor lies on a device; and there it may travel as another dtype. */
+#define HVD_SIGNED_ON_DEVICE   64
+#define HVD_SIGNED_AS_FLOAT16  128
+#define HVD_SIGNED_AS_BFLOAT16 192
 
 struct hvd_engine;
 struct hvd_host;
@@ -34,7 +37,33 @@ struct hvd_host;
 struct hvd_open_plane {
     const struct hvd_plane *plane;
     void *self;
-    bool refused; /* agreed: a plane for devices that is not for this set */
+    int carrier;  /* its place in the table of planes */
+    bool refused; /* agreed: a plane for devices that is not for these */
+};
+
+/* On which device each rank works, of some works: its ranks have greeted each other, and decided who does them. */
+struct hvd_lineup {
+    int64_t *device; /* of each rank, counted from 1; NULL: on its usual one */
+    bool greeted;
+    struct hvd_open_plane open;
+    struct hvd_shelf shelf; /* where its plane is refused, and they share a device */
+    struct hvd_lineup *next;
+};
+
+/* A work that was launched on a device; see watch.c. */
+struct hvd_watched {
+    struct hvd_mark *behind;
+    const struct hvd_open_plane *by;
+    struct hvd_key key; /* and the rest of its first tensor */
+    int kind, root, peer;
+    char name[HVD_NAME_MAX + 1]; /* "": it has none */
+};
+
+/* Those that may not have ended there, in order. */
+struct hvd_watch {
+    struct hvd_watched *work;
+    uint32_t head, count, room; /* work[head] is the first */
+    uint64_t stands_ns;         /* since when that is all that keeps the device; 0: it is not, or not known */
 };
 
 /* What was agreed and is not yet done, in plan order. */
@@ -48,12 +77,14 @@ struct hvd_agenda {
 
 /* The bucket that is moving. */
 struct hvd_moving {
-    bool busy, sizes; /* sizes: it is the exchange of numbers of rows, not the collective itself */
-    bool composed;    /* adasum has more works for this bucket */
-    bool waits;       /* it lies on a device, and lesser ones of other sets have to begin first; see order.c */
-    bool greeting;    /* it is the greeting of ranks that have tensors on devices */
-    bool rode;        /* it has been done by the votes that agreed on it, see ride.c */
-    uint64_t range;   /* in a profiler's picture, see ranges.c; 0: none */
+    bool busy, sizes;          /* sizes: it is the exchange of numbers of rows, not the collective itself */
+    bool composed;             /* adasum has more works for this bucket */
+    bool waits;                /* it lies on a device, and lesser ones of other sets have to begin first; see order.c */
+    bool greeting, unmet;      /* it is the greeting of ranks that have tensors on devices; unmet: which has just been,
+                                  and one knew no device yet */
+    struct hvd_lineup *lineup; /* it lies there; NULL: in the CPU's memory */
+    bool rode;                 /* it has been done by the votes that agreed on it, see ride.c */
+    uint64_t range;            /* in a profiler's picture, see ranges.c; 0: none */
     struct hvd_stage stage;
     struct hvd_adasum adasum;
     uint32_t items; /* items of the agenda, from its head, that it serves */
@@ -68,6 +99,9 @@ struct hvd_moving {
     uint32_t width, place; /* numbers of each rank; the first that belongs to the head */
     uint32_t piece_room;
     size_t rows_room;
+    int64_t *devices;          /* devices[rank * asked + i]: where the i-th item lies of those that were asked for */
+    uint32_t asked, asked_for; /* how many; and of these, that are at the head now */
+    uint64_t begun_ns;         /* when the plane started the work */
 };
 
 struct hvd_set {
@@ -78,6 +112,7 @@ struct hvd_set {
     int *member;              /* rank in the job of each rank in the set */
     int *host_of;             /* the number of its host */
     bool alone;               /* this rank only: decided without anybody */
+    uintptr_t lane;           /* MPI communicator of this rank's lane; 0: none. Lent until the set is closed */
     int local[HVD_LOCAL_MAX]; /* rank in the set of its members on this host, ascending; the first is the leader */
     int locals, here;         /* how many; which of them is this rank */
     struct hvd_bells bells;   /* of these */
@@ -101,16 +136,23 @@ struct hvd_set {
     bool probing;        /* enter a round, to see who answers; see silence.c */
     int waited;          /* ticks without progress */
     uint64_t progress;
+    uint64_t moved, moved_ns;       /* stall.c: progress, and when it was last another one */
     struct hvd_link_counts crossed; /* that the engine has counted */
     bool left;                      /* a member has left, agreed: nothing more is voted on */
     int leaver;                     /* who, by its number in the job */
     uint64_t plans;
     struct hvd_agenda agenda;
+    uint32_t aside; /* items of it that are in no count, see steps.h */
     struct hvd_moving moving;
-    unsigned char *hello; /* of all ranks and, behind them, mine, while they greet each other */
-    bool on_stream;       /* works lie on a device's stream that are not done there, as far as is known */
-    bool greeted;         /* they have, and know who can do without the CPU */
-    uint32_t join_slot;   /* HVD_SLOT_NONE: this rank has not joined */
+    unsigned char *hello;      /* of all ranks and, behind them, mine, while they greet each other */
+    char refusal[400];         /* why the plane for devices is not for these ranks */
+    int greeting_step;         /* which of the exchanges of hellos it is */
+    int greeting_device;       /* of this rank, counted from 1; 0: it has no tensor on one */
+    bool on_stream;            /* works lie on a device's stream that are not done there, as far as is known */
+    struct hvd_watch watch;    /* the same, one by one */
+    struct hvd_lineup *lineup; /* the usual one, and those that were needed; NULL: nothing was on a device yet */
+    int usual;                 /* the device that this rank's first tensor lay on, counted from 1; 0: there was none */
+    uint32_t join_slot;        /* HVD_SLOT_NONE: this rank has not joined */
 };
 
 /* What a submission needs to know about a set before the turn sees it. */
@@ -172,6 +214,7 @@ static inline bool hvd_item_on_device(const struct hvd_plan_item *item)
 {
     return item->signature.dtype >= HVD_SIGNED_ON_DEVICE;
 }
+int hvd_item_wire(const struct hvd_plan_item *item); /* as a request has it. names.c */
 static inline int hvd_item_dtype(const struct hvd_plan_item *item)
 {
     return item->signature.dtype % HVD_SIGNED_ON_DEVICE;
@@ -181,13 +224,28 @@ static inline int hvd_item_dtype(const struct hvd_plan_item *item)
 void hvd_range_begin(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_range_end(struct hvd_set *set);
 
-/* device.c: by the turn. True: the head lies on a device, and the ranks of this set have to greet each other first,
- * which is under way now. met: all have. abandon: the job has failed. */
+/* device.c: by the turn. usual: the flag of a request on a device that lies where this rank's others do. greets: true,
+ * the head lies on a device, and the ranks of this set have to say where, or to greet each other first, which is under
+ * way now. together: how many items at the head, of so many, lie on the same devices. met: all have. part: what sets
+ * have on devices begins to end, for all will be closed; abort: the job has failed, so at once; else when it is done.
+ */
+uint32_t hvd_device_usual(struct hvd_set *set, const struct hvd_request *request);
 bool hvd_device_greets(struct hvd_engine *engine, struct hvd_set *set);
+uint32_t hvd_device_together(const struct hvd_set *set, uint32_t items);
 void hvd_device_met(struct hvd_engine *engine, struct hvd_set *set);
-void hvd_device_abandon(struct hvd_set *set);
+void hvd_device_part(struct hvd_engine *engine, bool abort);
 /* Works of this set lie on a device's stream: are they done? True: that has changed. */
 bool hvd_device_settle(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_device_close(struct hvd_set *set);
+/* watch.c: by the turn. launched: the bucket that has been moved may lie on a device's stream now. look: what has ended
+ * there, and since when does the first of the rest stand still (stands_ns)? clear: all has ended. where: of the first,
+ * which there is: on which device, and by what. */
+void hvd_watch_launched(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_watch_look(struct hvd_set *set, uint64_t now_ns);
+const struct hvd_watched *hvd_watch_first(const struct hvd_set *set); /* NULL: there is none */
+void hvd_watch_where(const struct hvd_set *set, char *text, size_t text_bytes);
+void hvd_watch_clear(struct hvd_set *set);
+void hvd_watch_close(struct hvd_set *set);
 /* order.c: by the turn. This rank is about to vote; a plan was taken; may the head, which lies on a device, begin? */
 void hvd_order_vote(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_order_plan(struct hvd_engine *engine, const struct hvd_plan *plan);

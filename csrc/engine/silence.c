@@ -3,8 +3,8 @@
  * A process that is stopped, a host that is cut off without a word: no stream ends, no pidfd speaks. Silence counts
  * only while something waits, since a rank whose user computes for an hour is silent rightfully. But a round that is
  * open is entered by engines without user code; so whoever waits for one, and hears nothing, knows. That is the only
- * measure: where a bucket stands still, or a request waits for that of others, a round is opened to find out
- * (`probing`), and if all answer it, all live, however slow they are.
+ * measure: where a bucket stands still, here or on a device, or a request waits for that of others, a round is opened
+ * to find out (`probing`), and if all answer it, all live, however slow they are.
  *
  * Time comes in ticks of the engine thread, eight to the timeout (HVDLITE_PEER_TIMEOUT). A set that has waited for two
  * of them without any progress sends a sign of life over its tree of hosts, with every tick, and opens a round. A
@@ -22,15 +22,12 @@
  */
 #include "engine.h"
 
-#include <stdio.h>
-
 #define TICKS_WAITED 2
 #define TICKS_MUTE   6
 #define TICKS        (TICKS_WAITED + TICKS_MUTE)
 #define TICKS_ALONE  (4 * TICKS)
 
-/* Anything that changes when the set gets on. */
-static uint64_t progress_of(const struct hvd_set *set)
+uint64_t hvd_silence_progress(const struct hvd_set *set)
 {
     uint64_t sum = hvd_coord_round(set->coord) + set->plans + set->agenda.head;
     for (int peer = 0; set->wires && peer < set->size; peer++)
@@ -41,8 +38,9 @@ static uint64_t progress_of(const struct hvd_set *set)
 static void blame(struct hvd_engine *engine, const struct hvd_set *set, int rank)
 {
     char text[256];
-    snprintf(
+    hvd_text_write(
         text, sizeof text,
+        HVD453
         "%s is silent: it has not answered for %d s (HVDLITE_PEER_TIMEOUT) while rank %d waits for it; is its process "
         "stopped, or its host cut off?",
         engine->who[set->member[rank]].called, (engine->options.peer_timeout_ms + 500) / 1000, engine->options.rank);
@@ -60,10 +58,10 @@ static void look_at_links(struct hvd_engine *engine, struct hvd_set *set)
         if (link->unheard < TICKS || !set->moving.busy)
             continue;
         char text[256];
-        snprintf(text, sizeof text,
-                 "%s is lost: its host has acknowledged nothing of what rank %d has sent it for %d s "
-                 "(HVDLITE_PEER_TIMEOUT); is it down, or cut off?",
-                 link->called, engine->options.rank, (engine->options.peer_timeout_ms + 500) / 1000);
+        hvd_text_write(text, sizeof text,
+                       HVD454 "%s is lost: its host has acknowledged nothing of what rank %d has sent it for %d s "
+                              "(HVDLITE_PEER_TIMEOUT); is it down, or cut off?",
+                       link->called, engine->options.rank, (engine->options.peer_timeout_ms + 500) / 1000);
         hvd_engine_abort(engine, set->member[peer], HVD_EPEER, text);
         return;
     }
@@ -103,25 +101,25 @@ static int needed(const struct hvd_set *set)
 
 static void look_at_rest(struct hvd_engine *engine, struct hvd_set *set)
 {
-    uint64_t progress = progress_of(set);
+    uint64_t progress = hvd_silence_progress(set);
     set->waited = set->moving.busy && progress == set->progress ? set->waited + 1 : 0;
     set->progress = progress;
     int peer = set->waited < TICKS_ALONE ? -1 : needed(set);
     if (peer < 0)
         return;
     char text[320];
-    snprintf(text, sizeof text,
-             "%s is silent: rank %d has waited %d s for what it owes to the last collectives, four times "
-             "HVDLITE_PEER_TIMEOUT (rank %d has left); is it, or whom it waits for, stopped or cut off?",
-             set->wires->link[peer]->called, engine->options.rank, (4 * engine->options.peer_timeout_ms + 500) / 1000,
-             set->leaver);
+    hvd_text_write(text, sizeof text,
+                   HVD453 "%s is silent: rank %d has waited %d s for what it owes to the last collectives, four times "
+                          "HVDLITE_PEER_TIMEOUT (rank %d has left); is it, or whom it waits for, stopped or cut off?",
+                   set->wires->link[peer]->called, engine->options.rank,
+                   (4 * engine->options.peer_timeout_ms + 500) / 1000, set->leaver);
     hvd_engine_abort(engine, set->member[peer], HVD_EPEER, text);
 }
 
 static void look_at(struct hvd_engine *engine, struct hvd_set *set)
 {
-    uint64_t progress = progress_of(set);
-    bool waits = set->entered || set->moving.busy || engine->handles.with_turn;
+    uint64_t progress = hvd_silence_progress(set);
+    bool waits = set->entered || set->moving.busy || set->on_stream || engine->handles.with_turn;
     set->waited = waits && progress == set->progress ? set->waited + 1 : 0;
     set->progress = progress;
     if (set->waited < TICKS_WAITED) {

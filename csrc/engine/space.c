@@ -70,7 +70,7 @@ static int reserve(struct hvd_space *space, int number, size_t from, size_t byte
 int hvd_space_take(struct hvd_space *space, int number, struct hvd_error *error)
 {
     if (!space->share)
-        return hvd_fail(error, HVD_ENOMEM, "there is no shared memory for process sets: %s", space->why);
+        return hvd_fail(error, HVD_ENOMEM, HVD652 "there is no shared memory for process sets: %s", space->why);
     return reserve(space, number, 0, HVD_PAGE + 2 * space->board_bytes, error);
 }
 

@@ -2,61 +2,105 @@
  *
  * Three steps, each asked for by an event and none waited for: what this rank gives is copied into pinned memory behind
  * the events after which it is ready, the planes of the set do the work there as they do any other, and the results
- * are copied back. It is the way of whatever no plane for devices computes as we do, and of hosts without one; the
- * results are those of the CPU's planes, bit by bit. An Adasum is a series of such works between the two copies.
+ * are copied back. Or, between ranks of one device, nothing is copied here but words (shelf.c). It is the way of
+ * whatever no plane for devices computes as we do, and of hosts without one; the results are those of the CPU's planes,
+ * bit by bit. An Adasum is a series of such works between the two copies.
  *
- * The memory holds one work, grows to the largest and is kept. A stage belongs to one set and has a stream of its own
- * on the device that the set's tensors lie on. A rank that gives nothing and gets nothing (it has joined) copies
- * nothing and needs no device.
+ * Float32 that may travel in 16 bits (hvd_work.wire) does so between hosts: it is cast here, in the CPU's memory. On
+ * one host nothing would be gained, and it stays what it is, as it does on a shelf.
+ *
+ * The memory holds one work, grows to the largest and is kept, as is what it has outgrown, for freeing waits for the
+ * device (cuda/pinned.c). A stage belongs to one set and has a stream of its own on each
+ * device that the set's tensors lie on; a work's tensors lie on one. A rank that gives nothing and gets nothing (it has
+ * joined) copies nothing and needs no device.
  */
 #include "stage.h"
 
+#include "../kernel/adasum.h"
+#include "../kernel/kernel.h"
+
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#define DRAINING_NS 10000000000u /* copies, behind whatever wrote their tensors */
 
 static int check(int code, const char *what, struct hvd_error *error)
 {
     return code == 0 ? HVD_OK : hvd_cuda_failed(code, what, error);
 }
 
-static void leave(const struct hvd_stage *stage)
+void hvd_stage_leave(const struct hvd_stage *stage)
 {
-    void *ctx;
-    stage->cuda->CtxPopCurrent(&ctx);
+    hvd_cuda_leave(stage->cuda, stage->mode);
 }
 
-/* The device is this thread's current one afterwards, also where the rest fails. */
-static int open_device(struct hvd_stage *stage, int device, struct hvd_error *error)
+static int enter(struct hvd_stage *stage, struct hvd_error *error)
+{
+    return check(hvd_cuda_enter(stage->cuda, stage->on->ctx, &stage->mode), "use a device", error);
+}
+
+static void end_device(struct hvd_stage *stage, struct hvd_stage_device *one)
+{
+    if (hvd_cuda_enter(stage->cuda, one->ctx, &stage->mode) == 0) {
+        if (one->stream)
+            stage->cuda->StreamDestroy(one->stream);
+        if (one->done)
+            stage->cuda->EventDestroy(one->done);
+        hvd_stage_leave(stage);
+    }
+    stage->cuda->DevicePrimaryCtxRelease(one->handle);
+    free(one);
+}
+
+static int make_device(struct hvd_stage *stage, int device, struct hvd_error *error)
 {
     enum { NON_BLOCKING = 1, NO_TIMING = 2 };
+    const struct hvd_cuda *cuda = stage->cuda;
     int least = 0, greatest = 0;
-    if (stage->device == device)
-        return check(stage->cuda->CtxPushCurrent(stage->ctx), "use a device", error);
-    if (stage->device)
-        return hvd_fail(error, HVD_EINVAL,
-                        "a tensor lies on device %d, and others of its process set on device %d: a set uses one "
-                        "device of each rank; move the tensor there",
-                        device - 1, stage->device - 1);
-    const struct hvd_cuda *cuda = hvd_cuda_load(error);
-    if (!cuda)
+    struct hvd_stage_device *one = calloc(1, sizeof *one);
+    HVD_ASSERT(one);
+    one->device = device;
+    int code = check(cuda->DeviceGet(&one->handle, device - 1), "find the device of a tensor", error);
+    if (code == HVD_OK)
+        code = check(cuda->DevicePrimaryCtxRetain(&one->ctx, one->handle), "use a device", error);
+    if (code != HVD_OK) {
+        free(one);
+        return code;
+    }
+    code = check(hvd_cuda_enter(cuda, one->ctx, &stage->mode), "use a device", error);
+    if (code == HVD_OK) {
+        cuda->CtxGetStreamPriorityRange(&least, &greatest);
+        code = check(cuda->StreamCreateWithPriority(&one->stream, NON_BLOCKING, greatest), "make a stream", error);
+        if (code == HVD_OK)
+            code = check(cuda->EventCreate(&one->done, NO_TIMING), "make an event", error);
+        hvd_stage_leave(stage);
+    }
+    if (code != HVD_OK) {
+        end_device(stage, one);
+        return code;
+    }
+    one->next = stage->devices;
+    stage->devices = one;
+    return HVD_OK;
+}
+
+int hvd_stage_enter(struct hvd_stage *stage, int device, struct hvd_error *error)
+{
+    if (!stage->cuda)
+        stage->cuda = hvd_cuda_load(error);
+    if (!stage->cuda)
         return error->code;
-    int code = check(cuda->DeviceGet(&stage->handle, device - 1), "find the device of a tensor", error);
-    if (code == HVD_OK)
-        code = check(cuda->DevicePrimaryCtxRetain(&stage->ctx, stage->handle), "use a device", error);
-    if (code != HVD_OK)
-        return code;
-    stage->cuda = cuda;
-    stage->device = device;
-    code = check(cuda->CtxPushCurrent(stage->ctx), "use a device", error);
-    if (code != HVD_OK)
-        return code;
-    cuda->CtxGetStreamPriorityRange(&least, &greatest);
-    code = check(cuda->StreamCreateWithPriority(&stage->stream, NON_BLOCKING, greatest), "make a stream", error);
-    if (code == HVD_OK)
-        code = check(cuda->EventCreate(&stage->done, NO_TIMING), "make an event", error);
-    if (code != HVD_OK)
-        leave(stage);
-    return code;
+    for (int tries = 0; tries < 2; tries++) {
+        stage->on = stage->devices;
+        while (stage->on && stage->on->device != device)
+            stage->on = stage->on->next;
+        if (stage->on)
+            return enter(stage, error);
+        if (make_device(stage, device, error) != HVD_OK)
+            break;
+    }
+    return error->code;
 }
 
 static size_t out_bytes(const struct hvd_work *work, const struct hvd_piece *piece, int rank, int size)
@@ -89,17 +133,7 @@ static int reserve(struct hvd_stage *stage, uint32_t pieces, size_t bytes, struc
         HVD_ASSERT(stage->piece && stage->out_bytes);
         stage->room = pieces;
     }
-    if (bytes <= stage->bytes)
-        return HVD_OK;
-    void *memory = NULL;
-    if (stage->memory)
-        stage->cuda->MemFreeHost(stage->memory);
-    stage->memory = NULL;
-    stage->bytes = 0;
-    int code = check(stage->cuda->MemAllocHost(&memory, bytes), "give pinned memory for a bucket", error);
-    stage->memory = memory;
-    stage->bytes = code == HVD_OK ? bytes : 0;
-    return code;
+    return hvd_pinned_reserve(stage->cuda, &stage->memory, bytes, error);
 }
 
 /* A place here for each tensor, and the copies of what this rank gives. */
@@ -111,27 +145,67 @@ static int copy_down(struct hvd_stage *stage, const struct hvd_work *work, int r
                  HVD_ALIGN_UP(out_bytes(work, &work->piece[i], rank, size), (size_t)HVD_CACHE_LINE);
     int code = reserve(stage, work->pieces, total ? total : HVD_CACHE_LINE, error);
     if (work->vacant && code == HVD_OK)
-        code = check(stage->cuda->StreamWaitEvent(stage->stream, work->vacant, 0), "wait for memory", error);
+        code = check(stage->cuda->StreamWaitEvent(stage->on->stream, work->vacant, 0), "wait for memory", error);
     for (uint32_t i = 0; i < work->pieces && code == HVD_OK; i++) {
         const struct hvd_piece *piece = &work->piece[i];
         size_t gives = in_bytes(work, piece, rank), gets = out_bytes(work, piece, rank, size);
         stage->out_bytes[i] = gets;
         stage->piece[i] = *piece;
         if (piece->in)
-            stage->piece[i].in = stage->memory + at;
+            stage->piece[i].in = stage->memory.at + at;
         at += HVD_ALIGN_UP(gives, (size_t)HVD_CACHE_LINE);
         if (piece->out)
-            stage->piece[i].out = stage->memory + at;
+            stage->piece[i].out = stage->memory.at + at;
         at += HVD_ALIGN_UP(gets, (size_t)HVD_CACHE_LINE);
         if (work->ready && work->ready[i])
-            code = check(stage->cuda->StreamWaitEvent(stage->stream, work->ready[i], 0), "wait for a tensor", error);
+            code =
+                check(stage->cuda->StreamWaitEvent(stage->on->stream, work->ready[i], 0), "wait for a tensor", error);
         if (gives && code == HVD_OK)
             code = check(stage->cuda->MemcpyDtoHAsync((void *)(uintptr_t)stage->piece[i].in, (uintptr_t)piece->in,
-                                                      gives, stage->stream),
+                                                      gives, stage->on->stream),
                          "copy a tensor from a device", error);
     }
-    return code == HVD_OK ? check(stage->cuda->EventRecord(stage->done, stage->stream), "record an event", error)
-                          : code;
+    return code == HVD_OK
+               ? check(stage->cuda->EventRecord(stage->on->done, stage->on->stream), "record an event", error)
+               : code;
+}
+
+/* The place of the float32 of a tensor that was narrowed: what this rank gave, and the result. It lies in front of the
+ * values of 16 bits, which copy_down has laid out for the result. */
+static float *wide_of(const struct hvd_piece *piece)
+{
+    return (void *)((char *)piece->out - HVD_ALIGN_UP(piece->count * sizeof(float), (size_t)HVD_CACHE_LINE));
+}
+
+static void narrow(struct hvd_stage *stage, const struct hvd_work *work)
+{
+    for (uint32_t i = 0; i < stage->pieces; i++) {
+        struct hvd_piece *piece = &stage->piece[i];
+        if (!piece->in)
+            continue;
+        hvd_narrow_of_floats(work->dtype, piece->out, wide_of(piece), piece->count);
+        piece->in = piece->out;
+    }
+}
+
+/* Gives or takes, if this rank has tensors there, and goes to `phase` behind it. */
+static int use_shelf(struct hvd_stage *stage, const struct hvd_work *gives, enum hvd_stage_phase phase,
+                     struct hvd_error *error)
+{
+    int device = gives ? gives->device : stage->shelf->work.device;
+    int code = device ? hvd_stage_enter(stage, device, error) : HVD_OK;
+    if (code != HVD_OK)
+        return code;
+    if (gives)
+        code = hvd_shelf_give(stage, gives, error);
+    else if (device)
+        code = hvd_shelf_take(stage, error);
+    if (device && code == HVD_OK)
+        code = check(stage->cuda->EventRecord(stage->on->done, stage->on->stream), "record an event", error);
+    if (device)
+        hvd_stage_leave(stage);
+    stage->phase = code != HVD_OK ? HVD_STAGE_NONE : device ? phase : HVD_STAGE_HERE;
+    return code;
 }
 
 int hvd_stage_begin(struct hvd_stage *stage, struct hvd_work *work, int rank, int size, struct hvd_error *error)
@@ -140,11 +214,15 @@ int hvd_stage_begin(struct hvd_stage *stage, struct hvd_work *work, int rank, in
     stage->away = NULL;
     stage->phase = HVD_STAGE_HERE;
     stage->pieces = work->pieces;
-    if (work->device) {
-        code = open_device(stage, work->device, error);
+    stage->narrowed = false;
+    if (stage->shelf && hvd_shelf_takes(stage->shelf, work)) {
+        stage->step = HVD_SHELF_GIVING; /* also where it fails: others may have what was given */
+        code = use_shelf(stage, work, HVD_STAGE_DOWN, error);
+    } else if (work->device) {
+        code = hvd_stage_enter(stage, work->device, error);
         if (code == HVD_OK) {
             code = copy_down(stage, work, rank, size, error);
-            leave(stage);
+            hvd_stage_leave(stage);
         }
         stage->away = work->piece;
         stage->phase = HVD_STAGE_DOWN;
@@ -152,56 +230,96 @@ int hvd_stage_begin(struct hvd_stage *stage, struct hvd_work *work, int rank, in
     }
     if (code != HVD_OK)
         stage->phase = HVD_STAGE_NONE;
+    if (stage->step == HVD_SHELF_UNUSED && work->wire && work->dtype == HVD_DTYPE_float32) {
+        work->dtype = work->wire - 1; /* also on a rank that has none */
+        stage->narrowed = true;
+    }
+    work->wire = 0;
     work->flags &= ~HVD_WORK_ON_DEVICE;
     work->ready = NULL;
     return code;
 }
 
-int hvd_stage_poll(struct hvd_stage *stage, bool *progress, struct hvd_error *error)
+int hvd_stage_poll(struct hvd_stage *stage, const struct hvd_work *work, bool *progress, struct hvd_error *error)
 {
     if (stage->phase == HVD_STAGE_HERE)
         return HVD_OK;
-    int asked = stage->cuda->EventQuery(stage->done);
+    if (enter(stage, error) != HVD_OK)
+        return error->code;
+    int asked = stage->cuda->EventQuery(stage->on->done);
+    hvd_stage_leave(stage);
     if (asked == HVD_CUDA_NOT_READY)
         return HVD_AGAIN;
     *progress = true;
-    stage->phase = stage->phase == HVD_STAGE_DOWN ? HVD_STAGE_HERE : HVD_STAGE_NONE;
+    if (stage->phase == HVD_STAGE_DOWN && stage->narrowed && asked == 0)
+        narrow(stage, work);
+    stage->phase = stage->phase == HVD_STAGE_DOWN || stage->step ? HVD_STAGE_HERE : HVD_STAGE_NONE;
     return check(asked, "copy a tensor", error);
 }
 
-int hvd_stage_return(struct hvd_stage *stage, struct hvd_error *error)
+int hvd_stage_return(struct hvd_stage *stage, struct hvd_work *work, struct hvd_error *error)
 {
+    if (stage->step == HVD_SHELF_GIVING) {
+        stage->step = HVD_SHELF_TAKING;
+        int code = use_shelf(stage, NULL, HVD_STAGE_UP, error);
+        return code == HVD_OK ? HVD_AGAIN : code;
+    }
+    if (stage->step == HVD_SHELF_TAKING)
+        *work = stage->shelf->work;
+    stage->step = HVD_SHELF_UNUSED;
     stage->phase = HVD_STAGE_NONE;
     if (!stage->away)
         return HVD_OK;
-    int code = open_device(stage, stage->device, error);
+    int code = enter(stage, error);
     if (code != HVD_OK)
         return code;
-    for (uint32_t i = 0; i < stage->pieces && code == HVD_OK; i++)
-        if (stage->out_bytes[i])
-            code = check(stage->cuda->MemcpyHtoDAsync((uintptr_t)stage->away[i].out, stage->piece[i].out,
-                                                      stage->out_bytes[i], stage->stream),
-                         "copy a result to a device", error);
+    for (uint32_t i = 0; i < stage->pieces && code == HVD_OK; i++) {
+        const void *result = stage->piece[i].out;
+        if (stage->out_bytes[i] == 0)
+            continue;
+        if (stage->narrowed) {
+            result = wide_of(&stage->piece[i]);
+            hvd_floats_of_narrow(work->dtype, wide_of(&stage->piece[i]), stage->piece[i].out, stage->piece[i].count, 1);
+        }
+        code = check(
+            stage->cuda->MemcpyHtoDAsync((uintptr_t)stage->away[i].out, result, stage->out_bytes[i], stage->on->stream),
+            "copy a result to a device", error);
+    }
     if (code == HVD_OK)
-        code = check(stage->cuda->EventRecord(stage->done, stage->stream), "record an event", error);
-    leave(stage);
+        code = check(stage->cuda->EventRecord(stage->on->done, stage->on->stream), "record an event", error);
+    hvd_stage_leave(stage);
     stage->phase = HVD_STAGE_UP;
     return code == HVD_OK ? HVD_AGAIN : code;
 }
 
+/* Copies and kernels that a failed job has left there go on, and what they touch is given back when this is closed. */
+static void drain(struct hvd_stage *stage, const struct hvd_stage_device *one)
+{
+    uint64_t until_ns = hvd_now_ns() + DRAINING_NS;
+    if (hvd_cuda_enter(stage->cuda, one->ctx, &stage->mode) != 0)
+        return;
+    int code = stage->cuda->EventRecord(one->done, one->stream);
+    while (code == 0 && (code = stage->cuda->EventQuery(one->done)) == HVD_CUDA_NOT_READY && hvd_now_ns() < until_ns) {
+        usleep(50);
+        code = 0;
+    }
+    hvd_stage_leave(stage);
+    if (code == HVD_CUDA_NOT_READY)
+        hvd_cuda_hang();
+}
+
 void hvd_stage_close(struct hvd_stage *stage)
 {
-    if (stage->cuda) {
-        if (stage->cuda->CtxPushCurrent(stage->ctx) == 0) {
-            if (stage->stream)
-                stage->cuda->StreamDestroy(stage->stream);
-            if (stage->done)
-                stage->cuda->EventDestroy(stage->done);
-            if (stage->memory)
-                stage->cuda->MemFreeHost(stage->memory);
-            leave(stage);
-        }
-        stage->cuda->DevicePrimaryCtxRelease(stage->handle);
+    for (struct hvd_stage_device *one = stage->devices; one && !hvd_cuda_hangs(); one = one->next)
+        drain(stage, one);
+    if (stage->memory.at && !hvd_cuda_hangs() && hvd_cuda_enter(stage->cuda, stage->devices->ctx, &stage->mode) == 0) {
+        hvd_pinned_free(stage->cuda, &stage->memory);
+        hvd_stage_leave(stage);
+    }
+    while (stage->devices && !hvd_cuda_hangs()) {
+        struct hvd_stage_device *one = stage->devices;
+        stage->devices = one->next;
+        end_device(stage, one);
     }
     free(stage->piece);
     free(stage->out_bytes);

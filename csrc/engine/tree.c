@@ -52,7 +52,7 @@ int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_err
     int hosts = hvd_tree_leaders(set->host_of, set->size, leader, index_of), at = index_of[set->rank];
     struct hvd_tree *tree = calloc(1, sizeof *tree);
     if (!tree)
-        return hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for votes", engine->options.rank);
+        return hvd_fail(error, HVD_ENOMEM, HVD951 "rank %d: no memory for votes", engine->options.rank);
     set->tree = tree;
     tree->count = hvd_tree_neighbours(at, hosts, near);
     tree->vote_bytes = set->vote_bytes;
@@ -74,13 +74,13 @@ int hvd_tree_open(struct hvd_engine *engine, struct hvd_set *set, struct hvd_err
         struct hvd_near *one = &tree->near[i];
         one->link = set->vote_wires ? set->vote_wires->link[one->rank] : NULL;
         if (!one->link)
-            return hvd_fail(error, HVD_EINIT, "rank %d has no stream for votes to %s", engine->options.rank,
+            return hvd_fail(error, HVD_EINIT, HVD115 "rank %d has no stream for votes to %s", engine->options.rank,
                             engine->who[set->member[one->rank]].called);
     }
     if (code != HVD_OK)
         return code;
     bool all = hvd_tree_room(tree, set->vote_bytes);
-    return all ? HVD_OK : hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for votes", engine->options.rank);
+    return all ? HVD_OK : hvd_fail(error, HVD_ENOMEM, HVD951 "rank %d: no memory for votes", engine->options.rank);
 }
 
 void hvd_tree_close(struct hvd_set *set)
@@ -194,6 +194,29 @@ int hvd_tree_mute(const struct hvd_tree *tree, uint64_t round, int ticks)
         if (tree->near[i].has[round & 1] != round && tree->near[i].mute >= ticks)
             return tree->near[i].rank;
     return -1;
+}
+
+/* May a neighbour still speak? Before anybody has left, the end of its stream is the job's. */
+static bool speaks(const struct hvd_engine *engine, const struct hvd_near *near)
+{
+    const struct hvd_set *set = engine->global;
+    return !set->left || !(near->deaf || near->link->over || hvd_abort_has_left(engine, set->member[near->rank]));
+}
+
+struct hvd_near *hvd_tree_above(const struct hvd_engine *engine)
+{
+    struct hvd_tree *tree = engine->global->tree;
+    return tree && engine->options.rank != 0 && speaks(engine, &tree->near[0]) ? &tree->near[0] : NULL;
+}
+
+bool hvd_tree_reaches(const struct hvd_engine *engine, int rank)
+{
+    const struct hvd_tree *tree = engine->global->tree;
+    int here = engine->who[engine->options.rank].host, host = engine->who[rank].host;
+    for (int i = 0; tree && host != here && i < tree->count; i++)
+        if (engine->who[tree->near[i].rank].host == hvd_tree_toward(here, host))
+            return speaks(engine, &tree->near[i]);
+    return host == here;
 }
 
 bool hvd_tree_idle(const struct hvd_tree *tree)

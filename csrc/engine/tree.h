@@ -60,7 +60,17 @@ struct hvd_tree {
 /* near.c: frames to and from one neighbour. room: memory for them. read: as much as has come; true: something has. say:
  * leaves as far as it can, `flush` lets the rest follow. lost: its stream has ended. babbles: this is no frame that may
  * come now, and the job ends. */
-enum { HVD_FRAME_OPEN = 1, HVD_FRAME_VOTE, HVD_FRAME_ABORT, HVD_FRAME_ALIVE, HVD_FRAME_PART };
+enum {
+    HVD_FRAME_OPEN = 1,
+    HVD_FRAME_VOTE,
+    HVD_FRAME_ABORT,
+    HVD_FRAME_ALIVE,
+    HVD_FRAME_PART,
+    HVD_FRAME_WANT,
+    HVD_FRAME_ASK,
+    HVD_FRAME_ACCOUNT,
+    HVD_FRAME_FINDING
+};
 bool hvd_near_room(struct hvd_near *near, size_t vote_bytes);
 bool hvd_near_vote_room(struct hvd_vote **vote, struct hvd_ride **ride, size_t vote_bytes);
 bool hvd_near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd_near *near);
@@ -72,9 +82,11 @@ void hvd_near_babbles(struct hvd_engine *engine, const struct hvd_set *set, stru
                       const struct hvd_frame *head);
 
 /* edges.c. leaders: leader[i] is the first rank of the i-th host, index_of[rank] the number of rank's host; returns how
- * many hosts. neighbours: of host `at`. behind: ranks on the other side of the edge from host `at` to host `near`. */
+ * many hosts. neighbours: of host `at`. toward: the one by which `to` is reached. behind: ranks on the other side of
+ * the edge from host `at` to host `near`. */
 int hvd_tree_leaders(const int *host_of, int size, int *leader, int *index_of);
 int hvd_tree_neighbours(int at, int hosts, int *near);
+int hvd_tree_toward(int at, int to);
 int hvd_tree_behind(const int *index_of, int size, int at, int near);
 
 /* Framework thread. The set is known but for its tree; only a leader of a set on several hosts gets one. */
@@ -102,6 +114,10 @@ void hvd_tree_tick(struct hvd_engine *engine, struct hvd_set *set, bool waits);
 int hvd_tree_mute(const struct hvd_tree *tree, uint64_t round, int ticks);
 /* Has all that was to be said left? */
 bool hvd_tree_idle(const struct hvd_tree *tree);
+/* In the global set. above: the neighbour on the way to rank 0; NULL: there is none, or it has left. reaches: does the
+ * neighbour by which that rank's host is reached still speak? Of this host: yes. */
+struct hvd_near *hvd_tree_above(const struct hvd_engine *engine);
+bool hvd_tree_reaches(const struct hvd_engine *engine, int rank);
 int hvd_tree_watch(const struct hvd_tree *tree, struct pollfd *news);
 
 #endif

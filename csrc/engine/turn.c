@@ -22,8 +22,10 @@
  * DOZING. A loop of small collectives takes and leaves the turn every few microseconds; if each time peers had to
  * ring, and thereby woke an engine thread that has nothing to do, that would cost more than the collectives. So
  * when a waiter leaves twice within some milliseconds, the engine thread is told to doze: it looks by itself every
- * millisecond, nobody rings, and when ten of them went by without a waiter it falls asleep properly. A round that this
- * rank has entered without having anything in it needs nobody: its vote lies on its board.
+ * millisecond, nobody rings, and when ten of them went by without a waiter it falls asleep properly. Until it has
+ * heard so, nobody relies on it. It is not told by the bell, which a listener may take from it before it wakes
+ * (wire.c): then epoll forgets the ring, as it would what only the engine thread serves. A round that this rank has
+ * entered without having anything in it needs nobody: its vote lies on its board.
  *
  * SILENT PLANES. MPI wakes nobody. While a work of such a plane is under way, whoever leaves the turn sets the alarm
  * clock of soon.c, and the engine thread looks again: after 30 us, and up to a millisecond later each time that nothing
@@ -37,21 +39,13 @@
 #define _GNU_SOURCE
 #include "engine.h"
 
-#include "report.h"
-
-#include <errno.h>
 #include <sched.h>
-#include <signal.h>
-#include <string.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 
 #define PAUSES_CROWDED   5    /* measured: 100 pauses double the time of an op when ranks outnumber CPUs */
 #define PAUSES_FITTING   1000 /* some 30 us; then give way, because the peer may be queued behind us on this CPU */
 #define PAUSES_PER_CLOCK 64
 #define TAKE_TRY_NS      500000u /* for a turn that another thread holds: some passes of the engine thread */
-#define DOZE_MS          1
-#define DOZE_TICKS       10 /* without a waiter; then it sleeps properly */
 
 static _Atomic uint32_t *asleep_word(struct hvd_engine *engine)
 {
@@ -64,6 +58,13 @@ void hvd_turn_ring(struct hvd_engine *engine)
     hvd_wire_give_bell(engine);
     ssize_t written = engine->thread_runs ? write(engine->bell, &one, sizeof one) : 0;
     (void)written; /* EAGAIN: it is ringing already */
+}
+
+void hvd_turn_call(const struct hvd_engine *engine)
+{
+    uint64_t one = 1;
+    ssize_t written = engine->thread_runs ? write(engine->call, &one, sizeof one) : 0;
+    (void)written;
 }
 
 void hvd_turn_kick(struct hvd_engine *engine)
@@ -146,15 +147,18 @@ static bool leave_dozing(struct hvd_engine *engine)
 {
     if (hvd_engine_busy(engine) || hvd_handles_queued(&engine->handles))
         return false; /* there is work: somebody must do it now */
-    if (!atomic_load_explicit(&engine->dozing, memory_order_relaxed)) {
+    uint32_t dozing = atomic_load_explicit(&engine->dozing, memory_order_relaxed);
+    if (dozing == HVD_DOZE_ASKED) /* it has not heard yet */
+        return false;
+    if (!dozing) {
         uint64_t now = hvd_now_ns(), before = engine->left_turn_ns;
         engine->left_turn_ns = now;
-        if (now - before > DOZE_MS * DOZE_TICKS * 1000000u)
+        if (now - before > HVD_DOZE_MS * HVD_DOZE_TICKS * 1000000u)
             return false;
-        atomic_store(&engine->dozing, 1);
-        hvd_turn_ring(engine);
+        atomic_store(&engine->dozing, HVD_DOZE_ASKED);
+        hvd_turn_call(engine);
     }
-    engine->active = DOZE_TICKS;
+    engine->active = HVD_DOZE_TICKS;
     atomic_store(&engine->turn, 0);
     return true;
 }
@@ -246,155 +250,4 @@ void hvd_turn_run(struct hvd_engine *engine)
                 break;
         }
     } while (!leave(engine, false));
-}
-
-static void forget_descriptor(struct hvd_engine *engine, int fd)
-{
-    epoll_ctl(engine->epoll, EPOLL_CTL_DEL, fd, NULL);
-}
-
-static void hear_store(struct hvd_engine *engine)
-{
-    struct hvd_error error = {0};
-    int code = hvd_report_read(engine->host.store_fd, &error);
-    if (code == HVD_AGAIN)
-        return;
-    if (error.culprit < 0)
-        forget_descriptor(engine, engine->host.store_fd);
-    if (!hvd_abort_has_left(engine, error.culprit))
-        hvd_engine_abort(engine, error.culprit, code, error.text);
-}
-
-static void hear(struct hvd_engine *engine, uint64_t tag)
-{
-    int rank = (int)(tag & 0xffffffff);
-    switch ((int)(tag >> 32)) {
-    case HVD_EVENT_BELL: /* an edge: what it counts is for hvd_wire_listen */
-        break;
-    case HVD_EVENT_SOON:
-        hvd_soon_rang(&engine->soon);
-        break;
-    case HVD_EVENT_STORE:
-        hear_store(engine);
-        break;
-    case HVD_EVENT_PIDFD:
-        forget_descriptor(engine, engine->host.pidfd[rank]);
-        hvd_abort_lost(engine, rank);
-        break;
-    case HVD_EVENT_WIRE:
-        hvd_wire_heard(engine, rank);
-        break;
-    case HVD_EVENT_SOCKET:
-        forget_descriptor(engine, engine->host.socket[rank]);
-        hvd_abort_lost(engine, rank);
-        break;
-    }
-}
-
-/* The engine thread looks around once; how long it may sleep then, for epoll. A tick: nobody has rung. */
-static int look_around(struct hvd_engine *engine, bool tick)
-{
-    if (tick && hvd_handles_queued(&engine->handles) && !engine->patience) {
-        engine->patience = true; /* somebody is about to submit more and to wait for it */
-        return DOZE_MS;
-    }
-    engine->patience = false;
-    if (!hvd_turn_take(engine))
-        return atomic_load(&engine->dozing) || hvd_handles_queued(&engine->handles) || atomic_load(&engine->polled)
-                   ? DOZE_MS
-                   : -1;
-    if (atomic_load(&engine->dozing)) {
-        while (hvd_turn_once(engine))
-            ;
-        if (engine->active-- > 0 && !hvd_engine_busy(engine)) {
-            atomic_store(&engine->turn, 0);
-            return DOZE_MS;
-        }
-        atomic_store(&engine->dozing, 0);
-    }
-    hvd_turn_run(engine);
-    return -1;
-}
-
-/* Somebody else has the turn: then something moves, or he gives it back within milliseconds. */
-static void tick_of_silence(struct hvd_engine *engine)
-{
-    uint64_t now = hvd_now_ns();
-    bool due = now - engine->ticked_ns >= (uint64_t)hvd_silence_tick_ms(engine) * 1000000u;
-    bool taken = due && hvd_turn_take(engine);
-    atomic_store(&engine->tick_due, due && !taken);
-    if (!taken)
-        return;
-    engine->ticked_ns = now;
-    hvd_silence_tick(engine);
-    hvd_turn_run(engine);
-}
-
-static void *thread_main(void *self)
-{
-    struct hvd_engine *engine = self;
-    struct epoll_event events[16];
-    bool tick = false;
-    while (!atomic_load(&engine->stop)) {
-        int sleep_ms = hvd_soon_until_alarm(engine, look_around(engine, tick));
-        hvd_count(engine, HVD_COUNT_sleeps, 1);
-        hvd_trace_add(&engine->trace, HVD_TRACE_sleep, 0, 0);
-        int count = epoll_wait(engine->epoll, events, HVD_COUNT_OF(events), sleep_ms);
-        tick = count == 0;
-        if (engine->hosts > 1)
-            tick_of_silence(engine);
-        hvd_trace_add(&engine->trace, HVD_TRACE_wake, (uint32_t)(count < 0 ? 0 : count), 0);
-        for (int i = 0; i < count; i++)
-            hear(engine, events[i].data.u64);
-    }
-    return NULL;
-}
-
-static bool watch(struct hvd_engine *engine, int fd, int event, int rank, uint32_t what)
-{
-    struct epoll_event entry = {.events = what, .data.u64 = (uint64_t)event << 32 | (uint32_t)rank};
-    return fd < 0 || epoll_ctl(engine->epoll, EPOLL_CTL_ADD, fd, &entry) == 0;
-}
-
-int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error)
-{
-    engine->bell = engine->host.bells.eventfd[engine->host.rank];
-    engine->epoll = epoll_create1(EPOLL_CLOEXEC);
-    bool all = engine->epoll >= 0 && hvd_soon_open(&engine->soon) &&
-               watch(engine, engine->bell, HVD_EVENT_BELL, 0, EPOLLIN | EPOLLET) &&
-               watch(engine, engine->soon.timer, HVD_EVENT_SOON, 0, EPOLLIN) &&
-               watch(engine, engine->host.store_fd, HVD_EVENT_STORE, 0, EPOLLIN);
-    for (int rank = 0; rank < engine->host.size && all; rank++) {
-        all = watch(engine, engine->host.pidfd[rank], HVD_EVENT_PIDFD, rank, EPOLLIN);
-        if (engine->host.pidfd[rank] < 0) /* no pidfd: the socket's end of file tells, where there is a socket */
-            all = all && watch(engine, engine->host.socket[rank], HVD_EVENT_SOCKET, rank, EPOLLRDHUP);
-    }
-    if (!all)
-        return hvd_fail(error, HVD_EINIT, "epoll cannot be set up (%s); is the limit of open files too low?",
-                        strerror(errno));
-    /* Signals are Python's: they must reach its main thread, never this one. */
-    sigset_t block, before;
-    sigfillset(&block);
-    pthread_sigmask(SIG_SETMASK, &block, &before);
-    engine->thread_runs = true;
-    int failed = pthread_create(&engine->thread, NULL, thread_main, engine);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed) {
-        engine->thread_runs = false;
-        return hvd_fail(error, HVD_EINIT, "the engine thread cannot be started (%s)", strerror(failed));
-    }
-    return HVD_OK;
-}
-
-void hvd_turn_thread_stop(struct hvd_engine *engine)
-{
-    if (engine->thread_runs) {
-        atomic_store(&engine->stop, 1);
-        hvd_turn_ring(engine);
-        pthread_join(engine->thread, NULL);
-        engine->thread_runs = false;
-    }
-    if (engine->epoll >= 0)
-        close(engine->epoll);
-    engine->epoll = -1;
 }

@@ -20,7 +20,8 @@
  * thread would hear it, too, find the turn held and sleep again, for some 10 us of CPU each time: so a listener takes
  * the bell from it (`bell_masked`), and who leaves the turn to be woken by it gives it back. In between the engine
  * thread dozes and looks by itself, and a thread of this process that rings gives it back as well. The bell is watched
- * for edges, so that the engine thread reads nothing that the listener waits for.
+ * for edges, so that the engine thread reads nothing that the listener waits for. What only the engine thread serves
+ * (an inquiry, a record, its end) does not come by the bell in this process, but by `call`.
  *
  * The bytes lie in sparse memory that is mapped with the first stream: a world of one host has none.
  */
@@ -59,7 +60,7 @@ void hvd_wire_drop(const int *fd, int count)
 static int note(struct hvd_engine *engine, int fd, struct hvd_error *error)
 {
     if (fd >= WIRES_MAX)
-        return hvd_fail(error, HVD_EINIT, "rank %d: descriptor %d is beyond %d, the greatest for a stream",
+        return hvd_fail(error, HVD_EINIT, HVD120 "rank %d: descriptor %d is beyond %d, the greatest for a stream",
                         engine->options.rank, fd, WIRES_MAX - 1);
     if (!engine->wire_byte)
         engine->wire_byte = hvd_memory_private(WIRES_MAX, error);
@@ -75,7 +76,7 @@ static struct hvd_wires *new_wires(struct hvd_engine *engine, int size, struct h
 {
     struct hvd_wires *wires = calloc(1, sizeof *wires + (size_t)size * (sizeof wires->of[0] + sizeof wires->link[0]));
     if (!wires) {
-        hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for streams", engine->options.rank);
+        hvd_fail(error, HVD_ENOMEM, HVD951 "rank %d: no memory for streams", engine->options.rank);
         return NULL;
     }
     wires->size = size;
@@ -202,16 +203,23 @@ static bool sleep_on_news(struct hvd_engine *engine, uint64_t ns)
     return true;
 }
 
-static void watch_bell(struct hvd_engine *engine, uint32_t what)
+/* Under a lock: if of two threads one took it and one gave it, and epoll heard of that in the other order, then the
+ * engine thread would never hear its bell again. */
+static void mask_bell(struct hvd_engine *engine, bool masked)
 {
-    struct epoll_event entry = {.events = what, .data.u64 = (uint64_t)HVD_EVENT_BELL << 32};
-    epoll_ctl(engine->epoll, EPOLL_CTL_MOD, engine->bell, &entry);
+    struct epoll_event entry = {.events = masked ? 0 : EPOLLIN | EPOLLET, .data.u64 = (uint64_t)HVD_EVENT_BELL << 32};
+    pthread_mutex_lock(&engine->bell_lock);
+    if (atomic_load(&engine->bell_masked) != masked) {
+        atomic_store(&engine->bell_masked, masked);
+        epoll_ctl(engine->epoll, EPOLL_CTL_MOD, engine->bell, &entry);
+    }
+    pthread_mutex_unlock(&engine->bell_lock);
 }
 
 void hvd_wire_give_bell(struct hvd_engine *engine)
 {
-    if (atomic_load_explicit(&engine->bell_masked, memory_order_relaxed) && atomic_exchange(&engine->bell_masked, 0))
-        watch_bell(engine, EPOLLIN | EPOLLET);
+    if (atomic_load_explicit(&engine->bell_masked, memory_order_relaxed))
+        mask_bell(engine, false);
 }
 
 bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns)
@@ -225,8 +233,8 @@ bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns)
     }
     if (!asleep || now - *since_ns >= LISTEN_NS || atomic_load(&engine->failed))
         return false;
-    if (engine->thread_runs && !atomic_exchange(&engine->bell_masked, 1))
-        watch_bell(engine, 0);
+    if (engine->thread_runs && !atomic_load_explicit(&engine->bell_masked, memory_order_relaxed))
+        mask_bell(engine, true);
     atomic_store(&engine->listening, 1);
     atomic_store(word, 1);
     atomic_thread_fence(memory_order_seq_cst);

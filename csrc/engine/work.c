@@ -41,16 +41,21 @@ struct hvd_slot *hvd_work_slot(struct hvd_engine *engine, const struct hvd_plan_
 }
 
 /* behind: of a work that lies on a device's stream. */
-static void finish(struct hvd_engine *engine, const struct hvd_plan_item *item, struct hvd_mark *behind, int code,
-                   const char *text)
+static void finish(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_plan_item *item,
+                   struct hvd_mark *behind, int code, const char *text, uint64_t now_ns)
 {
-    if (item->ticket == HVD_TICKET_NONE)
+    const struct hvd_slot *slot = hvd_work_slot(engine, item);
+    if (hvd_steps_aside(slot))
+        set->aside--;
+    else
+        hvd_trace_add_at(&engine->trace, now_ns, HVD_TRACE_finish, slot ? atomic_load(&slot->tensor) : 0,
+                         hvd_trace_value(item->signature.kind, set->number, (uint64_t)-code));
+    if (!slot)
         return;
     if (behind) {
         hvd_mark_keep(behind);
         engine->handles.slot[item->ticket].behind = behind;
     }
-    hvd_trace_add(&engine->trace, HVD_TRACE_finish, item->ticket, (uint64_t)(int64_t)code);
     hvd_handles_finish(&engine->handles, item->ticket, code, text);
 }
 
@@ -66,9 +71,9 @@ static bool finish_without_plane(struct hvd_engine *engine, struct hvd_set *set)
         if (item->code != HVD_OK && item->ticket != HVD_TICKET_NONE)
             hvd_abort_text(engine, item->ticket,
                            "it is not possible while another rank has joined: only allreduce, reduce and barrier are; "
-                           "call it before any rank joins",
+                           "call it before any rank joins" HVD_ENDS(351),
                            text, sizeof text);
-        finish(engine, item, NULL, item->code, text);
+        finish(engine, set, item, NULL, item->code, text, hvd_now_ns());
         pop(set, 1);
         any = true;
     }
@@ -97,12 +102,14 @@ static void by_the_cpu(struct hvd_engine *engine, struct hvd_set *set, struct hv
 {
     struct hvd_moving *moving = &set->moving;
     moving->by = NULL;
+    moving->begun_ns = hvd_now_ns();
+    moving->work.wire = set->locals < set->size ? moving->work.wire : 0; /* 16 bits are for the way between hosts */
     moving->busy = error->code == HVD_OK && moving->work.flags & HVD_WORK_ON_DEVICE &&
                    hvd_stage_begin(&moving->stage, &moving->work, set->rank, set->size, error) == HVD_OK;
     if (moving->busy)
         return;
     if (error->code == HVD_OK)
-        hvd_fail(error, HVD_EINTERNAL, "no plane can do this %s", hvd_engine_kind(moving->work.kind));
+        hvd_fail(error, HVD_EINTERNAL, HVD671 "no plane can do this %s", hvd_engine_kind(moving->work.kind));
     hvd_engine_abort(engine, engine->options.rank, error->code, error->text);
 }
 
@@ -114,18 +121,16 @@ void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set)
     hvd_error_none(&error);
     bool on_device = moving->work.flags & HVD_WORK_ON_DEVICE;
     for (int i = 0; i < set->planes_count; i++) {
-        const struct hvd_open_plane *open = &set->planes[i];
-        if (open->plane->device != on_device || open->refused || !open->plane->can(open->self, &moving->work))
+        const struct hvd_open_plane *open = on_device ? &moving->lineup->open : &set->planes[i];
+        if (set->planes[i].plane->device != on_device || open->refused || !open->plane->can(open->self, &moving->work))
             continue;
         moving->by = open;
         moving->busy = true;
-        moving->waits = open->plane->order == HVD_ORDER_DEVICE && !set->alone;
-        hvd_count(engine, HVD_COUNT_buckets, 1);
-        hvd_count(engine, HVD_COUNT_elements, (int64_t)moving->work.count);
-        hvd_trace_add(&engine->trace, HVD_TRACE_start, moving->items, moving->work.count);
+        moving->waits = open->plane->order == HVD_ORDER_DEVICE;
+        if (moving->stage.step != HVD_SHELF_TAKING)
+            hvd_steps_begun(engine, set);
         if (open->plane->start(open->self, &moving->work, &error) == HVD_OK)
             return;
-        moving->busy = false;
         break;
     }
     by_the_cpu(engine, set, &error);
@@ -139,15 +144,19 @@ void hvd_work_describe(struct hvd_set *set, const struct hvd_plan_item *item)
     work->op = item->signature.op;
     work->dtype = hvd_item_dtype(item);
     work->root = item->signature.kind == HVD_BROADCAST ? item->signature.root : 0;
-    work->flags = item->flags & HVD_FRESH_IN_PLANE ? HVD_WORK_IN_PLANE : 0;
+    work->rooted = item->signature.kind == HVD_REDUCE ? item->signature.root + 1 : 0;
     work->divide_by = set->size;
     work->active = (int)set->agenda.active[set->agenda.head];
     work->prescale = item->signature.prescale;
     work->postscale = item->signature.postscale;
     work->piece = set->moving.piece;
     if (hvd_item_on_device(item)) {
-        work->flags |= HVD_WORK_ON_DEVICE;
+        work->flags = HVD_WORK_ON_DEVICE;
+        work->lay = item->lay;
+        work->wire = hvd_item_wire(item);
         work->ready = set->moving.ready;
+    } else if (item->flags & HVD_FRESH_IN_PLANE) {
+        work->flags = HVD_WORK_IN_PLANE;
     }
 }
 
@@ -205,11 +214,9 @@ static bool rode(struct hvd_engine *engine, struct hvd_set *set)
     moving->busy = moving->rode = code == HVD_OK;
     if (code != HVD_OK)
         hvd_engine_abort(engine, engine->options.rank, code,
-                         "a tensor came twice with the votes of other hosts; please report this");
+                         "a tensor came twice with the votes of other hosts; please report this" HVD_ENDS(901));
     hvd_count(engine, HVD_COUNT_rides, 1);
-    hvd_count(engine, HVD_COUNT_buckets, 1);
-    hvd_count(engine, HVD_COUNT_elements, (int64_t)moving->work.count);
-    hvd_trace_add(&engine->trace, HVD_TRACE_start, moving->items, moving->work.count);
+    hvd_steps_begun(engine, set);
     return true;
 }
 
@@ -220,6 +227,7 @@ static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
     uint32_t items = 1;
     while (items < set->agenda.count && hvd_work_bucket(set, items) == hvd_work_bucket(set, 0))
         items++;
+    items = hvd_device_together(set, items);
     hvd_work_pieces(moving, items);
     hvd_work_describe(set, hvd_work_item(set, 0));
     for (uint32_t i = 0; i < items; i++) {
@@ -290,21 +298,24 @@ static void start_next(struct hvd_engine *engine, struct hvd_set *set)
 static int step_stage(struct hvd_engine *engine, struct hvd_set *set, bool *progress, struct hvd_error *error)
 {
     struct hvd_moving *moving = &set->moving;
-    int code = hvd_stage_poll(&moving->stage, progress, error);
+    int code = hvd_stage_poll(&moving->stage, &moving->work, progress, error);
     if (code != HVD_OK || moving->stage.phase != HVD_STAGE_HERE)
         return code;
     if (!moving->by) { /* its pieces lie here now */
-        if (is_adasum(&moving->work))
-            start_adasum(engine, set);
-        else
-            hvd_work_start(engine, set);
+        if (moving->stage.step)
+            hvd_shelf_say(moving->stage.shelf, &moving->work);
+        (is_adasum(&moving->work) ? start_adasum : hvd_work_start)(engine, set);
         if (!moving->busy)
             return HVD_AGAIN;
     }
     code = moving->by->plane->poll(moving->by->self, &moving->work, progress, error);
     if (code == HVD_OK && moving->composed && compose(engine, set))
         return HVD_AGAIN;
-    return code == HVD_OK ? hvd_stage_return(&moving->stage, error) : code;
+    if (code == HVD_OK && (code = hvd_stage_return(&moving->stage, &moving->work, error)) == HVD_AGAIN) {
+        moving->by = moving->stage.step ? NULL : moving->by; /* the next exchange looks for its plane again */
+        *progress = true;
+    }
+    return code;
 }
 
 bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
@@ -319,6 +330,7 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
             return progress;
         start_next(engine, set);
         hvd_range_begin(engine, set);
+        hvd_flight_start(engine, set);
         progress = true;
     }
     if (!moving->busy)
@@ -330,9 +342,8 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     }
     struct hvd_error error;
     hvd_error_none(&error);
-    int code = HVD_OK;
-    if (!moving->rode)
-        code = moving->stage.phase == HVD_STAGE_NONE
+    int code = moving->rode ? HVD_OK
+               : moving->stage.phase == HVD_STAGE_NONE
                    ? moving->by->plane->poll(moving->by->self, &moving->work, &progress, &error)
                    : step_stage(engine, set, &progress, &error);
     if (code == HVD_AGAIN)
@@ -342,11 +353,15 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
         hvd_abort_suspect(engine, set, culprit, set->left, error.text);
         return progress;
     }
-    moving->busy = moving->rode = false;
+    moving->busy = false;
+    engine->linger.owes |= moving->by && moving->by->plane->linger;
     if (code != HVD_OK) {
         hvd_engine_abort(engine, culprit, code, error.text);
         return true;
     }
+    uint64_t now_ns = hvd_now_ns();
+    hvd_steps_moved(engine, set, now_ns);
+    moving->rode = false;
     if (moving->greeting)
         hvd_device_met(engine, set);
     if (moving->composed && compose(engine, set))
@@ -354,14 +369,18 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     if (set->wires)
         hvd_wire_count(engine, set);
     hvd_range_end(set);
+    hvd_watch_launched(engine, set);
     for (uint32_t i = 0; i < moving->items; i++)
-        finish(engine, hvd_work_item(set, i), moving->work.behind, HVD_OK, NULL);
-    set->on_stream |= moving->work.behind != NULL;
+        finish(engine, set, hvd_work_item(set, i), moving->work.behind, HVD_OK, NULL, now_ns);
     if (moving->work.behind)
         hvd_mark_drop(moving->work.behind);
     moving->work.behind = NULL;
+    if (moving->work.lies)
+        hvd_coord_lay(set->coord, moving->work.lies);
+    if (moving->lineup && moving->lineup->device)
+        moving->asked_for -= moving->items;
     pop(set, moving->items);
-    set->served_ns = set->riders ? hvd_now_ns() : 0;
+    set->served_ns = now_ns;
     return true;
 }
 
@@ -375,5 +394,6 @@ void hvd_work_close(struct hvd_set *set)
     free(set->moving.count_of);
     free(set->moving.rows);
     free(set->moving.rows_mine);
+    free(set->moving.devices);
     memset(&set->moving, 0, sizeof set->moving);
 }

@@ -22,10 +22,10 @@
 
 const char *hvd_adasum_check(int dtype)
 {
-    if (dtype == HVD_DTYPE_float16 || dtype == HVD_DTYPE_bfloat16 || dtype == HVD_DTYPE_float32 ||
-        dtype == HVD_DTYPE_float64)
+    if (hvd_is_float(dtype))
         return NULL;
-    return "Adasum is defined for float16, bfloat16, float32 and float64: cast the tensor to float32, or use sum";
+    return "Adasum is defined for float16, bfloat16, float8, float32 and float64: cast the tensor to float32, or use "
+           "sum";
 }
 
 /* A node's arrays are [begin, end). */

@@ -21,8 +21,8 @@ void hvd_gram_add(int dtype, const void *const *src, int n, size_t count, double
 /* Adasum of n arrays is the sum of coefficient[i] times array i. Pure: the same bits from the same Gram matrix. */
 void hvd_adasum_coefficients(const double *gram, int n, double *coefficient);
 
-/* float16 or bfloat16 times factor (rounded to float32) as float32, and float32 rounded to one of them. */
-void hvd_floats_of_halves(int dtype, float *to, const void *from, size_t count, double factor);
-void hvd_halves_of_floats(int dtype, void *to, const float *from, size_t count);
+/* A narrow float (hvd_is_narrow) times factor (rounded to float32) as float32, and float32 rounded to one of them. */
+void hvd_floats_of_narrow(int dtype, float *to, const void *from, size_t count, double factor);
+void hvd_narrow_of_floats(int dtype, void *to, const float *from, size_t count);
 
 #endif

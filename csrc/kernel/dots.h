@@ -39,25 +39,29 @@ TARGET static double dot_of_doubles(const double *a, const double *b, size_t cou
     }
 CONVERT(doubles_float16, uint16_t, double, hvd_float_of_float16)
 CONVERT(doubles_bfloat16, uint16_t, double, hvd_float_of_bfloat16)
+CONVERT(doubles_float8_e4m3fn, uint8_t, double, hvd_float_of_float8_e4m3fn)
+CONVERT(doubles_float8_e5m2, uint8_t, double, hvd_float_of_float8_e5m2)
 CONVERT(doubles_float32, float, double, AS_IS)
 CONVERT(doubles_float64, double, double, AS_IS)
 #undef CONVERT
 
-#define HALVES_AND_FLOATS(NAME)                                                                      \
+#define NARROW_AND_FLOATS(NAME, ELEMENT)                                                             \
     TARGET static void floats_##NAME(float *restrict to, const void *of, size_t count, float factor) \
     {                                                                                                \
-        const uint16_t *from = of;                                                                   \
+        const ELEMENT *from = of;                                                                    \
         HVD_INDEPENDENT                                                                              \
         for (size_t i = 0; i < count; i++)                                                           \
             to[i] = hvd_float_of_##NAME(from[i]) * factor;                                           \
     }                                                                                                \
-    TARGET static void halves_##NAME(void *of, const float *restrict from, size_t count)             \
+    TARGET static void narrow_##NAME(void *of, const float *restrict from, size_t count)             \
     {                                                                                                \
-        uint16_t *to = of;                                                                           \
+        ELEMENT *to = of;                                                                            \
         HVD_INDEPENDENT                                                                              \
         for (size_t i = 0; i < count; i++)                                                           \
             to[i] = hvd_##NAME##_of_float(from[i]);                                                  \
     }
-HALVES_AND_FLOATS(float16)
-HALVES_AND_FLOATS(bfloat16)
-#undef HALVES_AND_FLOATS
+NARROW_AND_FLOATS(float16, uint16_t)
+NARROW_AND_FLOATS(bfloat16, uint16_t)
+NARROW_AND_FLOATS(float8_e4m3fn, uint8_t)
+NARROW_AND_FLOATS(float8_e5m2, uint8_t)
+#undef NARROW_AND_FLOATS

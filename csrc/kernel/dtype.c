@@ -55,12 +55,6 @@ int hvd_op_number(int i)
     return i >= 0 && (size_t)i < HVD_COUNT_OF(numbers) ? numbers[i] : HVD_EINVAL;
 }
 
-static bool is_float(int dtype)
-{
-    return dtype == HVD_DTYPE_float16 || dtype == HVD_DTYPE_bfloat16 || dtype == HVD_DTYPE_float32 ||
-           dtype == HVD_DTYPE_float64;
-}
-
 const char *hvd_reduce_check(int op, int dtype, double prescale, double postscale)
 {
     if (!hvd_dtype_name(dtype))
@@ -84,7 +78,7 @@ struct hvd_scale hvd_scale_fold(int op, int dtype, int n, int divide_by, double 
         scale.op = op == HVD_OP_sum || op == HVD_OP_max ? HVD_OP_max : HVD_OP_min;
         return scale;
     }
-    if (!is_float(dtype)) {
+    if (!hvd_is_float(dtype)) {
         scale.op = op == HVD_OP_average ? HVD_OP_sum : op;
         scale.divide = op == HVD_OP_average ? divide_by : 1;
         scale.first = prescale;

@@ -103,6 +103,26 @@
 #include "one_dtype.h"
 #endif
 
+#define NAMED(verb) verb##_float8_e4m3fn
+#define ELEMENT     uint8_t
+#define ACCUMULATOR float
+#define WRAPPING    float
+#define LOAD        hvd_float_of_float8_e4m3fn
+#define STORE       hvd_float8_e4m3fn_of_float
+#define ISNAN       IS_NAN
+#define SCALED      TIMES
+#include "one_dtype.h"
+
+#define NAMED(verb) verb##_float8_e5m2
+#define ELEMENT     uint8_t
+#define ACCUMULATOR float
+#define WRAPPING    float
+#define LOAD        hvd_float_of_float8_e5m2
+#define STORE       hvd_float8_e5m2_of_float
+#define ISNAN       IS_NAN
+#define SCALED      TIMES
+#include "one_dtype.h"
+
 #define NAMED(verb) verb##_float32
 #define ELEMENT     float
 #define ACCUMULATOR float
@@ -154,9 +174,17 @@ const struct hvd_loops TABLE_OF(VARIANT) = {
      [HVD_DTYPE_int64] = wide_int64},
     {[HVD_DTYPE_float16] = doubles_float16,
      [HVD_DTYPE_bfloat16] = doubles_bfloat16,
+     [HVD_DTYPE_float8_e4m3fn] = doubles_float8_e4m3fn,
+     [HVD_DTYPE_float8_e5m2] = doubles_float8_e5m2,
      [HVD_DTYPE_float32] = doubles_float32,
      [HVD_DTYPE_float64] = doubles_float64},
     dot_of_doubles,
-    {[HVD_DTYPE_float16] = floats_float16, [HVD_DTYPE_bfloat16] = floats_bfloat16},
-    {[HVD_DTYPE_float16] = halves_float16, [HVD_DTYPE_bfloat16] = halves_bfloat16},
+    {[HVD_DTYPE_float16] = floats_float16,
+     [HVD_DTYPE_bfloat16] = floats_bfloat16,
+     [HVD_DTYPE_float8_e4m3fn] = floats_float8_e4m3fn,
+     [HVD_DTYPE_float8_e5m2] = floats_float8_e5m2},
+    {[HVD_DTYPE_float16] = narrow_float16,
+     [HVD_DTYPE_bfloat16] = narrow_bfloat16,
+     [HVD_DTYPE_float8_e4m3fn] = narrow_float8_e4m3fn,
+     [HVD_DTYPE_float8_e5m2] = narrow_float8_e5m2},
 };

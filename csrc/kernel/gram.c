@@ -1,9 +1,9 @@
-/* gram.c - the dots of n arrays, each with each, and the way of 16-bit floats through float32.
+/* gram.c - the dots of n arrays, each with each, and the way of narrower floats through float32.
  *
  * How are n * (n + 1) / 2 dots taken without reading each array n times from memory, and without a loop per pair of
  * dtypes? In blocks: a block of every array is widened to float64 on the stack, where all its dots find it in the
  * first caches. One loop then serves all dtypes: the product of two float32 is exact in float64, and so is that of two
- * halves.
+ * narrower ones.
  *
  * The bits do not depend on the processor: a dot always has HVD_DOT_LANES partial sums, which every variant keeps in
  * vectors of its own width and adds up in one order; the last block is filled up with zeros. What this file does not
@@ -34,14 +34,14 @@ void hvd_gram_add(int dtype, const void *const *src, int n, size_t count, double
     }
 }
 
-void hvd_floats_of_halves(int dtype, float *to, const void *from, size_t count, double factor)
+void hvd_floats_of_narrow(int dtype, float *to, const void *from, size_t count, double factor)
 {
-    HVD_ASSERT(dtype == HVD_DTYPE_float16 || dtype == HVD_DTYPE_bfloat16);
+    HVD_ASSERT(hvd_is_narrow(dtype));
     hvd_loops_chosen()->floats[dtype](to, from, count, (float)factor);
 }
 
-void hvd_halves_of_floats(int dtype, void *to, const float *from, size_t count)
+void hvd_narrow_of_floats(int dtype, void *to, const float *from, size_t count)
 {
-    HVD_ASSERT(dtype == HVD_DTYPE_float16 || dtype == HVD_DTYPE_bfloat16);
-    hvd_loops_chosen()->halves[dtype](to, from, count);
+    HVD_ASSERT(hvd_is_narrow(dtype));
+    hvd_loops_chosen()->narrow[dtype](to, from, count);
 }

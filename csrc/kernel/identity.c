@@ -4,7 +4,8 @@
  * the identity of the op: 1 for a product, the extremes for min and max, and for a sum of floats minus zero, since
  * -0 + -0 is -0 where 0 + -0 is 0: only so are results the same bits as without this rank. An average is a sum.
  *
- * The 16-bit floats are written as their bits (IEEE 754 half; the upper half of a float32).
+ * The narrower floats are written as their bits (IEEE 754 half; the upper half of a float32; float8, of which e4m3fn
+ * has no infinity: its largest numbers, since NaN gives NaN either way).
  */
 #include "kernel.h"
 
@@ -14,6 +15,7 @@
 enum { ZERO, ONE, LEAST, MOST };
 
 static const uint16_t half[] = {0x8000, 0x3C00, 0xFC00, 0x7C00}, brain[] = {0x8000, 0x3F80, 0xFF80, 0x7F80};
+static const uint8_t e4m3fn[] = {0x80, 0x38, 0xFE, 0x7E}, e5m2[] = {0x80, 0x3C, 0xFC, 0x7C};
 
 #define SET(type, zero, least, most)                                               \
     do {                                                                           \
@@ -48,6 +50,12 @@ void hvd_op_identity(int op, int dtype, void *element)
         break;
     case HVD_DTYPE_bfloat16:
         memcpy(element, &brain[which], sizeof brain[which]);
+        break;
+    case HVD_DTYPE_float8_e4m3fn:
+        memcpy(element, &e4m3fn[which], sizeof e4m3fn[which]);
+        break;
+    case HVD_DTYPE_float8_e5m2:
+        memcpy(element, &e5m2[which], sizeof e5m2[which]);
         break;
     case HVD_DTYPE_float32:
         SET(float, -0.0, -INFINITY, INFINITY);

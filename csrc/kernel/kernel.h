@@ -5,9 +5,10 @@
  *
  * Arithmetic (the same on every processor and for every way tensors are fused):
  *   - All n sources are combined in rank order, src[0] first; the destination may be one of the sources.
- *   - float16 and bfloat16 accumulate in float32, float64 in float64; one factor (prescale, average and
- *     postscale, folded in double, rounded once to the accumulator's type) is applied in the accumulator;
- *     one rounding (to nearest even) at the store.
+ *   - float16, bfloat16 and the two float8 accumulate in float32, float64 in float64; one factor (prescale, average
+ *     and postscale, folded in double, rounded once to the accumulator's type) is applied in the accumulator;
+ *     one rounding (to nearest even) at the store. What is too large becomes infinite; float8_e4m3fn has no infinity,
+ *     there it becomes 448, as in PyTorch.
  *   - Integer sums and products wrap. Scaled ones (any average, any factor other than 1) are combined in 64 bits,
  *     so that only the result can fail to fit: each source times `first` in double with truncation (a prescale acts
  *     on every rank's own tensor, as in Horovod), the combination divided by `divide` with truncation towards zero,
@@ -25,19 +26,21 @@
 #include "../ground/ground.h"
 
 /* X(number, NAME, bytes): numbers are wire format, never reused. */
-#define HVD_DTYPES(X) \
-    X(0, uint8, 1)    \
-    X(1, int8, 1)     \
-    X(2, uint16, 2)   \
-    X(3, int16, 2)    \
-    X(4, int32, 4)    \
-    X(5, int64, 8)    \
-    X(6, float16, 2)  \
-    X(7, float32, 4)  \
-    X(8, float64, 8)  \
-    X(9, bool, 1)     \
-    X(10, bfloat16, 2)
-#define HVD_DTYPES_MAX 11
+#define HVD_DTYPES(X)       \
+    X(0, uint8, 1)          \
+    X(1, int8, 1)           \
+    X(2, uint16, 2)         \
+    X(3, int16, 2)          \
+    X(4, int32, 4)          \
+    X(5, int64, 8)          \
+    X(6, float16, 2)        \
+    X(7, float32, 4)        \
+    X(8, float64, 8)        \
+    X(9, bool, 1)           \
+    X(10, bfloat16, 2)      \
+    X(11, float8_e4m3fn, 1) \
+    X(12, float8_e5m2, 1)
+#define HVD_DTYPES_MAX 13
 
 /* Numbers as Horovod's ReduceOp. adasum is no reduction of elements: planes refuse it (hvd_reduce_check), the engine
  * composes it of other works (adasum.h). */
@@ -57,6 +60,18 @@ enum {
         HVD_OPS(X)
 #undef X
 };
+
+/* A float narrower than float32, in which it is summed: where sums meet in several steps, each would round. */
+static inline bool hvd_is_narrow(int dtype)
+{
+    return dtype == HVD_DTYPE_float16 || dtype == HVD_DTYPE_bfloat16 || dtype == HVD_DTYPE_float8_e4m3fn ||
+           dtype == HVD_DTYPE_float8_e5m2;
+}
+
+static inline bool hvd_is_float(int dtype)
+{
+    return dtype == HVD_DTYPE_float32 || dtype == HVD_DTYPE_float64 || hvd_is_narrow(dtype);
+}
 
 /* What remains to be done to a combined value, after prescale, postscale and average are folded into one. */
 struct hvd_scale {
@@ -84,6 +99,9 @@ void hvd_reduce_to(int dtype, const struct hvd_scale *scale, void *const *dst, i
 
 /* *element := the value that changes nothing when it is combined with others (a sum: also of an average). */
 void hvd_op_identity(int op, int dtype, void *element);
+
+/* How many elements are NaN, and how many infinite. None of integers. */
+void hvd_count_not_finite(int dtype, const void *from, size_t count, uint64_t *nans, uint64_t *infinities);
 
 /* memcpy for large blocks that are read by another core soon; the ranges do not overlap. */
 void hvd_copy(void *dst, const void *src, size_t bytes);

@@ -37,11 +37,11 @@ struct hvd_loops {
     hvd_loop *reduce[HVD_DTYPES_MAX][HVD_OPS_MAX];    /* floats apply the factor; integers ignore the scale */
     hvd_loop_both *both[HVD_DTYPES_MAX][HVD_OPS_MAX]; /* the same, with two sources */
     hvd_loop *wide[HVD_DTYPES_MAX];                   /* integers with a scale, any op; NULL for other dtypes */
-    /* For adasum.h; NULL for dtypes that are no floats, floats and halves also for those of 32 and 64 bits. */
+    /* For adasum.h; NULL for dtypes that are no floats, floats and narrow also for those of 32 and 64 bits. */
     void (*doubles[HVD_DTYPES_MAX])(double *to, const void *from, size_t count);
     double (*dot)(const double *a, const double *b, size_t count); /* count: a multiple of HVD_DOT_LANES */
     void (*floats[HVD_DTYPES_MAX])(float *to, const void *from, size_t count, float factor);
-    void (*halves[HVD_DTYPES_MAX])(void *to, const float *from, size_t count);
+    void (*narrow[HVD_DTYPES_MAX])(void *to, const float *from, size_t count);
 };
 
 /* Is there more to do than to combine? Integers then need a wide loop. */

@@ -3,9 +3,10 @@
  * How does one element get into the accumulator, and out of it? Everything here is written without
  * branches on data where the loops need it, so that a compiler turns a loop over it into vector code; and
  * without undefined behaviour, so that it means the same everywhere:
- *   - float16 and bfloat16 are carried as their bits (uint16_t). Conversions round to nearest even; too
- *     large becomes infinite; subnormals are exact. They use only normal float32 numbers on the way, so
- *     they do not depend on whether the processor flushes subnormals.
+ *   - float16 and bfloat16 are carried as their bits (uint16_t), the two float8 as theirs (uint8_t). Conversions
+ *     round to nearest even; too large becomes infinite (the largest number in float8_e4m3fn, which has no infinity);
+ * subnormals are exact. They use only normal float32 numbers on the way, so they do not depend on whether the processor
+ *     flushes subnormals.
  *   - A NaN that is computed is stored as the one quiet NaN of its dtype. Which of two NaNs survives an
  *     addition depends on how a compiler orders the operands; this makes the result the same bits anyway.
  *   - Integers are added as unsigned numbers.
@@ -32,6 +33,7 @@
 
 #define HVD_FLOAT16_NAN  0x7e00u
 #define HVD_BFLOAT16_NAN 0x7fc0u
+#define HVD_FLOAT8_NAN   0x7fu /* of both */
 
 HVD_INLINE uint32_t hvd_bits_of_float(float value)
 {
@@ -96,6 +98,53 @@ HVD_INLINE uint16_t hvd_bfloat16_of_float(float value)
     uint32_t bits = hvd_bits_of_float(value);
     uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     return (uint16_t)hvd_either((int32_t)(bits & 0x7fffffffu) > 255 << 23, HVD_BFLOAT16_NAN, rounded);
+}
+
+/* 1 bit of sign, 4 of exponent (bias 7), 3 of mantissa. All bits set is NaN; the exponent's highest value has numbers
+ * like any other, up to 448, which stands for all that is larger, as in PyTorch since 2.13 and on NVIDIA's devices. */
+HVD_INLINE float hvd_float_of_float8_e4m3fn(uint8_t eighth)
+{
+    int32_t rest = (eighth & 0x7f) << 20;
+    bool subnormal = rest < 1 << 23;
+    uint32_t bits = (uint32_t)rest + ((127u - 7u) << 23) + hvd_either(subnormal, 1u << 23, 0);
+    float value = hvd_float_of_bits(bits) - hvd_float_of_bits(hvd_either(subnormal, 121u << 23, 0));
+    bits = hvd_either(rest == 0x7f << 20, 0x7fc00000u, hvd_bits_of_float(value));
+    return hvd_float_of_bits(bits | (uint32_t)(eighth & 0x80) << 24);
+}
+
+HVD_INLINE uint8_t hvd_float8_e4m3fn_of_float(float value)
+{
+    const uint32_t rebias = (127u - 7u) << 23;
+    const uint32_t magic = (127u - 7u + 23u - 3u + 1u) << 23; /* a float32 whose last place is 2^-9 */
+    const int32_t largest = 0x43e80000;                       /* 464: half way from 448 to what would be 480 */
+    uint32_t sign = hvd_bits_of_float(value) >> 24 & 0x80u;
+    uint32_t bits = hvd_bits_of_float(value) & 0x7fffffffu;
+    int32_t order = (int32_t)bits;
+    uint32_t normal = (bits - rebias + 0x7ffffu + (bits >> 20 & 1u)) >> 20;
+    uint32_t subnormal = hvd_bits_of_float(hvd_float_of_bits(bits) + hvd_float_of_bits(magic)) - magic;
+    uint32_t eighth = hvd_either(order < 121 << 23, subnormal, normal);
+    eighth = sign | hvd_either(order > largest, 0x7eu, eighth);
+    return (uint8_t)hvd_either(order > 255 << 23, HVD_FLOAT8_NAN, eighth);
+}
+
+/* 1 bit of sign, 5 of exponent, 2 of mantissa: the upper half of a float16. */
+HVD_INLINE float hvd_float_of_float8_e5m2(uint8_t eighth)
+{
+    return hvd_float_of_float16((uint16_t)(eighth << 8));
+}
+
+HVD_INLINE uint8_t hvd_float8_e5m2_of_float(float value)
+{
+    const uint32_t rebias = (127u - 15u) << 23;
+    const uint32_t magic = (127u - 15u + 23u - 2u + 1u) << 23; /* a float32 whose last place is 2^-16 */
+    uint32_t sign = hvd_bits_of_float(value) >> 24 & 0x80u;
+    uint32_t bits = hvd_bits_of_float(value) & 0x7fffffffu;
+    int32_t order = (int32_t)bits;
+    uint32_t normal = (bits - rebias + 0xfffffu + (bits >> 21 & 1u)) >> 21;
+    uint32_t subnormal = hvd_bits_of_float(hvd_float_of_bits(bits) + hvd_float_of_bits(magic)) - magic;
+    uint32_t eighth = hvd_either(order < 113 << 23, subnormal, normal);
+    eighth = sign | hvd_either(order >= (127 + 16) << 23, 31u << 2, eighth);
+    return (uint8_t)hvd_either(order > 255 << 23, HVD_FLOAT8_NAN, eighth);
 }
 
 HVD_INLINE float hvd_float_settled(float value)

@@ -56,7 +56,7 @@ static int lost(struct hvd_link *link, struct hvd_error *error)
 {
     const struct messages *by = link->self;
     link->over = true;
-    return hvd_fail_rank(error, HVD_EPEER, link->peer, "the way to %s over MPI has ended (%s)", link->called,
+    return hvd_fail_rank(error, HVD_EPEER, link->peer, HVD450 "the way to %s over MPI has ended (%s)", link->called,
                          by->broken ? by->broken : "closed by the peer");
 }
 
@@ -158,13 +158,13 @@ static int messages_open(struct hvd_link *link, int fd, int peer, struct hvd_err
     *link = (struct hvd_link){.kind = &hvd_link_mpi, .peer = peer, .fd = -1, .self = by};
     snprintf(link->called, sizeof link->called, "rank %d", peer);
     if (!by)
-        return hvd_fail_rank(error, HVD_EINIT, peer, "no memory, or no MPI, for votes to rank %d", peer);
+        return hvd_fail_rank(error, HVD_EINIT, peer, HVD115 "no memory, or no MPI, for votes to rank %d", peer);
     by->mpi = hvd_mpi_loaded();
     by->comm = comm;
     post(by, peer);
     if (!by->broken)
         return HVD_OK;
-    hvd_fail_rank(error, HVD_EINIT, peer, "no votes to rank %d: %s", peer, by->broken);
+    hvd_fail_rank(error, HVD_EINIT, peer, HVD115 "no votes to rank %d: %s", peer, by->broken);
     free(by);
     link->self = NULL;
     return HVD_EINIT;

@@ -17,7 +17,7 @@ static struct hvd_sim_way *back(const struct hvd_sim_way *way)
 static int lost(struct hvd_link *link, const char *how, struct hvd_error *error)
 {
     link->over = true;
-    return hvd_fail_rank(error, HVD_EPEER, link->peer, "the connection to %s has ended (%s)", link->called, how);
+    return hvd_fail_rank(error, HVD_EPEER, link->peer, HVD450 "the connection to %s has ended (%s)", link->called, how);
 }
 
 static bool gone(const struct hvd_sim_net *net, int rank)

@@ -38,11 +38,12 @@ static int tcp_open(struct hvd_link *link, int fd, int peer, struct hvd_error *e
     int on = 1, kind = 0;
     socklen_t bytes = sizeof kind;
     if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &kind, &bytes) || kind != SOCK_STREAM)
-        return hvd_fail_rank(error, HVD_EINIT, peer, "descriptor %d, for rank %d, is no stream socket", fd, peer);
+        return hvd_fail_rank(error, HVD_EINIT, peer, HVD115 "descriptor %d, for rank %d, is no stream socket", fd,
+                             peer);
     int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK))
-        return hvd_fail_rank(error, HVD_EINIT, peer, "the socket for rank %d cannot be made non-blocking (%s)", peer,
-                             strerror(errno));
+        return hvd_fail_rank(error, HVD_EINIT, peer, HVD115 "the socket for rank %d cannot be made non-blocking (%s)",
+                             peer, strerror(errno));
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* a unix socket has none, and no delay */
     *link = (struct hvd_link){.kind = &hvd_link_tcp, .peer = peer, .fd = fd};
     snprintf(link->called, sizeof link->called, "rank %d", peer);
@@ -57,7 +58,7 @@ static bool comes_later(int number)
 static int lost(struct hvd_link *link, const char *how, struct hvd_error *error)
 {
     link->over = true;
-    return hvd_fail_rank(error, HVD_EPEER, link->peer, "the connection to %s has ended (%s)", link->called, how);
+    return hvd_fail_rank(error, HVD_EPEER, link->peer, HVD450 "the connection to %s has ended (%s)", link->called, how);
 }
 
 static const char *text_of(int number)

@@ -45,6 +45,11 @@ static int call_Comm_size(uintptr_t comm, int *size)
     return mpi.Comm_size(GIVE(comm), size);
 }
 
+static int call_Comm_set_attr(uintptr_t comm, int key, void *value)
+{
+    return mpi.Comm_set_attr(GIVE(comm), key, value);
+}
+
 static int call_Comm_set_errhandler(uintptr_t comm, uintptr_t handler)
 {
     return mpi.Comm_set_errhandler(GIVE(comm), GIVE(handler));
@@ -120,6 +125,11 @@ static int call_Isend(const void *values, int count, uintptr_t type, int to, int
 static int call_Irecv(void *values, int count, uintptr_t type, int from, int tag, uintptr_t comm, uintptr_t *request)
 {
     MAKING(request, mpi.Irecv(values, count, GIVE(type), from, tag, GIVE(comm), &made));
+}
+
+static int call_Iprobe(int from, int tag, uintptr_t comm, int *flag, void *status)
+{
+    return mpi.Iprobe(from, tag, GIVE(comm), flag, status);
 }
 
 static int call_Cancel(uintptr_t *request)

@@ -36,7 +36,7 @@ int hvd_mpi_failed(int code, const char *what, struct hvd_error *error)
     int length = 0;
     if (!loaded.Error_string || loaded.Error_string(code, text, &length) != 0)
         snprintf(text, sizeof text, "error %d", code);
-    return hvd_fail(error, HVD_EINIT, "MPI could not %s: %.400s", what, text);
+    return hvd_fail(error, HVD_EINIT, HVD666 "MPI could not %s: %.400s", what, text);
 }
 
 static enum abi abi_of(void *library, const char *version)
@@ -100,23 +100,24 @@ static int fill(void *library, const char *path, struct hvd_mpi *mpi, struct hvd
     int length = 0;
     const char *missing = plain_calls(library, mpi);
     if (missing)
-        return hvd_fail(error, HVD_EINIT, "%s is no MPI that hvdlite can use: it has no %s", path, missing);
+        return hvd_fail(error, HVD_EINIT, HVD665 "%s is no MPI that hvdlite can use: it has no %s", path, missing);
     mpi->Get_library_version(version, &length);
     keep_version(mpi, version);
     enum abi abi = abi_of(library, version);
     if (abi == ABI_UNKNOWN)
         return hvd_fail(
             error, HVD_EINIT,
-            "%s is an MPI whose binary interface is not known (\"%s\"): hvdlite knows those of Open MPI, of "
-            "MPICH (also Intel MPI, MVAPICH, Cray) and of the MPI 5 standard. Name another library in "
-            "HVDLITE_MPI_LIBRARY",
+            HVD665 "%s is an MPI whose binary interface is not known (\"%s\"): hvdlite knows those of Open MPI, of "
+                   "MPICH (also Intel MPI, MVAPICH, Cray) and of the MPI 5 standard. Name another library in "
+                   "HVDLITE_MPI_LIBRARY",
             path, mpi->version);
     missing = constants(library, abi, mpi);
     if (!missing)
         missing =
             abi == ABI_MPICH ? hvd_mpi_int_handles(library, &mpi->call) : hvd_mpi_pointer_handles(library, &mpi->call);
     if (missing)
-        return hvd_fail(error, HVD_EINIT, "%s (%s) has no %s: MPI 3.1 or later is needed", path, mpi->version, missing);
+        return hvd_fail(error, HVD_EINIT, HVD665 "%s (%s) has no %s: MPI 3.1 or later is needed", path, mpi->version,
+                        missing);
     mpi->in_place = (void *)(intptr_t)(abi == ABI_MPICH ? -1 : 1);
     mpi->status_ignore = (void *)(intptr_t)(abi == ABI_MPICH ? 1 : 0);
     mpi->thread_multiple = abi == ABI_STANDARD ? 4096 : 3;
@@ -132,7 +133,7 @@ int hvd_mpi_load(const char *path, struct hvd_error *error)
     if (!library) /* Open MPI's parts look for its symbols in what is global */
         library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     if (!library)
-        return hvd_fail(error, HVD_EINIT, "%s", dlerror());
+        return hvd_fail(error, HVD_EINIT, HVD601 "%s", dlerror());
     struct hvd_mpi mpi = {.abi = NULL};
     int code = fill(library, path, &mpi, error);
     if (code == HVD_OK) {

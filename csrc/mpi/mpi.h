@@ -15,6 +15,7 @@
 #define HVD_MPI_CONSTANTS(X)                                      \
     X(world, "ompi_mpi_comm_world", 0x44000000, 0x101)            \
     X(comm_null, "ompi_mpi_comm_null", 0x04000000, 0x100)         \
+    X(self, "ompi_mpi_comm_self", 0x44000001, 0x102)              \
     X(request_null, "ompi_request_null", 0x2c000000, 0x180)       \
     X(errors_return, "ompi_mpi_errors_return", 0x54000001, 0x143) \
     X(byte, "ompi_mpi_byte", 0x4c00010d, 0x247)                   \
@@ -39,13 +40,15 @@
     X(Finalize, (void))                                                   \
     X(Query_thread, (int *level))                                         \
     X(Get_library_version, (char *text, int *length))                     \
-    X(Error_string, (int code, char *text, int *length))
+    X(Error_string, (int code, char *text, int *length))                  \
+    X(Comm_create_keyval, (void (*copy)(void), void (*drop)(void), int *key, void *more))
 
 /* The same with handles, which are `H`: expanded once per width of a handle (calls.h) and once here. */
 #define HVD_MPI_HANDLE_CALLS(X, H)                                                                                    \
     X(Abort, (H comm, int code))                                                                                      \
     X(Comm_rank, (H comm, int *rank))                                                                                 \
     X(Comm_size, (H comm, int *size))                                                                                 \
+    X(Comm_set_attr, (H comm, int key, void *value))                                                                  \
     X(Comm_set_errhandler, (H comm, H handler))                                                                       \
     X(Comm_free, (H * comm))                                                                                          \
     X(Comm_idup, (H comm, H * made, H * request))                                                                     \
@@ -62,6 +65,7 @@
     X(Ibcast, (void *values, int count, H type, int root, H comm, H *request))                                        \
     X(Isend, (const void *values, int count, H type, int to, int tag, H comm, H *request))                            \
     X(Irecv, (void *values, int count, H type, int from, int tag, H comm, H *request))                                \
+    X(Iprobe, (int from, int tag, H comm, int *flag, void *status))                                                   \
     X(Cancel, (H * request))                                                                                          \
     X(Get_count, (const void *status, H type, int *count))                                                            \
     X(Test, (H * request, int *flag, void *status))

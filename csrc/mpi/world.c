@@ -9,6 +9,10 @@
  * cannot take an operation back: after a time limit its memory is left to it. The one call without a limit makes
  * a communicator of some ranks: MPI has no other.
  *
+ * The script may finalize MPI at any time, while the engine thread calls it for nothing (hvd_mpi_linger). MPI_Finalize
+ * first deletes what is attached to MPI_COMM_SELF, which is how it tells us: it waits until that call is over then, and
+ * there is no other.
+ *
  * An MPI gives the number of a communicator that was freed to the next one. Where a message of a peer that was slow may
  * still come, that would be taken for one of the next; so such a communicator is kept for ever.
  */
@@ -33,10 +37,44 @@ static struct {
 } pending;
 
 static struct {
+    pthread_mutex_t lock; /* held while MPI is called for nothing */
+    bool watched, over;
+} end = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static struct {
     pthread_mutex_t lock;
     size_t count;
     uintptr_t comm[KEPT_MAX];
 } kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* MPI's own functions have a handle in front, of a width that is the library's. */
+static int copies_nothing(uintptr_t comm, int key, void *more, void *from, void *to, int *copied)
+{
+    (void)comm, (void)key, (void)more, (void)from, (void)to;
+    *copied = 0;
+    return 0;
+}
+
+static int ends(uintptr_t comm, int key, void *value, void *more)
+{
+    (void)comm, (void)key, (void)value, (void)more;
+    pthread_mutex_lock(&end.lock);
+    end.over = true;
+    pthread_mutex_unlock(&end.lock);
+    return 0;
+}
+
+static void watch_for_the_end(void)
+{
+    const struct hvd_mpi *mpi = hvd_mpi_loaded();
+    int key;
+    if (end.watched)
+        return;
+    end.watched = true;
+    if (mpi->Comm_create_keyval((void (*)(void))copies_nothing, (void (*)(void))ends, &key, NULL) != 0 ||
+        mpi->call.Comm_set_attr(mpi->self, key, &end) != 0)
+        end.over = true; /* nobody would tell us */
+}
 
 int hvd_mpi_start(struct hvd_error *error)
 {
@@ -46,8 +84,8 @@ int hvd_mpi_start(struct hvd_error *error)
         code = mpi->Finalized(&over);
     if (code == 0 && over)
         return hvd_fail(error, HVD_EINIT,
-                        "MPI was finalized in this process, and cannot be started again: call hvd.init() before "
-                        "MPI.Finalize()");
+                        HVD125 "MPI was finalized in this process, and cannot be started again: call hvd.init() before "
+                               "MPI.Finalize()");
     if (code == 0 && !started) {
         code = mpi->Init_thread(NULL, NULL, mpi->thread_multiple, &level);
         pending.started = code == 0;
@@ -56,16 +94,19 @@ int hvd_mpi_start(struct hvd_error *error)
     }
     if (code)
         return hvd_mpi_failed(code, "start", error);
-    if (level >= mpi->thread_multiple)
+    if (level >= mpi->thread_multiple) {
+        watch_for_the_end();
         return HVD_OK;
+    }
     if (started)
         return hvd_fail(
             error, HVD_EINIT,
-            "MPI was initialized by this script with a thread level below MPI_THREAD_MULTIPLE, which hvdlite "
-            "needs: initialize it with MPI_THREAD_MULTIPLE (mpi4py's default: leave mpi4py.rc.thread_level "
-            "at \"multiple\"), or call hvd.init() before the script does");
-    return hvd_fail(error, HVD_EINIT, "this MPI (%s) does not offer MPI_THREAD_MULTIPLE, which hvdlite needs: %s",
-                    mpi->version, "use one that was built with it");
+            HVD667 "MPI was initialized by this script with a thread level below MPI_THREAD_MULTIPLE, which hvdlite "
+                   "needs: initialize it with MPI_THREAD_MULTIPLE (mpi4py's default: leave mpi4py.rc.thread_level "
+                   "at \"multiple\"), or call hvd.init() before the script does");
+    return hvd_fail(error, HVD_EINIT,
+                    HVD667 "this MPI (%s) does not offer MPI_THREAD_MULTIPLE, which hvdlite needs: %s", mpi->version,
+                    "use one that was built with it");
 }
 
 bool hvd_mpi_ours(void)
@@ -174,15 +215,26 @@ void hvd_mpi_comm_close(uintptr_t comm)
         mpi->call.Comm_free(&comm);
 }
 
+void hvd_mpi_linger(uintptr_t comm, int peer)
+{
+    const struct hvd_mpi *mpi = hvd_mpi_loaded();
+    int found, code = 0;
+    pthread_mutex_lock(&end.lock);
+    if (!end.over)
+        code = mpi->call.Iprobe(peer, 0, comm, &found, mpi->status_ignore);
+    pthread_mutex_unlock(&end.lock);
+    (void)code; /* the next call that matters says it again */
+}
+
 static int begin_allgather(uintptr_t comm, const void *mine, size_t bytes, int size, struct hvd_error *error)
 {
     const struct hvd_mpi *mpi = hvd_mpi_loaded();
     if (bytes * (size_t)size > INT_MAX)
-        return hvd_fail(error, HVD_EINVAL, "%zu bytes of each rank are too many for an exchange at init", bytes);
+        return hvd_fail(error, HVD_EINVAL, HVD901 "%zu bytes of each rank are too many for an exchange at init", bytes);
     pending.mine = malloc(bytes + 1);
     pending.all = malloc(bytes * (size_t)size + 1);
     if (!pending.mine || !pending.all)
-        return hvd_fail(error, HVD_ENOMEM, "out of memory during init");
+        return hvd_fail(error, HVD_ENOMEM, HVD951 "out of memory during init");
     memcpy(pending.mine, mine, bytes);
     int code = mpi->call.Iallgather(pending.mine, (int)bytes, mpi->byte, pending.all, (int)bytes, mpi->byte, comm,
                                     &pending.request);

@@ -26,6 +26,9 @@ void hvd_mpi_comm_close(uintptr_t comm);
 /* A peer's message may still come on this one, which is never to be freed then: the number of a freed communicator is
  * the next one's, and so would be the message. From any thread, before hvd_mpi_comm_close. */
 void hvd_mpi_comm_keep(uintptr_t comm);
+/* MPI is called for nothing but to be called, unless it is finalized: what is over here may owe others bytes that leave
+ * then. peer: a rank of comm, best another one each time. Any thread. */
+void hvd_mpi_linger(uintptr_t comm, int peer);
 /* all[rank * bytes] gets every rank's bytes. */
 int hvd_mpi_allgather(uintptr_t comm, const void *mine, size_t bytes, void *all, int timeout_ms,
                       struct hvd_error *error);

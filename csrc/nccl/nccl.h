@@ -10,6 +10,11 @@
 #include "../ground/ground.h"
 
 enum hvd_nccl_result { HVD_NCCL_SUCCESS = 0, HVD_NCCL_IN_PROGRESS = 7 };
+/* Of a communicator that does not block, a call may say that it goes on in the background: that is no failure. */
+static inline bool hvd_nccl_going(int result)
+{
+    return result == HVD_NCCL_SUCCESS || result == HVD_NCCL_IN_PROGRESS;
+}
 enum hvd_nccl_op { HVD_NCCL_SUM, HVD_NCCL_PRODUCT, HVD_NCCL_MAX, HVD_NCCL_MIN, HVD_NCCL_AVERAGE };
 enum hvd_nccl_type {
     HVD_NCCL_INT8,
@@ -21,7 +26,9 @@ enum hvd_nccl_type {
     HVD_NCCL_FLOAT16,
     HVD_NCCL_FLOAT32,
     HVD_NCCL_FLOAT64,
-    HVD_NCCL_BFLOAT16
+    HVD_NCCL_BFLOAT16,
+    HVD_NCCL_FLOAT8_E4M3, /* since 2.24, for devices since compute capability 9.0 */
+    HVD_NCCL_FLOAT8_E5M2
 };
 
 struct hvd_nccl_id { /* passed by value */
@@ -43,6 +50,7 @@ struct hvd_nccl_config {
     X(GetVersion, (int *version))                                                                                   \
     X(GetUniqueId, (struct hvd_nccl_id * id))                                                                       \
     X(CommInitRankConfig, (void **comm, int size, struct hvd_nccl_id id, int rank, struct hvd_nccl_config *config)) \
+    X(CommFinalize, (void *comm))                                                                                   \
     X(CommDestroy, (void *comm))                                                                                    \
     X(CommAbort, (void *comm))                                                                                      \
     X(CommGetAsyncError, (void *comm, int *result))                                                                 \

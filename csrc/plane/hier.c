@@ -67,12 +67,13 @@ static int open_plane(const struct hvd_plane_arg *arg, void **plane, struct hvd_
 {
     if (!fits(arg))
         return hvd_fail(error, HVD_EINIT,
+                        HVD670
                         "plane hier needs several hosts, one of them with several ranks, and links between all of up "
                         "to %d ranks",
                         HVD_RANKS_MAX);
     struct hvd_hier *hier = calloc(1, sizeof *hier);
     if (!hier)
-        return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, "rank %d: no memory for plane hier", arg->rank);
+        return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, HVD951 "rank %d: no memory for plane hier", arg->rank);
     struct hvd_hier_place *place = &hier->place;
     hvd_hier_lay_out(arg->host_of, arg->size, arg->rank, place);
     hier->rank = arg->rank;
@@ -114,12 +115,6 @@ static struct hvd_scale scale_of(const struct hvd_hier *hier, const struct hvd_w
                           work->prescale, work->postscale);
 }
 
-static bool is_float(int dtype)
-{
-    return dtype == HVD_DTYPE_float16 || dtype == HVD_DTYPE_bfloat16 || dtype == HVD_DTYPE_float32 ||
-           dtype == HVD_DTYPE_float64;
-}
-
 static bool can(void *plane, const struct hvd_work *work)
 {
     const struct hvd_hier *hier = plane;
@@ -128,7 +123,7 @@ static bool can(void *plane, const struct hvd_work *work)
         return hier->always || bytes >= SMALL_BYTES_TO;
     if (work->kind != HVD_ALLREDUCE || bytes < hier->least_bytes || !hvd_plane_can_all(NULL, work))
         return false;
-    if (is_float(work->dtype))
+    if (hvd_is_float(work->dtype))
         return hier->any_order;
     struct hvd_scale scale = scale_of(hier, work);
     return scale.divide == 1 && scale.factor == 1.0 && scale.first == 1.0;
@@ -152,7 +147,7 @@ static int start(void *plane, struct hvd_work *work, struct hvd_error *error)
     now->bytes = now->sum_bytes = (size_t)hvd_dtype_bytes(work->dtype);
     now->lands_there = now->gives_there = work->pieces == 1 && work->piece[0].out;
     if (work->kind == HVD_ALLREDUCE) {
-        now->wide = is_float(work->dtype) && now->bytes == 2;
+        now->wide = hvd_is_narrow(work->dtype);
         now->sum_dtype = now->wide ? HVD_DTYPE_float32 : work->dtype;
         now->sum_bytes = now->wide ? sizeof(float) : now->bytes;
         now->scale = scale_of(hier, work);
@@ -184,8 +179,9 @@ static int step(struct hvd_hier *hier, const struct hvd_work *work, struct hvd_h
                 bool (*next)(struct hvd_hier *hier, const struct hvd_work *work),
                 void (*done)(struct hvd_hier *hier, const struct hvd_work *work))
 {
-    struct hvd_error error = {0};
+    struct hvd_error error;
     bool moved = false;
+    hvd_error_none(&error);
     if (side->done == side->total)
         return HVD_AGAIN;
     if (!side->busy) {

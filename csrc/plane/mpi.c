@@ -11,25 +11,37 @@
  * on what came of it (ordered.c). Small buckets are gathered whole and combined by everybody.
  *
  * MPI wakes nobody, so the plane is `silent`: the engine comes again by itself. And MPI moves nothing but when it is
- * called, so it is `polled`: who waits for a work calls it all the time, as MPI's own blocking calls do. MPI cannot
- * take a call back: when the job ends while some are under way, the plane's memory is left to them. After a failure
- * every later call repeats it.
+ * called, so it is `polled`: who waits for a work calls it all the time, as MPI's own blocking calls do. That a call is
+ * over here does not mean that its bytes have left (over libfabric a small message is done when it is queued), and a
+ * rank that comes to MPI no more would keep another waiting: between works it `lingers`. MPI cannot take a call back:
+ * when the job ends while some are under way, the plane's memory is left to them. After a failure every later call
+ * repeats it.
  */
 #include "plane.h"
 
+#include "../mpi/world.h"
 #include "mpi/state.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define SMALL_BYTES  ((uint64_t)8 << 10)  /* of a bucket that everybody gathers whole */
 #define NATIVE_BYTES ((uint64_t)16 << 10) /* for each rank: beyond that it is the bytes that cost, not the messages */
 
+/* What was closed while MPI still had addresses of it. It stays as long as the process: nobody may reuse it, and tools
+ * that look for lost memory find it here. */
+static struct hvd_mpi_plane *_Atomic left_to_mpi;
+
 static void close_plane(void *self)
 {
     struct hvd_mpi_plane *plane = self;
-    if (plane->posts.requests) /* MPI still has addresses of all this */
+    if (plane->posts.requests) {
+        plane->left_before = atomic_load(&left_to_mpi);
+        while (!atomic_compare_exchange_weak(&left_to_mpi, &plane->left_before, plane))
+            ;
         return;
+    }
     hvd_mpi_posts_close(&plane->posts);
     free(plane->buffer);
     free(plane->kept);
@@ -40,12 +52,12 @@ static void close_plane(void *self)
 static int open_plane(const struct hvd_plane_arg *arg, void **self, struct hvd_error *error)
 {
     if (!arg->comm || arg->size < 2 || arg->size > HVD_RANKS_MAX)
-        return hvd_fail(error, HVD_EINIT, "plane mpi needs a job over MPI of 2 to %d ranks; this set has %d%s",
+        return hvd_fail(error, HVD_EINIT, HVD670 "plane mpi needs a job over MPI of 2 to %d ranks; this set has %d%s",
                         HVD_RANKS_MAX, arg->size, arg->comm ? "" : " and no communicator");
     struct hvd_mpi_plane *plane = calloc(1, sizeof *plane);
     uint64_t *bytes = calloc(2 * (size_t)arg->size, sizeof *bytes);
     int code = plane && bytes ? hvd_mpi_posts_open(&plane->posts, (uintptr_t)arg->comm, arg->rank, arg->size, error)
-                              : hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for plane mpi", arg->rank);
+                              : hvd_fail(error, HVD_ENOMEM, HVD951 "rank %d: no memory for plane mpi", arg->rank);
     if (code != HVD_OK) {
         free(bytes);
         free(plane);
@@ -288,6 +300,14 @@ static int poll_plane(void *self, struct hvd_work *work, bool *progress, struct 
     return code;
 }
 
+static void linger(void *self)
+{
+    struct hvd_mpi_plane *plane = self;
+    int size = plane->posts.size, turn = plane->lingered++ % (size - 1);
+    if (plane->failed.code == HVD_OK)
+        hvd_mpi_linger(plane->posts.comm, (plane->posts.rank + 1 + turn) % size);
+}
+
 const struct hvd_plane hvd_plane_mpi = {
     .name = "mpi",
     .preference = 80, /* below shm and above streams of our own: a cluster's MPI knows its network */
@@ -298,5 +318,6 @@ const struct hvd_plane hvd_plane_mpi = {
     .can = can,
     .start = start,
     .poll = poll_plane,
+    .linger = linger,
     .close = close_plane,
 };

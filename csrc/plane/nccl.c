@@ -11,17 +11,18 @@
  * nobody rings for that, so the plane is `silent`: the engine comes again by itself. All works of a device, of
  * whichever set, run on one stream (device.c).
  *
- * A set on several hosts for which plane hier is asked for goes on two levels: NCCL inside each host, streams of our
- * own between hosts (levels.c). Then a work is polled until all of it is on the stream, and settled as ever.
+ * A set on several hosts may be asked to go on two levels: NCCL inside each host, streams of our own or an MPI between
+ * hosts (levels.c). Then a work is polled until all of it is on the stream, and settled as ever.
  *
  * NCCL cannot lose a peer and go on: when the job has failed, the communicator is aborted, which ends what runs on the
- * device; so no stream of the user waits for a dead rank. After a failure every later call repeats it.
+ * device; so no stream of the user waits for a dead rank (end.c). After a failure every later call repeats it.
  */
 #include "plane.h"
 
 #include "nccl/state.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define CLOSING_NS 10000000000u /* for what all have put on their streams, and will end unless somebody dies */
@@ -30,14 +31,16 @@ static int open_plane(const struct hvd_plane_arg *arg, void **self, struct hvd_e
 {
     struct hvd_nccl_plane *plane = calloc(1, sizeof *plane);
     if (!plane)
-        return hvd_fail(error, HVD_ENOMEM, "rank %d: no memory for plane nccl", arg->rank);
+        return hvd_fail(error, HVD_ENOMEM, HVD951 "rank %d: no memory for plane nccl", arg->rank);
     plane->rank = arg->rank;
     plane->size = arg->size;
-    plane->local_rank = arg->local_rank;
     plane->any_order = arg->any_order;
     plane->shares_gpus = arg->shares_gpus;
+    plane->nccl_blocks = arg->nccl_blocks;
     plane->timeout_ns = (uint64_t)arg->start_timeout_ms * 1000000u;
     plane->multiplied = -1;
+    if (arg->host_of && (plane->host_of = malloc((size_t)arg->size * sizeof *plane->host_of)))
+        memcpy(plane->host_of, arg->host_of, (size_t)arg->size * sizeof *plane->host_of);
     plane->comm_rank = arg->rank;
     plane->comm_size = arg->size;
     if (hvd_nccl_levels_fit(arg)) {
@@ -63,7 +66,7 @@ static void hello(void *self, const struct hvd_work *first, void *mine)
 
 static int met(void *self, const void *all, struct hvd_error *error)
 {
-    return hvd_nccl_connect(self, all, error);
+    return hvd_nccl_hear(self, all, error);
 }
 
 static int start(void *self, struct hvd_work *work, struct hvd_error *error)
@@ -71,9 +74,9 @@ static int start(void *self, struct hvd_work *work, struct hvd_error *error)
     struct hvd_nccl_plane *plane = self;
     (void)error;
     if (!plane->failed.code && work->device && work->device - 1 != plane->device->ordinal)
-        hvd_fail(&plane->failed, HVD_EINVAL,
-                 "a tensor of this rank lies on device %d, and this process set works on device %d: a set uses one "
-                 "device of each rank; move the tensor there, or use another process set",
+        hvd_fail(&plane->failed, HVD_EINTERNAL,
+                 HVD664
+                 "a tensor of this rank lies on device %d, and its communicator is of device %d; please report this",
                  work->device - 1, plane->device->ordinal);
     plane->stage = HVD_NCCL_STARTED;
     return HVD_OK; /* others may have started: poll tells of a failure */
@@ -82,14 +85,15 @@ static int start(void *self, struct hvd_work *work, struct hvd_error *error)
 /* One step, with the device current. HVD_AGAIN: not yet; *progress: the next one may be possible at once. */
 static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *progress, struct hvd_error *error)
 {
-    int code = hvd_nccl_settled(plane, plane->connected ? "do a collective" : "connect the ranks", error);
+    int code = hvd_nccl_connect(plane, error);
+    if (code == HVD_OK)
+        code = hvd_nccl_settled(plane, plane->connected ? "do a collective" : "connect the ranks", error);
     if (code != HVD_OK)
         return code;
     plane->connected = true;
     if (plane->stage == HVD_NCCL_STARTED) {
-        plane->stage = HVD_NCCL_LAUNCHING;
-        *progress = true;
         code = hvd_nccl_launch(plane, work, error);
+        *progress |= plane->stage == HVD_NCCL_LAUNCHING;
         if (code != HVD_OK)
             return code;
     }
@@ -103,7 +107,10 @@ static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *prog
     if (plane->last)
         hvd_mark_drop(plane->last);
     plane->last = mark;
+    work->lies = hvd_nccl_packs(plane, work) ? plane->bucket.lies : 0;
     hvd_mark_keep(mark);
+    mark->before = plane->before;
+    plane->before = NULL;
     work->behind = mark;
     *progress = true;
     plane->stage = HVD_NCCL_IDLE;
@@ -113,7 +120,7 @@ static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *prog
 /* Has it failed? A lost peer across, while there is a communicator: he may be missed no more. */
 static int standing(struct hvd_nccl_plane *plane)
 {
-    if (plane->device && plane->failed.code == HVD_EPEER)
+    if (plane->device && !plane->parted && plane->failed.code == HVD_EPEER)
         plane->failed.code = HVD_OK;
     return plane->failed.code;
 }
@@ -159,11 +166,18 @@ static int watch(void *self, struct pollfd *news)
     return plane->levels ? hvd_nccl_levels_watch(plane->levels, news) : 0;
 }
 
-static void abandon(void *self)
+static bool polls(void *self)
 {
     struct hvd_nccl_plane *plane = self;
-    hvd_fail(&plane->failed, HVD_EPEER, "the job has failed");
-    hvd_nccl_disconnect(plane, true);
+    return plane->levels && hvd_nccl_levels_polls(plane->levels);
+}
+
+static void part(void *self, bool abort)
+{
+    struct hvd_nccl_plane *plane = self;
+    if (abort)
+        hvd_fail(&plane->failed, HVD_EPEER, HVD456 "the job has failed");
+    hvd_nccl_part(plane, abort || plane->failed.code != HVD_OK || plane->last || plane->stage != HVD_NCCL_IDLE);
 }
 
 static void usage(void *self, uint64_t *resident, uint64_t *handed_out)
@@ -172,19 +186,25 @@ static void usage(void *self, uint64_t *resident, uint64_t *handed_out)
     *resident += hvd_nccl_memory_bytes();
 }
 
+static void where(void *self, char *text, size_t text_bytes)
+{
+    hvd_nccl_where(self, text, text_bytes);
+}
+
 static void close_plane(void *self)
 {
     struct hvd_nccl_plane *plane = self;
     struct hvd_error error = {0};
     uint64_t until_ns = hvd_now_ns() + CLOSING_NS;
-    int code;
-    while ((code = settle(self, &error)) == HVD_AGAIN && hvd_now_ns() < until_ns)
+    while (!plane->parted && settle(self, &error) == HVD_AGAIN && hvd_now_ns() < until_ns)
         usleep(50);
-    if (code == HVD_AGAIN)
-        hvd_fail(&plane->failed, HVD_ETIMEOUT, "a collective on a device has not ended");
-    hvd_nccl_disconnect(plane, plane->failed.code != HVD_OK || plane->stage != HVD_NCCL_IDLE);
+    part(self, false);
+    if (plane->before)
+        hvd_mark_drop(plane->before);
+    hvd_nccl_disconnect(plane);
     if (plane->levels)
         hvd_nccl_levels_close(plane->levels);
+    free(plane->host_of);
     free(plane);
 }
 
@@ -200,9 +220,11 @@ const struct hvd_plane hvd_plane_nccl = {
     .poll = poll_plane,
     .close = close_plane,
     .watch = watch,
+    .polls = polls,
     .hello = hello,
     .met = met,
-    .abandon = abandon,
+    .part = part,
     .settle = settle,
     .usage = usage,
+    .where = where,
 };

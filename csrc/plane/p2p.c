@@ -66,19 +66,20 @@ static bool p2p_fits(const struct hvd_plane_arg *arg)
 static int p2p_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_error *error)
 {
     if (!p2p_fits(arg))
-        return hvd_fail(error, HVD_EINIT, "plane p2p needs links between 2 to %d ranks; this set has %d%s",
+        return hvd_fail(error, HVD_EINIT, HVD670 "plane p2p needs links between 2 to %d ranks; this set has %d%s",
                         HVD_RANKS_MAX, arg->size, arg->link ? "" : " and no links");
     const struct hvd_algo *forced = arg->algo ? hvd_algo_named(arg->algo) : NULL;
     if (arg->algo && !forced)
-        return hvd_fail(error, HVD_EINVAL, "there is no algorithm %s", arg->algo);
+        return hvd_fail(error, HVD_EINVAL, HVD850 "there is no algorithm %s", arg->algo);
     if (forced && !forced->ordered && !arg->any_order)
         return hvd_fail(error, HVD_EINVAL,
+                        HVD851
                         "algorithm %s adds floats in an order that depends on where in a bucket a tensor lies, which "
                         "deterministic mode does not allow; ask for another one, or for none",
                         arg->algo);
     struct p2p *p2p = calloc(1, sizeof *p2p);
     if (!p2p)
-        return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, "rank %d: no memory for plane p2p", arg->rank);
+        return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, HVD951 "rank %d: no memory for plane p2p", arg->rank);
     bool known = arg->link_cost.alpha_ns || arg->link_cost.beta_ps;
     p2p->rank = arg->rank;
     p2p->size = arg->size;
@@ -93,7 +94,7 @@ static int p2p_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_er
         memcpy(p2p->host_of, arg->host_of, (size_t)arg->size * sizeof *p2p->host_of);
     if (!p2p->block || !p2p->chunk || (arg->host_of && !p2p->host_of)) {
         p2p_close(p2p);
-        return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, "rank %d: no memory for plane p2p", arg->rank);
+        return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, HVD951 "rank %d: no memory for plane p2p", arg->rank);
     }
     *plane = p2p;
     return HVD_OK;
@@ -123,6 +124,9 @@ static enum order needs_order(const struct p2p *p2p, const struct hvd_work *work
     case HVD_DTYPE_float16:
     case HVD_DTYPE_bfloat16:
         return p2p->any_order ? BETTER_ORDERED : MUST_BE_ORDERED;
+    case HVD_DTYPE_float8_e4m3fn:
+    case HVD_DTYPE_float8_e5m2:
+        return MUST_BE_ORDERED; /* of two or three bits, a rounding at every hop would leave little */
     default:
         return scale->divide != 1 || scale->factor != 1.0 || scale->first != 1.0 ? MUST_BE_ORDERED : ANY_ORDER;
     }
@@ -166,8 +170,8 @@ static int reserve(struct p2p *p2p, unsigned char **area, size_t *has, size_t by
     *has = 0;
     *area = aligned_alloc(HVD_CACHE_LINE, HVD_ALIGN_UP(bytes, (size_t)HVD_PAGE));
     if (!*area)
-        return hvd_fail_rank(error, HVD_ENOMEM, p2p->rank, "rank %d: no memory for %zu bytes of a bucket", p2p->rank,
-                             bytes);
+        return hvd_fail_rank(error, HVD_ENOMEM, p2p->rank, HVD951 "rank %d: no memory for %zu bytes of a bucket",
+                             p2p->rank, bytes);
     *has = bytes;
     return HVD_OK;
 }

@@ -27,10 +27,14 @@ struct hvd_piece {
 #define HVD_WORK_ON_DEVICE 2u /* agreed: every rank's pieces lie in the memory of its device */
 
 /* One collective on one bucket, all of one kind, op, dtype, scale and root. Written by the engine, read-only
- * for the plane but for `room` and `behind`; lent from start until poll returns something else than HVD_AGAIN. */
+ * for the plane but for `room`, `behind` and `lies`; lent from start until poll returns something else than HVD_AGAIN.
+ */
 struct hvd_work {
     int kind, op, dtype, root;
+    int wire; /* agreed: an allreduce of float32 or float64 may be done in this dtype of 16 bits, counted from 1 */
     uint32_t flags;
+    int rooted;    /* allreduce, agreed: only this rank wants the result, counted from 1; 0: all do, but for pieces that
+                      have no place for it */
     int divide_by; /* average: ranks to divide by */
     int active;    /* ranks of the set that give something (have not joined), agreed; 0 is read as all */
     double prescale, postscale;
@@ -48,6 +52,9 @@ struct hvd_work {
                                  may now. NULL: so may all */
     void *vacant;             /* on a device: and what they write, after this event; NULL: at once */
     int device;               /* on which device this rank's pieces lie, counted from 1; 0: it has none */
+    uint32_t lay;             /* HVD_LAY_*, agreed: how the tensors of each rank's buckets lay so far, if alike; these
+                                 may lie otherwise */
+    uint32_t lies;            /* the same of this rank's pieces, set by the plane if it has looked; 0: it has not */
     struct hvd_mark *behind; /* on a device, set by the poll that says HVD_OK: the work lies on the device's stream, and
                                 the memory may be touched behind this mark; a reference that is the caller's */
     uint64_t room[24];       /* the plane's own state for this work; start may assume nothing about it */
@@ -91,11 +98,14 @@ struct hvd_plane_arg {
     struct hvd_cost link_cost;    /* of an exchange over them, agreed; both 0: not known */
     const bool *leaving;          /* once true, a peer may end its link with nothing missing; NULL: never */
     void *comm;           /* an MPI communicator of the set, for this plane alone; lent until close. NULL: none */
+    void *lane_comm;      /* and one of this rank's lane (hier/lanes.c) in the order of hosts, for plane nccl */
+    int device_hosts;     /* agreed, HVD_HOSTS_*: what joins hosts for tensors on devices */
     bool any_order;       /* agreed: sums may be taken in another order than that of ranks where that is faster;
                              their bits then depend on where in a bucket a value lies. false: deterministic
                              mode, in which a plane that cannot do without must not do floats */
     const char *algo;     /* the one to be used wherever it can, agreed; NULL: the cheapest. Lent until close */
     bool shares_gpus;     /* ranks that share a GPU shall use NCCL where it can do that */
+    bool nccl_blocks;     /* NCCL's calls would wait, whatever is asked of them */
     int start_timeout_ms; /* how long ranks may take to meet; 0: as long as they like */
     const struct hvd_plane *wanted; /* the plane that was asked for by name, agreed: it shall do what it can do, also
                                        where another is faster. NULL: none was */
@@ -117,7 +127,8 @@ struct hvd_plane {
     enum hvd_plane_order order;
     bool silent; /* nobody rings when there is news for its works: whoever sleeps comes again by himself */
     bool polled; /* and nothing moves but inside poll: whoever waits for a work polls without a pause */
-    bool bound;  /* its calls must all come from one thread: a waiting caller must not take the turn */
+    bool (*polls)(void *plane); /* the same of the work under way, where works differ in that. May be NULL */
+    bool bound;                 /* its calls must all come from one thread: a waiting caller must not take the turn */
     bool device; /* it moves tensors that lie on devices, and no others; it opens on every rank, at no cost */
 
     /* Pure, on fields that are the same on all ranks: is it for a set like this? Then it fails to open for want of
@@ -134,6 +145,9 @@ struct hvd_plane {
      * missed no more. HVD_AGAIN: come again; *progress is set if anything moved. Peers that sleep are rung
      * when there is news for them, so after HVD_AGAIN without progress the caller may sleep on its bell. */
     int (*poll)(void *plane, struct hvd_work *work, bool *progress, struct hvd_error *error);
+    /* Works that are over here may owe other ranks bytes that only move when the library is called: it is by this, now
+     * and then, for as long as the plane is open (of one library, one plane will do). Never blocks. May be NULL. */
+    void (*linger)(void *plane);
     /* Returns when nothing will touch the caller's memory; peers may be dead. Never fails. */
     void (*close)(void *plane);
     /* Memory that this plane moves without a copy, 64-byte aligned; NULL when there is none. Any thread.
@@ -149,14 +163,16 @@ struct hvd_plane {
     void (*foresee)(void *plane, const struct hvd_work *work);
     /* Planes for devices alone, by the turn. Before the first work of a set its ranks greet each other: hello fills in
      * what this rank says (HVD_HELLO_BYTES; a rank that fails says so), met is given what all have said, in the order
-     * of ranks, and must come to the same on all of them. Its failure means that this plane is not for this set.
-     * Neither waits for another rank. abandon: the job has failed; what is under way must end without its peers, at
-     * once, and nothing follows but close. settle: is all that lies on the device's stream done? HVD_OK, HVD_AGAIN, or
-     * why it never will be. */
+     * of ranks, and must come to the same on all of them. Its failure means that this plane is not for this set;
+     * HVD_AGAIN that it is not for the next work, since a rank knew no device yet: they greet each other again.
+     * Neither waits for another rank. part: nothing follows but close; begins to end what close then waits for, and
+     * waits for nothing. abort: the job has failed, and what is under way must end without its peers, at once. settle:
+     * is all that lies on the device's stream done? HVD_OK, HVD_AGAIN, or why it never will be. */
     void (*hello)(void *plane, const struct hvd_work *first, void *mine);
     int (*met)(void *plane, const void *all, struct hvd_error *error);
-    void (*abandon)(void *plane);
+    void (*part)(void *plane, bool abort);
     int (*settle)(void *plane, struct hvd_error *error);
+    void (*where)(void *plane, char *text, size_t text_bytes); /* for errors: on which device, by what */
     /* Any thread: this rank's bytes that are resident for moving, and those that alloc has handed out and not yet got
      * back; added to both. May be NULL. */
     void (*usage)(void *plane, uint64_t *resident, uint64_t *handed_out);

@@ -15,7 +15,7 @@
 static int self_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_error *error)
 {
     if (arg->size != 1)
-        return hvd_fail(error, HVD_EINIT, "plane self serves one rank, this set has %d", arg->size);
+        return hvd_fail(error, HVD_EINIT, HVD670 "plane self serves one rank, this set has %d", arg->size);
     *plane = NULL;
     return HVD_OK;
 }

@@ -88,17 +88,18 @@ static bool shm_fits(const struct hvd_plane_arg *arg)
 static int shm_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_error *error)
 {
     if (!arg->one_host)
-        return hvd_fail(error, HVD_EINIT, "plane shm needs all ranks on one host");
+        return hvd_fail(error, HVD_EINIT, HVD670 "plane shm needs all ranks on one host");
     if (arg->size > HVD_LOCAL_MAX)
-        return hvd_fail(error, HVD_EINIT, "plane shm serves up to %d ranks, this set has %d", HVD_LOCAL_MAX, arg->size);
+        return hvd_fail(error, HVD_EINIT, HVD670 "plane shm serves up to %d ranks, this set has %d", HVD_LOCAL_MAX,
+                        arg->size);
     struct hvd_shm *shm = calloc(1, sizeof *shm);
     if (!shm) /* the others wait in share: fail there, too */
-        return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, "rank %d: no memory for plane shm", arg->rank);
+        return hvd_fail_rank(error, HVD_ENOMEM, arg->rank, HVD951 "rank %d: no memory for plane shm", arg->rank);
     shm->rank = arg->rank;
     shm->size = arg->size;
     shm->bells = arg->bells;
     shm->share = arg->share(arg->self, sizeof(struct hvd_shm_lane), error);
-    int code = shm->share ? HVD_OK : hvd_fail(error, HVD_ENOMEM, "no shared memory for plane shm");
+    int code = shm->share ? HVD_OK : hvd_fail(error, HVD_ENOMEM, HVD652 "no shared memory for plane shm");
     for (int rank = 0; !code && rank < arg->size; rank++)
         shm->lane[rank] = shm->share->map[rank];
     if (!code && arg->arena_bytes != HVD_ARENA_NONE)

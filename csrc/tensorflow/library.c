@@ -13,6 +13,7 @@
 #include "tensorflow.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <string.h>
 
 #define PUBLIC __attribute__((visibility("default")))
@@ -21,7 +22,7 @@ struct hvd_tf_functions hvd_tf;
 struct hvd_tf_core hvd_tf_core;
 int hvd_tf_dtype[TF_DTYPES];
 bool hvd_tf_moves;
-static const char *trouble = "TensorFlow has not loaded this library";
+static const char *trouble = "TensorFlow has not loaded this library" HVD_ENDS(808);
 static char trouble_text[256];
 
 static void probe_invoke(unsigned char *functor)
@@ -53,14 +54,23 @@ static bool layout_is_known(void *framework)
 
 static bool look_up(void *framework)
 {
-#define HVD_TF_LOOK_UP(result, name, arguments)                                \
-    *(void **)&hvd_tf.name = dlsym(framework, #name);                          \
-    if (!hvd_tf.name) {                                                        \
-        trouble = "this TensorFlow has no function " #name " (2.16 or newer)"; \
-        return false;                                                          \
+#define HVD_TF_LOOK_UP(result, name, arguments)                                              \
+    *(void **)&hvd_tf.name = dlsym(framework, #name);                                        \
+    if (!hvd_tf.name) {                                                                      \
+        trouble = "this TensorFlow has no function " #name " (2.16 or newer)" HVD_ENDS(808); \
+        return false;                                                                        \
     }
     HVD_TF_FUNCTIONS(HVD_TF_LOOK_UP)
     return true;
+}
+
+static void has_failed(struct tf_status *status)
+{
+    if (hvd_tf.TF_GetCode(status)) {
+        snprintf(trouble_text, sizeof trouble_text, "%.200s" HVD_ENDS(808), hvd_tf.TF_Message(status));
+        trouble = trouble_text;
+    }
+    hvd_tf.TF_DeleteStatus(status);
 }
 
 __attribute__((constructor)) static void begin(void)
@@ -71,7 +81,7 @@ __attribute__((constructor)) static void begin(void)
     for (int i = 0; names[i] && !framework; i++)
         framework = dlopen(names[i], RTLD_NOLOAD | RTLD_LAZY);
     if (!framework) {
-        trouble = "no libtensorflow_framework is loaded in this process";
+        trouble = "no libtensorflow_framework is loaded in this process" HVD_ENDS(808);
         return;
     }
     if (!look_up(framework))
@@ -79,21 +89,24 @@ __attribute__((constructor)) static void begin(void)
     struct tf_status *status = hvd_tf.TF_NewStatus();
     hvd_tf_register(status);
     trouble = NULL;
-    if (hvd_tf.TF_GetCode(status)) {
-        strncpy(trouble_text, hvd_tf.TF_Message(status), sizeof trouble_text - 1);
-        trouble = trouble_text;
-    }
-    hvd_tf.TF_DeleteStatus(status);
+    has_failed(status);
     hvd_tf_moves = !trouble && layout_is_known(framework);
 }
 
 /* Python, once: the core's functions in the order of struct hvd_tf_core, and dtypes[n]: the core's number of
- * TensorFlow's dtype n. NULL, or what is wrong. */
-PUBLIC const char *hvd_tf_attach(void *const *functions, int count, const int *dtypes, int dtypes_count)
+ * TensorFlow's dtype n. on_device: tensors on GPUs are reduced there. NULL, or what is wrong. */
+PUBLIC const char *hvd_tf_attach(void *const *functions, int count, const int *dtypes, int dtypes_count, int on_device)
 {
+    static bool attached;
     if (count * sizeof(void *) != sizeof hvd_tf_core || dtypes_count != TF_DTYPES)
-        return "this library and the Python around it are of different versions: install hvdlite again";
+        return "this library and the Python around it are of different versions: install hvdlite again" HVD_ENDS(808);
+    if (!trouble && !attached) {
+        struct tf_status *status = hvd_tf.TF_NewStatus();
+        hvd_tf_register_gpu(on_device, status);
+        has_failed(status);
+    }
     if (!trouble) {
+        attached = true;
         memcpy(hvd_tf_dtype, dtypes, sizeof hvd_tf_dtype);
         memcpy(&hvd_tf_core, functions, sizeof hvd_tf_core);
     }

@@ -4,21 +4,29 @@
  * would wait for each other's names for ever. So before a list goes an allreduce of no elements under one name, whose
  * shape says how long the list is and what is in it: the coordinator finds the difference like that of any shapes, and
  * what comes after it in the graph is never started. Then the node that failed asks what the others have: all ranks
- * have the same mismatch, so all exchange their lists, and each tells all of them.
+ * have the same mismatch, so all exchange their lists, and each tells all of them. Where they cannot, since another
+ * rank has joined, each shows its own.
  *
  * A list in an attribute is the remedy, a line that says whose list it is and how long, and a line for each entry; the
  * remedy is not sent. Eager calls speak the same way (hvdlite/keras/lists.py).
  */
 #include "tensorflow.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define SHOWN       4   /* different lists */
 #define SHOWN_BYTES 200 /* of each */
+#define OTHERS      3   /* lists in a row that are another optimizer's, and count for nothing */
 
 static const char before[] = "allreduce.", asked[] = "allgather.";
+
+/* Of the lists of gradients whose count as steps. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t whose;
+static int others; /* 1 and how many of others have come since; 0: none counts yet */
 
 struct line {
     const char *at;
@@ -66,9 +74,12 @@ static size_t in_both(struct line one, struct line two)
     return both;
 }
 
+/* Where there is no room for all it ends between two letters: whoever reads it must find UTF-8. */
 static void add(char *text, size_t room, struct line what)
 {
     size_t has = strlen(text), bytes = what.bytes < room - has - 1 ? what.bytes : room - has - 1;
+    while (bytes && bytes < what.bytes && ((unsigned char)what.at[bytes] & 0xc0) == 0x80)
+        bytes--;
     memcpy(text + has, what.at, bytes);
     text[has + bytes] = 0;
 }
@@ -99,10 +110,40 @@ static void add_list(char *text, size_t room, struct line list, size_t skipped)
     add_text(text, room, ")");
 }
 
+static void begin(const struct hvd_tf_flight *flight, char *text, size_t room)
+{
+    const char *key = flight->words->key + sizeof before - 1;
+    size_t bytes = strlen(key);
+    snprintf(text, room, "rank %d: tensor '", hvd_tf_core.rank());
+    add(text, strlen(text) + 1 + SHOWN_BYTES, (struct line){key, bytes});
+    add_text(text, room, "': ranks have different lists:");
+}
+
+static void end_with_remedy(const struct hvd_tf_flight *flight, char *text, size_t room)
+{
+    const char *remedy = flight->words->list;
+    add_text(text, room, "\n");
+    add(text, room, first_line((struct line){remedy, strlen(remedy)}));
+}
+
+/* Of this rank's list alone: why the others did not say theirs is in the flight. */
+static void tell_own(const struct hvd_tf_flight *flight, char *text, size_t room)
+{
+    const char *list = flight->words->list;
+    begin(flight, text, room);
+    add_list(text, room, after_line((struct line){list, strlen(list)}), 0);
+    add_text(text, room, "\n  what others have cannot be asked: ");
+    const char *why = flight->text ? flight->text : "";
+    size_t bytes = strlen(why), code = sizeof HVD_ENDS(305) - 1;
+    if (bytes > code && strncmp(why + bytes - code, " [HVD", 5) == 0)
+        bytes -= code; /* this text has one of its own */
+    add(text, room, (struct line){why, bytes});
+    end_with_remedy(flight, text, room);
+}
+
 static void tell(const struct hvd_tf_flight *flight, const struct hvd_output *all, char *text, size_t room)
 {
-    const char *remedy = flight->words->list, *key = flight->words->key + sizeof before - 1;
-    snprintf(text, room, "rank %d: tensor '%.200s': ranks have different lists:", hvd_tf_core.rank(), key);
+    begin(flight, text, room);
     struct line shown[SHOWN];
     int others = 0, count = 0;
     const char *at = all->data;
@@ -128,8 +169,7 @@ static void tell(const struct hvd_tf_flight *flight, const struct hvd_output *al
         snprintf(more, sizeof more, "\n  and %d other rank%s", others, others > 1 ? "s" : "");
         add_text(text, room, more);
     }
-    add_text(text, room, "\n");
-    add(text, room, first_line((struct line){remedy, strlen(remedy)}));
+    end_with_remedy(flight, text, room);
 }
 
 /* The request becomes an allgather of this rank's list, under the name that eager calls give it, too. */
@@ -164,6 +204,13 @@ static bool become_the_exchange(struct hvd_tf_flight *flight)
     return true;
 }
 
+/* Not by the end of the job: another rank has joined, and there is no allgather with it. */
+static bool refused(const struct hvd_tf_flight *flight)
+{
+    return flight->code == HVD_EINVAL || flight->code == HVD_EMISMATCH ||
+           (flight->code == HVD_ESTATE && flight->text && strstr(flight->text, "another rank has joined"));
+}
+
 bool hvd_tf_list_asks(struct hvd_tf_flight *flight)
 {
     const struct hvd_tf_words *words = flight->words;
@@ -172,11 +219,57 @@ bool hvd_tf_list_asks(struct hvd_tf_flight *flight)
     if (!flight->asks)
         return flight->asks = flight->code == HVD_EMISMATCH && become_the_exchange(flight);
     struct hvd_output all;
-    if (flight->code == HVD_OK && hvd_tf_core.result(flight->native, &all) == HVD_OK && all.rows_of) {
-        char text[HVD_TEXT_MAX];
-        tell(flight, &all, text, sizeof text);
-        flight->text = strdup(text);
-    }
-    flight->code = flight->code == HVD_OK ? HVD_EMISMATCH : flight->code;
+    static const char code[] = HVD_ENDS(305);
+    char text[HVD_TEXT_MAX];
+    const size_t room = sizeof text - sizeof code;
+    if (flight->code == HVD_OK && hvd_tf_core.result(flight->native, &all) == HVD_OK && all.rows_of)
+        tell(flight, &all, text, room);
+    else if (refused(flight))
+        tell_own(flight, text, room);
+    else if (flight->code == HVD_OK)
+        snprintf(text, sizeof text, "rank %d: ranks have different lists", hvd_tf_core.rank());
+    else
+        return false;
+    strcat(text, code);
+    free(flight->text);
+    flight->text = strdup(text);
+    flight->code = HVD_EMISMATCH;
     return false;
+}
+
+/* "rank 0: 4 gradients" is the second line of such a list. */
+static bool of_gradients(const char *list)
+{
+    static const char noun[] = " gradients";
+    const char *line = strchr(list, '\n'), *end = line ? strchr(line + 1, '\n') : NULL;
+    size_t length = sizeof noun - 1;
+    return end && (size_t)(end - line) > length && strncmp(end - length, noun, length) == 0;
+}
+
+/* A graph cannot say that a step is over: nothing in it comes last. But before all averages of an optimizer or a tape
+ * goes their list, once an execution, so a step is from one list to the next. It ends before the list is submitted:
+ * then what was submitted last in it is the last average, and who comes late with that is seen.
+ *
+ * Of several optimizers one counts, known by name and list (two tapes have one name), until it has been silent for a
+ * while. */
+void hvd_tf_list_begins(const struct hvd_tf_flight *flight)
+{
+    if (!of_gradients(flight->words->list))
+        return;
+    const int64_t *shape = flight->request.dims; /* says what is in the list */
+    uint64_t mine = flight->words->hash ^ ((uint64_t)shape[1] << 32) ^ (uint64_t)shape[2];
+    pthread_mutex_lock(&lock);
+    bool counts = !others || mine == whose || others > OTHERS;
+    others = counts ? 1 : others + 1;
+    whose = counts ? mine : whose;
+    pthread_mutex_unlock(&lock);
+    if (counts)
+        hvd_tf_core.step(1, 0);
+}
+
+void hvd_tf_lists_anew(void)
+{
+    pthread_mutex_lock(&lock);
+    others = 0;
+    pthread_mutex_unlock(&lock);
 }

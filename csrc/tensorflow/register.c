@@ -5,7 +5,12 @@
  * nothing of a node whose result nobody takes HvdAsk() -> number    rank, size and the like when the graph runs, not
  * when it was traced
  *
- * Kernels want tensors in host memory, on a GPU too. There is none for XLA, and a function that was traced long before
+ * On a GPU there are two ways, of which one is chosen once, when Python attaches the core and knows the driver: kernels
+ * whose tensors are in the GPU's memory (device.c), or in the CPU's, where TensorFlow copies them there and back. The
+ * handle, splits and rows are always the CPU's; and so are tensors of int32, which TensorFlow's own kernels for GPUs
+ * have in the CPU's memory, whatever device they are on.
+ *
+ * There is none for XLA, and a function that was traced long before
  * another is compiled calls nothing of ours that could say so. What XLA says itself is that it found no kernel - and,
  * where there is one for other dtypes, all attributes of the node. So HvdStart and HvdAsk have a kernel for XLA whose
  * dtype no tensor of ours has, and an attribute that says what to do. A kernel that failed with a text would be a worse
@@ -15,8 +20,8 @@
 
 #include <stdlib.h>
 
-#define NOT_FOR_XLA \
-    "collectives cannot be compiled by XLA yet: say jit_compile=False" /* TensorFlow shows up to 80 letters */
+/* TensorFlow shows up to 80 letters. */
+#define NOT_FOR_XLA "collectives cannot be compiled by XLA yet: say jit_compile=False" HVD_ENDS(248)
 
 static void *ask_create(struct tf_construction *node)
 {
@@ -35,7 +40,7 @@ static void ask_compute(void *kernel, struct tf_run *run)
     int (*const asked[])(void) = {hvd_tf_core.rank, hvd_tf_core.size, hvd_tf_core.local_rank, hvd_tf_core.local_size};
     int answer = what >= 0 && what < 4 && asked[what] ? asked[what]() : HVD_ESTATE;
     if (answer < 0) {
-        hvd_tf_fail(run, TF_FAILED_PRECONDITION, "hvdlite has not been initialized; use hvd.init().");
+        hvd_tf_fail(run, TF_FAILED_PRECONDITION, "hvdlite has not been initialized; use hvd.init()." HVD_ENDS(101));
         return;
     }
     struct tf_status *status = hvd_tf.TF_NewStatus();
@@ -54,6 +59,8 @@ static void any_shape(struct tf_shapes *shapes, struct tf_status *status)
     hvd_tf.TF_ShapeInferenceContextSetUnknownShape(shapes, status);
 }
 
+#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+
 static void define(const char *name, bool stateful, const char *const *attributes, const char *const *inputs,
                    const char *const *outputs, struct tf_status *status)
 {
@@ -71,11 +78,11 @@ static void define(const char *name, bool stateful, const char *const *attribute
         hvd_tf.TF_RegisterOpDefinition(op, status);
 }
 
-/* For tensors in host memory; on a GPU TensorFlow copies them there and back. */
-static void provide(const char *op, struct tf_kernel_builder *kernel, bool gpu, const char *const *arguments,
+/* arguments: those that are to be in the CPU's memory, for a kernel of a GPU. */
+static void provide(const char *op, struct tf_kernel_builder *kernel, const char *const *arguments,
                     struct tf_status *status)
 {
-    for (; gpu && *arguments; arguments++)
+    for (; *arguments; arguments++)
         hvd_tf.TF_KernelBuilder_HostMemory(kernel, *arguments);
     if (!hvd_tf.TF_GetCode(status))
         hvd_tf.TF_RegisterKernelBuilder(op, kernel, status);
@@ -85,10 +92,21 @@ static void provide(const char *op, struct tf_kernel_builder *kernel, bool gpu, 
 static void provide_not(const char *op, struct tf_kernel_builder *kernel, struct tf_status *status)
 {
     hvd_tf.TF_KernelBuilder_TypeConstraint(kernel, "T", TF_RESOURCE, status);
-    provide(op, kernel, false, NULL, status);
+    provide(op, kernel, LIST(NULL), status);
 }
 
-#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+static struct tf_kernel_builder *start(const char *device, bool on_device)
+{
+    return hvd_tf.TF_NewKernelBuilder("HvdStart", device,
+                                      on_device ? hvd_tf_start_create_on_device : hvd_tf_start_create,
+                                      hvd_tf_start_compute, hvd_tf_start_delete);
+}
+
+static struct tf_kernel_builder *finish(const char *op, const char *device, bool on_device)
+{
+    return hvd_tf.TF_NewAsyncKernelBuilder(op, device, on_device ? hvd_tf_finish_create_on_device : NULL,
+                                           hvd_tf_finish_compute, NULL);
+}
 
 void hvd_tf_register(struct tf_status *status)
 {
@@ -103,24 +121,40 @@ void hvd_tf_register(struct tf_status *status)
     define("HvdAsk", true, LIST("what: int", "T: type = DT_INT32", "xla: string = '" NOT_FOR_XLA "'"), LIST(NULL),
            LIST("answer: int32"), status);
     for (int gpu = 0; gpu < 2; gpu++) {
-        const char *device = gpu ? "GPU" : "CPU";
-        provide("HvdStart",
-                hvd_tf.TF_NewKernelBuilder("HvdStart", device, hvd_tf_start_create, hvd_tf_start_compute,
-                                           hvd_tf_start_delete),
-                gpu, LIST("x", "splits", "handle"), status);
-        provide("HvdFinish", hvd_tf.TF_NewAsyncKernelBuilder("HvdFinish", device, NULL, hvd_tf_finish_compute, NULL),
-                gpu, LIST("handle", "y", "rows"), status);
-        provide("HvdGate", hvd_tf.TF_NewAsyncKernelBuilder("HvdGate", device, NULL, hvd_tf_finish_compute, NULL), gpu,
-                LIST("handle", "y", "rows"), status);
-        provide("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", device, ask_create, ask_compute, free), gpu,
-                LIST("answer"), status);
-        provide_not("HvdStart",
-                    hvd_tf.TF_NewKernelBuilder("HvdStart", gpu ? "XLA_GPU_JIT" : "XLA_CPU_JIT", hvd_tf_start_create,
-                                               hvd_tf_start_compute, hvd_tf_start_delete),
-                    status);
+        const char *xla = gpu ? "XLA_GPU_JIT" : "XLA_CPU_JIT";
         provide_not(
-            "HvdAsk",
-            hvd_tf.TF_NewKernelBuilder("HvdAsk", gpu ? "XLA_GPU_JIT" : "XLA_CPU_JIT", ask_create, ask_compute, free),
+            "HvdStart",
+            hvd_tf.TF_NewKernelBuilder("HvdStart", xla, hvd_tf_start_create, hvd_tf_start_compute, hvd_tf_start_delete),
             status);
+        provide_not("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", xla, ask_create, ask_compute, free), status);
     }
+    provide("HvdStart", start("CPU", false), LIST(NULL), status);
+    provide("HvdFinish", finish("HvdFinish", "CPU", false), LIST(NULL), status);
+    provide("HvdGate", finish("HvdGate", "CPU", false), LIST(NULL), status);
+    provide("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", "CPU", ask_create, ask_compute, free), LIST(NULL), status);
+}
+
+/* Where several fit a node, TensorFlow takes the one of the greatest priority. */
+static struct tf_kernel_builder *for_int32(struct tf_kernel_builder *kernel, struct tf_status *status)
+{
+    hvd_tf.TF_KernelBuilder_TypeConstraint(kernel, "T", TF_INT32, status);
+    hvd_tf.TF_KernelBuilder_Priority(kernel, 1);
+    return kernel;
+}
+
+void hvd_tf_register_gpu(bool on_device, struct tf_status *status)
+{
+    static const char *const finishes[] = {"HvdFinish", "HvdGate"};
+    provide("HvdStart", start("GPU", on_device), on_device ? LIST("splits", "handle") : LIST("x", "splits", "handle"),
+            status);
+    for (int i = 0; i < 2; i++)
+        provide(finishes[i], finish(finishes[i], "GPU", on_device),
+                on_device ? LIST("handle", "rows") : LIST("handle", "y", "rows"), status);
+    provide("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", "GPU", ask_create, ask_compute, free), LIST("answer"),
+            status);
+    if (!on_device)
+        return;
+    provide("HvdStart", for_int32(start("GPU", false), status), LIST("x", "splits", "handle"), status);
+    for (int i = 0; i < 2; i++)
+        provide(finishes[i], for_int32(finish(finishes[i], "GPU", false), status), LIST("handle", "y", "rows"), status);
 }

@@ -30,9 +30,9 @@ int hvd_nvtx_open(const char *library, struct hvd_error *error)
         if (begin && end)
             atomic_store(&hvd_nvtx_on, true);
         else
-            code = hvd_fail(error, HVD_EINIT, "%s has no nvtxRangeStartA: it is no library of NVTX", library);
+            code = hvd_fail(error, HVD_EINIT, HVD603 "%s has no nvtxRangeStartA: it is no library of NVTX", library);
     } else if (!atomic_load(&hvd_nvtx_on)) {
-        code = hvd_fail(error, HVD_EINIT, "%s", dlerror());
+        code = hvd_fail(error, HVD_EINIT, HVD603 "%s", dlerror());
     }
     pthread_mutex_unlock(&lock);
     return code;

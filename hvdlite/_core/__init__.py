@@ -1,11 +1,16 @@
 """Where Python meets the C core: the only package that imports hvdlite._cffi.
 
 `library` is the compiled core as Python sees it: tables, errors, topology, process sets. `flight` hands requests
-over, waits for them, and keeps tensor memory alive while the core works on it; `runs` does so for hundreds at once.
+over, waits for them, and keeps tensor memory alive while the core works on it; `runs` does so for hundreds at once;
+`limits` waits for a time only; `device` waits for a device; `unnamed` says what stands for a name.
 
 Not here: how a process becomes a rank and leaves (_life), what a tensor is (adapters), what a collective means (ops).
 """
 
+from .device import Point as Point
+from .device import arrived as arrived
+from .device import arrives as arrives
+from .device import bring as bring
 from .flight import NOW as NOW
 from .flight import QUIET as QUIET
 from .flight import SOON as SOON
@@ -16,11 +21,24 @@ from .flight import abandon as abandon
 from .flight import done as done
 from .flight import finish as finish
 from .flight import forget_all as forget_all
-from .flight import group_number as group_number
 from .flight import kick as kick
 from .flight import request as request
 from .flight import submit as submit
+from .flight import tell_of_devices as tell_of_devices
+from .kept import remember as remember
 from .library import *  # noqa: F403
 from .library import _CODE_NAMES as _CODE_NAMES
+from .limits import count_again as count_again
+from .limits import excuse as excuse
+from .limits import missing as missing
+from .limits import seconds_of as seconds_of
+from .limits import too_late as too_late
+from .limits import within as within
+from .patience import asked as asked
 from .patience import bound as bound
 from .patience import follow as follow
+from .stack import source as stack_source  # noqa: F401
+from .unnamed import begin_again as begin_again
+from .unnamed import forget_unnamed as forget_unnamed
+from .unnamed import group_number as group_number
+from .unnamed import unnamed as unnamed

@@ -7,6 +7,7 @@ collective is one altogether (`run`).
 Invariants:
   - Whatever the core may touch is held until the core has finished with it, by a Pending or by who called `start`.
     Dropped early (an exception, a user who never synchronizes), it goes to `abandon`, and later submissions sweep it.
+    If the job has failed a device may be at it although the core has finished: see device.py.
   - Waiting returns to Python every 50 ms, so that Ctrl-C works.
   - A Request never changes, so threads share it.
 """
@@ -15,21 +16,24 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .device import Point, let_go, risk
+from .kept import remember
 from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, text_of, thread
 from .patience import WAIT_MS, waited
+from .unnamed import forget_unnamed
 
 NOW, QUIET, SOON = lib.HVD_NOW, lib.HVD_QUIET, lib.HVD_SOON
 _OK, _AGAIN, _DIMS_MAX = lib.HVD_OK, lib.HVD_AGAIN, lib.HVD_DIMS_MAX
+_REDUCES = (lib.HVD_ALLREDUCE, lib.HVD_REDUCE, lib.HVD_REDUCESCATTER)
 _run, _finish, _poll = lib.hvd_run, lib.hvd_finish, lib.hvd_poll
-_WAIT_MS, _REQUESTS_KEPT = WAIT_MS, 8192
+_WAIT_MS = WAIT_MS
 
 _abandoned: deque[tuple[int, Any, Any]] = deque()
-_groups: dict[int, int] = {}  # process set -> unnamed groups so far
-_requests: dict[Any, Request] = {}
+_requests: OrderedDict[Any, Request] = OrderedDict()
 _flying: dict[Any, int] = {}  # by name, until somebody has waited: so that a duplicate fails at the call
 
 
@@ -73,10 +77,10 @@ class Request:
         elif outcome < 0:
             raise error_for(outcome, text_of(text))
 
-    def placed(self, device: int, ready: int) -> Request:
-        """The same of memory on a device."""
+    def placed(self, device: int, ready: int, not_finite: int = 0) -> Request:
+        """The same of memory on a device. not_finite: what was found there, for the NaN guard."""
         native = ffi.new("struct hvd_request *", self.native[0])
-        native.device, native.ready = device, ffi.cast("void *", ready)
+        native.device, native.ready, native.not_finite = device, ffi.cast("void *", ready), not_finite
         return Request(native, self.name, (self._lent, self.native))
 
     def check(self, source: int, target: int) -> None:
@@ -91,7 +95,8 @@ def _refuse_twice(name: Any) -> None:
         raise error_for(
             lib.HVD_EDUP,
             "Requested a collective of a tensor with the same name as another tensor that is currently being "
-            f"processed: {name[0]!r} is in flight already. Synchronize it first, or give each tensor its own name.",
+            f"processed: {name[0]!r} is in flight already. Synchronize it first, or give each tensor its own name."
+            " [HVD205]",
         )
 
 
@@ -137,15 +142,17 @@ class Gathered(NamedTuple):
 class Pending:
     """One request in flight. `keep` is everything whose memory the core may touch."""
 
-    __slots__ = ("follow", "keep", "native", "request")
+    __slots__ = ("follow", "keep", "native", "ready", "request")
 
     def __init__(
-        self, native: int, keep: Any, request: Request | None = None, follow: Callable[[int], None] | None = None
-    ) -> None:
+        self, native: int, keep: Any, request: Request | None = None,
+        follow: Callable[[int, Any], None] | None = None, ready: tuple[int, Any] | None = None
+    ) -> None:  # fmt: skip
         self.native = native
         self.keep = keep
         self.request = request
         self.follow = follow
+        self.ready = ready
 
     def done(self) -> bool:
         """Whether `wait` would return (or raise) at once."""
@@ -164,10 +171,29 @@ class Pending:
             code = lib.hvd_wait(native, _WAIT_MS, text, TEXT_BYTES)
         if code != _OK:
             reason = text_of(text)
+            self._lost()
             self.release()
             raise error_for(code, reason)
         if self.follow is not None:
-            self.follow(native)
+            try:
+                self.follow(native, self.ready)
+            except Exception:
+                self._lost()
+                raise
+
+    @property
+    def there(self) -> Point | None:
+        """What it began after, if who waits for it waits for its device, too."""
+        owner = self.ready[1] if self.ready is not None else None
+        return owner if isinstance(owner, Point) else None
+
+    def _lost(self) -> None:
+        """It has failed, but its device may still be at it."""
+        point = self.there
+        if point is not None:
+            point.hold(self.keep)
+        elif self.ready is not None:
+            risk(self.keep)
 
     def finish(self) -> None:
         """`wait` and `release` in one call of the core, where there is no result to fetch."""
@@ -209,6 +235,8 @@ def _sweep() -> None:
         if _poll(native) == _AGAIN:
             _abandoned.append((native, keep, request))
         else:
+            if request is not None and request.native.device:
+                risk(keep)
             lib.hvd_forget(native)
             if request is not None:
                 landed(native, request)
@@ -216,49 +244,44 @@ def _sweep() -> None:
 
 def forget_all() -> None:
     """After shutdown, when the core touches nothing any more: the next job counts from 1 again."""
-    _abandoned.clear()
+    while _abandoned:  # a handle may be dropped meanwhile, by another thread or a collection of garbage
+        try:
+            _, keep, request = _abandoned.popleft()
+        except IndexError:
+            break
+        if request is not None and request.native.device:
+            risk(keep)
+    let_go()
     _flying.clear()
-    _groups.clear()
-
-
-def group_number(name: str | None, process_set: int = 0) -> int:
-    """The number that the members of a group have in common: of its name, else of how many unnamed came before."""
-    if name is not None:
-        import hashlib  # loads OpenSSL, which few need
-
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") | 1 << 63
-    _groups[process_set] = _groups.get(process_set, 0) + 1
-    return _groups[process_set]
+    forget_unnamed(None)
 
 
 def request(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], *, root: int = 0, peer: int = 0,
     splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0,
-    group: int = 0, group_count: int = 0, priority: int = 0
+    group: int = 0, group_count: int = 0, priority: int = 0, wire: int = 0
 ) -> Request:  # fmt: skip
-    """The Request that says this, made when it is asked for the first time. Raises ValueError: a NUL in the name, a
-    priority that is no int32."""
+    """The Request that says this, made when it is asked for the first time. wire: of an allreduce on devices, the dtype
+    that it may travel as, counted from 1. Raises ValueError: a NUL in the name, a priority that is no int32."""
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
-           priority)  # fmt: skip
+           priority, wire)  # fmt: skip
     known = _requests.get(key)
     if known is None:
         known = _made(*key)
         if name is not None or group == 0:  # the numbers of unnamed groups do not come again
-            if len(_requests) >= _REQUESTS_KEPT:
-                _requests.clear()
-            _requests[key] = known
+            remember(_requests, key, known)
     return known
 
 
 def _made(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], root: int, peer: int,
     splits: tuple[int, ...] | None, prescale: float, postscale: float, process_set: int, group: int, group_count: int,
-    priority: int
+    priority: int, wire: int
 ) -> Request:  # fmt: skip
     if name is not None and "\0" in name:
-        raise ValueError(f"a tensor name must not contain a NUL character: {name!r}")
+        raise ValueError(f"a tensor name must not contain a NUL character: {name!r} [HVD204]")
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-        raise ValueError(f"priority must be an int of 32 bits, not {priority!r} (tensor {name!r})")
+        raise ValueError(f"priority must be an int of 32 bits, not {priority!r} (tensor {name!r}) [HVD204]")
     c_name = ffi.NULL if name is None else ffi.new("char[]", name.encode("utf-8", "surrogatepass"))
     c_splits = ffi.NULL if splits is None else ffi.new("int64_t[]", splits)
     native = ffi.new("struct hvd_request *")
@@ -271,7 +294,7 @@ def _made(
     native.dims[0 : len(shape)] = shape
     native.prescale, native.postscale = prescale, postscale
     native.process_set, native.group, native.group_count = process_set, group, group_count
-    native.priority = priority
+    native.priority, native.wire = priority, wire
     known_as = None if name is None else (name, process_set, root, peer) if kind == SEND else (name, process_set)
     return Request(native, known_as, (c_name, c_splits))
 
@@ -279,7 +302,7 @@ def _made(
 def submit(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], source: int, target: int, keep: Any, *,
     quiet: int = NOW, only_check: bool = False, device: int = 0, ready: tuple[int, Any] | None = None,
-    follow: Callable[[int], None] | None = None, **more: Any
+    follow: Callable[[int, Any], None] | None = None, found: Callable[[], int] | None = None, **more: Any
 ) -> Pending:  # fmt: skip
     """Hand one contiguous tensor over. `source` and `target` are addresses; never waits for another rank.
 
@@ -290,29 +313,34 @@ def submit(
     same on all ranks, of what is ready together, greater goes first.
 
     device: 0, or k + 1 for memory of CUDA's device k, which may be used after the event `ready`: (handle, its owner);
-    `follow` is called with the request's number when it was waited for, see `behind`.
+    `follow` is called with the request's number and `ready` when it was waited for, see `behind`; `found` says how many
+    elements of what is to be reduced are NaN (times 2^32) and infinite.
 
     Raises ValueError (unsupported dtype or op, the name is in flight, no int32 as priority), HvdNotInitializedError,
     HvdPeerLostError.
     """
     known = request(kind, op, dtype, name, shape, **more)
     if device:
-        known = known.placed(device, 0 if ready is None else ready[0])
+        sick = found() if found is not None and kind in _REDUCES and not only_check else 0
+        known = known.placed(device, 0 if ready is None else ready[0], sick)
         keep = (keep, ready)
-        _warn()
+        tell_of_devices()
     if only_check:
         if known.name in _flying:
             _refuse_twice(known.name)
         known.check(source, target)
         return Pending(0, None)
-    return Pending(known.start(source, target, quiet), keep, known, follow)  # splits are lent until it is finished
+    native = known.start(source, target, quiet)
+    return Pending(native, keep, known, follow, ready)  # splits are lent until it is finished
 
 
-def _warn() -> None:
-    """What the core has to say about devices, once."""
+def tell_of_devices() -> bool:
+    """Warns of what the core has to say about devices, once, on the first rank of the set that it is about: True."""
     text = thread.text
-    if lib.hvd_notice(text, TEXT_BYTES) == 1 and lib.hvd_rank() == 0:
+    fresh: bool = lib.hvd_notice(text, TEXT_BYTES) == 1
+    if fresh:
         warnings.warn(f"hvdlite: {text_of(text)}", stacklevel=2)
+    return fresh
 
 
 def kick() -> None:

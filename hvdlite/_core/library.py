@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ except ModuleNotFoundError as error:
     raise ImportError(
         f"hvdlite in {_FOLDER} has no compiled extension: it looks like a clone that shadows the installed package. "
         f"Start Python in another folder, or install the clone in place: pip install -e {os.path.dirname(_FOLDER)}"
+        " [HVD808]"
     ) from error
 
 ALLREDUCE, ALLGATHER, BROADCAST, BARRIER = lib.HVD_ALLREDUCE, lib.HVD_ALLGATHER, lib.HVD_BROADCAST, lib.HVD_BARRIER
@@ -60,8 +62,10 @@ class _PerThread(threading.local):
 
     def __init__(self) -> None:
         self.text = ffi.new("char[]", TEXT_BYTES)
+        callers.add(threading.current_thread())
 
 
+callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # that have handed something to the core
 thread = _PerThread()
 
 
@@ -71,17 +75,20 @@ def error_for(code: int, text: str) -> Exception:
     if name == "HVD_EFORK":
         text = (
             f"process {os.getpid()} is a forked child of a rank and no rank itself: hvdlite works only in the process "
-            "that called init(). In DataLoader workers and other subprocesses do without it."
+            "that called init(). In DataLoader workers and other subprocesses do without it. [HVD122]"
         )
     elif name == "HVD_ESTATE" and (not text or lib.hvd_initialized() != 1):
         text = text if "shut down" in text else NOT_INITIALIZED
-    return error_of(name, text or f"hvdlite: {name}", failed_rank() if name == "HVD_EPEER" else None)
+    return error_of(
+        name, text or f"hvdlite: {name} [HVD901]", failed_rank() if name in ("HVD_EPEER", "HVD_ETIMEOUT") else None
+    )
 
 
 def failed_rank() -> int | None:
-    """The rank whose end or abort made this job fail; None if the job has not failed or nobody is named."""
+    """The rank whose end or abort made this job fail, or that has left; None if there is none or nobody is named."""
     failure = failure_of_job()
-    return failure[0] if failure is not None and failure[0] >= 0 else None
+    culprit: int = lib.hvd_left() if failure is None else failure[0]
+    return culprit if culprit >= 0 else None
 
 
 def failure_of_job() -> tuple[int, int, str] | None:
@@ -181,6 +188,22 @@ def gpu_libraries(cuda: str | None, nccl: str | None) -> None:
     """Which files the core loads when the first tensor on a GPU comes, if not those that are loaded already; None: by
     name."""
     lib.hvd_gpu_libraries(bytes_or_null(cuda), bytes_or_null(nccl))
+
+
+def clock() -> tuple[int, int, str]:
+    """(offset_ns, error_ns, host): added to this rank's CLOCK_MONOTONIC the offset makes it that of rank 0, give or
+    take the error (-1: not known). HvdNotInitializedError before init()."""
+    offset, error, host = ffi.new("int64_t *"), ffi.new("int64_t *"), ffi.new("char[]", 128)
+    checked(lib.hvd_clock(offset, error, host, 128))
+    return offset[0], error[0], text_of(host)
+
+
+def keep(path: str) -> dict[str, Any]:
+    """A file of records is about to be written at this path: what another life of a job has left there is renamed.
+    Returns whose life this is, for the beginning of the file. HvdNotInitializedError before init()."""
+    job, epoch = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+    checked(lib.hvd_keep(os.fsencode(path), job, epoch))
+    return {"job": f"{job[0]:016x}", "epoch": int(epoch[0])}
 
 
 def ranges(library: str) -> str | None:

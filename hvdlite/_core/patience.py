@@ -1,9 +1,10 @@
-"""How long does a thread wait for a collective? As long as it takes, or HVDLITE_COLLECTIVE_TIMEOUT seconds.
+"""How long does a thread wait for a collective, if all else fails?
 
-A rank that waits for what another never submits waits for ever, unless somebody says how long is too long. Then the
-first to lose patience fails the whole job, with an error that names the rank and the tensor: the others get the same.
-Only who waits looks, each time that the core comes back to Python, so a collective that nobody waits for is not
-bounded; nor is join, which is there to wait. What waits outside of Python is told the limit, and looks itself.
+HVDLITE_COLLECTIVE_TIMEOUT is the core's to keep (csrc/engine/stall.c): it ends the job with a text that says who was
+missing, whether anybody waits or not. Should the core itself not get on, whoever waits in Python loses patience after
+twice that time and some seconds, and fails the whole job with what is known here: this rank and the tensor. Only who
+waits looks, each time that the core comes back to Python; join is there to wait. What waits outside of Python is told
+the limit, and looks itself.
 """
 
 from __future__ import annotations
@@ -18,14 +19,21 @@ from .library import ffi, lib
 WAIT_MS = 50  # after which waiting comes back to Python
 
 _limit = [0.0]  # seconds; 0: none
+_asked = [0.0]  # of the core's own limit
 _told: list[Callable[[float], None]] = []
 
 
 def bound(seconds: float | None) -> None:
-    """From now on waiting takes so long at most; None: any time."""
-    _limit[0] = seconds or 0.0
+    """The core's limit from now on is so many seconds; 0 or None: none."""
+    _asked[0] = seconds or 0.0
+    _limit[0] = 2 * seconds + 10 if seconds else 0.0
     for tell in _told:
         tell(_limit[0])
+
+
+def asked() -> float:
+    """The core's own limit in seconds; 0: none."""
+    return _asked[0]
 
 
 def follow(tell: Callable[[float], None]) -> None:

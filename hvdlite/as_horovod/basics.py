@@ -12,6 +12,7 @@ from typing import Any
 from .. import built, ops
 from .._core import cross_rank, cross_size, local_rank, local_size, rank, size
 from .._life import init, is_homogeneous, is_initialized, shutdown
+from ..trace import recorder
 
 
 class HorovodBasics:
@@ -33,8 +34,8 @@ class HorovodBasics:
     local_size = staticmethod(local_size)
     cross_rank = staticmethod(cross_rank)
     cross_size = staticmethod(cross_size)
-    start_timeline = staticmethod(built.start_timeline)
-    stop_timeline = staticmethod(built.stop_timeline)
+    start_timeline = staticmethod(recorder.start_timeline)
+    stop_timeline = staticmethod(recorder.stop_timeline)
     mpi_threads_supported = staticmethod(built.mpi_threads_supported)
     mpi_enabled = staticmethod(built.mpi_enabled)
     mpi_built = staticmethod(built.mpi_built)

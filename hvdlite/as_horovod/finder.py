@@ -17,6 +17,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from .._coded import coded
 from ..errors import HvdNotYetError, HvdNotYetModuleError
 from .names import HOLLOW, MADE_OF, ON_DEMAND, SAME, why_not
 
@@ -78,7 +79,7 @@ def _hollow_out(module: ModuleType) -> None:
         def refuse(cls: type, *args: object, **kwargs: object) -> None:
             raise HvdNotYetError(
                 f"{module.__name__}.{name} comes with a later version of hvdlite, or has no counterpart there: "
-                "hvdlite-run starts jobs"
+                "hvdlite-run starts jobs [HVD246]"
             )
 
         return type(name, (), {"__new__": refuse, "__module__": module.__name__})
@@ -100,9 +101,9 @@ class _Finder(MetaPathFinder):
             return None
         reason = why_not(fullname)
         if reason is not None:
-            raise HvdNotYetModuleError(f"{fullname}: {reason}", name=fullname)
+            raise HvdNotYetModuleError(coded("HVD246", f"{fullname}: {reason}"), name=fullname)
         raise ModuleNotFoundError(
-            f"No module named {fullname!r}: hvdlite stands for horovod, and has none", name=fullname
+            f"No module named {fullname!r}: hvdlite stands for horovod, and has none [HVD246]", name=fullname
         )
 
 
@@ -113,7 +114,9 @@ def install(front: str) -> None:
     present = sys.modules.get(_ROOT)
     place = getattr(present, "__file__", None)
     if present is not None and (place is None or os.path.dirname(os.path.abspath(place)) != front):
-        raise ImportError(f"horovod has been imported from {place} already: import hvdlite.as_horovod before it")
+        raise ImportError(
+            f"horovod has been imported from {place} already: import hvdlite.as_horovod before it [HVD809]"
+        )
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     spec = finder.find_spec(_ROOT, None)

@@ -57,7 +57,9 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
     """ImportError if hvdlite does not work with the framework of `ext_name`, e.g. "horovod.torch"."""
     if not extension_available(ext_name):
-        raise ImportError(f"{ext_name}: hvdlite does not work with that framework here (see hvdlite-run --check-build)")
+        raise ImportError(
+            f"{ext_name}: hvdlite does not work with that framework here (see hvdlite-run --check-build) [HVD808]"
+        )
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
@@ -148,7 +150,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | 
         if average is None:
             return getattr(reduce_ops, "Average", Average) if op is None else op
         if op is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+            raise ValueError("The op parameter supersedes average. Please provide only one of them. [HVD206]")
         return getattr(reduce_ops, "Average", Average) if average else getattr(reduce_ops, "Sum", Sum)
 
     return chosen

@@ -73,7 +73,7 @@ def search(settings: Sequence[int], samples: int, seed: int = 0) -> Generator[in
     Where `samples` are few the last settings are left out. ValueError: fewer than SAMPLES_MIN, or nothing to compare.
     """
     if samples < SAMPLES_MIN or len(settings) < 2:
-        raise ValueError(f"{samples} samples of {len(settings)} settings tell nothing")
+        raise ValueError(f"{samples} samples of {len(settings)} settings tell nothing [HVD901]")
     settings = settings[: max(2, (samples - 2 * PAIRS_MIN) // 2)]
     rounds = min(max(2, 2 * samples // 5 // len(settings)), (samples - 2 * PAIRS_MIN) // len(settings))
     times: dict[int, list[float]] = {setting: [] for setting in settings}

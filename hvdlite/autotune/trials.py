@@ -56,7 +56,9 @@ class Trials:
             self._file.write(row + "\n")
             self._file.flush()
         except OSError as error:
-            print(f"hvdlite: autotune: {self.filename} ends here: {error.strerror}", file=sys.stderr, flush=True)
+            print(
+                f"hvdlite: autotune: {self.filename} ends here: {error.strerror} [HVD805]", file=sys.stderr, flush=True
+            )
             self._file = None
 
 
@@ -72,5 +74,5 @@ def _open(filename: str, mode: Literal["a", "w"]) -> TextIO:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise HvdOptionError(
             f"HVDLITE_AUTOTUNE_LOG={filename!r} cannot be written by rank 0: {reason}. "
-            "Name a file in a folder that is there and may be written."
+            "Name a file in a folder that is there and may be written. [HVD805]"
         ) from None

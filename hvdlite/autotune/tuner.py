@@ -2,9 +2,7 @@
 
 Each call ends a step, and the step before it is the sample of the setting that was proposed at the call before. A
 proposal takes effect on all ranks in the round of agreement that decides it, which is the first of the next step, so no
-step is half one setting and half another. Only one thing is a step: the first optimizer that steps in a search is the
-one whose steps count, as long as it steps (a script with two would be measured in halves), unless the script says
-hvd.autotune.step() by itself.
+step is half one setting and half another. Whose steps count is stepping.py's, anew for each search.
 
 Where a script pauses between steps, to evaluate or to save, the sample is long and means nothing; medians and pairs
 cope with some of those.
@@ -14,15 +12,14 @@ from __future__ import annotations
 
 import sys
 import time
-import weakref
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from ..stepping import Whose
 from .search import STEPS_MAX, Budget, Verdict, budget, search
 from .trials import Trials
 
-IDLE_MAX = 50  # steps of other optimizers after which the one that counts is taken to have stopped
 OTHERS = (8 << 20, 32 << 20, 2 << 20, 512 << 10)  # beside the default; where samples are few the last are left out
 
 
@@ -58,7 +55,7 @@ class Tuner:
         self.propose, self.trials, self.clock = propose, trials, clock
         self.steps = 0  # calls that counted, over all searches
         self.verdict: Verdict | None = None
-        self._by_script = False
+        self._whose = Whose()
         self._in_force = default
         self.restart()
 
@@ -74,8 +71,7 @@ class Tuner:
         self._warmup = self.budget.warmup
         self._times: list[float] = []
         self._last: float | None = None
-        self._optimizer: Callable[[], Any] = lambda: None  # whose steps count
-        self._of_others = 0  # steps of other optimizers since its last one
+        self._whose.forget()
         self._setting = self.settings[0] if self._warmup else next(self._search)
 
     def step(self, source: Any = None) -> None:
@@ -94,18 +90,10 @@ class Tuner:
             self._sample(milliseconds)
 
     def _counts(self, source: Any) -> bool:
-        """The script's own steps rather than an optimizer's; of optimizers those of the first that still steps."""
-        if source is None:
-            if not self._by_script:
-                self._by_script, self._last, self._times = True, None, []
-            return True
-        if self._by_script:
-            return False
-        counted = self._optimizer()
-        self._of_others = 0 if counted is source else self._of_others + 1
-        if counted is None or self._of_others > IDLE_MAX:
-            self._optimizer, self._last, self._times = weakref.ref(source), None, []
-        return self._optimizer() is source
+        counts = self._whose.counts(source)
+        if self._whose.anew:
+            self._last, self._times = None, []
+        return counts
 
     def _use(self, setting: int) -> None:
         self._setting = setting

@@ -3,6 +3,7 @@
     train = hvd.data.shard(dataset, shuffle=True)       a view of a torch dataset; train.set_epoch(epoch)
     rows, labels = hvd.data.shard((rows, labels))       arrays
     for line in hvd.data.shard(open("corpus.txt")):     anything that can be iterated
+    loader = hvd.data.timer(DataLoader(train))          how long the loop waits for batches: in hvd.stats()
     loader = hvd.data.watch(DataLoader(train))          warns if all ranks read the same, with HVDLITE_CHECK_DATA=1
 
 BaseDataLoader and AsyncDataLoaderMixin are Horovod's. All are imported when they are used first: this package comes
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from .first_batch import watch
     from .loaders import AsyncDataLoaderMixin, BaseDataLoader
     from .shards import IterableShard, Shard, shard
+    from .waiting import timer
 
-__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader", "IterableShard", "Shard", "shard", "watch"]
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader", "IterableShard", "Shard", "shard", "timer", "watch"]
 
-_HOME = {"AsyncDataLoaderMixin": "loaders", "BaseDataLoader": "loaders", "watch": "first_batch"}
+_HOME = {"AsyncDataLoaderMixin": "loaders", "BaseDataLoader": "loaders", "timer": "waiting", "watch": "first_batch"}
 
 
 def __getattr__(name: str) -> Any:

@@ -43,7 +43,8 @@ class FirstBatch:
 
             warnings.warn(
                 f"all {len(everyone)} ranks have read the same first batch: give each rank its own part of the data, "
-                "for instance by hvd.data.shard(dataset), or a seed of its own if each rank makes its data itself",
+                "for instance by hvd.data.shard(dataset), or a seed of its own if each rank makes its data itself"
+                " [HVD241]",
                 stacklevel=3,
             )
 

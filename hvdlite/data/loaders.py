@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from .waiting import timed
+
 _END = object()
 
 
@@ -33,8 +35,7 @@ class BaseDataLoader:
         return batch
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._iterate():
-            yield self._process_batch(batch)
+        return timed(map(self._process_batch, self._iterate()))
 
 
 class _Reading:
@@ -107,14 +108,12 @@ class AsyncDataLoaderMixin:
 
     def __iter__(self) -> Iterator[Any]:
         if self.async_loader_queue_size <= 0:
-            for batch in self._iterate():  # type: ignore[attr-defined]
-                yield self._process_batch(batch)  # type: ignore[attr-defined]
+            yield from timed(map(self._process_batch, self._iterate()))  # type: ignore[attr-defined]
             return
         reading = _Reading(iter(self._iterate()), self.async_loader_queue_size, self.debug_data_loader)  # type: ignore[attr-defined]
         self._readings.append(reading)
         try:
-            for batch in reading.batches():
-                yield self._process_batch(batch)  # type: ignore[attr-defined]
+            yield from timed(map(self._process_batch, reading.batches()))  # type: ignore[attr-defined]
         finally:
             self._readings.remove(reading)
             reading.stop()

@@ -45,11 +45,11 @@ def shard(
     ValueError for arrays of different lengths; TypeError for what is no data.
     """
     if uneven not in UNEVEN:
-        raise ValueError(f"uneven={uneven!r}: must be one of {', '.join(map(repr, UNEVEN))}")
+        raise ValueError(f"uneven={uneven!r}: must be one of {', '.join(map(repr, UNEVEN))} [HVD240]")
     deal = _Deal(process_set.rank(), process_set.size(), shuffle, seed, uneven)
     first = FirstBatch.wanted(check, process_set)
     if isinstance(data, (str, bytes)):
-        raise TypeError(f"cannot shard a {type(data).__name__}: make it a list of samples")
+        raise TypeError(f"cannot shard a {type(data).__name__}: make it a list of samples [HVD240]")
     parts = _columns(data)
     if parts is not None:
         result = _of_arrays(data, parts, deal, strided)
@@ -59,9 +59,11 @@ def shard(
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not _is_iterable_dataset(data):
         return Shard(data, deal, first)
     if not isinstance(data, Iterable):
-        raise TypeError(f"cannot shard a {type(data).__name__}: it has no length and cannot be iterated")
+        raise TypeError(f"cannot shard a {type(data).__name__}: it has no length and cannot be iterated [HVD240]")
     if shuffle:
-        raise ValueError("shuffle needs data with a length; what is iterated can be shuffled before it is sharded")
+        raise ValueError(
+            "shuffle needs data with a length; what is iterated can be shuffled before it is sharded [HVD240]"
+        )
     return _iterable(data, deal, first)
 
 
@@ -125,7 +127,7 @@ class Shard:
 
     def __getitem__(self, index: int) -> Any:
         if not -self._length <= index < self._length:
-            raise IndexError(f"sample {index} of a shard of {self._length}")
+            raise IndexError(f"sample {index} of a shard of {self._length} [HVD240]")
         sample = self.data[self.indices()[index]]
         if self._first is not None:
             self._first.look(sample)
@@ -179,7 +181,9 @@ def _columns(data: Any) -> list[Any] | None:
     else:
         return None
     if not parts or not all(_is_array(part) or isinstance(part, list) or hasattr(part, "iloc") for part in parts):
-        raise TypeError(f"a {type(data).__name__} of arrays is sharded row by row; this one holds other things")
+        raise TypeError(
+            f"a {type(data).__name__} of arrays is sharded row by row; this one holds other things [HVD240]"
+        )
     return parts
 
 
@@ -190,7 +194,7 @@ def _is_array(value: Any) -> bool:
 def _of_arrays(data: Any, parts: list[Any], deal: _Deal, strided: bool) -> Any:
     lengths = [len(part) for part in parts]
     if len(set(lengths)) > 1:
-        raise ValueError(f"arrays that belong together must be equally long; these have {lengths} rows")
+        raise ValueError(f"arrays that belong together must be equally long; these have {lengths} rows [HVD240]")
     rows = deal.mine(lengths[0], 0, strided)
     taken = [_rows(part, rows) for part in parts]
     if isinstance(data, Mapping):

@@ -17,6 +17,7 @@ from .._public import *  # noqa: F403
 from ..ops.terms import NoneCompressor
 from . import backend as _backend
 from . import callbacks, elastic
+from .consistency import check_consistency
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from .saving import load_model
 
@@ -66,7 +67,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     """TensorFlow 1's. RuntimeError: Keras 3 keeps no such collection."""
     raise RuntimeError(
         "there are no global variables: use hvd.callbacks.BroadcastGlobalVariablesCallback, or "
-        "hvdlite.tensorflow.broadcast_variables"
+        "hvdlite.tensorflow.broadcast_variables [HVD247]"
     )
 
 
@@ -79,6 +80,7 @@ __all__ = [
     "broadcast",
     "broadcast_global_variables",
     "callbacks",
+    "check_consistency",
     "elastic",
     "load_model",
     "reducescatter",

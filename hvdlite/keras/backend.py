@@ -33,7 +33,7 @@ def _imported() -> Any:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "TF_USE_LEGACY_KERAS asks for Keras 2, which is the package tf_keras, and it is not installed: "
-            "pip install tf_keras, or unset TF_USE_LEGACY_KERAS"
+            "pip install tf_keras, or unset TF_USE_LEGACY_KERAS [HVD807]"
         ) from error
 
 
@@ -48,7 +48,7 @@ def backend() -> str:
     if name not in ("tensorflow", "torch"):
         raise HvdNotYetError(
             f"Keras runs on {name}, where hvdlite cannot reduce gradients yet: set KERAS_BACKEND=tensorflow or "
-            "KERAS_BACKEND=torch before keras is imported"
+            "KERAS_BACKEND=torch before keras is imported [HVD246]"
         )
     return name
 

@@ -2,7 +2,9 @@
 
     hvd.callbacks.BroadcastGlobalVariablesCallback(0)        all ranks begin as the root
     hvd.callbacks.MetricAverageCallback()                    what is logged is of all ranks
+    hvd.callbacks.CheckConsistencyCallback(every=100)        an error when the ranks' weights drift apart
     hvd.callbacks.LearningRateWarmupCallback(initial_lr=...) from the rate of one rank to that of all
+    hvd.callbacks.StatsCallback()                            what steps cost, for the TensorBoard callback after it
 
 They work on every backend that hvdlite.keras works on. Those of elastic training come with elastic training.
 Put MetricAverageCallback before callbacks that read the logs (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint).
@@ -16,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core
+from .. import _core, measured
+from ..measured.scalars import scalars
 from ..objects import allgather_object
 from .backend import broadcast, keras
+from .consistency import check_consistency
 
 _Callback: Any = keras.callbacks.Callback
 
@@ -80,8 +84,66 @@ class MetricAverageCallback(_Callback):
             owners = "; ".join(f"{name}: only ranks {ranks}" for name, ranks in has.items())
             warnings.warn(
                 f"rank {_core.rank()}: metrics that not all ranks have are not averaged ({owners}). Give all ranks the "
-                "same metrics, and validation data to all or none.", stacklevel=2
+                "same metrics, and validation data to all or none. [HVD307]", stacklevel=2
             )  # fmt: skip
+
+
+class CheckConsistencyCallback(_Callback):
+    """Raises HvdMismatchError on all ranks when their weights or optimizers are no longer the same, bit by bit.
+
+    every: after so many batches; None: at the end of each epoch. All ranks must fit the same number of batches.
+    `local_variables` may differ, and what `register_local_var` was given (see hvd.check_consistency).
+    """
+
+    def __init__(self, every: int | None = None, local_variables: Any = None) -> None:
+        super().__init__()
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+            raise ValueError(
+                f"CheckConsistencyCallback: every must be a number of batches or None, not {every!r} [HVD238]"
+            )
+        self.every, self.local_variables = every, local_variables
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Looks, if it is time."""
+        self._batches += 1
+        if self.every is not None and self._batches % self.every == 0:
+            check_consistency(self.model, local_variables=self.local_variables)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Looks, unless it counts batches."""
+        if self.every is None:
+            check_consistency(self.model, local_variables=self.local_variables)
+
+
+class StatsCallback(_Callback):
+    """Puts the numbers of hvd.stats() into the logs of an epoch, as hvdlite/step_ms/mean and so on.
+
+    Put it before Keras's TensorBoard callback, which writes what is in the logs, on each rank its own. Where no
+    optimizer tells of steps (on one rank, in a compiled graph of TensorFlow) each batch is one.
+    """
+
+    def __init__(self, prefix: str = "hvdlite/") -> None:
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be a text, not {prefix!r} [HVD238]")
+        super().__init__()
+        self.prefix = prefix
+        self._steps = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Notes how many steps there were."""
+        self._steps = measured.steps()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Where nobody else has said so, a step is over."""
+        if measured.steps() == self._steps:
+            measured.stats_step()
+        self._steps = measured.steps()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds to the logs."""
+        if logs is not None:
+            logs.update({self.prefix + tag: value for tag, value in scalars(measured.stats()).items()})
 
 
 class LearningRateScheduleCallback(_Callback):
@@ -98,7 +160,7 @@ class LearningRateScheduleCallback(_Callback):
     ) -> None:  # fmt: skip
         super().__init__()
         if initial_lr is None:
-            raise ValueError("Parameter `initial_lr` is required")
+            raise ValueError("Parameter `initial_lr` is required [HVD238]")
         self.initial_lr, self.start_epoch, self.end_epoch = initial_lr, start_epoch, end_epoch
         self.staircase = staircase if callable(multiplier) else True
         self.multiplier = multiplier if callable(multiplier) else (lambda epoch: float(multiplier))
@@ -113,7 +175,7 @@ class LearningRateScheduleCallback(_Callback):
             if not self.steps_per_epoch:
                 raise ValueError(
                     "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter "
-                    f"to the {type(self).__name__}() or upgrade to the latest version of Keras."
+                    f"to the {type(self).__name__}() or upgrade to the latest version of Keras. [HVD238]"
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -194,7 +256,9 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "CheckConsistencyCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "StatsCallback",
 ]

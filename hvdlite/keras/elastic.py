@@ -52,7 +52,7 @@ class KerasState(ObjectState):
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         if not getattr(model, "built", True):
-            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
+            raise ValueError("Model must be built first. Run `model.build(input_shape)`. [HVD239]")
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         if self.optimizer is not None:

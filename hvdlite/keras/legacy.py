@@ -5,8 +5,9 @@ calls before it asks whether the gradients are finite. So averages are what it l
 finite on one rank makes the averages of all ranks so, all skip a step or none does. Optimizers of
 `keras.optimizers.legacy` have it with an underscore.
 
-With several passes per step `apply_gradients` adds up, and only the last pass goes on to the inherited one. The others
-count in `iterations` nevertheless, as in Horovod: schedules are about batches.
+With several passes per step `apply_gradients` adds up, and only the last pass goes on to the inherited one, with all
+variables that have a sum by then. The others count in `iterations` nevertheless, as in Horovod: schedules are about
+batches.
 """
 
 from __future__ import annotations
@@ -63,16 +64,15 @@ class Legacy(Copied):
         if self._hvd_passes is None:
             return inherited.apply_gradients(grads_and_vars, name=name, **more)
         pairs = list(grads_and_vars)
-        owners = [variable for _, variable in pairs]
         averaged = more.get("skip_gradients_aggregation", False) or not more.get(AGGREGATE, True)
         sums = self._hvd_passes.add(
             [self._hvd.made_dense(gradient) for gradient, _ in pairs],
-            owners,
-            lambda found: found if averaged else self._hvd(found, owners),
+            [variable for _, variable in pairs],
+            lambda found, owners: found if averaged else self._hvd(found, owners),
         )
 
         def apply() -> Any:
-            return inherited.apply_gradients(list(zip(sums, owners)), name=name, **{AGGREGATE: False})
+            return inherited.apply_gradients(sums, name=name, **{AGGREGATE: False})
 
         def count() -> Any:
             return self.iterations.assign_add(1)  # type: ignore[attr-defined]

@@ -4,7 +4,8 @@ Where an optimizer is built on one rank only, its list of variables is longer th
 only, its list of gradients is shorter. The collectives of the others would wait for ever for names that nobody else
 has. So before a list goes an allreduce of no elements, under one name, whose shape says how long the list is and what
 is in it: the core compares shapes anyway. Only if they differ do all ranks exchange their lists, and all raise the same
-error. Nodes of a graph do the same (csrc/tensorflow/list.c), and a rank that runs eagerly meets one that does not.
+error; where they cannot, since another rank has joined, each shows its own. Nodes of a graph do the same
+(csrc/tensorflow/list.c), and a rank that runs eagerly meets one that does not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import NamedTuple
 
 from .. import _core
 from .._bytes import allgather_bytes
-from ..errors import HvdMismatchError
+from .._coded import coded
+from ..errors import HvdArgumentError, HvdMismatchError
 from ..ops import Sum
 from ..process_set import ProcessSet, global_process_set, number_of
 
@@ -69,24 +71,29 @@ def compare(listed: Listed, process_set: ProcessSet = global_process_set) -> Non
         pending.wait()
     except HvdMismatchError:
         name = listed.name.replace("allreduce.", "allgather.", 1) + ".names"
-        said = [each.decode(errors="replace") for each in allgather_bytes(listed.text().encode(), name, number)]
-        raise HvdMismatchError(_differ(listed, said)) from None
+        try:
+            said = [each.decode(errors="replace") for each in allgather_bytes(listed.text().encode(), name, number)]
+        except (HvdArgumentError, HvdMismatchError) as error:  # a rank has joined: none can be asked
+            raise HvdMismatchError(coded("HVD305", _differ(listed, [listed.text()], str(error)))) from None
+        raise HvdMismatchError(coded("HVD305", _differ(listed, said))) from None
     pending.release()
 
 
-def _differ(listed: Listed, said: Sequence[str]) -> str:
+def _differ(listed: Listed, said: Sequence[str], silent: str = "") -> str:
+    """What ranks have, by what they said; `silent`: why the others did not."""
     lists: dict[str, str] = {}
     for text in said:
         rank, _, rest = text.partition(": ")
         lists.setdefault(rest, rank)
     shown = {rank: rest.split("\n") for rest, rank in list(lists.items())[:_SHOWN]}
-    same = len(os.path.commonprefix([entries[1:] for entries in shown.values()]))
+    same = len(os.path.commonprefix([entries[1:] for entries in shown.values()])) if len(shown) > 1 else 0
     lines = []
     for rank, (begin, *entries) in shown.items():
         names = ", ".join(["..."][: same and 1] + entries[same:])
         lines.append(f"\n  {rank}: {begin} ({names[:_SHOWN_LETTERS]}{', ...' if len(names) > _SHOWN_LETTERS else ''})")
     others = len(said) - len(shown)
     more = f"\n  and {others} other rank{'s'[: others > 1]}" if others else ""
+    more += f"\n  what others have cannot be asked: {silent}" if silent else ""
     name = listed.name.removeprefix("allreduce.")
     return f"rank {_core.rank()}: tensor '{name}': ranks have different lists:{''.join(lines)}{more}\n{listed.remedy}"
 

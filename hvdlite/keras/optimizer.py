@@ -103,15 +103,17 @@ def DistributedOptimizer(
     """
     if not isinstance(optimizer, kinds() if backend.legacy() else keras.optimizers.Optimizer):
         hint = ": set TF_USE_LEGACY_KERAS=1" if "tf_keras." in str(type(optimizer)) else ""
-        raise TypeError(f"expected an optimizer of {keras.__name__} {keras.__version__}, not {type(optimizer)}{hint}")
+        raise TypeError(
+            f"expected an optimizer of {keras.__name__} {keras.__version__}, not {type(optimizer)}{hint} [HVD223]"
+        )
     if vars(optimizer).get("_hvd_of_config"):
         optimizer = plain_of(optimizer)
     if isinstance(optimizer, (Distributed, Legacy)):
-        raise ValueError("this optimizer is a DistributedOptimizer already")
+        raise ValueError("this optimizer is a DistributedOptimizer already [HVD223]")
     passes = backward_passes_per_step
     check_passes(passes)
     if op == Adasum and average_aggregated_gradients:
-        raise ValueError("Adasum does not support average_aggregated_gradients == True")
+        raise ValueError("Adasum does not support average_aggregated_gradients == True [HVD224]")
     _core.size()
     if backend.legacy() and of_loss_scale(optimizer) is not None:
         return put_inside(optimizer, DistributedOptimizer(
@@ -161,7 +163,9 @@ def PartialDistributedOptimizer(
     layers = [] if local_layers is None else local_layers
     for layer in list(layers) if isinstance(layers, (list, tuple, set)) else [layers]:
         if not isinstance(layer, keras.layers.Layer):
-            raise ValueError(f"All local layers must be of keras.layers.Layer type, not {type(layer).__name__}")
+            raise ValueError(
+                f"All local layers must be of keras.layers.Layer type, not {type(layer).__name__} [HVD224]"
+            )
         for variable in layer.trainable_weights:
             made.register_local_var(variable)
     return made

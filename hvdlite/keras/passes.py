@@ -55,7 +55,7 @@ class Passes:
             if i >= len(owners) or tuple(owners[i].shape) != value.shape:
                 raise ValueError(
                     f"sum {i} of the saved window, of shape {list(value.shape)}, fits no variable of the optimizer "
-                    "(is it built as it was when the model was saved?)"
+                    "(is it built as it was when the model was saved?) [HVD239]"
                 )
         self._start, self._agreed = place, agreed
         self._waiting = {backend.key_of(owners[i]): value for i, value in sums.items()} if place else {}

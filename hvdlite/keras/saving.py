@@ -11,11 +11,14 @@ All ranks open the same file, or rank 0 does and the others begin alike by Broad
 from __future__ import annotations
 
 import json
+import os
 import types
+import warnings
 import zipfile
 from collections.abc import Callable
 from typing import Any
 
+from .. import _core
 from ..ops.terms import NoneCompressor
 from .backend import backend, keras, legacy, ops
 from .copies import put_around
@@ -34,7 +37,8 @@ def load_model(
     DistributedOptimizer, and to be given again: the file is one of the plain optimizer and has none of them but
     backward_passes_per_step with average_aggregated_gradients, in a .keras file. With Keras 3 that has what a window of
     several passes had added up, too (window.py); in an HDF5 file there is neither: save when a window has ended, and
-    give them again. A model that was saved without an optimizer comes without one.
+    give them again. Nor is there in any file with an optimizer of keras.optimizers.legacy. Either brings a warning
+    where the number of passes is not told. A model that was saved without an optimizer comes without one.
     """
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
     if legacy() or backend() == "tensorflow":
@@ -51,11 +55,31 @@ def load_model(
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner is not None and not isinstance(inner, (Distributed, Legacy)):
         window = saved(filepath)
+        silent = _says_no_passes(filepath, inner)
+        if silent and "backward_passes_per_step" not in terms:
+            warnings.warn(
+                f"rank {_core.rank()}: load_model: {silent}; it is 1 now. Give backward_passes_per_step to "
+                "load_model, 1 if that is right [HVD243]",
+                stacklevel=2,
+            )
         told = terms if window is None or "backward_passes_per_step" in terms else {**terms_of(window[1]), **terms}
         model.optimizer = put_around(optimizer, {"compression": compression, **told}, window)
         if not legacy() and backend() == "tensorflow":  # what Keras has chosen for the plain optimizer
             model.jit_compile = False
     return model
+
+
+def _says_no_passes(file: Any, optimizer: Any) -> str:
+    """Why the file does not say how many passes per step the optimizer was told; empty: it does."""
+    if legacy() and isinstance(optimizer, keras.optimizers.legacy.Optimizer):
+        return (
+            "no file says how many passes per step an optimizer of keras.optimizers.legacy was told (nor has a .keras "
+            "file its state)"
+        )
+    opened = isinstance(file, (str, os.PathLike)) and os.path.isfile(os.path.join(file, "config.json"))
+    if opened or zipfile.is_zipfile(file):
+        return ""
+    return f"only a .keras file says how many passes per step an optimizer was told, and {file} is none"
 
 
 def _optimizer_in(path: str) -> str:
@@ -91,7 +115,7 @@ def _restore_optimizer(path: str, model: Any) -> None:
     optimizer = before.from_config(before.get_config())
     optimizer.build(model.trainable_variables)
     if [tuple(each.shape) for each in optimizer.variables] != [value.shape for value in values]:
-        raise ValueError(f"the state of the optimizer in {path} does not fit the model in it")
+        raise ValueError(f"the state of the optimizer in {path} does not fit the model in it [HVD239]")
     for variable, value in zip(optimizer.variables, values):
         variable.assign(value)
     model.optimizer = optimizer

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .. import measured
 from ..ops import Average, op_of
 from ..ops.terms import NoneCompressor, compress
 from ..process_set import ProcessSet, global_process_set
@@ -30,9 +31,11 @@ class Reducer:
     ) -> None:  # fmt: skip
         self.prefix, self.compression, self.op, self.process_set = prefix, compression, op_of(None, op), process_set
         if gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
+            raise ValueError("gradient_predivide_factor not supported with op != Average [HVD224]")
         if not gradient_predivide_factor > 0:
-            raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0")
+            raise ValueError(
+                f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0 [HVD222]"
+            )
         self.predivide, self.scale_local = float(gradient_predivide_factor), bool(scale_local_gradients)
         self._local: dict[int, Any] = {}
 
@@ -58,6 +61,7 @@ class Reducer:
         """The averages, None where a gradient is None."""
         found, owners = list(gradients), list(variables)
         if self.alone:
+            measured.step(self)
             return found
         self._compare(found, owners)
         flying = []
@@ -77,4 +81,5 @@ class Reducer:
             flying.append((place, handle, ctx))
         for place, handle, ctx in flying:
             found[place] = self.compression.decompress(handle.wait(), ctx)
+        measured.step(self)
         return found

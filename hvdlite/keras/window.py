@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..errors import HvdMismatchError
+from .._coded import uncoded
+from ..errors import HvdArgumentError, HvdMismatchError
 from ..objects import allgather_object
 from ..process_set import ProcessSet
 from .backend import keras
@@ -62,25 +63,46 @@ class Window(keras.losses.Loss):  # type: ignore[misc]
             store[key] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Keras calls it. Who has begun goes on: other ranks may load nothing now."""
-        if len(store.keys()) and not self._passes.begun():
-            self.take({key: store[key] for key in list(store.keys())})
+        """Keras calls it, with nothing where the file has no window. Who has begun goes on, and is told: other ranks
+        may load nothing now."""
+        kept = {key: store[key] for key in list(store.keys())}
+        if not self._passes.begun():
+            if kept:
+                self.take(kept)
+            return
+        here, there = self._passes.place(), int(np.asarray(kept["terms"])[2]) if kept else 0
+        if here or there:
+            warnings.warn(
+                f"rank {_core.rank()}: weights are loaded after {here} of {self._passes.count} passes of a window of "
+                f"backward_passes_per_step, which goes on with its own sums (the file was saved after {there} passes): "
+                "load weights before the first pass, or when a window has ended [HVD243]",
+                stacklevel=2,
+            )
 
 
 def _forgotten(why: str) -> None:
-    warnings.warn(f"rank {_core.rank()}: a window of backward_passes_per_step begins anew: {why}", stacklevel=3)
+    warnings.warn(
+        f"rank {_core.rank()}: a window of backward_passes_per_step begins anew: {why} [HVD243]", stacklevel=3
+    )
 
 
 def agree(count: int, place: int, members: ProcessSet) -> bool:
     """Whether all ranks of the set are at the same place of a window. HvdMismatchError if their windows are not of the
-    same number of passes."""
+    same number of passes, or cannot be compared since a rank has joined."""
     if not members.included() or members.size() == 1:
         return True
-    of_all = allgather_object((count, place), "backward_passes_per_step", members)
+    try:
+        of_all = allgather_object((count, place), "backward_passes_per_step", members)
+    except (HvdArgumentError, HvdMismatchError) as error:  # a rank has joined: it cannot say where it is
+        raise HvdMismatchError(
+            f"rank {_core.rank()}: backward_passes_per_step={count}, after {place} passes of a window: ranks must "
+            f"compare before their first pass, and not all can ({uncoded(str(error))}). Call hvd.join() after a first "
+            "step of the optimizer on every rank, or use backward_passes_per_step=1. [HVD304]"
+        ) from None
     if len({each for each, _ in of_all}) > 1:
         said = ", ".join(f"{each} on rank {rank}" for (each, _), rank in zip(of_all, members.ranks))
         raise HvdMismatchError(
-            f"rank {_core.rank()}: backward_passes_per_step differs: {said}. Give all ranks the same."
+            f"rank {_core.rank()}: backward_passes_per_step differs: {said}. Give all ranks the same. [HVD304]"
         )
     if len(set(of_all)) == 1:
         return True

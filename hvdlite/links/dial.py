@@ -21,6 +21,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Callable
 
+from .._coded import coded
 from ..errors import HvdInitError
 from . import address as places
 from . import proof
@@ -177,7 +178,7 @@ def connect(
     """
     me = listener.rank
     if me in addresses:
-        raise ValueError(f"rank {me} needs no stream to itself")
+        raise ValueError(f"rank {me} needs no stream to itself [HVD901]")
     proof.make_claim(b"", listener.mine._replace(source=me, purpose=purpose), b"")  # a purpose too long: ValueError
     known = {peer: _address(listener, peer, packed) for peer, packed in addresses.items()}
     nearest_first = sorted((peer for peer in known if peer < me), reverse=True)  # or else all would call rank 0 at once
@@ -219,13 +220,13 @@ def _address(listener: Listener, peer: int, packed: bytes) -> places.Address:
         address = places.unpack(packed)
     except ValueError as error:
         raise HvdInitError(
-            f"rank {listener.rank}: rank {peer} gave {error}; is its hvdlite the same version?"
+            coded("HVD104", f"rank {listener.rank}: rank {peer} gave {error}; is its hvdlite the same version?")
         ) from None
     if address.mark != listener.known.mark and all(end.is_loopback for end in address.ends):
         raise HvdInitError(
             f"rank {listener.rank} on host {listener.known.host}: rank {peer} listens at {address}, which no other "
             "host reaches. It found the rendezvous at a loopback address: set HVDLITE_STORE_ADDR there to one that all "
-            "hosts reach"
+            "hosts reach [HVD114]"
         )
     return address
 
@@ -270,7 +271,7 @@ def _patience(dials: list[_Dial], until: float) -> float:
 def _refused(dial: _Dial, listener: Listener) -> HvdInitError:
     error = HvdInitError(
         f"rank {listener.rank} on host {listener.known.host}: rank {dial.peer} at {dial.address} refuses the "
-        f"connection: {'; '.join(dial.hopeless)}"
+        f"connection: {'; '.join(dial.hopeless)} [HVD115]"
     )
     error.rank = dial.peer
     return error
@@ -290,6 +291,7 @@ def _late(
         f"rank {listener.rank} at {listener.known} has no connection for {purpose!r} with {len(missing)} of "
         f"{len(known)} ranks in time (HVDLITE_START_TIMEOUT sets the limit): {'; '.join(shown)}{more}. Do these hosts "
         "reach each other at these addresses, or does a firewall or an interface that is down stand between them?"
+        " [HVD115]"
     )
     error.rank = missing[0]
     return error

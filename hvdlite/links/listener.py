@@ -126,7 +126,7 @@ class Listener:
         with self._lock:
             taken = [key for key in keys if key in self._wanted]
             if taken:
-                raise ValueError(f"streams for {taken[0][1]!r} with rank {taken[0][0]} are being made already")
+                raise ValueError(f"streams for {taken[0][1]!r} with rank {taken[0][0]} are being made already [HVD901]")
             for key in keys:
                 stream = self._kept.pop(key, None)
                 if stream is not None:
@@ -305,7 +305,7 @@ def listen(
     secret: 32 bytes that all ranks of the job know. Raises HvdInitError when there is no route or no port.
     """
     if len(secret) < 16:
-        raise ValueError(f"a secret of {len(secret)} bytes proves nothing")
+        raise ValueError(f"a secret of {len(secret)} bytes proves nothing [HVD111]")
     name: Any
     if towards is None:
         ips = places.everywhere()
@@ -326,7 +326,7 @@ def listen(
         sock.close()
         raise HvdInitError(
             f"rank {rank} on host {socket.gethostname()} cannot listen at {name[0]}, from where it reaches the "
-            f"rendezvous ({error}): has it a free port, and files to open (ulimit -n)?"
+            f"rendezvous ({error}): has it a free port, and files to open (ulimit -n)? [HVD114]"
         ) from None
     known = places.own_address([places.End(ip, port) for ip in ips], places.host_id())
     mine = proof.Claim(wire, job, epoch, source=-1, target=rank, purpose="")

@@ -73,7 +73,7 @@ def make_claim(secret: bytes, claim: Claim, nonce: bytes) -> bytes:
     """The connector's message to an acceptor that sent `nonce`. ValueError for a purpose that is too long."""
     purpose = claim.purpose.encode()
     if len(purpose) >= PURPOSE_BYTES:
-        raise ValueError(f"the purpose of a stream has at most {PURPOSE_BYTES - 1} bytes: {claim.purpose!r}")
+        raise ValueError(f"the purpose of a stream has at most {PURPOSE_BYTES - 1} bytes: {claim.purpose!r} [HVD901]")
     told = bytes((len(purpose),)) + purpose.ljust(PURPOSE_BYTES - 1, b"\0")
     body = _CLAIM.pack(MAGIC, *claim[:5], told, os.urandom(NONCE_BYTES))
     return body + _prove(secret, b"hvdlite link, connects:", nonce + body)

@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import _slurm, _store, _wire, config
+from .._coded import coded
 from ..discovery import Place
 from ..errors import HvdInitError
 from . import address
@@ -75,7 +76,7 @@ def _torchrun(place: Place, environ: Mapping[str, str]) -> tuple[str, list[str]]
     if not node or not port:
         raise HvdInitError(
             f"rank {place.rank} of {place.size}: torchrun's MASTER_ADDR={node!r} and MASTER_PORT={port!r} do not say "
-            "where rank 0 is: does the script change them before init()?"
+            "where rank 0 is: does the script change them before init()? [HVD116]"
         )
     step = f"torchrun {environ['TORCHELASTIC_RUN_ID']} {node}:{port}"
     return step, ["127.0.0.1"] if place.local_size == place.size else [node, node]
@@ -130,8 +131,11 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
     if "port" not in said:
         reason = said.get("failed", f"{sys.executable} -m hvdlite.launcher.keeper does not start")
         raise HvdInitError(
-            f"rank 0 cannot open a store for the {size} ranks of this job: {reason}. Set HVDLITE_STORE_ADDR to an "
-            "address of the first node, or start the job with hvdlite-run."
+            coded(
+                "HVD116",
+                f"rank 0 cannot open a store for the {size} ranks of this job: {reason}. Set HVDLITE_STORE_ADDR to an "
+                "address of the first node, or start the job with hvdlite-run.",
+            )
         )
     return said
 
@@ -157,7 +161,7 @@ def _seek(rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: fl
     raise HvdInitError(
         f"rank {rank} ({socket.gethostname()}) found no store of rank 0 at {node} within {timeout:g} s (ports {said}): "
         f"does rank 0 call init()? Does {node} lead to its node (else set HVDLITE_STORE_ADDR)? Do the nodes share the "
-        "home directory (else, in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32))?"
+        "home directory (else, in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32))? [HVD116]"
     )
 
 
@@ -188,7 +192,7 @@ def _key(environ: Mapping[str, str], rank: int) -> bytes:
     except (OSError, ValueError) as error:
         raise HvdInitError(
             f"rank {rank}: {path} cannot be used to keep strangers out of the job: {error}. Or give the job a secret "
-            "of its own, in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)"
+            "of its own, in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32) [HVD117]"
         ) from None
 
 

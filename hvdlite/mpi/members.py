@@ -35,7 +35,7 @@ def sets(words: Sequence[Sequence[Any]]) -> list[list[int]]:
     """The different sets, in job ranks, from everyone's word in rank order. ValueError for what none can be made of."""
     for rank, (_, _, wrong) in enumerate(words):
         if wrong is not None:
-            raise ValueError(f"rank {rank}: {wrong}")
+            raise ValueError(f"rank {rank}: {wrong} [HVD109]")
     job_rank = {world_rank: rank for rank, (world_rank, _, _) in enumerate(words)}
     found: list[list[int]] = []
     for rank, (_, members, _) in enumerate(words):
@@ -43,12 +43,13 @@ def sets(words: Sequence[Sequence[Any]]) -> list[list[int]]:
         if strangers:
             raise ValueError(
                 f"rank {rank}: its communicator has rank {strangers[0]} of MPI_COMM_WORLD, which is no rank of this job"
+                " [HVD109]"
             )
         ranks = sorted(job_rank[each] for each in members)
         if ranks and ranks not in found:
             found.append(ranks)
     if not found:
-        raise ValueError("every rank gave MPI.COMM_NULL: a process set needs at least one rank")
+        raise ValueError("every rank gave MPI.COMM_NULL: a process set needs at least one rank [HVD109]")
     return found
 
 

@@ -6,7 +6,8 @@ the hosts of the ranks, the number of the job, its secret.
 
 MPI ends as it began. Who started it finalizes it: at exit, after hvdlite's own shutdown, if that was us. A job that
 has failed is not finalized, because that would wait for ranks that are gone; a process that ends without is what makes
-mpirun stop the others. It gives them a moment first, in which they say which rank it was.
+mpirun stop the others. It gives them a moment first, in which they say which rank it was; not under
+`hvdlite-run --mpi`, where no mpirun stops anybody and the launcher hears who was first (agent.py).
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ import ctypes
 import os
 import struct
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from .. import _core, mpi
+from .._coded import coded
 from .._core import ffi, lib
 from ..discovery import Place
 from ..errors import HvdInitError
-from . import find, waiting
+from . import agent, find, unmet, waiting
 
 _SLICE_MS = 50  # Python gets a look at Ctrl-C so often
+_POKE_S = 0.005
 _GRACE_S = 1.0  # for the others' last words, when the job has failed
 
 _gave_up: str | None = None  # an exchange that some rank never came to: MPI cannot take it back
 _failed = False  # whether the job that ended last has, or that is still open
 _at_exit_of: int = 0  # the process that has registered at exit
+_has_agent = False  # whether hvdlite-run has started this process
 
 
 class World:
@@ -45,18 +50,56 @@ class World:
         self.epoch = 0
         self.secret = bytes(32)
         self.failed = False
+        self.agent = -1  # the connection to this rank's
         self.lent = False  # whether the core has it for tensors
         self._timeout = timeout
+        self._settled = threading.Event()
+        self._mover: threading.Thread | None = None
         self._of_sets: dict[int, int] = {}
+        self._lane_of: dict[int, int] = {}  # of each of these communicators; 0 is that of the job
+        self._host_of: list[int] = []  # of each rank; empty: no lanes are wanted
+
+    def begin(self) -> None:
+        """Until `settled` a thread calls MPI now and then. An exchange that is over on this rank may owe others bytes
+        that only leave when MPI is called again (over libfabric), while this rank waits for them elsewhere; later the
+        core sees to that."""
+
+        def move() -> None:
+            while not self._settled.wait(_POKE_S):
+                lib.hvd_mpi_poke(self.comm)
+
+        self._mover = threading.Thread(target=move, name="hvdlite-mpi-move", daemon=True)
+        self._mover.start()
+
+    def settled(self) -> None:
+        """The job has begun, or will not."""
+        self._settled.set()
+        if self._mover is not None:
+            self._mover.join()
+            self._mover = None
 
     def lend(self) -> int:
         """The communicator, for the core to move tensors over; process sets get one each from then on."""
         self.lent = True
         return self.comm
 
+    def lend_lane(self, host_of: Sequence[int]) -> int:
+        """A communicator of this rank and those that it joins the hosts' sums with (lib.hvd_lane), for the core to
+        carry tensors of GPUs over; process sets get one each from then on. All ranks call this. 0: it is in no lane."""
+        self._host_of = list(host_of)
+        self._lane_of[0] = self._lane(range(self.place.size))
+        return self._lane_of[0]
+
+    def _lane(self, ranks: Sequence[int]) -> int:
+        if not self._host_of or self.place.rank not in ranks:
+            return 0
+        hosts, lane = [self._host_of[rank] for rank in ranks], ffi.new("int[]", len(ranks))
+        count = lib.hvd_lane(hosts, len(hosts), ranks.index(self.place.rank), lane)
+        return _communicator(self.comm, [ranks[lane[i]] for i in range(count)], self._timeout) if count > 0 else 0
+
     def fileno(self) -> int:
-        """-1: there is no connection to lend to the core."""
-        return -1
+        """The connection to this rank's agent, under `hvdlite-run --mpi`; else -1."""
+        return self.agent
 
     def allgather(self, mine: bytes) -> list[bytes]:
         """Gives `mine`, returns every rank's bytes in rank order. Blocks. HvdInitError if some ranks do not come."""
@@ -80,10 +123,11 @@ class World:
 
     def prepare_set(self, ranks: Sequence[int]) -> int:
         """A communicator for the process set that is opened next; all ranks of the set call this. 0: none is needed."""
-        comm = 0
+        comm = lane = 0
         if self.lent and len(ranks) > 1 and self.place.rank in ranks:
             comm = _communicator(self.comm, ranks, self._timeout)
-        lib.hvd_mpi_comm_lend(comm)
+            lane = self._lane_of[comm] = self._lane(list(ranks))
+        lib.hvd_mpi_comm_lend(comm, lane)
         return comm
 
     def keep_set(self, number: int, comm: int) -> None:
@@ -93,28 +137,35 @@ class World:
 
     def drop_comm(self, comm: int) -> None:
         """The set for which it was prepared has not come about. All of its ranks call this."""
-        lib.hvd_mpi_comm_free(comm)
+        self._free(comm)
+
+    def _free(self, comm: int) -> None:
+        for each in (self._lane_of.pop(comm, 0), comm):
+            if each:
+                lib.hvd_mpi_comm_free(each)
 
     def drop_set(self, number: int) -> None:
         """The set of this number is closed."""
         comm = self._of_sets.pop(number, 0)
         if comm:
-            lib.hvd_mpi_comm_free(comm)
+            self._free(comm)
 
     def check(self) -> None:
         """Nothing is heard of ranks that end: the launcher ends the job."""
 
     def abort(self, culprit: int, code: int, text: str) -> None:
-        """Nobody hears it: those who meet over MPI have no store to tell. They run into their time limit."""
+        """Only an agent hears it, if there is one: the other ranks have no store, and run into their time limit."""
+        agent.abort(self.agent, culprit, code, text)
 
     def bye(self) -> None:
         """Gives the communicator back, unless the job has failed: then MPI may still be busy on it."""
         global _failed
+        self.settled()
         _failed = self.failed
         comm, self.comm = self.comm, 0
-        for each in [*self._of_sets.values(), comm]:
-            if each and not self.failed:
-                lib.hvd_mpi_comm_free(each)
+        for each in [*self._of_sets.values(), 0, comm]:  # 0: the lane of the job
+            if not self.failed:
+                self._free(each)
         self._of_sets.clear()
         mpi._worlds.clear()
 
@@ -135,8 +186,11 @@ def _until_done(call: Any, timeout: float, who: str) -> None:
         while code == lib.HVD_AGAIN:
             if time.monotonic() > deadline:
                 raise HvdInitError(
-                    f"{who} to hvd.init() within {timeout:g} s (HVDLITE_START_TIMEOUT sets the limit). "
-                    + waiting.advice(_core.text_of(lib.hvd_mpi_word(0)), waiting.networks())
+                    coded(
+                        "HVD113",
+                        f"{who} to hvd.init() within {timeout:g} s (HVDLITE_START_TIMEOUT sets the limit). "
+                        + waiting.advice(_core.text_of(lib.hvd_mpi_word(0)), waiting.networks()),
+                    )
                 )
             code = call(_SLICE_MS, text)
     except BaseException as error:
@@ -162,7 +216,7 @@ def _communicator(comm: int, ranks: Sequence[int] | None, timeout: float) -> int
 def _rank_and_size(comm: int) -> tuple[int, int]:
     rank, size = ffi.new("int *"), ffi.new("int *")
     if lib.hvd_mpi_place(comm, rank, size) != lib.HVD_OK:
-        raise HvdInitError("MPI does not tell rank and size of a communicator")
+        raise HvdInitError("MPI does not tell rank and size of a communicator [HVD602]")
     return rank[0], size[0]
 
 
@@ -171,11 +225,13 @@ def handle_of(comm: Any) -> int:
     from mpi4py import MPI
 
     if not isinstance(comm, MPI.Comm):
-        raise TypeError(f"comm must be an mpi4py communicator or a list of ranks, not {type(comm).__name__}")
+        raise TypeError(f"comm must be an mpi4py communicator or a list of ranks, not {type(comm).__name__} [HVD109]")
     if comm == MPI.COMM_NULL:
-        raise ValueError("comm is MPI.COMM_NULL: this process is not in it, and must not call hvd.init() with it")
+        raise ValueError(
+            "comm is MPI.COMM_NULL: this process is not in it, and must not call hvd.init() with it [HVD109]"
+        )
     if comm.Is_inter():
-        raise ValueError("comm is an intercommunicator: give the one of the ranks that train together")
+        raise ValueError("comm is an intercommunicator: give the one of the ranks that train together [HVD109]")
     kind = ctypes.c_int32 if MPI._sizeof(comm) == 4 else ctypes.c_size_t
     return int(kind.from_address(MPI._addressof(comm)).value) & (1 << 64) - 1
 
@@ -191,24 +247,29 @@ def _check_size(place: Place | None) -> None:
         f"rank {place.rank}: the environment ({place.source}) tells of a job of {place.size} ranks, but "
         f"MPI_COMM_WORLD has {size} (this is rank {rank} of it; {library}): {alone}. This MPI was not started by the "
         "launcher that belongs to it. Use the mpirun or mpiexec of the same installation (under Slurm also the right "
-        "srun --mpi=...), or name the launcher's library in HVDLITE_MPI_LIBRARY; or start with hvdlite-run."
+        "srun --mpi=...), or name the launcher's library in HVDLITE_MPI_LIBRARY; or start with hvdlite-run. [HVD107]"
     )
 
 
-def open_world(comm: Any, place: Place | None, timeout: float, epoch: int, secret: bytes | None) -> World:
+def open_world(
+    comm: Any, place: Place | None, timeout: float, epoch: int, secret: bytes | None, agent_named: str | None = None
+) -> World:
     """The World of the job: of MPI_COMM_WORLD, of `comm`, or of some ranks of the world. Collective over its ranks.
 
-    place: what the environment tells, to be compared. Raises HvdInitError naming what is missing and what to do.
+    place: what the environment tells, to be compared. agent_named: see agent.connection. Raises HvdInitError naming
+    what is missing and what to do.
     """
-    global _failed
+    global _failed, _has_agent
     if _gave_up is not None:
-        raise HvdInitError(f"MPI cannot be used again in this process: {_gave_up}")
+        raise HvdInitError(coded("HVD125", f"MPI cannot be used again in this process: {_gave_up}"))
     try:
         find.load()
     except HvdInitError as error:
         if place is None or place.size == 1:
             raise
-        raise HvdInitError(f"rank {place.rank} of {place.size} was found under {place.source}, but {error}") from None
+        raise HvdInitError(
+            coded("HVD107", f"rank {place.rank} of {place.size} was found under {place.source}, but {error}")
+        ) from None
     if mpi.is_communicator(comm):
         handle, ranks = handle_of(comm), None
     else:
@@ -221,8 +282,17 @@ def open_world(comm: Any, place: Place | None, timeout: float, epoch: int, secre
     own = _communicator(handle, ranks, timeout)
     rank, size = _rank_and_size(own)
     _failed, world = False, World(own, Place(rank, size, None, None, None, None, "MPI"), timeout)
-    first = world.allgather(os.urandom(40) if rank == 0 else b"")[0]
-    world.job, world.secret = int.from_bytes(first[:8], "little"), secret or first[8:40]
+    started_as = _rank_and_size(0)[0].to_bytes(4, "little")
+    world.begin()
+    try:
+        parts = world.allgather(started_as + (os.urandom(40) if rank == 0 else b""))
+        world.job, world.secret = int.from_bytes(parts[0][4:12], "little"), secret or parts[0][12:44]
+        world.agent = agent.connection(agent_named)
+        _has_agent = world.agent >= 0
+        agent.introduce(world.agent, [int.from_bytes(part[:4], "little") for part in parts])
+    except BaseException:
+        world.settled()
+        raise
     world.epoch = epoch
     mpi._worlds[:] = [world]
     return world
@@ -231,6 +301,7 @@ def open_world(comm: Any, place: Place | None, timeout: float, epoch: int, secre
 def _begin(place: Place | None, timeout: float) -> None:
     """MPI runs afterwards. Raises HvdInitError with MPI's own words, or why its threads will not do."""
     text = ffi.new("char[]", _core.TEXT_BYTES)
+    unmet.met()
     with contextlib.ExitStack() as watch:
         if lib.hvd_mpi_running() == 0:
             who = f"rank {place.rank} of {place.size}" if place is not None else "this process"
@@ -244,10 +315,10 @@ def _begin(place: Place | None, timeout: float) -> None:
 def _check_ranks(ranks: list[int]) -> None:
     mine, size = _rank_and_size(0)
     if len(set(ranks)) < len(ranks) or any(not 0 <= rank < size for rank in ranks):
-        raise ValueError(f"comm={ranks}: each rank once, and of 0 to {size - 1} (those of MPI_COMM_WORLD)")
+        raise ValueError(f"comm={ranks}: each rank once, and of 0 to {size - 1} (those of MPI_COMM_WORLD) [HVD109]")
     if mine not in ranks:
         raise ValueError(
-            f"rank {mine} of MPI_COMM_WORLD is not in comm={ranks}: only the ranks in the list call hvd.init()"
+            f"rank {mine} of MPI_COMM_WORLD is not in comm={ranks}: only the ranks in the list call hvd.init() [HVD109]"
         )
 
 
@@ -266,6 +337,10 @@ def _at_exit() -> None:
         lib.hvd_mpi_end(0)
         return
     sys.stdout.flush()
-    time.sleep(_GRACE_S)
-    if lib.hvd_mpi_running() == 1:  # started by somebody else, who would finalize it now and might wait for ever
+    aborts = lib.hvd_mpi_running() == 1  # started by somebody else, who would finalize it now and might wait for ever
+    if not _has_agent:
+        time.sleep(_GRACE_S)
+    elif aborts:
+        time.sleep(_GRACE_S / 2)  # before the launcher sends SIGTERM
+    if aborts:
         lib.hvd_mpi_end(1)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from ..adapter import Adapter, T
 from .exchange import Exchanges
 from .handle import Handle, poll, synchronize
-from .meet import barrier, join
+from .meet import barrier, join, monitored_barrier
 from .reduce import Reductions
 from .share import Shares
 from .terms import Adasum, Average, Max, Min, Product, Sum, Terms, op_of
@@ -43,6 +43,7 @@ __all__ = [
     "Terms",
     "barrier",
     "join",
+    "monitored_barrier",
     "op_of",
     "poll",
     "synchronize",

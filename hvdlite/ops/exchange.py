@@ -11,24 +11,20 @@ unnamed ones there were between these two in this direction.
 
 from __future__ import annotations
 
-import itertools
 import math
 from array import array
-from collections.abc import Iterator
 from operator import index
 from typing import Any
 
 from .. import _bytes, _core
 from ..adapter import T
 from ..errors import HvdArgumentError
-from ..process_set import ProcessSet, global_process_set, number_of, on_new_life, rank_in
+from ..process_set import ProcessSet, global_process_set, number_of, rank_in
 from .handle import Handle
 from .tensors import Tensors, placed
 from .terms import Terms, full_name
 
 _TRACKED, _ON_DEVICE = 1 << 32, 1 << 33
-_unnamed: dict[tuple[int, int, int], Iterator[int]] = {}  # (set, sender, receiver) -> how many unnamed sends so far
-on_new_life(_unnamed.clear)
 
 
 def _count(value: Any) -> int:
@@ -38,7 +34,7 @@ def _count(value: Any) -> int:
     except TypeError:
         pass
     raise HvdArgumentError(
-        f"alltoall expects splits to contain integer elements: how many rows go to each rank, not {value!r}"
+        f"alltoall expects splits to contain integer elements: how many rows go to each rank, not {value!r} [HVD209]"
     )
 
 
@@ -51,7 +47,7 @@ class Exchanges(Tensors[T]):
             if rows % size:
                 raise HvdArgumentError(
                     f"splits not provided, but first dimension of tensor ({rows}) is not an even multiple of the "
-                    f"number of workers ({size}): give splits"
+                    f"number of workers ({size}): give splits [HVD209]"
                 )
             return (rows // size,) * size, "int32"
         dtype = "int32"
@@ -60,24 +56,29 @@ class Exchanges(Tensors[T]):
         if isinstance(splits, (list, tuple)):
             splits = [_count(count) for count in splits]
         elif not hasattr(splits, "tolist"):
-            raise TypeError(f"alltoall expects splits to be a 1D tensor or a list, not {splits!r}")
+            raise TypeError(f"alltoall expects splits to be a 1D tensor or a list, not {splits!r} [HVD209]")
         else:
             view = self.adapter.view(self.adapter.accept(splits))
             known = {_core.DTYPES["int32"]: "int32", _core.DTYPES["int64"]: "int64"}
             if view.dtype not in known:
-                raise HvdArgumentError("alltoall expects splits to contain 32-bit integer elements (or 64-bit ones)")
+                raise HvdArgumentError(
+                    "alltoall expects splits to contain 32-bit integer elements (or 64-bit ones) [HVD209]"
+                )
             if len(view.shape) != 1:
-                raise HvdArgumentError(f"alltoall expects a 1D splits tensor, not one of {len(view.shape)} dimensions")
+                raise HvdArgumentError(
+                    f"alltoall expects a 1D splits tensor, not one of {len(view.shape)} dimensions [HVD209]"
+                )
             dtype, splits = known[view.dtype], splits.tolist()
         if len(splits) != size:
             raise HvdArgumentError(
-                f"Number of entries in splits ({len(splits)}) does not equal number of workers ({size})."
+                f"Number of entries in splits ({len(splits)}) does not equal number of workers ({size}). [HVD209]"
             )
         if any(count < 0 for count in splits):
-            raise HvdArgumentError(f"splits must not be negative: {list(splits)}")
+            raise HvdArgumentError(f"splits must not be negative: {list(splits)} [HVD209]")
         if sum(splits) > rows:
             raise HvdArgumentError(
                 f"Sum of splits entries ({sum(splits)}) is greater than the first dimension of tensor ({rows})."
+                " [HVD209]"
             )
         return tuple(splits), dtype
 
@@ -92,7 +93,7 @@ class Exchanges(Tensors[T]):
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> tuple[T, T]:
-            result, rows = self._fetched(pending[0], mine, view)
+            result, rows = self.fetched(pending[0], mine, view)
             handle.brought.append(rows)
             numbers = array("i" if counted == "int32" else "q", rows)
             received = self.adapter.new((len(rows),), counted)
@@ -114,10 +115,11 @@ class Exchanges(Tensors[T]):
         return self._alltoall(tensor, name, Terms(process_set, splits=splits))
 
     def alltoall(
-        self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> Any:
+        self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
+    ) -> Any:  # fmt: skip
         """alltoall_async and synchronize: the rows from every rank; with splits (rows, received_splits)."""
-        terms = Terms(process_set, splits=splits)
+        terms = Terms(process_set, splits=splits, timeout=_core.seconds_of(timeout))
         result, received = self._now("alltoall", self._alltoall, tensor, name, terms)
         return result if splits is None else (result, received)
 
@@ -132,7 +134,7 @@ class Exchanges(Tensors[T]):
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:
-            result, rows = self._fetched(pending[0], mine, view)
+            result, rows = self.fetched(pending[0], mine, view)
             handle.brought.append(rows)
             return result
 
@@ -149,13 +151,15 @@ class Exchanges(Tensors[T]):
         return self._gather(tensor, name, Terms(process_set, root_rank=root_rank))
 
     def gather(
-        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> T:
+        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
+    ) -> T:  # fmt: skip
         """Every rank's rows on the root, concatenated in rank order; a tensor of no rows on the other ranks.
 
         Differentiable: every rank runs backward, the others from their empty result.
         """
-        return self._now("gather", self._gather, tensor, name, Terms(process_set, root_rank=root_rank))
+        terms = Terms(process_set, root_rank=root_rank, timeout=_core.seconds_of(timeout))
+        return self._now("gather", self._gather, tensor, name, terms)
 
     def _packed(self, tensor: Any, terms: Terms) -> tuple[bytearray, tuple[int, ...]]:
         """The root's rows as bytes, each rank's part behind its header; the lengths of the parts."""
@@ -217,13 +221,14 @@ class Exchanges(Tensors[T]):
 
     def scatter(
         self, tensor: Any, root_rank: int, splits: Any = None, name: str | None = None,
-        process_set: ProcessSet = global_process_set
+        process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
     ) -> T:  # fmt: skip
         """scatter_async and synchronize: this rank's rows of the root's tensor.
 
         Differentiable where the root's tensor asks for a gradient: every rank runs backward then.
         """
-        terms = Terms(process_set, root_rank=root_rank, splits=splits)
+        terms = Terms(process_set, root_rank=root_rank, splits=splits, timeout=_core.seconds_of(timeout))
         return self._now("scatter", self._scatter, tensor, name, terms)
 
     def _between(
@@ -233,13 +238,12 @@ class Exchanges(Tensors[T]):
         held, view = self._readable(mine)
         number, me, other = number_of(process_set), _core.rank(), rank_in(process_set, peer)
         if me == peer:
-            raise ValueError(f"rank {me} cannot send to itself, nor receive from itself")
+            raise ValueError(f"rank {me} cannot send to itself, nor receive from itself [HVD217]")
         own = rank_in(process_set, me)
         sender, receiver = (own, other) if sends else (other, own)
         full = full_name("send.", name)
         if full is None:
-            count = _unnamed.setdefault((number, sender, receiver), itertools.count())
-            full = f"send.noname.{next(count)}"
+            full = f"send.noname.{_core.unnamed((sender, receiver), number)}"
         pending = _core.submit(
             _core.SEND, 0, view.dtype, full, view.shape, view.address, 0 if sends else view.address, held,
             root=sender, peer=receiver, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
@@ -254,10 +258,12 @@ class Exchanges(Tensors[T]):
         return self._between(tensor, name, process_set, dst, True, False)
 
     def send(
-        self, tensor: Any, dst: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> None:
+        self, tensor: Any, dst: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
+    ) -> None:  # fmt: skip
         """send_async and synchronize: returns when the tensor has arrived. It has no gradient."""
-        self._between(tensor, name, process_set, dst, True, True).wait()
+        seconds = _core.seconds_of(timeout)
+        self._between(tensor, name, process_set, dst, True, True).wait(seconds)
 
     def recv_async(
         self, tensor: Any, src: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -265,6 +271,10 @@ class Exchanges(Tensors[T]):
         """Overwrite a tensor with what rank src sends; `synchronize` returns it. src is a global rank."""
         return self._between(tensor, name, process_set, src, False, False)
 
-    def recv(self, tensor: Any, src: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> T:
+    def recv(
+        self, tensor: Any, src: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
+    ) -> T:  # fmt: skip
         """recv_async and synchronize: overwrites and returns the tensor. It has no gradient."""
-        return self._between(tensor, name, process_set, src, False, True).wait()
+        seconds = _core.seconds_of(timeout)
+        return self._between(tensor, name, process_set, src, False, True).wait(seconds)

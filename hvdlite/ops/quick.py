@@ -11,6 +11,7 @@ Words that are equal are the same here, but True is not 1: an op that is a bool 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from .. import _core
@@ -20,7 +21,6 @@ from .handle import Handle
 from .tensors import Tensors
 from .terms import Terms, full_name
 
-_WORDS_KEPT = 8192
 _SIMPLE = frozenset((str, int, float, bool, type(None), type))  # what stays what it was
 
 
@@ -44,9 +44,11 @@ class Landing(Handle):
         """Whether `wait` returns or raises at once."""
         return self._native == 0 or _core.done(self._native)
 
-    def wait(self) -> Any:
-        """The result. Raises why the collective failed."""
+    def wait(self, timeout: Any = None) -> Any:
+        """The result. Raises why the collective failed. timeout: as `synchronize` has it."""
         native = self._native
+        if timeout is not None and native:
+            self._within(timeout, [(native, self._request, False)])
         if native:
             try:
                 _core.finish(native, self._request)
@@ -70,7 +72,7 @@ class Quick(Tensors[T]):
 
     def __init__(self, adapter: Adapter[T]) -> None:
         super().__init__(adapter)
-        self._known: dict[Any, _core.Request] = {}
+        self._known: OrderedDict[Any, _core.Request] = OrderedDict()
 
     def _again(self, tensor: Any, words: tuple[Any, ...], process_set: ProcessSet) -> _core.Request | None:
         """The request that these words made of such a tensor before. None: take the long way."""
@@ -86,13 +88,12 @@ class Quick(Tensors[T]):
         form = self.adapter.form(tensor)
         if form is None or terms.process_set is not global_process_set or not _SIMPLE.issuperset(map(type, words)):
             return
-        if len(self._known) >= _WORDS_KEPT:
-            self._known.clear()
         view = self.adapter.view(tensor)
-        self._known[words, form] = _core.request(
+        request = _core.request(
             _core.ALLREDUCE, terms.op, view.dtype, full_name("allreduce.", name), view.shape, prescale=terms.prescale,
             postscale=terms.postscale, priority=terms.priority,
         )  # fmt: skip
+        _core.remember(self._known, (words, form), request)
 
     def _tracked(self, tensor: Any) -> bool:
         """Whether the result shall have a history."""

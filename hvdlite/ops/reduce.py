@@ -4,7 +4,8 @@ Integers wrap, 16-bit floats are added in float32 and rounded once, scales are a
 sees to that. A group (`grouped_`) is several tensors that become ready as one: none is reduced before all ranks have
 given all of them.
 
-`compression` changes what travels in the forms that return a new tensor at once, as in Horovod; see `terms`.
+`compression` changes what travels in the forms that return a new tensor at once, as in Horovod; see `terms`. Tensors on
+devices that it would only cast, and of which nobody wants a gradient, are cast by the core.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _core
+from .. import _core, guard
 from ..adapter import T
 from ..process_set import ProcessSet, global_process_set, number_of, rank_in, share_of
 from .handle import Handle
 from .quick import Landing, Quick
-from .tensors import group_of, placed
-from .terms import Average, NoneCompressor, Terms, compress, full_name, reduction
+from .tensors import group_of, is_wide, placed
+from .terms import Adasum, Average, NoneCompressor, Terms, compress, full_name, reduction, travels_as
 
 
 class Reductions(Quick[T]):
@@ -41,7 +42,7 @@ class Reductions(Quick[T]):
             _core.ALLREDUCE, terms.op, view.dtype, full_name("allreduce.", name), view.shape, view.address, address,
             (source, target), prescale=terms.prescale, postscale=terms.postscale,
             process_set=number_of(terms.process_set), priority=terms.priority,
-            quiet=_core.QUIET if waits else _core.SOON, **placed(view),
+            quiet=_core.QUIET if waits else _core.SOON, **placed(view, wire=terms.wire),
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(mine, target) if in_place else target)
 
@@ -105,41 +106,45 @@ class Reductions(Quick[T]):
     def allreduce(
         self, tensor: Any, average: bool | None = None, name: str | None = None, compression: Any = NoneCompressor,
         op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
-        process_set: ProcessSet = global_process_set
+        process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
     ) -> T:  # fmt: skip
         """allreduce_async and synchronize: the reduced tensor, a new one. Its gradient: reduced in the same way."""
         words = (name, average, op, op.__class__, prescale_factor, postscale_factor)
         request = None
-        if compression is NoneCompressor and not self._tracked(tensor):
+        if compression is NoneCompressor and timeout is None and not self._tracked(tensor):
             request = self._again(tensor, words, process_set)
         if request is not None:
             adapter = self.adapter
             result = adapter.twin(tensor)
             request.run(adapter.address(tensor), adapter.address(result), (tensor, result))
             return result
-        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
+        terms = reduction(average, op, prescale_factor, postscale_factor, process_set, timeout)
         if compression is NoneCompressor:
             result = self._now("allreduce", self._allreduce, tensor, name, terms)
             self._remember(tensor, words, name, terms)
             return result
+        if self.is_cast_on_the_way(compression, terms.op, tensor):
+            return self._now("allreduce", self._allreduce, tensor, name, terms._replace(wire=travels_as(compression)))
         small, ctx = compress(compression, tensor)
         return compression.decompress(self._now("allreduce", self._allreduce, small, name, terms), ctx)
 
     def allreduce_(
         self, tensor: Any, average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
     ) -> T:  # fmt: skip
         """allreduce in place: overwrites and returns the tensor."""
         words = (name, average, op, op.__class__, prescale_factor, postscale_factor)
-        request = self._again(tensor, words, process_set)
+        request = self._again(tensor, words, process_set) if timeout is None else None
         if request is not None:
             adapter = self.adapter
             address = adapter.address(tensor)
             request.run(address, address, tensor)
             adapter.written(tensor)
             return tensor
-        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
-        self._allreduce(tensor, name, terms, True, True).wait()
+        terms = reduction(average, op, prescale_factor, postscale_factor, process_set, timeout)
+        self._allreduce(tensor, name, terms, True, True).wait(terms.timeout)
         self._remember(tensor, words, name, terms)
         return tensor
 
@@ -162,28 +167,48 @@ class Reductions(Quick[T]):
     def grouped_allreduce(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None,
         compression: Any = NoneCompressor, op: int | None = None, prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
+        postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
     ) -> list[T]:  # fmt: skip
         """allreduce of several tensors that travel as one group: the list of reduced tensors."""
-        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
+        terms = reduction(average, op, prescale_factor, postscale_factor, process_set, timeout)
         return self._group_now("grouped_allreduce", self._grouped_allreduce, tensors, name, terms, compression)
 
     def grouped_allreduce_(
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
     ) -> list[T]:  # fmt: skip
         """grouped_allreduce in place."""
-        terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
-        return self._grouped_allreduce(tensors, name, terms, True, True).wait()
+        terms = reduction(average, op, prescale_factor, postscale_factor, process_set, timeout)
+        return self._grouped_allreduce(tensors, name, terms, True, True).wait(terms.timeout)
 
     def _group_now(
         self, kind: str, start: Any, tensors: Any, name: str | None, terms: Terms, compression: Any
     ) -> list[T]:
         if compression is NoneCompressor:
             return self._now(kind, start, tensors, name, terms)
-        pairs = [compress(compression, tensor) for tensor in group_of(tensors)]
+        members = group_of(tensors)
+        casts = [kind == "grouped_allreduce" and self.is_cast_on_the_way(compression, terms.op, one) for one in members]
+        pairs = [(one, None) if cast else compress(compression, one) for one, cast in zip(members, casts)]
+        terms = terms._replace(wire=travels_as(compression) if any(casts) else 0)
         results = self._now(kind, start, [small for small, _ in pairs], name, terms)
-        return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
+        return [
+            result if cast else compression.decompress(result, ctx)
+            for result, (_, ctx), cast in zip(results, pairs, casts)
+        ]
+
+    def is_cast_on_the_way(self, compression: Any, op: int, tensor: Any) -> bool:
+        """Whether the core does what this compressor would do to a tensor of an allreduce; see `terms`. Not under the
+        NaN guard, which then sees what a cast makes infinite."""
+        if op == Adasum or not travels_as(compression) or self._tracked(tensor) or guard.looks():
+            return False
+        return is_wide(self.adapter.view(self.adapter.accept(tensor)))
+
+    def narrowed_async_(self, tensor: Any, name: str | None, terms: Terms) -> Handle:
+        """allreduce_async_ of one that `is_cast_on_the_way`; of a list: as a group, of any. terms.wire is set."""
+        start = self._grouped_allreduce if isinstance(tensor, list) else self._allreduce
+        return start(tensor, name, terms, in_place=True)
 
     def _reduce(self, tensor: Any, name: str | None, terms: Terms, waits: bool = False) -> Handle:
         mine, view = self._readable(tensor)
@@ -211,14 +236,17 @@ class Reductions(Quick[T]):
 
     def reduce(
         self, tensor: Any, root_rank: int, op: int | None = None, name: str | None = None,
-        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
+        prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
     ) -> T:  # fmt: skip
         """The reduced tensor on the root, a tensor of no elements on the other ranks, whose `.sum()` is 0.
 
         Differentiable: every rank runs backward, the others from their empty result, and the root's gradient goes
         to all.
         """
-        terms = reduction(None, op, prescale_factor, postscale_factor, process_set)._replace(root_rank=root_rank)
+        terms = reduction(None, op, prescale_factor, postscale_factor, process_set, timeout)._replace(
+            root_rank=root_rank
+        )
         return self._now("reduce", self._reduce, tensor, name, terms)
 
     def _shares(self, tensors: list[Any], terms: Terms) -> list[tuple[T, Any, T, int]]:
@@ -266,13 +294,13 @@ class Reductions(Quick[T]):
     def reducescatter(
         self, tensor: Any, name: str | None = None, compression: Any = NoneCompressor, op: int = Average,
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0, *,
-        exact_grad: bool = False
+        exact_grad: bool = False, timeout: Any = None
     ) -> T:  # fmt: skip
         """reducescatter_async and synchronize: this rank's rows of the reduced tensor.
 
         The gradient is Horovod's, which is the exact one times the number of ranks; exact_grad=True gives that.
         """
-        terms = reduction(None, op, prescale_factor, postscale_factor, process_set)._replace(exact=exact_grad)
+        terms = reduction(None, op, prescale_factor, postscale_factor, process_set, timeout)._replace(exact=exact_grad)
         if compression is NoneCompressor:
             return self._now("reducescatter", self._reducescatter, tensor, name, terms)
         small, ctx = compress(compression, tensor)
@@ -289,10 +317,10 @@ class Reductions(Quick[T]):
     def grouped_reducescatter(
         self, tensors: Sequence[Any], name: str | None = None, compression: Any = NoneCompressor, op: int = Average,
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0, *,
-        exact_grad: bool = False
+        exact_grad: bool = False, timeout: Any = None
     ) -> list[T]:  # fmt: skip
         """reducescatter of several tensors that travel as one group: the list of this rank's rows."""
-        terms = reduction(None, op, prescale_factor, postscale_factor, process_set)._replace(exact=exact_grad)
+        terms = reduction(None, op, prescale_factor, postscale_factor, process_set, timeout)._replace(exact=exact_grad)
         return self._group_now(
             "grouped_reducescatter", self._grouped_reducescatter, tensors, name, terms, compression
         )  # fmt: skip

@@ -31,7 +31,7 @@ class Shares(Tensors[T]):
         )  # fmt: skip
 
         def finish(pending: list[_core.Pending]) -> T:
-            result, rows = self._fetched(pending[0], mine, view)
+            result, rows = self.fetched(pending[0], mine, view)
             handle.brought.append(rows)
             return result
 
@@ -49,7 +49,7 @@ class Shares(Tensors[T]):
         )
 
         def finish(pending: list[_core.Pending]) -> list[T]:
-            results = [self._fetched(one, mine, view) for one, (mine, view) in zip(pending, prepared)]
+            results = [self.fetched(one, mine, view) for one, (mine, view) in zip(pending, prepared)]
             handle.brought.extend(rows for _, rows in results)
             return [result for result, _ in results]
 
@@ -67,13 +67,14 @@ class Shares(Tensors[T]):
 
     def allgather(
         self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set, *,
-        exact_grad: bool = False
+        exact_grad: bool = False, timeout: Any = None
     ) -> T:  # fmt: skip
         """allgather_async and synchronize: every rank's tensor, concatenated along the first dimension.
 
         The gradient is Horovod's, the average of the ranks' gradients; exact_grad=True gives their sum.
         """
-        return self._now("allgather", self._allgather, tensor, name, Terms(process_set, exact=exact_grad))
+        terms = Terms(process_set, exact=exact_grad, timeout=_core.seconds_of(timeout))
+        return self._now("allgather", self._allgather, tensor, name, terms)
 
     def grouped_allgather_async(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
@@ -83,10 +84,10 @@ class Shares(Tensors[T]):
 
     def grouped_allgather(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set, *,
-        exact_grad: bool = False
+        exact_grad: bool = False, timeout: Any = None
     ) -> list[T]:  # fmt: skip
         """allgather of several tensors that travel as one group: the list of concatenated tensors."""
-        terms = Terms(process_set, exact=exact_grad)
+        terms = Terms(process_set, exact=exact_grad, timeout=_core.seconds_of(timeout))
         return self._now("grouped_allgather", self._grouped_allgather, tensors, name, terms)
 
     def _broadcast(
@@ -118,17 +119,19 @@ class Shares(Tensors[T]):
 
     def broadcast(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
-        exact_grad: bool = False
+        exact_grad: bool = False, timeout: Any = None
     ) -> T:  # fmt: skip
         """broadcast_async and synchronize: a new tensor.
 
         The root's gradient is Horovod's, the average of the ranks' gradients; exact_grad=True gives their sum.
         """
-        terms = Terms(process_set, root_rank=root_rank, exact=exact_grad)
+        terms = Terms(process_set, root_rank=root_rank, exact=exact_grad, timeout=_core.seconds_of(timeout))
         return self._now("broadcast", self._broadcast, tensor, name, terms)
 
     def broadcast_(
-        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> T:
+        self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
+        timeout: Any = None
+    ) -> T:  # fmt: skip
         """broadcast in place: overwrites and returns the tensor."""
-        return self._broadcast(tensor, name, Terms(process_set, root_rank=root_rank), True, True).wait()
+        terms = Terms(process_set, root_rank=root_rank, timeout=_core.seconds_of(timeout))
+        return self._broadcast(tensor, name, terms, True, True).wait(terms.timeout)

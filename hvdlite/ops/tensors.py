@@ -20,6 +20,8 @@ from ..process_set import number_of
 from .handle import Handle
 from .terms import Terms, full_name
 
+_WIDE = (_core.DTYPES["float32"], _core.DTYPES["float64"])
+
 
 class Tensors(Generic[T]):
     """What the collectives of a framework are made of."""
@@ -29,7 +31,7 @@ class Tensors(Generic[T]):
 
     def _now(self, kind: str, start: Callable[..., Handle], tensor: Any, name: str | None, terms: Terms) -> Any:
         """A collective and its result at once. `kind` is the name of its gradient; `tensor` may be a list of them."""
-        return start(tensor, name, terms, True).wait()
+        return start(tensor, name, terms, True).wait(terms.timeout)
 
     def _readable(self, tensor: Any, writable: bool = False) -> tuple[T, View]:
         """A caller's tensor, contiguous."""
@@ -48,7 +50,9 @@ class Tensors(Generic[T]):
             home, mine = view.device, view.device.near(mine)
             view = self.adapter.view(mine)._replace(home=home)
         if not view.shape:
-            raise HvdArgumentError(f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,)")
+            raise HvdArgumentError(
+                f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,) [HVD210]"
+            )
         return mine, view
 
     def _landed(self, tensor: T, target: T) -> T:
@@ -64,6 +68,7 @@ class Tensors(Generic[T]):
     ) -> list[_core.Pending]:
         """Requests that become ready as one. Members: view, what to keep alive, address of the result (0: none)."""
         number, count, quiet = number_of(terms.process_set), len(members), _core.QUIET if waits else _core.SOON
+        places = [placed(view, kind == _core.ALLGATHER, terms.wire) for view, _, _ in members]
         group = _core.group_number(base, number)
 
         def all_of(only_check: bool) -> list[_core.Pending]:
@@ -72,40 +77,52 @@ class Tensors(Generic[T]):
                     kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape,
                     view.address, address, keep, prescale=terms.prescale, postscale=terms.postscale,
                     process_set=number, group=group, group_count=count, quiet=quiet, only_check=only_check,
-                    **placed(view, fetched=kind == _core.ALLGATHER),
+                    **place,
                 )
-                for i, (view, keep, address) in enumerate(members, 1)
+                for i, ((view, keep, address), place) in enumerate(zip(members, places), 1)
             ]  # fmt: skip
 
         all_of(only_check=True)  # half a group would never become ready
         return all_of(only_check=False)
 
-    def _fetched(self, pending: _core.Pending, like: T, view: View) -> tuple[T, list[int]]:
+    def fetched(self, pending: _core.Pending, like: T, view: View) -> tuple[T, list[int]]:
         """What a ragged collective brought, as a new tensor whose rows are like the view's, and where that is; how many
         came from each rank."""
         gathered = pending.gathered()
         result = self.adapter.like(like, (gathered.rows, *view.shape[1:]))
         target = self.adapter.view(result).address
         if view.device is not None:
-            view.device.fetch(pending.native, target)
+            try:
+                view.device.fetch(pending.native, target, pending.ready)
+            except BaseException:
+                if pending.there is not None:
+                    pending.there.hold(result)
+                raise
         else:
             _bytes.copy(target, gathered.address, gathered.bytes)
         return result, gathered.rows_of
 
 
-def placed(view: View, fetched: bool = False) -> dict[str, Any]:
+def placed(view: View, fetched: bool = False, wire: int = 0) -> dict[str, Any]:
     """What `_core.submit` has to know of a tensor that lies on a device. fetched: so will the result be, by
-    `_fetched`, which waits for it there."""
+    `fetched`, which waits for it there. wire: as `Terms` has it."""
     device = view.device
     if device is None:
         return {}
-    return {"device": device.number, "ready": device.ready(), "follow": None if fetched else device.follow}
+    follow = None if fetched else device.follow
+    place = {"device": device.number, "ready": device.ready(), "follow": follow, "found": device.found}
+    return {**place, "wire": wire} if wire and is_wide(view) else place
+
+
+def is_wide(view: View) -> bool:
+    """Whether the core casts such a tensor while it packs it."""
+    return view.device is not None and view.dtype in _WIDE
 
 
 def group_of(tensors: Any) -> list[Any]:
     """The members of a group. TypeError for what is no list of tensors."""
     if isinstance(tensors, (str, bytes)) or not isinstance(tensors, Sequence):
-        raise TypeError(f"a group must be a list or tuple of tensors, not {type(tensors).__name__}")
+        raise TypeError(f"a group must be a list or tuple of tensors, not {type(tensors).__name__} [HVD211]")
     return list(tensors)
 
 

@@ -4,7 +4,9 @@ The public forms take Horovod's arguments and make a `Terms` of them; what submi
 reads it. Root ranks stay global here, as users name them; the place inside a set is looked up at submission.
 
 A compressor belongs here too: it changes what travels. `Compressor` has two static functions, `compress(tensor)`, which
-returns a tensor and whatever `decompress` needs, and `decompress(tensor, ctx)`. Users may write their own.
+returns a tensor and whatever `decompress` needs, and `decompress(tensor, ctx)`. Users may write their own. One that
+does nothing but cast floats may say `travels_as`, the dtype: then those on devices are not compressed one by one; the
+core casts them while it packs them.
 """
 
 from __future__ import annotations
@@ -34,27 +36,30 @@ class Terms(NamedTuple):
     splits: Any = None  # as the caller gave them
     exact: bool = False  # the gradient: the exact one, not Horovod's
     tracked: bool = False  # scatter: the root wants a gradient, which all must help to compute
+    timeout: Any = None  # of a call that waits; see `handle.synchronize`
+    wire: int = 0  # floats on devices may travel as this dtype, counted from 1; 0: as they are
 
 
 def op_of(average: bool | None, op: int | None) -> int:
     """The reduction that Horovod's two arguments ask for. ValueError if both are given or the core has no such op."""
     if average is not None:
         if op is not None:
-            raise ValueError("average and op must not both be given: op replaces average")
+            raise ValueError("average and op must not both be given: op replaces average [HVD206]")
         return Average if average else Sum
     if op is None:
         return Average
     if isinstance(op, bool) or not hasattr(op, "__index__") or _core.op_name(int(op)) is None:
         known = "hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max or hvd.Product"
-        raise ValueError(f"op={op!r} is not supported: use {known}")
+        raise ValueError(f"op={op!r} is not supported: use {known} [HVD206]")
     return int(op)
 
 
 def reduction(
-    average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet
-) -> Terms:
-    """The terms of a reduction. ValueError as op_of, TypeError for factors that are no numbers."""
-    return Terms(process_set, op_of(average, op), float(prescale), float(postscale))
+    average: bool | None, op: int | None, prescale: float, postscale: float, process_set: ProcessSet,
+    timeout: Any = None
+) -> Terms:  # fmt: skip
+    """The terms of a reduction. ValueError as op_of, TypeError for factors that are no numbers; both for a timeout."""
+    return Terms(process_set, op_of(average, op), float(prescale), float(postscale), timeout=_core.seconds_of(timeout))
 
 
 def full_name(kind: str, name: str | None) -> str | None:
@@ -62,7 +67,7 @@ def full_name(kind: str, name: str | None) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise TypeError(f"name must be a str or None, not {type(name).__name__}")
+        raise TypeError(f"name must be a str or None, not {type(name).__name__} [HVD204]")
     return kind + name
 
 
@@ -94,13 +99,23 @@ class NoneCompressor(Compressor):
         return tensor
 
 
+def travels_as(compression: Any) -> int:
+    """Of a compressor that does nothing but cast: as which dtype floats travel, counted from 1; 0: it may do more.
+
+    A subclass is another compressor, whatever it has inherited.
+    """
+    kind = compression if isinstance(compression, type) else type(compression)
+    name = kind.__dict__.get("travels_as")
+    return _core.DTYPES[name] + 1 if isinstance(name, str) and issubclass(kind, Compressor) else 0
+
+
 def compress(compression: Any, tensor: Any) -> tuple[Any, Any]:
     """`compression.compress(tensor)`. TypeError if it is no compressor."""
     function = getattr(compression, "compress", None)
     if function is None or not hasattr(compression, "decompress"):
         raise TypeError(
             f"compression must be hvd.Compression.none, .fp16, .bf16 or a class with compress and decompress, "
-            f"not {compression!r}"
+            f"not {compression!r} [HVD208]"
         )
     small, ctx = function(tensor)
     return small, ctx

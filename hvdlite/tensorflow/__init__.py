@@ -6,6 +6,10 @@
 
 Collectives take tensors, variables and tf.IndexedSlices, eagerly and inside tf.function, and have gradients. Nothing
 here was compiled against TensorFlow: any version from 2.16 on is served.
+
+In tf.function collectives of one name go one after the other, in the order of the program: a name may come again in a
+step. Where TensorFlow keeps no such order (in a graph of a session, or where several threads call one function) a name
+that is started twice in a step is an error, tf.errors.InvalidArgumentError: give each call a name of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from .. import _public
 from .._public import *  # noqa: F403
 from . import elastic, ops
 from .compression import Compression
+from .consistency import check_consistency
 from .functions import (  # type: ignore[assignment]
     allgather_object,  # noqa: F401
     broadcast_,
@@ -38,6 +43,7 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_object_fn",
     "broadcast_variables",
+    "check_consistency",
     "elastic",
 ]
 __all__ += ops.__all__

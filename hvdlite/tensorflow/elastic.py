@@ -74,7 +74,7 @@ class TensorFlowState(ObjectState):
         self._in_graph = not tf.executing_eagerly()
         if self._in_graph:
             if self.session is None:
-                raise ValueError("variables of a graph need a session: give session=, or make one the default")
+                raise ValueError("variables of a graph need a session: give session=, or make one the default [HVD247]")
             self._sent = broadcast_variables(self.variables, root_rank=0)
         self._save_model()
         super().__init__(bcast_object=broadcast_object, get_rank=_core.rank, **kwargs)

@@ -16,11 +16,13 @@ from typing import Any
 import tensorflow as tf
 
 from .. import _core
+from .._coded import coded
 from ..errors import (
     HorovodInternalError,
     HvdArgumentError,
     HvdError,
     HvdMismatchError,
+    HvdNotFiniteError,
     HvdNotInitializedError,
     HvdNotYetError,
     HvdTimeoutError,
@@ -32,6 +34,7 @@ _CLASSES: tuple[tuple[type[Exception], type[tf.errors.OpError]], ...] = (
     (HvdTimeoutError, tf.errors.DeadlineExceededError),
     (HorovodInternalError, tf.errors.UnknownError),
     (HvdArgumentError, tf.errors.InvalidArgumentError),
+    (HvdNotFiniteError, tf.errors.InvalidArgumentError),
     (HvdNotYetError, tf.errors.UnimplementedError),
 )
 
@@ -64,6 +67,8 @@ def as_tensorflow(error: Exception) -> Exception:
             both = _both(type(error), theirs)(None, None, str(error))  # type: ignore
             if isinstance(error, HvdError):
                 both.rank = error.rank  # type: ignore[attr-defined]
+            if isinstance(error, HvdTimeoutError):
+                both.handle = error.handle  # type: ignore[attr-defined]
             return both
     return error
 
@@ -82,4 +87,4 @@ def translated(kind: str = "", name: Any = None) -> Iterator[None]:
         if not kind or isinstance(error, tf.errors.OpError):
             raise
         of = f"tensor '{kind}.{name}'" if name is not None else f"{kind} of a tensor without a name"
-        raise as_tensorflow(HvdArgumentError(f"rank {_core.rank()}, {of}: {error}")) from error
+        raise as_tensorflow(HvdArgumentError(coded("HVD203", f"rank {_core.rank()}, {of}: {error}"))) from error

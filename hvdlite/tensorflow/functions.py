@@ -110,6 +110,6 @@ def broadcast_global_variables(root_rank: int) -> Any:
     if tf.executing_eagerly():
         raise RuntimeError(
             "hvd.broadcast_global_variables() does not support eager execution. Please use "
-            "`hvd.broadcast_variables(<model/optimizer variables>)` instead."
+            "`hvd.broadcast_variables(<model/optimizer variables>)` instead. [HVD247]"
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)

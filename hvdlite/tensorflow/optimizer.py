@@ -41,13 +41,15 @@ class _Distributed:
 
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, *args: Any, **more: Any) -> list[tuple[Any, Any]]:
-        """Averaged gradients and their variables; with several passes, sums so far until the last pass."""
+        """Averaged gradients and their variables; with several passes, sums so far until the last pass, and at the end
+        also those of variables that only earlier passes brought."""
         pairs = super().compute_gradients(*args, **more)  # type: ignore[misc]
         owners = [variable for _, variable in pairs]
         local = [self._hvd.made_dense(gradient) for gradient, _ in pairs]
         if self._hvd_passes is None:
             return list(zip(self._hvd(local, owners), owners))
-        return list(zip(self._hvd_passes.add(local, owners, lambda sums: self._hvd(sums, owners)), owners))
+        found: list[tuple[Any, Any]] = self._hvd_passes.add(local, owners, self._hvd)
+        return found
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(self, grads_and_vars: _Pairs, *args: Any, **more: Any) -> Any:
@@ -56,9 +58,7 @@ class _Distributed:
         if self._hvd_passes is None:
             return inherited.apply_gradients(grads_and_vars, *args, **more)
         pairs = list(grads_and_vars)
-        return self._hvd_passes.at_end(
-            [gradient for gradient, _ in pairs], lambda: inherited.apply_gradients(pairs, *args, **more)
-        )
+        return self._hvd_passes.at_end(pairs, lambda: inherited.apply_gradients(pairs, *args, **more))
 
 
 class _Delta:
@@ -79,10 +79,12 @@ class _Delta:
         if self._hvd.alone:
             return inherited.apply_gradients(pairs, *args, **more)
         owners = [variable for _, variable in pairs]
+        if self._hvd_passes > 1:
+            owners = self._hvd_known(owners)
         starts = self._hvd_begin(owners)
         with tf.control_dependencies(starts):
-            done = inherited.apply_gradients(pairs, *args, **more)
-        with tf.control_dependencies([] if done is None or tf.executing_eagerly() else [done]):
+            done = inherited.apply_gradients(pairs, *args, **more) if pairs else None
+        with tf.control_dependencies([] if tf.executing_eagerly() else starts if done is None else [done]):
             if self._hvd_passes == 1:
                 return self._hvd_combine(owners, starts)
             last = tf.equal(self._hvd_calls.assign_add(1) % self._hvd_passes, 0)
@@ -95,29 +97,34 @@ class _Delta:
             combined = tf.cond(last, combine, lambda: tf.constant(False))
         return None if tf.executing_eagerly() else tf.group(combined)
 
-    def _hvd_begin(self, owners: list[Any]) -> list[tf.Tensor]:
-        """The variables as they were when the window began."""
-        if self._hvd_passes == 1:
-            return [tf.identity(variable) for variable in owners]
+    def _hvd_known(self, owners: list[Any]) -> list[Any]:
+        """These variables and those of earlier passes, which a step of theirs in this window has changed."""
         with tf.init_scope():
             if self._hvd_calls is None:
                 self._hvd_calls = tf.Variable(0, trainable=False, name="hvd_passes", dtype=tf.int64)
             for variable in owners:
                 if key_of(variable) not in self._hvd_starts:
                     zeros = tf.zeros(variable.shape, variable.dtype)
-                    self._hvd_starts[key_of(variable)] = tf.Variable(zeros, trainable=False, name="hvd_start")
-        kept = [self._hvd_starts[key_of(variable)] for variable in owners]
+                    start = tf.Variable(zeros, trainable=False, name="hvd_start")
+                    window = tf.Variable(-1, trainable=False, name="hvd_window", dtype=tf.int64)
+                    self._hvd_starts[key_of(variable)] = variable, start, window
+        here = {key_of(variable) for variable in owners}
+        return [*owners, *(variable for key, (variable, _, _) in self._hvd_starts.items() if key not in here)]
 
-        def note() -> list[tf.Tensor]:
-            noted = [start.assign(variable.read_value()) for start, variable in zip(kept, owners)]
-            return [tf.convert_to_tensor(each) for each in noted]
-
-        found = tf.cond(
-            tf.equal(self._hvd_calls.read_value() % self._hvd_passes, 0),
-            note,
-            lambda: [start.read_value() for start in kept],
-        )
-        return list(found) if isinstance(found, (list, tuple)) else [found]
+    def _hvd_begin(self, owners: list[Any]) -> list[tf.Tensor]:
+        """The variables as they were when the window began: noted by the first of its passes that knows of them."""
+        if self._hvd_passes == 1:
+            return [tf.identity(variable) for variable in owners]
+        now = self._hvd_calls.read_value() // self._hvd_passes
+        starts = []
+        for variable in owners:
+            _, start, window = self._hvd_starts[key_of(variable)]
+            value = tf.where(tf.equal(window.read_value(), now), start.read_value(), variable.read_value())
+            with tf.control_dependencies([value]):
+                noted = [tf.convert_to_tensor(each) for each in (start.assign(value), window.assign(now))]
+            with tf.control_dependencies(noted):
+                starts.append(tf.identity(value))
+        return starts
 
     def _hvd_combine(self, owners: list[Any], starts: list[tf.Tensor]) -> Any:
         """Every variable is its start and what Adasum makes of the ranks' differences."""
@@ -148,11 +155,11 @@ def DistributedOptimizer(
             scale_local_gradients,
         )  # fmt: skip
     if isinstance(optimizer, (_Distributed, _Delta)):
-        raise ValueError("this optimizer is a DistributedOptimizer already")
+        raise ValueError("this optimizer is a DistributedOptimizer already [HVD223]")
     passes = backward_passes_per_step
     check_passes(passes)
     if op == Adasum and average_aggregated_gradients:
-        raise ValueError("Adasum does not support average_aggregated_gradients == True")
+        raise ValueError("Adasum does not support average_aggregated_gradients == True [HVD224]")
     _core.size()
     methods: Any = _Delta if op == Adasum else _Distributed
     base = type(optimizer)

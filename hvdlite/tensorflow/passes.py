@@ -4,6 +4,11 @@ For optimizers that are not Keras 3's: Keras 2's and those of tf.compat.v1. Each
 to variables; every n-th call closes a window. What happens then is the caller's, in two steps that an optimizer takes
 apart: the sums are averaged over the ranks (`add`), and applied (`at_end`). The others change nothing.
 
+A pass may bring other variables than the one before, or none. What has a sum at the end of a window is averaged and
+applied, brought by its last pass or not. That a layer was frozen since cannot be seen: variables of TensorFlow do not
+tell, so what was added up for it before is applied. A graph knows of the sums that there were when it was made: what an
+old one does not know of stays for the next window.
+
 It works eagerly, in tf.function, and in a graph of TensorFlow 1, where nothing runs but what a fetch depends on: so
 every step says what it comes after.
 """
@@ -26,8 +31,8 @@ class Passes:
 
     def __init__(self, count: int, average: bool) -> None:
         self.count, self.average = count, average
-        self._sums: dict[Any, Any] = {}
-        self._owners: list[Any] = []  # held, so that keys stay theirs
+        self._sums: dict[Any, tuple[Any, Any]] = {}  # a variable and its sum: held, so that its key stays its own
+        self._known: list[set[Any]] = []  # the keys of the sums that passes of this graph knew of
         self._calls: Any = None
 
     def begun(self) -> bool:
@@ -38,62 +43,71 @@ class Passes:
         """How many passes of the window are done. Not in a graph of TensorFlow 1."""
         return int(self._calls) % self.count if self.begun() else 0
 
-    def _build(self, places: Sequence[int], owners: Sequence[Any]) -> None:
+    def _build(self, owners: Sequence[Any]) -> None:
         with tf.init_scope():
             if self._calls is None:
                 self._calls = tf.Variable(0, trainable=False, name="hvd_passes", dtype=tf.int64)
-            for place in places:
-                owner = owners[place]
+            for owner in owners:
                 if key_of(owner) not in self._sums:
                     zeros = tf.zeros(owner.shape, owner.dtype)
-                    self._sums[key_of(owner)] = tf.Variable(zeros, trainable=False, name=f"hvd_sum_{len(self._owners)}")
-                    self._owners.append(owner)
+                    total = tf.Variable(zeros, trainable=False, name=f"hvd_sum_{len(self._sums)}")
+                    self._sums[key_of(owner)] = owner, total
+        if tf.executing_eagerly():
+            self._known.clear()
+        self._known.append(set(self._sums))
 
     def add(
-        self, gradients: Sequence[Any], owners: Sequence[Any], reduce: Callable[[list[Any]], list[Any]]
-    ) -> list[Any]:  # fmt: skip
-        """Adds a pass; the sums so far, or at the end of a window what `reduce` makes of them. None stays None.
+        self, gradients: Sequence[Any], owners: Sequence[Any], reduce: Callable[[list[Any], list[Any]], list[Any]]
+    ) -> list[tuple[Any, Any]]:
+        """Adds a pass. Pairs of a sum so far and its variable, or at the end of a window what `reduce` makes of them.
 
-        Raises ValueError for tf.IndexedSlices.
+        First the variables of this pass, then those that earlier ones had gradients of. None stays None where no pass
+        had one. Raises ValueError for tf.IndexedSlices.
         """
-        kept = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        if any(isinstance(gradients[i], tf.IndexedSlices) for i in kept):
+        brought = [(owner, gradient) for owner, gradient in zip(owners, gradients) if gradient is not None]
+        if any(isinstance(gradient, tf.IndexedSlices) for _, gradient in brought):
             raise ValueError(
                 "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
+                " [HVD231]"
             )
-        if not kept:
-            return list(gradients)
-        self._build(kept, owners)
-        totals = {i: self._sums[key_of(owner)] for i, owner in enumerate(owners) if key_of(owner) in self._sums}
-        added = [totals[i].assign_add(tf.cast(gradients[i], totals[i].dtype)) for i in kept]
-        added.append(self._calls.assign_add(1))
-        kept = list(totals)  # with those that only earlier passes had gradients of
+        self._build([owner for owner, _ in brought])
+        here = {key_of(owner) for owner in owners}
+        whole = [*owners, *(owner for key, (owner, _) in self._sums.items() if key not in here)]
+        totals = [self._sums.get(key_of(owner), (None, None))[1] for owner in whole]
+        added = [self._calls.assign_add(1)]
+        for owner, gradient in brought:
+            total = self._sums[key_of(owner)][1]
+            added.append(total.assign_add(tf.cast(gradient, total.dtype)))
         divisor = self.count if self.average else 1
 
         def so_far() -> list[Any]:
-            return [totals[i].read_value() for i in kept]
+            return [tf.constant(False), *(total.read_value() for total in totals if total is not None)]
 
         def averaged() -> list[Any]:
-            sums: list[Any] = [None] * len(gradients)
-            for i, total in zip(kept, so_far()):
-                sums[i] = total / tf.cast(divisor, total.dtype) if divisor > 1 else tf.identity(total)
-            return [tf.convert_to_tensor(each) for each in reduce(sums) if each is not None]
+            sums: list[Any] = []
+            for total in totals:
+                value = None if total is None else total.read_value()
+                sums.append(value if value is None or divisor == 1 else value / tf.cast(divisor, value.dtype))
+            return [
+                tf.constant(True),
+                *(tf.convert_to_tensor(each) for each in reduce(sums, whole) if each is not None),
+            ]
 
         with tf.control_dependencies([tf.convert_to_tensor(each) for each in added]):
-            found = tf.cond(self._is_last(), averaged, so_far)
-        results: list[Any] = [None] * len(gradients)
-        for i, result in zip(kept, found if isinstance(found, (list, tuple)) else [found]):
-            results[i] = result
-        return results
+            found = iter(tf.cond(self._is_last(), averaged, so_far)[1:])
+        return [(None if total is None else next(found), owner) for total, owner in zip(totals, whole)]
 
-    def at_end(self, gradients: Sequence[Any], apply: Callable[[], Any], otherwise: Any = None) -> Any:
+    def at_end(self, pairs: Sequence[tuple[Any, Any]], apply: Callable[[], Any], otherwise: Any = None) -> Any:
         """At the end of a window: `apply`, and the sums are zero again; else `otherwise`, which returns what it has
-        assigned. In a graph the operation that does."""
+        assigned. In a graph the operation that does. `pairs`: of `add`, whatever was done to the gradients since."""
+        here = {key_of(owner) for _, owner in pairs}
+        known = min((keys for keys in self._known if here <= keys | self._unknown(here)), key=len, default=self._sums)
+        sums = [self._sums[key][1] for key in known]
 
         def step() -> tf.Tensor:
             done = apply()
             with tf.control_dependencies([] if done is None or tf.executing_eagerly() else [done]):
-                zeroed = [each.assign(tf.zeros(each.shape, each.dtype)) for each in self._sums.values()]
+                zeroed = [each.assign(tf.zeros(each.shape, each.dtype)) for each in sums]
             with tf.control_dependencies([tf.convert_to_tensor(each) for each in zeroed]):
                 return tf.constant(True)
 
@@ -101,9 +115,13 @@ class Passes:
             with tf.control_dependencies([] if otherwise is None else [tf.convert_to_tensor(otherwise())]):
                 return tf.constant(False)
 
-        with tf.control_dependencies([each for each in gradients if each is not None]):
+        with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
             done = tf.cond(self._is_last(), step, pause)
         return None if tf.executing_eagerly() else tf.group(done)
+
+    def _unknown(self, keys: set[Any]) -> set[Any]:
+        """Those that never had a gradient."""
+        return {key for key in keys if key not in self._sums}
 
     def _is_last(self) -> tf.Tensor:
         return tf.equal(self._calls.read_value() % self.count, 0)

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .. import measured
 from ..keras.lists import SAME_GRADIENTS, Listed
 from ..keras.naming import everywhere
 from ..ops import Average, Terms, op_of
@@ -48,16 +49,18 @@ class Reducer:
         self.prefix, self.compression, self.sparse_as_dense = prefix, compression, bool(sparse_as_dense)
         self.op, self.process_set, self.scale_local = op_of(None, op), process_set, bool(scale_local_gradients)
         if gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
+            raise ValueError("gradient_predivide_factor not supported with op != Average [HVD224]")
         if not gradient_predivide_factor > 0:
-            raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0")
+            raise ValueError(
+                f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0 [HVD222]"
+            )
         self.predivide = float(gradient_predivide_factor)
         if groups is None and num_groups:
             groups = num_groups
         if groups is not None:
             lists = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
             if not lists and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
-                raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
+                raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable. [HVD226]")
         self.groups = groups
         self._local: dict[Any, Any] = {}  # the variables are held, so that their ids stay theirs
 
@@ -94,10 +97,18 @@ class Reducer:
         """The averages, None where a gradient is None."""
         found, owners = list(gradients), list(variables)
         if self.alone:
+            self._stepped()
             return found
         prefix = once_more(self.prefix)
         with tf.control_dependencies(self._agreed(prefix, found, owners)):
-            return self._averages(prefix, found, owners)
+            averages = self._averages(prefix, found, owners)
+        self._stepped()
+        return averages
+
+    def _stepped(self) -> None:
+        """Eagerly this is a step; while a graph is made it is none: csrc/tensorflow/list.c tells of those."""
+        if tf.executing_eagerly():
+            measured.step(self)
 
     def _agreed(self, prefix: str, found: list[Any], owners: list[Any]) -> list[Any]:
         """Nothing of a list travels before all ranks are seen to have the same."""

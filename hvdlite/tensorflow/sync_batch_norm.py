@@ -35,7 +35,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **more: Any) -> None:
         if fused:
-            raise ValueError("SyncBatchNormalization does not support fused=True.")
+            raise ValueError("SyncBatchNormalization does not support fused=True. [HVD236]")
         super().__init__(**({"fused": False, **more} if legacy() else more))
         self._hvd_process_set = process_set
 
@@ -56,7 +56,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if members is None:
             raise ValueError(
                 f"rank {_core.rank()}: layer {given.get('name')!r} was saved with a process set of ranks {ranks}, and "
-                "there is none now: hvd.add_process_set them on all ranks before the model is opened"
+                "there is none now: hvd.add_process_set them on all ranks before the model is opened [HVD213]"
             )
         return cls(process_set=members, **given)
 

@@ -82,7 +82,7 @@ def DistributedGradientTape(
     Raises ValueError for arguments that do not go together.
     """
     if not isinstance(gradtape, tf.GradientTape):
-        raise TypeError(f"expected a tf.GradientTape, not {type(gradtape).__name__}")
+        raise TypeError(f"expected a tf.GradientTape, not {type(gradtape).__name__} [HVD223]")
     base = type(gradtape)
     tape: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
     tape.__dict__.update(gradtape.__dict__)
@@ -116,5 +116,7 @@ def layers_of(local_layers: Any) -> list[Any]:
     layers = list(layers) if isinstance(layers, (list, tuple, set)) else [layers]
     for layer in layers:
         if not hasattr(layer, "trainable_weights"):
-            raise ValueError(f"All local layers must be of tf.keras.layers.Layer type, not {type(layer).__name__}")
+            raise ValueError(
+                f"All local layers must be of tf.keras.layers.Layer type, not {type(layer).__name__} [HVD224]"
+            )
     return layers

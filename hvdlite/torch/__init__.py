@@ -5,7 +5,7 @@
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-Collectives take and return tensors; the dtypes are those of the core, bfloat16 among them.
+Collectives take and return tensors; the dtypes are those of the core, bfloat16 and float8 among them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PyTorch's tensors, by address: no copy, and bfloat16, which NumPy has not, like any other dtype.
+"""PyTorch's tensors, by address: no copy, and bfloat16 and float8, which NumPy has not, like any other dtype.
 
 Tensors lie in CPU memory or on a GPU of CUDA (device.py); another device is a ValueError. Subclasses of Tensor
 (Parameter) are welcome, sparse tensors are not.
@@ -42,21 +42,25 @@ class TorchAdapter:
 
     def accept(self, value: Any, writable: bool = False) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"expected a torch.Tensor, not {type(value).__module__}.{type(value).__qualname__}")
+            raise TypeError(
+                f"expected a torch.Tensor, not {type(value).__module__}.{type(value).__qualname__} [HVD201]"
+            )
         return value
 
     def view(self, tensor: torch.Tensor) -> View:
         if tensor.layout is not torch.strided:
             raise ValueError(
                 f"a tensor of layout {tensor.layout} is not supported: make it dense with .to_dense(), "
-                "or use hvd.sparse_allreduce_async"
+                "or use hvd.sparse_allreduce_async [HVD203]"
             )
         if not (tensor.is_cpu or tensor.is_cuda):
-            raise ValueError(f"a tensor on device {tensor.device} is not supported yet: move it with .cpu()")
+            raise ValueError(f"a tensor on device {tensor.device} is not supported yet: move it with .cpu() [HVD203]")
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
             supported = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
-            raise ValueError(f"Tensor type {tensor.dtype} is not supported; supported: {supported}{_remedy(tensor)}")
+            raise ValueError(
+                f"Tensor type {tensor.dtype} is not supported; supported: {supported}{_remedy(tensor)} [HVD202]"
+            )
         contiguous = tensor.is_contiguous() and not tensor.is_neg()
         return View(tensor.data_ptr(), tensor.shape, dtype, contiguous, None if tensor.is_cpu else device_of(tensor))
 
@@ -83,7 +87,7 @@ class TorchAdapter:
     def new(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         found = getattr(torch, dtype, None)
         if found is None:
-            raise ValueError(f"PyTorch {torch.__version__} has no dtype {dtype}")
+            raise ValueError(f"PyTorch {torch.__version__} has no dtype {dtype} [HVD202]")
         return torch.empty(shape, dtype=found, device="cpu")
 
     def home(self) -> Device | None:

@@ -3,7 +3,7 @@
 A user's own compression is a subclass of `Compressor` (or anything with the same two functions), given to
 `DistributedOptimizer(compression=...)` or `allreduce(compression=...)`. The ranks' compressed tensors are added up by
 the core, so a form that cannot be added (top-k, say) does not fit here. `fp16` and `bf16` halve the bytes; the core
-sums them in float32 and rounds once.
+sums them in float32 and rounds once. On GPUs the core itself casts what these two would, many tensors in one kernel.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class _Narrow(Compressor):
 class FP16Compressor(_Narrow):
     """float16: 11 bits of precision, values up to 65504."""
 
+    travels_as = "float16"
+
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return _Narrow._as(torch.float16, tensor)
@@ -37,6 +39,8 @@ class FP16Compressor(_Narrow):
 
 class BF16Compressor(_Narrow):
     """bfloat16: 8 bits of precision, the range of float32."""
+
+    travels_as = "bfloat16"
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -3,7 +3,9 @@
 A collective may touch a tensor once the current stream of its device has got to where it was submitted; an event tells.
 That one event stands for what was written before, and for what still reads memory that is about to be written. When it
 was waited for, the collective lies on a stream of the core's, and the current stream waits for it there: no thread
-waits for a device.
+waits for a device. So does the stream that was current when the collective was submitted, if that is another one:
+PyTorch's allocator gives the memory of copies that are dropped now to whoever asks for some on the stream that it was
+made for, and the collective may still be reading it.
 
 Nothing here is imported or asked before the first tensor on a GPU comes.
 """
@@ -15,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .. import _core, gpu
+from .. import _core, gpu, guard
 from ..errors import HvdError
 
 
@@ -26,24 +28,56 @@ class CudaDevice:
         self.number = index + 1
         self._device = torch.device("cuda", index)
 
-    def ready(self) -> tuple[int, Any]:
-        """An event after all that was begun on this device's current stream: its handle, and what keeps it alive."""
-        if torch.cuda.is_current_stream_capturing():
+    def _refuse_captures(self, ready: Any = None) -> None:
+        with torch.cuda.device(self._device):  # the current stream is another one on each device
+            captured = torch.cuda.is_current_stream_capturing()
+            current = torch.cuda.current_stream(self._device)
+        if ready is not None and not captured and ready[1][1].cuda_stream != current.cuda_stream:
+            with torch.cuda.stream(ready[1][1]):
+                if torch.cuda.is_current_stream_capturing():
+                    raise HvdError(
+                        "the stream that this collective was submitted on is being captured into a CUDA graph, and "
+                        "would have to wait for it: synchronize before the capture, or when it has ended [HVD234]"
+                    )
+        if captured:
             raise HvdError(
                 "a CUDA graph is being captured, and a collective that hvdlite agrees on at run time cannot be part of "
-                "one: capture forward and backward, and call the collective or optimizer.step() outside of the capture"
+                "one: capture forward and backward (with a DistributedOptimizer under its no_sync()), and call the "
+                "collective (and its synchronize) or optimizer.step() outside of the capture [HVD234]"
             )
+
+    def ready(self) -> tuple[int, Any]:
+        """An event after all that was begun on this device's current stream: its handle, and what keeps it alive, with
+        that stream. Raises HvdError if a CUDA graph is being captured there."""
+        self._refuse_captures()
+        stream = torch.cuda.current_stream(self._device)
         event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event.cuda_event, event
+        event.record(stream)  # which makes it, on the stream's device
+        return event.cuda_event, (event, stream)
 
-    def follow(self, native: int) -> None:
-        """The current stream waits for a collective; this thread does not. Raises HvdPeerLostError."""
-        _core.behind(native, torch.cuda.current_stream(self._device).cuda_stream)
+    def follow(self, native: int, ready: Any) -> None:
+        """The current stream waits for a collective, and the one that `ready` is of; this thread does not. Raises
+        HvdPeerLostError, and HvdError as `ready`, and where the other one is being captured."""
+        self._refuse_captures(ready)
+        stream = torch.cuda.current_stream(self._device)
+        _core.behind(native, stream.cuda_stream)
+        self._behind(native, ready, stream)
 
-    def fetch(self, native: int, target: int) -> None:
-        """The current stream waits for a collective and copies its result. Raises as `follow`."""
-        _core.fetch(native, target, torch.cuda.current_stream(self._device).cuda_stream)
+    def fetch(self, native: int, target: int, ready: Any) -> None:
+        """The current stream waits for a collective and copies its result. Otherwise as `follow`."""
+        self._refuse_captures(ready)
+        stream = torch.cuda.current_stream(self._device)
+        _core.fetch(native, target, stream.cuda_stream)
+        self._behind(native, ready, stream)
+
+    def _behind(self, native: int, ready: Any, current: torch.cuda.Stream) -> None:
+        made_on = ready[1][1]
+        if made_on.cuda_stream != current.cuda_stream:
+            _core.behind(native, made_on.cuda_stream)
+
+    def found(self) -> int:
+        """Nothing: nobody has asked."""
+        return 0
 
     def near(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of a tensor in the CPU's memory."""
@@ -54,9 +88,25 @@ class CudaDevice:
         return tensor.to(self._device)
 
 
+class GuardedDevice(CudaDevice):
+    """A device as one tensor sees it that is to be looked at. Looking waits for the device."""
+
+    def __init__(self, index: int, tensor: torch.Tensor) -> None:
+        super().__init__(index)
+        self._tensor = tensor
+
+    def found(self) -> int:
+        """Elements that are NaN, times 2^32, plus infinite ones."""
+        tensor, most = self._tensor.detach(), 0xFFFFFFFF
+        if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
+            return 0
+        return min(int(tensor.isnan().sum()), most) << 32 | min(int(tensor.isinf().sum()), most)
+
+
 def device_of(tensor: torch.Tensor) -> CudaDevice:
     """The device of a tensor on a GPU."""
-    return _device(tensor.get_device())
+    device = _device(tensor.get_device())
+    return device if not guard.looks() else GuardedDevice(device.number - 1, tensor)
 
 
 def current() -> CudaDevice:

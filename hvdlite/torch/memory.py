@@ -27,7 +27,7 @@ def empty(shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     _core.size()
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype must be a torch.dtype, not {dtype!r}")
+        raise TypeError(f"dtype must be a torch.dtype, not {dtype!r} [HVD220]")
     dims = shape_of(shape)
     sample = torch.empty(0, dtype=dtype)
     plain.adapter.view(sample)  # ValueError

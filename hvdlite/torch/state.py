@@ -7,20 +7,19 @@ that is not there yet, so parameters are never touched, and every optimizer work
 
 Before anything moves, all ranks compare what they are about to send: models that differ are an error that names what
 differs, on all ranks, not a hang. Tensors of other devices travel by way of the CPU, dtypes that the core cannot reduce
-(complex, float8) as bytes: a broadcast needs no arithmetic.
+(complex, other float8) as bytes: a broadcast needs no arithmetic.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import _core
-from ..errors import HvdMismatchError
-from ..objects import allgather_object, broadcast_object
+from ..consistency import require_equal
+from ..objects import broadcast_object
 from ..ops import Handle
 from ..process_set import ProcessSet, global_process_set
 from .ops import plain
@@ -59,16 +58,22 @@ def named_tensors(params: Any) -> Named:
     elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
         named = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(params)]
     else:
-        raise ValueError(f"invalid params of type {type(params).__name__}: expected a state_dict or a list of tensors")
+        raise ValueError(
+            f"invalid params of type {type(params).__name__}: expected a state_dict or a list of tensors [HVD235]"
+        )
     for pair in named:
         if len(pair) != 2 or not isinstance(pair[1], torch.Tensor):
-            raise ValueError(f"invalid params: {pair[0]!r} is no tensor; send other things with hvd.broadcast_object")
+            raise ValueError(
+                f"invalid params: {pair[0]!r} is no tensor; send other things with hvd.broadcast_object [HVD235]"
+            )
         if pair[1].layout is not torch.strided or pair[1].is_meta:
-            raise ValueError(f"invalid params: {pair[0]!r} is a {pair[1].layout} tensor on device {pair[1].device}")
+            raise ValueError(
+                f"invalid params: {pair[0]!r} is a {pair[1].layout} tensor on device {pair[1].device} [HVD235]"
+            )
     names = [name for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise ValueError(f"invalid params: these names are not unique: {', '.join(map(str, twice))}")
+        raise ValueError(f"invalid params: these names are not unique: {', '.join(map(str, twice))} [HVD235]")
     return named
 
 
@@ -76,23 +81,6 @@ def require_same(caller: str, named: Named, process_set: ProcessSet, advice: str
     """HvdMismatchError on all ranks unless all have tensors of the same names, shapes and dtypes, in whatever order."""
     mine = sorted((str(name), tuple(tensor.shape), str(tensor.dtype)) for name, tensor in named)
     require_equal(caller, mine, process_set, _shown, advice)
-
-
-def require_equal(caller: str, mine: list[Any], process_set: ProcessSet, shown: Any, advice: str) -> None:
-    """The same for lists of anything: digests are compared first, so that equal lists cost 16 bytes a rank."""
-    digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
-    if len(set(allgather_object(digest, None, process_set))) == 1:
-        return
-    everyone = allgather_object(mine, None, process_set)
-    ranks, first = process_set.ranks, everyone[0]
-    for rank, theirs in zip(ranks, everyone):
-        if theirs == first:
-            continue
-        only_first = [entry for entry in first if entry not in theirs]
-        only_theirs = [entry for entry in theirs if entry not in first]
-        said = [f"rank {ranks[0]} has {shown(only_first)}"] if only_first else []
-        said += [f"rank {rank} has {shown(only_theirs)}"] if only_theirs else []
-        raise HvdMismatchError(f"{caller}: the ranks' parameters differ: {'; '.join(said)}. {advice} on every rank.")
 
 
 def _shown(entries: list[Any]) -> str:
@@ -142,7 +130,9 @@ def broadcast_optimizer_state(
     needed here. HvdMismatchError on all ranks when the optimizers have different parameter groups.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"broadcast_optimizer_state expects a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        raise TypeError(
+            f"broadcast_optimizer_state expects a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]"
+        )
     groups = enumerate(optimizer.param_groups)
     named = [(f"group {i} parameter {j}", p) for i, group in groups for j, p in enumerate(group["params"])]
     caller = "broadcast_optimizer_state"
@@ -223,7 +213,7 @@ def broadcast_state(
     others = [*_several(scheduler), *_several(scaler)]
     for other in others:
         if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
-            raise TypeError(f"broadcast_state: {other!r} has no state_dict: give it as extra")
+            raise TypeError(f"broadcast_state: {other!r} has no state_dict: give it as extra [HVD235]")
     kinds = [("models", len(models)), ("optimizers", len(optimizers)), ("schedulers and scalers", len(others))]
     require_equal(
         "broadcast_state",

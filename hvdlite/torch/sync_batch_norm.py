@@ -48,9 +48,9 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input) [HVD236]")
         if input.size(1) != self.num_features:
-            raise ValueError(f"expected {self.num_features} channels in dimension 1, got {list(input.shape)}")
+            raise ValueError(f"expected {self.num_features} channels in dimension 1, got {list(input.shape)} [HVD236]")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalized input, of its shape and dtype. ValueError if all ranks together have one value per channel."""
@@ -97,7 +97,9 @@ class _Normalize(torch.autograd.Function):
         dims = [dim for dim in range(input.dim()) if dim != 1]
         mean, variance, count = _statistics(rows, dims, process_set)
         if count < 2:
-            raise ValueError(f"expected more than 1 value per channel on all ranks together, got input {input.shape}")
+            raise ValueError(
+                f"expected more than 1 value per channel on all ranks together, got input {input.shape} [HVD236]"
+            )
         mean, variance = mean.to(rows.device, rows.dtype), variance.to(rows.device, rows.dtype)
         inverse = torch.rsqrt(variance + eps)
         shape = [1, -1] + [1] * (input.dim() - 2)
@@ -159,7 +161,7 @@ def convert_sync_batchnorm(module: torch.nn.Module, process_set: ProcessSet = gl
     that has seen no batch yet.
     """
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"convert_sync_batchnorm expects a torch.nn.Module, not {type(module).__name__}")
+        raise TypeError(f"convert_sync_batchnorm expects a torch.nn.Module, not {type(module).__name__} [HVD236]")
     return _converted(module, process_set, {})
 
 
@@ -181,7 +183,7 @@ def _is_convertible(module: torch.nn.Module) -> bool:
 
 def _synchronized(layer: Any, process_set: ProcessSet) -> SyncBatchNorm:
     if any(is_lazy(tensor) for tensor in (layer.weight, layer.running_mean)):
-        raise ValueError(f"{layer} does not know its number of features yet: run one batch before converting")
+        raise ValueError(f"{layer} does not know its number of features yet: run one batch before converting [HVD236]")
     result = SyncBatchNorm(
         layer.num_features, layer.eps, layer.momentum, False, layer.track_running_stats, process_set, device="meta"
     )

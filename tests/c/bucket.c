@@ -10,6 +10,7 @@
 #include "bucket.h"
 
 #include "kernel/kernel.h"
+#include "slow_reduce.h"
 #include "world.h"
 
 #include <string.h>
@@ -23,15 +24,11 @@ static int64_t number(int dtype, int op, int rank, uint64_t i)
         return (k + (uint64_t)rank) % 3 == 0;
     if (op == HVD_OP_product)
         return (k + (uint64_t)rank) % 8 == 0 ? 2 : 1;
+    if (hvd_is_narrow(dtype) && hvd_dtype_bytes(dtype) == 1) /* exact with two bits of mantissa */
+        return (int64_t)((k * 3 + (uint64_t)rank * 13) % 8) + 1;
     if (op == HVD_OP_min || op == HVD_OP_max)
         return (int64_t)((k * 7 + (uint64_t)rank * 13) % 101) + 1;
     return (int64_t)((k * 7 + (uint64_t)rank * 13) % 17) + 1;
-}
-
-static bool is_float(int dtype)
-{
-    return dtype == HVD_DTYPE_float16 || dtype == HVD_DTYPE_bfloat16 || dtype == HVD_DTYPE_float32 ||
-           dtype == HVD_DTYPE_float64;
 }
 
 static void store_float(int dtype, double value, void *to)
@@ -42,6 +39,10 @@ static void store_float(int dtype, double value, void *to)
     memcpy(&bits, &single, sizeof bits);
     uint16_t brain = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16); /* nearest, ties to even; never NaN here */
     switch (dtype) {
+    case HVD_DTYPE_float8_e4m3fn:
+    case HVD_DTYPE_float8_e5m2:
+        slow_set_half(dtype, to, 0, slow_half_of_value(dtype, (double)single));
+        break;
     case HVD_DTYPE_float16:
         memcpy(to, &half, 2);
         break;
@@ -58,7 +59,7 @@ static void store_float(int dtype, double value, void *to)
 
 static void store(int dtype, int64_t value, void *to)
 {
-    if (is_float(dtype))
+    if (hvd_is_float(dtype))
         store_float(dtype, (double)value, to);
     else
         memcpy(to, &value, (size_t)hvd_dtype_bytes(dtype)); /* little endian: the low bytes, wrapped */
@@ -100,7 +101,7 @@ void hvd_bucket_expect(const struct hvd_bucket *bucket, uint64_t i, void *to)
     factor *= work->postscale;
     if (dtype == HVD_DTYPE_bool) {
         store(dtype, op == HVD_OP_sum ? all != 0 : all, to);
-    } else if (!is_float(dtype)) {
+    } else if (!hvd_is_float(dtype)) {
         if (op == HVD_OP_average)
             all /= work->divide_by;
         store(dtype, factor == 1 ? all : (int64_t)((double)all * factor), to);

@@ -27,7 +27,8 @@ static const struct crew_kind *kind = &kinds[0];
 
 struct hvd_error crew_open_error;
 pid_t crew_pid[HVD_LOCAL_MAX];
-int crew_shared_memory, crew_peer_timeout_ms;
+int crew_shared_memory, crew_peer_timeout_ms, crew_nan_guard, crew_cuda_ipc, crew_warn_ms, crew_limit_ms,
+    crew_report_fd = -1;
 uint64_t crew_alpha_ns;
 
 static void too_late(int signal)
@@ -84,6 +85,7 @@ static void take_row(int purpose, const int *ranks, int count, int mine, struct 
 static void link_options(struct hvd_options *options, struct row *row)
 {
     options->plane = kind->plane;
+    options->cuda_ipc = crew_cuda_ipc;
     if (!kind->linked || options->size < 2)
         return;
     take_row(0, everyone, options->size, options->rank, row);
@@ -124,6 +126,10 @@ struct hvd_options crew_options(int rank, int size)
                                   .leave_timeout_ms = 2000,
                                   .spin_us = -1,
                                   .shared_memory = crew_shared_memory,
+                                  .nan_guard = crew_nan_guard,
+                                  .stall_warn_ms = crew_warn_ms,
+                                  .collective_timeout_ms = crew_limit_ms,
+                                  .report_fd = crew_report_fd,
                                   .trace_events = 1024};
     memset(options.secret, 7, sizeof options.secret);
     return options;

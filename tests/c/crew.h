@@ -36,6 +36,8 @@ const char *crew_world(int i);
 enum { CREW_HOSTS = 2 }; /* the first kind with several hosts: of one rank each; then of 2, 1 and the rest; ... */
 void crew_levels(void);  /* from here on: two hosts of two ranks, with plane hier asked for */
 extern int crew_peer_timeout_ms;
+extern int crew_nan_guard;                              /* HVD_GUARD_* */
+extern int crew_warn_ms, crew_limit_ms, crew_report_fd; /* of collectives that wait; 0 (fd: -1): none */
 extern uint64_t crew_alpha_ns; /* of a message between hosts, as if it were so; 0: it is measured */
 
 typedef void crew_body(struct hvd_engine *engine, int rank, int size);
@@ -51,7 +53,7 @@ void crew_processes(int size, crew_body *body, void (*before)(int rank), int *st
 /* In a process crew: the outcome of opening the engine is given to the body as engine == NULL on failure. */
 extern struct hvd_error crew_open_error;
 extern pid_t crew_pid[HVD_LOCAL_MAX];
-extern int crew_shared_memory; /* as in hvd_options */
+extern int crew_shared_memory, crew_cuda_ipc; /* as in hvd_options */
 /* A barrier of all ranks, each once at a time, that does not go through the engine. */
 void crew_meet(void);
 

@@ -39,6 +39,7 @@ const struct fuzz_target *fuzz_target_named(const char *name);
 void fuzz_check(struct fuzz_input input);  /* one vote: check and merge alone */
 void fuzz_votes(struct fuzz_input input);  /* what boards hold: check, merge, decide */
 void fuzz_tree(struct fuzz_input input);   /* what comes over an edge of the tree of hosts */
+void fuzz_stall(struct fuzz_input input);  /* the same, of who asks who is missing */
 void fuzz_heads(struct fuzz_input input);  /* what comes over a link of plane p2p */
 void fuzz_report(struct fuzz_input input); /* what comes from the store while an engine runs */
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 const struct fuzz_target fuzz_targets[] = {
-    {"check", fuzz_check}, {"votes", fuzz_votes},   {"tree", fuzz_tree},
+    {"check", fuzz_check}, {"votes", fuzz_votes},   {"tree", fuzz_tree}, {"stall", fuzz_stall},
     {"heads", fuzz_heads}, {"report", fuzz_report}, {NULL, NULL},
 };
 

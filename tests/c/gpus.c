@@ -12,7 +12,7 @@ int (*gpus_calls)(const char *name);
 void *(*gpus_gate)(void);
 void (*gpus_open_gate)(void *event);
 
-static void *symbol(const char *name)
+void *gpus_symbol(const char *name)
 {
     void *library = dlopen(TESTS_STUB, RTLD_NOW);
     CHECK(library, "%s", dlerror());
@@ -21,10 +21,10 @@ static void *symbol(const char *name)
 
 void gpus_find(void)
 {
-    *(void **)(void *)&gpus_fail = symbol("stub_fail");
-    *(void **)(void *)&gpus_calls = symbol("stub_calls");
-    *(void **)(void *)&gpus_gate = symbol("stub_gate");
-    *(void **)(void *)&gpus_open_gate = symbol("stub_open_gate");
+    *(void **)(void *)&gpus_fail = gpus_symbol("stub_fail");
+    *(void **)(void *)&gpus_calls = gpus_symbol("stub_calls");
+    *(void **)(void *)&gpus_gate = gpus_symbol("stub_gate");
+    *(void **)(void *)&gpus_open_gate = gpus_symbol("stub_open_gate");
     hvd_cuda_prefer(TESTS_STUB);
     hvd_nccl_prefer(TESTS_STUB);
 }
@@ -40,8 +40,6 @@ const struct hvd_plane *gpus_plane(void)
 
 int gpus_greet(const struct hvd_plane_arg *world, int device, struct gpus_seat *seat, struct hvd_error *error)
 {
-    unsigned char mine[HVD_HELLO_BYTES];
-    struct hvd_work first = {.kind = HVD_ALLREDUCE, .flags = HVD_WORK_ON_DEVICE, .device = device + 1};
     void *opened;
     seat->plane = gpus_plane();
     seat->arg = *world;
@@ -49,14 +47,21 @@ int gpus_greet(const struct hvd_plane_arg *world, int device, struct gpus_seat *
     seat->arg.start_timeout_ms = seat->arg.start_timeout_ms ? seat->arg.start_timeout_ms : 60000;
     CHECK(seat->plane->open(&seat->arg, &opened, error) == HVD_OK, "%s", error->text);
     seat->nccl = opened;
-    seat->plane->hello(opened, &first, mine);
-    CHECK(world->allgather(world->self, mine, sizeof mine, seat->all, error) == HVD_OK, "%s", error->text);
-    return seat->plane->met(opened, seat->all, error);
+    return gpus_greet_again(seat, device, error);
+}
+
+int gpus_greet_again(struct gpus_seat *seat, int device, struct hvd_error *error)
+{
+    unsigned char mine[HVD_HELLO_BYTES];
+    struct hvd_work first = {.kind = HVD_ALLREDUCE, .flags = HVD_WORK_ON_DEVICE, .device = device + 1};
+    seat->plane->hello(seat->nccl, &first, mine);
+    CHECK(seat->arg.allgather(seat->arg.self, mine, sizeof mine, seat->all, error) == HVD_OK, "%s", error->text);
+    return seat->plane->met(seat->nccl, seat->all, error);
 }
 
 int gpus_finish(const struct gpus_seat *seat, struct hvd_work *work, struct hvd_error *error)
 {
-    bool progress;
+    bool progress = false;
     int code;
     while ((code = seat->plane->poll(seat->nccl, work, &progress, error)) == HVD_AGAIN)
         sched_yield();

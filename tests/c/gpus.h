@@ -13,6 +13,7 @@ extern int (*gpus_calls)(const char *name);
 extern void *(*gpus_gate)(void);
 extern void (*gpus_open_gate)(void *event);
 void gpus_find(void);
+void *gpus_symbol(const char *name); /* of the stub's */
 
 struct gpus_seat {
     struct hvd_plane_arg arg;
@@ -24,6 +25,8 @@ struct gpus_seat {
 const struct hvd_plane *gpus_plane(void);
 /* Opens, and lets the ranks greet each other; of a work whose tensors lie on `device`. */
 int gpus_greet(const struct hvd_plane_arg *world, int device, struct gpus_seat *seat, struct hvd_error *error);
+/* The same seat once more; a device of -1: its rank knows none. */
+int gpus_greet_again(struct gpus_seat *seat, int device, struct hvd_error *error);
 int gpus_finish(const struct gpus_seat *seat, struct hvd_work *work, struct hvd_error *error);
 int gpus_do(const struct gpus_seat *seat, struct hvd_work *work, struct hvd_error *error);
 

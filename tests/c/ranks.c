@@ -8,11 +8,14 @@
 static const char *const kind_name[] = {"allreduce", "allgather",     "broadcast", "barrier", "join",
                                         "alltoall",  "reducescatter", "reduce",    "send"};
 static const char *const op_name[] = {"average", "sum", NULL, "min", "max", "product"};
-static const char *const dtype_name[] = {"uint8",   "int8",    "uint16",  "int16", "int32",   "int64",
-                                         "float16", "float32", "float64", "bool",  "bfloat16"};
+enum { ON_DEVICE = 16 };
+static const char *const dtype_name[] = {
+    "uint8",   "int8",    "uint16", "int16",    "int32",         "int64",       "float16",
+    "float32", "float64", "bool",   "bfloat16", "float8_e4m3fn", "float8_e5m2", [ON_DEVICE + 7] = "float32",
+    "float64"};
 
 const struct hvd_coord_names ranks_names = {
-    kind_name, op_name, dtype_name, HVD_COUNT_OF(kind_name), HVD_COUNT_OF(op_name), HVD_COUNT_OF(dtype_name),
+    kind_name, op_name, dtype_name, HVD_COUNT_OF(kind_name), HVD_COUNT_OF(op_name), HVD_COUNT_OF(dtype_name), ON_DEVICE,
 };
 
 uint64_t ranks_random(uint64_t *seed)
@@ -27,6 +30,8 @@ uint32_t ranks_below(uint64_t *seed, uint32_t bound)
 {
     return (uint32_t)((ranks_random(seed) >> 32) * bound >> 32);
 }
+
+bool ranks_forgive;
 
 static void *take(size_t bytes)
 {
@@ -43,6 +48,7 @@ void ranks_open(struct ranks *ranks, int size, uint32_t slots, uint32_t fresh, u
     ranks->seed = seed;
     ranks->limits = (struct hvd_coord_limits){
         .size = size, .slots = slots, .tickets = tickets, .fresh = fresh, .set = 7, .names = &ranks_names};
+    ranks->limits.forgives = ranks_forgive;
     ranks->vote_bytes = hvd_vote_bytes_max(&ranks->limits);
     ranks->coord = take(sizeof *ranks->coord * (size_t)size);
     ranks->vote = take(sizeof *ranks->vote * (size_t)size);

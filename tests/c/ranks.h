@@ -27,6 +27,7 @@ extern const struct hvd_coord_names ranks_names;
 uint64_t ranks_random(uint64_t *seed);                /* 64 bits */
 uint32_t ranks_below(uint64_t *seed, uint32_t bound); /* 0 <= result < bound */
 
+extern bool ranks_forgive; /* those that are opened from here on; see hvd_coord_limits */
 void ranks_open(struct ranks *ranks, int size, uint32_t slots, uint32_t fresh, uint32_t tickets, uint64_t seed);
 void ranks_close(struct ranks *ranks);
 

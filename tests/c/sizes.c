@@ -4,7 +4,11 @@
  */
 #include "sizes.h"
 
-#if defined(HVD_SANITIZED)
+#include "kernel/kernel.h"
+
+#if defined(__SANITIZE_THREAD__)
+static const int sizes[] = {3, 64};
+#elif defined(HVD_SANITIZED)
 static const int sizes[] = {1, 2, 3, 7, 64};
 #else
 static const int sizes[] = {1, 2, 3, 4, 7, 8, 64};
@@ -36,4 +40,22 @@ void hvd_every_size(void (*body)(const struct hvd_plane_arg *arg, void *more), c
     for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++)
         if (is_simulated(sizes[i]))
             hvd_world_sim(sizes[i], i, &line, 400, body, NULL);
+}
+
+bool hvd_dtype_asked(int dtype)
+{
+#if defined(__SANITIZE_THREAD__)
+    return dtype == HVD_DTYPE_float32 || dtype == HVD_DTYPE_int8;
+#else
+    return dtype != HVD_DTYPE_float8_e5m2;
+#endif
+}
+
+void hvd_world_processes(int size, int seconds, void (*body)(const struct hvd_plane_arg *arg, void *more), void *more)
+{
+#if !defined(__SANITIZE_THREAD__)
+    hvd_world_run(HVD_WORLD_PROCESSES, size, seconds, body, more);
+#else
+    (void)size, (void)seconds, (void)body, (void)more;
+#endif
 }

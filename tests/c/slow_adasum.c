@@ -33,7 +33,7 @@ double slow_get(int dtype, const void *array, size_t i)
         return ((const double *)array)[i];
     if (dtype == HVD_DTYPE_float32)
         return (double)((const float *)array)[i];
-    return slow_value_of_half(dtype, ((const uint16_t *)array)[i]);
+    return slow_value_of_half(dtype, slow_half_at(dtype, array, i));
 }
 
 void slow_put(int dtype, void *array, size_t i, double value)
@@ -43,7 +43,7 @@ void slow_put(int dtype, void *array, size_t i, double value)
     else if (dtype == HVD_DTYPE_float32)
         ((float *)array)[i] = (float)value;
     else
-        ((uint16_t *)array)[i] = slow_half_of_value(dtype, value);
+        slow_set_half(dtype, array, i, slow_half_of_value(dtype, value));
 }
 
 double slow_random(uint64_t *seed)

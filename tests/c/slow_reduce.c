@@ -11,11 +11,20 @@
 struct format {
     int mantissa_bits, exponent_bits;
     uint16_t nan;
+    bool finite; /* no infinity, and only all bits set is NaN */
 };
 
 static struct format format_of(int dtype)
 {
-    return dtype == HVD_DTYPE_float16 ? (struct format){10, 5, 0x7e00} : (struct format){7, 8, 0x7fc0};
+    return dtype == HVD_DTYPE_float16         ? (struct format){10, 5, 0x7e00, false}
+           : dtype == HVD_DTYPE_bfloat16      ? (struct format){7, 8, 0x7fc0, false}
+           : dtype == HVD_DTYPE_float8_e4m3fn ? (struct format){3, 4, 0x7f, true}
+                                              : (struct format){2, 5, 0x7f, false};
+}
+
+static uint16_t sign_of(struct format format)
+{
+    return (uint16_t)(1 << (format.mantissa_bits + format.exponent_bits));
 }
 
 double slow_value_of_half(int dtype, uint16_t bits)
@@ -24,8 +33,10 @@ double slow_value_of_half(int dtype, uint16_t bits)
     int bias = (1 << (format.exponent_bits - 1)) - 1;
     int exponent = bits >> format.mantissa_bits & ((1 << format.exponent_bits) - 1);
     int mantissa = bits & ((1 << format.mantissa_bits) - 1);
-    double sign = bits & 0x8000 ? -1.0 : 1.0;
-    if (exponent == (1 << format.exponent_bits) - 1)
+    double sign = bits & sign_of(format) ? -1.0 : 1.0;
+    if (format.finite && (bits & (sign_of(format) - 1)) == format.nan)
+        return (double)NAN;
+    if (!format.finite && exponent == (1 << format.exponent_bits) - 1)
         return mantissa ? (double)NAN : sign * (double)INFINITY;
     if (exponent == 0)
         return sign * ldexp(mantissa, 1 - bias - format.mantissa_bits);
@@ -38,13 +49,13 @@ uint16_t slow_half_of_value(int dtype, double value)
     if (isnan(value))
         return format.nan;
     int bias = (1 << (format.exponent_bits - 1)) - 1;
-    uint16_t sign = signbit(value) ? 0x8000 : 0;
+    uint16_t sign = signbit(value) ? sign_of(format) : 0;
     uint16_t infinity = (uint16_t)(((1 << format.exponent_bits) - 1) << format.mantissa_bits);
     value = fabs(value);
     if (value == 0.0)
         return sign;
     if (isinf(value))
-        return sign | infinity;
+        return format.finite ? (uint16_t)(sign | (format.nan - 1)) : sign | infinity;
     int exponent;
     frexp(value, &exponent);
     exponent -= 1; /* value = 1.xxx * 2^exponent */
@@ -53,6 +64,8 @@ uint16_t slow_half_of_value(int dtype, double value)
     double places = nearbyint(ldexp(value, format.mantissa_bits - exponent));
     /* places is at most 2^(mantissa_bits+1); a carry into the exponent adds up by itself. */
     double bits = places + ldexp(exponent + bias - 1, format.mantissa_bits);
+    if (format.finite)
+        return (uint16_t)(sign | (bits >= format.nan ? format.nan - 1 : (uint16_t)bits));
     return bits >= infinity ? sign | infinity : (uint16_t)(sign | (uint16_t)bits);
 }
 
@@ -82,11 +95,24 @@ static double combined_double(int op, double a, double b)
     return a > b ? a : b;
 }
 
+uint16_t slow_half_at(int dtype, const void *array, size_t i)
+{
+    return hvd_dtype_bytes(dtype) == 1 ? ((const uint8_t *)array)[i] : ((const uint16_t *)array)[i];
+}
+
+void slow_set_half(int dtype, void *array, size_t i, uint16_t bits)
+{
+    if (hvd_dtype_bytes(dtype) == 1)
+        ((uint8_t *)array)[i] = (uint8_t)bits;
+    else
+        ((uint16_t *)array)[i] = bits;
+}
+
 static float float_at(int dtype, const void *array, size_t i)
 {
     if (dtype == HVD_DTYPE_float32)
         return ((const float *)array)[i];
-    return (float)slow_value_of_half(dtype, ((const uint16_t *)array)[i]);
+    return (float)slow_value_of_half(dtype, slow_half_at(dtype, array, i));
 }
 
 static int64_t integer_at(int dtype, const void *array, size_t i)
@@ -154,7 +180,7 @@ void slow_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void
                 sum = combined_double(scale->op, sum, ((const double *)src[k])[i]);
             sum *= scale->factor;
             ((double *)dst)[i] = isnan(sum) ? (double)NAN : sum;
-        } else if (dtype == HVD_DTYPE_float32 || dtype == HVD_DTYPE_float16 || dtype == HVD_DTYPE_bfloat16) {
+        } else if (hvd_is_float(dtype)) {
             float sum = float_at(dtype, src[0], i);
             for (int k = 1; k < n; k++)
                 sum = combined_float(scale->op, sum, float_at(dtype, src[k], i));
@@ -162,7 +188,7 @@ void slow_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void
             if (dtype == HVD_DTYPE_float32)
                 ((float *)dst)[i] = isnan(sum) ? NAN : sum;
             else
-                ((uint16_t *)dst)[i] = slow_half_of_value(dtype, sum);
+                slow_set_half(dtype, dst, i, slow_half_of_value(dtype, (double)sum));
         } else {
             uint64_t value = reduced_integer(dtype, scale, src, n, i);
             memcpy((char *)dst + i * (size_t)hvd_dtype_bytes(dtype), &value, (size_t)hvd_dtype_bytes(dtype));

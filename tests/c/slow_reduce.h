@@ -4,10 +4,13 @@
 
 #include "kernel/kernel.h"
 
-/* The value of a float16 or bfloat16, by the definition of the format. */
+/* The value of a float16, a bfloat16 or a float8 (in the lowest bits), by the definition of the format. */
 double slow_value_of_half(int dtype, uint16_t bits);
-/* Nearest half, ties to even, found by arithmetic in double; NaN is the one quiet NaN. */
+/* Nearest of them, ties to even, found by arithmetic in double; NaN is the one quiet NaN. */
 uint16_t slow_half_of_value(int dtype, double value);
+/* Element i of an array of them. */
+uint16_t slow_half_at(int dtype, const void *array, size_t i);
+void slow_set_half(int dtype, void *array, size_t i, uint16_t bits);
 
 /* hvd_reduce, element by element; dst overlaps no source. */
 void slow_reduce(int dtype, const struct hvd_scale *scale, void *dst, const void *const *src, int n, size_t count);

@@ -13,7 +13,8 @@
 
 enum { TENSORS = 9, SMALL = 3000, MANY = 2500 };
 static const uint64_t counts[TENSORS] = {0, 530000, 0, 17, 64, 1, 300017, 1000, 513};
-static const int dtypes[] = {HVD_DTYPE_float16, HVD_DTYPE_bfloat16, HVD_DTYPE_float32, HVD_DTYPE_float64};
+static const int dtypes[] = {HVD_DTYPE_float16, HVD_DTYPE_bfloat16, HVD_DTYPE_float32, HVD_DTYPE_float64,
+                             HVD_DTYPE_float8_e4m3fn};
 
 /* Races do not depend on the number of ranks, and the thread sanitizer takes minutes for what is seconds without it. */
 #if defined(__SANITIZE_THREAD__)
@@ -76,6 +77,7 @@ static void check_tensor(const struct turn *turn, int dtype, int tensor, uint64_
 {
     static const double precision[] = {[HVD_DTYPE_float16] = 0x1p-11,
                                        [HVD_DTYPE_bfloat16] = 0x1p-8,
+                                       [HVD_DTYPE_float8_e4m3fn] = 0x1p-4,
                                        [HVD_DTYPE_float32] = 1e-6,
                                        [HVD_DTYPE_float64] = 2e-13};
     double *a[HVD_LOCAL_MAX];
@@ -88,10 +90,12 @@ static void check_tensor(const struct turn *turn, int dtype, int tensor, uint64_
         for (uint64_t i = 0; i < count && !(joined >> rank & 1); i++)
             a[rank][i] = slow_get(dtype, stored, i);
     }
+    double last = dtype == HVD_DTYPE_float8_e4m3fn ? 0x1p-10 : 0; /* half of it, where numbers are subnormal */
     slow_adasum(a, size, count);
     for (uint64_t i = 0; i < count; i++) {
         double wanted = a[0][i] * scale, got = slow_get(dtype, found, i);
-        CHECK(fabs(got - wanted) <= precision[dtype] * fabs(wanted) + 4 * size * fmin(1e-6, precision[dtype]) * scale,
+        CHECK(fabs(got - wanted) <=
+                  precision[dtype] * fabs(wanted) + 4 * size * fmin(1e-6, precision[dtype]) * scale + last,
               "rank %d of %d, %s, joined %llx: element %llu of tensor %d is %.17g, not %.17g", turn->arg->rank, size,
               hvd_dtype_name(dtype), (unsigned long long)joined, (unsigned long long)i, tensor, got, wanted);
     }

@@ -54,7 +54,7 @@ static void rule_1_a_changed_shape_makes_everyone_forget(void)
                     "> 3: ...\n"
                     "> 4: fails on 0 1\n"
                     "> tensor 'w': ranks disagree on the shape: rank 0 said [8], rank 1 said [4]. "
-                    "Submit the same shape on all ranks.\n"
+                    "Submit the same shape on all ranks. [HVD350]\n"
                     "all w 4\n"
                     "round\n> 5: w@0\n");
     transcript_play("A slot that was made while this rank held another shape back is forgotten at once",
@@ -68,7 +68,7 @@ static void rule_1_a_changed_shape_makes_everyone_forget(void)
                     "> 3: ...\n"
                     "> 4: fails on 0 1\n"
                     "> tensor 'w': ranks disagree on the shape: rank 0 said [4], rank 1 said [8]. "
-                    "Submit the same shape on all ranks.\n");
+                    "Submit the same shape on all ranks. [HVD350]\n");
     transcript_play("All ranks change it, in different rounds", "open 3\n"
                                                                 "all w 4\n"
                                                                 "round\n> 1: w@0\n"
@@ -114,7 +114,7 @@ static void rule_2_a_mismatch_is_told_once_all_have_announced(void)
                     "all x\n"
                     "round\n> 3: x@0 learned 1 fails on 0 1 2\n"
                     "> tensor 'w': ranks disagree on the root rank: rank 0 said 0, ranks 1, 2 said 1. "
-                    "Submit the same root rank on all ranks.\n");
+                    "Submit the same root rank on all ranks. [HVD350]\n");
     transcript_play("Two tensors at once are told one after the other",
                     "open 2\n"
                     "0 a float32\n1 a float64\n"
@@ -123,11 +123,27 @@ static void rule_2_a_mismatch_is_told_once_all_have_announced(void)
                     "> 1: ...\n"
                     "> 2: fails on 0 1 ...\n"
                     "> tensor 'a': ranks disagree on the dtype: rank 0 said float32, rank 1 said float64. "
-                    "Submit the same dtype on all ranks.\n"
+                    "Submit the same dtype on all ranks. [HVD350]\n"
                     "> 3: fails on 0 1\n"
                     "> tensor 'b': ranks disagree on the reduce op and the prescale factor: rank 0 said reduce op sum, "
                     "prescale factor 2; rank 1 said reduce op max, prescale factor 0.5. "
-                    "Submit the same reduce op and prescale factor on all ranks.\n");
+                    "Submit the same reduce op and prescale factor on all ranks. [HVD350]\n");
+    transcript_play(
+        "Where a tensor lies is told apart from its dtype",
+        "open 2\n"
+        "0 a float32 gpu\n1 a float32\n"
+        "0 b float32\n1 b float64 gpu\n"
+        "settle\n"
+        "> 1: ...\n"
+        "> 2: fails on 0 1 ...\n"
+        "> tensor 'a': ranks disagree on the device: rank 0 said a GPU, rank 1 said the CPU. "
+        "Submit the same device on all ranks: move the tensor with .cuda() or .cpu(), "
+        "or in TensorFlow set HVDLITE_TENSORFLOW_GPU=host. [HVD350]\n"
+        "> 3: fails on 0 1\n"
+        "> tensor 'b': ranks disagree on the device and the dtype: rank 0 said device the CPU, dtype float32; "
+        "rank 1 said device a GPU, dtype float64. "
+        "Submit the same device and dtype on all ranks: move the tensor with .cuda() or .cpu(), "
+        "or in TensorFlow set HVDLITE_TENSORFLOW_GPU=host. [HVD350]\n");
     transcript_play("More than two sayings are a table", "open 7\n"
                                                          "0,1,2 w 8\n3 w 8x1\n4 w 9\n5 w 10\n6 w 11\n"
                                                          "settle\n"
@@ -139,7 +155,7 @@ static void rule_2_a_mismatch_is_told_once_all_have_announced(void)
                                                          "  rank 5: [10]\n"
                                                          "  rank 6: [11]\n"
                                                          "  1 more rank: something else again\n"
-                                                         "Submit the same shape on all ranks.\n");
+                                                         "Submit the same shape on all ranks. [HVD350]\n");
 }
 
 static void rule_3_unnamed_requests_match_by_number(void)
@@ -165,13 +181,13 @@ static void rule_3_unnamed_requests_match_by_number(void)
                     "> 1: #0, #2 ...\n"
                     "> 2: fails on 0 1\n"
                     "> collective #1 (unnamed): ranks disagree on the collective: rank 0 said allreduce, "
-                    "rank 1 said broadcast. Call the same collective on all ranks.\n"
+                    "rank 1 said broadcast. Call the same collective on all ranks. [HVD350]\n"
                     "0 # 3\n1 # 5\n"
                     "settle\n"
                     "> 3: ...\n"
                     "> 4: fails on 0 1\n"
                     "> allreduce #3 (unnamed): ranks disagree on the shape: rank 0 said [3], rank 1 said [5]. "
-                    "Submit the same shape on all ranks.\n");
+                    "Submit the same shape on all ranks. [HVD350]\n");
 }
 
 static void rule_4_a_group_is_held_until_its_last_member(void)
@@ -196,7 +212,7 @@ static void rule_4_a_group_is_held_until_its_last_member(void)
                     "> 1: ...\n"
                     "> 2: fails on 0 1\n"
                     "> tensor 'a': ranks disagree on the shape: rank 0 said [4], rank 1 said [5]. "
-                    "Submit the same shape on all ranks.\n"
+                    "Submit the same shape on all ranks. [HVD350]\n"
                     "all b group=9/2\n"
                     "settle\n> 3: b@0\n"
                     "all b group=9/2\n"
@@ -205,17 +221,17 @@ static void rule_4_a_group_is_held_until_its_last_member(void)
                     "> 4: ...\n"
                     "> 5: b@0 fails on 0 1\n"
                     "> tensor 'a': ranks disagree on the shape: rank 0 said [4], rank 1 said [5]. "
-                    "Submit the same shape on all ranks.\n");
+                    "Submit the same shape on all ranks. [HVD350]\n");
     transcript_play("More groups with failed members than the table has room for: groups are held no longer",
                     "open 2 slots 2\n"
                     "0 a 4 group=1/2\n1 a 5 group=1/2\n"
                     "settle\n> 1: ...\n> 2: fails on 0 1\n"
                     "> tensor 'a': ranks disagree on the shape: rank 0 said [4], rank 1 said [5]. "
-                    "Submit the same shape on all ranks.\n"
+                    "Submit the same shape on all ranks. [HVD350]\n"
                     "0 b 4 group=2/2\n1 b 5 group=2/2\n"
                     "settle\n> 3: ...\n> 4: fails on 0 1\n"
                     "> tensor 'b': ranks disagree on the shape: rank 0 said [4], rank 1 said [5]. "
-                    "Submit the same shape on all ranks.\n"
+                    "Submit the same shape on all ranks. [HVD350]\n"
                     "all c group=3/2\n"
                     "round\n> 5: c@0\n"
                     "all d group=3/2\nall aa group=1/2\n"
@@ -227,10 +243,10 @@ static void rule_4_a_group_is_held_until_its_last_member(void)
                     "> 1: ...\n"
                     "> 2: fails on 0 1 ...\n"
                     "> tensor 'a': ranks disagree on the group: rank 0 said group 9 of 2, rank 1 said no group. "
-                    "Submit the same group on all ranks.\n"
+                    "Submit the same group on all ranks. [HVD350]\n"
                     "> 3: fails on 0 1\n"
                     "> tensor 'b': ranks disagree on the group: rank 0 said group 9 of 2, rank 1 said no group. "
-                    "Submit the same group on all ranks.\n");
+                    "Submit the same group on all ranks. [HVD350]\n");
 }
 
 static void rule_6_leave(void)
@@ -299,11 +315,12 @@ static void rule_9_items_keep_the_order_of_submission(void)
                     "round\n> 2: c@2, b@1, a@0\n"
                     "all a priority=1\nall b\n"
                     "round\n> 3: a@0, b@1\n");
-    transcript_play("Priority is part of the signature", "open 2\n"
-                                                         "0 a priority=1\n1 a priority=2\n"
-                                                         "settle\n> 1: ...\n> 2: fails on 0 1\n"
-                                                         "> tensor 'a': ranks disagree on the priority: rank 0 said 1, "
-                                                         "rank 1 said 2. Submit the same priority on all ranks.\n");
+    transcript_play("Priority is part of the signature",
+                    "open 2\n"
+                    "0 a priority=1\n1 a priority=2\n"
+                    "settle\n> 1: ...\n> 2: fails on 0 1\n"
+                    "> tensor 'a': ranks disagree on the priority: rank 0 said 1, "
+                    "rank 1 said 2. Submit the same priority on all ranks. [HVD350]\n");
 }
 
 static void rule_11_a_setting_is_agreed_with_the_plan(void)
@@ -334,6 +351,24 @@ static void rule_13_a_plan_is_dated_later_than_what_any_rank_said(void)
                     "round\n> 2: w@0 dated 13\n");
 }
 
+static void rule_15_how_buckets_lay_is_a_guess_that_all_share(void)
+{
+    transcript_play("All say the same or nobody knows; it is no news, and rides with what is learned",
+                    "open 3\n"
+                    "all w\nround\n> 1: w@0\n"
+                    "all !lay 1\nsettle\n"
+                    "all w\nround\n> 2: w@0 lay 1\n"
+                    "0 !lay 2\nall w\nround\n> 3: w@0 learned 1\n"
+                    "1,2 !lay 2\nall w\nround\n> 4: w@0 lay 2\n"
+                    "1 !lay 3\nall w\nround\n> 5: w@0\n"
+                    "1 !lay 2\n2 !lay 0\nall w\nround\n> 6: w@0 lay 2\n");
+    transcript_play("Who has joined says nothing", "open 3\n"
+                                                   "0,1 !lay 1\n2 !join\n"
+                                                   "0,1 w\nsettle\n> 1: w@0 without 2 lay 1\n"
+                                                   "0,1 !join\nsettle\n> 2: joined, 1 last\n"
+                                                   "all w\nround\n> 3: w@0\n");
+}
+
 int main(void)
 {
     known_tensors_are_one_bit();
@@ -347,5 +382,6 @@ int main(void)
     rule_9_items_keep_the_order_of_submission();
     rule_11_a_setting_is_agreed_with_the_plan();
     rule_13_a_plan_is_dated_later_than_what_any_rank_said();
+    rule_15_how_buckets_lay_is_a_guess_that_all_share();
     return 0;
 }

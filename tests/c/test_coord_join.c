@@ -88,7 +88,7 @@ static void rule_5_join_with_requests_outstanding(void)
                     "> 2: ...\n"
                     "> 3: fails on 0 1 ...\n"
                     "> tensor 'w': ranks disagree on the shape: rank 0 said [4], rank 1 said [5]. "
-                    "Submit the same shape on all ranks.\n"
+                    "Submit the same shape on all ranks. [HVD350]\n"
                     "> 4:\n"
                     "0 !join\n"
                     "settle\n> 5: joined, 0 last\n");

@@ -53,7 +53,7 @@ static void sender_and_receiver_disagree(void)
                     "> 3: ...\n"
                     "> 4: fails on 0 3\n"
                     "> tensor 'x': ranks disagree on the shape: rank 0 said [4], rank 3 said [5]. "
-                    "Submit the same shape on all ranks.\n"
+                    "Submit the same shape on all ranks. [HVD350]\n"
                     "0,3 x 4 send root=3 peer=0\n"
                     "settle\n> 5: x@0 without 1,2\n");
 }
@@ -107,7 +107,7 @@ static void other_kinds(void)
                     "0 a reduce root=0\n1 a reduce root=1\n"
                     "settle\n> 1: ...\n> 2: fails on 0 1\n"
                     "> tensor 'a': ranks disagree on the root rank: rank 0 said 0, rank 1 said 1. "
-                    "Submit the same root rank on all ranks.\n");
+                    "Submit the same root rank on all ranks. [HVD350]\n");
     transcript_play("Groups of allgathers and reducescatters are held until all their members are ready",
                     "open 2\n"
                     "0 a allgather 3x2 group=9/2\n1 a allgather 5x2 group=9/2\n"

@@ -127,12 +127,13 @@ static void ragged(struct hvd_engine *engine, int rank, int size)
         gather_and_exchange(engine, rank, size, step, a_stream(shared_device < 0 ? rank : shared_device));
 }
 
-/* The same sizes again and again take no memory but in the first step; growing ones take some, and give it back. */
+/* The same sizes again and again take no memory but in the first step; of growing ones what is outgrown is kept, and
+ * all of it is at most three times the largest. */
 static void memory_is_given_again(struct hvd_engine *engine, int rank, int size)
 {
     static float in[MOST], out[2][MOST];
     uint64_t most = 0;
-    int before = gpus_calls("cuMemAlloc"), made = 0;
+    int before = gpus_calls("cuMemAlloc"), made = 0, freed = gpus_calls("cuMemFree");
     crew_meet();
     for (int step = 0; step < 20; step++) {
         void *stream = a_stream(rank);
@@ -153,7 +154,10 @@ static void memory_is_given_again(struct hvd_engine *engine, int rank, int size)
         end_stream(stream);
         most = (uint64_t)(rows * size * WIDTH) * sizeof(float);
     }
-    CHECK(hvd_block_bytes() >= most);
+    crew_meet();
+    /* all ranks' lie there, and a block is larger than was asked for by half, and an eighth, at most */
+    CHECK(hvd_block_bytes() >= most && hvd_block_bytes() <= (uint64_t)size * 3 * (most * 7 / 4 + 4096));
+    CHECK(gpus_calls("cuMemFree") == freed);
     CHECK(hvd_engine_usage(engine, HVD_USAGE_devices) >= (int64_t)most);
     crew_meet(); /* an engine that ends frees what nobody has, of the other threads, too */
 }

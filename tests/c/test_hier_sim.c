@@ -33,7 +33,7 @@ static const struct hvd_sim_line lines[] = {
 static struct hvd_work draw_work(int size, uint64_t *draw)
 {
     static const int kinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_BROADCAST, HVD_ALLGATHER};
-    static const int dtypes[] = {HVD_DTYPE_float32, HVD_DTYPE_int32, HVD_DTYPE_bfloat16};
+    static const int dtypes[] = {HVD_DTYPE_float32, HVD_DTYPE_int32, HVD_DTYPE_bfloat16, HVD_DTYPE_float8_e4m3fn};
     static const int ops[] = {HVD_OP_sum, HVD_OP_average, HVD_OP_max};
     return (struct hvd_work){.kind = kinds[hvd_sim_below(draw, HVD_COUNT_OF(kinds))],
                              .op = ops[hvd_sim_below(draw, HVD_COUNT_OF(ops))],

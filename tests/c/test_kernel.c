@@ -52,6 +52,7 @@ static uint64_t special_bits(int dtype)
                                         1, 0x03ff, 0x0400, 0x7bff, 0x3c00, 0x8001, 0x3c01};
     static const uint64_t bfloat16s[] = {0, 0x8000, 0x7f80, 0xff80, 0x7fc1, 0x7f81, 0xffff,
                                          1, 0x007f, 0x0080, 0x7f7f, 0x3f80, 0x8001, 0x3f81};
+    static const uint64_t eighths[] = {0, 0x80, 0x7f, 0xff, 0x7e, 0xfe, 0x7c, 0xfc, 0x7b, 0x78, 1, 0x81, 7, 8, 0x38, 4};
     static const uint64_t integers[] = {0,
                                         1,
                                         2,
@@ -74,6 +75,9 @@ static uint64_t special_bits(int dtype)
         return ONE_OF(float16s);
     case HVD_DTYPE_bfloat16:
         return ONE_OF(bfloat16s);
+    case HVD_DTYPE_float8_e4m3fn:
+    case HVD_DTYPE_float8_e5m2:
+        return ONE_OF(eighths);
     case HVD_DTYPE_bool:
         return random_bits() & 1;
     default:
@@ -96,6 +100,8 @@ static uint64_t tame_bits(int dtype)
         return bits;
     case HVD_DTYPE_float16:
     case HVD_DTYPE_bfloat16:
+    case HVD_DTYPE_float8_e4m3fn:
+    case HVD_DTYPE_float8_e5m2:
         return slow_half_of_value(dtype, value);
     case HVD_DTYPE_bool:
         return bits & 1;
@@ -185,7 +191,7 @@ static void run_dtype(int dtype)
                                               {0, 3, 1.0, 1.0}, {0, 2, 1e9, 1.0},     {0, 1, 1e200, 1.0},
                                               {0, 1, 1.0, 0.7}, {0, 2, 0.3, -1.5}};
     bool is_bool = dtype == HVD_DTYPE_bool;
-    bool is_float = dtype >= HVD_DTYPE_float16 && !is_bool;
+    bool is_float = hvd_is_float(dtype);
     for (size_t s = 0; s < HVD_COUNT_OF(sources); s++)
         for (size_t c = 0; c < HVD_COUNT_OF(counts); c++) {
             fill(dtype, sources[s], counts[c]);

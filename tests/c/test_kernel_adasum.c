@@ -9,7 +9,8 @@
 
 enum { ARRAYS = 9, COUNT = 1337 };
 
-static const int dtypes[] = {HVD_DTYPE_float16, HVD_DTYPE_bfloat16, HVD_DTYPE_float32, HVD_DTYPE_float64};
+static const int dtypes[] = {HVD_DTYPE_float16, HVD_DTYPE_bfloat16,      HVD_DTYPE_float32,
+                             HVD_DTYPE_float64, HVD_DTYPE_float8_e4m3fn, HVD_DTYPE_float8_e5m2};
 static const char *const variants[] = {"portable", "neon", "avx2", "avx512"};
 
 static void dots_are_right_and_the_same_in_every_variant(int dtype, size_t count)
@@ -118,25 +119,26 @@ static void parallel_arrays_are_averaged_and_orthogonal_ones_added(void)
     CHECK(isnan(coefficient[0]) && isnan(coefficient[1]), "%g %g", coefficient[0], coefficient[1]);
 }
 
-static void halves_go_through_floats_and_back(int dtype)
+static void narrow_ones_go_through_floats_and_back(int dtype)
 {
     enum { ALL = 65536 };
-    static uint16_t half[ALL], again[ALL];
+    static uint16_t half[ALL], again[ALL]; /* room for either width */
     static float single[ALL];
     for (int i = 0; i < ALL; i++)
-        half[i] = (uint16_t)i;
+        slow_set_half(dtype, half, (size_t)i, (uint16_t)i);
     for (size_t v = 0; v < HVD_COUNT_OF(variants); v++) {
         if (hvd_kernel_use(variants[v]) != HVD_OK)
             continue;
-        hvd_floats_of_halves(dtype, single, half, ALL, 0.3);
-        hvd_halves_of_floats(dtype, again, single, ALL - 3);
+        memset(again, 0, sizeof again);
+        hvd_floats_of_narrow(dtype, single, half, ALL, 0.3);
+        hvd_narrow_of_floats(dtype, again, single, ALL - 3);
         for (int i = 0; i < ALL; i++) {
-            float wanted = (float)slow_value_of_half(dtype, half[i]) * 0.3f;
+            float wanted = (float)slow_value_of_half(dtype, slow_half_at(dtype, half, (size_t)i)) * 0.3f;
             CHECK(wanted == single[i] || (isnan(wanted) && isnan(single[i])), "%s: %g, not %g", hvd_dtype_name(dtype),
                   (double)single[i], (double)wanted);
             uint16_t back = i < ALL - 3 ? slow_half_of_value(dtype, (double)wanted) : 0;
-            CHECK(again[i] == back, "%s, %s: %g became %04x, not %04x", variants[v], hvd_dtype_name(dtype),
-                  (double)wanted, again[i], back);
+            CHECK(slow_half_at(dtype, again, (size_t)i) == back, "%s, %s: %g became %04x, not %04x", variants[v],
+                  hvd_dtype_name(dtype), (double)wanted, slow_half_at(dtype, again, (size_t)i), back);
         }
     }
     CHECK(hvd_kernel_use(NULL) == HVD_OK, "none");
@@ -161,8 +163,10 @@ int main(void)
         coefficients_are_those_of_the_tree(n);
     coefficients_are_those_of_the_tree(HVD_LOCAL_MAX);
     parallel_arrays_are_averaged_and_orthogonal_ones_added();
-    halves_go_through_floats_and_back(HVD_DTYPE_float16);
-    halves_go_through_floats_and_back(HVD_DTYPE_bfloat16);
+    narrow_ones_go_through_floats_and_back(HVD_DTYPE_float16);
+    narrow_ones_go_through_floats_and_back(HVD_DTYPE_bfloat16);
+    narrow_ones_go_through_floats_and_back(HVD_DTYPE_float8_e4m3fn);
+    narrow_ones_go_through_floats_and_back(HVD_DTYPE_float8_e5m2);
     only_floats_are_taken();
     return 0;
 }

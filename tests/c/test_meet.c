@@ -19,10 +19,25 @@ struct attendee {
     struct hvd_error error;
     int strangers; /* that connect from here before this rank does */
     bool absent;   /* takes part in the boot allgather and then never connects */
+    bool stopped;  /* connects, and says nothing more until the others have given up */
     bool wrong_secret;
     bool fails_locally;
+    bool comes_late; /* when rank 0 is gone, as the store has told */
     int code;
 };
+
+static _Atomic bool first_is_gone;
+
+/* The store's end of its connection, with its word that rank 0 is lost. */
+static int store_that_tells(int *rank_end)
+{
+    static const char frame[] = "\0\0\0\x0d\x06\0\0\0\0\xff\xff\xff\xfbgone";
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    CHECK(write(ends[1], frame, sizeof frame - 1) == sizeof frame - 1);
+    *rank_end = ends[0];
+    return ends[1];
+}
 
 static void be_a_stranger(const uint8_t name[16], int number)
 {
@@ -48,6 +63,8 @@ static int attend_boot(void *self, const void *mine, size_t bytes, void *all, ch
     for (int i = 0; i < attendee->strangers; i++)
         be_a_stranger(all, i);
     attendee->strangers = 0;
+    while (attendee->comes_late && !atomic_load(&first_is_gone))
+        usleep(1000);
     if (attendee->absent) {
         hvd_text_copy(text, text_bytes, "absent");
         return HVD_EINIT;
@@ -67,7 +84,12 @@ static void *attend(void *self)
     host->allgather = attend_boot;
     host->allgather_self = attendee;
     memset(host->secret, attendee->wrong_secret ? 1 : 2, sizeof host->secret);
+    int store = attendee->comes_late ? store_that_tells(&host->store_fd) : -1;
     attendee->code = hvd_host_open(host, 10000, &attendee->error);
+    if (host->rank == 0)
+        atomic_store(&first_is_gone, true);
+    if (store >= 0)
+        close(store), close(host->store_fd);
     if (attendee->code != HVD_OK)
         return NULL;
     int mine = host->rank * 11, all[SIZE], fds[SIZE], ends[2];
@@ -88,6 +110,8 @@ static void *attend(void *self)
     for (int rank = 0; rank < SIZE; rank++)
         CHECK(((_Atomic int *)share->map[rank])[700000] == rank + 5 && ((_Atomic int *)share->map[rank])[5] == 0);
     hvd_share_drop(share);
+    if (attendee->stopped)
+        usleep(2500000);
     if (attendee->fails_locally)
         hvd_fail_rank(&attendee->error, HVD_EINIT, host->rank, "no luck on rank %d", host->rank);
     attendee->code = hvd_host_exchange(host, &mine, sizeof mine, all, -1, NULL, &attendee->error);
@@ -132,6 +156,16 @@ int main(void)
     for (int rank = 0; rank < SIZE; rank++)
         CHECK_CODE(besieged[rank].code, HVD_OK, besieged[rank].error.text);
 
+    /* who finds nobody where rank 0 was hears who has died, and blames neither the network nor itself */
+    struct attendee orphaned[SIZE] = {{.absent = true}, {.comes_late = true}, {.comes_late = true}};
+    atomic_store(&first_is_gone, false);
+    meet(orphaned);
+    for (int rank = 1; rank < SIZE; rank++) {
+        CHECK_CODE(orphaned[rank].code, HVD_EPEER, orphaned[rank].error.text);
+        CHECK_CODE(orphaned[rank].error.culprit == 0 && !strcmp(orphaned[rank].error.text, "gone"), 1,
+                   orphaned[rank].error.text);
+    }
+
     /* one rank's own failure becomes everyone's, in its words */
     for (int unlucky = 0; unlucky < SIZE; unlucky++) {
         struct attendee failing[SIZE] = {[0] = {.code = 1}};
@@ -149,7 +183,13 @@ int main(void)
     meet(late);
     CHECK(late[0].code == HVD_ETIMEOUT && strstr(late[0].error.text, "rank 2 did not connect") &&
           late[0].error.culprit == 2);
-    CHECK(late[1].code < 0 && late[1].error.text[0] && late[2].code < 0);
+    CHECK(late[1].code == HVD_ETIMEOUT && late[1].error.culprit == 2 && late[2].code < 0);
+
+    struct attendee stopped[SIZE] = {[1] = {.stopped = true}}; /* of whom rank 0 alone knows */
+    meet(stopped);
+    for (int rank = 0; rank < SIZE; rank += 2)
+        CHECK(stopped[rank].code == HVD_ETIMEOUT && strstr(stopped[rank].error.text, "rank 1 did not answer") &&
+              stopped[rank].error.culprit == 1);
 
     struct attendee liar[SIZE] = {[2] = {.wrong_secret = true}};
     meet(liar);

@@ -50,8 +50,8 @@ static const struct hvd_plane *open_any(struct hvd_plane_arg *arg, uint64_t *dra
 static struct hvd_work draw_work(int size, uint64_t *draw)
 {
     static const int kinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_ALLGATHER, HVD_BROADCAST};
-    static const int dtypes[] = {HVD_DTYPE_float32, HVD_DTYPE_float64, HVD_DTYPE_int8, HVD_DTYPE_int32,
-                                 HVD_DTYPE_bfloat16};
+    static const int dtypes[] = {HVD_DTYPE_float32, HVD_DTYPE_float64,  HVD_DTYPE_int8,
+                                 HVD_DTYPE_int32,   HVD_DTYPE_bfloat16, HVD_DTYPE_float8_e5m2};
     static const int ops[] = {HVD_OP_sum, HVD_OP_average, HVD_OP_min, HVD_OP_max};
     return (struct hvd_work){.kind = kinds[hvd_sim_below(draw, HVD_COUNT_OF(kinds))],
                              .op = ops[hvd_sim_below(draw, HVD_COUNT_OF(ops))],

@@ -212,13 +212,6 @@ static void reducescatter_is_a_slice_of_allreduce(const struct turn *turn, struc
     free(out);
 }
 
-/* Races do not depend on the dtype, and the thread sanitizer takes minutes for what is seconds without it. */
-#if defined(__SANITIZE_THREAD__)
-#define WORTHWHILE(dtype) ((dtype) == HVD_DTYPE_float32 || (dtype) == HVD_DTYPE_int8)
-#else
-#define WORTHWHILE(dtype) true
-#endif
-
 static void reductions(const struct turn *turn, struct hvd_work work, bool thorough)
 {
     uint64_t above = SEGMENT_BYTES / (uint64_t)hvd_dtype_bytes(work.dtype) + 1;
@@ -247,7 +240,7 @@ static void matrix(const struct turn *turn)
         uint64_t above = SEGMENT_BYTES / (uint64_t)hvd_dtype_bytes(dtype) + 1;
         uint64_t counts[] = {0, 1, 7, 1000, above};
         bool thorough = size < 64 && (dtype == HVD_DTYPE_float32 || size == 3);
-        if (!WORTHWHILE(dtype) || (size == 64 && dtype != HVD_DTYPE_float32))
+        if (!hvd_dtype_asked(dtype) || (size == 64 && dtype != HVD_DTYPE_float32))
             continue;
         for (size_t i = 0; i < HVD_COUNT_OF(counts) - !thorough; i++)
             for (int pattern = 0; pattern < PATTERNS; pattern++)
@@ -325,7 +318,7 @@ int main(void)
 {
     hvd_every_size(every_plane, &works_done);
     hvd_world_run(HVD_WORLD_THREADS, 3, 60, bystanders_wait_for_nobody, NULL);
-    hvd_world_run(HVD_WORLD_PROCESSES, 5, 60, bystanders_wait_for_nobody, NULL);
-    hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, every_plane, NULL);
+    hvd_world_processes(5, 60, bystanders_wait_for_nobody, NULL);
+    hvd_world_processes(3, 200, every_plane, NULL);
     return 0;
 }

@@ -28,11 +28,6 @@ static void one(const struct gpus_seat *seat, const struct hvd_work *like, uint6
     hvd_bucket_check(&bucket);
 }
 
-static bool is_half(int dtype)
-{
-    return dtype == HVD_DTYPE_float16 || dtype == HVD_DTYPE_bfloat16;
-}
-
 /* Of each kind, dtype and op that it says it does, some counts. */
 static void matrix(const struct gpus_seat *seat)
 {
@@ -52,8 +47,8 @@ static void matrix(const struct gpus_seat *seat)
                                         .root = (dtype + i) % size};
                 like.postscale = like.op == HVD_OP_average && size == 2 ? 0.5 : 1;
                 if ((i > 0 && kinds[k] != HVD_ALLREDUCE) || !plane->can(seat->nccl, &like) ||
-                    (size == 3 &&
-                     (is_half(dtype) || like.op == HVD_OP_average))) /* a third is rounded: test_plane_nccl_pack.c */
+                    (size == 3 && (hvd_is_narrow(dtype) ||
+                                   like.op == HVD_OP_average))) /* a third is rounded: test_plane_nccl_pack.c */
                     continue;
                 for (size_t c = 0; c < HVD_COUNT_OF(counts); c++)
                     one(seat, &like, counts[c], (int)(c + (size_t)i) % HVD_BUCKET_SHAPES, (int)c % 2, 0);
@@ -118,6 +113,30 @@ static void everyone_to_everyone(const struct gpus_seat *seat)
             CHECK(*at++ == from * 1000000 + rank * 10000 + (int64_t)i, "from %d, element %d", from, (int)i);
 }
 
+/* By an NCCL that can; never scaled, for NCCL would round every rank's value and the factor; nor in a fixed order. */
+static void adds_float8(const struct gpus_seat *seat)
+{
+    struct hvd_work work = {.kind = HVD_ALLREDUCE,
+                            .op = HVD_OP_sum,
+                            .flags = HVD_WORK_ON_DEVICE,
+                            .divide_by = 3,
+                            .prescale = 1,
+                            .postscale = 1};
+    static const int dtypes[] = {HVD_DTYPE_float8_e4m3fn, HVD_DTYPE_float8_e5m2};
+    for (size_t i = 0; i < HVD_COUNT_OF(dtypes); i++) {
+        work.dtype = dtypes[i];
+        work.op = HVD_OP_sum;
+        CHECK(plane->can(seat->nccl, &work), "a sum of float8");
+        work.op = HVD_OP_average;
+        CHECK(!plane->can(seat->nccl, &work), "an average of float8");
+        work.kind = HVD_REDUCESCATTER;
+        CHECK(!plane->can(seat->nccl, &work), "and its shares");
+        work.kind = HVD_ALLGATHER;
+        CHECK(plane->can(seat->nccl, &work), "moves it");
+        work.kind = HVD_ALLREDUCE;
+    }
+}
+
 static void does_every_work(const struct hvd_plane_arg *world, void *more)
 {
     struct gpus_seat seat;
@@ -125,6 +144,7 @@ static void does_every_work(const struct hvd_plane_arg *world, void *more)
     (void)more;
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
     matrix(&seat);
+    adds_float8(&seat);
     shares(&seat, 60, false);
     shares(&seat, 60, true);
     everyone_to_everyone(&seat);
@@ -159,6 +179,8 @@ static void leaves_to_others(const struct hvd_plane_arg *world, void *more)
     CHECK(!plane->can(opened, &work), "an average of integers");
     work.op = HVD_OP_sum;
     CHECK(plane->can(opened, &work), "a sum of integers");
+    work.dtype = HVD_DTYPE_float8_e4m3fn;
+    CHECK(!plane->can(opened, &work), "a sum of float8 that not all have agreed to do");
     work.dtype = HVD_DTYPE_uint16;
     CHECK(!plane->can(opened, &work), "a dtype that NCCL lacks");
     work.kind = HVD_BROADCAST;
@@ -203,32 +225,33 @@ static void waits_for_tensors(const struct hvd_plane_arg *world, void *more)
     hvd_cuda_load(&error)->EventDestroy(gate);
 }
 
-/* A rank that has joined before it ever had a tensor there takes the device that falls to its place among the ranks of
- * its host, or one that its process uses already. */
-static void picks_a_device(const struct hvd_plane_arg *world, void *more)
+/* A rank that has joined before it ever had a tensor there knows no device, and none is guessed for it: all are told to
+ * greet each other again, whatever the others have, until it knows one. It loads nothing meanwhile, for it may not have
+ * been told which files to take. */
+static void waits_for_a_device(const struct hvd_plane_arg *world, void *more)
 {
-    struct gpus_seat seat[3];
+    struct gpus_seat seat;
     struct hvd_error error = {0};
-    struct hvd_plane_arg arg = *world;
-    static const int said[] = {-1, 6, -1}, due[] = {1, 6, 6}; /* of rank 1, in three sets */
+    struct hvd_piece piece;
+    bool joined = world->rank == 1;
+    float value = (float)world->rank;
+    int numbers = gpus_calls("ncclGetUniqueId"), comms = gpus_calls("ncclCommInitRankConfig");
     (void)more;
-    arg.local_rank = world->rank;
-    for (int set = 0; set < 3; set++) {
-        struct hvd_piece piece;
-        bool joined = world->rank == 1;
-        float value = (float)(world->rank + 1);
-        CHECK(gpus_greet(&arg, joined ? said[set] : world->rank + 2, &seat[set], &error) == HVD_OK, "%s", error.text);
-        int ordinal = seat[set].nccl->device->ordinal;
-        CHECK(ordinal == (joined ? due[set] : world->rank + 2), "rank %d took device %d", world->rank, ordinal);
-        struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
-        if (joined)
-            piece.in = piece.out = NULL;
-        work.active = 2;
-        CHECK(gpus_do(&seat[set], &work, &error) == HVD_OK && value == (joined ? 2 : 1 + 3), "%s", error.text);
+    if (joined) {
+        hvd_cuda_prefer("no-such-library.so");
+        hvd_nccl_prefer("no-such-library.so");
     }
+    CHECK(gpus_greet(world, joined ? -1 : world->rank, &seat, &error) == HVD_AGAIN, "%s", error.text);
+    CHECK(gpus_greet_again(&seat, joined ? -1 : world->rank, &error) == HVD_AGAIN, "%s", error.text);
+    CHECK(!joined || !(seat.nccl->device || seat.nccl->cuda || seat.nccl->nccl), "none is guessed, nothing is loaded");
+    gpus_find();
+    CHECK(gpus_greet_again(&seat, joined ? 6 : world->rank, &error) == HVD_OK, "%s", error.text);
+    CHECK(gpus_calls("ncclCommInitRankConfig") == comms, "the first work begins it");
+    struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
+    CHECK(gpus_do(&seat, &work, &error) == HVD_OK && value == 3, "%s", error.text);
+    CHECK(gpus_calls("ncclGetUniqueId") == numbers + (world->rank == 0), "its number was asked for once");
     hvd_world_meet(world);
-    for (int set = 0; set < 3; set++)
-        plane->close(seat[set].nccl);
+    plane->close(seat.nccl);
 }
 
 static void threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more))
@@ -238,8 +261,10 @@ static void threads(int size, void (*body)(const struct hvd_plane_arg *arg, void
 
 int main(void)
 {
+    setenv("STUB_NCCL_VERSION", "22403", 1); /* the first that adds float8 */
     plane = gpus_plane();
     gpus_find();
+    hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, waits_for_a_device, NULL); /* the first, so that nothing is loaded */
     threads(2, leaves_to_others);
     static const int sizes[] = {1, 2, 3, 4};
     for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++) {
@@ -249,7 +274,6 @@ int main(void)
         CHECK(works_done - before > 100, "too few works for a world of %d", sizes[i]);
     }
     threads(2, waits_for_tensors);
-    hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, picks_a_device, NULL);
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, does_every_work, NULL);
     return 0;
 }

@@ -27,6 +27,59 @@ static void names_two_ranks_on_one_device(const struct hvd_plane_arg *world, voi
     plane->close(seat.nccl);
 }
 
+/* Slices of one device, which is where two ranks of one host have it: before 2.30 NCCL takes them for one. */
+static void knows_slices(const struct hvd_plane_arg *world, void *more)
+{
+    static const int hosts[] = {0, 0, 1};
+    struct hvd_plane_arg arg = *world;
+    (void)more;
+    for (int several = 0; several < 2; several++) {
+        struct gpus_seat seat;
+        struct hvd_error error = {0};
+        arg.host_of = several ? hosts : NULL;
+        CHECK(gpus_greet(&arg, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
+        for (int version = 22907; version <= 23000; version += 93)
+            for (int twin = 1; twin < 3; twin++) { /* of rank 0 */
+                unsigned char all[sizeof seat.all];
+                struct hvd_nccl_hello hello[3];
+                memcpy(all, seat.all, sizeof all);
+                for (int rank = 0; rank < 3; rank++) {
+                    memcpy(&hello[rank], all + (size_t)rank * HVD_HELLO_BYTES, sizeof *hello);
+                    hello[rank].version = version;
+                    memcpy(hello[rank].pci, hello[rank == twin ? 0 : rank].pci, sizeof hello->pci);
+                    memcpy(all + (size_t)rank * HVD_HELLO_BYTES, &hello[rank], sizeof *hello);
+                }
+                error = (struct hvd_error){0};
+                bool refused = version < 23000 && (!several || twin == 1);
+                CHECK(plane->met(seat.nccl, all, &error) == (refused ? HVD_EINIT : HVD_OK), "%d, %d, %d: %s", several,
+                      version, twin, error.text);
+                CHECK(!refused ||
+                          (strstr(error.text, twin == 1 ? "ranks 0 and 1 use slices of the same GPU (PCI 0000:01"
+                                                        : "ranks 0 and 2 use slices of the same GPU") &&
+                           strstr(error.text, "NCCL 2.29.7 takes slices (MIG) for one device: give each rank")),
+                      "%s", error.text);
+            }
+        hvd_world_meet(world);
+        plane->close(seat.nccl);
+    }
+}
+
+/* NCCL's own variable would make every call wait. */
+static void is_made_to_block(const struct hvd_plane_arg *world, void *more)
+{
+    struct gpus_seat seat;
+    struct hvd_error error = {0};
+    struct hvd_plane_arg arg = *world;
+    (void)more;
+    arg.nccl_blocks = world->rank == 1;
+    CHECK(gpus_greet(&arg, world->rank, &seat, &error) == HVD_EINIT &&
+              strstr(error.text, "rank 1 cannot use NCCL: NCCL_COMM_BLOCKING=1 is set") &&
+              strstr(error.text, "unset it"),
+          "%s", error.text);
+    hvd_world_meet(world);
+    plane->close(seat.nccl);
+}
+
 /* From NCCL 2.30 on they may share it, if all of them were told so. */
 static void shares_a_device(const struct hvd_plane_arg *world, void *more)
 {
@@ -98,7 +151,7 @@ static void tells_of_failed_packing(const struct hvd_plane_arg *world, void *mor
         work.device = world->rank + 1;
         work.flags |= HVD_WORK_ON_DEVICE;
         CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK, "start never refuses");
-        bool progress, failed = false;
+        bool progress = false, failed = false;
         int code;
         while ((code = plane->poll(seat.nccl, &work, &progress, &error)) == HVD_AGAIN)
             sched_yield();
@@ -110,7 +163,7 @@ static void tells_of_failed_packing(const struct hvd_plane_arg *world, void *mor
         failures += failed;
         hvd_world_meet(world);
         CHECK(failures == (int)i + 1, "one rank of two, for %s", cases[i].call);
-        plane->abandon(seat.nccl); /* as an engine does: the other one waits on its device */
+        plane->part(seat.nccl, true); /* as an engine does: the other one waits on its device */
         hvd_world_meet(world);
         plane->close(seat.nccl);
     }
@@ -151,6 +204,54 @@ static void tells_of_errors(const struct hvd_plane_arg *world, void *more)
     }
 }
 
+/* NCCL since 2.22 connects ranks when a collective needs that: a network that lets nobody through shows there. What the
+ * user computes on the device in front of it does not count. */
+static void never_gets_through(const struct hvd_plane_arg *world, void *more)
+{
+    struct gpus_seat seat;
+    struct hvd_error error = {0};
+    struct hvd_piece piece;
+    float value = 1;
+    void *gate = gpus_gate();
+    (void)more;
+    CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
+    struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
+    CHECK(gpus_do(&seat, &work, &error) == HVD_OK, "%s", error.text);
+    seat.nccl->timeout_ns = 2000000000u; /* that they are connected may take longer */
+    if (world->rank == 0) {
+        failures = 0;
+        gpus_fail("background", 1, 1); /* of one rank; each one's second group goes on there */
+    }
+    hvd_world_meet(world);
+    work.behind = NULL;
+    work.ready = &gate;
+    CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK, "start never refuses");
+    uint64_t open_ns = hvd_now_ns() + 3000000000u;
+    bool progress = false;
+    int code;
+    while ((code = plane->poll(seat.nccl, &work, &progress, &error)) == HVD_AGAIN)
+        hvd_now_ns() > open_ns ? gpus_open_gate(gate) : (void)sched_yield();
+    gpus_open_gate(gate);
+    if (code == HVD_OK) {
+        hvd_mark_drop(work.behind);
+    } else {
+        CHECK(code == HVD_ETIMEOUT && hvd_now_ns() > open_ns &&
+                  strstr(error.text, "NCCL has not connected the 2 ranks of this set for a collective "
+                                     "within 2 s (rank ") &&
+                  strstr(error.text, ", PCI 0000:0") && strstr(error.text, ", NCCL 2.21.5 (") &&
+                  strstr(error.text, "NCCL_DEBUG=INFO"),
+              "%s", error.text);
+        failures++;
+    }
+    hvd_world_meet(world);
+    CHECK(failures == 1, "one rank waits in vain, the other one for it on the stream");
+    plane->part(seat.nccl, true);
+    hvd_world_meet(world);
+    failures = 0;
+    hvd_cuda_load(&error)->EventDestroy(gate);
+    plane->close(seat.nccl);
+}
+
 /* Rank 1 greets and then does nothing more. */
 static void waits_for_nobody_for_ever(const struct hvd_plane_arg *world, void *more)
 {
@@ -189,26 +290,65 @@ static void is_abandoned(const struct hvd_plane_arg *world, void *more)
     struct hvd_error error = {0};
     struct hvd_piece piece;
     float value = 1;
-    bool progress;
+    bool progress = false;
     (void)more;
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
     struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
-    work.flags = HVD_WORK_ON_DEVICE;
-    work.device = world->rank + 1;
+    CHECK(gpus_do(&seat, &work, &error) == HVD_OK, "%s", error.text); /* they are connected */
+    work.behind = NULL;
     if (world->rank == 0) {
         CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK, "%s", error.text);
         while (!work.behind)
             CHECK(plane->poll(seat.nccl, &work, &progress, &error) >= 0, "%s", error.text);
         hvd_mark_drop(work.behind);
         CHECK(plane->settle(seat.nccl, &error) == HVD_AGAIN, "it waits on the stream");
-        uint64_t before = hvd_now_ns();
-        int aborts = gpus_calls("ncclCommAbort");
-        plane->abandon(seat.nccl); /* gives the device back, whose stream ends when it is empty */
-        CHECK(gpus_calls("ncclCommAbort") == aborts + 1 && hvd_now_ns() - before < 1000000000u, "an abort in time");
+        uint64_t until = hvd_now_ns() + 10000000000u;
+        int aborts = gpus_calls("aborts that have ended");
+        plane->part(seat.nccl, true);
+        while (gpus_calls("aborts that have ended") == aborts && hvd_now_ns() < until)
+            sched_yield();
+        CHECK(gpus_calls("aborts that have ended") == aborts + 1, "an abort in time");
         CHECK(plane->poll(seat.nccl, &work, &progress, &error) == HVD_EPEER, "%s", error.text);
     }
     hvd_world_meet(world);
     plane->close(seat.nccl);
+}
+
+/* What lies on the stream before the collective never ends: an abort waits for that, and nobody for the abort. */
+static void is_left_behind(const struct hvd_plane_arg *world, void *more)
+{
+    struct gpus_seat seat;
+    struct hvd_error error = {0};
+    struct hvd_piece piece;
+    float value = 1;
+    bool progress = false;
+    (void)more;
+    CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
+    struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
+    void *gate = gpus_gate(), *ready[] = {gate};
+    work.flags = HVD_WORK_ON_DEVICE;
+    work.device = world->rank + 1;
+    work.ready = ready;
+    int aborts = gpus_calls("aborts that have ended");
+    CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK, "%s", error.text);
+    while (!work.behind)
+        CHECK(plane->poll(seat.nccl, &work, &progress, &error) >= 0, "%s", error.text);
+    hvd_mark_drop(work.behind);
+    hvd_world_meet(world);
+    uint64_t began = hvd_now_ns(), until = began + 60000000000u;
+    plane->part(seat.nccl, true);
+    plane->close(seat.nccl);
+    CHECK(hvd_now_ns() - began > 500000000u && gpus_calls("aborts that have ended") == aborts, "it is waited for");
+    CHECK(hvd_cuda_hangs(), "and then nobody waits for a device");
+    CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_EINIT &&
+              strstr(error.text, "could not be aborted: start the process again"),
+          "the next job does without it: %s", error.text);
+    plane->close(seat.nccl);
+    hvd_world_meet(world);
+    gpus_open_gate(gate);
+    while (gpus_calls("aborts that have ended") < aborts + world->size && hvd_now_ns() < until)
+        sched_yield();
+    CHECK(gpus_calls("aborts that have ended") == aborts + world->size, "who was left behind has ended by itself");
 }
 
 static void refuses_another_device(const struct hvd_plane_arg *world, void *more)
@@ -222,8 +362,8 @@ static void refuses_another_device(const struct hvd_plane_arg *world, void *more
     struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
     work.flags = HVD_WORK_ON_DEVICE;
     work.device = 2;
-    CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK && gpus_finish(&seat, &work, &error) == HVD_EINVAL &&
-              strstr(error.text, "a tensor of this rank lies on device 1, and this process set works on device 0"),
+    CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK && gpus_finish(&seat, &work, &error) == HVD_EINTERNAL &&
+              strstr(error.text, "a tensor of this rank lies on device 1, and its communicator is of device 0"),
           "%s", error.text);
     plane->close(seat.nccl);
 }
@@ -242,12 +382,16 @@ int main(void)
           "%s", error.text);
     gpus_find();
     threads(3, names_two_ranks_on_one_device);
+    threads(3, knows_slices);
     threads(2, names_who_lacks_something);
     threads(1, tells_of_errors);
+    threads(2, never_gets_through);
     threads(2, waits_for_nobody_for_ever);
     threads(2, is_abandoned);
+    hvd_world_run(HVD_WORLD_PROCESSES, 1, 100, is_left_behind, NULL);
     threads(1, refuses_another_device);
     threads(2, tells_of_failed_packing);
+    threads(2, is_made_to_block);
     ((struct hvd_nccl *)(uintptr_t)hvd_nccl_load(NULL))->version = 23003;
     CHECK(setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1) == 0, "for the stub, which refuses as NCCL does");
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, shares_a_device, NULL); /* in one they would share a stream, too */

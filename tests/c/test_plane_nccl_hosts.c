@@ -1,9 +1,12 @@
 /* test_plane_nccl_hosts.c - plane nccl on two levels, over a GPU that is none (tests/stub): sums of several hosts are
- * right, NCCL stays inside each host, a rank alone on its host needs none, and a peer that is lost across is named.
+ * right, NCCL stays inside each host, a rank alone on its host needs none, and a peer that is lost across is named. All
+ * of it over streams, and sums over an MPI that is none, too.
  */
 #include "bucket.h"
 #include "gpus.h"
 #include "kernel/kernel.h"
+#include "mpi/mpi.h"
+#include "mpis.h"
 #include "world.h"
 
 #include <sched.h>
@@ -20,6 +23,7 @@ static void one(const struct gpus_seat *seat, const struct hvd_work *like, uint6
     struct hvd_error error = {0};
     hvd_bucket_make(&bucket, like, count, shape, place, seat->arg.rank, seat->arg.size, joined, NULL, NULL);
     bucket.work.flags = HVD_WORK_ON_DEVICE;
+    bucket.work.lay = HVD_LAY_UP; /* on two levels nobody asks */
     CHECK(gpus_do(seat, &bucket.work, &error) == HVD_OK, "%s", error.text);
     works_done++;
     hvd_bucket_check(&bucket);
@@ -90,6 +94,108 @@ static void on_hosts(int size, const int *host_of)
     CHECK(works_done - done > 50L * size && before.all == 0, "%ld works, %d across all", works_done - done, before.all);
 }
 
+/* Over an MPI: hosts that no stream joins. Each lane has a communicator, which the ranks outside of it lack. */
+static void by_mpi(const struct hvd_plane_arg *world, struct gpus_seat *seat, struct hvd_plane_arg *arg)
+{
+    static intptr_t first[HVD_LOCAL_MAX];
+    int lane[HVD_LOCAL_MAX], count = hvd_lane(world->host_of, world->size, world->rank, lane), here = 0;
+    *arg = *world;
+    arg->link = NULL;
+    arg->device_hosts = HVD_HOSTS_BY_MPI;
+    if (count && lane[0] == world->rank)
+        first[world->rank] = mpis_comm(count);
+    hvd_world_meet(world);
+    while (count && lane[here] != world->rank)
+        here++;
+    arg->lane_comm = count ? (void *)(first[lane[0]] + here) : NULL;
+    struct hvd_error error = {0};
+    CHECK(gpus_greet(arg, world->rank, seat, &error) == HVD_OK, "%s", error.text);
+    CHECK(seat->nccl->levels && (count > 0) == (seat->nccl->levels->across != NULL), "asked for");
+}
+
+static void sums_by_mpi(const struct hvd_plane_arg *world, void *more)
+{
+    struct gpus_seat seat;
+    struct hvd_plane_arg arg;
+    (void)more;
+    by_mpi(world, &seat, &arg);
+    sums(&seat);
+    CHECK(!plane->polls(seat.nccl), "nothing is under way");
+    hvd_world_meet(world);
+    plane->close(seat.nccl);
+}
+
+/* A share is on its way over MPI, which cannot be called back, and the job fails: its memory stays. */
+static void fails_on_the_way(const struct hvd_plane_arg *world, void *more)
+{
+    struct gpus_seat seat;
+    struct hvd_plane_arg arg;
+    struct hvd_error error = {0};
+    struct hvd_piece piece;
+    float value[300] = {0};
+    bool progress;
+    (void)more;
+    by_mpi(world, &seat, &arg);
+    struct hvd_work work = hvd_bucket_sum(&piece, value, 300);
+    work.flags = HVD_WORK_ON_DEVICE;
+    work.device = world->rank + 1;
+    hvd_world_meet(world);
+    mpis_hold(1);
+    int freed = gpus_calls("cuMemFreeHost");
+    CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK, "%s", error.text);
+    bool in_lane = seat.nccl->levels->across;
+    while (in_lane ? !plane->polls(seat.nccl) : seat.nccl->levels->phase != HVD_NCCL_ALL)
+        CHECK(plane->poll(seat.nccl, &work, &progress, &error) >= 0, "%s", error.text);
+    CHECK(plane->watch(seat.nccl, NULL) == 0, "there is nothing to sleep on");
+    hvd_world_meet(world);
+    if (work.behind)
+        hvd_mark_drop(work.behind);
+    plane->part(seat.nccl, true);
+    plane->close(seat.nccl);
+    hvd_world_meet(world);
+    CHECK(gpus_calls("cuMemFreeHost") == freed, "MPI has it");
+    mpis_hold(0);
+}
+
+/* A rank without a communicator of its lane: all hear of it, and do without. */
+static void lacks_a_communicator(const struct hvd_plane_arg *world, void *more)
+{
+    struct gpus_seat seat;
+    struct hvd_plane_arg arg = *world;
+    struct hvd_error error = {0};
+    (void)more;
+    arg.device_hosts = HVD_HOSTS_BY_MPI;
+    CHECK(gpus_greet(&arg, world->rank, &seat, &error) == HVD_EINIT && strstr(error.text, "no communicator"), "%s",
+          error.text);
+    hvd_world_meet(world);
+    plane->close(seat.nccl);
+}
+
+/* Streams, by the option that names them; NCCL where that is named, whatever plane is asked for. */
+static void is_asked_for_by_name(const struct hvd_plane_arg *world, void *more)
+{
+    struct gpus_seat seat;
+    struct hvd_plane_arg arg = *world;
+    struct hvd_error error = {0};
+    arg.device_hosts = more ? HVD_HOSTS_BY_NCCL : HVD_HOSTS_BY_STREAMS;
+    arg.wanted = more ? world->wanted : NULL;
+    CHECK(gpus_greet(&arg, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
+    CHECK(!seat.nccl->levels == !!more, "as it was asked for");
+    hvd_world_meet(world);
+    plane->close(seat.nccl);
+}
+
+static void lanes(void)
+{
+    int lane[4];
+    static const int hosts[] = {0, 1, 0, 0}, apart[] = {0, 1, 2};
+    CHECK(hvd_lane(hosts, 4, 0, lane) == 2 && lane[0] == 0 && lane[1] == 1, "the first of each host");
+    CHECK(hvd_lane(hosts, 4, 1, lane) == 2 && lane[0] == 0 && lane[1] == 1, "from both ends");
+    CHECK(hvd_lane(hosts, 4, 2, lane) == 0 && hvd_lane(apart, 3, 1, lane) == 0, "in none, and nothing inside");
+    CHECK(hvd_lane((const int[]){3, 3}, 2, 1, lane) == 0, "one host");
+    CHECK(hvd_lane(hosts, 4, 4, lane) == HVD_EINVAL && hvd_lane(NULL, 4, 0, lane) == HVD_EINVAL, "no rank");
+}
+
 /* Without kernels every rank's values are multiplied by NCCL, and by who has none himself. */
 static void averages_without_kernels(const struct hvd_plane_arg *world, void *more)
 {
@@ -110,6 +216,62 @@ static void averages_without_kernels(const struct hvd_plane_arg *world, void *mo
     CHECK(value[0] == 4 && value[1] == 8 && value[2] == 2.5f, "%g", (double)value[2]);
     hvd_world_meet(world);
     plane->close(seat.nccl);
+}
+
+/* A larger share needs more pinned memory while the sum before is still on its way up to the device, out of what is
+ * outgrown then: that is not touched. */
+static void grows_behind_a_copy(const struct hvd_plane_arg *world, void *more)
+{
+    enum { SMALL = 100, LARGE = 6000 };
+    struct gpus_seat seat;
+    struct hvd_error error = {0};
+    struct hvd_piece piece[2];
+    static float values[4][2][LARGE];
+    float(*value)[LARGE] = values[world->rank];
+    bool slow = world->rank < 2, progress;
+    void *gate = slow ? gpus_gate() : NULL;
+    (void)more;
+    for (int k = 0; k < LARGE; k++)
+        value[0][k] = value[1][k] = (float)(k + world->rank);
+    CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
+    struct hvd_work work[2] = {hvd_bucket_sum(&piece[0], value[0], SMALL), hvd_bucket_sum(&piece[1], value[1], LARGE)};
+    for (int i = 0; i < 2; i++) {
+        work[i].flags = HVD_WORK_ON_DEVICE;
+        work[i].device = world->rank + 1;
+    }
+    if (slow) { /* as far as it gets alone; then the device stands */
+        CHECK(plane->start(seat.nccl, &work[0], &error) == HVD_OK, "%s", error.text);
+        while (seat.nccl->levels->phase != HVD_NCCL_ACROSS)
+            CHECK(plane->poll(seat.nccl, &work[0], &progress, &error) == HVD_AGAIN, "%s", error.text);
+        CHECK(hvd_nccl_enter(seat.nccl, &error) == HVD_OK &&
+                  seat.nccl->cuda->StreamWaitEvent(seat.nccl->device->stream, gate, 0) == 0,
+              "%s", error.text);
+        hvd_nccl_leave(seat.nccl);
+    }
+    hvd_world_meet(world);
+    CHECK(slow || plane->start(seat.nccl, &work[0], &error) == HVD_OK, "%s", error.text);
+    while (!work[0].behind)
+        CHECK(plane->poll(seat.nccl, &work[0], &progress, &error) >= 0, "%s", error.text);
+    uint64_t pinned = hvd_pinned_bytes();
+    hvd_world_meet(world);
+    CHECK(plane->start(seat.nccl, &work[1], &error) == HVD_OK, "%s", error.text);
+    while (seat.nccl->levels->pinned.bytes < LARGE)
+        CHECK(plane->poll(seat.nccl, &work[1], &progress, &error) >= 0, "%s", error.text);
+    hvd_world_meet(world);
+    CHECK(hvd_pinned_bytes() >= pinned + 4 * LARGE, "both are there, and counted");
+    if (slow)
+        gpus_open_gate(gate);
+    CHECK(gpus_finish(&seat, &work[1], &error) == HVD_OK, "%s", error.text);
+    hvd_mark_drop(work[0].behind);
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < (i ? LARGE : SMALL); k++)
+            CHECK(value[i][k] == (float)(4 * k + 6), "work %d, element %d: %g", i, k, (double)value[i][k]);
+    hvd_world_meet(world);
+    plane->close(seat.nccl);
+    hvd_world_meet(world);
+    CHECK(hvd_pinned_bytes() == 0, "all of it is given back");
+    if (slow)
+        hvd_cuda_load(&error)->EventDestroy(gate);
 }
 
 /* The last rank greets and ends its links: whoever is in its lane names it, and nobody hangs. */
@@ -143,7 +305,7 @@ static void names_who_is_lost_across(const struct hvd_plane_arg *world, void *mo
     hvd_world_meet(world);
     if (work.behind)
         hvd_mark_drop(work.behind);
-    plane->abandon(seat.nccl);
+    plane->part(seat.nccl, true);
     CHECK(world->rank == 3 || plane->poll(seat.nccl, &work, &progress, &error) == HVD_EPEER, "a failure stays");
     hvd_world_meet(world);
     plane->close(seat.nccl);
@@ -162,9 +324,20 @@ int main(void)
     CHECK(before.comms == 3 && before.reduces > 0 && before.broadcasts == before.reduces && before.scatters == 0,
           "%d communicators, %d reduces", before.comms, before.reduces);
     on_hosts(3, two_one);
+    hvd_world_host_of = two_two;
+    hvd_world_run(HVD_WORLD_THREADS, 4, 100, grows_behind_a_copy, NULL);
     hvd_world_host_of = three_one;
     hvd_world_run(HVD_WORLD_THREADS, 4, 100, averages_without_kernels, NULL);
     hvd_world_run(HVD_WORLD_THREADS, 4, 100, names_who_is_lost_across, NULL);
     hvd_world_run(HVD_WORLD_PROCESSES, 4, 300, does_sums, &works_done);
+    lanes();
+    mpis_load(false);
+    hvd_world_run(HVD_WORLD_THREADS, 4, 100, lacks_a_communicator, NULL);
+    hvd_world_run(HVD_WORLD_THREADS, 4, 100, is_asked_for_by_name, NULL);
+    hvd_world_run(HVD_WORLD_THREADS, 4, 100, is_asked_for_by_name, &works_done);
+    hvd_world_run(HVD_WORLD_THREADS, 4, 300, sums_by_mpi, NULL);
+    hvd_world_host_of = two_two;
+    hvd_world_run(HVD_WORLD_THREADS, 4, 300, sums_by_mpi, NULL);
+    hvd_world_run(HVD_WORLD_THREADS, 4, 100, fails_on_the_way, NULL);
     return 0;
 }

@@ -154,41 +154,6 @@ static void packs_without_kernels(const struct hvd_plane_arg *world, void *more)
     plane->close(seat.nccl);
 }
 
-/* With an NCCL that registers nothing, what lies as in a bucket is not copied; what does not is, on its rank alone. */
-static void leaves_views(const struct hvd_plane_arg *world, void *more)
-{
-    enum { VIEWS = 5, EACH = 64 };
-    struct gpus_seat seat;
-    struct hvd_error error = {0};
-    struct hvd_piece piece[VIEWS];
-    _Alignas(16) float value[VIEWS * EACH + 8];
-    (void)more;
-    CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
-    for (int gap = 0; gap < 2; gap++) { /* with one before the last view, on rank 0 */
-        struct hvd_work work = hvd_bucket_sum(piece, value, 1);
-        work.pieces = VIEWS;
-        work.count = VIEWS * EACH;
-        for (int i = 0; i < VIEWS; i++) {
-            float *at = value + i * EACH + (gap && world->rank == 0 && i == VIEWS - 1 ? 8 : 0);
-            for (int k = 0; k < EACH; k++)
-                at[k] = (float)k;
-            piece[i] = (struct hvd_piece){.in = at, .out = at, .count = EACH};
-        }
-        int launches = gpus_calls("cuLaunchKernel");
-        hvd_world_meet(world);
-        CHECK(gpus_do(&seat, &work, &error) == HVD_OK, "%s", error.text);
-        for (int i = 0; i < VIEWS * EACH; i++)
-            CHECK(((const float *)piece[i / EACH].out)[i % EACH] == (float)(i % EACH * world->size), "%d", i);
-        hvd_world_meet(world);
-        CHECK(gpus_calls("cuLaunchKernel") - launches == 2 * gap, "%d launches",
-              gpus_calls("cuLaunchKernel") - launches);
-        hvd_world_meet(world);
-    }
-    CHECK(seat.nccl->fusion.by_nccl == false, "NCCL has none to give");
-    hvd_world_meet(world);
-    plane->close(seat.nccl);
-}
-
 static void thirds_are_rounded(const struct hvd_plane_arg *world, void *more)
 {
     struct gpus_seat seat;
@@ -216,9 +181,5 @@ int main(void)
     threads(2, packs);
     threads(3, thirds_are_rounded);
     threads(3, packs_without_kernels);
-    struct hvd_nccl *older = (struct hvd_nccl *)(uintptr_t)hvd_nccl_load(NULL);
-    older->MemAlloc = NULL;
-    older->CommRegister = NULL;
-    threads(2, leaves_views);
     return 0;
 }

@@ -62,7 +62,7 @@ static void who_waits_polls(struct hvd_engine *engine, int rank, int size)
     while (!hvd_turn_take(engine))
         sched_yield();
     engine->spin_ns = SPIN_NS;
-    hvd_set_insert_plane(engine, engine->global, (struct hvd_open_plane){&polled, &slow, false});
+    hvd_set_insert_plane(engine, engine->global, (struct hvd_open_plane){.plane = &polled, .self = &slow});
     atomic_store(&engine->turn, 0);
     crew_meet();
     int alone = 0;

@@ -37,6 +37,14 @@ int main(void)
     memset(&error, 0, sizeof error);
     CHECK(hvd_report_read(ends[0], &error) == HVD_AGAIN);
     CHECK(read(ends[0], bytes, 3) == 3);
+    static const int told[][2] = {
+        {-7, HVD_ETIMEOUT}, {-3, HVD_EPEER}, {1, HVD_EPEER}, {0, HVD_EPEER}, {-99, HVD_EPEER}};
+    for (size_t i = 0; i < HVD_COUNT_OF(told); i++) { /* what every rank raises by itself, and no other number */
+        length = frame(bytes, 9 + 4, 6, 2, told[i][0], "late");
+        CHECK(write(ends[1], bytes, length) == (ssize_t)length);
+        CHECK(hvd_report_read(ends[0], &error) == told[i][1] && error.code == told[i][1] && error.culprit == 2);
+        memset(&error, 0, sizeof error);
+    }
 
     /* what the engine says comes out as it was meant */
     hvd_report_abort(ends[0], 2, HVD_EPEER, "boom");
@@ -48,6 +56,10 @@ int main(void)
     large[100000] = '\0';
     hvd_report_abort(ends[0], 2, HVD_EPEER, large);
     CHECK(read(ends[1], bytes, sizeof bytes) == 13 + HVD_REPORT_TEXT_MAX);
+    memcpy(large + 100000 - 9, " [HVD450]", 9); /* a cut text keeps its code */
+    hvd_report_abort(ends[0], 2, HVD_EPEER, large);
+    CHECK(read(ends[1], bytes, sizeof bytes) == 13 + HVD_REPORT_TEXT_MAX);
+    CHECK(!memcmp(bytes + 13 + HVD_REPORT_TEXT_MAX - 11, "xx [HVD450]", 11));
     free(large);
 
     /* hostile: wrong type, absurd lengths */
@@ -64,7 +76,8 @@ int main(void)
     }
     close(ends[1]);
     memset(&error, 0, sizeof error);
-    CHECK(hvd_report_read(ends[0], &error) == HVD_EPEER && error.culprit <= 0 && strstr(error.text, "launcher"));
+    CHECK(hvd_report_read(ends[0], &error) == HVD_EPEER && error.culprit <= 0 && strstr(error.text, "launcher") &&
+          strstr(error.text, " [HVD455]"));
     hvd_report_abort(ends[0], 2, HVD_EPEER, "nobody listens"); /* no SIGPIPE */
     hvd_report_abort(-1, 2, HVD_EPEER, "no store");
     close(ends[0]);

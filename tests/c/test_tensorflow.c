@@ -187,6 +187,12 @@ static void delete_tensor(struct tf_tensor *tensor)
     deleted += tensor == (struct tf_tensor *)&result;
     pthread_mutex_unlock(&lock);
 }
+static _Atomic int64_t steps;
+static int64_t core_step(int found, int64_t optimizer_ns)
+{
+    HOLDS(found == 1 && optimizer_ns == 0);
+    return ++steps;
+}
 static void run_done(struct tf_done *done)
 {
     (void)done;
@@ -215,7 +221,8 @@ static void begin(void)
                                        .forget = core_forget,
                                        .rank = core_rank,
                                        .size = core_size,
-                                       .abort = core_abort};
+                                       .abort = core_abort,
+                                       .step = core_step};
     hvd_tf_moves = true;
 }
 
@@ -236,7 +243,8 @@ static struct hvd_tf_flight *start(const char *key, int64_t order, int64_t step,
     struct hvd_tf_words *words = words_of(key, order, list);
     struct hvd_tf_flight *flight = hvd_tf_flight_new(words);
     hvd_tf_words_release(words);
-    flight->request = (struct hvd_request){.name = words->key, .kind = HVD_ALLREDUCE};
+    flight->request = (struct hvd_request){.name = words->key, .kind = HVD_ALLREDUCE, .ndim = 3};
+    flight->request.dims[2] = (int64_t)hvd_tf_hash(list); /* what is in it */
     flight->output = (struct tf_tensor *)&result;
     flight->step = step;
     hvd_tf_flight_start(flight);
@@ -250,7 +258,7 @@ static int finish(struct hvd_tf_flight *flight)
     pthread_mutex_lock(&lock);
     int before = dones, failed = failures;
     pthread_mutex_unlock(&lock);
-    int over = hvd_tf_flight_over(flight, flight->serial, NULL, (struct tf_done *)&done);
+    int over = hvd_tf_flight_over(flight, flight->serial, false, NULL, (struct tf_done *)&done);
     HOLDS(over >= 0);
     if (over)
         hvd_tf_deliver(flight, NULL);
@@ -313,7 +321,55 @@ static void test_ranks_with_other_lists_exchange_them(void)
     end_with("allgather.mine.list.names", HVD_OK, NULL);
     HOLDS(finish(flight) == TF_FAILED_PRECONDITION);
     HOLDS(strcmp(last_text, "rank 0: tensor 'mine.list': ranks have different lists:\n  rank 0: 3 gradients (..., c)\n"
-                            "  rank 1: 2 gradients (...)\n  and 1 other rank\ndo so") == 0);
+                            "  rank 1: 2 gradients (...)\n  and 1 other rank\ndo so [HVD305]") == 0);
+    HOLDS(hvd_tf_flights(0) == 0);
+}
+
+/* With a rank that has joined there is no allgather; and where the job ends, that is the error. */
+static void test_who_cannot_ask_shows_its_own_list(void)
+{
+    static const char why[] = "it is not possible while another rank has joined";
+    struct hvd_tf_flight *flight = start("allreduce.mine.list", HVD_TF_ORDERED, 8, "do so\nrank 0: 2 gradients\na\nb");
+    end_with("allreduce.mine.list", HVD_EMISMATCH, "ranks disagree");
+    end_with("allgather.mine.list.names", HVD_EINVAL, why);
+    HOLDS(finish(flight) == TF_FAILED_PRECONDITION);
+    HOLDS(strcmp(last_text, "rank 0: tensor 'mine.list': ranks have different lists:\n  rank 0: 2 gradients (a, b)\n"
+                            "  what others have cannot be asked: it is not possible while another rank has joined\n"
+                            "do so [HVD305]") == 0);
+    flight = start("allreduce.mine.list", HVD_TF_ORDERED, 9, "do so\nrank 0: 2 gradients\na\nb");
+    end_with("allreduce.mine.list", HVD_EMISMATCH, "ranks disagree");
+    end_with("allgather.mine.list.names", HVD_EPEER, "rank 2 has died");
+    HOLDS(finish(flight) == TF_UNKNOWN && strcmp(last_text, "rank 2 has died") == 0);
+    HOLDS(hvd_tf_flights(0) == 0);
+}
+
+/* How many steps there are when the core has a list. */
+static int64_t steps_at(const char *key, const char *list)
+{
+    struct hvd_tf_flight *flight = start(key, HVD_TF_ORDERED, 8, list);
+    int64_t found = steps;
+    end_with(key, HVD_OK, NULL);
+    HOLDS(finish(flight) == 0);
+    return found;
+}
+
+/* Of two optimizers the first counts, until the other has come alone for a while; in the next life of the job, too. */
+static void test_before_a_list_of_gradients_a_step_ends(void)
+{
+    static const char a[] = "do so\nrank 0: 2 gradients\na\nb", b[] = "do so\nrank 0: 3 gradients\na\nb\nc";
+    static const char tape[] = "allreduce.tape.list", other[] = "allreduce.other.list";
+    for (int life = 0; life < 2; life++) {
+        hvd_tf_flights_bound(0);
+        int64_t before = steps_at("x", "");
+        HOLDS(steps_at("allreduce.v.list", "do so\nrank 0: 2 variables\nmy gradients\nb") == before);
+        const char *first = life ? b : a, *second = life ? a : b;
+        HOLDS(steps_at(tape, first) == before + 1 && steps_at(tape, second) == before + 1);
+        HOLDS(steps_at(tape, first) == before + 2 && steps_at(tape, second) == before + 2);
+        HOLDS(steps_at(other, first) == before + 2 && steps_at(tape, first) == before + 3);
+        for (int i = 0; i < 3; i++)
+            HOLDS(steps_at(tape, second) == before + 3);
+        HOLDS(steps_at(tape, second) == before + 4 && steps_at(tape, second) == before + 5);
+    }
     HOLDS(hvd_tf_flights(0) == 0);
 }
 
@@ -337,6 +393,8 @@ int main(void)
     test_without_order_a_name_starts_once_in_a_step();
     test_what_nobody_waits_for_is_forgotten();
     test_ranks_with_other_lists_exchange_them();
+    test_who_cannot_ask_shows_its_own_list();
+    test_before_a_list_of_gradients_a_step_ends();
     test_nobody_waits_longer_than_the_limit();
     return 0;
 }

@@ -82,6 +82,8 @@ static void play_round(struct play *play)
         see(play, i ? ", " : " ");
         see_item(play, &plan->item[i], i);
     }
+    if (plan->items && plan->item[0].lay && plan->item[0].lay < HVD_LAY_APART)
+        see(play, " lay %u", plan->item[0].lay);
     if (plan->joined >= 0)
         see(play, " joined, %d last", plan->joined);
     if (plan->tuned >= 0)
@@ -95,7 +97,7 @@ static void play_round(struct play *play)
     if (plan->left >= 0)
         see(play, " left %d", plan->left);
     if (plan->text[0]) {
-        see(play, " fails on");
+        see(play, plan->not_finite && play->ranks.limits.forgives ? " told" : " fails on");
         for (int rank = 0; rank < ranks->size; rank++)
             if (ranks->plan[rank].failed_ticket != HVD_TICKET_NONE) {
                 play->taken[rank][ranks->plan[rank].failed_ticket] = false;
@@ -131,8 +133,14 @@ static void read_word(struct hvd_signature *signature, uint32_t *flags, const ch
         signature->op = number;
     } else if ((number = number_of(ranks_names.dtype, ranks_names.dtypes, word)) >= 0) {
         signature->dtype = number;
+    } else if (strcmp(word, "gpu") == 0) { /* behind the dtype */
+        signature->dtype += ranks_names.on_device;
     } else if (strcmp(word, "plane") == 0) {
         *flags = HVD_FRESH_IN_PLANE;
+    } else if (sscanf(word, "nan=%u", &count) == 1) {
+        signature->not_finite += (uint64_t)count << 32;
+    } else if (sscanf(word, "inf=%u", &count) == 1) {
+        signature->not_finite += count;
     } else if (sscanf(word, "root=%d", &number) == 1) {
         signature->root = number;
     } else if (sscanf(word, "peer=%d", &number) == 1) {
@@ -180,9 +188,12 @@ static void play_line(struct play *play, char *line)
     for (char *at = strtok(line, " "); at && words < 16; at = strtok(NULL, " "))
         word[words++] = at;
     if (strcmp(word[0], "open") == 0) {
-        uint32_t slots = 16, fresh = 16;
+        uint32_t slots = 16, fresh = 16, forgive = 0;
         for (int i = 2; i + 1 < words; i += 2)
-            *(strcmp(word[i], "slots") == 0 ? &slots : &fresh) = (uint32_t)atoi(word[i + 1]);
+            *(strcmp(word[i], "slots") == 0   ? &slots
+              : strcmp(word[i], "fresh") == 0 ? &fresh
+                                              : &forgive) = (uint32_t)atoi(word[i + 1]);
+        ranks_forgive = forgive;
         ranks_open(&play->ranks, atoi(word[1]), slots, fresh, TICKETS, 1);
         play->open = true;
         return;
@@ -214,6 +225,8 @@ static void play_line(struct play *play, char *line)
             hvd_coord_tune(play->ranks.coord[rank], signature.dims[0]);
         else if (strcmp(word[1], "!date") == 0)
             hvd_coord_date(play->ranks.coord[rank], (uint64_t)signature.dims[0]);
+        else if (strcmp(word[1], "!lay") == 0)
+            hvd_coord_lay(play->ranks.coord[rank], (uint32_t)signature.dims[0]);
         else if (strcmp(word[1], "!leave") == 0)
             hvd_coord_leave(play->ranks.coord[rank]);
         else

@@ -1,7 +1,7 @@
 """Builds the package into a folder with nothing but cffi and a C compiler: python tests/gpu/build.py FOLDER
 
 setup.py would need setuptools; here cffi writes the C source of the extension and the compiler does the rest. Files are
-compiled side by side. TensorFlow's library is left out.
+compiled side by side. TensorFlow's library is linked with nothing, so it is built whether TensorFlow is there or not.
 """
 
 import importlib.util
@@ -34,15 +34,20 @@ def main(out):
     build.ffi.emit_c_code(str(source))
     planes, algos = build.plug_ins("plane"), build.plug_ins("algo")
     compiler = os.environ.get("CC", "cc").split()
-    flags = [*compiler, *build.FLAGS, "-fPIC", "-w", "-DPy_LIMITED_API=0x03090000", f"-I{ROOT / 'csrc'}"]
+    flags = [*compiler, *build.FLAGS, "-fPIC", "-w", *(f"-D{name}={value}" for name, value in build.ABI3)]
+    flags += [f"-I{ROOT / 'csrc'}"]
     flags += [f"-I{sysconfig.get_path('include')}", f"-DHVD_PLANE_LIST={planes}", f"-DHVD_ALGO_LIST={algos}", "-c"]
     sources = [source, *(path for path in (ROOT / "csrc").rglob("*.c") if path.parent.name != "tensorflow")]
     objects = [str(out / f"{i}.o") for i in range(len(sources))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         pairs = list(zip(sources, objects))
         list(pool.map(lambda one: subprocess.run([*flags, str(one[0]), "-o", one[1]], check=True), pairs))
-    target = str(out / "hvdlite" / "_cffi.abi3.so")
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") if build.FREE_THREADED else ".abi3.so"
+    target = str(out / "hvdlite" / f"_cffi{suffix}")
     subprocess.run([*compiler, "-shared", "-pthread", *objects, "-o", target, "-ldl", "-lm"], check=True)
+    graph = [str(path) for path in (ROOT / "csrc" / "tensorflow").glob("*.c")]
+    kernels = ["-shared", *graph, "-o", str(out / "hvdlite" / "tensorflow" / "_kernels.so")]
+    subprocess.run([*compiler, *build.FLAGS, "-fPIC", "-w", f"-I{ROOT / 'csrc'}", *kernels, "-ldl"], check=True)
     bench = str(ROOT / "tests" / "c" / "bench_gpu_pack.c")
     subprocess.run([*flags, bench, "-o", str(out / "bench.o")], check=True)
     program = ["-o", str(out / "bench_gpu_pack"), "-ldl", "-lm"]

@@ -1,38 +1,41 @@
-"""What only a GPU can show; tests/gpu/run starts it. Each check prints what it found; the exit code is 1 if one fails.
+"""What only a GPU can show; tests/gpu/run starts it. Each check prints what it found; at the end stands a verdict for
+each claim of issue 5 (verdict.py): a part that did not run is called that, and not a pass.
 
-one rank        every op and dtype through NCCL, beside NumPy; a 4 KB allreduce beside NCCL's own call, without
-                PyTorch between (raw.py); 161 gradients and a step of 162 of them, beside PyTorch's NCCL and
-                DistributedDataParallel; what a step of 100 M parameters takes beside its computation alone
-two, four       on one GPU by way of the CPU, and two by an NCCL of 2.30 or later if it permits that (told, not judged);
-                on as many by NCCL: the same, rows that differ or are none, and results fetched by a busy stream
 packing         of 161 gradients beside the device's own copy (tests/c/bench_gpu_pack.c)
-sanitizer       compute-sanitizer over packing and over one rank's checks, where it is installed
+one             every op and dtype through NCCL, beside NumPy, and figures of one rank (figures.py)
+staged          two and four ranks on one GPU by way of the CPU: the same checks, rows that differ or are none, results
+                fetched by a busy stream, beside and inside a capture of a CUDA graph
+ipc             the same by CUDA IPC, where this machine has it, and how long that takes beside the way by the CPU
+shared          two ranks on one GPU by an NCCL of 2.30 or later, if it permits that
+several         two ranks, and as many as the greatest power of two of GPUs, by NCCL; by two devices of each rank where
+                there are so many
+pairs           figures of two ranks (figures.py): on two GPUs, and on one where NCCL permits that
+tensorflow      its graphs' tensors, if it is there and sees a GPU: reduced on it (graph.py)
+death           of one rank in two: the other one's error and its free device within a second
+sanitizer       compute-sanitizer, where it is installed, over packing, over one rank's checks, and over two ranks that
+                add up by CUDA IPC (shelves.py)
 
-Figures are printed beside what issue 5 wants of them. They are judged only with "judge" behind the command, on a
-machine that has nothing else to do.
+Arguments: names of parts (none: all of them), and "judge": figures that are missed, and parts that did not run, make
+the exit code (Verdicts.code). That is for a machine that has nothing else to do.
 """
 
 import os
-import shutil
-import subprocess
 import sys
 import time
 import warnings
 
 import numpy as np
-import raw
 import torch
+from figures import figures, timed
+from machine import PARTS, SHARING, WORKED, Machine
+from verdict import CLAIMS, tell
+from ways import Ways, adds_float8, judged
 
 import hvdlite.torch as hvd
 
 OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
 DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
-LAUNCH = "import sys; from hvdlite.launcher.cli import main; sys.exit(main())"
-RESNET_TENSORS, RESNET_ELEMENTS = 161, 25_557_032
-SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
-HERE = os.path.dirname(os.path.abspath(hvd.__file__))
-BENCH = os.path.join(os.path.dirname(os.path.dirname(HERE)), "bench_gpu_pack")
-late = []
+DTYPES += ("float8_e4m3fn", "float8_e5m2")
 
 
 def expected(values, op, factor):
@@ -44,9 +47,16 @@ def expected(values, op, factor):
     return total / len(values) if op == "Average" else total
 
 
+def values_of(op, size):
+    """What each rank gives: small whole numbers, so that every dtype holds every step of the result exactly."""
+    if op == "Product":  # powers of two, and few of them
+        return [1 + (np.arange(1000) + r) % 2 * (r < 4) for r in range(size)]
+    return [(np.arange(1000) % 3 + r % 2) * (r < 4) for r in range(size)]  # float8 has no 17
+
+
 def every_op_and_dtype():
-    """Small whole numbers, so that every dtype holds them exactly."""
-    rank, size, done = hvd.rank(), hvd.size(), 0
+    """On `values_of`. The names of all that was reduced, and what that was."""
+    rank, size, done = hvd.rank(), hvd.size(), {}
     for dtype in DTYPES:
         kind = getattr(torch, dtype)
         for op, number in OPS.items():
@@ -55,9 +65,10 @@ def every_op_and_dtype():
                     continue
                 if op in ("Min", "Max", "Product") and factor != 1:
                     continue
-                all_ = [np.arange(1000) % 3 + r % 2 for r in range(size)]
+                all_ = values_of(op, size)
                 mine = torch.tensor(all_[rank]).to(kind).cuda()
-                got = hvd.allreduce(mine, op=number, prescale_factor=factor)
+                name = f"{dtype}.{op}.{factor:g}"
+                got = hvd.allreduce(mine, op=number, prescale_factor=factor, name=name)
                 assert got.is_cuda and got.dtype == kind
                 due = [np.array(one, dtype=bool) for one in all_] if dtype == "bool" else all_
                 wanted = np.asarray(expected(due, op, factor))
@@ -66,7 +77,7 @@ def every_op_and_dtype():
                 np.testing.assert_array_equal(
                     got.cpu().to(torch.float64).numpy(), wanted.astype(float), f"{dtype} {op}"
                 )
-                done += 1
+                done[name] = dtype, op, factor
     return done
 
 
@@ -84,6 +95,18 @@ def every_kind():
     if size > 1 and rank < 2:
         (hvd.send if rank == 0 else hvd.recv)(one, 1 - rank, name="one")
         assert one[0] == 0
+
+
+def compressed(strictly):
+    """Compressed tensors are cast while they are packed, as PyTorch casts them; unless `strictly`, they need not be."""
+    seeds = torch.Generator().manual_seed(7)
+    for kind, wire in ((hvd.Compression.fp16, torch.float16), (hvd.Compression.bf16, torch.bfloat16)):
+        for dtype in (torch.float32, torch.float64):
+            # Doubles that are floats, since PyTorch casts others by way of a float, and rounds twice.
+            mine = [(torch.randn(97 * abs(n) + 1, generator=seeds) * 10.0**n).to(dtype).cuda() for n in range(-9, 9)]
+            for given, got in zip(mine, hvd.grouped_allreduce(mine, op=hvd.Max, compression=kind)):
+                cast = torch.equal(got, given.to(wire).to(dtype))
+                assert cast or (not strictly and torch.equal(got, given)), (kind, dtype, len(given))
 
 
 def rows_that_differ():
@@ -131,85 +154,78 @@ def after_what_was_begun():
     assert hvd.allreduce(value, op=hvd.Sum).item() == hvd.size() * 4096 + hvd.size() * (hvd.size() - 1) / 2
 
 
-def timed(call, times):
-    """Seconds of one call: the median."""
-    seconds = []
-    for _ in range(times):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return sorted(seconds)[times // 2]
+def views_of_one_memory(device="cuda"):
+    """Of a flat tensor, from its begin or from its end, and at last not all of them: from the second step on NCCL gets
+    the memory itself, and must add up the same."""
+    rank, size = hvd.rank(), hvd.size()
+    flat, due = torch.empty(64 * 1001, device=device), torch.arange(64 * 1001.0, device=device) % 101
+    for order in (1, -1):
+        views = list(flat.view(64, 1001))[::order]
+        for step in range(8):
+            flat.copy_(due * (rank + 1))
+            apart = views[7].clone()
+            given = [*views[:7], apart, *views[8:]] if step > 5 and rank == 0 else views
+            hvd.grouped_allreduce_(given, op=hvd.Sum, prescale_factor=2.0, name=f"views.{order}")
+            if given is not views:
+                views[7].copy_(apart)
+            assert bool((flat == due * size * (size + 1)).all()), (order, step)
 
 
-def judged(what, value, limit, unit):
-    """Prints a figure beside its limit, which `late` remembers if it is missed."""
-    print(f"{what}: {value:.3f} {unit}, at most {limit:.3f}{'' if value <= limit else '  MISSED'}", flush=True)
-    if value > limit:
-        late.append(what)
+def beside_a_capture():
+    """While collectives wait on the device, and the core asks how far they are, a stream is captured globally;
+    and inside a capture a collective is refused."""
+    slow, given = torch.ones(4096, 4096, device="cuda"), [torch.ones(1000 << i, device="cuda") for i in range(8)]
+    kept, side, graph = torch.zeros(1000, device="cuda"), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    kept.add_(0)  # its kernel is loaded now and not in the capture
+    torch.cuda.synchronize()
+    for _ in range(200):
+        slow.mul_(1.0)
+    handles = [hvd.allreduce_async_(one, op=hvd.Sum, name=f"beside.{i}") for i, one in enumerate(given)]
+    with torch.cuda.stream(side):
+        graph.capture_begin()  # torch.cuda.graph would wait for the device first
+        kept.add_(1)
+        time.sleep(0.02)
+        try:
+            hvd.allreduce_async(kept, name="inside")
+        except hvd.HvdError as error:
+            assert "CUDA graph is being captured" in str(error)
+        else:
+            raise AssertionError("a collective became part of a graph")
+        graph.capture_end()
+    for handle in handles:
+        hvd.synchronize(handle)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((kept == 1).all()) and all(bool((one == hvd.size()).all()) for one in given)
 
 
-def a_model(layers, width):
-    """Of two tensors a layer."""
-    torch.manual_seed(0)
-    parts = [one for _ in range(layers) for one in (torch.nn.Linear(width, width), torch.nn.ReLU())]
-    return torch.nn.Sequential(*parts).cuda()
+def two_devices():
+    """Where there are enough of them, every rank uses two in turn, with one process set."""
+    rank, size = hvd.rank(), hvd.size()
+    if torch.cuda.device_count() < 2 * size:
+        return
+    for step in range(4):
+        given = [torch.full((1000,), float(rank + i), device=f"cuda:{2 * rank + i % 2}") for i in range(10)]
+        got = [hvd.allreduce_async(one, op=hvd.Sum, name=f"two.{step}.{i}") for i, one in enumerate(given)]
+        for i, handle in enumerate(got):
+            due = size * i + size * (size - 1) // 2
+            assert bool((hvd.synchronize(handle) == due).all()), (step, i)
+            torch.cuda.synchronize(given[i].device)
 
 
-def a_step(model, optimizer, batch):
-    """Forward, backward, update."""
-
-    def step():
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-
-    return step
-
-
-def plain(model):
-    """An optimizer that does nothing with gradients but use them."""
-    return torch.optim.SGD(model.parameters(), lr=1e-6)
-
-
-def steps():
-    """Whole steps: ours, DistributedDataParallel's, and none's."""
-    batch = torch.randn(64, 400, device="cuda")
-    model, theirs = a_model(81, 400), torch.nn.parallel.DistributedDataParallel(a_model(81, 400))
-    mine = hvd.DistributedOptimizer(plain(model), model.named_parameters())
-    for _ in range(2):  # the first round warms up
-        ours, ddp = (timed(step, 50) for step in (a_step(model, mine, batch), a_step(theirs, plain(theirs), batch)))
-    judged("a step of 162 gradients, beside DistributedDataParallel's", ours * 1e3, ddp * 1e3, "ms")
-    large, alone = a_model(24, 2048), a_model(24, 2048)  # 100 M parameters
-    batch = torch.randn(4096, 2048, device="cuda")
-    mine = hvd.DistributedOptimizer(plain(large), large.named_parameters())
-    for _ in range(2):
-        ours, bare = (timed(step, 30) for step in (a_step(large, mine, batch), a_step(alone, plain(alone), batch)))
-    judged("a step of 100 M parameters, beside its computation", ours * 1e3, 1.05 * bare * 1e3, "ms")
-
-
-def figures():
-    """Beside PyTorch's own NCCL, alone in its process group."""
-    import torch.distributed as dist
-
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29517")
-    dist.init_process_group("nccl", rank=0, world_size=1)
-    small = torch.ones(1024, device="cuda")
-    each = RESNET_ELEMENTS // RESNET_TENSORS
-    gradients = [torch.ones(each, device="cuda") for _ in range(RESNET_TENSORS)]
-    for _ in range(2):  # the first round warms up
-        ours = timed(lambda: hvd.allreduce_(small, op=hvd.Sum, name="small"), 200)
-        theirs = timed(lambda: dist.all_reduce(small), 200)
-        bare = timed(raw.allreduce_of(small), 200)
-        step = timed(lambda: hvd.grouped_allreduce_(gradients, op=hvd.Sum, name="step"), 20)
-        step_theirs = timed(lambda: [dist.all_reduce(one) for one in gradients], 20)
-    judged("4 KB allreduce, beside NCCL's own call and 10 us", ours * 1e6, bare * 1e6 + 10, "us")
-    print(f"PyTorch's NCCL: {theirs * 1e6:.3f} us, NCCL's own call: {bare * 1e6:.3f} us", flush=True)
-    print(f"{RESNET_TENSORS} gradients: {step * 1e3:.3f} ms, PyTorch's NCCL one by one {step_theirs * 1e3:.3f} ms")
-    steps()
-    dist.destroy_process_group()
+def beside_the_cpu(texts):
+    """Ranks that share a GPU: the bits of a large sum, and its time. Which way they went: "ipc" or "staged"."""
+    rows = torch.randn(4_000_000, generator=torch.Generator().manual_seed(hvd.rank()))
+    for kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        mine = rows.to(kind)
+        due, got = hvd.allreduce(mine), hvd.allreduce(mine.cuda())
+        assert torch.equal(got.cpu(), due), kind
+    there = mine.float().cuda()
+    took = timed(lambda: hvd.allreduce_(there), 20)
+    way = hvd.broadcast_object("ipc" if any("go by CUDA IPC" in text for text in texts) else "staged", 0)
+    if hvd.rank() == 0:
+        print(f"16 MB over {hvd.size()} ranks on one GPU by way {way}: {took * 1e3:.3f} ms", flush=True)
+    return way
 
 
 def lets_ranks_share():
@@ -217,55 +233,82 @@ def lets_ranks_share():
     return os.environ.get(SHARING) == "1" and hvd.nccl_built() >= 23000
 
 
+def adds_up(crowded, said):
+    """Once, before all else. If NCCL does that for ranks that share a GPU, it has not refused them."""
+    for _ in range(2):  # which way tensors go is told with the second one
+        one = hvd.allreduce(torch.ones(3, device="cuda"), op=hvd.Sum)
+    by_nccl = crowded and lets_ranks_share() and not any("hvdlite" in str(warned.message) for warned in said)
+    if by_nccl and hvd.rank() == 0:
+        torch.cuda.synchronize()
+        print(WORKED, flush=True)
+    assert one.tolist() == [hvd.size()] * 3
+
+
 def as_rank():
     """The program of each rank."""
     hvd.init()
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    crowded = hvd.size() > torch.cuda.device_count()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        done = every_op_and_dtype()
-        every_kind()
+        adds_up(crowded, said)
+        with Ways() as ways:
+            done = every_op_and_dtype()
+            every_kind()
+        compressed(hvd.size() > 1 and (lets_ranks_share() or not crowded))
         rows_that_differ()
         fetched_in_order()
         after_what_was_begun()
-    shared = hvd.size() > torch.cuda.device_count() and not lets_ranks_share()
+        views_of_one_memory()
+        beside_a_capture()
+        two_devices()
+    by_others = crowded and not lets_ranks_share()
     texts = [str(one.message) for one in said if "hvdlite" in str(one.message)]
-    assert bool(texts) == (shared and hvd.rank() == 0), texts
+    assert bool(texts) == (by_others and hvd.rank() == 0), texts
+    way = f"{beside_the_cpu(texts)}{hvd.size()}" if by_others else "shared" if crowded else "several"
     if hvd.rank() == 0:
-        print(f"{hvd.size()} ranks: {done} reductions and every kind hold", *texts, flush=True)
+        text = f"{hvd.size()} ranks: {len(done)} reductions and every kind hold"
+        if hvd.size() == 1:
+            holds, went = judged(ways, done, 1, adds_float8())
+            tell("dtypes", holds, f"{text}; {went}")
+        elif way in CLAIMS:
+            tell(way, True, text)
+        print(*texts, flush=True)
     if hvd.size() == 1 and "figures" in sys.argv:
-        figures()
+        figures("one")
     hvd.shutdown()
-    sys.exit(3 if late and "judge" in sys.argv else 0)
 
 
-def told(what, line):
-    """Runs a command. 1 if it fails; 77 is a skip."""
-    code = subprocess.run(line, timeout=540).returncode
-    print(f"{what}: {'ok' if code == 0 else 'skipped' if code == 77 else f'FAILED ({code})'}", flush=True)
-    return int(code not in (0, 77))
+def as_pair():
+    """The program of each of two ranks that NCCL joins and whose figures are wanted."""
+    hvd.init()
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    crowded = hvd.size() > torch.cuda.device_count()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        adds_up(crowded, said)
+    texts = [str(one.message) for one in said if "hvdlite" in str(one.message)]
+    assert not texts, texts  # another way than NCCL's
+    figures("shared" if crowded else "several")
+    hvd.shutdown()
 
 
-def main():
-    """Starts the ranks. 1 if a check fails."""
+def main(asked):
+    """Runs the parts. The exit code says what came of it."""
+    wrong = [one for one in asked if one != "judge" and one not in PARTS]
+    if wrong:
+        print(f"there is no part {wrong[0]!r}: {', '.join(PARTS)}, and judge")
+        return 2
+    parts = [one for one in PARTS if one in asked] or PARTS
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "NCCL", torch.cuda.nccl.version(), flush=True)
-    failed = told("packing", [BENCH])
-    rank = [sys.executable, __file__, "rank", *sys.argv[1:]]
-    for size in sorted({1, 2, 4, torch.cuda.device_count()}):
-        more = ["figures"] if size == 1 else []
-        failed |= told(f"{size} ranks", [sys.executable, "-c", LAUNCH, "-np", str(size), *rank, *more])
-    if torch.cuda.device_count() == 1 and torch.cuda.nccl.version() >= (2, 30):
-        os.environ[SHARING] = "1"
-        told("2 ranks on one GPU by NCCL, if it permits that", [sys.executable, "-c", LAUNCH, "-np", "2", *rank])
-        del os.environ[SHARING]
-    sanitizer = shutil.which("compute-sanitizer")
-    if sanitizer is None:
-        print("compute-sanitizer: skipped, it is not installed")
-        return failed
-    checked = [sanitizer, "--error-exitcode", "9", "--target-processes", "all"]
-    failed |= told("compute-sanitizer, packing", [*checked, BENCH])
-    return failed | told("compute-sanitizer, 1 rank", [*checked, *rank])
+    machine = Machine(__file__)
+    for part in parts:
+        getattr(machine, part)()
+    print("\nIssue 5, measured on this GPU:", *machine.verdicts.summary(), sep="\n", flush=True)
+    return machine.verdicts.code("judge" in asked)
 
 
 if __name__ == "__main__":
-    sys.exit(as_rank() if sys.argv[1:2] == ["rank"] else main())
+    if sys.argv[1:2] == ["rank"]:
+        sys.exit(as_pair() if "pair" in sys.argv else as_rank())
+    sys.exit(main(sys.argv[1:]))

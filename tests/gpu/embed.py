@@ -1,4 +1,6 @@
-"""Compiles csrc/cuda/pack.cu into csrc/cuda/pack_ptx.c, with nvcc: python tests/gpu/embed.py, after a change of either.
+"""Compiles the kernels (csrc/cuda/pack.cu and shelf.cu) into texts (pack_ptx.c, shelf_ptx.c), with nvcc:
+
+    python tests/gpu/embed.py       after a change of one of them, or of its header
 
 What nvcc writes is for drivers as new as itself; nothing in these kernels needs one, so the text is marked as of PTX
 6.0 for compute capability 6.0 (CUDA 9, Pascal), and ptxas says whether that holds. The file notes the hash of its
@@ -14,7 +16,8 @@ from pathlib import Path
 
 CUDA = Path(__file__).resolve().parent.parent.parent / "csrc" / "cuda"
 TARGET, VERSION, WIDTH = "sm_60", "6.0", 110
-ESSAY = """/* pack_ptx.c - pack.cu, compiled: what a driver loads as a module. Written by tests/gpu/embed.py.
+NAMES = ("pack", "shelf")
+ESSAY = """/* {name}_ptx.c - {name}.cu, compiled: what a driver loads as a module. Written by tests/gpu/embed.py.
  *
  * PTX is the assembler that CUDA's drivers translate for whatever device they find, so this text serves all of them
  * and a build needs neither nvcc nor CUDA. Lines are joined: PTX is free in that.
@@ -24,16 +27,16 @@ ESSAY = """/* pack_ptx.c - pack.cu, compiled: what a driver loads as a module. W
 """
 
 
-def sources() -> str:
+def sources(name: str) -> str:
     """The hash of what the text was made of."""
-    return hashlib.sha256(b"".join((CUDA / name).read_bytes() for name in ("pack.cu", "pack.h"))).hexdigest()
+    return hashlib.sha256(b"".join((CUDA / f"{name}{end}").read_bytes() for end in (".cu", ".h"))).hexdigest()
 
 
-def compiled(folder: Path) -> str:
+def compiled(name: str, folder: Path) -> str:
     """PTX for old drivers."""
-    path = folder / "pack.ptx"
+    path = folder / "kernels.ptx"
     flags = ["-O3", "-ptx", "-arch=compute_75", "--fmad=false"]
-    subprocess.run(["nvcc", *flags, "-o", str(path), str(CUDA / "pack.cu")], check=True)
+    subprocess.run(["nvcc", *flags, "-o", str(path), str(CUDA / f"{name}.cu")], check=True)
     text = re.sub(r"//.*|\.pragma.*", "", path.read_text())
     text = re.sub(r"\.version \S+", f".version {VERSION}", text)
     text = re.sub(r"\.target \S+", f".target {TARGET}", text)
@@ -43,10 +46,10 @@ def compiled(folder: Path) -> str:
     return text
 
 
-def main() -> None:
+def embed(name: str) -> None:
     """Writes the file."""
     with tempfile.TemporaryDirectory() as folder:
-        text = compiled(Path(folder))
+        text = compiled(name, Path(folder))
     out, line = [], ""
     for part in (" ".join(one.split()) for one in text.splitlines()):
         alone = part.startswith(".") and part.split()[0] in (".version", ".target", ".address_size")
@@ -60,10 +63,12 @@ def main() -> None:
     out.append(line)
     lines = "\n".join(f'    "{one}\\n"' for one in out if one)
     body = (
-        f'#include "pack.h"\n\n/* clang-format off */\nconst char hvd_pack_ptx[] =\n{lines};\n/* clang-format on */\n'
+        f'#include "{name}.h"\n\n/* clang-format off */\nconst char hvd_{name}_ptx[] =\n{lines};\n'
+        "/* clang-format on */\n"
     )
-    (CUDA / "pack_ptx.c").write_text(ESSAY.format(sources=sources()) + body)
+    (CUDA / f"{name}_ptx.c").write_text(ESSAY.format(name=name, sources=sources(name)) + body)
 
 
 if __name__ == "__main__":
-    main()
+    for each in NAMES:
+        embed(each)

@@ -6,6 +6,7 @@ path in both. What tests leave behind is looked at after every module, where it 
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,15 @@ def sshd(hosts):
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left(all_ranks):
-    """No module leaves a file in /dev/shm or a child of this process."""
+    """No module leaves a file in /dev/shm or a child of this process. Files of jobs that other processes of tests start
+    just now are there for a moment."""
     before = set(os.listdir("/dev/shm"))
     yield
-    left = {name for name in set(os.listdir("/dev/shm")) - before if "hvd" in name}
+    until = time.monotonic() + 5
+    left = {name for name in os.listdir("/dev/shm") if "hvd" in name} - before
+    while left and time.monotonic() < until:
+        time.sleep(0.02)
+        left &= set(os.listdir("/dev/shm"))
     assert not left, f"left in /dev/shm: {sorted(left)}"
     children = {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
     left = ranks.gone(children - all_ranks.pids())

@@ -13,7 +13,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from hvdlite import _core
+import torch
+
+from hvdlite import _core, gpu
 
 TESTS = Path(__file__).resolve().parent.parent
 STUB = TESTS / "out/plain/tests/stub/libgpu.so"
@@ -39,6 +41,28 @@ def a_stream():
     return stream.value
 
 
+def gate():
+    """An event of the stub's that is reached when somebody opens it."""
+    stub = ctypes.CDLL(str(STUB))
+    stub.stub_gate.restype = ctypes.c_void_p
+    return ctypes.c_void_p(stub.stub_gate())
+
+
+@contextlib.contextmanager
+def busy(index):
+    """Device `index` of the stub has something to do until the end of the block, on a stream of its own."""
+    stub, stream, before = ctypes.CDLL(str(STUB)), ctypes.c_void_p(), ctypes.c_void_p()
+    assert stub.cuCtxPushCurrent_v2(ctypes.c_void_p(index + 1)) == 0
+    assert stub.cuStreamCreateWithPriority(ctypes.byref(stream), 1, -5) == 0
+    event = gate()
+    assert stub.cuStreamWaitEvent(stream, event, 0) == 0
+    stub.cuCtxPopCurrent_v2(ctypes.byref(before))
+    try:
+        yield
+    finally:
+        stub.stub_open_gate(event)
+
+
 class Pretended:
     """A device that is none."""
 
@@ -48,14 +72,17 @@ class Pretended:
     def ready(self):
         return 0, None
 
-    def follow(self, native):
+    def follow(self, native, ready):
         _core.behind(native, a_stream())
         while not _core.done(native):  # what PyTorch does next with these tensors waits for no stream
             time.sleep(0.0001)
 
-    def fetch(self, native, target):
+    def fetch(self, native, target, ready):
         _core.fetch(native, target, a_stream())
         assert ctypes.CDLL(str(STUB)).cuStreamSynchronize(ctypes.c_void_p(a_stream())) == 0
+
+    def found(self):
+        return 0
 
     def near(self, tensor):
         return tensor.detach().clone()
@@ -65,11 +92,12 @@ class Pretended:
 
 
 @contextlib.contextmanager
-def on_gpus(index):
-    """Every tensor of PyTorch lies on device `index`, until the end of the block; copies by `near` do not."""
+def on_gpus(index, named=True):
+    """Every tensor of PyTorch lies on device `index`, until the end of the block; copies by `near` do not. named=False:
+    the environment names the stub, and the core is told of it as of any other library."""
     from hvdlite.torch import adapter
 
-    kind = adapter.TorchAdapter
+    kind, submit = adapter.TorchAdapter, _core.submit
     view, form, home, device, here = kind.view, kind.form, kind.home, Pretended(index), []
 
     def near(tensor):
@@ -80,10 +108,23 @@ def on_gpus(index):
         seen = view(self, tensor)
         return seen if any(tensor is one for one in here) else seen._replace(device=device)
 
+    def placed(*args, **more):
+        """The stub's device memory is the CPU's: of a tensor that was handed over as one of the CPU nothing else
+        tells."""
+        kept = args[7] if isinstance(args[7], (tuple, list)) else [args[7]]
+        there = [one for one in kept if isinstance(one, torch.Tensor) and not any(one is other for other in here)]
+        assert more.get("device") == device.number or not there, f"{args[3]} was submitted without its device"
+        return submit(*args, **more)
+
     device.near = near
-    _core.gpu_libraries(str(STUB), str(STUB))
+    if named:
+        _core.gpu_libraries(str(STUB), str(STUB))
+    else:
+        gpu.find()  # as torch/device.py does with the first tensor
     kind.view, kind.form, kind.home = pretend, lambda self, tensor: None, lambda self: device
+    _core.submit = placed
     try:
         yield
     finally:
         kind.view, kind.form, kind.home = view, form, home
+        _core.submit = submit

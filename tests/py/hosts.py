@@ -28,6 +28,7 @@ import threading
 import time
 from pathlib import Path
 
+import parts
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -49,11 +50,7 @@ def missing():
     """Why there can be no hosts here, or None. Installs what is missing where it may."""
     if os.geteuid() != 0:
         return "several hosts on one machine need root"
-    absent = {package for tool, package in _TOOLS.items() if shutil.which(tool) is None}
-    if absent and shutil.which("apt-get"):
-        words = f"apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy {' '.join(sorted(absent))}"
-        subprocess.run(["sh", "-c", words], capture_output=True, timeout=600)
-    absent = {tool for tool in _TOOLS if shutil.which(tool) is None}
+    absent = [tool for tool, package in _TOOLS.items() if parts.debian(tool, package) is None]
     if absent:
         return f"several hosts on one machine need {', '.join(sorted(absent))}"
     tried = subprocess.run(["unshare", "-n", "-u", "-i", "-m", "-p", "--fork", "true"], capture_output=True, text=True)

@@ -14,6 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import parts
 import pytest
 from hosts import NAMES
 from hosts_shell import end
@@ -42,15 +43,12 @@ mount -t tmpfs tmpfs /run && mkdir /run/sshd && { [ ! -f ~/.bashrc ] || mount --
 
 def missing():
     """Why there can be no sshd here, or None. Installs it where it may."""
-    if _program() is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = "DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends openssh-server"
-        subprocess.run(["sh", "-c", f"apt-get update -q && {quiet}"], capture_output=True, timeout=600)
     absent = [tool for tool, path in (("sshd", _program()), ("ssh", shutil.which("ssh"))) if path is None]
     return f"hosts with ssh need {', '.join(absent)}" if absent else None
 
 
 def _program():
-    return shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")
+    return shutil.which("sshd") or parts.debian("sshd", "openssh-server", path="/usr/sbin:/sbin")
 
 
 class Sshd:

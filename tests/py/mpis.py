@@ -8,7 +8,6 @@ hvdlite has to find the MPI that belongs to the launcher by itself.
 import contextlib
 import functools
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import uuid
 from pathlib import Path
 
 import launching
+import parts
 import pytest
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvdlite" / "benchmarks"
@@ -27,27 +27,25 @@ OF_SYSTEM = "/usr/bin:/usr/local/bin"
 
 
 def _install(*words):
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        pytest.skip(f"cannot be installed here: {' '.join(words)}: {done.stderr.strip().splitlines()[-1:]}")
+    complaint = parts.python(*words)
+    if complaint:
+        pytest.skip(complaint)
 
 
 @functools.cache
 def mpirun(name):
     """The launcher of an MPI. Skips where that cannot be had."""
     if name == "system":
-        if os.geteuid() == 0 and shutil.which("mpirun", path=OF_SYSTEM) is None and shutil.which("apt-get"):
-            words = "apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy openmpi-bin"
-            subprocess.run(["sh", "-c", words], capture_output=True, timeout=600)
-        found = shutil.which("mpirun", path=OF_SYSTEM)
+        found = parts.debian("mpirun", "openmpi-bin", path=OF_SYSTEM)
         if found is None or "orte" not in os.path.realpath(found):
             pytest.skip("the system has no Open MPI (Debian and Ubuntu: apt-get install openmpi-bin)")
         return Path(found)
     home = CACHE / name
-    if not (home / "bin" / "mpiexec").exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        _install("venv", str(home))
-        _install("pip", "--python", str(home / "bin" / "python"), "install", "-q", f"{name}==5.*")
+    with parts.alone():
+        if not (home / "bin" / "mpiexec").exists():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            _install("venv", str(home))
+            _install("pip", "--python", str(home / "bin" / "python"), "install", "-q", f"{name}==5.*")
     return home / "bin" / ("mpiexec" if name == "mpich" else "mpirun")
 
 
@@ -55,14 +53,27 @@ def mpirun(name):
 def mpi4py():
     """The folder of mpi4py, for PYTHONPATH."""
     home = CACHE / f"mpi4py-{sys.version_info[0]}.{sys.version_info[1]}"
-    if not (home / "mpi4py").exists():
-        _install("pip", "install", "-q", "--target", str(home), "mpi4py>=4")
+    with parts.alone():
+        if not (home / "mpi4py").exists():
+            _install("pip", "install", "-q", "--target", str(home), "mpi4py>=4")
     return home
 
 
 def library(name):
     """The file of an MPI that came as a wheel."""
     return mpirun(name).parent.parent / "lib" / ("libmpi.so.12" if name == "mpich" else "libmpi.so.40")
+
+
+def under_srun(name):
+    """What the environment of an srun says of an MPI.
+
+    MPICH 5.0.2 over UCX publishes 4,096 bytes from where its address lies, whatever lies there behind it, 511 in a
+    request; where these are text of the program's and not zeros, a request is longer than the 1,024 that Slurm's pmi2
+    reads, and MPI_Init fails. Its addresses over libfabric have 16.
+    """
+    if name == "system":
+        return {}
+    return {"HVDLITE_MPI_LIBRARY": str(library(name)), "MPIR_CVAR_CH4_NETMOD": "ofi"}
 
 
 def command(name, ranks):
@@ -80,7 +91,7 @@ def environment(name, with_mpi4py=False, **environ):
     if with_mpi4py:
         path = [str(mpi4py()), *filter(None, [os.environ.get("PYTHONPATH")])]
         inherited.update({"PYTHONPATH": os.pathsep.join(path), "MPI4PY_LIBMPI": str(library(name))})
-    return {**inherited, **environ}
+    return {**inherited, **launching.NO_RECORDS, **environ}
 
 
 @contextlib.contextmanager

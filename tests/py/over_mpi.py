@@ -12,6 +12,7 @@ import time
 import numpy as np
 import over_hosts
 from mpi_collectives import large, movements, reductions
+from over_mpi_early import early__exit, early_raise  # noqa: F401  (by their names)
 from over_mpi_late import slow  # noqa: F401  (by its name)
 
 import hvdlite.numpy as hvd

@@ -34,7 +34,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from launching import GRACE
+from launching import GRACE, NO_RECORDS
 
 HERE = Path(__file__).resolve().parent
 START_S = 60.0
@@ -71,7 +71,7 @@ def environment(**extra):
     """This process's environment without what a launcher or a user's job left in it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONAL)}
     paths = [str(HERE), *([kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else [])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "HVDLITE_FAILURE_GRACE": GRACE, **extra}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "HVDLITE_FAILURE_GRACE": GRACE, **NO_RECORDS, **extra}
 
 
 def gone(pids, seconds=5.0):
@@ -148,7 +148,8 @@ class _Pool:
             listener.listen(size)
             listener.settimeout(0.2)
             command = [sys.executable, str(HERE / "ranks.py"), path]
-            self.job = Job(size, command, "--start-timeout", str(START_S))
+            flags = ("--start-timeout", str(START_S), "--failure-grace", str(START_S))  # ranks that fail are used again
+            self.job = Job(size, command, *flags)
             self.links, self.pids = {}, {}
             until = time.monotonic() + START_S
             while len(self.links) < size:

@@ -16,12 +16,13 @@ import uuid
 from pathlib import Path
 
 import launching
+import parts
 import pytest
 from hosts import NAMES
 from hosts_shell import end
 
 SECONDS = 60.0
-_PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-plugins"
+_PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-plugins")
 _CONF = """
 ClusterName=test
 SlurmctldHost=nodeA
@@ -57,9 +58,7 @@ PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
 
 def missing():
     """Why there can be no Slurm here, or None. Installs it where it may."""
-    if shutil.which("slurmctld") is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = "DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends"
-        subprocess.run(["sh", "-c", f"apt-get update -q && {quiet} {_PACKAGES}"], capture_output=True, timeout=600)
+    parts.debian("slurmctld", *_PACKAGES)
     absent = [tool for tool in ("slurmctld", "slurmd", "srun", "sinfo") if shutil.which(tool) is None]
     return f"no Slurm here: {', '.join(absent)} not found" if absent else None
 
@@ -96,6 +95,7 @@ class Slurm:
     def environ(self, **more):
         """For the commands of Slurm."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HVDLITE_"))}
+        inherited.update(launching.NO_RECORDS)
         return {**inherited, "SLURM_CONF": str(self._folder / "slurm.conf"), "TMPDIR": self._hosts.folder, **more}
 
     def _daemon(self, number, *words):

@@ -19,8 +19,10 @@ class Served:
     """A StoreServer that a thread turns; calls into it are made between two turns, as the launcher does."""
 
     def __init__(self, size):
-        self.aborts = []
-        self.store = StoreServer(size, SECRET, JOB, on_abort=lambda *record: self.aborts.append(record))
+        self.aborts, self.missed = [], []
+        self.store = StoreServer(
+            size, SECRET, JOB, on_abort=lambda *it: self.aborts.append(it), on_late=lambda *it: self.missed.append(it)
+        )
         self.address = self.store.address
         self._orders = []
         self._lock = threading.Lock()

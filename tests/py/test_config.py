@@ -20,7 +20,17 @@ TEXTS = {
     "check_data": "1",
     "autotune": "1",
     "deterministic": "1",
+    "nan_guard": "warn",
+    "gpu_hosts": "mpi",
+    "tensorflow_gpu": "host",
     "autotune_log": "trials.csv",
+    "trace_dir": "there",
+    "timeline": "line.json",
+    "timeline_mark_cycles": "1",
+    "stall_check_disable": "1",
+    "trace_steps": "1",
+    "metrics_host": "0.0.0.0",
+    "cuda_ipc": "0",
 }
 FLAGGED = [option for option in config.OPTIONS if option.flag is not None]
 
@@ -57,7 +67,16 @@ def test_a_value_is_read_under_both_names(option):
         ("HVDLITE_START_TIMEOUT", "0", "at least"),
         ("HVDLITE_LEAVE_TIMEOUT", "1e9", "at most"),
         ("HVDLITE_TRACE_EVENTS", "1000", "power of two"),
+        ("HVDLITE_TRACE_STEPS", "always", "0 or 1"),
+        ("HVDLITE_TRACE_EVERY", "0", "at least 1"),
+        ("HVDLITE_TRACE_EVERY", "-5", "at least 1"),
+        ("HVDLITE_METRICS_PORT", "-1", "at least 0"),
+        ("HVDLITE_METRICS_PORT", "65536", "at most 65535"),
+        ("HVDLITE_METRICS_PORT", "http", "whole number"),
+        ("HVDLITE_METRICS_INTERVAL", "-1", "at least 0.1"),
         ("HVDLITE_SPIN_US", "-2", "at least -1"),
+        ("HVDLITE_NAN_GUARD", "2", "off, warn, raise"),
+        ("HVDLITE_NAN_GUARD", "", "off, warn, raise"),
         ("HVDLITE_LINK_COST", "50", "two numbers"),
         ("HVDLITE_LINK_COST", "50,0", "greater than zero"),
         ("HVDLITE_LINK_COST", "50,8,1", "two numbers"),
@@ -101,7 +120,7 @@ def test_two_names_that_disagree_are_an_error_that_shows_both():
 def test_an_unknown_variable_is_told_with_the_nearest_name():
     (note,) = config.read({"HVDLITE_FUSION_TRESHOLD": "1", "HVDLITE_QQQ": "1"}).notes
     assert "HVDLITE_FUSION_TRESHOLD (did you mean HVDLITE_FUSION_THRESHOLD?)" in note
-    assert note.endswith("HVDLITE_QQQ")
+    assert note.endswith("HVDLITE_QQQ [HVD804]")
 
 
 def test_one_line_says_what_became_of_horovods_variables():
@@ -149,7 +168,11 @@ def test_only_options_that_all_ranks_share_are_agreed():
         "plane",
         "algo",
         "deterministic",
+        "nan_guard",
+        "gpu_hosts",
+        "tensorflow_gpu",
         "link_cost",
+        "metrics_port",
         "peer_timeout",
         "votes",
     }

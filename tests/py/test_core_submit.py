@@ -1,5 +1,7 @@
 """What Python hands to the core: quiet submissions and what sends them, priorities, wrong values."""
 
+import types
+
 import numpy as np
 import pytest
 from ranks import as_ranks
@@ -83,3 +85,22 @@ def test_a_priority_that_is_no_int32_is_refused(wrong):
 def test_a_kick_needs_a_job():
     with pytest.raises(HvdNotInitializedError):
         _core.kick()
+
+
+def test_what_was_abandoned_is_held_though_more_is_abandoned_meanwhile(monkeypatch):
+    """As a collection of garbage does that comes while shutdown looks at what is left."""
+    from hvdlite._core import flight
+
+    class Abandons:
+        @property
+        def native(self):
+            if len(held) < 3:
+                flight.abandon(0, len(held), Abandons())
+            return types.SimpleNamespace(device=1)
+
+    held = []
+    monkeypatch.setattr(flight, "risk", held.append)
+    monkeypatch.setattr(flight, "let_go", lambda: None)
+    flight.abandon(0, "first", Abandons())
+    flight.forget_all()
+    assert held[0] == "first" and len(held) > 3 and not flight._abandoned

@@ -64,7 +64,7 @@ except hvd.HvdInitError as error:
 
 
 def test_b8_a_failed_start_is_an_exception_that_names_who_is_missing():
-    text = said(NEVER_MEETS, 2, 7, "--start-timeout", "3")
+    text = said(NEVER_MEETS, 2, 1, "--start-timeout", "3")
     assert re.search(r"raised .*rank 1 did not call init within 3", text), text
     assert "terminate called" not in text and "Aborted" not in text
 

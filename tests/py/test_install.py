@@ -50,8 +50,8 @@ def wheel(tmp_path_factory):
 def test_the_wheel_is_small_quickly_built_and_serves_every_python(wheel):
     path, seconds = wheel
     assert re.fullmatch(r"hvdlite-[\d.]+-cp39-abi3-linux_\w+\.whl", path.name)
-    assert path.stat().st_size < 1 << 20
-    assert seconds < 60
+    assert path.stat().st_size < 5 << 18
+    assert seconds < 180  # about 45 on an idle machine; twice that on a slow one whose cores are shared
 
 
 def test_the_wheel_holds_the_library_the_launcher_and_the_license(wheel):
@@ -94,7 +94,7 @@ def test_a_clone_that_shadows_the_installed_package_says_so(tmp_path):
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: hvdlite in {tmp_path / 'hvdlite'} has no compiled extension")
-    assert last.endswith(f"pip install -e {tmp_path}")
+    assert last.endswith(f"pip install -e {tmp_path} [HVD808]")
 
 
 def test_the_build_depends_on_every_source_and_header_and_on_no_processor():

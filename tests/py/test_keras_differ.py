@@ -92,6 +92,41 @@ def test_lists_of_variables_of_different_length_are_an_error_on_all_ranks():
     hvd.broadcast_variables(model.variables + optimizer.variables, root_rank=0)  # and goes on
 
 
+@as_ranks(2, deadline=300)
+def test_the_best_model_is_best_on_all_ranks_and_rank_0_writes_it():
+    import os
+    import tempfile
+
+    import keras
+
+    import hvdlite.keras as hvd
+
+    rank = hvd.rank()
+    scores = [[3.0, 1.0, 2.0], [0.0, 4.0, 0.0]][rank]  # rank 0 alone would choose the second epoch, all the third
+
+    class Score(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["score"] = scores[epoch]
+
+    model = small()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse", jit_compile=False)
+    x, y = rows(rank)
+    with tempfile.TemporaryDirectory() as folder:
+        whole, weights = (os.path.join(folder, "{epoch}" + ending) for ending in (".keras", ".weights.h5"))
+        best = [
+            hvd.callbacks.BestModelCheckpoint("score", mode="min", filepath=whole),
+            hvd.callbacks.BestModelCheckpoint("score", mode="min", filepath=weights, save_weights_only=True),
+        ]
+        model.fit(x, y, epochs=3, callbacks=[Score(), hvd.callbacks.MetricAverageCallback(), *best], **FIT)
+        written = ["1.keras", "1.weights.h5", "3.keras", "3.weights.h5"]
+        assert sorted(os.listdir(folder)) == (written if rank == 0 else [])
+        if rank == 0:
+            again = hvd.load_model(whole.format(epoch=3))
+            assert hasattr(again.optimizer, "register_local_var")
+            for one, two in zip(again.get_weights(), model.get_weights()):
+                np.testing.assert_array_equal(one, two)
+
+
 ON_TORCH = """
 import keras, numpy, hvdlite.keras as hvd
 hvd.init()

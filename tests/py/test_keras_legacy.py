@@ -226,3 +226,29 @@ def test_copied_models_go_on_distributed(mixed):
         assert passes.count == 2 and any("begins anew" in str(each.message) for each in said)
     finally:
         keras.mixed_precision.set_global_policy("float32")
+
+
+@as_ranks(2)
+def test_a_file_with_an_older_optimizer_says_that_it_knows_no_passes():
+    import os
+    import tempfile
+    import warnings
+
+    keras, hvd = legacy()
+    images, labels = digits(64)
+    x, y = mine(images, hvd.rank(), 2), mine(labels, hvd.rank(), 2)
+    older = keras.optimizers.legacy.Adam(0.01)
+    model = compiled(keras, model_of(keras), hvd.DistributedOptimizer(older, backward_passes_per_step=2))
+    model.fit(x, y, **{**FIT, "batch_size": 8})
+    said = "no file says how many passes per step"
+    with tempfile.TemporaryDirectory() as folder:
+        for ending, iterations in ((".keras", 0), (".h5", 4)):
+            path = os.path.join(folder, "model" + ending)
+            model.save(path)
+            with pytest.warns(UserWarning, match=f"rank {hvd.rank()}: load_model: {said}"):
+                again = hvd.load_model(path)
+            assert again.optimizer._hvd_passes is None and int(again.optimizer.iterations) == iterations
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                again = hvd.load_model(path, backward_passes_per_step=2)
+            assert again.optimizer._hvd_passes.count == 2 and not any(said in str(each.message) for each in found)

@@ -203,3 +203,103 @@ def test_elastic_states_have_the_window_and_counts_that_differ_are_an_error():
     )  # fmt: skip
     with pytest.raises(hvd.HvdMismatchError, match=r"backward_passes_per_step differs: 2 on rank 0, 3 on rank 1"):
         model.fit(x, y, verbose=0)
+
+
+@as_ranks(2)
+def test_weights_that_are_loaded_into_a_window_leave_it_and_say_so():
+    import os
+    import tempfile
+
+    from fitting import FIT
+    from test_keras_differ import rows, small
+
+    import hvdlite.keras as hvd
+
+    def made():
+        import keras
+
+        model = small()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=3)
+        model.compile(optimizer, "mse", jit_compile=False)
+        return model
+
+    x, y = rows(hvd.rank(), 8)
+    how = {**FIT, "batch_size": 8}
+    model, other = made(), made()
+    with tempfile.TemporaryDirectory() as folder:
+        begun, whole, bare = (os.path.join(folder, f"{name}.weights.h5") for name in ("begun", "whole", "bare"))
+        small().save_weights(bare)
+        model.fit(x, y, **how)
+        model.save_weights(begun)
+        for _ in range(2):
+            model.fit(x, y, **how)
+        model.save_weights(whole)
+        other.fit(x, y, **how)
+        for file, here, there in ((begun, 1, 1), (whole, 1, 0), (bare, 1, 0)):
+            says = f"rank {hvd.rank()}: weights are loaded after {here} of 3 passes .* saved after {there} passes"
+            with pytest.warns(UserWarning, match=says):
+                other.load_weights(file)
+            assert other.optimizer._hvd_passes.place() == 1
+        with pytest.warns(UserWarning, match="weights are loaded after 0 of 3 passes .* after 1 passes"):
+            model.load_weights(begun)  # between two windows
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model.load_weights(whole)
+            fresh = made()
+            fresh.optimizer.build(fresh.trainable_variables)
+            fresh.load_weights(begun)
+        assert not any("weights are loaded" in str(each.message) for each in said)
+        assert fresh.optimizer._hvd_passes.place() == 1
+
+
+@as_ranks(2)
+def test_a_rank_that_has_joined_before_the_first_pass_is_an_error_that_says_what_to_do():
+    import keras
+    from test_keras_differ import rows, small
+
+    import hvdlite.keras as hvd
+    import hvdlite.tensorflow as hvd_tf
+
+    for how in ({"run_eagerly": True}, {"jit_compile": False}):
+        model = small()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2), "mse", **how)
+        if hvd.rank() == 0:
+            says = r"rank 0: backward_passes_per_step=2, after 0 passes.*joined.*Call hvd\.join\(\) after a first step"
+            with pytest.raises(hvd.HvdMismatchError, match=says):
+                model.fit(*rows(0, 8), batch_size=4, verbose=0)
+        hvd_tf.join()
+    assert hvd.allgather_object(hvd.rank()) == [0, 1]
+
+
+@as_ranks(2)
+def test_only_a_keras_file_knows_how_many_passes_there_were():
+    import os
+    import tempfile
+    import zipfile
+
+    import keras
+    from test_keras_differ import rows, small
+
+    import hvdlite.keras as hvd
+
+    model, said = small(), "only a .keras file says how many passes per step"
+    model.compile(
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2),
+        keras.losses.MeanSquaredError(),
+        jit_compile=False,
+    )
+    model.fit(*rows(hvd.rank(), 8), batch_size=4, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        whole, older, opened = (os.path.join(folder, name) for name in ("model.keras", "model.h5", "opened"))
+        model.save(whole)
+        model.save(older)
+        with zipfile.ZipFile(whole) as archive:
+            archive.extractall(opened)
+        with pytest.warns(UserWarning, match=f"rank {hvd.rank()}: load_model: {said}.*model.h5 is none; it is 1 now"):
+            assert hvd.load_model(older).optimizer._hvd_passes is None
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            assert hvd.load_model(older, backward_passes_per_step=2).optimizer._hvd_passes.count == 2
+            for path in (whole, opened):
+                assert hvd.load_model(path).optimizer._hvd_passes.count == 2
+        assert not any(said in str(each.message) for each in found)

@@ -138,5 +138,5 @@ def test_every_key_is_a_flag():
 def test_horovods_file_runs_a_job(tmp_path):
     (tmp_path / "some.yaml").write_text(HOROVODS)
     code, out, err = launch("--config-file", tmp_path / "some.yaml", "-np", 1, "env")
-    assert code == 0 and "HOROVOD_LOG_LEVEL=DEBUG\n" in out and "COLLECTIVE_TIMEOUT" not in out, err
+    assert code == 0 and "HOROVOD_LOG_LEVEL=DEBUG\n" in out and "HVDLITE_COLLECTIVE_TIMEOUT=0\n" in out, err
     assert err.count("without effect: ") == 1

@@ -34,7 +34,7 @@ def test_the_first_failure_gives_the_others_grace_then_term_then_kill():
     job.ended(18.0, 0, -9)
     job.ended(18.0, 2, -9)
     assert job.exit_code() == 3
-    assert job.headline() == "rank 1 (pid 101) exited with code 3"
+    assert job.headline() == "rank 1 (pid 101) exited with code 3 [HVD401]"
 
 
 def test_nothing_is_sent_once_all_have_ended():
@@ -55,7 +55,7 @@ def test_a_signal_is_128_and_its_number():
     job = ending(1)
     job.ended(0.0, 0, -11)
     assert job.exit_code() == 139
-    assert job.headline() == "rank 0 (pid 100) killed by SIGSEGV"
+    assert job.headline() == "rank 0 (pid 100) killed by SIGSEGV [HVD402]"
 
 
 def test_the_first_abort_record_beats_the_first_exit():
@@ -66,7 +66,26 @@ def test_the_first_abort_record_beats_the_first_exit():
     job.ended(0.3, 1, -9)
     job.ended(0.4, 2, 1)
     assert job.culprit() == 1 and job.exit_code() == 137
-    assert job.headline() == "rank 1 (pid 101) killed by SIGKILL"
+    assert job.headline() == "rank 1 (pid 101) killed by SIGKILL [HVD402]"
+
+
+def test_what_the_culprit_says_itself_counts_more_than_what_others_have_heard_of_it():
+    """Its words come by another way, and may come later."""
+    job = ending()
+    job.aborted(1.0, Abort(2, 1, "rank 1 raised ValueError: boom"))
+    job.aborted(1.1, Abort(1, 1, "rank 1 raised ValueError: boom (train.py:12)"))
+    job.aborted(1.2, Abort(0, 0, "rank 0 failed later"))
+    job.ended(1.3, 0, 1)
+    job.ended(1.3, 1, 1)
+    assert job.headline() == (
+        "rank 1 (pid 101) exited with code 1: rank 1 raised ValueError: boom (train.py:12) [HVD401]"
+    )
+
+
+def test_an_abort_record_that_names_no_rank_is_of_who_says_it():
+    job = ending()
+    job.aborted(1.0, Abort(2, 7, "?"))
+    assert job.culprit() == 2
 
 
 def test_an_abort_record_starts_the_grace():
@@ -75,7 +94,7 @@ def test_an_abort_record_starts_the_grace():
     assert job.due() == 7.0
     job.ended(5.1, 1, 1)
     assert job.due() == 7.0
-    assert job.headline() == "rank 1 (pid 101) exited with code 1: ValueError: boom (train.py:12)"
+    assert job.headline() == "rank 1 (pid 101) exited with code 1: ValueError: boom (train.py:12) [HVD401]"
 
 
 def test_a_culprit_that_has_said_why_and_ends_too_slowly_is_still_the_one_that_failed():
@@ -87,7 +106,8 @@ def test_a_culprit_that_has_said_why_and_ends_too_slowly_is_still_the_one_that_f
     job.ended(7.1, 0, -15)
     assert job.exit_code() == 1
     assert job.headline() == (
-        "rank 1 (pid 101) failed, was stopped while it was ending: rank 1 raised ValueError: boom (train.py:12)"
+        "rank 1 (pid 101) failed, was stopped while it was ending: rank 1 raised ValueError: boom (train.py:12) "
+        "[HVD401]"
     )
 
 
@@ -113,13 +133,36 @@ def test_a_culprit_that_cannot_be_killed_is_a_failure():
     job = ending(1)
     job.aborted(0.0, Abort(0, 0, "CUDA error"))
     assert job.act(2.0) == TERM and job.act(2.5) == KILL
-    assert job.exit_code() == 1 and job.headline() == "rank 0 (pid 100) is still running: CUDA error"
+    assert job.exit_code() == 1 and job.headline() == "rank 0 (pid 100) is still running: CUDA error [HVD401]"
     job = ending(2)
     job.aborted(0.0, Abort(0, 1, "rank 1 is silent"))
     job.ended(0.1, 0, 0)
     assert job.act(2.0) == TERM and job.act(2.5) == KILL
     assert job.exit_code() == 1
-    assert job.headline() == "rank 1 (pid 101) is still running; rank 0 says: rank 1 is silent"
+    assert job.headline() == "rank 1 (pid 101) is still running; rank 0 says: rank 1 is silent [HVD401]"
+
+
+def test_our_own_signal_is_not_what_a_culprit_failed_of():
+    """It does not know that it has failed: it closed its descriptors, or became another program."""
+    job = ending()
+    job.aborted(0.0, Abort(0, 1, "the connection of rank 1 ended without a goodbye"))
+    job.ended(0.1, 0, 1)
+    assert job.act(2.0) == TERM
+    job.ended(2.1, 1, -15)
+    job.ended(2.2, 2, -15)
+    assert job.exit_code() == 1
+    assert job.headline() == (
+        "rank 1 (pid 101) did not end by itself, was stopped; "
+        "rank 0 says: the connection of rank 1 ended without a goodbye [HVD401]"
+    )
+
+
+def test_what_a_culprit_said_stands_beside_the_signal_that_ended_it():
+    job = ending()
+    job.aborted(0.0, Abort(1, 1, "rank 1 raised KeyboardInterrupt (train.py:3)"))
+    job.ended(0.1, 1, -2)
+    expected = "rank 1 (pid 101) killed by SIGINT: rank 1 raised KeyboardInterrupt (train.py:3) [HVD402]"
+    assert job.headline() == expected and job.exit_code() == 130
 
 
 def test_a_rank_that_ends_by_our_signal_is_not_to_blame():
@@ -153,7 +196,7 @@ def test_a_signal_to_a_job_that_is_failing_leaves_the_culprit_to_blame():
     job.signalled(0.5, signal.SIGINT)
     for rank in (0, 2):
         job.ended(0.6, rank, -2)
-    assert job.exit_code() == 7 and job.headline() == "rank 1 (pid 101) exited with code 7"
+    assert job.exit_code() == 7 and job.headline() == "rank 1 (pid 101) exited with code 7 [HVD401]"
 
 
 def test_term_twice_does_not_kill_at_once():
@@ -190,3 +233,26 @@ def test_ranks_that_a_scheduler_has_told_to_end_are_not_hurried_by_the_first():
     job.ended(20.0, 0, 143)
     job.ended(30.0, 2, 143)
     assert job.exit_code() == 143
+
+
+def test_who_was_missing_at_the_time_limit_is_the_culprit_once_somebody_fails_of_it():
+    job = ending()
+    job.missed(0, 2, "rank 2 did not call init within 3 s")
+    assert job.due() is None and job.culprit() is None and job.headline() is None  # the others may go on without
+    job.ended(1.0, 0, 1)
+    assert job.culprit() == 2 and job.due() == 3.0
+    job.act(3.0), job.act(9.0)
+    job.ended(9.0, 1, -15)
+    job.ended(9.0, 2, -9)
+    assert job.exit_code() == 1
+    assert job.headline() == (
+        "rank 2 (pid 102) did not end by itself, was stopped; rank 0 says: rank 2 did not call init within 3 s [HVD401]"
+    )
+
+
+def test_ranks_that_fail_before_one_is_missed_stay_the_cause():
+    job = ending()
+    job.ended(1.0, 1, 4)
+    job.missed(0, 2, "rank 2 did not call init within 3 s")
+    job.ended(1.1, 0, 1)
+    assert job.culprit() == 1

@@ -23,7 +23,7 @@ BY_DEFAULT = ("env", "-u", "HVDLITE_FAILURE_GRACE")
 def test_the_first_to_fail_gives_the_exit_code():
     code, _, err = launch("-np", 3, "--failure-grace", 0, "sh", "-c", f"[ $RANK = 2 ] && exit 37; {HANG}")
     assert code == 37
-    assert re.search(r"hvdlite-run: rank 2 \(pid \d+\) exited with code 37\n\Z", err), err
+    assert re.search(r"hvdlite-run: rank 2 \(pid \d+\) exited with code 37 \[HVD401\]\n\Z", err), err
 
 
 @pytest.mark.parametrize("name, code", [("SEGV", 139), ("KILL", 137), ("ABRT", 134), ("TERM", 143)])
@@ -34,7 +34,7 @@ def test_a_signal_that_kills_a_rank_is_named(name, code):
         ended, _, err = launch("-np", 2, "--failure-grace", 0, "sh", "-c", f"[ $RANK = 1 ] && kill -{name} $$; {HANG}")
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, core)
-    assert ended == code and re.search(rf"rank 1 \(pid \d+\) killed by SIG{name}\n\Z", err), err
+    assert ended == code and re.search(rf"rank 1 \(pid \d+\) killed by SIG{name} \[HVD402\]\n\Z", err), err
 
 
 def test_the_last_words_are_those_of_the_culprit_once():
@@ -54,7 +54,7 @@ def test_the_last_words_are_those_of_the_culprit_once():
         job.process.stdin.close()
         assert job.wait() == 5
         said = job.out.splitlines()
-    headline = re.compile(r"hvdlite-run: rank 1 \(pid \d+\) exited with code 5")
+    headline = re.compile(r"hvdlite-run: rank 1 \(pid \d+\) exited with code 5 \[HVD401\]")
     (at,) = [number for number, line in enumerate(said) if headline.fullmatch(line)]
     assert "[0]<stderr>:a later complaint" in said[:at]
     assert said[at + 1 :] == [f"[1]<stderr>:reason {number}" for number in range(10, 30)]
@@ -63,7 +63,7 @@ def test_the_last_words_are_those_of_the_culprit_once():
 def test_last_words_that_stand_there_already_are_not_repeated():
     code, _, err = launch("-np", 1, *PYTHON, "raise ValueError('boom')")
     assert code == 1 and err.count("ValueError: boom") == 1
-    assert re.search(r"ValueError: boom\nhvdlite-run: rank 0 \(pid \d+\) exited with code 1\n\Z", err), err
+    assert re.search(r"ValueError: boom\nhvdlite-run: rank 0 \(pid \d+\) exited with code 1 \[HVD401\]\n\Z", err), err
 
 
 def test_a_rank_that_exits_early_with_0_is_no_failure():
@@ -327,5 +327,5 @@ def test_an_mpirun_that_is_a_script_leaves_nothing_when_it_is_given_up(how, tmp_
         job.gone_within(5)
         assert how == "Ctrl-C" or job.err == (
             "hvdlite-run: no agent that mpirun should start has reported within 2 s (--start-timeout sets the limit); "
-            "its last words: go\n"
+            "its last words: go [HVD715]\n"
         )

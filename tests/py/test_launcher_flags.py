@@ -42,18 +42,18 @@ def given(*words):
     return dict(line.partition("=")[::2] for line in out.splitlines()), err
 
 
-def test_timeline_and_log_are_told_to_the_ranks_and_nothing_is_promised():
+def test_timeline_and_log_are_told_to_the_ranks_and_of_log_nothing_is_promised():
     words = "--timeline-filename a.json --timeline-mark-cycles --log-level debug --log-without-timestamp"
     environ, err = given(*words.split())
-    assert environ["HOROVOD_TIMELINE"] == "a.json" and environ["HOROVOD_TIMELINE_MARK_CYCLES"] == "1"
+    assert environ["HVDLITE_TIMELINE"] == "a.json" and environ["HVDLITE_TIMELINE_MARK_CYCLES"] == "1"
     assert environ["HOROVOD_LOG_LEVEL"] == "DEBUG" and environ["HOROVOD_LOG_HIDE_TIME"] == "1"
-    assert err.count("without effect: ") == 1 and "the timeline comes with a later version" in err
+    assert err.count("without effect: ") == 1 and "timeline" not in err
     assert "log levels come with a later version" in err
 
 
 def test_what_asks_for_nothing_is_no_line():
     environ, err = given("--no-timeline-mark-cycles", "--log-without-timestamp", "--stall-check", "--no-stall-check")
-    assert err == "" and environ["HOROVOD_TIMELINE_MARK_CYCLES"] == "0"
+    assert err == "" and environ["HVDLITE_TIMELINE_MARK_CYCLES"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_what_asks_for_nothing_is_no_line():
     [
         ("--stall-check-shutdown-time-seconds 90", "90"),
         ("--stall-check-shutdown-time-seconds 90 --stall-check", "90"),
-        ("--stall-check-shutdown-time-seconds=90 --no-stall-check", None),
-        ("--stall-check-shutdown-time-seconds 0", None),
+        ("--stall-check-shutdown-time-seconds=90 --no-stall-check", "0"),
+        ("--stall-check-shutdown-time-seconds 0", "0"),
         ("--stall-check-shutdown-time-seconds 90 --collective-timeout 5", "5"),
         ("--stall_check_shutdown_time_seconds 90", "90"),
     ],
@@ -70,13 +70,21 @@ def test_what_asks_for_nothing_is_no_line():
 def test_a_job_that_stalls_ends_after_the_shutdown_time(words, limit):
     environ, err = given(*words.split())
     assert environ.get("HVDLITE_COLLECTIVE_TIMEOUT") == limit and err == ""
+    disabled = "1" if "--no-stall-check" in words else "0" if words.endswith("--stall-check") else None
+    assert environ.get("HOROVOD_STALL_CHECK_DISABLE") == disabled
+
+
+def test_the_time_of_reports_is_told_by_either_flag():
+    for words in ("--stall-check-warning-time-seconds 7", "--stall-check-time 7"):
+        environ, err = given(*words.split())
+        assert environ["HVDLITE_STALL_CHECK_TIME"] == "7" and err == ""
 
 
 @pytest.mark.parametrize(
     "words, limit",
     [
-        ("--stall-check-shutdown-time-seconds 0", None),
-        ("--no-stall-check", None),
+        ("--stall-check-shutdown-time-seconds 0", "0"),
+        ("--no-stall-check", "0"),
         ("--no-stall-check --collective-timeout 6", "6"),
         ("--stall-check", "5"),
         ("--stall-check-shutdown-time-seconds 7", "7"),
@@ -96,7 +104,7 @@ def test_the_shutdown_time_ends_a_job_that_stalls():
 
 
 def test_obsolete_flags_are_one_line():
-    words = "--num-nccl-streams 2 --thread-affinity 1 --mpi-threads-disable --stall-check-warning-time-seconds 5"
+    words = "--num-nccl-streams 2 --thread-affinity 1 --mpi-threads-disable"
     words += " --rdzv_conf timeout=9 --monitor_interval 0.5 --start-method spawn --role trainer"
     environ, err = given(*words.split())
     assert (
@@ -109,7 +117,7 @@ def test_obsolete_flags_are_one_line():
     "words, says",
     [
         ("--log-level loud", "--log-level loud: must be one of TRACE, DEBUG, INFO, WARNING, ERROR, FATAL"),
-        ("--timeline-filename=", "--timeline-filename: needs a name"),
+        ("--timeline-filename=", "--timeline-filename='': must be the name of a file"),
         (
             "--stall-check-shutdown-time-seconds soon",
             "--stall-check-shutdown-time-seconds soon: must be a whole number",

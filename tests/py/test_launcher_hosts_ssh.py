@@ -108,7 +108,7 @@ def test_the_first_to_fail_is_named_with_its_host_and_gives_the_exit_code(on):
     script = "[ $RANK = 2 ] || exec sleep 600; setsid sleep 600 & echo why >&2; exit 37"
     with on("-H", "nodeA:2,nodeB:2", "--failure-grace", 0, "sh", "-c", script) as job:
         assert job.wait() == 37
-        assert re.search(r"hvdlite-run: rank 2 \(nodeB, pid \d+\) exited with code 37\n", job.err), job.err
+        assert re.search(r"hvdlite-run: rank 2 \(nodeB, pid \d+\) exited with code 37 \[HVD401\]\n", job.err), job.err
         assert "[2]<stderr>:why" in job.err
 
 

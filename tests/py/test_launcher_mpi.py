@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -19,6 +20,7 @@ from hvdlite.launcher import process
 from hvdlite.launcher.hosts import Host
 from hvdlite.launcher.mpi import INTEL, MPICH, OPEN_MPI, Kind, MpiError, Wanted, joined, kind_of, line, variables
 
+START_S = 100  # on a crowded machine the first start of an MPI takes more than the 30 s that users have
 OVER_MPI = Path(__file__).resolve().parent / "over_mpi.py"
 TWO = [Host("a", 4), Host("b", 4)]
 OMPI4, OMPI5, HYDRA, IMPI = Kind(OPEN_MPI, 4), Kind(OPEN_MPI, 5), Kind(MPICH, 5), Kind(INTEL, 2021)
@@ -111,7 +113,7 @@ def by_mpi(mpi, *words, **environ):
     """(words, environment) of a job under `hvdlite-run --mpi`."""
     path = f"{mpis.mpirun(mpi).parent}:{os.environ['PATH']}"
     more = [] if mpi == "mpich" else ["--mpi-args", "--oversubscribe"]
-    return ["--mpi", *more, *words], {"PATH": path, **environ}
+    return ["--mpi", *more, *words], {"PATH": path, "HVDLITE_START_TIMEOUT": str(START_S), **environ}
 
 
 def said_by(mpi, *words, **environ):
@@ -169,11 +171,13 @@ def test_output_is_that_of_any_other_job(mpi, tmp_path):
 def test_the_first_to_fail_decides_and_its_traceback_comes_last(mpi):
     """After init: the others hang in a collective, and no MPI has a say in how the job ends."""
     body = "import hvdlite as hvd, time; hvd.init()\nif hvd.rank() == 1: raise ValueError('deep')\ntime.sleep(600)"
-    words = ("-np", 2, "--verbose", "--failure-grace", 0.2, sys.executable, "-c", body)
+    words = ("-np", 2, "--verbose", "--failure-grace", 2, sys.executable, "-c", body)
     code, _, err = said_by(mpi, *words)
-    last = err[err.index("hvdlite-run: rank 1 (", err.index("exited with code 1 after")) :]
-    assert code == 1 and err.count("ValueError: deep") <= 2 and "exited with code 1\n" in last, err
-    assert last.count("Traceback") <= 1 and err.rstrip().splitlines()[-1].endswith(("ValueError: deep", "code 1")), err
+    last = err[err.rindex("hvdlite-run: rank 1 (") :].splitlines()
+    how = r"(exited with code 1|failed, was stopped while it was ending)"  # on a crowded machine
+    told = rf"hvdlite-run: rank 1 \(.*, pid \d+\) {how}: rank 1 raised ValueError: deep \(<string>:2\) \[HVD401\]"
+    assert code == 1 and re.fullmatch(told, last[0]) and err.count("ValueError: deep\n") <= 2, err
+    assert "\n".join(last).count("Traceback") <= 1 and last[-1].endswith(("ValueError: deep", "[HVD401]")), err
     assert "mpirun has exited" not in err and "BAD TERMINATION" not in err, err
     assert said_by(mpi, "-np", 2, "--failure-grace", 0, "sh", "-c", "kill -SEGV $$")[0] == 128 + signal.SIGSEGV
 
@@ -190,7 +194,7 @@ def test_an_mpi_that_ends_the_ranks_is_heard(mpi):
         environ["MPI4PY_LIBMPI"] = str(mpis.library(mpi))
     code, out, err = said_by(mpi, "-np", 2, sys.executable, "-c", body, **environ)
     assert code == 5 and "[1]<stdout>:last words" in out, out + err
-    assert "has ended the ranks: it exited with code 5" in err or "exited with code 5\n" in err, err
+    assert "has ended the ranks: it exited with code 5" in err or "exited with code 5 [HVD401]\n" in err, err
 
 
 @pytest.mark.parametrize("mpi", mpis.ALL)

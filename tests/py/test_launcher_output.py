@@ -96,7 +96,7 @@ def test_json_lines_hold_every_line_and_the_end():
     assert all(each["host"] == "localhost" and each["time"] > 1e9 for each in said)
     told = [json.loads(line) for line in err.splitlines()]
     assert sum(each.get("text") == "to stderr" for each in told) == 2
-    assert re.fullmatch(r"rank 1 \(pid \d+\) exited with code 1", told[-1]["launcher"])
+    assert re.fullmatch(r"rank 1 \(pid \d+\) exited with code 1 \[HVD401\]", told[-1]["launcher"])
     assert told[-1]["rank"] == 1 and told[-1]["last"] == ["to stderr"]
 
 
@@ -109,7 +109,11 @@ def test_json_of_one_rank_and_folded():
 def test_every_word_of_a_job_that_is_started_again_is_json():
     code, out, err = launch("-np", 2, "--output-json", "--max-restarts", 1, "--failure-grace", 0, "sh", "-c", "exit 3")
     told = [json.loads(line)["launcher"] for line in err.splitlines()]
-    assert (code, out) == (3, "") and told.count("restart 1 of 1") == 1 and told[-1].endswith("exited with code 3"), err
+    assert (
+        (code, out) == (3, "")
+        and told.count("restart 1 of 1") == 1
+        and told[-1].endswith("exited with code 3 [HVD401]")
+    ), err
 
 
 def test_only_the_ranks_that_were_named_are_shown(tmp_path):
@@ -123,7 +127,7 @@ def test_only_the_ranks_that_were_named_are_shown(tmp_path):
 def test_a_rank_that_is_not_shown_has_its_last_words():
     script = "[ $RANK = 1 ] && { echo why >&2; exit 4; }; exec sleep 600"
     code, _, err = launch("-np", 2, "--ranks-to-console", "0", "--failure-grace", 0, "sh", "-c", script)
-    assert code == 4 and err.endswith("exited with code 4\n[1]<stderr>:why\n")
+    assert code == 4 and err.endswith("exited with code 4 [HVD401]\n[1]<stderr>:why\n")
 
 
 def test_output_files_are_begun_anew_at_their_size(tmp_path):

@@ -194,7 +194,7 @@ def test_a_silent_host_is_probed_as_long_as_was_asked_for():
         ("--nnodes 2 --rdzv-endpoint localhost:65536 true", "must be a port, 1 to 65535"),
         ("-H elsewhere --ssh-port 0 true", "--ssh-port 0: must be a port"),
         ("-np two true", "-np two: must be a whole number of ranks"),
-        ("-np 0 true", "-np 0: there must be at least 1 rank\n"),
+        ("-np 0 true", "-np 0: there must be at least 1 rank [HVD704]\n"),
         ("-np 1_0 true", "-np 1_0: must be a whole number of ranks"),
         ("-np \u0663 true", "must be a whole number of ranks"),
         ("-H a:\u0663 true", "is no host"),

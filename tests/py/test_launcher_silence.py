@@ -62,8 +62,28 @@ def test_a_launcher_that_was_stopped_blames_nobody():
 
 
 def test_a_process_that_cannot_be_killed_is_named_and_left():
-    script = "setsid sh -c 'exec sleep 6543' & exit 3"
+    script = 'setsid sleep 6543 & until [ "$(cat /proc/$!/comm)" = sleep ]; do sleep 0.01; done; exit 3'
     with Launch("-np", 1, "--failure-grace", 0, "sh", "-c", script, under=(sys.executable, "-c", IMMORTAL)) as job:
         assert job.wait(20) == 3
         (pid,) = job.left()
         assert f"host localhost: pid {pid} (sleep) cannot be killed" in job.err
+
+
+def test_it_is_said_once_who_still_runs_long_after_the_others():
+    script = '[ $HVDLITE_RANK = 0 ] && exit 0; [ $HVDLITE_RANK = 2 ] && exec sleep 600; echo "pid $$"; kill -STOP $$'
+    with Launch("-np", 3, "--stall-check-time", 0.3, "sh", "-c", script) as job:
+        job.until("HVD505")
+        stopped = int(re.search(r"pid (\d+)", job.out).group(1))
+        line = next(line for line in job.err.splitlines() if "HVD505" in line)
+        assert "1 of 3 ranks have ended well, the last of them 0.3 s ago; rank 1 (pid" in line
+        assert f"(pid {stopped}) is stopped (SIGCONT lets it go on), rank 2 (pid " in line and "still runs [" in line
+        os.kill(stopped, signal.SIGCONT)
+        job.until("HVD505", 2)  # after another end
+        job.send(signal.SIGTERM)
+        assert job.wait(20) == 143 and job.err.count("HVD505") == 2 and not job.left()
+
+
+def test_nothing_is_said_of_who_still_runs_where_stalls_are_not_told():
+    for words in (("--stall-check-time", 0), ("--no-stall-check",)):
+        with Launch("-np", 2, *words, "sh", "-c", "[ $HVDLITE_RANK = 0 ] || sleep 1") as job:
+            assert job.wait() == 0 and "HVD505" not in job.err

@@ -67,10 +67,10 @@ def test_every_name_of_the_pages_exists(page):
 def test_the_collectives_of_the_readme_are_there_for_torch_and_numpy():
     table = README.partition("## Collectives")[2].partition("\n\nWith")[0]
     rows = [re.findall(r"`(\w+)`", line.split(" | ")[0]) for line in table.splitlines() if line.startswith("| `")]
-    assert len(rows) == 8
+    assert len(rows) == 9
     for module in (hvd, hvdlite):
         assert [name for names in rows for name in names if not callable(getattr(module, name, None))] == []
-        moving = [name for names in rows[:-2] for name in names]
+        moving = [name for names in rows[: rows.index(["barrier", "join"])] for name in names]
         assert [name for name in moving if not callable(getattr(module, name + "_async", None))] == []
         for name in ("allreduce", "grouped_allreduce", "broadcast"):
             assert callable(getattr(module, name + "_")) and callable(getattr(module, name + "_async_"))
@@ -138,8 +138,11 @@ def programs():
 
 def test_the_two_programs_print_the_same_loss():
     losses = {}
+    # A thread of torch's Gloo can outlive its group and call std::terminate while Python finalizes (torch 2.13, in 2 of
+    # 36 processes on a busy machine, with nothing of ours in them): the peer's program ends before that.
+    ends = {"ddp": "import os, sys\nsys.stdout.flush()\nos._exit(0)\n", "hvdlite": ""}
     for name, text in programs().items():
-        code, output = launched(text, ranks=3)
+        code, output = launched(text + ends[name], ranks=3)
         assert code == 0, output
         (losses[name],) = re.findall(r"loss (\d+\.\d+)", output)
     assert float(losses["ddp"]) == pytest.approx(float(losses["hvdlite"]), abs=2e-5) and float(losses["ddp"]) < 1
@@ -171,7 +174,7 @@ def test_what_is_not_there_yet_says_so():
     code, output = launched(
         "import hvdlite.as_horovod, horovod.torch as hvd\n"
         "import horovod, hvdlite\n"
-        "for call in (lambda: horovod.run(print, min_np=1), lambda: hvd.start_timeline('x')):\n"
+        "for call in (lambda: horovod.run(print, min_np=1),):\n"
         "    try: call()\n"
         "    except hvd.HvdNotYetError as error: print('not yet', type(error).__name__)\n"
         "try: import horovod.spark\n"
@@ -180,7 +183,7 @@ def test_what_is_not_there_yet_says_so():
         ranks=1,
     )
     assert code == 0, output
-    assert output.count("not yet HvdNotYetError") == 2 and output.count("not yet HvdNotYetModuleError") == 1, output
+    assert output.count("not yet HvdNotYetError") == 1 and output.count("not yet HvdNotYetModuleError") == 1, output
 
 
 def test_without_the_launcher_there_is_one_rank():
@@ -315,3 +318,19 @@ def test_an_optimizer_is_not_copied():
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1))
     with pytest.raises(TypeError, match=row("cannot be copied or pickled")):
         copy.deepcopy(optimizer)
+
+
+NOT_FINITE = """
+import torch, hvdlite.torch as hvd
+hvd.init()
+try:
+    hvd.allreduce(torch.tensor([float("nan") if hvd.rank() else 1.0]), name="loss")
+except hvd.HvdError as error:
+    print("seen:", error)
+"""
+
+
+def test_who_had_nan_first_is_named():
+    row("loss is NaN on all ranks at once")
+    code, out = launched(NOT_FINITE, "--nan-guard", "raise")
+    assert code == 0 and len(re.findall(r"seen: .*'allreduce.loss'.*rank 1", out)) == 2, out

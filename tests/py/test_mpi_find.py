@@ -135,7 +135,7 @@ FAKE = """
 #include <string.h>
 int MPI_Get_library_version(char *text, int *length) { strcpy(text, "Foreign MPI 7.1\\nmore"); *length = 20; return 0; }
 """
-PLAIN = ("Init_thread", "Initialized", "Finalized", "Finalize", "Query_thread", "Error_string")
+PLAIN = ("Init_thread", "Initialized", "Finalized", "Finalize", "Query_thread", "Error_string", "Comm_create_keyval")
 
 
 def said_of(path):
@@ -172,6 +172,7 @@ NUMBERS = """
 #include <stdint.h>
 #include HEADER
 #define world MPI_COMM_WORLD
+#define self MPI_COMM_SELF
 #define comm_null MPI_COMM_NULL
 #define request_null MPI_REQUEST_NULL
 #define errors_return MPI_ERRORS_RETURN

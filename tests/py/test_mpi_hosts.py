@@ -40,13 +40,19 @@ def test_the_suite_of_collectives(hosts, mpi, environ):
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_a_rank_that_raises_on_another_host_is_named(hosts, mpi):
     code, said = mpi_hosts.run(hosts, mpi, (2, 1), [PROGRAM, "fail", "2"])
-    assert code != 0 and "rank 2 raised ValueError: out of cheese (over_mpi.py:" in said, said
+    assert code != 0 and re.search(r"rank 2 \(host \S+\) raised ValueError: out of cheese \(over_mpi.py:", said), said
 
 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_a_rank_that_is_killed_on_another_host_ends_the_job(hosts, mpi):
     code, said = mpi_hosts.run(hosts, mpi, (2, 1), [PROGRAM, "die", "2"])
     assert code != 0, said
+
+
+def test_a_rank_alone_on_its_host_that_raises_before_mpi_init_ends_the_job(hosts):
+    """Nobody there sees it go, and Hydra lets it pass, so it says it itself."""
+    code, said = mpi_hosts.run(hosts, "mpich", (1, 1), [PROGRAM, "early_raise"], HVDLITE_START_TIMEOUT="60")
+    assert code != 0 and "ValueError: too early to be a rank" in said and "has waited" not in said, said
 
 
 def test_a_network_that_leads_astray_is_named(hosts):

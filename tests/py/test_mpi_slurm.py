@@ -20,9 +20,8 @@ def slurm():
 
 def start(slurm, way, mpi, *words, **environ):
     """(exit code, output) of PROGRAM under srun --mpi=way, with a library of this MPI."""
-    library = {} if mpi == "system" else {"HVDLITE_MPI_LIBRARY": str(mpis.library(mpi))}
     mpis.mpirun(mpi)
-    environ = {"OMP_NUM_THREADS": "1", "OMPI_MCA_btl_tcp_if_include": "eth0", **library, **environ}
+    environ = {"OMP_NUM_THREADS": "1", "OMPI_MCA_btl_tcp_if_include": "eth0", **mpis.under_srun(mpi), **environ}
     return slurm.srun([f"--mpi={way}", *TWO_AND_TWO], [sys.executable, PROGRAM, *words], **environ)
 
 

@@ -119,6 +119,25 @@ def test_equal_names_on_overlapping_sets_do_not_meet():
     hvd.remove_process_set(second)
 
 
+@as_ranks(3, 4)
+def test_calls_without_a_name_are_counted_anew_in_a_set_that_has_the_number_of_another():
+    """Rank 1 was in the set before, rank 2 was not."""
+    numbers = set()
+    for members in ([0, 1], [1, 2]):
+        some = hvd.add_process_set(members)
+        numbers.add(some.process_set_id)
+        if some.included():
+            group = hvd.grouped_allreduce([np.ones(3)] * 2, op=hvd.Sum, process_set=some)
+            assert [each[0] for each in group] == [2, 2]
+            mine = np.full(3, hvd.rank())
+            if hvd.rank() == members[0]:
+                hvd.send(mine, members[1], process_set=some)
+            else:
+                assert (hvd.recv(mine, members[0], process_set=some) == members[0]).all()
+        hvd.remove_process_set(some)
+    assert len(numbers) == 1
+
+
 @as_ranks(2, 3)
 def test_sets_of_init_come_back_after_shutdown():
     hvd.shutdown()

@@ -15,18 +15,22 @@ hvd.init()
 hvd.allreduce(np.ones(4 + hvd.rank()), name="layer1.weight")
 """
 DEATH = """
-import os, signal, numpy as np, hvdlite as hvd
+import os, signal, sys, time, numpy as np, hvdlite as hvd
 hvd.init()
 hvd.allreduce(np.ones(4), name="warm")
-if hvd.rank() == 1:
+if hvd.rank() == 0:
+    open(sys.argv[1], "w").close()  # it has its sum
+else:
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 hvd.allreduce(np.ones(4), name="layer1.weight")
 """
 
 
-def launched(program):
+def launched(program, *words):
     """Lines of a two-rank program that fails, without the launcher's prefixes and with the pid of the README."""
-    command = [str(RUN), "-np", "2", sys.executable, "-c", program]
+    command = [str(RUN), "-np", "2", sys.executable, "-c", program, *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     assert done.returncode != 0
     text = re.sub(r"^\[\d\]<\w+>:(hvdlite\.errors\.)?", "", done.stdout, flags=re.MULTILINE)
@@ -38,8 +42,12 @@ def test_the_mismatch_of_the_readme_is_real():
     assert lines and all(line in README for line in lines), lines
 
 
-def test_the_lost_peer_of_the_readme_is_real():
-    lines = [line for line in launched(DEATH) if line.startswith(("HvdPeerLostError", "hvdlite-run: rank"))]
+def test_the_lost_peer_of_the_readme_is_real(tmp_path):
+    lines = [
+        line
+        for line in launched(DEATH, str(tmp_path / "warm"))
+        if line.startswith(("HvdPeerLostError", "hvdlite-run: rank"))
+    ]
     assert len(lines) >= 2 and all(line in README for line in lines), lines
 
 

@@ -1,5 +1,6 @@
 """hvdlite.run: results by rank, exceptions with the remote traceback, whoever calls, and nothing left of the job."""
 
+import contextlib
 import inspect
 import io
 import os
@@ -143,7 +144,7 @@ def test_a_failure_names_its_rank_and_has_its_traceback(how, code, cause, says):
     assert error.rank == 1 and isinstance(error, RuntimeError) and type(error.__cause__) is cause
     assert re.match(says, str(error), re.DOTALL), str(error)
     assert "_called.py" not in str(error) or how == "result"
-    assert error.code == code or code is None
+    assert error.exit_code == code or code is None
 
 
 def test_a_traceback_is_not_printed_twice(capsys):
@@ -181,7 +182,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(words, error, says, mo
 def test_a_job_that_cannot_start_says_what_the_launcher_said():
     with pytest.raises(hvdlite.HvdRunError, match="code 127\nhvdlite-run: /not/python: command not found") as caught:
         hvdlite.run(sums, executable="/not/python")
-    assert caught.value.rank is None and caught.value.code == 127
+    assert caught.value.rank is None and caught.value.exit_code == 127
 
 
 def test_the_old_name_of_num_proc():
@@ -198,7 +199,7 @@ def test_ranks_find_what_they_find_under_hvdlite_run():
     (found,) = hvdlite.run(variables)
     code, out, _ = launching.launch("-np", 1, "env")
     expected = dict(re.findall(r"^((?:HVDLITE|HOROVOD)_\w+)=(.*)$", out, re.MULTILINE))
-    for name in ("HVDLITE_TEST_MARK", "HVDLITE_FAILURE_GRACE"):  # of launching.py
+    for name in ("HVDLITE_TEST_MARK", "HVDLITE_FAILURE_GRACE", "HVDLITE_TRACE_DIR"):  # of launching.py
         expected.pop(name)
     assert code == 0 and own <= set(found) == set(expected)
     assert {name: found[name] for name in set(found) - own} == {name: expected[name] for name in set(found) - own}
@@ -206,16 +207,16 @@ def test_ranks_find_what_they_find_under_hvdlite_run():
 
 def seen_secrets():
     """Keys of the call that this rank can see, but for those in memory and in /proc/self/environ."""
-    shown = b"".join(open(f"/proc/{pid}/cmdline", "rb").read() for pid in _pids())
+    shown = b"".join(_words())
     with open("/proc/self/environ", "rb") as file:
         (key,) = re.findall(desk.KEY.encode() + rb"=([0-9a-f]{64})", file.read())
     return desk.KEY in os.environ, key in shown, key.decode()
 
 
-def _pids():
+def _words():
     for name in filter(str.isdigit, os.listdir("/proc")):
-        if os.path.exists(f"/proc/{name}/cmdline"):
-            yield name
+        with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+            yield file.read()
 
 
 def test_the_key_of_a_call_is_in_no_argument_list_and_no_environment_that_is_shown(capsys):

@@ -180,6 +180,10 @@ def test_the_text_of_an_abort_record_is_cut_between_characters():
     assert len(body) <= 8 + _wire.TEXT_MAX
     culprit, code, text = _wire.unpack_end(body)
     assert (culprit, code) == (3, -5) and text == "x" + "é" * ((_wire.TEXT_MAX - 1) // 2)
+    text = _wire.unpack_end(_wire.pack_end(3, -5, "x" + "é" * 2000 + " [HVD450]"))[2]
+    assert len(text.encode()) <= _wire.TEXT_MAX and text == "x" + "é" * ((_wire.TEXT_MAX - 10) // 2) + " [HVD450]"
+    for whole in ("x [HVD450]", "x" * (_wire.TEXT_MAX - 9) + " [HVD450]"):
+        assert _wire.unpack_end(_wire.pack_end(3, -5, whole))[2] == whole
 
 
 def test_missing_ranks_are_named_at_the_time_limit():
@@ -188,6 +192,8 @@ def test_missing_ranks_are_named_at_the_time_limit():
         for outcome in outcomes:
             assert isinstance(outcome, HvdInitError) and "ranks 2, 3 did not call init within 0.4 s" in str(outcome)
             assert "HVDLITE_START_TIMEOUT" in str(outcome)
+        ((waiting, missing, text),) = store.missed
+        assert waiting in (0, 1) and missing == 2 and "ranks 2, 3 did not call init within 0.4 s" in text
 
 
 def test_ranks_missing_from_an_allgather_are_named_at_the_time_limit():
@@ -195,10 +201,17 @@ def test_ranks_missing_from_an_allgather_are_named_at_the_time_limit():
 
         def rank(number):
             mine = store.connect(number, 2, timeout=0.4)
-            return mine.allgather(b"") if number == 0 else time.sleep(1.0)
+            if number:
+                return time.sleep(1.0)
+            try:
+                return mine.allgather(b"")
+            except HvdInitError as error:
+                mine.abort(0, -6, str(error))  # init does that, and is not the cause
+                raise
 
         outcome = together(2, rank)[0]
         assert isinstance(outcome, HvdInitError) and "rank 1 did not take part in allgather 1" in str(outcome)
+        assert [(waiting, missing) for waiting, missing, _ in store.missed] == [(0, 1)] and not store.aborts
 
 
 def test_a_second_process_of_a_rank_is_refused_and_both_are_named():

@@ -13,6 +13,7 @@ PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
 
 MODES = ["eager", "graph", "mixed"]
 DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+DTYPES += ["float8_e4m3fn", "float8_e5m2"]
 
 
 def both(mode, function):
@@ -34,8 +35,8 @@ def test_every_collective_of_every_dtype(mode):
     rank, size = hvd.rank(), hvd.size()
     total = size * (size + 1) // 2
     for name in DTYPES:
-        dtype = getattr(tf, name)
-        mine = tf.cast(tf.fill([2 * size, 3], rank + 1), dtype)
+        dtype = getattr(tf if hasattr(tf, name) else tf.dtypes.experimental, name)
+        mine = tf.cast(tf.fill([2 * size, 3], float(rank + 1)), dtype)
 
         def every(x, name=name):
             return (
@@ -114,18 +115,30 @@ def test_gradients_are_those_that_one_process_would_compute(mode):
         np.testing.assert_allclose(got, wanted, rtol=1e-12, err_msg=name)
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph"])
 @as_ranks(2, deadline=240)
-def test_what_has_no_gradient_says_so():
+def test_what_has_no_gradient_says_so(mode):
     import tensorflow as tf
 
     import hvdlite.tensorflow as hvd
 
-    with tf.GradientTape() as tape:
-        x = tf.constant([1.0, 2.0])
-        tape.watch(x)
-        y = hvd.allreduce(x, op=hvd.Max)
-    with pytest.raises(NotImplementedError, match="max has no gradient"):
-        tape.gradient(y, x)
+    def gradient(reduce):
+        def of(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = reduce(x)
+            return tape.gradient(y, x)
+
+        return both(mode, of)(tf.constant([1.0, 2.0]))
+
+    for op, name in ((hvd.Max, "max"), (hvd.Min, "min"), (hvd.Product, "product"), (hvd.Adasum, "adasum")):
+        says = f"allreduce with op {name} has no gradient: use hvd.Average or hvd.Sum, or tf.stop_gradient"
+        with pytest.raises(NotImplementedError, match=says):
+            gradient(lambda x, op=op: hvd.allreduce(x, op=op))
+        with pytest.raises(NotImplementedError, match=says):
+            gradient(lambda x, op=op: hvd.grouped_allreduce([x, 2 * x], op=op))
+        untouched = gradient(lambda x, op=op: tf.stop_gradient(hvd.allreduce(x, op=op)) * x)
+        assert untouched.shape == [2]
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])

@@ -3,6 +3,7 @@
 All of it with one thread for TensorFlow's nodes, where a node that waits in vain holds up everything.
 """
 
+import logging
 import re
 import sys
 from importlib.util import find_spec
@@ -25,6 +26,20 @@ def flights(which=0):
     return library().flights(which)
 
 
+class Said(logging.Handler):
+    """What the logger of hvdlite says from now on."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        logger = logging.getLogger("hvdlite")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+
+    def emit(self, record):
+        self.lines.append((record.levelno, record.getMessage()))
+
+
 def none_is_left():
     """Waits until every collective of a graph is forgotten: a pruned one is when its last rank has started it."""
     import time
@@ -42,6 +57,8 @@ def test_a_result_that_nobody_wants_is_pruned_and_forgotten():
     tf.config.threading.set_inter_op_parallelism_threads(1)  # before anything else in this process
     import hvdlite.tensorflow as hvd
 
+    said = Said()
+
     @tf.function
     def step(x):
         hvd.allreduce(x, name="unwanted")
@@ -51,6 +68,7 @@ def test_a_result_that_nobody_wants_is_pruned_and_forgotten():
     for _ in range(20):
         assert step(tf.ones(5))[0] == 4
     assert flights(1) == before + 40
+    assert len(said.lines) == 1 and "without holding a thread" in said.lines[0][1]  # once, when the library is opened
     none_is_left()
 
 
@@ -142,11 +160,16 @@ def test_a_wait_that_holds_its_thread_is_right_too():
     import tensorflow as tf
 
     import hvdlite.tensorflow as hvd
-    from hvdlite.tensorflow.ops.kernels import library
+    from hvdlite.tensorflow.ops.kernels import library, say_how_it_waits
 
+    said = Said()
     assert library().asynchronous
+    say_how_it_waits(library())
     library().native.hvd_tf_asynchronous(1)
     assert not library().asynchronous
+    say_how_it_waits(library())
+    assert [level for level, _ in said.lines] == [logging.INFO, logging.WARNING]
+    assert "without holding a thread" in said.lines[0][1] and "hold a thread while they wait" in said.lines[1][1]
 
     @tf.function
     def step(x):
@@ -189,7 +212,7 @@ def test_failures_are_tensorflows_name_rank_and_tensor_and_leave_the_job_working
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_few_threads_starve_no_collective(threads):
     """A deadlock shows in the first steps; starving.py takes their number, for a longer run by hand."""
-    with Job(2, [sys.executable, str(HERE / "starving.py"), threads, "100"]) as job:
+    with Job(2, [sys.executable, str(HERE / "starving.py"), threads, "100"], "--start-timeout", "120") as job:
         assert job.wait(240) == 0, job.text()
         assert f"{threads} threads, 100 steps" in job.text() and "none left" in job.text()
 
@@ -224,7 +247,9 @@ def test_a_graph_waits_no_longer_than_the_limit(way):
     command = [sys.executable, "-c", ABSENT, way]
     with Job(2, command, "--start-timeout", "120", "--collective-timeout", "1") as job:
         assert job.wait(240) != 0
-        said = re.findall(r"^\[(\d)\]<stdout>:.*has waited 1 s for tensor '(\S+)'", job.text(), re.M)
+        said = re.findall(
+            r"^\[(\d)\]<stdout>:.*nothing has moved for 1 s .*: '(\S+)' was submitted by rank 0", job.text(), re.M
+        )
         assert said == [("0", "allreduce.gradient")], job.text()
 
 
@@ -249,6 +274,6 @@ except tf.errors.UnknownError as error:
 
 
 def test_a_dead_rank_ends_every_wait_of_a_graph_and_is_named():
-    with Job(2, [sys.executable, "-c", DEATH]) as job:
-        assert job.wait(120) != 0
+    with Job(2, [sys.executable, "-c", DEATH], "--start-timeout", "120") as job:
+        assert job.wait(240) != 0
         assert "all waits ended:" in job.text() and "rank 1" in job.text().split("all waits ended:")[1], job.text()

@@ -141,3 +141,42 @@ def test_lists_in_a_session():
                 session.run(both)
             a, b, c = session.run(made)
     np.testing.assert_allclose([a[0], b[0], c[0]], [1 - 10 * 0.75, 1 - 10 * 7.5, 1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "mixed"])
+@as_ranks(3, deadline=240)
+def test_while_a_rank_has_joined_each_shows_its_own_list(mode):
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    rank, graph = hvd.rank(), modes(mode)
+    made = [tf.Variable([1.0], name=name) for name in ("alpha", "größe" * 60)][: 1 + rank % 2]
+
+    def send():
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(each) for each in made])
+        return hvd.DistributedGradientTape(tape).gradient(loss, made)
+
+    if rank < 2:
+        own = ["rank 0: 1 gradients (alpha)", "rank 1: 2 gradients (alpha, größe"][rank]
+        fails(tf.function(send) if graph else send, own, "another rank has joined", "cannot be asked", "freeze")
+    hvd.join()
+    assert len(hvd.allgather_object(rank)) == 3
+
+
+@as_ranks(2, deadline=240)
+def test_a_name_too_long_to_show_is_cut_between_two_letters():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+    from hvdlite.keras.lists import Listed
+    from hvdlite.process_set import global_process_set
+    from hvdlite.tensorflow.ops.run import agree
+
+    for cut in range(3):  # each of the three bytes of a letter is where the text ends
+        names = ["x" * (hvd.rank() + cut) + "漢" * 1500]
+        listed = Listed(f"l{cut}", 1, "gradients", names, names, "x")
+        with pytest.raises(tf.errors.FailedPreconditionError) as caught:
+            tf.function(lambda listed=listed: agree(listed, global_process_set)[0])()
+        assert "漢" in str(caught.value) and "\ufffd" not in str(caught.value)

@@ -1,6 +1,7 @@
 """PyTorch's tensors on GPUs, over a GPU that is none (gpus.py): which way they go, and that results are right."""
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from ranks import as_ranks
 
 import hvdlite.torch as hvd
-from hvdlite.torch.device import CudaDevice
+from hvdlite.torch.optimizer import wire
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,6 +76,30 @@ def test_tensors_on_gpus_go_by_nccl():
 
 
 @as_ranks(2)
+def test_ranks_that_share_a_gpu_add_up_in_each_others_memory():
+    """Which the first of them is told, and by which no bits change."""
+    hvd.shutdown()
+    hvd.init()  # these have not met on other devices
+    rank, both = hvd.rank(), hvd.global_process_set
+    given = torch.arange(5000.0) * (rank + 1) % 7 / 3
+    due, half = hvd.allreduce(given), hvd.allreduce(given.to(torch.bfloat16), op=hvd.Sum)
+    with gpus.on_gpus(0), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        opened, closed = gpus.calls("cuIpcOpenMemHandle"), gpus.calls("cuIpcCloseMemHandle")
+        assert torch.equal(hvd.allreduce(given, process_set=both), due)
+        assert gpus.calls("cuIpcOpenMemHandle") == opened + 1
+        down = gpus.calls("cuMemcpyDtoH")
+        assert torch.equal(hvd.allreduce(given.to(torch.bfloat16), op=hvd.Sum, process_set=both), half)
+        assert hvd.broadcast(given, 1, process_set=both)[1] == torch.tensor(2 / 3)
+        assert gpus.calls("cuMemcpyDtoH") == down
+        assert hvd.allreduce(given, op=hvd.Max, process_set=both)[1] == torch.tensor(2 / 3)
+        assert gpus.calls("cuMemcpyDtoH") == down + 1
+    assert ["CUDA IPC" in str(one.message) for one in said] == [True] * (rank == 0), [str(one.message) for one in said]
+    hvd.shutdown()
+    assert gpus.calls("cuIpcCloseMemHandle") == closed + 1
+
+
+@as_ranks(2)
 def test_an_adasum_on_gpus_has_the_bits_that_it_has_on_the_cpu():
     given = torch.arange(50.0) * (hvd.rank() + 1) % 7 - 3
     due = hvd.allreduce(given, op=hvd.Adasum)
@@ -82,6 +107,7 @@ def test_an_adasum_on_gpus_has_the_bits_that_it_has_on_the_cpu():
         before = gpus.calls("cuMemcpyDtoH")
         assert torch.equal(hvd.allreduce(given, op=hvd.Adasum), due)
         assert gpus.calls("cuMemcpyDtoH") == before + 1
+    assert hvd.memory_stats()["pinned"] >= 2 * given.nbytes  # what went down and what came up
     hvd.barrier()
 
 
@@ -122,14 +148,17 @@ def test_gradients_of_rows_and_sparse_sums_go_by_nccl():
 
 
 @as_ranks(2)
-def test_float8_is_refused_with_what_to_do_instead_and_that_works():
+def test_float8_is_added_and_another_one_is_refused_with_what_to_do_instead_and_that_works():
     eighth = torch.tensor([1.5, hvd.rank()]).to(torch.float8_e4m3fn)
+    other = torch.tensor([1.5, hvd.rank()]).to(torch.float8_e4m3fnuz)
     for where in (contextlib.nullcontext(), gpus.on_gpus(hvd.rank())):
         with where:
-            with pytest.raises(ValueError, match=r"float8_e4m3fn.*tensor.to\(torch.bfloat16\).*view\(torch.uint8\)"):
-                hvd.allreduce(eighth)
-            assert hvd.allreduce(eighth.to(torch.bfloat16), op=hvd.Sum).tolist() == [3.0, 1.0]
-            moved = hvd.allgather(eighth.view(torch.uint8)).view(torch.float8_e4m3fn)
+            assert hvd.allreduce(eighth, op=hvd.Sum).float().tolist() == [3.0, 1.0]
+            assert hvd.allgather(eighth).float().tolist() == [1.5, 0.0, 1.5, 1.0]
+            with pytest.raises(ValueError, match=r"float8_e4m3fnuz.*tensor.to\(torch.bfloat16\).*view\(torch.uint8\)"):
+                hvd.allreduce(other)
+            assert hvd.allreduce(other.to(torch.bfloat16), op=hvd.Sum).tolist() == [3.0, 1.0]
+            moved = hvd.allgather(other.view(torch.uint8)).view(torch.float8_e4m3fnuz)
             assert moved.float().tolist() == [1.5, 0.0, 1.5, 1.0]
 
 
@@ -170,10 +199,24 @@ def test_collectives_are_ranges_of_nvtx_where_that_is_asked_for():
         assert (done.stdout.strip() + "|").startswith(told), (nvtx, done.stdout, done.stderr)
 
 
-def test_a_capture_of_a_cuda_graph_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(hvd.HvdError, match="CUDA graph is being captured.*outside of the capture"):
-        CudaDevice(0).ready()
+@as_ranks(2)
+def test_a_rank_uses_two_devices_in_turn():
+    rank, size = hvd.rank(), hvd.size()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(4):
+            handles = []
+            for which in (0, 1) if rank else (1, 0):  # each has another one that is usual
+                with gpus.on_gpus(2 * rank + which):
+                    for part in range(3):
+                        given, name = torch.full((3,), float(rank + part)), f"{step}.{which}.{part}"
+                        handles.append((hvd.allreduce_async(given, op=hvd.Sum, name=name), 2.0 * part + 1))
+            for handle, due in handles:
+                assert hvd.synchronize(handle).tolist() == [due] * 3
+            for which in (0, 1):
+                with gpus.on_gpus(2 * rank + which):
+                    rows = hvd.allgather(torch.full((rank + 1, 1), float(rank)), name=f"rows.{step}.{which}")
+                    assert rows[:, 0].tolist() == [0.0, 1.0, 1.0] and size == 2
 
 
 @as_ranks(2)
@@ -196,7 +239,8 @@ def test_a_tensor_of_the_cpu_beside_one_on_a_gpu_is_named():
     with gpus.on_gpus(hvd.rank()):
         hvd.allreduce(torch.ones(1))
     mine = torch.ones(2)
-    with pytest.raises(hvd.HvdMismatchError, match="float32 on a GPU"):
+    text = r"the device: rank 0 said a GPU, rank 1 said the CPU\..*move the tensor with \.cuda\(\) or \.cpu\(\)"
+    with pytest.raises(hvd.HvdMismatchError, match=text):
         if hvd.rank():
             hvd.allreduce(mine, name="mixed")
         else:
@@ -213,11 +257,81 @@ def test_a_model_on_gpus_trains():
     with gpus.on_gpus(hvd.rank()):
         hvd.broadcast_parameters(model.state_dict(), 0)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.5), model.named_parameters())
+        before = gpus.calls("ncclAllReduce")
         model(torch.full((1, 3), float(hvd.rank()))).sum().backward()
         optimizer.step()
+        assert gpus.calls("ncclAllReduce") > before
     after = [p.detach().numpy() for p in model.parameters()]
     np.testing.assert_allclose(after[0], weights[0] - 0.5 * 0.5)
     np.testing.assert_allclose(after[1], weights[1] - 0.5)
+
+
+@as_ranks(2)
+def test_gradients_that_are_views_of_one_memory_are_reduced_where_they_lie():
+    torch.manual_seed(1)
+    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(5, 5), torch.nn.Tanh())]
+    model, size = torch.nn.Sequential(*layers), hvd.size()
+    parameters = list(model.parameters())
+    flat, at = torch.zeros(sum(one.numel() for one in parameters)), 0
+    for one in parameters:
+        one.grad = flat[at : at + one.numel()].view(one.shape)
+        at += one.numel()
+    with gpus.on_gpus(hvd.rank()):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, 0.0), model.named_parameters())
+        for step in range(8):
+            optimizer.zero_grad(set_to_none=False)
+            model(torch.full((1, 5), float(hvd.rank()))).sum().backward()
+            optimizer.step()
+            if step == 0:
+                first, packed = flat.clone(), gpus.calls("cuLaunchKernel")
+            elif step == 3:
+                calls, launches = gpus.calls("ncclAllReduce"), gpus.calls("cuLaunchKernel")
+            assert torch.allclose(flat, first, atol=1e-6)
+    assert packed > 0 and gpus.calls("ncclAllReduce") > calls and gpus.calls("cuLaunchKernel") == launches
+    mine = torch.autograd.grad(model(torch.full((1, 5), float(hvd.rank()))).sum(), parameters)
+    both = hvd.allreduce(torch.cat([one.flatten() for one in mine]), op=hvd.Sum)
+    assert torch.allclose(flat, both / size, atol=1e-6)
+
+
+@as_ranks(2)
+def test_what_is_saved_after_the_last_step_holds_the_averages():
+    """At once, with nothing between: torch.save copies from the device, behind what the current stream waits for."""
+    model = torch.nn.Linear(3, 2)
+    with gpus.on_gpus(hvd.rank()):
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.5), model.named_parameters())
+        waits = gpus.calls("cuStreamWaitEvent")
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.full((1, 3), float(hvd.rank()))).sum().backward()
+            optimizer.step()
+        saved = io.BytesIO()
+        torch.save({"model": model.state_dict(), "grads": [one.grad for one in model.parameters()]}, saved)
+        assert gpus.calls("cuStreamWaitEvent") >= waits + 4
+    saved.seek(0)
+    loaded = torch.load(saved)
+    assert [one.flatten().tolist() for one in loaded["grads"]] == [[0.5] * 6, [1.0] * 2]
+    assert torch.allclose(loaded["model"]["weight"], before["weight"] - 0.5)
+    assert torch.allclose(loaded["model"]["bias"], before["bias"] - 1.0)
+
+
+@as_ranks(2)
+def test_a_sparse_gradient_goes_there_with_its_indices():
+    rank, rows = hvd.rank(), torch.nn.Embedding(4, 2, sparse=True)
+    with gpus.on_gpus(rank):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(rows.parameters(), 1.0), rows.named_parameters())
+        hvd.broadcast_parameters(rows.state_dict(), 0)
+        before, gathers = rows.weight.detach().clone(), gpus.calls("ncclAllGather")
+        rows(torch.tensor([rank, 3])).sum().backward()
+        optimizer.step()
+        assert gpus.calls("ncclAllGather") == gathers + 2
+    assert (before - rows.weight.detach())[:, 0].tolist() == pytest.approx([0.5, 0.5, 0.0, 1.0])
+
+
+def test_a_sparse_gradient_without_rows_lies_where_its_parameter_does():
+    nothing = wire._no_rows(torch.empty(4, 2, device="meta"), 1)
+    assert nothing.device.type == "meta" and nothing.is_sparse and nothing.shape == (4, 2)
 
 
 @as_ranks(2)

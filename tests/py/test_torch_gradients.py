@@ -259,3 +259,25 @@ def test_a_compiled_function_may_call_collectives():
         assert step(x).item() == 2 * 15 + 3 * 8
         step(x).backward()
         assert torch.equal(x.grad, torch.full((3,), 4.0))
+
+
+@as_ranks(2)
+def test_what_comes_after_a_time_limit_has_its_gradient():
+    """Rank 0 loses patience (rank 1 comes when it hears so), and synchronizes the handle of the error."""
+    for call, expected in (
+        (lambda x, **k: hvd.allreduce(x, op=hvd.Sum, name="late", **k), [2.0, 2.0]),
+        (lambda x, **k: hvd.grouped_allreduce([x], op=hvd.Sum, name="late", **k), [2.0, 2.0]),
+        (lambda x, **k: hvd.scatter(x if hvd.rank() == 0 else None, 0, name="late", **k), [1.0, None]),
+    ):
+        x = torch.full((2,), 3.0, requires_grad=True)
+        if hvd.rank() == 0:
+            with pytest.raises(hvd.HvdTimeoutError, match="missing on rank 1") as caught:
+                call(x, timeout=0.05)
+            hvd.send(torch.ones(1), 1, name="raised")
+            result = hvd.synchronize(caught.value.handle)
+        else:
+            hvd.recv(torch.ones(1), 0, name="raised")
+            result = call(x)
+        (result[0] if isinstance(result, list) else result).sum().backward()
+        wanted = expected[hvd.rank()]
+        assert x.grad is None if wanted is None else (x.grad == wanted).all(), x.grad

@@ -122,7 +122,8 @@ def test_optimizers_of_other_parameters_are_told_apart_on_all_ranks():
 
 @as_ranks(2)
 def test_tensors_of_every_dtype_and_shape_travel():
-    names = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128 float8_e5m2 uint16"
+    names = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128 float8_e5m2"
+    names += " float8_e4m3fnuz uint16"
     for root in range(hvd.size()):
         tensors = {}
         for name in filter(lambda name: hasattr(torch, name), names.split()):

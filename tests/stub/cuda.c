@@ -1,17 +1,17 @@
-/* cuda.c - the driver: contexts, streams that are threads, events, memory. See stub.h. */
+/* cuda.c - the driver: contexts, streams that are threads, events. See stub.h. */
 #include "stub.h"
 
 #include <pthread.h>
-#include <stdio.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#define CALLED(name)                     \
-    do {                                 \
-        int failed_ = stub_called(name); \
-        if (failed_)                     \
-            return failed_;              \
+#define UNSAFE                        \
+    do {                              \
+        int refused_ = stub_unsafe(); \
+        if (refused_)                 \
+            return refused_;          \
     } while (0)
 #define NEEDS_CURRENT                    \
     do {                                 \
@@ -30,6 +30,9 @@ struct stream {
     pthread_cond_t news;
     struct item *first, **last;
     bool ends;
+    int device;
+    _Atomic uint64_t put, done;
+    struct stream *next; /* of all */
 };
 struct event {
     pthread_mutex_t lock;
@@ -39,6 +42,8 @@ struct event {
 };
 
 static _Thread_local int stack[16], depth; /* 1 + device */
+static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct stream *streams;
 
 bool stub_current(int *device)
 {
@@ -63,6 +68,7 @@ static void *work_off(void *self)
         pthread_mutex_unlock(&stream->lock);
         item->run(item->self);
         free(item);
+        atomic_fetch_add(&stream->done, 1);
         pthread_mutex_lock(&stream->lock);
     }
     pthread_mutex_unlock(&stream->lock);
@@ -75,78 +81,40 @@ void stub_put(void *to, void (*run)(void *self), void *self)
     struct item *item = malloc(sizeof *item);
     *item = (struct item){run, self, NULL};
     pthread_mutex_lock(&stream->lock);
+    atomic_fetch_add(&stream->put, 1);
     *stream->last = item;
     stream->last = &item->next;
     pthread_cond_signal(&stream->news);
     pthread_mutex_unlock(&stream->lock);
 }
 
-EXPORT int cuInit(unsigned flags)
+/* What is put later is not waited for. */
+void stub_drain(int device)
 {
-    CALLED("cuInit");
-    return (int)flags;
-}
-
-EXPORT int cuDriverGetVersion(int *version)
-{
-    *version = 12040;
-    return 0;
-}
-
-EXPORT int cuGetErrorName(int code, const char **name)
-{
-    *name = code == 201 ? "CUDA_ERROR_INVALID_CONTEXT" : "CUDA_ERROR_OF_THE_STUB";
-    return 0;
-}
-
-EXPORT int cuGetErrorString(int code, const char **text)
-{
-    (void)code;
-    *text = "the stub was told to fail";
-    return 0;
-}
-
-EXPORT int cuDeviceGetCount(int *count)
-{
-    const char *said = getenv("STUB_DEVICES");
-    *count = said ? atoi(said) : STUB_DEVICES;
-    return 0;
-}
-
-EXPORT int cuDeviceGet(int *device, int ordinal)
-{
-    int count;
-    CALLED("cuDeviceGet");
-    cuDeviceGetCount(&count);
-    *device = ordinal;
-    return ordinal >= 0 && ordinal < count ? 0 : 101;
-}
-
-EXPORT int cuDeviceGetUuid(unsigned char *uuid, int device)
-{
-    memset(uuid, 0xab, 16);
-    uuid[15] = (unsigned char)device;
-    return 0;
-}
-
-EXPORT int cuDeviceGetPCIBusId(char *text, int length, int device)
-{
-    snprintf(text, (size_t)length, "0000:%02x:00.0", device + 1);
-    return 0;
-}
-
-EXPORT int cuDevicePrimaryCtxRetain(void **ctx, int device)
-{
-    CALLED("cuDevicePrimaryCtxRetain");
-    *ctx = (void *)(uintptr_t)(device + 1);
-    return 0;
-}
-
-EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
-{
-    (void)device;
-    CALLED("cuDevicePrimaryCtxRelease");
-    return 0;
+    enum { MANY = 256 };
+    struct {
+        const struct stream *stream;
+        uint64_t put;
+    } due[MANY];
+    int count = 0;
+    bool busy = true;
+    pthread_mutex_lock(&streams_lock);
+    for (struct stream *one = streams; one && count < MANY; one = one->next)
+        if (one->device == device) {
+            due[count].stream = one;
+            due[count++].put = atomic_load(&one->put);
+        }
+    while (busy) {
+        busy = false;
+        for (struct stream *one = streams; one; one = one->next)
+            for (int i = 0; i < count; i++)
+                busy |= due[i].stream == one && atomic_load(&one->done) < due[i].put;
+        pthread_mutex_unlock(&streams_lock);
+        if (busy)
+            usleep(50);
+        pthread_mutex_lock(&streams_lock);
+    }
+    pthread_mutex_unlock(&streams_lock);
 }
 
 EXPORT int cuCtxPushCurrent_v2(void *ctx)
@@ -173,12 +141,18 @@ EXPORT int cuStreamCreateWithPriority(void **made, unsigned flags, int priority)
 {
     CALLED("cuStreamCreate");
     NEEDS_CURRENT;
+    UNSAFE;
     if (flags != 1 || priority != -5)
         return 1;
     struct stream *stream = calloc(1, sizeof *stream);
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->news, NULL);
     stream->last = &stream->first;
+    stub_current(&stream->device);
+    pthread_mutex_lock(&streams_lock);
+    stream->next = streams;
+    streams = stream;
+    pthread_mutex_unlock(&streams_lock);
     pthread_create(&stream->thread, NULL, work_off, stream);
     *made = stream;
     return 0;
@@ -188,11 +162,19 @@ EXPORT int cuStreamDestroy_v2(void *self)
 {
     struct stream *stream = self;
     CALLED("cuStreamDestroy");
+    if (atomic_load(&stream->done) < atomic_load(&stream->put)) /* CUDA would not wait for it, as is done here */
+        stub_count("streams that were busy when destroyed", 1);
     pthread_mutex_lock(&stream->lock);
     stream->ends = true;
     pthread_cond_signal(&stream->news);
     pthread_mutex_unlock(&stream->lock);
     pthread_join(stream->thread, NULL);
+    pthread_mutex_lock(&streams_lock);
+    struct stream **at = &streams;
+    while (*at != stream)
+        at = &(*at)->next;
+    *at = stream->next;
+    pthread_mutex_unlock(&streams_lock);
     pthread_mutex_destroy(&stream->lock);
     pthread_cond_destroy(&stream->news);
     free(stream);
@@ -204,6 +186,7 @@ EXPORT int cuEventCreate(void **made, unsigned flags)
     (void)flags;
     CALLED("cuEventCreate");
     NEEDS_CURRENT;
+    UNSAFE;
     struct event *event = calloc(1, sizeof *event);
     pthread_mutex_init(&event->lock, NULL);
     pthread_cond_init(&event->news, NULL);
@@ -278,10 +261,45 @@ EXPORT int cuEventRecord(void *event, void *stream)
     return 0;
 }
 
+struct part {
+    struct mark *mark;
+    _Atomic int left; /* streams that have not got there */
+};
+
+static void reach_part(void *self)
+{
+    struct part *part = self;
+    if (atomic_fetch_sub(&part->left, 1) > 1)
+        return;
+    reach(part->mark);
+    free(part);
+}
+
+/* All streams of the device. */
+EXPORT int cuCtxRecordEvent(void *ctx, void *event)
+{
+    CALLED("cuCtxRecordEvent");
+    int device = (int)(uintptr_t)ctx - 1, captured = 0;
+    struct part *part = malloc(sizeof *part);
+    *part = (struct part){mark_of(event, true), 1};
+    pthread_mutex_lock(&streams_lock);
+    for (struct stream *one = streams; one; one = one->next)
+        if (one->device == device) {
+            captured = captured ? captured : stub_isolated(one);
+            atomic_fetch_add(&part->left, 1);
+            stub_put(one, reach_part, part);
+        }
+    pthread_mutex_unlock(&streams_lock);
+    reach_part(part);
+    return captured ? 900 : 0;
+}
+
 EXPORT int cuEventQuery(void *self)
 {
     struct event *event = self;
     CALLED("cuEventQuery");
+    NEEDS_CURRENT;
+    UNSAFE;
     pthread_mutex_lock(&event->lock);
     bool reached = event->reached >= event->recorded;
     pthread_mutex_unlock(&event->lock);
@@ -292,6 +310,7 @@ EXPORT int cuStreamSynchronize(void *stream)
 {
     void *event = NULL;
     CALLED("cuStreamSynchronize");
+    UNSAFE;
     stack[depth++] = 1;
     cuEventCreate(&event, 0);
     depth--;
@@ -306,6 +325,8 @@ EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
     (void)flags;
     CALLED("cuStreamWaitEvent");
     NEEDS_CURRENT;
+    if (stub_isolated(stream))
+        return stub_isolated(stream);
     stub_put(stream, await, mark_of(event, false));
     return 0;
 }

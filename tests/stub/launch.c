@@ -1,12 +1,11 @@
-/* launch.c - modules and kernels: the very source of the kernels (csrc/cuda/pack.cu), run by the CPU, one thread of one
+/* launch.c - modules and kernels: the very source of the kernels (csrc/cuda/, .cu), run by the CPU, one thread of one
  * block after the other. What a launch is given is copied, as CUDA does it. See stub.h.
  */
 #include "stub.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
 
 struct three {
     unsigned x;
@@ -21,6 +20,7 @@ static _Thread_local struct three blockIdx, threadIdx;
 #define SMALL
 #define FLOAT_BITS(value) bits_of(value)
 #define BITS_FLOAT(bits)  float_of(bits)
+#define DOUBLE_NAN        (double)NAN
 
 INLINE uint32_t bits_of(float value)
 {
@@ -52,11 +52,15 @@ INLINE uint16_t to_half(float value)
 }
 
 #include "../../csrc/cuda/pack.cu"
+#include "../../csrc/cuda/shelf.cu"
 
 struct launch {
-    void (*kernel)(const struct hvd_pack_table table);
+    void *kernel;
     unsigned blocks;
-    struct hvd_pack_table table;
+    union {
+        struct hvd_pack_table pack;
+        struct hvd_shelf_table shelf;
+    } table;
 };
 
 static void run(void *self)
@@ -64,7 +68,10 @@ static void run(void *self)
     struct launch *launch = self;
     for (blockIdx.x = 0; blockIdx.x < launch->blocks; blockIdx.x++)
         for (threadIdx.x = 0; threadIdx.x < HVD_PACK_THREADS; threadIdx.x++)
-            launch->kernel(launch->table);
+            if (launch->kernel == (void *)hvd_shelf_sum)
+                hvd_shelf_sum(launch->table.shelf);
+            else
+                ((void (*)(struct hvd_pack_table))launch->kernel)(launch->table.pack);
     free(launch);
 }
 
@@ -72,6 +79,7 @@ static void run(void *self)
 EXPORT int cuModuleLoadData(void **module, const void *image)
 {
     int failed = stub_called("cuModuleLoadData");
+    failed = failed ? failed : stub_unsafe();
     *module = (void *)(uintptr_t)image;
     return failed ? failed : strncmp(image, ".version ", 9) == 0 ? 0 : 218; /* invalid PTX */
 }
@@ -87,7 +95,11 @@ EXPORT int cuModuleGetFunction(void **kernel, void *module, const char *name)
     char entry[64] = ".visible .entry ";
     int failed = stub_called("cuModuleGetFunction");
     strcat(strncat(entry, name, 40), "(");
-    *(void **)kernel = strcmp(name, HVD_PACK_COPY) == 0 ? (void *)hvd_pack_copy : (void *)hvd_pack_scale;
+    *(void **)kernel = strcmp(name, HVD_PACK_COPY) == 0     ? (void *)hvd_pack_copy
+                       : strcmp(name, HVD_SHELF_SUM) == 0   ? (void *)hvd_shelf_sum
+                       : strcmp(name, HVD_PACK_NARROW) == 0 ? (void *)hvd_pack_narrow
+                       : strcmp(name, HVD_PACK_WIDEN) == 0  ? (void *)hvd_pack_widen
+                                                            : (void *)hvd_pack_scale;
     return failed ? failed : strstr(module, entry) ? 0 : 500; /* not found */
 }
 
@@ -102,9 +114,10 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned blocks, unsigned y, unsigned z,
     if (blocks == 0 || threads != HVD_PACK_THREADS || y * z * ty * tz != 1 || shared || more)
         return 1;
     struct launch *launch = malloc(sizeof *launch);
-    *(void **)(void *)&launch->kernel = kernel;
+    launch->kernel = kernel;
     launch->blocks = blocks;
-    memcpy(&launch->table, arguments[0], sizeof launch->table);
+    memcpy(&launch->table, arguments[0],
+           kernel == (void *)hvd_shelf_sum ? sizeof launch->table.shelf : sizeof launch->table.pack);
     stub_put(stream, run, launch);
     return 0;
 }

@@ -1,10 +1,15 @@
-/* memory.c - device memory that is the process's own, copied and filled in the order of a stream. See stub.h. */
+/* memory.c - device memory that is the process's own, copied and filled in the order of a stream, and large blocks of
+ * it that other processes can open. See stub.h. */
+#define _GNU_SOURCE
 #include "stub.h"
 
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
+#include <sys/mman.h>
+#include <unistd.h>
 
 struct copy {
     void *to;
@@ -36,30 +41,206 @@ static int put(const char *name, void *stream, struct copy what)
     return 0;
 }
 
+static int allocates(const char *name)
+{
+    int failed = stub_called(name);
+    return failed ? failed : !stub_current(NULL) ? 201 : stub_unsafe();
+}
+
+/* Waits for the device, as CUDA does. */
+static int frees(const char *name, void *memory)
+{
+    int device = 0, failed = allocates(name);
+    if (failed)
+        return failed;
+    stub_current(&device);
+    stub_drain(device);
+    free(memory);
+    return 0;
+}
+
+/* Large ones are files without a name, mapped, which other processes can open by way of this one's descriptors. */
+enum { LARGE = 32 << 20, BLOCKS = 64 };
+static struct block {
+    uintptr_t address;
+    size_t bytes;
+    int fd; /* -1: another one's, opened */
+} blocks[BLOCKS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uintptr_t map(size_t bytes, int fd, bool keeps)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    pthread_mutex_lock(&lock);
+    struct block *block = blocks;
+    while (block->address && block < blocks + BLOCKS - 1)
+        block++;
+    *block = (struct block){(uintptr_t)memory, bytes, keeps ? fd : -1};
+    pthread_mutex_unlock(&lock);
+    return (uintptr_t)memory;
+}
+
+/* On which device is what cuMemAlloc gave? By address. */
+static struct given {
+    uintptr_t address;
+    size_t bytes;
+    int device;
+    struct given *next;
+} *given;
+
+/* Memory that lies there from now on. */
+EXPORT void stub_note(uintptr_t address, size_t bytes, int device)
+{
+    struct given *one = malloc(sizeof *one);
+    *one = (struct given){.address = address, .bytes = bytes, .device = device};
+    pthread_mutex_lock(&lock);
+    one->next = given;
+    given = one;
+    pthread_mutex_unlock(&lock);
+}
+
+static void note(uintptr_t address, size_t bytes)
+{
+    int device = 0;
+    stub_current(&device);
+    stub_note(address, bytes, device);
+}
+
+static void forget(uintptr_t address)
+{
+    pthread_mutex_lock(&lock);
+    for (struct given **at = &given; *at; at = &(*at)->next)
+        if ((*at)->address == address) {
+            struct given *one = *at;
+            *at = one->next;
+            free(one);
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+}
+
+bool stub_holds(int device)
+{
+    bool any = false;
+    pthread_mutex_lock(&lock);
+    for (struct given *one = given; one; one = one->next)
+        any = any || one->device == device;
+    pthread_mutex_unlock(&lock);
+    return any;
+}
+
+EXPORT int cuPointerGetAttribute(void *value, int attribute, uintptr_t address)
+{
+    int failed = stub_called("cuPointerGetAttribute"), code = 1; /* invalid value */
+    pthread_mutex_lock(&lock);
+    for (struct given *one = given; one && code; one = one->next)
+        if (address >= one->address && address - one->address < one->bytes && attribute == 9) {
+            *(int *)value = one->device;
+            code = 0;
+        }
+    pthread_mutex_unlock(&lock);
+    return failed ? failed : code;
+}
+
+/* The block that begins there, taken out of the table if it is to go. */
+static struct block find(uintptr_t address, bool goes)
+{
+    struct block found = {0};
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < BLOCKS; i++)
+        if (address && blocks[i].address == address) {
+            found = blocks[i];
+            if (goes)
+                blocks[i].address = 0;
+        }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 EXPORT int cuMemAlloc_v2(uintptr_t *address, size_t bytes)
 {
-    int failed = stub_called("cuMemAlloc");
-    *address = failed ? 0 : (uintptr_t)malloc(bytes);
-    return failed;
+    int failed = allocates("cuMemAlloc"), fd = -1;
+    *address = 0;
+    if (failed)
+        return failed;
+    if (bytes < LARGE) {
+        *address = (uintptr_t)malloc(bytes);
+        note(*address, bytes);
+        return 0;
+    }
+    fd = memfd_create("stub", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
+        return 2; /* out of memory */
+    *address = map(bytes, fd, true);
+    note(*address, bytes);
+    return 0;
 }
 
 EXPORT int cuMemFree_v2(uintptr_t address)
 {
-    free((void *)address);
-    return stub_called("cuMemFree");
+    int failed = allocates("cuMemFree"); /* CUDA waits here, too; but blocks are a process's, and ranks are threads */
+    if (failed)
+        return failed;
+    struct block block = find(address, true);
+    forget(address);
+    if (block.address) {
+        munmap((void *)address, block.bytes);
+        close(block.fd);
+    } else {
+        free((void *)address);
+    }
+    return 0;
+}
+
+struct handle { /* by value; of CUDA's size */
+    pid_t pid;
+    int fd;
+    size_t bytes;
+    char rest[48];
+};
+
+EXPORT int cuIpcGetMemHandle(struct handle *handle, uintptr_t address)
+{
+    int failed = allocates("cuIpcGetMemHandle");
+    struct block block = find(address, false);
+    *handle = (struct handle){getpid(), block.fd, block.bytes, ""};
+    return failed ? failed : block.address ? 0 : 1;
+}
+
+EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *address, struct handle handle, unsigned flags)
+{
+    char path[64];
+    int failed = allocates("cuIpcOpenMemHandle");
+    if (failed)
+        return failed;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)handle.pid, handle.fd);
+    int fd = flags == 1 ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return 400; /* invalid handle */
+    *address = map(handle.bytes, fd, false);
+    close(fd);
+    return 0;
+}
+
+EXPORT int cuIpcCloseMemHandle(uintptr_t address)
+{
+    int failed = allocates("cuIpcCloseMemHandle");
+    struct block block = find(address, true);
+    if (block.address)
+        munmap((void *)address, block.bytes);
+    return failed ? failed : block.address ? 0 : 1;
 }
 
 EXPORT int cuMemAllocHost_v2(void **memory, size_t bytes)
 {
-    int failed = stub_called("cuMemAllocHost");
+    int failed = allocates("cuMemAllocHost");
     *memory = failed ? NULL : malloc(bytes);
     return failed;
 }
 
 EXPORT int cuMemFreeHost(void *memory)
 {
-    free(memory);
-    return stub_called("cuMemFreeHost");
+    return frees("cuMemFreeHost", memory);
 }
 
 EXPORT int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, void *stream)

@@ -3,8 +3,16 @@
  * All ranks of a communicator map one file: a barrier, a slot of each rank for contributions, a box from each rank to
  * each other. A call becomes an item of its group, a group an item of its stream. In non-blocking mode a
  * communicator is connected when all have come, and the second half of all groups is launched later than it is
- * ended, as NCCL may do it: only when it is asked for. Two ranks on one device are refused as NCCL 2.30 does it, unless
- * its variable allows them.
+ * ended, as NCCL may do it: only when it is asked for; and every third group's calls say that they go on in the
+ * background, which is no failure. Two ranks on one device are refused as NCCL 2.30 does it, unless its variable allows
+ * them.
+ *
+ * As in NCCL 2.14 to 2.2x a thread has room for one thing in the background: who begins a communicator or a group while
+ * what the same thread began for another communicator still goes on, is refused (there it spoils both).
+ *
+ * An abort sets the flag that ends its own kernels, and then waits for the device: for all that lies on its streams,
+ * also of other communicators. Finalizing goes on until all ranks have come to it; a rank that destroys what it has not
+ * finalized waits for the others, for ever if they do not come.
  */
 #include "room.h"
 
@@ -16,12 +24,10 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#define CALLED(name)                     \
-    do {                                 \
-        int failed_ = stub_called(name); \
-        if (failed_)                     \
-            return failed_;              \
+#define UNSAFE             \
+    do {                   \
+        if (stub_unsafe()) \
+            return 1;      \
     } while (0)
 
 struct id {
@@ -38,6 +44,7 @@ static _Thread_local struct {
     struct stub_group *group;
     void *stream;
 } now;
+
 static void unlink_one(const char *path)
 {
     unlink(path); /* whoever comes first */
@@ -77,8 +84,9 @@ EXPORT int ncclGetUniqueId(struct id *id)
 EXPORT int ncclCommInitRankConfig(void **out, int size, struct id id, int rank, const struct config *config)
 {
     CALLED("ncclCommInitRankConfig");
+    UNSAFE;
     if (config->magic != 0xcafebeef || config->blocking != 0 || size > STUB_RANKS || rank >= size ||
-        !stub_current(NULL))
+        !stub_current(NULL) || stub_has_job())
         return 5;
     struct stub_comm *comm = calloc(1, sizeof *comm);
     int fd = open(id.path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -95,10 +103,10 @@ EXPORT int ncclCommInitRankConfig(void **out, int size, struct id id, int rank, 
     comm->size = size;
     comm->users = 1;
     memcpy(comm->path, id.path, sizeof comm->path);
-    int device = 0;
-    stub_current(&device);
-    atomic_store(&comm->room->device[rank], device);
+    stub_current(&comm->device);
+    atomic_store(&comm->room->device[rank], comm->device);
     atomic_fetch_add(&comm->room->joined, 1);
+    stub_begin_job(comm);
     *out = comm;
     return 7;
 }
@@ -123,19 +131,40 @@ EXPORT int ncclCommGetAsyncError(void *self, int *state)
     *state = atomic_load(&comm->failed);
     if (*state == 0 && atomic_load(&comm->room->joined) < comm->size)
         *state = 7;
+    else if (*state == 0 && comm->size > 1 && comm->connecting++ < STUB_ASKS)
+        *state = 7;
     else if (*state == 0 && crowds(comm))
         *state = 5;
     else if (*state == 0 && comm->rank == 0 && !comm->unlinked) {
         comm->unlinked = true;
         unlink_one(comm->path);
     }
-    if (*state == 0 && comm->late && comm->asked++ > 1) {
+    if (*state == 0 && comm->late && comm->asked++ > 1 && !comm->stuck) {
         stub_put(comm->late_stream, stub_run_group, comm->late);
         comm->late = NULL;
     }
     if (comm->late)
         *state = 7;
+    if (*state != 7)
+        stub_end_job(comm);
+    if (*state == 0 && comm->finalizing && atomic_load(&comm->room->finalized) < comm->size)
+        *state = atomic_load(&comm->room->aborted) ? 6 : 7;
     return 0;
+}
+
+/* As tests/gpu/raw.py makes one: until all have come. */
+EXPORT int ncclCommInitRank(void **out, int size, struct id id, int rank)
+{
+    const struct config config = {.size = sizeof config, .magic = 0xcafebeef, .blocking = 0};
+    CALLED("ncclCommInitRank");
+    int state = ncclCommInitRankConfig(out, size, id, rank, &config);
+    if (state == 7)
+        ((struct stub_comm *)*out)->blocks = true;
+    while (state == 7) {
+        ncclCommGetAsyncError(*out, &state);
+        usleep(50);
+    }
+    return state;
 }
 
 static void drop(struct stub_comm *comm)
@@ -154,6 +183,7 @@ void stub_group_free(struct stub_group *group)
 
 static int end_comm(struct stub_comm *comm)
 {
+    stub_end_job(comm);
     if (comm->late)
         stub_group_free(comm->late);
     if (comm->rank == 0 || atomic_load(&comm->room->joined) < comm->size)
@@ -162,9 +192,26 @@ static int end_comm(struct stub_comm *comm)
     return 0;
 }
 
-EXPORT int ncclCommDestroy(void *comm)
+EXPORT int ncclCommFinalize(void *self)
 {
+    struct stub_comm *comm = self;
+    CALLED("ncclCommFinalize");
+    if (comm->finalizing || atomic_load(&comm->room->joined) < comm->size)
+        return 5;
+    comm->finalizing = true;
+    atomic_fetch_add(&comm->room->finalized, 1);
+    return 7;
+}
+
+EXPORT int ncclCommDestroy(void *self)
+{
+    struct stub_comm *comm = self;
     CALLED("ncclCommDestroy");
+    UNSAFE;
+    atomic_fetch_add(&comm->room->destroyed, 1);
+    while (!comm->finalizing && atomic_load(&comm->room->destroyed) < comm->size)
+        usleep(50);
+    stub_drain(comm->device);
     return end_comm(comm);
 }
 
@@ -172,7 +219,14 @@ EXPORT int ncclCommAbort(void *self)
 {
     struct stub_comm *comm = self;
     stub_called("ncclCommAbort");
+    UNSAFE;
     atomic_store(&comm->aborted, true);
+    atomic_fetch_add(&comm->room->aborted, 1);
+    if (comm->late)
+        stub_group_free(comm->late);
+    comm->late = NULL;
+    stub_drain(comm->device);
+    stub_count("aborts that have ended", 1);
     return end_comm(comm);
 }
 
@@ -182,6 +236,8 @@ EXPORT int ncclRedOpCreatePreMulSum(int *op, const void *scalar, int type, int r
     CALLED("ncclRedOpCreatePreMulSum");
     if (residence != 1)
         return 5;
+    if (comm->ops++ % 2 == 0) /* it was busy: to be asked again */
+        return 7;
     *op = STUB_OPS + comm->factors;
     comm->factor[comm->factors++ % STUB_FACTORS] = stub_number(type, scalar);
     return 0;
@@ -197,6 +253,8 @@ EXPORT int ncclRedOpDestroy(int op, void *comm)
 EXPORT int ncclGroupStart(void)
 {
     CALLED("ncclGroupStart");
+    if (stub_has_job())
+        return 5;
     now.depth++;
     return 0;
 }
@@ -214,10 +272,12 @@ EXPORT int ncclGroupEnd(void)
         return failed;
     }
     struct stub_comm *comm = group->comm;
-    if (comm->groups++ % 2 == 1) { /* every second one goes on in the background */
+    if (comm->groups++ % 2 == 1 && !comm->blocks) { /* every second one goes on in the background */
         comm->late = group;
         comm->late_stream = now.stream;
+        stub_begin_job(comm);
         comm->asked = 0;
+        comm->stuck = stub_called("background") != 0;
         return 7;
     }
     stub_put(now.stream, stub_run_group, group);
@@ -227,13 +287,18 @@ EXPORT int ncclGroupEnd(void)
 EXPORT int ncclMemAlloc(void **memory, size_t bytes)
 {
     CALLED("ncclMemAlloc");
+    UNSAFE;
     *memory = malloc(bytes);
     return bytes % (2 << 20) == 0 ? 0 : 5; /* it would hand out more, which nobody counted */
 }
 
 EXPORT int ncclMemFree(void *memory)
 {
+    int device = 0;
     CALLED("ncclMemFree");
+    UNSAFE;
+    stub_current(&device);
+    stub_drain(device);
     free(memory);
     return 0;
 }
@@ -276,6 +341,8 @@ static int add(const char *name, struct stub_call call, void *self, void *stream
     if (!stub_current(NULL))
         return 5;
     bool alone = now.depth == 0;
+    if (alone && stub_has_job())
+        return 5;
     call.registered = is_registered(comm, call.in) + 2 * is_registered(comm, call.out);
     if (call.op >= STUB_OPS)
         call.factor = comm->factor[(call.op - STUB_OPS) % STUB_FACTORS];
@@ -289,7 +356,7 @@ static int add(const char *name, struct stub_call call, void *self, void *stream
         return 5;
     now.group->call[now.group->calls++] = call;
     if (!alone)
-        return 0;
+        return comm->groups % 3 == 2 && !comm->blocks ? 7 : 0;
     now.depth = 1;
     return ncclGroupEnd();
 }

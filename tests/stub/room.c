@@ -1,11 +1,12 @@
 /* room.c - collectives of the stub: values combined in rank order, one piece of them at a time. See room.h. */
 #include "room.h"
+#include "kernel/number.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static const size_t bytes_of[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+static const size_t bytes_of[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
 double stub_number(int type, const void *element)
 {
@@ -23,6 +24,10 @@ double stub_number(int type, const void *element)
     case 8:
         memcpy(&wide, element, 8);
         return wide;
+    case 10:
+        return (double)hvd_float_of_float8_e4m3fn(*(const uint8_t *)element);
+    case 11:
+        return (double)hvd_float_of_float8_e5m2(*(const uint8_t *)element);
     default:
         memcpy((char *)&bits + 2, element, 2);
         memcpy(&single, &bits, 4);
@@ -43,13 +48,15 @@ static void store(int type, long double value, void *to)
     float single = (float)value;
     double wide = (double)value;
     uint32_t bits;
+    uint8_t eighth = type == 10 ? hvd_float8_e4m3fn_of_float(single) : hvd_float8_e5m2_of_float(single);
     memcpy(&bits, &single, 4);
     uint16_t brain = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     memcpy(to,
-           type == 6   ? (void *)&half
-           : type == 7 ? (void *)&single
-           : type == 8 ? (void *)&wide
-                       : (void *)&brain,
+           type == 6    ? (void *)&half
+           : type == 7  ? (void *)&single
+           : type == 8  ? (void *)&wide
+           : type >= 10 ? (void *)&eighth
+                        : (void *)&brain,
            bytes_of[type]);
 }
 
@@ -183,7 +190,9 @@ static bool between_two(struct stub_comm *comm, struct stub_group *group)
 void stub_run_group(void *self)
 {
     struct stub_group *group = self;
-    bool goes_on = true;
+    bool goes_on = stub_called("runs") == 0;
+    while (!goes_on && !atomic_load(&group->comm->aborted)) /* told to stand still there */
+        usleep(1000);
     for (int i = 0; i < group->calls && goes_on; i++)
         if (group->call[i].kind < STUB_SEND)
             goes_on = collective(group->comm, &group->call[i]);

@@ -13,12 +13,14 @@ enum {
     STUB_CALLS = 512,
     STUB_FACTORS = 64,
     STUB_OPS = 5,
-    STUB_REGISTERED = 16
+    STUB_REGISTERED = 16,
+    STUB_ASKS = 20 /* until a communicator is connected, when all have come */
 };
 enum stub_kind { STUB_ALLREDUCE, STUB_REDUCE, STUB_SCATTER, STUB_GATHER, STUB_BROADCAST, STUB_SEND, STUB_RECEIVE };
 
 struct stub_room {                          /* zero at first */
     _Atomic int joined, device[STUB_RANKS]; /* device: of each rank */
+    _Atomic int finalized, destroyed, aborted;
     _Atomic uint32_t arrived, generation;
     uint64_t says[STUB_RANKS]; /* kind, op, type and count of the call under way, and whether its memory is
                                   registered: they must be the same */
@@ -46,7 +48,11 @@ struct stub_comm {
     bool unlinked;
     _Atomic bool aborted;
     _Atomic int failed, users;
-    unsigned groups, asked;
+    unsigned groups, asked, connecting; /* connecting: how often it has been asked for since all have come */
+    int job;                            /* of the thread that began what goes on in the background; 0: nothing does */
+    int device, ops;
+    bool finalizing, stuck;  /* stuck: what goes on in the background never ends */
+    bool blocks;             /* nothing goes on there */
     struct stub_group *late; /* ended, and to be put on its stream */
     void *late_stream;
     double factor[STUB_FACTORS];
@@ -65,6 +71,9 @@ struct stub_group {
 
 void stub_run_group(void *group); /* by a stream */
 void stub_group_free(struct stub_group *group);
+bool stub_has_job(void); /* this thread */
+void stub_begin_job(struct stub_comm *comm);
+void stub_end_job(struct stub_comm *comm);
 double stub_number(int type, const void *element);
 
 #endif

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #define STUB_DEVICES 8
+#define EXPORT       __attribute__((visibility("default")))
 
 /* For tests, by dlsym. The nth call from now on (1: the next) of this function returns this code. */
 void stub_fail(const char *name, int nth, int code);
@@ -25,8 +26,20 @@ void stub_open_gate(void *event);
 /* The name of the i-th range of NVTX that was begun, from 0; "" past the end. */
 const char *stub_range(int i);
 
+bool stub_holds(int device); /* is there memory of it that cuMemAlloc gave? */
 /* Inside. Counts a call; 0, or the code with which it shall fail. */
 int stub_called(const char *name);
+#define CALLED(name)                     \
+    do {                                 \
+        int failed_ = stub_called(name); \
+        if (failed_)                     \
+            return failed_;              \
+    } while (0)
+/* Of a call that must not be made while a graph is captured: 0, or the code with which it is refused. */
+int stub_unsafe(void);
+int stub_isolated(const void *stream); /* it shall wait for something outside; 0: it is not being captured */
+/* Blocks until everything is done that was put on this device's streams: as freeing memory does. */
+void stub_drain(int device);
 /* On the stream's thread, after all that was put there before. `run` frees `self`. */
 void stub_put(void *stream, void (*run)(void *self), void *self);
 void stub_count(const char *name, int more); /* counts something else than a call; stub_calls tells */

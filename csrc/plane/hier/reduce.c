@@ -139,7 +139,7 @@ static void done_across(struct hvd_hier *hier, const struct hvd_work *work)
     if (now->scaled && mine)
         hvd_reduce(now->sum_dtype, &now->scale, sum, &source, 1, mine);
     if (now->wide && mine)
-        hvd_halves_of_floats(work->dtype, slice + hvd_hier_share(count, place->hosts, place->host) * now->bytes, sum,
+        hvd_narrow_of_floats(work->dtype, slice + hvd_hier_share(count, place->hosts, place->host) * now->bytes, sum,
                              mine);
 }
 

@@ -34,8 +34,8 @@ static int reserve(struct hvd_hier *hier, unsigned char **area, size_t *has, siz
     *has = 0;
     *area = aligned_alloc(HVD_CACHE_LINE, HVD_ALIGN_UP(bytes, (size_t)HVD_PAGE));
     if (!*area)
-        return hvd_fail_rank(error, HVD_ENOMEM, hier->rank, "rank %d: no memory for %zu bytes of a bucket", hier->rank,
-                             bytes);
+        return hvd_fail_rank(error, HVD_ENOMEM, hier->rank, HVD951 "rank %d: no memory for %zu bytes of a bucket",
+                             hier->rank, bytes);
     *has = bytes;
     return HVD_OK;
 }
@@ -89,7 +89,7 @@ const void *hvd_hier_given(struct hvd_hier *hier, const struct hvd_work *work, u
         if (!run.in)
             fill_identity(now, to, run.count);
         else if (now->wide)
-            hvd_floats_of_halves(work->dtype, (float *)(void *)to, run.in, run.count, 1.0);
+            hvd_floats_of_narrow(work->dtype, (float *)(void *)to, run.in, run.count, 1.0);
         else
             hvd_copy(to, run.in, run.count * now->bytes);
         at += run.count;

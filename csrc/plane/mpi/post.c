@@ -20,7 +20,7 @@ int hvd_mpi_posts_open(struct hvd_mpi_posts *posts, uintptr_t comm, int rank, in
     *posts = (struct hvd_mpi_posts){.mpi = hvd_mpi_loaded(), .comm = comm, .rank = rank, .size = size, .most = INT_MAX};
     posts->gives = calloc(4 * (size_t)size, sizeof *posts->gives);
     if (!posts->gives)
-        return hvd_fail_rank(error, HVD_ENOMEM, rank, "rank %d: no memory for plane mpi", rank);
+        return hvd_fail_rank(error, HVD_ENOMEM, rank, HVD951 "rank %d: no memory for plane mpi", rank);
     posts->from = posts->gives + size;
     posts->gets = posts->from + size;
     posts->at = posts->gets + size;
@@ -40,7 +40,7 @@ static uintptr_t *next(struct hvd_mpi_posts *posts, struct hvd_error *error)
         int room = posts->room ? 2 * posts->room : 8;
         uintptr_t *more = realloc(posts->request, (size_t)room * sizeof *more);
         if (!more) {
-            hvd_fail_rank(error, HVD_ENOMEM, posts->rank, "rank %d: no memory for plane mpi", posts->rank);
+            hvd_fail_rank(error, HVD_ENOMEM, posts->rank, HVD951 "rank %d: no memory for plane mpi", posts->rank);
             return NULL;
         }
         posts->request = more;
@@ -58,7 +58,7 @@ static int said(struct hvd_mpi_posts *posts, int code, const char *what, struct 
     }
     struct hvd_error why = {0};
     hvd_mpi_failed(code, what, &why);
-    return hvd_fail_rank(error, HVD_EINTERNAL, posts->rank, "rank %d: %s", posts->rank, why.text);
+    return hvd_fail_rank(error, HVD_EINTERNAL, posts->rank, HVD666 "rank %d: %s", posts->rank, why.text);
 }
 
 static uint64_t part_of(const struct hvd_mpi_posts *posts, uint64_t left)

@@ -16,6 +16,7 @@ struct hvd_mpi_plane {
     struct hvd_mpi_posts posts;
     bool any_order;
     struct hvd_error failed;
+    int lingered;                 /* how often */
     unsigned char *buffer, *kept; /* packed tensors; contributions of all ranks */
     size_t buffer_bytes, kept_bytes;
     uint64_t *gives, *gets; /* bytes, by rank */
@@ -24,10 +25,11 @@ struct hvd_mpi_plane {
     unsigned char *values; /* the buffer, or the only tensor's memory */
     struct hvd_scale scale;
     size_t element_bytes;
-    const unsigned char *source; /* what this rank gives, as long as the values */
-    uint64_t segment;            /* elements that are cut into slices at a time */
-    uint64_t asked, done;        /* elements whose contributions were asked for, and were combined */
-    size_t half_bytes;           /* of what is kept: one segment's */
+    const unsigned char *source;       /* what this rank gives, as long as the values */
+    uint64_t segment;                  /* elements that are cut into slices at a time */
+    uint64_t asked, done;              /* elements whose contributions were asked for, and were combined */
+    size_t half_bytes;                 /* of what is kept: one segment's */
+    struct hvd_mpi_plane *left_before; /* of those that are closed and not over */
 };
 
 /* values.c. Room for so many bytes; what was there is lost. */

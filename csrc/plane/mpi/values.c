@@ -18,8 +18,9 @@ int hvd_mpi_reserve(struct hvd_mpi_plane *plane, unsigned char **area, size_t *h
     *has = 0;
     *area = aligned_alloc(HVD_CACHE_LINE, HVD_ALIGN_UP(bytes, (size_t)HVD_PAGE));
     if (!*area)
-        return hvd_fail_rank(error, HVD_ENOMEM, plane->posts.rank, "rank %d: no memory for %llu bytes of a bucket",
-                             plane->posts.rank, (unsigned long long)bytes);
+        return hvd_fail_rank(error, HVD_ENOMEM, plane->posts.rank,
+                             HVD951 "rank %d: no memory for %llu bytes of a bucket", plane->posts.rank,
+                             (unsigned long long)bytes);
     *has = bytes;
     return HVD_OK;
 }

@@ -9,7 +9,11 @@
  * before they are added, by NCCL or on the way into the bucket: that is its way, and one rounding more than ours.
  * Integers with a scale, and products and extremes with one, it does not compute as we do: hvd_nccl_computes says no,
  * and the tensors go another way. So it is with sums of floats in deterministic mode, whose order follows from NCCL's
- * choice of algorithm.
+ * choice of algorithm; and with scaled sums of float8, for a third is 0.34 there.
+ *
+ * In NCCL's non-blocking manner every call may answer that it goes on in the background, also one inside a group: that
+ * is no failure, and the rest of the group follows it. Nothing is on the stream for certain before NCCL says that
+ * nothing goes on any more.
  *
  * Who has joined gives what changes nothing, from memory of the plane's own; there go results, too, that nobody wants.
  */
@@ -37,6 +41,10 @@ int hvd_nccl_type(int dtype)
         return HVD_NCCL_FLOAT64;
     case HVD_DTYPE_bfloat16:
         return HVD_NCCL_BFLOAT16;
+    case HVD_DTYPE_float8_e4m3fn:
+        return HVD_NCCL_FLOAT8_E4M3;
+    case HVD_DTYPE_float8_e5m2:
+        return HVD_NCCL_FLOAT8_E5M2;
     default:
         return -1;
     }
@@ -53,11 +61,12 @@ bool hvd_nccl_computes(const struct hvd_nccl_plane *plane, const struct hvd_work
     if (work->kind != HVD_ALLREDUCE && work->kind != HVD_REDUCESCATTER)
         return true;
     struct hvd_scale scale = scale_of(plane, work);
-    bool floats = work->dtype == HVD_DTYPE_float16 || work->dtype == HVD_DTYPE_bfloat16 ||
-                  work->dtype == HVD_DTYPE_float32 || work->dtype == HVD_DTYPE_float64;
+    bool floats = hvd_is_float(work->dtype);
     bool scaled = scale.factor != 1.0 || scale.first != 1.0 || scale.divide != 1;
     bool extreme = scale.op == HVD_OP_min || scale.op == HVD_OP_max;
     if (hvd_nccl_type(work->dtype) < 0 || (scaled && (!floats || scale.op != HVD_OP_sum)))
+        return false;
+    if (floats && hvd_dtype_bytes(work->dtype) == 1 && (scaled || plane->levels || !plane->adds_float8))
         return false;
     return !floats || extreme || plane->any_order || plane->size < 2;
 }
@@ -76,8 +85,10 @@ static int multiplied(struct hvd_nccl_plane *plane, int dtype, double factor, in
         plane->multiplied = -1;
         int result = plane->nccl->RedOpCreatePreMulSum(&plane->multiplied, &scalar, hvd_nccl_type(dtype),
                                                        HVD_NCCL_SCALAR_HOST, plane->comm);
-        if (result != HVD_NCCL_SUCCESS)
+        if (!hvd_nccl_going(result))
             return hvd_nccl_refused(plane, result, "scale a sum", error);
+        if (plane->multiplied < 0)
+            return HVD_AGAIN;
         plane->factor = factor;
         plane->factor_dtype = dtype;
     }
@@ -127,9 +138,12 @@ static int prepare(struct hvd_nccl_plane *plane, const struct hvd_work *work, st
         if (work->ready && work->ready[i])
             code = cuda_call(plane->cuda->StreamWaitEvent(plane->device->stream, work->ready[i], 0),
                              "wait for a tensor", error);
-        if ((!piece->in || !piece->out) && piece->count > lacking)
+        bool wants = !work->rooted || work->rooted - 1 == plane->rank;
+        if ((!piece->in || (!piece->out && wants)) && piece->count > lacking)
             lacking = piece->count;
     }
+    if (code == HVD_OK && !plane->before && !(plane->before = hvd_nccl_device_mark(plane->device, error)))
+        code = error->code;
     if (code == HVD_OK && hvd_nccl_packs(plane, work))
         code = hvd_nccl_pack(plane, work, scale_of(plane, work).factor, error);
     else if (code == HVD_OK && lacking && work->kind == HVD_ALLREDUCE)
@@ -144,13 +158,18 @@ static int reduce_all(struct hvd_nccl_plane *plane, const struct hvd_work *work,
     void *away = (void *)(plane->scratch.at + plane->scratch.bytes / 2);
     if (hvd_nccl_packs(plane, work) && plane->bucket.count)
         return plane->nccl->AllReduce((const void *)plane->bucket.in, (void *)plane->bucket.out, plane->bucket.count,
-                                      hvd_nccl_type(work->dtype), op, plane->comm, plane->device->stream);
-    for (uint32_t i = 0; i < work->pieces && result == HVD_NCCL_SUCCESS; i++) {
+                                      hvd_nccl_type(hvd_nccl_dtype(plane, work)), op, plane->comm,
+                                      plane->device->stream);
+    for (uint32_t i = 0; i < work->pieces && hvd_nccl_going(result); i++) {
         const struct hvd_piece *piece = &work->piece[i];
-        if (piece->count)
-            result =
-                plane->nccl->AllReduce(piece->in ? piece->in : nothing, piece->out ? piece->out : away, piece->count,
-                                       hvd_nccl_type(work->dtype), op, plane->comm, plane->device->stream);
+        const void *in = piece->in ? piece->in : nothing;
+        void *out = piece->out ? piece->out : away; /* of a reduce that is not for this rank, NCCL leaves it alone */
+        int type = hvd_nccl_type(work->dtype);
+        if (piece->count && work->rooted)
+            result = plane->nccl->Reduce(in, out, piece->count, type, op, work->rooted - 1, plane->comm,
+                                         plane->device->stream);
+        else if (piece->count)
+            result = plane->nccl->AllReduce(in, out, piece->count, type, op, plane->comm, plane->device->stream);
     }
     return result;
 }
@@ -158,7 +177,7 @@ static int reduce_all(struct hvd_nccl_plane *plane, const struct hvd_work *work,
 static int broadcast(struct hvd_nccl_plane *plane, const struct hvd_work *work, size_t bytes)
 {
     int result = HVD_NCCL_SUCCESS;
-    for (uint32_t i = 0; i < work->pieces && result == HVD_NCCL_SUCCESS; i++) {
+    for (uint32_t i = 0; i < work->pieces && hvd_nccl_going(result); i++) {
         const struct hvd_piece *piece = &work->piece[i];
         if (piece->count)
             result = plane->nccl->Broadcast(piece->in, piece->out, piece->count * bytes, HVD_NCCL_UINT8, work->root,
@@ -179,7 +198,7 @@ static int gather(struct hvd_nccl_plane *plane, const struct hvd_piece *piece, c
         return counts[0] ? plane->nccl->AllGather(piece->in, to, counts[0] * bytes, HVD_NCCL_UINT8, plane->comm,
                                                   plane->device->stream)
                          : result;
-    for (int rank = 0; rank < plane->size && result == HVD_NCCL_SUCCESS; rank++) {
+    for (int rank = 0; rank < plane->size && hvd_nccl_going(result); rank++) {
         if (counts[rank])
             result = plane->nccl->Broadcast(rank == plane->rank ? piece->in : to, to, counts[rank] * bytes,
                                             HVD_NCCL_UINT8, rank, plane->comm, plane->device->stream);
@@ -200,7 +219,7 @@ static int scatter(struct hvd_nccl_plane *plane, const struct hvd_work *work, si
         return work->count_of[0] ? plane->nccl->ReduceScatter(from, piece->out, work->count_of[0], type, op,
                                                               plane->comm, plane->device->stream)
                                  : result;
-    for (int rank = 0; rank < plane->size && result == HVD_NCCL_SUCCESS; rank++) {
+    for (int rank = 0; rank < plane->size && hvd_nccl_going(result); rank++) {
         if (work->count_of[rank])
             result = plane->nccl->Reduce(from, piece->out, work->count_of[rank], type, op, rank, plane->comm,
                                          plane->device->stream);
@@ -215,12 +234,12 @@ static int exchange(struct hvd_nccl_plane *plane, const struct hvd_work *work, s
     unsigned char *to = work->piece[0].out;
     size_t size = (size_t)plane->size, mine = (size_t)plane->rank;
     int result = HVD_NCCL_SUCCESS;
-    for (size_t other = 0; other < size && result == HVD_NCCL_SUCCESS; other++) {
+    for (size_t other = 0; other < size && hvd_nccl_going(result); other++) {
         uint64_t gives = work->count_of[mine * size + other] * bytes,
                  gets = work->count_of[other * size + mine] * bytes;
         if (gives)
             result = plane->nccl->Send(from, gives, HVD_NCCL_UINT8, (int)other, plane->comm, plane->device->stream);
-        if (gets && result == HVD_NCCL_SUCCESS)
+        if (gets && hvd_nccl_going(result))
             result = plane->nccl->Recv(to, gets, HVD_NCCL_UINT8, (int)other, plane->comm, plane->device->stream);
         from += gives;
         to += gets;
@@ -242,7 +261,7 @@ static int calls_of(struct hvd_nccl_plane *plane, const struct hvd_work *work, i
     case HVD_ALLTOALL:
         return exchange(plane, work, bytes);
     default:
-        for (uint32_t i = 0; i < work->pieces && result == HVD_NCCL_SUCCESS; i++)
+        for (uint32_t i = 0; i < work->pieces && hvd_nccl_going(result); i++)
             result = gather(plane, &work->piece[i], &work->count_of[(size_t)i * (size_t)plane->size], bytes);
         return result;
     }
@@ -252,23 +271,25 @@ int hvd_nccl_group(struct hvd_nccl_plane *plane, const struct hvd_work *work, in
                    int (*calls)(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op),
                    struct hvd_error *error)
 {
-    int result = plane->nccl->GroupStart();
-    if (result == HVD_NCCL_SUCCESS) {
+    int result = plane->nccl->GroupStart(), ended = HVD_NCCL_SUCCESS;
+    if (hvd_nccl_going(result)) {
         result = calls(plane, work, op);
-        int ended = plane->nccl->GroupEnd(); /* also of a group in which a call has failed */
-        if (result == HVD_NCCL_SUCCESS || result == HVD_NCCL_IN_PROGRESS)
-            result = ended;
+        ended = plane->nccl->GroupEnd(); /* also of a group in which a call has failed */
     }
-    if (result == HVD_NCCL_SUCCESS)
-        return HVD_OK;
-    return result == HVD_NCCL_IN_PROGRESS ? HVD_AGAIN : hvd_nccl_refused(plane, result, "start a collective", error);
+    if (!hvd_nccl_going(result) || !hvd_nccl_going(ended))
+        return hvd_nccl_refused(plane, hvd_nccl_going(result) ? ended : result, "start a collective", error);
+    return result == HVD_NCCL_SUCCESS && ended == HVD_NCCL_SUCCESS ? HVD_OK : HVD_AGAIN;
 }
 
 int hvd_nccl_launch(struct hvd_nccl_plane *plane, const struct hvd_work *work, struct hvd_error *error)
 {
-    int op = HVD_NCCL_SUM, code = prepare(plane, work, error);
-    if (code == HVD_OK && (work->kind == HVD_ALLREDUCE || work->kind == HVD_REDUCESCATTER))
+    int op = HVD_NCCL_SUM, code = HVD_OK;
+    if (work->kind == HVD_ALLREDUCE || work->kind == HVD_REDUCESCATTER)
         code = choose_op(plane, work, &op, error);
+    if (code != HVD_OK)
+        return code;
+    plane->stage = HVD_NCCL_LAUNCHING;
+    code = prepare(plane, work, error);
     if (code != HVD_OK)
         return code;
     return plane->levels ? hvd_nccl_levels_reduce(plane, work, op, scale_of(plane, work), error)

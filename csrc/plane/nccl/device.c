@@ -9,7 +9,7 @@
  *
  * A device is taken by the first set that has a tensor there and given back with the last; the table has a lock,
  * because sets are opened and closed by threads of the caller. To use a device its context is made current, for as
- * long as the calls take: the framework's threads never see it.
+ * long as the calls take: the framework's threads never see it, and no CUDA graph that they capture (cuda/load.c).
  */
 #include "state.h"
 
@@ -26,8 +26,7 @@ static int check(int code, const char *what, struct hvd_error *error)
 
 static int begin(const struct hvd_cuda *cuda, struct hvd_nccl_device *device, struct hvd_error *error)
 {
-    int least = 0, greatest = 0;
-    void *ctx;
+    int least = 0, greatest = 0, mode;
     int code = check(cuda->DeviceGet(&device->handle, device->ordinal), "find the device of this tensor", error);
     if (code == HVD_OK)
         code = check(cuda->DeviceGetUuid(&device->uuid, device->handle), "name a device", error);
@@ -37,14 +36,14 @@ static int begin(const struct hvd_cuda *cuda, struct hvd_nccl_device *device, st
         code = check(cuda->DevicePrimaryCtxRetain(&device->ctx, device->handle), "use a device", error);
     if (code != HVD_OK)
         return code;
-    code = check(cuda->CtxPushCurrent(device->ctx), "use a device", error);
+    code = check(hvd_cuda_enter(cuda, device->ctx, &mode), "use a device", error);
     if (code == HVD_OK) {
         enum { NON_BLOCKING = 1 };
         cuda->CtxGetStreamPriorityRange(&least, &greatest);
         code = check(cuda->StreamCreateWithPriority(&device->stream, NON_BLOCKING, greatest), "make a stream", error);
         if (code == HVD_OK)
             hvd_nccl_pack_load(cuda, device);
-        cuda->CtxPopCurrent(&ctx);
+        hvd_cuda_leave(cuda, mode);
     }
     if (code != HVD_OK)
         cuda->DevicePrimaryCtxRelease(device->handle);
@@ -56,6 +55,13 @@ struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *erro
     const struct hvd_cuda *cuda = hvd_cuda_load(error);
     if (!cuda)
         return NULL;
+    if (hvd_cuda_hangs()) { /* what is put on its stream now would wait for ever */
+        hvd_fail(error, HVD_EINIT,
+                 HVD663
+                 "a collective of an earlier job, which failed, still runs on a GPU of this process and could not be "
+                 "aborted: start the process again");
+        return NULL;
+    }
     pthread_mutex_lock(&lock);
     struct hvd_nccl_device *device = devices;
     while (device && device->ordinal != ordinal)
@@ -78,26 +84,14 @@ struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *erro
     return device;
 }
 
-int hvd_nccl_device_usual(int local_rank)
-{
-    const struct hvd_cuda *cuda = hvd_cuda_load(NULL);
-    int count = 0;
-    pthread_mutex_lock(&lock);
-    int ordinal = devices ? devices->ordinal : -1;
-    pthread_mutex_unlock(&lock);
-    if (ordinal < 0 && cuda && cuda->DeviceGetCount(&count) == 0 && count > 0)
-        ordinal = local_rank % count;
-    return ordinal < 0 ? 0 : ordinal;
-}
-
 static void end(const struct hvd_cuda *cuda, struct hvd_nccl_device *device)
 {
-    void *ctx;
+    int mode;
     struct hvd_nccl_device **at = &devices;
     while (*at != device)
         at = &(*at)->next;
     *at = device->next;
-    bool current = cuda->CtxPushCurrent(device->ctx) == 0;
+    bool current = hvd_cuda_enter(cuda, device->ctx, &mode) == 0;
     while (device->marks) {
         struct hvd_mark *mark = device->marks;
         device->marks = mark->next;
@@ -109,7 +103,7 @@ static void end(const struct hvd_cuda *cuda, struct hvd_nccl_device *device)
         cuda->StreamDestroy(device->stream);
         if (device->module)
             cuda->ModuleUnload(device->module);
-        cuda->CtxPopCurrent(&ctx);
+        hvd_cuda_leave(cuda, mode);
     }
     cuda->DevicePrimaryCtxRelease(device->handle);
     free(device);
@@ -126,6 +120,9 @@ void hvd_nccl_device_drop(struct hvd_nccl_device *device)
 static void take_back(struct hvd_mark *mark)
 {
     struct hvd_nccl_device *device = mark->owner;
+    if (mark->before)
+        hvd_mark_drop(mark->before);
+    mark->before = NULL;
     pthread_mutex_lock(&lock);
     mark->next = device->marks;
     device->marks = mark;
@@ -170,13 +167,12 @@ struct hvd_mark *hvd_nccl_device_mark(struct hvd_nccl_device *device, struct hvd
     return NULL;
 }
 
-int hvd_nccl_enter(const struct hvd_nccl_plane *plane, struct hvd_error *error)
+int hvd_nccl_enter(struct hvd_nccl_plane *plane, struct hvd_error *error)
 {
-    return check(plane->cuda->CtxPushCurrent(plane->device->ctx), "use a device", error);
+    return check(hvd_cuda_enter(plane->cuda, plane->device->ctx, &plane->mode), "use a device", error);
 }
 
-void hvd_nccl_leave(const struct hvd_nccl_plane *plane)
+void hvd_nccl_leave(struct hvd_nccl_plane *plane)
 {
-    void *ctx;
-    plane->cuda->CtxPopCurrent(&ctx);
+    hvd_cuda_leave(plane->cuda, plane->mode);
 }

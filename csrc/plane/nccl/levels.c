@@ -1,15 +1,18 @@
-/* levels.c - a set on several hosts on two levels: NCCL inside each host, streams of our own between hosts.
+/* levels.c - a set on several hosts on two levels: NCCL inside each host, streams of our own or an MPI between hosts.
  *
  * NCCL carries across hosts by itself and is the best where it knows the network. Where it does not (no route that it
- * finds, another NCCL on another host, a host whose only rank has none at all), plane hier may be asked for by name:
- * then it is hier's division of the work, of which the part inside a host is NCCL's. Ranks with the same number on
+ * finds, another NCCL on another host, a host whose only rank has none at all), two levels may be asked for: with plane
+ * hier, or by naming what is to join the hosts (HVD_HOSTS_*). It is hier's division of the work, of which the part
+ * inside a host is NCCL's. Ranks with the same number on
  * their hosts are a *lane* (plane/hier/lanes.c), and there are as many as the host with the fewest ranks has. A bucket:
  *
  *   inside   packed into the plane's own memory, and reduced so that each lane's rank of this host has its share of the
  *            host's sum: a reduce-scatter, or where a host has more ranks than there are lanes, a reduce to each.
  *   down     that share is copied into pinned memory of the CPU.
  *   across   plane p2p adds up the lane's shares, over the links of the set: 2 (n - 1) / n of a bucket leave each of n
- *            hosts, whatever its ranks are.
+ *            hosts, whatever its ranks are. Or plane mpi does, over a communicator of the lane, which was made before
+ *            the set was opened. It moves nothing unless it is polled, and may have memory of the share for ever when
+ *            a job has failed.
  *   up       the sum goes back to the device, and inside the host to all: an allgather, or a broadcast from each.
  *
  * The factor of an average is multiplied before anything is added up, as ever on devices (calls.c); a rank that is
@@ -25,11 +28,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-extern const struct hvd_plane hvd_plane_hier, hvd_plane_p2p;
+extern const struct hvd_plane hvd_plane_hier, hvd_plane_mpi, hvd_plane_p2p;
 
 bool hvd_nccl_levels_fit(const struct hvd_plane_arg *arg)
 {
-    return arg->wanted == &hvd_plane_hier && hvd_plane_hier.fits(arg);
+    if (arg->device_hosts == HVD_HOSTS_BY_MPI) {
+        struct hvd_plane_arg linked = *arg;
+        struct hvd_link *none = NULL;
+        linked.link = &none; /* it has no use for any, and asks of hosts alone then */
+        return hvd_plane_hier.fits(&linked);
+    }
+    bool asked = arg->device_hosts == HVD_HOSTS_BY_STREAMS ||
+                 (arg->device_hosts == HVD_HOSTS_AUTO && arg->wanted == &hvd_plane_hier);
+    return asked && hvd_plane_hier.fits(arg);
 }
 
 struct hvd_nccl_levels *hvd_nccl_levels_open(const struct hvd_plane_arg *arg)
@@ -38,6 +49,7 @@ struct hvd_nccl_levels *hvd_nccl_levels_open(const struct hvd_plane_arg *arg)
     HVD_ASSERT(levels);
     struct hvd_hier_place *place = &levels->place;
     hvd_hier_lay_out(arg->host_of, arg->size, arg->rank, place);
+    levels->by = arg->device_hosts == HVD_HOSTS_BY_MPI ? &hvd_plane_mpi : &hvd_plane_p2p;
     if (place->number >= place->lanes)
         return levels;
     struct hvd_plane_arg across = *arg;
@@ -45,10 +57,11 @@ struct hvd_nccl_levels *hvd_nccl_levels_open(const struct hvd_plane_arg *arg)
     across.size = place->hosts;
     across.bells = NULL;
     across.host_of = NULL;
+    across.comm = arg->lane_comm;
     across.link = levels->link;
-    for (int host = 0; host < place->hosts; host++)
+    for (int host = 0; host < place->hosts && levels->by == &hvd_plane_p2p; host++)
         levels->link[host] = arg->link[place->across[host]];
-    if (hvd_plane_p2p.open(&across, &levels->across, &levels->refused) != HVD_OK)
+    if (levels->by->open(&across, &levels->across, &levels->refused) != HVD_OK)
         levels->across = NULL;
     return levels;
 }
@@ -56,7 +69,7 @@ struct hvd_nccl_levels *hvd_nccl_levels_open(const struct hvd_plane_arg *arg)
 void hvd_nccl_levels_close(struct hvd_nccl_levels *levels)
 {
     if (levels->across)
-        hvd_plane_p2p.close(levels->across);
+        levels->by->close(levels->across);
     free(levels);
 }
 
@@ -65,12 +78,10 @@ void hvd_nccl_levels_free(struct hvd_nccl_plane *plane)
     struct hvd_nccl_levels *levels = plane->levels;
     if (!levels)
         return;
-    if (levels->pinned)
-        plane->cuda->MemFreeHost(levels->pinned);
+    if (!hvd_nccl_levels_polls(levels)) /* what MPI has it does not give back */
+        hvd_pinned_free(plane->cuda, &levels->pinned);
     if (levels->copied)
         plane->cuda->EventDestroy(levels->copied);
-    levels->pinned = NULL;
-    levels->pinned_bytes = 0;
     levels->copied = NULL;
 }
 
@@ -103,7 +114,7 @@ size_t hvd_nccl_levels_padding(const struct hvd_nccl_plane *plane, int dtype, ui
 
 static void *lane_at(const struct hvd_nccl_plane *plane, const struct hvd_work *work, int lane)
 {
-    size_t each = room_of(plane->levels, plane->bucket.count) * (size_t)hvd_dtype_bytes(work->dtype);
+    size_t each = room_of(plane->levels, plane->bucket.count) * (size_t)hvd_dtype_bytes(hvd_nccl_dtype(plane, work));
     return (void *)(plane->bucket.out + each * (size_t)lane);
 }
 
@@ -111,11 +122,11 @@ static int reduce_inside(struct hvd_nccl_plane *plane, const struct hvd_work *wo
 {
     const struct hvd_hier_place *place = &plane->levels->place;
     void *all = (void *)plane->bucket.out, *stream = plane->device->stream;
-    int type = hvd_nccl_type(work->dtype), result = HVD_NCCL_SUCCESS;
+    int type = hvd_nccl_type(hvd_nccl_dtype(plane, work)), result = HVD_NCCL_SUCCESS;
     if (place->locals == place->lanes)
         return plane->nccl->ReduceScatter(all, lane_at(plane, work, place->number),
                                           room_of(plane->levels, plane->bucket.count), type, op, plane->comm, stream);
-    for (int lane = 0; lane < place->lanes && result == HVD_NCCL_SUCCESS; lane++) {
+    for (int lane = 0; lane < place->lanes && hvd_nccl_going(result); lane++) {
         void *at = lane_at(plane, work, lane);
         if (share_of(plane, lane))
             result = plane->nccl->Reduce(at, at, share_of(plane, lane), type, op, lane, plane->comm, stream);
@@ -126,7 +137,7 @@ static int reduce_inside(struct hvd_nccl_plane *plane, const struct hvd_work *wo
 static int hand_out(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op)
 {
     const struct hvd_hier_place *place = &plane->levels->place;
-    size_t bytes = (size_t)hvd_dtype_bytes(work->dtype);
+    size_t bytes = (size_t)hvd_dtype_bytes(hvd_nccl_dtype(plane, work));
     void *all = (void *)plane->bucket.out, *stream = plane->device->stream;
     int result = HVD_NCCL_SUCCESS;
     (void)op;
@@ -134,7 +145,7 @@ static int hand_out(struct hvd_nccl_plane *plane, const struct hvd_work *work, i
         return plane->nccl->AllGather(lane_at(plane, work, place->number), all,
                                       room_of(plane->levels, plane->bucket.count) * bytes, HVD_NCCL_UINT8, plane->comm,
                                       stream);
-    for (int lane = 0; lane < place->lanes && result == HVD_NCCL_SUCCESS; lane++) {
+    for (int lane = 0; lane < place->lanes && hvd_nccl_going(result); lane++) {
         void *at = lane_at(plane, work, lane);
         if (share_of(plane, lane))
             result = plane->nccl->Broadcast(at, at, share_of(plane, lane) * bytes, HVD_NCCL_UINT8, lane, plane->comm,
@@ -159,7 +170,7 @@ static int cuda_call(int code, const char *what, struct hvd_error *error)
     return code == 0 ? HVD_OK : hvd_cuda_failed(code, what, error);
 }
 
-/* Pinned memory for a share. What is there is not given back while a copy of the work before reads it. */
+/* Pinned memory for a share, and an event. The sum before may still be on its way up to the device from there. */
 static int reserve(struct hvd_nccl_plane *plane, size_t bytes, struct hvd_error *error)
 {
     enum { NO_TIMING = 2 };
@@ -167,31 +178,18 @@ static int reserve(struct hvd_nccl_plane *plane, size_t bytes, struct hvd_error 
     int code = HVD_OK;
     if (!levels->copied)
         code = cuda_call(plane->cuda->EventCreate(&levels->copied, NO_TIMING), "make an event", error);
-    if (code != HVD_OK || bytes <= levels->pinned_bytes)
-        return code;
-    code = levels->pinned ? hvd_nccl_settle(plane, error) : HVD_OK;
-    if (code != HVD_OK)
-        return code;
-    if (levels->pinned)
-        plane->cuda->MemFreeHost(levels->pinned);
-    levels->pinned = NULL;
-    levels->pinned_bytes = 0;
-    void *memory = NULL;
-    code = cuda_call(plane->cuda->MemAllocHost(&memory, bytes), "give pinned memory for a bucket", error);
-    levels->pinned = memory;
-    levels->pinned_bytes = code == HVD_OK ? bytes : 0;
-    return code;
+    return code == HVD_OK ? hvd_pinned_reserve(plane->cuda, &levels->pinned, bytes, error) : code;
 }
 
 static int copy_down(struct hvd_nccl_plane *plane, const struct hvd_work *work, struct hvd_error *error)
 {
     struct hvd_nccl_levels *levels = plane->levels;
     void *stream = plane->device->stream;
-    size_t bytes = share_of(plane, levels->place.number) * (size_t)hvd_dtype_bytes(work->dtype);
+    size_t bytes = share_of(plane, levels->place.number) * (size_t)hvd_dtype_bytes(hvd_nccl_dtype(plane, work));
     int code = reserve(plane, bytes ? bytes : 1, error);
     if (code == HVD_OK && bytes)
         code = cuda_call(plane->cuda->MemcpyDtoHAsync(
-                             levels->pinned, (uintptr_t)lane_at(plane, work, levels->place.number), bytes, stream),
+                             levels->pinned.at, (uintptr_t)lane_at(plane, work, levels->place.number), bytes, stream),
                          "copy a host's sum from a device", error);
     return code == HVD_OK ? cuda_call(plane->cuda->EventRecord(levels->copied, stream), "record an event", error)
                           : code;
@@ -204,14 +202,14 @@ static int start_across(struct hvd_nccl_plane *plane, const struct hvd_work *wor
     int asked = plane->cuda->EventQuery(levels->copied);
     if (asked == HVD_CUDA_NOT_READY)
         return HVD_AGAIN;
-    const void *source = levels->pinned;
+    const void *source = levels->pinned.at;
     if (asked == 0 && plane->lonely && !hvd_nccl_packs_scaled(plane, work) && levels->scale.factor != 1.0)
-        hvd_reduce(work->dtype, &levels->scale, levels->pinned, &source, 1, count);
-    levels->piece = (struct hvd_piece){levels->pinned, levels->pinned, count};
-    levels->work = hvd_hier_unscaled(HVD_ALLREDUCE, levels->scale.op, work->dtype, count);
+        hvd_reduce(hvd_nccl_dtype(plane, work), &levels->scale, levels->pinned.at, &source, 1, count);
+    levels->piece = (struct hvd_piece){levels->pinned.at, levels->pinned.at, count};
+    levels->work = hvd_hier_unscaled(HVD_ALLREDUCE, levels->scale.op, hvd_nccl_dtype(plane, work), count);
     levels->work.piece = &levels->piece;
     levels->work.pieces = 1;
-    return asked == 0 ? hvd_plane_p2p.start(levels->across, &levels->work, error)
+    return asked == 0 ? levels->by->start(levels->across, &levels->work, error)
                       : hvd_cuda_failed(asked, "copy a host's sum", error);
 }
 
@@ -220,15 +218,16 @@ static int finish_across(struct hvd_nccl_plane *plane, const struct hvd_work *wo
 {
     struct hvd_nccl_levels *levels = plane->levels;
     struct hvd_error mine = {0};
-    int code = hvd_plane_p2p.poll(levels->across, &levels->work, progress, &mine);
-    if (code < 0) /* links name a peer by its rank in the set */
+    int code = levels->by->poll(levels->across, &levels->work, progress, &mine);
+    if (code < 0) /* links name a peer by its rank in the set, MPI names none */
         return hvd_fail_rank(error, code, mine.culprit < 0 ? plane->rank : mine.culprit, "%s", mine.text);
     if (code == HVD_AGAIN || levels->piece.count == 0)
         return code;
-    return cuda_call(plane->cuda->MemcpyHtoDAsync((uintptr_t)lane_at(plane, work, levels->place.number), levels->pinned,
-                                                  levels->piece.count * (size_t)hvd_dtype_bytes(work->dtype),
-                                                  plane->device->stream),
-                     "copy the hosts' sum to a device", error);
+    return cuda_call(
+        plane->cuda->MemcpyHtoDAsync((uintptr_t)lane_at(plane, work, levels->place.number), levels->pinned.at,
+                                     levels->piece.count * (size_t)hvd_dtype_bytes(hvd_nccl_dtype(plane, work)),
+                                     plane->device->stream),
+        "copy the hosts' sum to a device", error);
 }
 
 int hvd_nccl_levels_step(struct hvd_nccl_plane *plane, const struct hvd_work *work, bool *progress,
@@ -254,7 +253,12 @@ int hvd_nccl_levels_step(struct hvd_nccl_plane *plane, const struct hvd_work *wo
     return code;
 }
 
+bool hvd_nccl_levels_polls(const struct hvd_nccl_levels *levels)
+{
+    return levels->by->polled && levels->phase == HVD_NCCL_ACROSS;
+}
+
 int hvd_nccl_levels_watch(const struct hvd_nccl_levels *levels, struct pollfd *news)
 {
-    return levels->phase == HVD_NCCL_ACROSS ? hvd_plane_p2p.watch(levels->across, news) : 0;
+    return levels->phase == HVD_NCCL_ACROSS && levels->by->watch ? levels->by->watch(levels->across, news) : 0;
 }

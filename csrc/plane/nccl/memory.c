@@ -2,7 +2,8 @@
  *
  * Two pieces of each set: one for the tensors of a bucket, one that stands in for tensors that a joined rank does not
  * have. Each is as large as was needed so far; a larger one takes its place, by half at least, and the old one is kept
- * until the stream is done, since freeing waits for the device, and that perhaps for a peer.
+ * until the plane closes: freeing waits for all that runs on the device, whoever's it is, and that perhaps for a peer
+ * (cuda/pinned.c). All that was outgrown is at most twice the last one.
  *
  * The bucket's memory comes from NCCL and is registered with the communicator where NCCL can do that (2.19), so that
  * it need not copy on the way. NCCL wants a call's memory registered on all ranks or on none: the bucket grows in the
@@ -37,15 +38,6 @@ static void deregister(const struct hvd_nccl_plane *plane, struct hvd_nccl_memor
     if (memory->registered)
         plane->nccl->CommDeregister(plane->comm, memory->registered);
     memory->registered = NULL;
-}
-
-void hvd_nccl_free_retired(struct hvd_nccl_plane *plane)
-{
-    while (plane->retired_count > 0) {
-        struct hvd_nccl_memory *memory = &plane->retired[--plane->retired_count];
-        deregister(plane, memory);
-        release(plane, memory);
-    }
 }
 
 void hvd_nccl_deregister(struct hvd_nccl_plane *plane)
@@ -83,7 +75,7 @@ int hvd_nccl_reserve(struct hvd_nccl_plane *plane, struct hvd_nccl_memory *memor
     if (by_nccl) {
         void *made = NULL;
         int result = nccl->MemAlloc(&made, room);
-        if (result != HVD_NCCL_SUCCESS)
+        if (!hvd_nccl_going(result))
             return hvd_nccl_refused(plane, result, "give memory for a bucket", error);
         memory->at = (uintptr_t)made;
     } else {
@@ -95,7 +87,7 @@ int hvd_nccl_reserve(struct hvd_nccl_plane *plane, struct hvd_nccl_memory *memor
     atomic_fetch_add(&bytes_in_use, room);
     if (by_nccl) {
         int result = nccl->CommRegister(plane->comm, (void *)memory->at, room, &memory->registered);
-        if (result != HVD_NCCL_SUCCESS)
+        if (!hvd_nccl_going(result))
             code = hvd_nccl_refused(plane, result, "register memory for a bucket", error);
     }
     return code;
@@ -105,12 +97,13 @@ int hvd_nccl_fill(struct hvd_nccl_plane *plane, const struct hvd_work *work, uin
                   struct hvd_error *error)
 {
     const struct hvd_cuda *cuda = plane->cuda;
-    size_t bytes = (size_t)hvd_dtype_bytes(work->dtype);
+    int dtype = hvd_nccl_dtype(plane, work);
+    size_t bytes = (size_t)hvd_dtype_bytes(dtype);
     void *stream = plane->device->stream;
     uint64_t element = 0;
     struct hvd_scale scale = hvd_scale_fold(work->op, work->dtype, work->active ? work->active : plane->size,
                                             work->divide_by, work->prescale, work->postscale);
-    hvd_op_identity(scale.op, work->dtype, &element);
+    hvd_op_identity(scale.op, dtype, &element);
     uint32_t low = (uint32_t)element, high = (uint32_t)(element >> 32);
     int code = bytes == 1   ? cuda->MemsetD8Async(at, (unsigned char)low, count, stream)
                : bytes == 2 ? cuda->MemsetD16Async(at, (unsigned short)low, count, stream)

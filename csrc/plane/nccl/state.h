@@ -3,13 +3,14 @@
  * Private to plane nccl. nccl.c is the plug-in; device.c has the devices of this process, comm.c how ranks come to a
  * communicator and what is said when that fails, calls.c what a work becomes, pack.c how a bucket's tensors come into
  * one memory and out again, memory.c the plane's own memory, levels.c the way of sets whose hosts are joined by links
- * of ours. Everything but device.c is called by the turn of one
+ * of ours, end.c how a communicator ends. Everything but device.c is called by the turn of one
  * engine only.
  */
 #ifndef HVD_PLANE_NCCL_STATE_H
 #define HVD_PLANE_NCCL_STATE_H
 
 #include "../../cuda/cuda.h"
+#include "../../cuda/pinned.h"
 #include "../../kernel/kernel.h"
 #include "../../nccl/nccl.h"
 #include "../hier/state.h"
@@ -21,7 +22,7 @@ struct hvd_nccl_device {
     struct hvd_mark *marks; /* that nobody holds */
     int handle;
     void *ctx, *stream;
-    void *module, *copies, *scales; /* the kernels of cuda/pack.cu; NULL: the driver did not take them */
+    void *module, *copies, *scales, *narrows, *widens; /* kernels of cuda/pack.cu; NULL: the driver did not take them */
     struct hvd_cuda_uuid uuid;
     char pci[20];
     struct hvd_nccl_device *next;
@@ -29,8 +30,9 @@ struct hvd_nccl_device {
 
 /* What a rank says before the first work. */
 struct hvd_nccl_hello {
-    int32_t code, ordinal, version;
-    int32_t packs, shares; /* it has the kernels; it lets ranks share a device */
+    int32_t code, ordinal, version; /* ordinal: of its device; -1: it knows none yet */
+    int32_t packs, shares;          /* it has the kernels; it lets ranks share a device */
+    int32_t adds_float8;            /* its NCCL does, on its device */
     struct hvd_cuda_uuid uuid;
     char pci[20];
     struct hvd_nccl_id id; /* of a communicator's first rank */
@@ -46,36 +48,40 @@ struct hvd_nccl_memory {
     void *registered; /* with the communicator; NULL: not, or NCCL has no use for it */
 };
 
-/* A bucket whose tensors lie one after the other, each from a multiple of 16 bytes on. */
+/* A bucket whose tensors lie one after the other: each from a multiple of 16 bytes on, or, where views are left where
+ * they are, with nothing between. */
 struct hvd_nccl_bucket {
     uintptr_t in, out;
     uint64_t count;
-    bool unpacks; /* the results are to be copied to the tensors when NCCL's call lies on the stream */
+    uint32_t lies; /* HVD_LAY_*: how this rank's tensors do, for the others to hear; 0: nothing new */
+    int doubts;    /* buckets in a row that lay otherwise than was agreed */
+    bool unpacks;  /* the results are to be copied to the tensors when NCCL's call lies on the stream */
 };
 
-#define HVD_NCCL_RETIRED_MAX 64 /* each is larger than the one before by half at least */
+#define HVD_NCCL_RETIRED_MAX 128 /* of two kinds; each is larger than the one before by half at least */
 
 /* What a set on two levels needs beside (levels.c). */
 enum hvd_nccl_phase { HVD_NCCL_INSIDE, HVD_NCCL_DOWN, HVD_NCCL_ACROSS, HVD_NCCL_UP, HVD_NCCL_ALL };
 struct hvd_nccl_levels {
     struct hvd_hier_place place;
     struct hvd_link *link[HVD_RANKS_MAX]; /* to the ranks of my lane, by host */
-    void *across;                         /* plane p2p, opened on my lane; NULL: this rank has none */
+    const struct hvd_plane *by;           /* what carries across: plane p2p or mpi */
+    void *across;                         /* opened on my lane; NULL: this rank has none */
     struct hvd_error refused;             /* why it could not be opened */
     enum hvd_nccl_phase phase;
     struct hvd_work work; /* across */
     struct hvd_piece piece;
-    struct hvd_scale scale; /* of a rank that has no kernel nor NCCL to multiply with */
-    unsigned char *pinned;  /* my lane's share of the bucket */
-    size_t pinned_bytes;
-    void *copied; /* an event; NULL: not made yet */
+    struct hvd_scale scale;   /* of a rank that has no kernel nor NCCL to multiply with */
+    struct hvd_pinned pinned; /* my lane's share of the bucket */
+    void *copied;             /* an event; NULL: not made yet */
 };
 
 enum hvd_nccl_stage { HVD_NCCL_IDLE, HVD_NCCL_STARTED, HVD_NCCL_LAUNCHING };
 
 struct hvd_nccl_plane {
-    int rank, size, local_rank;
-    bool any_order, shares_gpus;
+    int rank, size;
+    int *host_of; /* of each rank; NULL: all are on one */
+    bool any_order, shares_gpus, nccl_blocks;
     uint64_t timeout_ns;
     struct hvd_nccl_levels *levels; /* NULL: NCCL does it all */
     int comm_rank, comm_size;       /* in the communicator: of the set, on two levels of my host's ranks */
@@ -84,18 +90,25 @@ struct hvd_nccl_plane {
     const struct hvd_cuda *cuda;
     const struct hvd_nccl *nccl;
     struct hvd_nccl_device *device;
+    int mode; /* of enter, for leave */
     void *comm;
-    struct hvd_mark *last; /* behind the latest work on the stream; NULL: all are done */
-    bool connected;
-    uint64_t since_ns; /* when the communicator was begun */
+    struct hvd_nccl_end *end; /* of the communicator, which somebody is at; NULL: there is none to end, or not yet */
+    bool parted, aborted;     /* what is on devices ends; by force */
+    uint64_t part_until_ns;   /* who is not done by then is left behind */
+    struct hvd_mark *last;    /* behind the latest work on the stream; NULL: all are done */
+    struct hvd_mark *before;  /* of the work that is being launched: behind what it waits for; NULL: not there yet */
+    struct hvd_nccl_id id;    /* of the communicator; numbered: this rank, its first, has got it */
+    bool numbered, connected;
+    uint64_t since_ns; /* since when NCCL goes on in the background; 0: it does not, as far as is known */
     enum hvd_nccl_stage stage;
-    struct hvd_nccl_memory retired[HVD_NCCL_RETIRED_MAX]; /* was too small, and may be in use */
+    struct hvd_nccl_memory retired[HVD_NCCL_RETIRED_MAX]; /* was too small; kept until the plane closes */
     int retired_count;
     struct hvd_nccl_memory scratch; /* its first half stands in for the tensors of who has none, the second for results
-                                       that nobody wants */
+                                       that nobody wants; or a bucket that others leave where it is. Never registered */
     struct hvd_nccl_memory fusion;  /* tensors of a bucket; registered wherever that can be */
     struct hvd_nccl_bucket bucket;  /* of the work that is being launched */
     bool all_scale;                 /* agreed: all ranks have the kernels */
+    bool adds_float8;               /* agreed: every rank's NCCL does */
     int multiplied; /* NCCL's number of a sum of values times `factor`, of `factor_dtype`; -1: none is made */
     int factor_dtype;
     double factor;
@@ -104,30 +117,36 @@ struct hvd_nccl_plane {
 /* device.c. Any thread. NULL: error says why. */
 struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *error);
 void hvd_nccl_device_drop(struct hvd_nccl_device *device);
-/* For a rank without a tensor: one that this process uses, or the one that falls to this place among a host's ranks. */
-int hvd_nccl_device_usual(int local_rank);
 /* A mark at this point of its stream. With the device current. NULL: error says why. */
 struct hvd_mark *hvd_nccl_device_mark(struct hvd_nccl_device *device, struct hvd_error *error);
 /* The device is the current one of this thread, until leave. */
-int hvd_nccl_enter(const struct hvd_nccl_plane *plane, struct hvd_error *error);
-void hvd_nccl_leave(const struct hvd_nccl_plane *plane);
+int hvd_nccl_enter(struct hvd_nccl_plane *plane, struct hvd_error *error);
+void hvd_nccl_leave(struct hvd_nccl_plane *plane);
 
 /* comm.c */
 void hvd_nccl_say_hello(struct hvd_nccl_plane *plane, const struct hvd_work *first, void *mine);
-int hvd_nccl_connect(struct hvd_nccl_plane *plane, const void *all, struct hvd_error *error);
+/* What all have said. HVD_AGAIN: somebody knows no device yet, and they say hello again. */
+int hvd_nccl_hear(struct hvd_nccl_plane *plane, const void *all, struct hvd_error *error);
+/* Begins the communicator, once; with the device current, and by the first work, when nothing else is begun. */
+int hvd_nccl_connect(struct hvd_nccl_plane *plane, struct hvd_error *error);
 /* HVD_OK: nothing is wrong and nothing goes on in the background. HVD_AGAIN: something does. */
 int hvd_nccl_settled(struct hvd_nccl_plane *plane, const char *what, struct hvd_error *error);
+/* This rank, its device and its NCCL, for texts. */
+void hvd_nccl_where(const struct hvd_nccl_plane *plane, char *text, size_t text_bytes);
 /* A code of NCCL as an error that names this rank and its device. */
 int hvd_nccl_refused(const struct hvd_nccl_plane *plane, int result, const char *what, struct hvd_error *error);
-void hvd_nccl_disconnect(struct hvd_nccl_plane *plane, bool abort);
 /* Is everything on the stream done? HVD_OK, HVD_AGAIN, or what has gone wrong there. With the device current. */
 int hvd_nccl_settle(struct hvd_nccl_plane *plane, struct hvd_error *error);
 
-/* memory.c. With the device current. At least so many bytes, unless there are; what was there before is kept until the
- * stream is done with it. shared: all ranks ask for it in the same work, to give it to NCCL. */
+/* end.c. part: begins to end what the plane has on devices, waits for nothing, and is done once; abort: by force.
+ * disconnect: waits until that is over, for a limited time, and gives back what can be given back. */
+void hvd_nccl_part(struct hvd_nccl_plane *plane, bool abort);
+void hvd_nccl_disconnect(struct hvd_nccl_plane *plane);
+
+/* memory.c. With the device current. At least so many bytes, unless there are; what was there before is kept. shared:
+ * all ranks ask for it in the same work, to give it to NCCL. */
 int hvd_nccl_reserve(struct hvd_nccl_plane *plane, struct hvd_nccl_memory *memory, size_t bytes, bool shared,
                      struct hvd_error *error);
-void hvd_nccl_free_retired(struct hvd_nccl_plane *plane); /* nothing on the stream uses it any more */
 /* Before the communicator ends: NCCL forgets the memory. After: it is freed. */
 void hvd_nccl_deregister(struct hvd_nccl_plane *plane);
 void hvd_nccl_free_memory(struct hvd_nccl_plane *plane);
@@ -138,9 +157,13 @@ uint64_t hvd_nccl_memory_bytes(void); /* on devices, of all planes of this proce
 
 /* pack.c. load: when a device is taken, with it current. */
 void hvd_nccl_pack_load(const struct hvd_cuda *cuda, struct hvd_nccl_device *device);
-/* Agreed: is this work done as one bucket? And are its values multiplied on the way into it? */
+/* Agreed: is this work done as one bucket? And left where its tensors lie, by whom that can? And are its values
+ * multiplied on the way into it? */
 bool hvd_nccl_packs(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
+bool hvd_nccl_leaves_views(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
 bool hvd_nccl_packs_scaled(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
+/* Agreed: in which dtype NCCL gets its values. If that is not the work's, they are cast on the way into the bucket. */
+int hvd_nccl_dtype(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
 /* Puts on the stream what makes plane->bucket hold the tensors; and what brings the results back. */
 int hvd_nccl_pack(struct hvd_nccl_plane *plane, const struct hvd_work *work, double factor, struct hvd_error *error);
 int hvd_nccl_unpack(struct hvd_nccl_plane *plane, const struct hvd_work *work, struct hvd_error *error);
@@ -156,6 +179,7 @@ int hvd_nccl_levels_reduce(struct hvd_nccl_plane *plane, const struct hvd_work *
                            struct hvd_error *error);
 int hvd_nccl_levels_step(struct hvd_nccl_plane *plane, const struct hvd_work *work, bool *progress,
                          struct hvd_error *error);
+bool hvd_nccl_levels_polls(const struct hvd_nccl_levels *levels);
 int hvd_nccl_levels_watch(const struct hvd_nccl_levels *levels, struct pollfd *news);
 /* Bytes behind a bucket of so many elements, so that every lane has an equal share. */
 size_t hvd_nccl_levels_padding(const struct hvd_nccl_plane *plane, int dtype, uint64_t count);
@@ -163,12 +187,12 @@ void hvd_nccl_levels_free(struct hvd_nccl_plane *plane); /* its memory. With the
 
 /* calls.c. Does NCCL compute this as we do? From agreed fields only. */
 bool hvd_nccl_computes(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
-/* The work's calls, on the device's stream. HVD_OK, or HVD_AGAIN: NCCL is still at it (hvd_nccl_settled tells). */
-/* One group of calls. */
+/* One group of calls, on the device's stream. HVD_OK, or HVD_AGAIN: NCCL is still at it (hvd_nccl_settled tells). */
 int hvd_nccl_group(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op,
                    int (*calls)(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op),
                    struct hvd_error *error);
 int hvd_nccl_type(int dtype); /* NCCL's number; -1: it has none */
+/* The work's calls. As a group's, and the stage is LAUNCHING; HVD_AGAIN and it is not: to be launched again. */
 int hvd_nccl_launch(struct hvd_nccl_plane *plane, const struct hvd_work *work, struct hvd_error *error);
 
 #endif

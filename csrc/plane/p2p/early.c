@@ -60,8 +60,9 @@ static void judge(struct hvd_p2p_early *early, bool right)
 void hvd_p2p_early_send(struct hvd_p2p_early *early, struct hvd_link *const *link, int rank, int size, uint64_t mark,
                         const void *buffer, size_t bytes)
 {
-    struct hvd_error error = {0};
+    struct hvd_error error;
     struct hvd_p2p_head head = {mark, 0, 1, bytes};
+    hvd_error_none(&error);
     if (bytes > HVD_EARLY_BYTES || mark == early->mark)
         return;
     if (early->mark) /* another plane did what came, or nothing came of it */

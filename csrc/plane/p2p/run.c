@@ -152,8 +152,8 @@ static int check_head(const struct hvd_p2p_run *run, struct hvd_error *error)
         head->bytes == step->recv_count * run->element_bytes)
         return HVD_OK;
     return hvd_fail_rank(error, HVD_EINTERNAL, run->link[step->from]->peer,
-                         "%s sent %" PRIu64 " bytes as step %" PRIu32 " of another collective, where %" PRIu64
-                         " bytes of step %d (%s) were expected; please report this",
+                         HVD901 "%s sent %" PRIu64 " bytes as step %" PRIu32 " of another collective, where %" PRIu64
+                                " bytes of step %d (%s) were expected; please report this",
                          run->link[step->from]->called, head->bytes, head->step, step->recv_count * run->element_bytes,
                          run->in.i, run->algo->name);
 }

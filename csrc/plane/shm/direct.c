@@ -67,8 +67,9 @@ static char *reach(struct hvd_shm *shm, int rank, uint64_t offset, uint64_t skip
     if (offset % element_bytes == 0 && offset <= bytes && end <= bytes - offset)
         return hvd_shm_arena_map(shm->arena, rank) + offset + skip * element_bytes;
     hvd_fail_rank(error, HVD_EINTERNAL, rank,
-                  "rank %d names plane memory at offset %" PRIu64 ", which is not inside its %zu bytes; please report "
-                  "this",
+                  HVD901 "rank %d names plane memory at offset %" PRIu64
+                         ", which is not inside its %zu bytes; please report "
+                         "this",
                   rank, offset, bytes);
     return NULL;
 }

@@ -55,8 +55,8 @@ static int check_word(int rank, uint64_t found, uint64_t wanted, struct hvd_erro
     if (found <= wanted)
         return found == wanted;
     return hvd_fail_rank(error, HVD_EINTERNAL, rank,
-                         "shared memory of rank %d is at segment %" PRIu64 " where %" PRIu64
-                         " was expected: its works run in another order; please report this",
+                         HVD901 "shared memory of rank %d is at segment %" PRIu64 " where %" PRIu64
+                                " was expected: its works run in another order; please report this",
                          rank, found - 1, wanted - 1);
 }
 
@@ -67,8 +67,8 @@ int hvd_shm_one_in(struct hvd_shm *shm, int rank, uint64_t g, struct hvd_error *
     if (there != 1 || word->mark >> HVD_SHM_PART_BITS == shm->now.mark >> HVD_SHM_PART_BITS)
         return there;
     return hvd_fail_rank(error, HVD_EINTERNAL, rank,
-                         "rank %d works on another collective than rank %d at segment %" PRIu64
-                         " of shared memory; please report this",
+                         HVD901 "rank %d works on another collective than rank %d at segment %" PRIu64
+                                " of shared memory; please report this",
                          rank, shm->rank, g);
 }
 

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ... import _core
+from ...errors import HvdTimeoutError
 from ...ops import Average, Sum, Terms
+from .late import Late
 from .run import Outcome, run
 
 
@@ -45,20 +47,29 @@ def differentiable(
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not any(tensor.dtype.is_floating for tensor in given):
         return run(kind, given, names, terms, grouped)
-    rows: list[Any] = []
 
-    @tf.custom_gradient
-    def call(*inputs: tf.Tensor) -> Any:
-        outcome = run(kind, inputs, names, terms, grouped)
-        rows.extend(outcome.rows)
-        past = Past(kind, list(names), terms, grouped, outcome.rows, list(inputs))
+    def tied(arrive: Callable[[Sequence[tf.Tensor]], Outcome]) -> Outcome:
+        rows: list[Any] = []
 
-        def backward(*gradients: Any) -> list[Any]:
-            return _RULES[kind](past, [tf.convert_to_tensor(gradient) for gradient in gradients])
+        @tf.custom_gradient
+        def call(*inputs: tf.Tensor) -> Any:
+            outcome = arrive(inputs)
+            rows.extend(outcome.rows)
+            past = Past(kind, list(names), terms, grouped, outcome.rows, list(inputs))
 
-        return outcome.results, backward
+            def backward(*gradients: Any) -> list[Any]:
+                return _RULES[kind](past, [tf.convert_to_tensor(gradient) for gradient in gradients])
 
-    return Outcome(list(call(*given)), rows)
+            return outcome.results, backward
+
+        return Outcome(list(call(*given)), rows)
+
+    try:
+        return tied(lambda inputs: run(kind, inputs, names, terms, grouped))
+    except HvdTimeoutError as error:
+        if isinstance(error.handle, Late):
+            error.handle.then(lambda outcome: tied(lambda _: outcome))
+        raise
 
 
 def _allreduce(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -66,7 +77,7 @@ def _allreduce(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     if terms.op not in (Average, Sum):
         raise NotImplementedError(
             f"allreduce with op {_core.op_name(terms.op)} has no gradient: use hvd.Average or hvd.Sum, or "
-            "tf.stop_gradient"
+            "tf.stop_gradient [HVD207]"
         )
     return past.again("allreduce", gradients, op=terms.op, prescale=terms.prescale, postscale=terms.postscale)
 
@@ -90,7 +101,7 @@ def _reducescatter(past: Past, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
     terms = past.terms
     if terms.op not in (Average, Sum):
         raise NotImplementedError(
-            f"reducescatter with op {_core.op_name(terms.op)} has no gradient: use Average or Sum"
+            f"reducescatter with op {_core.op_name(terms.op)} has no gradient: use Average or Sum [HVD207]"
         )
     factor = (terms.process_set.size() if terms.op == Sum else 1) * terms.prescale * terms.postscale
     if factor != 1:

@@ -28,7 +28,7 @@ def order_here(kind: str, name: str | None) -> int:
         raise HvdArgumentError(
             f"rank {_core.rank()}: {kind} of {name or 'a tensor without a name'} in a function that {parallel} calls "
             "for several elements at a time, on every rank in another order: leave num_parallel_calls away, or call it "
-            "where the dataset is iterated"
+            "where the dataset is iterated [HVD249]"
         )
     ordered, loop = True, False
     graph: Any = tf.compat.v1.get_default_graph()

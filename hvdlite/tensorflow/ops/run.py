@@ -1,7 +1,7 @@
 """Several collectives of one kind, started together and finished together, on eager tensors or in a graph.
 
 `run` is where every collective of hvdlite.tensorflow goes through, gradients' and optimizers' included: a list of
-tensors in, an `Outcome` out. Eager it is hvdlite.ops on arrays over the tensors' memory. In a graph it makes nodes:
+tensors in, an `Outcome` out. Eager it is hvdlite.ops on the tensors' memory. In a graph it makes nodes:
 all Starts first, in the order given, which is the order in which every rank will submit; then the Finishes.
 
 What a name is: eager collectives without one are matched by their order, as in all of hvdlite. A node needs a key that
@@ -24,9 +24,10 @@ from ...keras.lists import Listed, compare
 from ...ops import Collectives, Sum, Terms
 from ...ops.tensors import full_name
 from ...process_set import ProcessSet, number_of, rank_in
-from ..adapter import TensorflowAdapter, check_dtype
+from ..adapter import TensorflowAdapter, check_dtype, tensor_of
 from ..errors import as_tensorflow, translated
-from .kernels import bits, library, signed
+from .kernels import beside, bits, library, signed
+from .late import Late, wait
 from .order import order_here
 
 _KINDS = {
@@ -47,7 +48,7 @@ class Outcome(NamedTuple):
     rows: list[Any]
 
 
-eager: Collectives[np.ndarray] = Collectives(TensorflowAdapter())
+eager: Collectives[Any] = Collectives(TensorflowAdapter())
 
 
 def run(kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: Terms, grouped: bool = False) -> Outcome:
@@ -65,17 +66,26 @@ def _eagerly(
     kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: Terms, grouped: bool
 ) -> Outcome:  # fmt: skip
     if grouped:
-        handle = getattr(eager, f"_grouped_{kind}")(list(tensors), names[0], terms, True)
-        return Outcome([tf.convert_to_tensor(result) for result in handle.wait()], handle.brought)
-    if terms.splits is not None:
-        terms = terms._replace(splits=np.asarray(_splits_of(terms.splits, terms.process_set.size())))
-    start, alone = getattr(eager, f"_{kind}"), len(tensors) == 1
-    handles = [start(tensor, name, terms, alone) for tensor, name in zip(tensors, names)]
-    results = [handle.wait() for handle in handles]
-    if kind == "alltoall":  # the second is received_splits
-        results = [result for result, _ in results]
-    rows = [handle.brought[0] for handle in handles] if kind in ("allgather", "alltoall") else []
-    return Outcome([tf.convert_to_tensor(result) for result in results], rows)
+        handles = [getattr(eager, f"_grouped_{kind}")(list(tensors), names[0], terms, True)]
+    else:
+        if terms.splits is not None:
+            terms = terms._replace(splits=np.asarray(_splits_of(terms.splits, terms.process_set.size())))
+        start, alone = getattr(eager, f"_{kind}"), len(tensors) == 1
+        handles = [start(tensor, name, terms, alone) for tensor, name in zip(tensors, names)]
+
+    def outcome() -> Outcome:
+        if grouped:
+            return Outcome([tensor_of(result) for result in handles[0].wait()], handles[0].brought)
+        results = [handle.wait() for handle in handles]
+        if kind == "alltoall":  # the second is received_splits
+            results = [result for result, _ in results]
+        rows = [handle.brought[0] for handle in handles] if kind in ("allgather", "alltoall") else []
+        return Outcome([tensor_of(result) for result in results], rows)
+
+    if terms.timeout is not None:
+        (handle,) = handles  # of one call of the user's
+        wait(handle, terms.timeout, Late(handle, (kind, names[0]), outcome))
+    return outcome()
 
 
 def _traced(kind: str) -> str:
@@ -95,12 +105,14 @@ def _splits_of(splits: Any, size: int) -> tf.Tensor:
         return tf.zeros([0], tf.int64)
     tensor = tf.convert_to_tensor(splits)
     if tensor.dtype not in (tf.int32, tf.int64):
-        raise HvdArgumentError("alltoall expects splits to contain 32-bit integer elements (or 64-bit ones)")
+        raise HvdArgumentError("alltoall expects splits to contain 32-bit integer elements (or 64-bit ones) [HVD209]")
     if tensor.shape.rank not in (None, 1):
-        raise HvdArgumentError(f"alltoall expects a 1D splits tensor, not one of {tensor.shape.rank} dimensions")
+        raise HvdArgumentError(
+            f"alltoall expects a 1D splits tensor, not one of {tensor.shape.rank} dimensions [HVD209]"
+        )
     if tensor.shape.rank == 1 and tensor.shape[0] not in (None, size):
         raise HvdArgumentError(
-            f"Number of entries in splits ({tensor.shape[0]}) does not equal number of workers ({size})."
+            f"Number of entries in splits ({tensor.shape[0]}) does not equal number of workers ({size}). [HVD209]"
         )
     return tf.cast(tensor, tf.int64)
 
@@ -113,7 +125,9 @@ def _in_graph(
     for tensor in tensors:
         check_dtype(tensor.dtype)
         if kind in _NEED_ROWS and tensor.shape.rank == 0:
-            raise HvdArgumentError(f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,)")
+            raise HvdArgumentError(
+                f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,) [HVD210]"
+            )
     group = 0
     if grouped:
         base = full_name(f"grouped_{kind}.", names[0] or _traced(kind))
@@ -137,7 +151,7 @@ def _in_graph(
     outcome = Outcome([], [])
     for tensor, handle in zip(tensors, handles):
         handle.set_shape([2])
-        with tf.control_dependencies(before):
+        with tf.control_dependencies(before), beside(handle):
             result, rows = ops.hvd_finish(handle=handle, T=tensor.dtype)
         result.set_shape(_unknown_rows(tensor) if kind in _NEED_ROWS else tensor.shape)
         rows.set_shape([size] if kind in ("allgather", "alltoall") else [1])
@@ -159,7 +173,8 @@ def between(tensor: tf.Tensor, name: str | None, process_set: ProcessSet, sender
         order=order_here("send", name),
     )  # fmt: skip
     handle.set_shape([2])
-    result, _ = ops.hvd_finish(handle=handle, T=tensor.dtype)
+    with beside(handle):
+        result, _ = ops.hvd_finish(handle=handle, T=tensor.dtype)
     return tf.ensure_shape(result, tensor.shape)
 
 
@@ -180,7 +195,8 @@ def agree(listed: Listed, process_set: ProcessSet) -> list[tf.Tensor]:
             order=order_here("list", listed.what), list=f"{listed.remedy}\n{listed.text()}",
         )  # fmt: skip
         handle.set_shape([2])
-        result, _ = ops.hvd_gate(handle=handle, T=tf.float32)
+        with beside(handle):
+            result, _ = ops.hvd_gate(handle=handle, T=tf.float32)
         return [result]
 
 
@@ -194,7 +210,7 @@ def refuse_xla(what: str = "collectives", more: str = "") -> None:
                 raise as_tensorflow(
                     HvdNotYetError(
                         f"rank {_core.rank()}: {what} cannot be compiled by XLA yet: say jit_compile=False, in "
-                        f"model.compile or tf.function{', ' if more else ''}{more}"
+                        f"model.compile or tf.function{', ' if more else ''}{more} [HVD248]"
                     )
                 )
             around = around.outer_context

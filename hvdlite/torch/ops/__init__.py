@@ -28,14 +28,15 @@ class TorchCollectives(Collectives[torch.Tensor]):
         if kind == "scatter":
             terms = terms._replace(tracked=asks)
         handle: Handle = start(tensor, name, terms, True)
-        result = handle.wait()
+        brought = handle.brought
         if kind == "scatter":
-            return join_scatter(self, tensor if asks else None, result, handle.brought[0], name, terms)
-        if not asks:
-            return result
-        tensors = tuple(tensor) if grouped else (tensor,)
-        past = Past(self, kind, name, terms, handle.brought, [each.shape for each in tensors])
-        return attach(past, result, tensors)
+            source = tensor if asks else None
+            handle.then(lambda result: join_scatter(self, source, result, brought[0], name, terms))
+        elif asks:
+            tensors = tuple(tensor) if grouped else (tensor,)
+            past = Past(self, kind, name, terms, brought, [each.shape for each in tensors])
+            handle.then(lambda result: attach(past, result, tensors))
+        return handle.wait(terms.timeout)
 
 
 plain: Collectives[torch.Tensor] = Collectives(TorchAdapter())

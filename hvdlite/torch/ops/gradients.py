@@ -44,7 +44,7 @@ class Past(NamedTuple):
         if terms.op not in (Average, Sum):
             raise NotImplementedError(
                 f"{self.kind} with op {_core.op_name(terms.op)} has no gradient: use hvd.Average or hvd.Sum, or "
-                "detach the tensor"
+                "detach the tensor [HVD207]"
             )
         return {
             "op": terms.op,

@@ -25,9 +25,11 @@ def sparse_allreduce_async(
     and for other ops than Sum and Average.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
-        raise ValueError("sparse_allreduce_async takes a sparse COO tensor: use allreduce_async for a dense one")
+        raise ValueError(
+            "sparse_allreduce_async takes a sparse COO tensor: use allreduce_async for a dense one [HVD207]"
+        )
     if op not in (Average, Sum):
-        raise ValueError(f"op={op!r} is not supported for sparse tensors: use hvd.Average or hvd.Sum")
+        raise ValueError(f"op={op!r} is not supported for sparse tensors: use hvd.Average or hvd.Sum [HVD207]")
     shape, size = tensor.shape, process_set.size()
     with torch.no_grad():
         rows = tensor._indices().transpose(0, 1).contiguous()

@@ -55,7 +55,7 @@ class GradBucket:
     def set_buffer(self, buffer: torch.Tensor) -> None:
         """Replace the flat tensor by one of as many elements."""
         if buffer.numel() != self._buffer.numel():
-            raise ValueError(f"the buffer has {self._buffer.numel()} elements, not {buffer.numel()}")
+            raise ValueError(f"the buffer has {self._buffer.numel()} elements, not {buffer.numel()} [HVD227]")
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
@@ -69,7 +69,7 @@ class InBuckets:
 
     def __init__(self, exchange: Exchange, state: Any, hook: Callable[[Any, Any], Any], cap_mb: float) -> None:
         if not cap_mb > 0:
-            raise ValueError(f"bucket_cap_mb={cap_mb!r} must be above 0")
+            raise ValueError(f"bucket_cap_mb={cap_mb!r} must be above 0 [HVD222]")
         self._exchange = weakref.ref(exchange)
         self.state, self.hook, self.cap = state, hook, int(cap_mb * _MB)
         self.order: list[int] | None = None  # of readiness, agreed
@@ -150,6 +150,7 @@ class InBuckets:
         parameters = [exchange.wire.parameters[number] for number in members]
         for number in members:
             exchange.wire.fill(number)
+        exchange.wire.writers.join(members)
         bucket = GradBucket(self.gone, self.gone == len(self.layout) - 1, parameters)
         self.gone += 1
         self.launched.update(members)
@@ -170,7 +171,7 @@ class InBuckets:
             got = f"{result.numel()} elements" if isinstance(result, torch.Tensor) else type(result).__name__
             raise ValueError(
                 f"the comm hook returned {got} for bucket {bucket.index()}: it must return a tensor of {wanted} "
-                "elements, a torch.futures.Future of one, or the handle of an asynchronous collective"
+                "elements, a torch.futures.Future of one, or the handle of an asynchronous collective [HVD227]"
             )
         for part, parameter in zip(result.view(-1).split([p.numel() for p in parameters]), parameters):
             parameter.grad.copy_(part.view(parameter.shape))  # type: ignore[union-attr]

@@ -45,7 +45,9 @@ class EachAlone:
         if flight is not None:
             self.exchange.in_flight.update(dict.fromkeys(numbers, flight))
             return
-        for number in numbers:
+        # Gradients that are views of one memory mostly lie in it as their parameters follow each other. Backward comes
+        # from the end, but for the few of each layer; what travels exactly from the end is left where it lies on GPUs.
+        for number in sorted(numbers, reverse=True):
             self.ready(number)
 
     def rest(self) -> None:

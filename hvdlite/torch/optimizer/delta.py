@@ -103,7 +103,7 @@ class Delta(Copyless):
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """AssertionError, as in Horovod: every step of this optimizer combines."""
-        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer. [HVD224]")
         yield
 
     @contextmanager
@@ -123,4 +123,6 @@ class Delta(Copyless):
 
     def register_comm_hook(self, state: Any, hook: Any, bucket_cap_mb: float = 25.0) -> None:
         """ValueError: there are no gradients to be reduced."""
-        raise ValueError("op=hvd.Adasum combines the changes of parameters, not gradients: it takes no comm hook")
+        raise ValueError(
+            "op=hvd.Adasum combines the changes of parameters, not gradients: it takes no comm hook [HVD227]"
+        )

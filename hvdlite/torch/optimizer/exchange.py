@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ... import _core
 from ...errors import HvdError
 from ...ops import Average
 from ...optimizer import GradientBook
@@ -37,6 +38,7 @@ from .wire import Flight, Wire
 _serials = itertools.count()
 _owner_of: dict[int, weakref.ref[Exchange]] = {}  # by id of a parameter, which its exchange keeps alive
 _current_task = passes.task_number
+_arrived = _core.lib.hvd_arrived  # what a step needs is under way; what is submitted later is not waited for
 
 
 class Exchange:
@@ -49,7 +51,7 @@ class Exchange:
         self.carrier: Carrier = EachAlone(self)
         self.in_flight: dict[int, Flight] = {}
         self.order = Order()
-        self.hooks = Hooks(self, self.order.ends)
+        self.hooks = Hooks(self, self.order.ends, wire.writers)
         self.wait_in_backward = True
         self.skipping = False  # within skip_synchronize
         self.asked = False  # the user called synchronize since the last backward
@@ -102,7 +104,7 @@ class Exchange:
                 raise HvdError(
                     f"a backward pass added to the gradient of {self.wire.names[number]!r} again while its average was "
                     "under way, which no pass before had done: call zero_grad() and repeat this step. From now on "
-                    "hvdlite is prepared for it."
+                    "hvdlite is prepared for it. [HVD232]"
                 )
             if task == self.hooks.now.task:
                 self.hooks.noted.append(number)
@@ -182,7 +184,7 @@ class Exchange:
         """See Participant: a pass has ended."""
         with self._lock:
             self._send_noted(quiet=self.wait_in_backward)
-            self._open.discard(backward)
+            self._closed(backward)
             return self.book.ended() and not self._open and self.wait_in_backward
 
     def abandoned(self, backward: passes.Backward) -> None:
@@ -191,7 +193,12 @@ class Exchange:
             self._plain = False
             self.hooks.arm()
             self._send_noted()
-            self._open.discard(backward)
+            self._closed(backward)
+
+    def _closed(self, backward: passes.Backward) -> None:
+        self._open.discard(backward)
+        if not self._open:
+            self.wire.writers.forget()
 
     def _send_late(self, quiet: bool = False) -> None:
         if self._late:
@@ -219,9 +226,11 @@ class Exchange:
         if self.lost is not None:
             raise HvdError(
                 f"a newer DistributedOptimizer has parameter {self.lost!r}: use that one, or wrap an optimizer once. "
-                "Gradients can be averaged for one optimizer only."
+                "Gradients can be averaged for one optimizer only. [HVD233]"
             )
         with self._lock, torch.no_grad():
+            if not self._open:
+                self.wire.writers.forget()
             self._send_noted(quiet=True)
             self._add_on()
             left = []
@@ -236,6 +245,7 @@ class Exchange:
     def land(self) -> None:
         """Wait for all that is under way; raises the first failure after all have ended."""
         failure: Exception | None = None
+        _arrived()
         with self._lock, torch.no_grad():
             for flight in dict.fromkeys(self.in_flight.values()):
                 try:

@@ -14,7 +14,8 @@ way (a graph that was plain for two rounds and then reaches one parameter both n
 says so, and no wrong average.
 
 A gradient is never sent by its own hook, but by that of a later parameter or by the end of backward: other hooks of the
-same parameter, whenever they were registered, have changed then what they change.
+same parameter, whenever they were registered, have changed then what they change. On a GPU the two parameters' hooks
+may run on different streams, so they note theirs, too (`streams`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any, Protocol
 import torch
 
 from . import backward as passes
+from .streams import Writers
 
 CALM_ROUNDS = 2
 _current_task = passes.task_number
@@ -57,8 +59,8 @@ class Listener(Protocol):
 class Hooks:
     """The hooks of an optimizer's parameters."""
 
-    def __init__(self, listener: Listener, ends: bytearray) -> None:
-        self._listener = weakref.ref(listener)
+    def __init__(self, listener: Listener, ends: bytearray, writers: Writers) -> None:
+        self._listener, self._writers = weakref.ref(listener), writers
         self.now, self.noted, self._ends = Now(), list[int](), ends
         self._parameters: list[tuple[torch.Tensor, int]] = []
         self._after: list[Any] = []
@@ -69,7 +71,8 @@ class Hooks:
         """One more parameter, of a dtype that gradients can have. Its hooks stay through freezing and unfreezing."""
         self.arm()
         self._parameters.append((parameter, number))
-        hook = _after(self._listener, self.now, self.noted, self._ends, number)
+        writes = self._writers.noter(parameter, number)
+        hook = _after(self._listener, self.now, self.noted, self._ends, number, writes)
         trainable = parameter.requires_grad
         parameter.requires_grad_(True)
         self._after.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -122,7 +125,10 @@ def _guard(listener: Callable[[], Listener | None], number: int) -> Any:
     return passes.uncompiled(reaching)
 
 
-def _after(listener: Callable[[], Listener | None], now: Now, noted: list[int], ends: bytearray, number: int) -> Any:
+def _after(
+    listener: Callable[[], Listener | None], now: Now, noted: list[int], ends: bytearray, number: int,
+    writes: Callable[[], None] | None
+) -> Any:  # fmt: skip
     note = noted.append
 
     def ready(_: torch.Tensor) -> None:
@@ -137,4 +143,11 @@ def _after(listener: Callable[[], Listener | None], now: Now, noted: list[int], 
                 alive.run_ends()
         note(number)
 
-    return passes.uncompiled(ready)
+    if writes is None:
+        return passes.uncompiled(ready)
+
+    def written(gradient: torch.Tensor) -> None:
+        writes()
+        ready(gradient)
+
+    return passes.uncompiled(written)

@@ -11,12 +11,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic_ns
 from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
 
-from ... import autotune
+from ... import autotune, measured
 from ...ops import Average, Sum
 from ...optimizer import GradientBook
 from ..ops import plain
@@ -27,7 +28,7 @@ from .names import added_later
 _SLOW_STEP = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
     "cause training slowdown. You may want to consider using optimizer.skip_synchronize() context if you use "
-    "optimizer.synchronize() in your code."
+    "optimizer.synchronize() in your code. [HVD242]"
 )
 
 
@@ -38,8 +39,16 @@ class Copyless:
         raise TypeError(
             f"a DistributedOptimizer ({type(self).__name__}) cannot be copied or pickled, since its copy would have no "
             "hooks: save optimizer.state_dict(); for a copied model make a new optimizer, load that state into it and "
-            "wrap it in hvd.DistributedOptimizer"
+            "wrap it in hvd.DistributedOptimizer [HVD228]"
         )
+
+
+_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+
+
+def _now() -> int:
+    """0 where torch.compile has the whole step in one graph: a look at the clock, or at the core, would cut it."""
+    return 0 if _compiling() else monotonic_ns()
 
 
 class Distributed(Copyless):
@@ -122,16 +131,24 @@ class Distributed(Copyless):
         if exchange is None:
             if closure is not None:
                 args = (closure, *args)
-            return super().step(*args, **kwargs)  # type: ignore[misc]
+            begun = _now()
+            result = super().step(*args, **kwargs)  # type: ignore[misc]
+            if begun:
+                measured.step(self, 0 if closure is not None else monotonic_ns() - begun)
+            return result
         if not exchange.book.complete or exchange.asked:
             self._before_step(closure is not None)
+        took, begun = 0, _now()
         if closure is None:
             result = super().step(*args, **kwargs)  # type: ignore[misc]
+            took = monotonic_ns() - begun if begun else 0
         elif exchange.skipping:
             result = super().step(closure, *args, **kwargs)  # type: ignore[misc]
         else:
             result = super().step(self._averaging(closure), *args, **kwargs)  # type: ignore[misc]
         exchange.book.reset()
+        if begun:
+            measured.step(self, took)
         if autotune.watching:
             autotune.step(self)
         return result
@@ -206,13 +223,13 @@ class Distributed(Copyless):
         averaging, scaling and compression are its business. Sparse gradients do not pass it. Once per optimizer.
         """
         if not callable(hook):
-            raise TypeError(f"register_comm_hook expects hook(state, bucket), not {type(hook).__name__}")
+            raise TypeError(f"register_comm_hook expects hook(state, bucket), not {type(hook).__name__} [HVD227]")
         if self._hvd is None:
             return
         if isinstance(self._hvd.carrier, InBuckets):
-            raise RuntimeError("register_comm_hook can only be called once for an optimizer")
+            raise RuntimeError("register_comm_hook can only be called once for an optimizer [HVD227]")
         if not self._hvd.wire.uncompressed or self._hvd.wire.weights is not None:
-            raise ValueError("a comm hook replaces op and compression: leave them at their defaults")
+            raise ValueError("a comm hook replaces op and compression: leave them at their defaults [HVD227]")
         self._hvd.restart()
         self._hvd.carrier = InBuckets(self._hvd, state, hook, bucket_cap_mb)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..._coded import coded
+
 _used: dict[str, int] = {}  # how many optimizers have a parameter of that name
 
 
@@ -37,19 +39,23 @@ def named(
     if any(not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)) for pair in pairs):
         raise ValueError(
             "named_parameters should be a sequence of tuples (name, parameter), usually model.named_parameters()"
+            " [HVD225]"
         )
     counts: dict[str, int] = {}
     for name, _ in pairs:
         counts[name] = counts.get(name, 0) + 1
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
-        raise ValueError(f"names in named_parameters must be unique; these are not: {', '.join(twice)}")
+        raise ValueError(f"names in named_parameters must be unique; these are not: {', '.join(twice)} [HVD225]")
     name_of = {id(parameter): name for name, parameter in pairs}
     missing = [f"{g}.{i}" for g, group in enumerate(groups) for i, p in enumerate(group) if id(p) not in name_of]
     if missing:
         raise ValueError(
-            "named_parameters does not name all parameters of the optimizer; missing (group.index): "
-            + ", ".join(missing)
+            coded(
+                "HVD225",
+                "named_parameters does not name all parameters of the optimizer; missing (group.index): "
+                + ", ".join(missing),
+            )
         )
     suffix = suffix_for(counts)
     return [(parameter, name_of[id(parameter)] + suffix) for group in groups for parameter in group]
@@ -72,7 +78,9 @@ def grouped(groups: Any, num_groups: int, parameters: Sequence[torch.Tensor]) ->
     if isinstance(groups, (list, tuple)):
         return _listed(groups, parameters)
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise ValueError(f"groups={groups!r}: groups should be a positive integer or a list of lists of torch.Tensor")
+        raise ValueError(
+            f"groups={groups!r}: groups should be a positive integer or a list of lists of torch.Tensor [HVD226]"
+        )
     trainable = [number for number, parameter in enumerate(parameters) if parameter.requires_grad]
     count = min(groups, len(trainable))
     size, larger = divmod(len(trainable), count) if count else (0, 0)
@@ -85,13 +93,13 @@ def _listed(groups: Sequence[Any], parameters: Sequence[torch.Tensor]) -> list[l
     seen: set[int] = set()
     for group in groups:
         if not isinstance(group, (list, tuple)):
-            raise ValueError("groups should be a positive integer or a list of lists of torch.Tensor")
+            raise ValueError("groups should be a positive integer or a list of lists of torch.Tensor [HVD226]")
         for parameter in group:
             if not isinstance(parameter, torch.Tensor):
-                raise ValueError("groups must consist of torch.Tensor.")
+                raise ValueError("groups must consist of torch.Tensor. [HVD226]")
             if id(parameter) in seen:
-                raise ValueError("A parameter can only appear once in groups.")
+                raise ValueError("A parameter can only appear once in groups. [HVD226]")
             if id(parameter) not in number_of:
-                raise ValueError("a tensor in groups is not a parameter of the optimizer")
+                raise ValueError("a tensor in groups is not a parameter of the optimizer [HVD226]")
             seen.add(id(parameter))
     return [[number_of[id(parameter)] for parameter in group] for group in groups if group]

@@ -42,6 +42,8 @@ class GradientRun:
                 view = plain.adapter.view(parameter)
             except ValueError:  # no dtype or device that can travel; sending it alone says so
                 return None
+            if view.device is not None:  # so will its gradient be
+                return None
             made.append(Member(full_name("allreduce.", name) or "", view.dtype, tuple(view.shape)))
         run = Run(made, terms.op, terms.prescale, terms.postscale, number_of(terms.process_set))
         return GradientRun([parameter for _, parameter in members], run)

@@ -60,16 +60,20 @@ def uneven_inputs(optimizer: Any, *others: Any, model: Any = None) -> Iterator[N
 
 def _check(optimizer: Any) -> None:
     if not isinstance(optimizer, (Distributed, Delta)):
-        raise TypeError(f"uneven_inputs expects DistributedOptimizers, not {type(optimizer).__name__}")
+        raise TypeError(f"uneven_inputs expects DistributedOptimizers, not {type(optimizer).__name__} [HVD229]")
     holds: Any = optimizer._hvd_delta if isinstance(optimizer, Delta) else optimizer._hvd
     if holds is None:
         return
     wire = holds if isinstance(optimizer, Delta) else holds.wire
     if wire.process_set.process_set_id != 0:
-        raise ValueError("uneven_inputs needs an optimizer of all ranks: leave process_set at hvd.global_process_set")
+        raise ValueError(
+            "uneven_inputs needs an optimizer of all ranks: leave process_set at hvd.global_process_set [HVD229]"
+        )
     if isinstance(optimizer, Delta):
         return
     if wire.weights is None and wire.op not in (Average, Sum):
-        raise ValueError("uneven_inputs needs op=hvd.Average, hvd.Sum or hvd.WeightedAverage: zeros would spoil others")
+        raise ValueError(
+            "uneven_inputs needs op=hvd.Average, hvd.Sum or hvd.WeightedAverage: zeros would spoil others [HVD229]"
+        )
     if hasattr(holds.carrier, "hook"):
-        raise ValueError("uneven_inputs does not know how a comm hook counts ranks: leave one of them out")
+        raise ValueError("uneven_inputs does not know how a comm hook counts ranks: leave one of them out [HVD229]")

@@ -56,7 +56,9 @@ def _checked(weight: Any) -> float:
     if isinstance(weight, torch.Tensor) and weight.numel() == 1:
         weight = weight.item()
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight < 0:
-        raise ValueError(f"WeightedAverage: weight={weight!r} must be a finite number of at least 0, or return one")
+        raise ValueError(
+            f"WeightedAverage: weight={weight!r} must be a finite number of at least 0, or return one [HVD230]"
+        )
     return float(weight)
 
 
@@ -85,7 +87,7 @@ class Shares:
         if self._total == 0:
             raise ValueError(
                 f"{self.name}: the weights of all ranks are 0 in this round, so there is no average: give at least one "
-                "rank a weight above 0"
+                "rank a weight above 0 [HVD230]"
             )
         return self._total
 

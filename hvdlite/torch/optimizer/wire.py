@@ -5,6 +5,7 @@ gradient or of a group, and gives back a `Flight`, whose `land` waits and puts t
 case (dense, not compressed, not weighted) the gradient's own memory is reduced in place and nothing else is done,
 unless somebody else has that memory, too, and may need what is in it until backward is over (`shared`): then a copy
 travels, and comes back when the round lands. A tensor that was there a round before is safe: backward adds to it.
+So it is on GPUs where a compression only casts, which the core does on the way.
 
 Sparse gradients travel as two allgathers, of indices and values, after duplicates have been added up on each rank. The
 indices go under the name that the dense gradient would have, so that a rank which never saw this gradient, and
@@ -24,13 +25,16 @@ from typing import Any
 
 import torch
 
-from ... import _bytes, _core
+from ... import _core
 from ...errors import HvdError
 from ...ops import Average, Handle, Sum
+from ...ops.tensors import placed
+from ...ops.terms import Terms, reduction, travels_as
 from ...process_set import ProcessSet, number_of
 from ..ops import plain
 from .run import GradientRun, written
 from .shared import is_shared
+from .streams import Writers
 from .weights import Shares, WeightedAverage
 
 _RUNS_KEPT = 64  # a graph that differs in each step makes others each time
@@ -75,9 +79,11 @@ class Wire:
         self.known_sparse: dict[int, int] = {}  # and how many of its dimensions are
         self.shares: Shares | None = None
         self.uneven = False  # ranks may have run out of data
+        self.writers = Writers()
         if self.weights is not None:
             self.shares = Shares("optimizer.weight" + suffix, process_set, self.weights.current)
         self.settings: dict[str, Any] = {}
+        self.terms = Terms()  # the same, of what is cast on the way
         self._runs: dict[tuple[int, ...], GradientRun] = {}
         self._stay: dict[int, weakref.ref[torch.Tensor]] = {}  # gradients of shared memory, as they were last sent
         self.refresh()
@@ -91,6 +97,9 @@ class Wire:
         self.settings = {
             "op": op, "prescale_factor": prescale, "postscale_factor": postscale, "process_set": self.process_set
         }  # fmt: skip
+        self.terms = reduction(None, op, prescale, postscale, self.process_set)._replace(
+            wire=travels_as(self.compression)
+        )
 
     def count_active(self, on: bool) -> None:
         """Divide averages by the ranks that still have data (`uneven_inputs`), or by all again."""
@@ -101,6 +110,13 @@ class Wire:
 
     def send(self, number: int) -> Flight:
         """Start the exchange of one gradient; zeros where backward did not reach it."""
+        stream = self.writers.elsewhere(number)
+        if stream is None:
+            return self._send(number)
+        with torch.cuda.stream(stream):
+            return self._send(number)
+
+    def _send(self, number: int) -> Flight:
         gradient = self._gradient(number)
         if gradient.layout is not torch.strided:
             return self._send_sparse(number, gradient)
@@ -110,7 +126,9 @@ class Wire:
             if self._is_lent(number, gradient):
                 mine, arrive = gradient.detach().clone(), gradient.copy_
             return Flight((number,), plain.allreduce_async_(mine, name=self.names[number], **self.settings), arrive)
-        packed, unpack = self._pack(number, gradient)
+        packed, unpack, cast = self._pack(number, gradient)
+        if cast:
+            return Flight((number,), plain.narrowed_async_(packed, self.names[number], self.terms), unpack)
         return Flight((number,), plain.allreduce_async_(packed, name=self.names[number], **self.settings), unpack)
 
     def send_all(self, numbers: tuple[int, ...], quiet: bool) -> Flight | None:
@@ -153,19 +171,22 @@ class Wire:
 
     def send_group(self, numbers: Sequence[int], name: str) -> Flight:
         """Start the exchange of several dense gradients as one."""
+        self.writers.join(numbers)
         gradients = [self._gradient(number) for number in numbers]
         for number, gradient in zip(numbers, gradients):
             if gradient.layout is not torch.strided:
                 raise ValueError(
                     f"the gradient of {self.names[number]!r} is sparse and cannot travel in a group: use "
-                    "sparse_as_dense=True, or leave this parameter out of groups"
+                    "sparse_as_dense=True, or leave this parameter out of groups [HVD231]"
                 )
-        packed, unpack = zip(*[self._pack(*pair) for pair in zip(numbers, gradients)])
+        packed, unpack, cast = zip(*[self._pack(*pair) for pair in zip(numbers, gradients)])
 
         def arrive(results: list[torch.Tensor]) -> None:
             for each, result in zip(unpack, results):
                 each(result)
 
+        if any(cast):
+            return Flight(numbers, plain.narrowed_async_(list(packed), name, self.terms), arrive)
         return Flight(numbers, plain.grouped_allreduce_async_(list(packed), name=name, **self.settings), arrive)
 
     def is_sparse(self, number: int) -> bool:
@@ -194,16 +215,19 @@ class Wire:
                 gradient = parameter.grad.to_dense()  # type: ignore[union-attr]
         return gradient
 
-    def _pack(self, number: int, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], None]]:
-        """What travels for a dense gradient, and what to do with the result."""
+    def _pack(self, number: int, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], None], bool]:
+        """What travels for a dense gradient, what to do with the result, and whether it is cast on the way."""
         dims = self.known_sparse.get(number)  # it was made dense to travel
         tensor = self._weighted(gradient.detach().clone() if self._is_lent(number, gradient) else gradient)
-        packed, ctx = (tensor, None) if self.uncompressed else self.compression.compress(tensor)
+        cast = plain.is_cast_on_the_way(self.compression, self.op, tensor)
+        packed, ctx = (tensor, None) if self.uncompressed or cast else self.compression.compress(tensor)
         if not isinstance(packed, torch.Tensor):
-            raise TypeError(f"{self.compression!r}.compress returned {type(packed).__name__} instead of a tensor")
+            raise TypeError(
+                f"{self.compression!r}.compress returned {type(packed).__name__} instead of a tensor [HVD208]"
+            )
 
         def unpack(result: torch.Tensor) -> None:
-            out = result if self.uncompressed else self.compression.decompress(result, ctx)
+            out = result if self.uncompressed or cast else self.compression.decompress(result, ctx)
             if self.shares is not None:
                 out = self._shared(out)
             if out is not gradient:
@@ -211,7 +235,7 @@ class Wire:
             if dims is not None:
                 self.parameters[number].grad = gradient.to_sparse(dims)
 
-        return packed, unpack
+        return packed, unpack, cast
 
     def _weighted(self, gradient: torch.Tensor) -> torch.Tensor:
         if self.shares is None:
@@ -236,7 +260,7 @@ class Wire:
         if self.op not in (Average, Sum):
             raise ValueError(
                 f"the gradient of {name!r} is sparse, and op={_core.op_name(self.op)} has no meaning for it: use "
-                "hvd.Average or hvd.Sum, or sparse_as_dense=True"
+                "hvd.Average or hvd.Sum, or sparse_as_dense=True [HVD231]"
             )
         parameter = self.parameters[number]
         mine = gradient.coalesce()
@@ -275,7 +299,7 @@ class Wire:
             raise HvdError(
                 f"the gradient of {self.names[reduced[0]]!r} holds the result of op={_core.op_name(self.op)} over the "
                 f"ranks, and another backward pass would add to it: call step() or zero_grad() of the optimizer in "
-                "between, or accumulate with backward_passes_per_step or no_sync()"
+                "between, or accumulate with backward_passes_per_step or no_sync() [HVD232]"
             )
         divided = set()
         for gradient in (self.parameters[number].grad for number in reduced):
@@ -313,20 +337,14 @@ def _gather(rows: torch.Tensor, name: str, process_set: ProcessSet) -> Handle:
     """An allgather under a name of another kind of collective."""
     view = plain.adapter.view(rows)
     pending = _core.submit(
-        _core.ALLGATHER, 0, view.dtype, name, view.shape, view.address, 0, rows, process_set=number_of(process_set)
-    )
-
-    def finish(pending: list[_core.Pending]) -> torch.Tensor:
-        gathered = pending[0].gathered()
-        result = torch.empty((gathered.rows, *view.shape[1:]), dtype=rows.dtype)
-        _bytes.copy(result.data_ptr(), gathered.address, gathered.bytes)
-        return result
-
-    return Handle([pending], finish)
+        _core.ALLGATHER, 0, view.dtype, name, view.shape, view.address, 0, rows, process_set=number_of(process_set),
+        **placed(view, fetched=True),
+    )  # fmt: skip
+    return Handle([pending], lambda pending: plain.fetched(pending[0], rows, view)[0])
 
 
 def _no_rows(parameter: torch.Tensor, sparse_dims: int) -> torch.Tensor:
     """A sparse gradient of a parameter that nothing was added to."""
-    indices = torch.empty((sparse_dims, 0), dtype=torch.int64)
-    values = torch.empty((0, *parameter.shape[sparse_dims:]), dtype=parameter.dtype)
-    return torch.sparse_coo_tensor(indices, values, parameter.shape)
+    indices = torch.empty((sparse_dims, 0), dtype=torch.int64, device=parameter.device)
+    values = torch.empty((0, *parameter.shape[sparse_dims:]), dtype=parameter.dtype, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)

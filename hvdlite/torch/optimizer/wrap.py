@@ -69,21 +69,23 @@ def DistributedOptimizer(
     HvdNotInitializedError before init().
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]")
     if isinstance(optimizer, Copyless):
-        raise ValueError("this optimizer is a DistributedOptimizer already")
+        raise ValueError("this optimizer is a DistributedOptimizer already [HVD223]")
     if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r}")
+        raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r} [HVD212]")
     size, _ = _core.size(), process_set.size()  # ValueError for a set that was not added
     predivides = isinstance(gradient_predivide_factor, (int, float)) and gradient_predivide_factor > 0
     if not predivides or isinstance(gradient_predivide_factor, bool):
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0")
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0 [HVD222]")
     weighted = isinstance(op, WeightedAverage)
     chosen: Any = op if weighted else op_of(None, op)  # type: ignore[arg-type]
     if gradient_predivide_factor != 1.0 and (weighted or chosen != Average):
-        raise ValueError("gradient_predivide_factor not supported with op != Average: it needs op=hvd.Average")
+        raise ValueError("gradient_predivide_factor not supported with op != Average: it needs op=hvd.Average [HVD224]")
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
-        raise ValueError(f"compression={compression!r} must have the functions compress and decompress of a Compressor")
+        raise ValueError(
+            f"compression={compression!r} must have the functions compress and decompress of a Compressor [HVD208]"
+        )
     GradientBook(backward_passes_per_step)  # its check, for one rank as well
     pairs = named(optimizer, named_parameters)
     serial = suffix_for(["optimizer"])
@@ -99,7 +101,9 @@ def DistributedOptimizer(
     wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
     for parameter, name in pairs:
         if parameter.is_complex():
-            raise ValueError(f"parameter {name!r} is {parameter.dtype}, which cannot be averaged: keep it as two reals")
+            raise ValueError(
+                f"parameter {name!r} is {parameter.dtype}, which cannot be averaged: keep it as two reals [HVD202]"
+            )
     if not alone:
         bare = compression is Compression.none
         wire = Wire(chosen, gradient_predivide_factor, compression, process_set, serial, bare, bool(sparse_as_dense))

@@ -1,0 +1,52 @@
+"""How long does a training loop wait for its data? The time inside `next`, which `hvd.stats()` shows.
+
+It is measured where the loop itself waits, in the process that trains: what workers do meanwhile is theirs. Loaders of
+hvdlite do it by themselves; around others, such as torch's DataLoader, stands a `timer`. Two looks at the clock and a
+call of the core for each batch; nothing is printed and nothing changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from time import monotonic_ns
+from typing import Any
+
+from .. import measured
+
+
+def timed(batches: Iterable[Any]) -> Iterator[Any]:
+    """Gives out the batches, and counts the time until each is there; also that of finding that there are no more."""
+    iterator = iter(batches)
+    while True:
+        begun = monotonic_ns()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            measured.data_waited(monotonic_ns() - begun)
+        yield batch
+
+
+class Timed:
+    """The batches of any loader, such as a DataLoader; all else is the loader's own."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return timed(self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+def timer(batches: Iterable[Any]) -> Any:
+    """The batches of any loader; how long the loop waits for each is in `hvd.stats()`. To be put around a DataLoader.
+    TypeError for what cannot be iterated."""
+    if not hasattr(batches, "__iter__"):
+        raise TypeError(f"timer() goes around what can be iterated, not {type(batches).__name__} [HVD242]")
+    return Timed(batches)

@@ -1,0 +1,98 @@
+"""check_consistency for TensorFlow: which variables of a model and an optimizer are compared, and their bits.
+
+The comparison itself is every adapter's (../consistency.py). Variables are matched by their places in the list, as they
+are when they are sent: what a rank has loaded from a file may be called otherwise there. It is made eagerly: in a graph
+there are no values yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..consistency import Bits, Leaf, compare
+from ..process_set import ProcessSet, global_process_set
+
+REMEDY = "Start all ranks from one state with hvd.broadcast_variables; change it on all alike."
+
+
+@tf.autograph.experimental.do_not_convert
+def check_consistency(variables: Any, optimizer: Any = None, process_set: ProcessSet = global_process_set) -> None:
+    """Returns when all ranks have the same bits in all variables, else raises HvdMismatchError, the same on all ranks,
+    naming the first that differs and the ranks that differ from the first rank of the set.
+
+    variables: a model (its weights), a tf.Module, a variable, or a dict or list of variables, tensors, sparse tensors,
+    arrays and None. optimizer: its variables are compared, too. RuntimeError inside tf.function; ValueError on all
+    ranks for what is none of these on one.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "check_consistency compares values: call it eagerly, between steps, not inside tf.function [HVD247]"
+        )
+    compare(lambda: _of_both(variables, optimizer), bits, process_set, REMEDY)
+
+
+def _of_both(variables: Any, optimizer: Any) -> list[Leaf]:
+    leaves = leaves_of(variables, "variable")
+    if optimizer is not None:
+        leaves += leaves_of(_of_optimizer(optimizer), "optimizer's variable")
+    return leaves
+
+
+def _of_optimizer(optimizer: Any) -> Any:
+    found = getattr(optimizer, "variables", None)
+    if found is None:
+        raise ValueError(f"check_consistency: {type(optimizer).__name__} has no variables: it is no optimizer [HVD237]")
+    return list(found() if callable(found) else found)
+
+
+def leaves_of(given: Any, what: str) -> list[Leaf]:
+    """Variables by their places, named as this rank calls them; of a dict by their keys. ValueError: it has none."""
+    if isinstance(given, dict):
+        return [Leaf(f"{what} {key}", str(key), value) for key, value in given.items()]
+    if isinstance(given, (list, tuple)):
+        found = list(given)
+    elif hasattr(given, "weights"):  # of a model: not the states of random seeds, which may differ between ranks
+        found = list(given.weights)
+    elif isinstance(given, tf.Module):
+        found = list(given.variables)
+    elif hasattr(given, "dtype") and hasattr(given, "shape"):
+        found = [given]
+    else:
+        raise ValueError(
+            f"check_consistency: expected a model or a list of variables, not {type(given).__name__} [HVD237]"
+        )
+    return [Leaf(f"{what} {i}", _name(value, f"{what} {i}"), value) for i, value in enumerate(found)]
+
+
+def _name(value: Any, otherwise: str) -> str:
+    """The name of a variable as its framework shows it; an eager tensor has none."""
+    if isinstance(value, tf.Variable) or hasattr(value, "path"):
+        return str(getattr(value, "path", None) or value.name).removesuffix(":0")
+    return otherwise
+
+
+def bits(value: Any) -> Bits | None:
+    """The bits of a variable or tensor; None of what is none."""
+    if isinstance(value, tf.IndexedSlices):
+        return _together("sliced", value.values, value.indices)
+    if isinstance(value, tf.SparseTensor):
+        return _together("sparse", value.values, value.indices, value.dense_shape)
+    if value is None or not (hasattr(value, "dtype") and hasattr(value, "shape")):
+        return None
+    array = np.asarray(value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value))
+    if array.dtype.hasobject:  # texts
+        return Bits(array.shape, "string", [repr(array.tolist()).encode()])
+    return Bits(array.shape, str(array.dtype), [array.tobytes()])
+
+
+def _together(form: str, values: Any, *places: Any) -> Bits:
+    """Of a tensor that is several: in this order, which the ranks must have in common."""
+    parts = [bits(tf.convert_to_tensor(part)) for part in (values, *places)]
+    found = [part for part in parts if part is not None]
+    return Bits(found[0].shape, f"{found[0].dtype} {form}", [block for part in found for block in part.blocks])
+
+
+__all__ = ["REMEDY", "bits", "check_consistency", "leaves_of"]

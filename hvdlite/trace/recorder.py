@@ -1,0 +1,179 @@
+"""When does what a rank remembers become a file? In this process, as long as it is a rank.
+
+`dump_trace` writes a flight record now. Without it the core writes one when the job fails, by itself; here only two
+cases are added: a rank whose script ends by an exception that ended nobody else, and a job that goes well with a folder
+that was asked for, whose ranks write theirs when they leave. `start_timeline` and `stop_timeline` are Horovod's.
+
+`begin` and `end` belong to init() and shutdown(), which call them with their lock held.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .. import _core, _records, config
+from .._coded import coded
+from .._core import ffi, lib
+
+if TYPE_CHECKING:
+    from ..config import Settings
+    from .timeline import Timeline
+
+DYNAMIC = "DYNAMIC"  # of HOROVOD_TIMELINE: room for one, begun later
+
+
+class _State:
+    """What is written in this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.asked = False  # there is a folder that the user has named
+        self.timeline: Timeline | None = None
+        self.number: int | None = None  # of the signal that asks for a record
+        self.handled: Any = None  # what Python knew as its handler when this process became a rank
+
+
+_state = _State()
+
+
+def dump_trace(path: str | os.PathLike[str] | None = None) -> str:
+    """Writes what this rank did last as a flight record, and returns the file's path: rank-K.flight.json in a folder.
+
+    path: the folder, made if it is missing; None: the one of HVDLITE_TRACE_DIR, or of failed jobs where that is not
+    set. Any rank, at any time, from any thread; `hvdlite-trace analyze` reads the records of all ranks together.
+    Raises HvdNotInitializedError before init(), ValueError where there is no folder, OSError if it cannot be written.
+    """
+    folder = None if path is None else os.path.abspath(_path_of(path))
+    return _dump(folder, lib.HVD_WHY_ASKED)
+
+
+def _path_of(path: Any) -> str:
+    """A path that can be one. TypeError, ValueError."""
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ValueError(f"path must be a name, not {text!r} [HVD242]")
+    return text
+
+
+def _dump(folder: str | None, why: int) -> str:
+    text = ffi.new("char[]", _core.TEXT_BYTES)
+    code = lib.hvd_dump(_core.bytes_or_null(folder), why, text, _core.TEXT_BYTES)
+    said = _core.text_of(text)
+    if code == lib.HVD_EINIT:
+        raise OSError(coded("HVD725", said))
+    if code != lib.HVD_OK:
+        raise _core.error_for(code, said)
+    return said
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Records from now on what is exchanged and when, for chrome://tracing and Perfetto: rank 0 in `file_path`, rank K
+    in `file_path`.rank-K.json; `hvdlite-trace merge` makes one file of them. All ranks may call it, or some.
+
+    mark_cycles: also when the ranks agree. Raises HvdNotInitializedError before init(), ValueError while a timeline is
+    being recorded, OSError if the file cannot be written.
+    """
+    path = _path_of(file_path)
+    rank = _core.rank()
+    with _state.lock:
+        if _state.timeline is not None:
+            raise ValueError(
+                f"a timeline is being recorded, to {_state.timeline.path}: call hvd.stop_timeline() before the next"
+                " [HVD725]"
+            )
+        from .timeline import Timeline
+
+        _state.timeline = Timeline(path if rank == 0 else f"{path}.rank-{rank}.json", mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Ends the recording that start_timeline() or HVDLITE_TIMELINE began; its file is complete then. Nothing happens
+    when there is none. Raises HvdNotInitializedError before init()."""
+    _core.rank()
+    _stop()
+
+
+def _stop() -> None:
+    with _state.lock:
+        timeline, _state.timeline = _state.timeline, None
+        if timeline is not None:
+            timeline.close()
+
+
+def begin(settings: Settings) -> None:
+    """This process has become a rank."""
+    values = settings.values
+    _state.asked = values["trace_dir"] is not None and values["trace_dir"] not in _records.OFF
+    _listen(values["trace_signal"])
+    path = values["timeline"]
+    if path is not None and path != DYNAMIC:
+        try:
+            start_timeline(os.path.abspath(path), values["timeline_mark_cycles"])
+        except OSError as error:  # as Horovod: this may be one rank of many, and a job that has waited for hours
+            said = f"rank {_core.rank()} writes no timeline, the job goes on: HVDLITE_TIMELINE (--timeline-filename)"
+            print(coded("HVD725", f"hvdlite: {said}: {error}"), file=sys.stderr, flush=True)
+
+
+def _listen(number: int | None) -> None:
+    """To the signal that the user has named. A handler that the script has set before is called, too."""
+    _state.number = number
+    if number is None:
+        return
+    import signal
+
+    _state.handled = signal.getsignal(number)
+    if _core.size() == 1 and threading.current_thread() is threading.main_thread():
+        signal.signal(number, _on_signal)  # one rank alone has no engine thread, which else hears it
+
+
+def _listen_no_more() -> None:
+    """What there was before is there again. A handler that the script has set since then stays, and is told of."""
+    number, _state.number = _state.number, None
+    if number is None:
+        return
+    import signal
+
+    now = signal.getsignal(number)
+    if now is _on_signal:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, _state.handled or signal.SIG_DFL)
+    elif now is not _state.handled:
+        print(
+            f"hvdlite: rank {_core.rank()}: the script has set a handler of its own for signal {number} "
+            "after hvd.init(), so that signal (HVDLITE_TRACE_SIGNAL) asks for no flight record any more: set it before "
+            "hvd.init(), then both are called [HVD725]",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+
+def _on_signal(*received: Any) -> None:
+    if callable(_state.handled):
+        _state.handled(*received)
+    try:
+        _dump(None, lib.HVD_WHY_SIGNAL)
+    except Exception as error:
+        print(coded("HVD725", f"hvdlite: {error}"), file=sys.stderr, flush=True)
+
+
+def end() -> None:
+    """It is about to leave. What cannot be written is told, and keeps nobody from leaving."""
+    if lib.hvd_initialized() != 1:
+        return
+    try:
+        _listen_no_more()
+        _stop()
+        failed = _core.failure_of_job() is not None
+        raised = getattr(sys, "last_type", None) is not None and not sys.flags.interactive
+        if raised and not failed:
+            _dump(None, lib.HVD_WHY_ERROR)  # the core decides: the failure may be under way
+        elif _state.asked and not failed:
+            _dump(None, lib.HVD_WHY_ASKED)
+        if (failed or raised) and not _state.asked:
+            _records.prune(config.environ())
+    except ValueError:
+        pass  # no folder is wanted
+    except Exception as error:
+        print(coded("HVD725", f"hvdlite: {error}"), file=sys.stderr, flush=True)

@@ -1,0 +1,52 @@
+"""The page of a job while it trains, served by a process of its own.
+
+report/live.py does it; this is its command line. hvdlite-run --dashboard starts it with --with-parent, so that it ends
+with the launcher, however that ends. What is printed is the page's address, once it is there.
+
+Whoever can reach the address sees the numbers, so it is one of this machine alone unless --host says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from .report import wrong
+
+HELP = "that page while the job runs, as hvdlite-run --dashboard does"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="what --trace-dir said; it may still be empty")
+    parser.add_argument("--port", type=_port, default=0, metavar="P", help="0, the default: any that is free")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (this machine only)")
+    parser.add_argument("--with-parent", action="store_true", help="end when the process that started it ends")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535 [HVD704]")
+    return int(text)
+
+
+def run(asked: argparse.Namespace) -> int:
+    from .report.live import end_with, server
+    from .report.page import MissingLibraryError
+
+    try:
+        serving = server(asked.folder, asked.host, asked.port)
+    except MissingLibraryError as error:
+        return wrong(str(error))
+    except OSError as error:
+        return wrong(f"{asked.host}:{asked.port} cannot be listened on: {error.strerror or error} [HVD718]")
+    if asked.with_parent:
+        end_with(os.getppid())
+    host = f"[{asked.host}]" if ":" in asked.host else asked.host
+    print(f"http://{host}:{serving.server_address[1]}/", flush=True)
+    try:
+        serving.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        serving.server_close()
+    return 0

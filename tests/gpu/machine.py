@@ -1,0 +1,213 @@
+"""Which programs check what on a machine with GPUs, and what came of each: the parts that check.py speaks of.
+
+Each part runs programs of its own, with a limit of time, and notes a verdict of its claims (verdict.py). A part that
+this machine cannot do says why.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+
+import torch
+from verdict import FAILED, MEASURED, MISSED, PASS, Verdicts
+
+import hvdlite
+
+PARTS = ("packing", "one", "staged", "ipc", "shared", "several", "pairs", "tensorflow", "death", "sanitizer")
+LIMIT_S = 420  # of a program
+GRACE_S = 40  # for its end; the launcher gives its ranks 30
+LAUNCH = "import sys; from hvdlite.launcher.cli import main; sys.exit(main())"
+SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+WORKED = "NCCL has added up over ranks that share a GPU"  # from there on nothing is a refusal
+REFUSED = re.compile(r"use the same GPU|could not (?:begin a communicator|connect the ranks): invalid usage")
+BY_IPC = "these ranks have added up by CUDA IPC"
+BENCH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(hvdlite.__file__))), "bench_gpu_pack")
+
+
+class Machine:
+    """What is run on this one, and what came of it."""
+
+    def __init__(self, program):
+        self.program, self.verdicts, self.took = program, Verdicts(), {}
+        self.said = []  # by the program that ran last
+        self.one_gpu = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+
+    def ran(self, claim, what, line, **environ):
+        """Runs a command, passes on what it prints, and returns that; None if it failed, which the claim then has."""
+        print(f"-- {what}", flush=True)
+        self.said = []
+        program = subprocess.Popen(
+            line,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environ},
+            start_new_session=True,
+        )
+        hears = threading.Thread(target=self._hear, args=(program.stdout, self.said), daemon=True)
+        hears.start()
+        late = self._ended(program, hears)
+        if program.returncode == 0 and not late:
+            return "".join(self.said)
+        why = f"{what}: not done in {LIMIT_S} s" if late else f"{what}: exit code {program.returncode}"
+        print(why, end="\n" if claim is None else "  FAILED\n", flush=True)
+        if claim is not None:
+            self.verdicts.note(claim, FAILED, why)
+        return None
+
+    def _hear(self, output, said):
+        for one in output:
+            print(one, end="", flush=True)
+            said.append(one)
+            self.verdicts.heard(one)
+
+    def _ended(self, program, hears):
+        """Waits for the program and those that it has started and that write where it does. Whether they were late, and
+        had to be ended: the launcher ends its ranks when it is asked to, a hung one has to be killed."""
+        late = False
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                program.wait(LIMIT_S)
+                hears.join(GRACE_S)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if program.poll() is None or hears.is_alive():
+                    late = True
+                    with suppress(ProcessLookupError):
+                        os.killpg(program.pid, number)
+                    hears.join(GRACE_S)
+                    with suppress(subprocess.TimeoutExpired):
+                        program.wait(1)
+        return late
+
+    def ranks(self, claim, size, *more, **environ):
+        """A job of so many ranks, all parts of `as_rank`."""
+        line = [sys.executable, "-c", LAUNCH, "-np", str(size), sys.executable, self.program, "rank", *more]
+        return self.ran(claim, f"{size} ranks {' '.join(environ)}", line, **environ)
+
+    def packing(self):
+        """Beside the device's own copy."""
+        said = self.ran("packing", "packing", [BENCH])
+        found = re.search(r"(\d+) % of it; 0 wrong values", said or "")
+        if found:
+            self.verdicts.note("packing", PASS if int(found.group(1)) >= 70 else MISSED, f"{found.group(1)} %")
+
+    def one(self):
+        """Its figures come from it."""
+        self.ranks("dtypes", 1, "figures", **self.one_gpu)
+
+    def staged(self):
+        """By way of the CPU, also where there are more GPUs."""
+        for size in (2, 4):
+            self._crowd(f"staged{size}", size, HVDLITE_CUDA_IPC="0")
+
+    def ipc(self):
+        """Where the machine refuses it these ranks go by way of the CPU, and say so."""
+        for size in (2, 4):
+            self._crowd(f"ipc{size}", size)
+        by_ipc, staged = (self.took.get((way, 2)) for way in ("ipc", "staged"))
+        if by_ipc is None:
+            self.verdicts.why_not.update(dict.fromkeys(("ipc2", "ipc4", "ipctime"), "this machine refuses CUDA IPC"))
+        elif staged is not None:
+            text = f"16 MB over 2 ranks: {by_ipc:.3f} ms, by way of the CPU {staged:.3f} ms"
+            self.verdicts.note("ipctime", PASS if by_ipc <= staged else MISSED, text)
+
+    def _crowd(self, claim, size, **more):
+        said = self.ranks(claim, size, **self.one_gpu, **more)
+        for way, took in re.findall(r"by way (\w+): ([\d.]+) ms", said or ""):
+            self.took[way, size] = float(took)
+
+    def shared(self):
+        """That NCCL refuses it is no failure of ours. Whatever else goes wrong is one."""
+        self._sharing(("shared",))
+
+    def _sharing(self, claims, *more):
+        """Two ranks on one GPU, joined by NCCL; they tell of these claims."""
+        version = torch.cuda.nccl.version()
+        why = f"NCCL {'.'.join(map(str, version))} does not" if version < (2, 30) else None
+        if why is None and self.ranks(None, 2, *more, **self.one_gpu, **{SHARING: "1"}) is None:
+            said = "".join(self.said)
+            if REFUSED.search(said) and WORKED not in said:
+                why = "NCCL refused it, see above"
+            else:
+                self._failed(claims, "2 ranks on one GPU by NCCL, see above")
+        if why is not None:
+            self.verdicts.why_not.update(dict.fromkeys(claims, why))
+
+    def _failed(self, claims, text):
+        """A program that was to tell of these has failed: with what it has not told of, or at its end with the last."""
+        for claim in [one for one in claims if one not in self.verdicts.found] or claims[-1:]:
+            self.verdicts.note(claim, FAILED, text)
+
+    def pairs(self):
+        """The figures of two ranks: each on a GPU of its own, and both on one."""
+        if torch.cuda.device_count() == 1:
+            self.verdicts.why_not.update(dict.fromkeys(MEASURED["several"], "there is one GPU"))
+        elif self.ranks(None, 2, "pair") is None:
+            self._failed(MEASURED["several"], "2 ranks on two GPUs, see above")
+        self._sharing(MEASURED["shared"], "pair")
+
+    def several(self):
+        """By NCCL, if there are so many: two ranks, and the greatest power of two, for a third has no exact average."""
+        count = torch.cuda.device_count()
+        if count == 1:
+            self.verdicts.why_not["several"] = "there is one GPU"
+        for size in sorted({2, 1 << (count.bit_length() - 1)}) if count > 1 else ():
+            self.ranks("several", size)
+
+    def tensorflow(self):
+        """In graphs and eagerly, on one GPU and on all."""
+        if importlib.util.find_spec("tensorflow") is None:
+            self.verdicts.why_not["tensorflow"] = "TensorFlow is not installed"
+            return
+        self.verdicts.why_not["tensorflow"] = "TensorFlow sees no GPU or the driver is too old, see above"
+        program = os.path.join(os.path.dirname(self.program), "graph.py")
+        for size in sorted({1, torch.cuda.device_count()}):
+            line = [sys.executable, "-c", LAUNCH, "-np", str(size), sys.executable, program]
+            self.ran("tensorflow", f"{size} ranks of TensorFlow", line)
+
+    def death(self):
+        """By NCCL, where each of the two has a GPU of its own; else as ranks go that share one. The job fails: one of
+        its ranks dies."""
+        self.verdicts.why_not["abort"] = "the two ranks had no communicator of NCCL"
+        program = os.path.join(os.path.dirname(self.program), "death.py")
+        with tempfile.TemporaryDirectory() as folder:
+            died = os.path.join(folder, "died")
+            line = [sys.executable, "-c", LAUNCH, "-np", "2", "--failure-grace", "20", sys.executable, program, died]
+            self.ran(None, "2 ranks, one of which dies, and with it the job", line)
+        if "death" not in self.verdicts.found:
+            self.verdicts.note("death", FAILED, "rank 0 did not say when it heard, see above")
+
+    def sanitizer(self):
+        """Of memory errors; PyTorch's and NCCL's questions that a driver answers with an error are none. Races are not
+        looked for: what the tool can find are those in a block's shared memory, and our kernels use none."""
+        program = shutil.which("compute-sanitizer")
+        if program is None:
+            self.verdicts.why_not.update(dict.fromkeys(("sanitizer", "shelf"), "compute-sanitizer is not installed"))
+            return
+        line = [program, "--error-exitcode", "9", "--target-processes", "all", "--report-api-errors", "no"]
+        packs = self.ran("sanitizer", "compute-sanitizer, packing", [*line, BENCH])
+        rank = self.ran(
+            "sanitizer", "compute-sanitizer, 1 rank", [*line, sys.executable, self.program, "rank"], **self.one_gpu
+        )
+        if packs is not None and rank is not None:
+            self.verdicts.note("sanitizer", PASS, "packing, and one rank's checks")
+        self._shelf(line)
+
+    def _shelf(self, line):
+        """Of two ranks, with the launcher that starts them. Where the machine, or the tool, refuses CUDA IPC, nothing
+        is known of the kernel."""
+        program = os.path.join(os.path.dirname(self.program), "shelves.py")
+        line = [*line, sys.executable, "-c", LAUNCH, "-np", "2", "--start-timeout", "300", sys.executable, program]
+        said = self.ran("shelf", "compute-sanitizer, 2 ranks that share a GPU", line, **self.one_gpu)
+        if said is not None and BY_IPC in said:
+            self.verdicts.note("shelf", PASS, "2 ranks, every dtype of the kernel")
+        elif said is not None:
+            self.verdicts.why_not["shelf"] = "under it these ranks do not go by CUDA IPC, see above"

@@ -1,0 +1,312 @@
+"""The catalogue of errors is whole: every text that is raised has a code, every code a row, and every row is used.
+
+The sources are read, not run: each call of a class of error (and each warning) must give a text that ends with a code.
+What may go without stands in EXEMPT, with its reason. What is made from the table is compared with what lies there.
+"""
+
+import ast
+import builtins
+import pickle
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvdlite
+from hvdlite import _failing, catalogue, config, errors
+from hvdlite._coded import code_of, coded
+from hvdlite.launcher import cli
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+import catalogue as written  # noqa: E402
+
+AT_END = re.compile(r"\[(HVD\d{3})\]$")
+NO_TEXT = "a signal of control flow: whoever calls it catches it, and no user sees it"
+QUOTED = "only a part: caught by its caller, who tells it within a text that has a code"
+PYTHONS = "Python's own protocol asks for this class, and shows its own words"
+OTHERS = "the text is another error's, which has its code"
+NOTICE = "no trouble: what was done, or where something is"
+ABSTRACT = "an abstract method: what Python programmers know"
+EXEMPT = {  # (file, function or class.function): reason
+    ("hvdlite/__init__.py", "__getattr__"): PYTHONS,
+    ("hvdlite/_build.py", "declarations"): "while the package is built; it is not installed then",
+    ("hvdlite/_core/flight.py", "tell_of_devices"): OTHERS,
+    ("hvdlite/_meeting.py", "records_of"): NO_TEXT,
+    ("hvdlite/_option.py", "finite_number"): QUOTED,
+    ("hvdlite/_option.py", "power_of_two"): QUOTED,
+    ("hvdlite/_option.py", "file_name"): QUOTED,
+    ("hvdlite/_option.py", "key"): QUOTED,
+    ("hvdlite/_option.py", "link_cost"): QUOTED,
+    ("hvdlite/_option.py", "signal_number"): QUOTED,
+    ("hvdlite/_option.py", "job"): QUOTED,
+    ("hvdlite/_store.py", "_authenticate"): QUOTED,
+    ("hvdlite/_store.py", "receive"): QUOTED,
+    ("hvdlite/_wire.py", "pack"): QUOTED,
+    ("hvdlite/_wire.py", "frame_length"): QUOTED,
+    ("hvdlite/_wire.py", "unpack_end"): QUOTED,
+    ("hvdlite/_wire.py", "unpack_round"): QUOTED,
+    ("hvdlite/_wire.py", "unpack_gathered"): QUOTED,
+    ("hvdlite/as_horovod/finder.py", "_hollow_out.missing"): PYTHONS,
+    ("hvdlite/config.py", "option_of"): "asked by hvdlite itself, with names of its own",
+    ("hvdlite/data/__init__.py", "__getattr__"): PYTHONS,
+    ("hvdlite/data/loaders.py", "BaseDataLoader.__len__"): ABSTRACT,
+    ("hvdlite/data/loaders.py", "BaseDataLoader._iterate"): ABSTRACT,
+    ("hvdlite/elastic.py", "State.check_host_updates"): "no failure: its class says what has happened",
+    ("hvdlite/elastic.py", "State.save"): ABSTRACT,
+    ("hvdlite/elastic.py", "State.restore"): ABSTRACT,
+    ("hvdlite/elastic.py", "State.sync"): ABSTRACT,
+    ("hvdlite/guard.py", "tell"): OTHERS,
+    ("hvdlite/keras/__init__.py", "__getattr__"): PYTHONS,
+    ("hvdlite/links/address.py", "unpack"): QUOTED,
+    ("hvdlite/links/rendezvous.py", "_key"): QUOTED,
+    ("hvdlite/numpy.py", "__getattr__"): PYTHONS,
+    ("hvdlite/ops/terms.py", "Compressor.compress"): ABSTRACT,
+    ("hvdlite/ops/terms.py", "Compressor.decompress"): ABSTRACT,
+    ("hvdlite/running.py", "run"): "a DeprecationWarning, which says what to write instead",
+    ("hvdlite/tensorflow/elastic.py", "_lost"): OTHERS,
+    ("hvdlite/torch/elastic/state.py", "StateHandler.save"): ABSTRACT,
+    ("hvdlite/torch/elastic/state.py", "StateHandler.restore"): ABSTRACT,
+    ("hvdlite/torch/elastic/state.py", "StateHandler.sync"): ABSTRACT,
+    ("hvdlite/torch/optimizer/names.py", "grouped"): "a DeprecationWarning, which says what to write instead",
+    ("hvdlite/trace/events.py", "_whole"): QUOTED,
+    ("hvdlite/trace/events.py", "_text"): QUOTED,
+    ("hvdlite/trace/events.py", "_record"): QUOTED,
+    ("hvdlite/trace/events.py", "read_record"): QUOTED,
+    ("hvdlite/trace/report/read.py", "_whole"): QUOTED,
+    ("hvdlite/trace/report/read.py", "RankFile._head"): QUOTED,
+    ("hvdlite/trace/report/read.py", "RankFile._step"): QUOTED,
+    ("hvdlite/_life.py", "init: print"): "notes of config, which have a code where they tell a trouble",
+    ("hvdlite/autotune/tuner.py", "say: print"): NOTICE,
+    ("hvdlite/measured/gathering.py", "_opened: print"): NOTICE,
+    ("hvdlite/trace/analyze.py", "run: print"): OTHERS,
+    ("hvdlite/trace/cli.py", "main: print"): OTHERS,
+    ("hvdlite/trace/merge.py", "run: print"): OTHERS,
+    ("hvdlite/trace/report/__init__.py", "wrong: print"): OTHERS,
+    ("hvdlite/guard.py", "tell: print"): OTHERS,
+    ("launcher/attempts.py", "_say: print"): OTHERS,
+    ("launcher/carried.py", "_life: print"): OTHERS,
+    ("launcher/cli.py", "main: print"): OTHERS,
+    ("launcher/cli.py", "_run: print"): NOTICE,
+    ("launcher/cli.py", "_start: print"): NOTICE,
+    ("launcher/doctor.py", "run: print"): OTHERS,
+    ("launcher/remote.py", "_serve: print"): OTHERS,
+    ("launcher/under_mpi.py", "_gather: print"): NOTICE,
+    ("launcher/attempts.py", "run"): "for the reader of the sources: it cannot be reached",
+    ("launcher/config_file.py", "_read"): QUOTED,
+    ("launcher/config_file.py", "_distinct"): QUOTED,
+    ("launcher/config_file.py", "_words"): QUOTED,
+    ("launcher/config_file.py", "_controller"): QUOTED,
+    ("launcher/config_file.py", "_flag"): QUOTED,
+    ("launcher/config_file.py", "_switched"): QUOTED,
+    ("launcher/desk.py", "Desk._take_in"): NO_TEXT,
+    ("launcher/doctor.py", "_There.heard"): QUOTED,
+    ("launcher/examine.py", "Examiner._connect"): QUOTED,
+    ("launcher/muster.py", "Muster._read"): NO_TEXT,
+    ("launcher/muster.py", "_exactly"): NO_TEXT,
+    ("launcher/process.py", "start"): "an OSError of the kernel's, told in a line that has a code",
+    ("launcher/starting.py", "Start.run"): "lines, each with a code of its own",
+    ("launcher/store.py", "StoreServer.__init__"): QUOTED,
+    ("hvdlite/trace/spans.py", "Spans.__init__"): QUOTED,
+    ("hvdlite/trace/spans.py", "Spans.take"): QUOTED,
+}
+
+
+def last_name(node):
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+class Sources:
+    """All of hvdlite/ and launcher/ as trees; their classes of error, and constants that end with a code."""
+
+    def __init__(self):
+        paths = sorted(path for folder in ("hvdlite", "launcher") for path in (ROOT / folder).rglob("*.py"))
+        self.texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+        self.trees = {path: ast.parse(text) for path, text in self.texts.items()}
+        self.errors = {name for name, each in vars(builtins).items() if isinstance(each, type)}
+        self.errors = {name for name in self.errors if issubclass(getattr(builtins, name), BaseException)}
+        nodes = [node for tree in self.trees.values() for node in ast.walk(tree)]
+        defined, known = [node for node in nodes if isinstance(node, ast.ClassDef)], 0
+        while known != len(self.errors):
+            known = len(self.errors)
+            self.errors |= {c.name for c in defined if any(last_name(base) in self.errors for base in c.bases)}
+        self.constants = set()
+        given = [node for tree in self.trees.values() for node in tree.body if isinstance(node, ast.Assign)]
+        self.constants = {last_name(node.targets[0]) for node in given if self.has_code(node.value)}
+
+    def has_code(self, text):
+        """Whether what this expression gives ends with a code, whatever its values are."""
+        if isinstance(text, ast.BinOp):
+            return self.has_code(text.right)
+        if isinstance(text, ast.JoinedStr):
+            return self.has_code(text.values[-1])
+        if isinstance(text, ast.Constant):
+            return isinstance(text.value, str) and AT_END.search(text.value) is not None
+        if isinstance(text, ast.Name):
+            return text.id in self.constants
+        return isinstance(text, ast.Call) and last_name(text.func) == "coded"
+
+    def without(self, node, path, inside=()):
+        """(file, function, line) of what is raised or warned of without a code below this node."""
+        for child in ast.iter_child_nodes(node):
+            names = (*inside, child.name) if isinstance(child, (ast.FunctionDef, ast.ClassDef)) else inside
+            bare = isinstance(child, ast.Raise) and last_name(child.exc) in self.errors
+            called = last_name(child.func) if isinstance(child, ast.Call) else ""
+            told = called == "warn" or (called == "print" and any(each.arg == "file" for each in child.keywords))
+            made = called in self.errors or told
+            if bare or (made and not any(map(self.has_code, child.args))):
+                yield path, ".".join(names) + ("" if called != "print" else ": print"), child.lineno
+            yield from self.without(child, path, names)
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return Sources()
+
+
+def test_every_error_and_warning_has_a_code(sources):
+    found = [site for path, tree in sources.trees.items() for site in sources.without(tree, path)]
+    bare = [
+        f"{path}:{line}: {function} gives a text without a code"
+        for path, function, line in found
+        if (path, function) not in EXEMPT
+    ]
+    assert not bare, "\n" + "\n".join(bare) + "\nend the text with one of hvdlite/catalogue/, or tell EXEMPT why not"
+    idle = set(EXEMPT) - {(path, function) for path, function, _ in found}
+    assert not idle, f"EXEMPT names what needs it no more: {sorted(idle)}"
+
+
+def test_codes_in_the_sources_and_in_the_table_are_the_same(sources):
+    core = {
+        path: path.read_text(encoding="utf-8") for path in (ROOT / "csrc").rglob("*.[ch]") if path.name != "codes.h"
+    }
+    told = {path: text for path, text in sources.texts.items() if not path.startswith("hvdlite/catalogue/")}
+    told["hvdlite/catalogue/__init__.py"] = "[HVD704]"  # its own texts
+    used = {}
+    for path, text in [*told.items(), *core.items()]:
+        pattern = r"\bHVD(\d{3})\b|HVD_ENDS\((\d{3})\)" if path in core else r"\[HVD(\d{3})\]|\"HVD(\d{3})\""
+        for match in re.finditer(pattern, text):
+            used.setdefault("HVD" + next(filter(None, match.groups())), path)
+    unknown = {code: path for code, path in used.items() if code not in catalogue.ROWS}
+    assert not unknown, f"codes without a row in hvdlite/catalogue/: {unknown}"
+    assert not (idle := set(catalogue.ROWS) - set(used)), f"rows that nothing uses: {sorted(idle)}"
+
+
+def test_rows_are_whole_and_in_order():
+    listed = [row for family in catalogue.FAMILIES for row in family.rows]
+    assert [family.number for family in catalogue.FAMILIES] == list(range(1, 10))
+    assert len({row.code for row in listed}) == len({row.title for row in listed}) == len(listed) == len(catalogue.ROWS)
+    assert [row.code for row in listed] == sorted(row.code for row in listed)
+    for family in catalogue.FAMILIES:
+        for row in family.rows:
+            assert re.fullmatch(rf"HVD{family.number}\d\d", row.code), row
+            assert row.title and not row.title.endswith("."), row
+            assert min(map(len, (row.raises, row.cause, row.remedy))) > 3 and "\n" not in "".join(row), row
+            assert row.cause.endswith((".", "?", ":")) and row.remedy.endswith((".", "?")), row
+            assert not code_of(row.example), f"{row.code}: its example goes without the code"
+            for name in re.findall(r"\b[A-Z]\w*(?:Error|Interrupt)\b", row.raises):
+                assert hasattr(errors, name) or hasattr(builtins, name), f"{row.code}: there is no {name}"
+
+
+def test_a_page_that_is_not_written_as_it_must_be_is_refused():
+    for page in ("HVD101 a\nraises: b\ncause: c\n", "HVD101 a\ncause: b\nraises: c\nremedy: d\n", "HVD101 a\n"):
+        with pytest.raises(ValueError, match="HVD101: has"):
+            catalogue.row.family(1, "x", page)
+
+
+def test_what_is_written_from_the_table_is_of_this_table():
+    for path, text in ((written.PAGE, written.page()), (written.HEADER, written.header())):
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is not of this table: make -C tests catalogue"
+    page = written.page()
+    assert all(f"### {code}\n" in page and f"](#{code.lower()})" in page for code in catalogue.ROWS)
+
+
+@pytest.mark.parametrize("code", ["HVD402", "hvd402", "402", "[HVD402]", " HVD402 "])
+def test_explain_shows_cause_and_remedy(code, capsys):
+    assert cli.main(["--explain", code]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("HVD402: A rank was killed by a signal\n") and not err
+    assert "\nCause: SIGKILL mostly" in out and "\nRemedy: " in out and max(map(len, out.split("\n"))) <= 100
+
+
+@pytest.mark.parametrize(
+    "code, says",
+    [
+        ("HVD403x", "'HVD403x' is no code"),
+        ("", "'' is no code"),
+        ("HVD", "'HVD' is no code"),
+        ("HVD399", "no code HVD399; the nearest is HVD"),
+        ("9" * 400, "no code HVD9999"),
+        ("\u00b2", "is no code"),
+        ("x" * 4000, "'xxxx"),
+    ],
+)
+def test_explain_refuses_what_is_no_code(code, says, capsys):
+    assert cli.main(["--explain", code]) == cli.USAGE_ERROR
+    out, err = capsys.readouterr()
+    assert not out and says in err and "[HVD704]\nTry hvdlite-run --help." in err and len(err) < 300
+
+
+def test_explain_needs_a_code(capsys):
+    assert cli.main(["--explain"]) == cli.USAGE_ERROR and "--explain needs a value [HVD701]" in capsys.readouterr().err
+
+
+def test_a_text_has_one_code():
+    assert coded("HVD301", "a") == "a [HVD301]" == coded("HVD402", "a [HVD301]")
+    assert coded("HVD301", "see [HVD402]: b") == "see [HVD402]: b [HVD301]"
+    assert code_of("a [HVD301]\n") == "HVD301"
+    for text in ("", "HVD301", "[HVD301] a", "a [HVD30]", "a [HVD3011]", "a [HVDabc]", "a [XYZ301]"):
+        assert code_of(text) is None
+
+
+def test_exceptions_have_their_code():
+    for name in errors.CLASS_OF_CODE:
+        error = errors.error_of(name, "rank 1: x [HVD450]", 1)
+        assert error.code == "HVD450", name
+    assert errors.error_of("HVD_EPEER", "x").code is None and errors.HvdError().code is None
+    again = pickle.loads(pickle.dumps(errors.HvdMismatchError("a [HVD301]")))
+    assert again.code == "HVD301"
+    assert errors.HvdNotInitializedError(errors.NOT_INITIALIZED).code == "HVD101"
+    with pytest.raises(hvdlite.HvdArgumentError) as caught:
+        raise errors.HvdArgumentError("x [HVD209]")
+    assert caught.value.code == "HVD209"
+
+
+def test_what_a_rank_says_of_an_exception_ends_with_its_code():
+    try:
+        raise errors.HvdMismatchError("a" * 2000 + " [HVD301]")
+    except errors.HvdMismatchError as error:
+        said = _failing.describe(type(error), error, error.__traceback__)
+    assert re.search(r"aaa \(test_catalogue.py:\d+\) \[HVD301\]$", said) and len(said) < 1100
+
+
+def raises_on_one(how):
+    hvdlite.init()
+    if hvdlite.rank() == 1 and how == "coded":
+        hvdlite.allreduce(__import__("numpy").ones(1), op=77)
+    if hvdlite.rank() == 1:
+        raise KeyError("absent")
+    hvdlite.barrier()
+
+
+@pytest.mark.parametrize("how, code", [("coded", "HVD206"), ("plain", "HVD721")])
+def test_the_code_of_another_rank_s_error_comes_through_run_and_the_launcher(how, code, capsys):
+    with pytest.raises(hvdlite.HvdRunError) as caught:
+        hvdlite.run(raises_on_one, (how,), num_proc=2)
+    assert (caught.value.rank, caught.value.exit_code, caught.value.code) == (1, 1, code), str(caught.value)
+    closing = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hvdlite-run: rank 1 ")]
+    assert closing and code_of(closing[-1]) == ("HVD206" if how == "coded" else "HVD401"), closing
+
+
+def test_remedies_name_flags_variables_and_functions_that_exist():
+    torch = pytest.importorskip("hvdlite.torch")
+    foreign = {"--shm-size", "--ulimit", "--network", "--gpus", "--ipc", "--force-reinstall"}  # of docker, pip
+    known = {flag for action in cli._parser()._actions for flag in action.option_strings} | foreign
+    variables = {option.variable for option in config.OPTIONS}
+    for row in catalogue.ROWS.values():
+        text = f"{row.cause} {row.remedy}"
+        assert (found := set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))) <= known, (row.code, found - known)
+        assert (found := set(re.findall(r"\bHVDLITE_\w*[A-Z]\b", text))) <= variables, (row.code, found - variables)
+        for name in re.findall(r"`hvd\.([a-z_]+)", text):
+            assert any(hasattr(place, name) for place in (hvdlite, torch)), f"{row.code}: no hvd.{name}"

@@ -1,0 +1,184 @@
+"""check_consistency on arrays, on PyTorch's rarer tensors, and that all adapters say the same: one comparison.
+
+Each difference is made on one rank; all ranks must hear of it, in the same words, and go on afterwards.
+"""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from ranks import as_ranks
+
+import hvdlite as hvd
+
+NAN = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)  # two of many
+
+
+def told(check, *says):
+    """The error of all ranks, which must be one."""
+    with pytest.raises(hvd.HvdMismatchError) as error:
+        check()
+    text = str(error.value)
+    assert len(set(hvd.allgather_object(text))) == 1
+    for each in says:
+        assert each in text, text
+    return text
+
+
+@as_ranks(1, 3)
+def test_arrays_are_compared_by_their_bits():
+    rank, several = hvd.rank(), hvd.size() > 1
+    odd = rank == hvd.size() - 1 and several
+
+    def arrays():
+        return {
+            "w": np.arange(6.0).reshape(2, 3),
+            "zero": np.zeros(2, np.float32),
+            "nan": NAN[:1].copy(),
+            "none": None,
+            "texts": np.array(["a", None], object),
+            "nested": {"lr": 0.1, "list": [np.int64(3), "momentum"]},
+            "empty": np.zeros((0, 4)),
+            "long": np.ones(2, np.longdouble),
+            "masked": np.ma.masked_array([1, 2], [False, True]),
+        }
+
+    hvd.check_consistency(arrays())
+    hvd.check_consistency([np.asfortranarray(np.ones((2, 2))), 1.5])
+    hvd.check_consistency(np.float32(rank * 0))
+    hvd.check_consistency([("a", np.ones(1)), ("b", None)])
+
+    def changed(name, value):
+        made = arrays()
+        made[name] = value if odd else made[name]
+        return lambda: hvd.check_consistency(made)
+
+    if not several:
+        return
+    told(changed("w", np.arange(6.0).reshape(2, 3) + 1e-12), "'w' on rank 2 is not what rank 0 has")
+    told(changed("zero", np.array([0.0, -0.0], np.float32)), "'zero' on rank 2")
+    told(changed("nan", NAN[1:]), "'nan' on rank 2")
+    told(changed("none", 0), "'none' on rank 2")
+    told(changed("none", np.zeros(1)), "differ: rank 0 has none; rank 2 has none [1] float64")
+    told(changed("texts", np.array(["b", None], object)), "'texts' on rank 2")
+    told(changed("nested", {"lr": 0.2, "list": [np.int64(4), "momentum"]}), "'nested.lr' on rank 2", "first of 2")
+    told(changed("empty", np.zeros((0, 5))), "rank 0 has empty [0, 4] float64; rank 2 has empty [0, 5] float64")
+    told(changed("w", np.arange(6.0, dtype=np.float32).reshape(2, 3)), "[2, 3] float64; rank 2 has w [2, 3] float32")
+    told(changed("masked", np.ma.masked_array([1, 2], [True, False])), "'masked' on rank 2")
+    told(lambda: hvd.check_consistency([np.ones(1)] * (2 + odd)), "rank 2 has 2 [1] float64. Build the same")
+    order = [("a", np.ones(1)), ("b", np.zeros(1))][:: 1 - 2 * odd]
+    told(lambda: hvd.check_consistency(order), "the ranks [0, 1, 2] have the same tensors in different orders")
+    told(lambda: hvd.check_consistency([np.array([rank])]), "'0' on ranks 1, 2 is not what rank 0 has")
+    members = hvd.add_process_set([0, 2])
+    if members.included():
+        told_there = pytest.raises(hvd.HvdMismatchError, match="'0' on rank 2 is not what rank 0 has")
+        with told_there:
+            hvd.check_consistency([np.array([rank])], members)
+    hvd.remove_process_set(members)
+    hvd.check_consistency(arrays())
+
+
+@as_ranks(1)
+def test_what_cannot_be_compared_is_refused():
+    for wrong in ("text", object(), None, b"bytes"):
+        with pytest.raises(ValueError, match="expected a dict or a list of tensors, not "):
+            hvd.check_consistency(wrong)
+    with pytest.raises(ValueError, match="these names are not unique: a"):
+        hvd.check_consistency([("a", np.ones(1)), ("a", np.ones(1))])
+    hvd.shutdown()
+    with pytest.raises(hvd.HvdNotInitializedError):
+        hvd.check_consistency([np.ones(1)])
+
+
+@as_ranks(3)
+def test_what_one_rank_cannot_compare_all_hear_of():
+    odd = hvd.rank() == 1
+    for wrong, text in (("text", "expected a dict or a list of tensors, not str"), ([("a", 1)] * 2, "not unique: a")):
+        with pytest.raises(ValueError, match=text) as error:
+            hvd.check_consistency(wrong if odd else [np.ones(2)])
+        assert str(error.value).startswith("check_consistency: " if odd else "rank 1: check_consistency: ")
+    members = hvd.add_process_set([1, 2])
+    if members.included():
+        with pytest.raises(ValueError, match="rank 1" if not odd else "not str"):
+            hvd.check_consistency("text" if odd else [np.ones(1)], members)
+    hvd.remove_process_set(members)
+    if find_spec("torch") is not None:
+        import torch
+
+        import hvdlite.torch as hvdt
+
+        with pytest.raises(ValueError, match="'0' is a meta tensor"):
+            hvdt.check_consistency([torch.ones(1, device="meta" if odd else "cpu")])
+        hvdt.check_consistency([torch.ones(1)])
+    hvd.check_consistency([np.ones(1)])
+
+
+@as_ranks(3)
+def test_a_rank_that_is_in_another_exchange_is_waited_for_by_name():
+    """Unnamed, the two would have met, and died of what they did not understand."""
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    import torch
+
+    import hvdlite.torch as hvdt
+    from hvdlite import _bytes
+    from hvdlite.consistency import require_equal
+
+    names = []
+    submit = _bytes.submit
+
+    def noted(kind, set_number, dtype, name, *rest, **more):
+        names.append(name)
+        return submit(kind, set_number, dtype, name, *rest, **more)
+
+    _bytes.submit = noted
+    try:
+        hvdt.check_consistency([torch.ones(1)])
+        require_equal("broadcast_parameters", ["a"], hvd.global_process_set, str, "")
+    finally:
+        _bytes.submit = submit
+    assert [name for name in names if name and "allgather_object" in name] == [
+        "allgather_object.check_consistency", "allgather_object.broadcast_parameters"
+    ]  # fmt: skip
+
+
+@as_ranks(3)
+def test_tensors_of_every_kind():
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    import torch
+
+    import hvdlite.torch as hvdt
+
+    odd = hvd.rank() == 1
+
+    def sparse(values, places=((0, 2),)):
+        return torch.sparse_coo_tensor(torch.tensor(places), torch.tensor(values), (4,))
+
+    def tensors():
+        return {
+            "none": None,
+            "sparse": sparse([1.0, 2.0]),
+            "complex": torch.tensor([1 + 2j]).conj(),
+            "half": torch.ones(2, dtype=torch.bfloat16),
+            "zero": torch.zeros(1),
+            "turned": torch.arange(6.0).view(2, 3).T,
+        }
+
+    def changed(name, value):
+        made = tensors()
+        made[name] = value if odd else made[name]
+        return lambda: hvdt.check_consistency(made)
+
+    hvdt.check_consistency(tensors())
+    same_otherwise = sparse([2.0, 0.5, 0.5], ((2, 0, 0),)) if odd else sparse([1.0, 2.0])
+    hvdt.check_consistency([same_otherwise, None, torch.ones(1).squeeze()])
+    hvdt.check_consistency(torch.ones(1))
+    told(changed("sparse", sparse([1.0, 3.0])), "'sparse' on rank 1 is not what rank 0 has")
+    told(changed("sparse", sparse([1.0, 2.0], ((0, 3),))), "'sparse' on rank 1")
+    told(changed("sparse", torch.tensor([1.0, 0, 2, 0])), "sparse [4] float32 sparse; rank 1 has sparse [4] float32")
+    told(changed("complex", torch.tensor([1 + 2j])), "'complex' on rank 1")
+    told(changed("zero", -torch.zeros(1)), "'zero' on rank 1")
+    told(changed("none", torch.ones(1)), "rank 1 has none [1] float32")
+    with pytest.raises(ValueError, match="'0' is a meta tensor"):
+        hvdt.check_consistency([torch.ones(1, device="meta")])

@@ -1,0 +1,188 @@
+"""A caller's own limit of time: who is missing is named, the job goes on, and so does what was waited for."""
+
+import datetime
+import gc
+import math
+
+import numpy as np
+import pytest
+from ranks import as_ranks
+
+import hvdlite as hvd
+
+LONG = 30.0  # never waited for
+
+
+def everyone_but_the_last_waits(call):
+    """What `call` raises on all ranks but the last, which goes on when all others have raised it (they tell it by a
+    message). None on the last, before it has called."""
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        for other in range(last):
+            hvd.recv(np.zeros(1), other, name="raised")
+        return None
+    with pytest.raises(hvd.HvdTimeoutError) as caught:
+        call()
+    hvd.send(np.zeros(1), last, name="raised")
+    return caught.value
+
+
+@as_ranks(1, 3)
+def test_a_monitored_barrier_that_all_come_to():
+    for _ in range(3):
+        assert hvd.monitored_barrier(LONG) is None
+        hvd.monitored_barrier(timeout=datetime.timedelta(seconds=LONG), name="named")
+    hvd.monitored_barrier()
+    hvd.allreduce(np.ones(2), name="between")
+    hvd.monitored_barrier(LONG, hvd.global_process_set)
+
+
+@as_ranks(2, 3)
+def test_a_monitored_barrier_names_who_is_missing_and_is_the_same_for_all():
+    last = hvd.size() - 1
+    for name in (None, "epoch"):
+        hvd.allreduce(np.ones(2), name="first")
+        error = everyone_but_the_last_waits(lambda: hvd.monitored_barrier(0.2, name=name))  # noqa: B023
+        if error is not None:
+            assert f"missing on rank {last}; rank {last} (pid " in str(error), error
+            assert "waited 0.2 s at the barrier 'monitored_barrier." in str(error)
+        else:
+            gave_up = "rank 0" if last == 1 else "ranks 0, 1"
+            with pytest.raises(hvd.HvdTimeoutError, match=f"when {gave_up} had given up on it"):
+                hvd.monitored_barrier(LONG, name=name)
+        hvd.monitored_barrier(LONG, name=name)
+        assert hvd.allreduce(np.ones(2), op=hvd.Sum, name="first")[0] == hvd.size()
+
+
+@as_ranks(3)
+def test_a_monitored_barrier_of_a_process_set():
+    some = hvd.add_process_set([1, 2])
+    if hvd.rank() == 0:
+        with pytest.raises(ValueError, match="not part of provided process set"):
+            hvd.monitored_barrier(1, some)
+    else:
+        if hvd.rank() == 1:
+            with pytest.raises(hvd.HvdTimeoutError, match=r"submitted by rank 1, missing on rank 2; rank 2 \(pid "):
+                hvd.monitored_barrier(0.2, some)
+            hvd.send(np.zeros(1), 2, name="raised")
+        else:
+            hvd.recv(np.zeros(1), 1, name="raised")
+            with pytest.raises(hvd.HvdTimeoutError, match="when rank 1 had given up"):
+                hvd.monitored_barrier(LONG, some)
+        hvd.monitored_barrier(LONG, some)
+    hvd.remove_process_set(some)
+
+
+@as_ranks(3)
+def test_ranks_that_joined_meet_the_others_again_by_order():
+    """They have counted less than the others, who went on with what has no name."""
+    pair = [np.ones(2), np.ones(3)]
+    for _ in range(2):
+        hvd.grouped_allreduce(pair)
+        hvd.monitored_barrier(LONG)
+        for _ in range(hvd.rank()):
+            hvd.grouped_allreduce(pair)
+            hvd.monitored_barrier(LONG)
+            hvd.monitored_barrier(LONG, name="epoch")
+        hvd.join()
+        hvd.monitored_barrier(LONG, name="epoch")
+        hvd.monitored_barrier(LONG)
+        assert hvd.grouped_allreduce(pair, op=hvd.Sum)[1][0] == 3.0
+
+
+CALLS = {
+    "allreduce": (lambda **k: hvd.allreduce(np.ones(2), op=hvd.Sum, name="x", **k), "tensor 'allreduce.x'"),
+    "allreduce_": (lambda **k: hvd.allreduce_(np.ones(2), op=hvd.Sum, **k), "allreduce without a name"),
+    "grouped": (lambda **k: hvd.grouped_allreduce([np.ones(2)] * 2, name="x", **k), "'grouped_allreduce.x_1of2'"),
+    "allgather": (lambda **k: hvd.allgather(np.ones(2), name="x", **k), "tensor 'allgather.x'"),
+    "broadcast": (lambda **k: hvd.broadcast(np.ones(2), 0, name="x", **k), "tensor 'broadcast.x'"),
+    "alltoall": (lambda **k: hvd.alltoall(np.ones(6), name="x", **k), "tensor 'alltoall.x'"),
+    "reducescatter": (lambda **k: hvd.reducescatter(np.ones(6), name="x", **k), "tensor 'reducescatter.x'"),
+    "reduce": (lambda **k: hvd.reduce(np.ones(2), 0, name="x", **k), "tensor 'reduce.x'"),
+    "gather": (lambda **k: hvd.gather(np.ones(2), 0, name="x", **k), "tensor 'gather.x'"),
+    "barrier": (lambda **k: hvd.barrier(**k), "barrier without a name"),
+}
+
+
+@as_ranks(2)
+def test_every_call_has_a_time_limit():
+    for call, what in CALLS.values():
+        expected = call(timeout=LONG)
+        error = everyone_but_the_last_waits(lambda: call(timeout=0.05))  # noqa: B023
+        if error is None:
+            result = call()
+        else:
+            text = str(error)
+            assert "waited 0.05 s (timeout=) for " in text and what in text and "missing on rank 1; rank 1 (" in text
+            result = hvd.synchronize(error.handle, timeout=LONG)
+            assert hvd.synchronize(error.handle) is result  # as of any handle
+            if "alltoall" in what:
+                result = result[0]  # as of alltoall_async
+        assert np.array_equal(result, expected) if expected is not None else result is None
+    sent = np.arange(3.0) if hvd.rank() else np.zeros(3)
+    if hvd.rank():
+        hvd.send(sent, 0, name="y", timeout=LONG)
+    else:
+        hvd.recv(sent, 1, name="y", timeout=LONG)
+    assert sent[2] == 2
+    error = everyone_but_the_last_waits(lambda: hvd.recv(sent * 0, 1, name="z", timeout=0.05))
+    if error is None:
+        hvd.send(sent, 0, name="z")
+    else:
+        assert "tensor 'send.z'" in str(error) and hvd.synchronize(error.handle)[2] == 2
+
+
+@as_ranks(2)
+def test_a_handle_may_be_waited_for_again_and_again():
+    mine = np.full(1000, 1.0 + hvd.rank())
+    forms = (hvd.allreduce_async, hvd.allreduce_async, hvd.allreduce_async_)  # known the second time: the short way
+    for form in forms:
+        before = mine.copy()
+
+        def wait():
+            handle = form(before, op=hvd.Sum, name="again")  # noqa: B023
+            for _ in range(2):
+                with pytest.raises(hvd.HvdTimeoutError) as caught:
+                    hvd.synchronize(handle, timeout=0.05)
+                assert caught.value.handle is handle and not hvd.poll(handle)
+            with pytest.raises(ValueError, match="same name"):  # it is in use as long as it is under way
+                hvd.allreduce_async(before, name="again")  # noqa: B023
+            raise caught.value
+
+        error = everyone_but_the_last_waits(wait)
+        result = hvd.synchronize(error.handle if error else form(before, op=hvd.Sum, name="again"))
+        assert (result == 3.0).all()
+
+
+@as_ranks(2)
+def test_memory_that_nobody_waits_for_any_more_stays_until_the_collective_has_ended():
+    error = everyone_but_the_last_waits(lambda: hvd.allreduce(np.ones(5000), op=hvd.Sum, name="left", timeout=0.05))
+    if error is None:
+        assert (hvd.allreduce(np.ones(5000), op=hvd.Sum, name="left") == 2.0).all()
+    del error
+    gc.collect()
+    hvd.barrier()
+    assert hvd.allreduce(np.ones(1), op=hvd.Sum, name="left")[0] == 2.0
+
+
+@as_ranks(1)
+def test_what_is_no_time_to_wait_is_refused():
+    for bad in (0, -1, -0.5, math.nan, math.inf, -math.inf, datetime.timedelta(0)):
+        for call in (lambda t: hvd.monitored_barrier(t), lambda t: hvd.allreduce(np.ones(1), timeout=t)):
+            with pytest.raises(ValueError, match="timeout must be a positive number of seconds"):
+                call(bad)
+    handle = hvd.allreduce_async(np.ones(1))
+    for bad in ("1", b"1", True, False, [1], object()):
+        for call in (
+            lambda t: hvd.monitored_barrier(timeout=t),
+            lambda t: hvd.barrier(timeout=t),
+            lambda t: hvd.broadcast(np.ones(1), 0, timeout=t),
+            lambda t: hvd.synchronize(handle, timeout=t),
+        ):
+            with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+                call(bad)
+    assert hvd.synchronize(handle, timeout=None)[0] == 1 and hvd.synchronize(handle, timeout=1)[0] == 1
+    with pytest.raises(TypeError, match="name must be a str"):
+        hvd.monitored_barrier(1, name=3)
+    with pytest.raises(TypeError, match="process_set"):
+        hvd.monitored_barrier(1, process_set=[0])
