@@ -1,4 +1,4 @@
-"""What runs the C tests: what fails beside others has to pass alone, and what a sanitizer found is a failure at once."""
+"""What runs the C tests: what fails beside others has to pass alone; what a sanitizer found is a failure at once."""
 
 import subprocess
 from pathlib import Path
