@@ -29,6 +29,11 @@ void gpus_find(void)
     hvd_nccl_prefer(TESTS_STUB);
 }
 
+void gpus_threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more))
+{
+    hvd_world_run(HVD_WORLD_THREADS, size, 300, body, NULL);
+}
+
 const struct hvd_plane *gpus_plane(void)
 {
     int i = 0;

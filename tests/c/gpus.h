@@ -14,6 +14,8 @@ extern void *(*gpus_gate)(void);
 extern void (*gpus_open_gate)(void *event);
 void gpus_find(void);
 void *gpus_symbol(const char *name); /* of the stub's */
+/* `size` ranks, each a thread of this process: they share the stub's counts and errors. */
+void gpus_threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more));
 
 struct gpus_seat {
     struct hvd_plane_arg arg;

@@ -254,26 +254,21 @@ static void waits_for_a_device(const struct hvd_plane_arg *world, void *more)
     plane->close(seat.nccl);
 }
 
-static void threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more))
-{
-    hvd_world_run(HVD_WORLD_THREADS, size, 300, body, NULL);
-}
-
 int main(void)
 {
     setenv("STUB_NCCL_VERSION", "22403", 1); /* the first that adds float8 */
     plane = gpus_plane();
     gpus_find();
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, waits_for_a_device, NULL); /* the first, so that nothing is loaded */
-    threads(2, leaves_to_others);
+    gpus_threads(2, leaves_to_others);
     static const int sizes[] = {1, 2, 3, 4};
     for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++) {
         long before = works_done;
-        threads(sizes[i], does_every_work);
+        gpus_threads(sizes[i], does_every_work);
         printf("world of %d: %ld works\n", sizes[i], (works_done - before) / sizes[i]);
         CHECK(works_done - before > 100, "too few works for a world of %d", sizes[i]);
     }
-    threads(2, waits_for_tensors);
+    gpus_threads(2, waits_for_tensors);
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, does_every_work, NULL);
     return 0;
 }

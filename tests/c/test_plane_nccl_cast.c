@@ -227,18 +227,13 @@ static void as_it_is(const struct hvd_plane_arg *world, void *more)
     plane->close(seat.nccl);
 }
 
-static void threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more))
-{
-    hvd_world_run(HVD_WORLD_THREADS, size, 300, body, NULL);
-}
-
 int main(void)
 {
     plane = gpus_plane();
     gpus_find();
-    threads(2, casts);
-    threads(3, casts);
-    threads(1, as_it_is);
-    threads(2, as_it_is);
+    gpus_threads(2, casts);
+    gpus_threads(3, casts);
+    gpus_threads(1, as_it_is);
+    gpus_threads(2, as_it_is);
     return 0;
 }

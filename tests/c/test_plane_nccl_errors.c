@@ -368,11 +368,6 @@ static void refuses_another_device(const struct hvd_plane_arg *world, void *more
     plane->close(seat.nccl);
 }
 
-static void threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more))
-{
-    hvd_world_run(HVD_WORLD_THREADS, size, 300, body, NULL);
-}
-
 int main(void)
 {
     struct hvd_error error = {0};
@@ -381,17 +376,17 @@ int main(void)
     CHECK(!hvd_cuda_load(&error) && strstr(error.text, "no driver of CUDA") && strstr(error.text, "no-such-library"),
           "%s", error.text);
     gpus_find();
-    threads(3, names_two_ranks_on_one_device);
-    threads(3, knows_slices);
-    threads(2, names_who_lacks_something);
-    threads(1, tells_of_errors);
-    threads(2, never_gets_through);
-    threads(2, waits_for_nobody_for_ever);
-    threads(2, is_abandoned);
+    gpus_threads(3, names_two_ranks_on_one_device);
+    gpus_threads(3, knows_slices);
+    gpus_threads(2, names_who_lacks_something);
+    gpus_threads(1, tells_of_errors);
+    gpus_threads(2, never_gets_through);
+    gpus_threads(2, waits_for_nobody_for_ever);
+    gpus_threads(2, is_abandoned);
     hvd_world_run(HVD_WORLD_PROCESSES, 1, 100, is_left_behind, NULL);
-    threads(1, refuses_another_device);
-    threads(2, tells_of_failed_packing);
-    threads(2, is_made_to_block);
+    gpus_threads(1, refuses_another_device);
+    gpus_threads(2, tells_of_failed_packing);
+    gpus_threads(2, is_made_to_block);
     ((struct hvd_nccl *)(uintptr_t)hvd_nccl_load(NULL))->version = 23003;
     CHECK(setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1) == 0, "for the stub, which refuses as NCCL does");
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, shares_a_device, NULL); /* in one they would share a stream, too */

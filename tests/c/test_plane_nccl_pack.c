@@ -169,17 +169,12 @@ static void thirds_are_rounded(const struct hvd_plane_arg *world, void *more)
     plane->close(seat.nccl);
 }
 
-static void threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more))
-{
-    hvd_world_run(HVD_WORLD_THREADS, size, 300, body, NULL);
-}
-
 int main(void)
 {
     plane = gpus_plane();
     gpus_find();
-    threads(2, packs);
-    threads(3, thirds_are_rounded);
-    threads(3, packs_without_kernels);
+    gpus_threads(2, packs);
+    gpus_threads(3, thirds_are_rounded);
+    gpus_threads(3, packs_without_kernels);
     return 0;
 }

@@ -252,24 +252,19 @@ static void packs_what_nccl_would_spoil(const struct hvd_plane_arg *world, void 
     plane->close(seat.nccl);
 }
 
-static void threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more))
-{
-    hvd_world_run(HVD_WORLD_THREADS, size, 300, body, NULL);
-}
-
 int main(void)
 {
     plane = gpus_plane();
     gpus_find();
-    threads(2, leaves_views);
-    threads(3, leaves_views);
-    threads(2, packs_what_nccl_would_spoil);
-    threads(3, packs_what_nccl_would_spoil);
-    threads(2, takes_views_and_gives_copies);
-    threads(2, the_stub_sees_what_is_mixed);
+    gpus_threads(2, leaves_views);
+    gpus_threads(3, leaves_views);
+    gpus_threads(2, packs_what_nccl_would_spoil);
+    gpus_threads(3, packs_what_nccl_would_spoil);
+    gpus_threads(2, takes_views_and_gives_copies);
+    gpus_threads(2, the_stub_sees_what_is_mixed);
     struct hvd_nccl *older = (struct hvd_nccl *)(uintptr_t)hvd_nccl_load(NULL);
     older->MemAlloc = NULL;
     older->CommRegister = NULL;
-    threads(2, leaves_views_alone);
+    gpus_threads(2, leaves_views_alone);
     return 0;
 }

@@ -228,10 +228,10 @@ int hvd_nccl_pack(struct hvd_nccl_plane *plane, const struct hvd_work *work, dou
         alone += bytes_of(work, i);
         lacks |= !work->piece[i].in;
     }
-    bool own = plane->levels || (plane->nccl->CommRegister && !views) || bytes != alone;
-    own |= casts(plane, work);
+    bool cast = casts(plane, work);
+    bool own = plane->levels || cast || (plane->nccl->CommRegister && !views) || bytes != alone;
     bucket->count = bytes / (size_t)hvd_dtype_bytes(dtype);
-    bucket->lies = lacks || bytes == 0 || plane->levels || casts(plane, work) ? 0 : heard(bucket, work, views);
+    bucket->lies = lacks || bytes == 0 || plane->levels || cast ? 0 : heard(bucket, work, views);
     bucket->out = own ? 0 : lies(work, false, down);
     bucket->in = own ? 0 : lies(work, true, down);
     bucket->unpacks = !bucket->out;
