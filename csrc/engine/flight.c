@@ -126,9 +126,8 @@ void hvd_flight_start(struct hvd_engine *engine, struct hvd_set *set)
     if (set->aside && moving->items == 1 && hvd_steps_aside(hvd_work_slot(engine, hvd_work_item(set, 0))))
         return;
     int by = moving->rode ? HVD_TRACE_BY_VOTES : moving->by ? moving->by->carrier : HVD_TRACE_BY_CPU;
-    uint64_t bytes = moving->work.count * (uint64_t)hvd_dtype_bytes(moving->work.dtype);
     hvd_trace_add_at(&engine->trace, moving->begun_ns, HVD_TRACE_start, moving->items,
-                     hvd_trace_value(by, set->number, bytes));
+                     hvd_trace_value(by, set->number, hvd_work_bytes(&moving->work)));
 }
 
 void hvd_flight_end(struct hvd_engine *engine, uint32_t index, int code, const char *text)

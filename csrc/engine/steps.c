@@ -121,7 +121,7 @@ static void keep(struct hvd_engine *engine, struct hvd_set *set, int carrier, in
     bucket->step = step;
     bucket->begin_ns = (int64_t)moving->begun_ns;
     bucket->end_ns = (int64_t)now_ns;
-    bucket->bytes = (int64_t)moving->work.count * hvd_dtype_bytes(moving->work.dtype);
+    bucket->bytes = (int64_t)hvd_work_bytes(&moving->work);
     bucket->tensors = (int)moving->items;
     bucket->carrier = carrier;
     bucket->process_set = set->number;
@@ -140,7 +140,7 @@ void hvd_steps_moved(struct hvd_engine *engine, struct hvd_set *set, uint64_t no
     if ((!moving->by && !moving->rode) || is_aside(engine, set))
         return;
     int carrier = moving->rode ? steps->carriers - 1 : moving->by->carrier;
-    int64_t bytes = (int64_t)moving->work.count * hvd_dtype_bytes(moving->work.dtype);
+    int64_t bytes = (int64_t)hvd_work_bytes(&moving->work);
     _Atomic int64_t *of = steps->of[carrier];
     add(&of[HVD_PLANE_NUMBER_bytes], bytes);
     add(&of[HVD_PLANE_NUMBER_messages], 1);

@@ -79,6 +79,7 @@ static int start(void *self, struct hvd_work *work, struct hvd_error *error)
                  "a tensor of this rank lies on device %d, and its communicator is of device %d; please report this",
                  work->device - 1, plane->device->ordinal);
     plane->stage = HVD_NCCL_STARTED;
+    work->moved_as = hvd_nccl_dtype(plane, work) + 1;
     return HVD_OK; /* others may have started: poll tells of a failure */
 }
 

@@ -103,7 +103,9 @@ def test_the_op_casts_what_it_can_and_compresses_the_rest():
             for wire, kind in BOTH.items():
                 want = due([three / (rank + 1), three / (rank + 1) * 2], getattr(torch, wire), 1.0).double()
                 assert torch.equal(hvd.allreduce(three, compression=kind, op=hvd.Sum), want)
+            before = hvd.stats()["totals"]["bytes"].get("nccl", 0)
             top = hvd.allreduce(torch.tensor([1.0, 2.0]) * rank, compression=hvd.Compression.fp16, op=hvd.Max)
+            assert hvd.stats()["totals"]["bytes"]["nccl"] == before + 4  # two values as they crossed
             assert top.tolist() == [1.0, 2.0]
         half, whole = torch.full((2,), 1.5, dtype=torch.float16), torch.tensor([rank, 4])
         got = hvd.grouped_allreduce([three, whole, half], compression=hvd.Compression.bf16, op=hvd.Sum)
