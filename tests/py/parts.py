@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 SECONDS = 900.0
@@ -27,16 +27,21 @@ def alone() -> Iterator[None]:
         yield
 
 
-def debian(tool: str, *packages: str, path: str | None = None) -> str | None:
-    """Where this program is, once its Debian packages are there if they can be had; or None."""
-    if (found := shutil.which(tool, path=path)) or os.geteuid() != 0 or shutil.which("apt-get") is None:
+def had(find: Callable[[], str | None], *packages: str) -> str | None:
+    """What `find` finds, once these Debian packages are there if they can be had; or None."""
+    if (found := find()) or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return found
     with alone():
-        if shutil.which(tool, path=path) is None:
+        if find() is None:
             quiet = "DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends"
             words = f"apt-get update -q && {quiet} {' '.join(packages)}"
             subprocess.run(["sh", "-c", words], capture_output=True, timeout=SECONDS)
-    return shutil.which(tool, path=path)
+    return find()
+
+
+def debian(tool: str, *packages: str, path: str | None = None) -> str | None:
+    """Where this program is, `had` from these packages."""
+    return had(lambda: shutil.which(tool, path=path), *packages)
 
 
 def python(*words: str) -> str | None:

@@ -56,9 +56,15 @@ PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
 
 
+def pmix():
+    """The file that --mpi=pmix opens, or None. Debian has this name of it in a package for developers only."""
+    return parts.had(lambda: next(map(str, Path("/usr").glob("lib*/*/libpmix.so")), None), "libpmix-dev")
+
+
 def missing():
     """Why there can be no Slurm here, or None. Installs it where it may."""
     parts.debian("slurmctld", *_PACKAGES)
+    pmix()  # its daemons look once, when they begin
     absent = [tool for tool in ("slurmctld", "slurmd", "srun", "sinfo") if shutil.which(tool) is None]
     return f"no Slurm here: {', '.join(absent)} not found" if absent else None
 
