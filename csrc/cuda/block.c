@@ -121,6 +121,8 @@ static struct hvd_block *made(int ordinal, size_t bytes, size_t least, struct hv
         }
         block->at = failed ? 0 : block->at;
         code = check(failed, "give memory for a result", error);
+        if (failed == NO_MEMORY && error)
+            error->code = HVD_ENOMEM;
         if (code == HVD_OK)
             code = check(cuda->EventCreate(&block->event, NO_TIMING), "make an event", error);
         hvd_cuda_leave(cuda, mode);

@@ -94,9 +94,10 @@ void hvd_cuda_prefer(const char *path);
  * captures: for calls about streams and memory of our own. *mode is for leave. CUDA's code. They may be nested. */
 int hvd_cuda_enter(const struct hvd_cuda *cuda, void *ctx, int *mode);
 void hvd_cuda_leave(const struct hvd_cuda *cuda, int mode);
-/* What was put on a device does not end, and nobody can end it: from then on (for the process's life) nothing waits for
- * devices, as freeing memory does. */
+/* What was put on a device does not end, and nobody can end it: from then on nothing waits for devices, as freeing
+ * memory does; until all that was said of has come to its end after all. */
 void hvd_cuda_hang(void);
+void hvd_cuda_recover(void);
 bool hvd_cuda_hangs(void);
 /* HVD_OK, or HVD_EINTERNAL with CUDA's own words in `error`: "CUDA could not <what>: ...". */
 int hvd_cuda_failed(int code, const char *what, struct hvd_error *error);

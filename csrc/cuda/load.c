@@ -23,7 +23,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct hvd_cuda loaded;
 static struct hvd_error refusal;
 static char preferred[512];
-static _Atomic bool hangs;
+static _Atomic int hangs;
 
 void hvd_cuda_prefer(const char *path)
 {
@@ -56,12 +56,17 @@ bool hvd_cuda_has(const char *symbol)
 
 void hvd_cuda_hang(void)
 {
-    atomic_store(&hangs, true);
+    atomic_fetch_add(&hangs, 1);
+}
+
+void hvd_cuda_recover(void)
+{
+    atomic_fetch_sub(&hangs, 1);
 }
 
 bool hvd_cuda_hangs(void)
 {
-    return atomic_load(&hangs);
+    return atomic_load(&hangs) > 0;
 }
 
 int hvd_cuda_enter(const struct hvd_cuda *cuda, void *ctx, int *mode)

@@ -145,13 +145,18 @@ static int block_for(struct hvd_engine *engine, const struct hvd_plan_item *item
     if (!slot->bytes || slot->block)
         return HVD_OK;
     hvd_text_bare(why.text);
-    return hvd_fail_rank(error, HVD_ENOMEM, engine->options.rank,
+    const char *kind = hvd_engine_kind(item->signature.kind);
+    const char *name = HVD_SHOWN(slot->request.name ? slot->request.name : "(unnamed)");
+    int rank = engine->options.rank;
+    if (why.code != HVD_OK && why.code != HVD_ENOMEM) /* the device has failed, whatever is asked of it */
+        return hvd_fail_rank(error, why.code, rank,
+                             HVD654 "device %d of rank %d gives no memory for the result of %s '%.200s': %.300s",
+                             slot->request.device - 1, rank, kind, name, why.text);
+    return hvd_fail_rank(error, HVD_ENOMEM, rank,
                          HVD669
-                         "rank %d has no %.1f MB on device %d for the result of %s '%.200s': %.300s. If PyTorch holds "
+                         "rank %d has no %.3f MB on device %d for the result of %s '%.200s': %.300s. If PyTorch holds "
                          "memory that it does not use: torch.cuda.empty_cache()",
-                         engine->options.rank, (double)slot->bytes / 1e6, slot->request.device - 1,
-                         hvd_engine_kind(item->signature.kind),
-                         HVD_SHOWN(slot->request.name ? slot->request.name : "(unnamed)"), why.text);
+                         rank, (double)slot->bytes / 1e6, slot->request.device - 1, kind, name, why.text);
 }
 
 static int result_for(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_plan_item *item,

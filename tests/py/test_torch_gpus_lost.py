@@ -138,12 +138,20 @@ with gpus.on_gpus(0), gpus.busy(0):
         assert one() is not None and two() is not None, "a device that hangs may yet write there"
         hvd.init()
         hvd.shutdown()
+with gpus.on_gpus(0):  # it was much to do, and no more than that
+    hvd.init()
+    given = torch.ones(3)
+    for name in ("again", "and once more"):
+        assert hvd.allreduce(given, name=name, op=hvd.Sum).tolist() == [1, 1, 1]
+    hvd.shutdown()
+gc.collect()
+assert one() is None and two() is None, "nothing runs any more"
 print("held")
 """
 
 
-def test_what_a_device_that_hangs_may_touch_is_held_for_ever():
-    """In a process of its own, for it never forgets."""
+def test_what_a_device_may_touch_is_held_until_it_comes_to_an_end_and_then_it_is_used_again():
+    """In a process of its own, for it never forgets what hangs."""
     line, here = [sys.executable, "-c", LEFT], Path(__file__).parent
     done = subprocess.run(line, env=environment(), cwd=here, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "held", done.stderr

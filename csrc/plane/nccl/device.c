@@ -55,11 +55,12 @@ struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *erro
     const struct hvd_cuda *cuda = hvd_cuda_load(error);
     if (!cuda)
         return NULL;
-    if (hvd_cuda_hangs()) { /* what is put on its stream now would wait for ever */
-        hvd_fail(error, HVD_EINIT,
-                 HVD663
-                 "a collective of an earlier job, which failed, still runs on a GPU of this process and could not be "
-                 "aborted: start the process again");
+    if (hvd_cuda_hangs() && !hvd_nccl_recovered()) { /* what is put on its stream now would wait for ever */
+        hvd_fail(
+            error, HVD_EINIT,
+            HVD663
+            "a GPU of this process still runs what an earlier job, which failed, has left there, and that could not "
+            "be aborted: let the GPU come to an end before hvd.init(), or start the process again");
         return NULL;
     }
     pthread_mutex_lock(&lock);

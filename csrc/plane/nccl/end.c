@@ -5,8 +5,10 @@
  * who aborts one after the other waits in the first abort for a collective that only the second one would end. Hence
  * each is aborted by a thread of its own, which does nothing else; the engine begins all of them (part) before it waits
  * for any (disconnect). That is when the flags are set that end the kernels, so that then all of them come to an end.
- * What does not within a second is left behind, with its memory and its device: the job has failed, and soon the
- * process ends. From then on nothing is called that waits for a device (hvd_cuda_hang).
+ * What does not within a second is left behind, with its memory and its device: the job has failed, and mostly the
+ * process ends soon. Meanwhile nothing is called that waits for a device (hvd_cuda_hang). It may be that the device had
+ * no more than much to do, as of a host that runs ahead by seconds: who wants it again asks whether it is over by now
+ * (recovered). Then all goes on, but for the memory of the communicator, which stays taken.
  *
  * In peace NCCL wants to be told first (ncclCommFinalize), and to say when what it has is on its way: in its
  * non-blocking manner that is asked for, not waited for. ncclCommDestroy may wait for the other ranks of the host, who
@@ -29,6 +31,7 @@
 #define FINISHING_NS 3000000000u /* what was sent is on its way, and others are at the same */
 #define DRAINING_NS  1000000000u /* a device takes microseconds, unless another set or a crowded host holds it up */
 #define LAST_NS      500000000u  /* for a thread that is ready to end, and has not had a processor yet */
+#define AGAIN_NS     50000000u   /* for an event on a stream on which nothing is left */
 
 struct hvd_nccl_end {
     const struct hvd_cuda *cuda;
@@ -38,7 +41,12 @@ struct hvd_nccl_end {
     pthread_t thread;
     uint64_t until_ns; /* to finish; then it is aborted */
     _Atomic uint32_t over, references;
+    struct hvd_nccl_device *device; /* of one that is left behind */
+    struct hvd_nccl_end *next;
 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct hvd_nccl_end *behind;
 
 static void drop(struct hvd_nccl_end *end)
 {
@@ -131,10 +139,10 @@ static bool over(struct hvd_nccl_plane *plane)
 }
 
 /* After an abort: has the device come to the end of what was put there? What it has not, may yet be touched. */
-static bool drained(struct hvd_nccl_plane *plane)
+static bool drained(struct hvd_nccl_device *device, uint64_t patience_ns)
 {
-    uint64_t until_ns = hvd_now_ns() + DRAINING_NS;
-    struct hvd_mark *mark = hvd_nccl_device_mark(plane->device, NULL);
+    uint64_t until_ns = hvd_now_ns() + patience_ns;
+    struct hvd_mark *mark = hvd_nccl_device_mark(device, NULL);
     int code = HVD_AGAIN;
     while (mark && (code = hvd_mark_reached(mark, NULL)) == HVD_AGAIN && hvd_now_ns() < until_ns)
         usleep(50);
@@ -143,18 +151,59 @@ static bool drained(struct hvd_nccl_plane *plane)
     return code == HVD_OK;
 }
 
+static void leave_behind(struct hvd_nccl_plane *plane)
+{
+    struct hvd_nccl_end *end = plane->end;
+    pthread_mutex_lock(&lock);
+    end->device = plane->device;
+    end->next = behind;
+    behind = end;
+    hvd_cuda_hang();
+    pthread_mutex_unlock(&lock);
+}
+
+static bool is_over_now(struct hvd_nccl_end *end)
+{
+    int mode;
+    if (!atomic_load(&end->over) || hvd_cuda_enter(end->cuda, end->ctx, &mode) != 0)
+        return false;
+    bool over = drained(end->device, AGAIN_NS);
+    hvd_cuda_leave(end->cuda, mode);
+    return over;
+}
+
+bool hvd_nccl_recovered(void)
+{
+    pthread_mutex_lock(&lock);
+    for (struct hvd_nccl_end **at = &behind; *at;) {
+        struct hvd_nccl_end *end = *at;
+        if (!is_over_now(end)) {
+            at = &end->next;
+            continue;
+        }
+        *at = end->next;
+        hvd_nccl_device_drop(end->device);
+        drop(end);
+        hvd_cuda_recover();
+    }
+    pthread_mutex_unlock(&lock);
+    return !hvd_cuda_hangs();
+}
+
 void hvd_nccl_disconnect(struct hvd_nccl_plane *plane)
 {
     if (!plane->device)
         return;
     bool ended = over(plane) && !hvd_cuda_hangs(), entered = ended && hvd_nccl_enter(plane, NULL) == HVD_OK;
     if (plane->aborted && entered)
-        ended = drained(plane);
+        ended = drained(plane->device, DRAINING_NS);
     if (ended && entered)
         hvd_nccl_free_memory(plane);
     if (entered)
         hvd_nccl_leave(plane);
-    if (plane->end)
+    if (!ended && plane->aborted)
+        leave_behind(plane);
+    else if (plane->end)
         drop(plane->end);
     if (plane->last)
         hvd_mark_drop(plane->last);
@@ -163,7 +212,5 @@ void hvd_nccl_disconnect(struct hvd_nccl_plane *plane)
     plane->multiplied = -1;
     if (ended)
         hvd_nccl_device_drop(plane->device);
-    else if (plane->aborted)
-        hvd_cuda_hang();
     plane->device = NULL;
 }
