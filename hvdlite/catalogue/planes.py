@@ -108,7 +108,8 @@ HVD663 A collective of an earlier job still runs on the GPU
 raises: HorovodInternalError
 cause: The job before, in the same process, failed while a kernel of NCCL ran, and the kernel could not be ended; or the
 GPU has had much to do since.
-remedy: Where the GPU was merely busy, call `torch.cuda.synchronize()` before `hvd.init()`. Else start the process again.
+remedy: Where the GPU was merely busy, call `torch.cuda.synchronize()` before `hvd.init()`. Else start the process
+again.
 
 HVD664 A tensor on another GPU than before
 raises: HorovodInternalError

@@ -20,8 +20,8 @@ from verdict import FAILED, MEASURED, MISSED, PASS, Verdicts
 
 import hvdlite
 
-PARTS = ("packing", "one", "staged", "ipc", "shared", "several", "pairs", "tensorflow", "death", "sanitizer")
-LIMIT_S = 420  # of a program
+PARTS = ("packing", "one", "staged", "ipc", "shared", "several", "pairs", "tensorflow", "death", "sanitizer", "shelf")
+LIMIT_S = float(os.environ.get("LIMIT_S", 420))  # of a program
 GRACE_S = 40  # for its end; the launcher gives its ranks 30
 LAUNCH = "import sys; from hvdlite.launcher.cli import main; sys.exit(main())"
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -188,26 +188,38 @@ class Machine:
     def sanitizer(self):
         """Of memory errors; PyTorch's and NCCL's questions that a driver answers with an error are none. Races are not
         looked for: what the tool can find are those in a block's shared memory, and our kernels use none."""
-        program = shutil.which("compute-sanitizer")
-        if program is None:
-            self.verdicts.why_not.update(dict.fromkeys(("sanitizer", "shelf"), "compute-sanitizer is not installed"))
-            return
-        line = [program, "--error-exitcode", "9", "--target-processes", "all", "--report-api-errors", "no"]
-        packs = self.ran("sanitizer", "compute-sanitizer, packing", [*line, BENCH])
-        rank = self.ran(
-            "sanitizer", "compute-sanitizer, 1 rank", [*line, sys.executable, self.program, "rank"], **self.one_gpu
-        )
-        if packs is not None and rank is not None:
+        line = [sys.executable, self.program, "rank"]
+        packs = self._sanitized("sanitizer", "packing", [BENCH])
+        rank = packs is not None and self._sanitized("sanitizer", "1 rank", line, **self.one_gpu) is not None
+        if rank:
             self.verdicts.note("sanitizer", PASS, "packing, and one rank's checks")
-        self._shelf(line)
 
-    def _shelf(self, line):
+    def shelf(self):
         """Of two ranks, with the launcher that starts them. Where the machine, or the tool, refuses CUDA IPC, nothing
         is known of the kernel."""
         program = os.path.join(os.path.dirname(self.program), "shelves.py")
-        line = [*line, sys.executable, "-c", LAUNCH, "-np", "2", "--start-timeout", "300", sys.executable, program]
-        said = self.ran("shelf", "compute-sanitizer, 2 ranks that share a GPU", line, **self.one_gpu)
+        line = [sys.executable, "-c", LAUNCH, "-np", "2", "--start-timeout", "300", sys.executable, program]
+        said = self._sanitized("shelf", "2 ranks that share a GPU", line, **self.one_gpu)
         if said is not None and BY_IPC in said:
             self.verdicts.note("shelf", PASS, "2 ranks, every dtype of the kernel")
         elif said is not None:
             self.verdicts.why_not["shelf"] = "under it these ranks do not go by CUDA IPC, see above"
+
+    def _sanitized(self, claim, what, line, **environ):
+        """What a command says under compute-sanitizer; None: it could not be had, or has failed, or found something. A
+        tool that has not got hold of its program ends well, too: only its summary tells that it has looked."""
+        tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+        if tool is None:
+            self.verdicts.why_not[claim] = "compute-sanitizer is not installed"
+            return None
+        words = [tool, "--error-exitcode", "9", "--target-processes", "all", "--report-api-errors", "no"]
+        words += ["--launch-timeout", "300", "--require-cuda-init", "no"]  # a launcher has no need of CUDA
+        said = self.ran(claim, f"compute-sanitizer, {what}", [*words, *line], **environ)
+        if said is None:
+            return None
+        found = re.findall(r"ERROR SUMMARY: (\d+) error", said)
+        if found and not any(map(int, found)):
+            return said
+        why = f"compute-sanitizer, {what}: " + ("errors, see above" if found else "it has not looked, see above")
+        self.verdicts.note(claim, FAILED, why)
+        return None

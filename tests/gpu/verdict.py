@@ -5,8 +5,12 @@ passes them on (`Verdicts.heard`). A claim of which no line came did not run, wh
 in as many words, and never calls it a pass.
 """
 
+import importlib
+import os
 import re
+import shutil
 import sys
+import sysconfig
 
 FORM = re.compile(r"\b(PASS|MISSED) \[(\w+)\] (.*)")
 CLAIMS = {
@@ -85,10 +89,12 @@ class Verdicts:
         if claim not in self.found or order.index(verdict) > order.index(before[0]):
             self.found[claim] = verdict, text
 
-    def summary(self):
-        """Lines for people, in the order of the issue."""
+    def summary(self, known=()):
+        """Lines for people, in the order of the issue. known: claims whose lines are left out."""
         lines = []
         for claim, text in CLAIMS.items():
+            if claim in known:
+                continue
             verdict, figure = self.found.get(claim, (NOT_RUN, self.why_not.get(claim, "")))
             lines.append(f"{verdict:11} {text}" + (f" ({figure})" if figure else ""))
         return lines
@@ -105,11 +111,17 @@ class Verdicts:
 
 def why_nothing_runs():
     """Why no part can run on this machine; None: they can."""
-    try:
-        import torch
-    except ImportError as error:
-        return f"PyTorch cannot be imported: {error}"
-    return None if torch.cuda.is_available() else "PyTorch sees no GPU here"
+    for needed in ("torch", "numpy", "cffi", "_cffi_backend", "pycparser"):
+        try:
+            importlib.import_module(needed)
+        except ImportError as error:
+            return f"{needed} cannot be imported ({error}): PYTHONPATH may name a folder that has it"
+    if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
+        return f"{sysconfig.get_path('include')} has no Python.h (Debian and Ubuntu: apt-get install python3-dev)"
+    compiler = os.environ.get("CC", "cc").split()[0]
+    if shutil.which(compiler) is None:
+        return f"there is no C compiler {compiler} (CC names another)"
+    return None if sys.modules["torch"].cuda.is_available() else "PyTorch sees no GPU here"
 
 
 if __name__ == "__main__":

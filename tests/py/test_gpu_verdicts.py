@@ -1,6 +1,8 @@
 """What tests/gpu/run says of a machine: every claim of issue 5 has a verdict, and what did not run is no pass."""
 
 import ctypes
+import os
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -173,29 +175,52 @@ def test_figures_of_two_ranks_are_claims_of_their_own(monkeypatch, version, gpus
     assert here.verdicts.code(judges=False) == int("FAILED" in due)
 
 
+CLEAN, FOUND = "; echo '========= ERROR SUMMARY: 0 errors'", "; echo '========= ERROR SUMMARY: 2 errors'"
+
+
 @pytest.mark.parametrize(
     ("does", "shelf", "why"),
     [
-        ("echo these ranks have added up by CUDA IPC", "PASS", None),
-        ("echo another way", None, "do not go by CUDA IPC"),
-        ("echo these ranks have added up by CUDA IPC; exit 9", "FAILED", None),
+        ("echo these ranks have added up by CUDA IPC" + CLEAN, "PASS", None),
+        ("echo another way" + CLEAN, None, "do not go by CUDA IPC"),
+        ("echo these ranks have added up by CUDA IPC" + CLEAN + "; exit 9", "FAILED", None),
+        ("echo these ranks have added up by CUDA IPC" + FOUND + CLEAN, "FAILED", None),
+        ("echo these ranks have added up by CUDA IPC; echo No attachable process found", "FAILED", None),
         (None, None, "not installed"),
     ],
 )
 def test_the_sum_over_cuda_ipc_is_looked_at_by_itself(monkeypatch, tmp_path, does, shelf, why):
+    """And a tool that has not said that it has looked has found nothing out."""
     import machine
 
     here, tool = machine.Machine("check.py"), tmp_path / "compute-sanitizer"
     if does is not None:
-        tool.write_text(f"#!/bin/sh\ncase $* in *shelves.py*) {does} ;; esac\n")
+        tool.write_text(f"#!/bin/sh\ncase $* in *shelves.py*) {does} ;; *) : {CLEAN} ;; esac\n")
         tool.chmod(0o755)
-    monkeypatch.setattr(machine.shutil, "which", lambda name: str(tool) if does is not None else None)
-    here.sanitizer()
-    assert here.verdicts.found.get("shelf", (None,))[0] == shelf
-    assert here.verdicts.found.get("sanitizer", (None,))[0] == (None if does is None else "PASS")
+    monkeypatch.setattr(machine.shutil, "which", lambda name, path=None: str(tool) if does is not None else None)
+    here.shelf()
+    assert here.verdicts.found.get("shelf", (None,))[0] == shelf and "sanitizer" not in here.verdicts.found
     assert (why is None) == ("shelf" not in here.verdicts.why_not) and (why or "") in here.verdicts.why_not.get(
         "shelf", ""
     )
+    here.sanitizer()
+    assert here.verdicts.found.get("sanitizer", (None,))[0] == (None if does is None else "PASS")
+    if does is not None:
+        tool.write_text("#!/bin/sh\n")
+        here.verdicts.found.clear()
+        here.sanitizer()
+        why = "compute-sanitizer, packing: it has not looked, see above"
+        assert here.verdicts.found["sanitizer"] == ("FAILED", why)
+
+
+def test_what_a_machine_lacks_is_said_before_anything_is_built(tmp_path):
+    """Not a traceback of the build."""
+    folder = tmp_path / "cffi.py"
+    folder.write_text("raise ImportError('there is none')")
+    program = Path(__file__).resolve().parent.parent / "gpu" / "run"
+    environ = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([program], env=environ, stdout=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 77 and "cffi cannot be imported (there is none): PYTHONPATH may" in done.stdout
 
 
 @as_ranks(1)
