@@ -11,6 +11,7 @@ from .device import Point as Point
 from .device import arrived as arrived
 from .device import arrives as arrives
 from .device import bring as bring
+from .device import raise_failure as raise_failure
 from .flight import NOW as NOW
 from .flight import QUIET as QUIET
 from .flight import SOON as SOON

@@ -92,8 +92,9 @@ def _until(ended: Callable[[], bool], seconds: float = math.inf) -> bool:
     return True
 
 
-def _raise_failure() -> None:
-    """It may have ended without its peers."""
+def raise_failure() -> None:
+    """Raises the job's error if it has failed: a collective that has ended on a device may have ended without its
+    peers."""
     failure = failure_of_job()
     if failure is not None:
         raise error_for(*failure[1:])
@@ -107,7 +108,7 @@ def arrives(native: int, seconds: float = math.inf) -> bool:
 def arrived(native: int) -> None:
     """Blocks until a collective that was waited for has ended on its device. Raises HvdPeerLostError, HvdError."""
     arrives(native)
-    _raise_failure()
+    raise_failure()
 
 
 def bring(native: int, target: int) -> None:
@@ -120,4 +121,4 @@ def bring(native: int, target: int) -> None:
     checked(code, thread.text)
     if point[0] == ffi.NULL or _until(lambda: lib.hvd_point_reached(point[0]) != _AGAIN):
         lib.hvd_point_drop(point[0])
-    _raise_failure()  # an event that may still come is nobody's
+    raise_failure()  # an event that may still come is nobody's

@@ -103,6 +103,14 @@ class GuardedDevice(CudaDevice):
         return min(int(tensor.isnan().sum()), most) << 32 | min(int(tensor.isinf().sum()), most)
 
 
+def settled() -> None:
+    """Returns when the current GPU has done what it was given, with all ranks. Raises the job's error if it has failed
+    by then, for a collective that was on its way there may have left anything. Without GPUs it does nothing."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+        _core.raise_failure()
+
+
 def device_of(tensor: torch.Tensor) -> CudaDevice:
     """The device of a tensor on a GPU."""
     device = _device(tensor.get_device())

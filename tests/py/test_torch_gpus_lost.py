@@ -155,3 +155,32 @@ def test_what_a_device_may_touch_is_held_until_it_comes_to_an_end_and_then_it_is
     line, here = [sys.executable, "-c", LEFT], Path(__file__).parent
     done = subprocess.run(line, env=environment(), cwd=here, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "held", done.stderr
+
+
+@as_ranks(1)
+def test_what_a_failed_job_has_left_on_a_gpu_is_not_committed():
+    """The sum that a lost rank has cut short: it is told by the next call only, which may be too late for a state."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    state = hvd.elastic.TorchState(model=model, step=1)
+    with pytest.MonkeyPatch.context() as patch:
+        waits = []
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+        with torch.no_grad():
+            model.weight.fill_(3.0)
+        state.step = 2
+        state.commit()
+        assert waits
+        with torch.no_grad():
+            model.weight.fill_(7.0)
+        state.step = 3
+        _core.lib.hvd_abort(0, _core.lib.HVD_EINTERNAL, b"it is enough")
+        with pytest.raises(hvd.HvdError, match="enough"):
+            hvd.barrier()  # the job knows it
+        with pytest.raises(hvd.HvdError, match="enough"):
+            state.commit()
+        state.restore()
+        assert model.weight.tolist() == [[3.0, 3.0]] and state.step == 2
+    hvd.shutdown()
+    hvd.init()

@@ -15,6 +15,7 @@ import torch
 from ..._core import rank
 from ...elastic import ObjectState
 from ...objects import allgather_object, broadcast_object
+from ..device import settled
 from ..state import broadcast_optimizer_state, broadcast_parameters
 from .sampler import ElasticSampler
 
@@ -133,7 +134,12 @@ class TorchState(ObjectState):
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **rest)
 
     def save(self) -> None:
-        """Keep a copy of everything in memory."""
+        """Keep a copy of everything in memory.
+
+        Raises HvdError, and keeps the copies of before, if values lie on a GPU and the job has failed while they came
+        about: what a lost rank has left of a sum there is no state to go back to.
+        """
+        settled()
         for handler in self._handlers.values():
             handler.save()
         super().save()
