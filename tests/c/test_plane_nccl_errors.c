@@ -341,14 +341,19 @@ static void is_left_behind(const struct hvd_plane_arg *world, void *more)
     CHECK(hvd_now_ns() - began > 500000000u && gpus_calls("aborts that have ended") == aborts, "it is waited for");
     CHECK(hvd_cuda_hangs(), "and then nobody waits for a device");
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_EINIT &&
-              strstr(error.text, "could not be aborted: start the process again"),
+              strstr(error.text, "could not be aborted: let the GPU come to an end before hvd.init()"),
           "the next job does without it: %s", error.text);
     plane->close(seat.nccl);
     hvd_world_meet(world);
     gpus_open_gate(gate);
-    while (gpus_calls("aborts that have ended") < aborts + world->size && hvd_now_ns() < until)
+    while (!hvd_nccl_recovered() && hvd_now_ns() < until)
         sched_yield();
     CHECK(gpus_calls("aborts that have ended") == aborts + world->size, "who was left behind has ended by itself");
+    hvd_error_none(&error);
+    CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "it is used again: %s", error.text);
+    work = hvd_bucket_sum(&piece, &value, 1);
+    CHECK(gpus_do(&seat, &work, &error) == HVD_OK, "%s", error.text);
+    plane->close(seat.nccl);
 }
 
 static void refuses_another_device(const struct hvd_plane_arg *world, void *more)
