@@ -23,7 +23,7 @@ int hvd_gpu_version(int which)
     if (which == 2)
         return hvd_begun_can();
     if (which == 3) /* what a failed job has left on a device could not be ended: memory may be touched for ever */
-        return hvd_cuda_hangs() && !hvd_nccl_recovered();
+        return hvd_cuda_hangs() && !hvd_nccl_recovered(false);
     const struct hvd_nccl *nccl = hvd_nccl_load(NULL);
     return nccl ? nccl->version : 0;
 }

@@ -346,7 +346,7 @@ static void is_left_behind(const struct hvd_plane_arg *world, void *more)
     plane->close(seat.nccl);
     hvd_world_meet(world);
     gpus_open_gate(gate);
-    while (!hvd_nccl_recovered() && hvd_now_ns() < until)
+    while (!hvd_nccl_recovered(false) && hvd_now_ns() < until)
         sched_yield();
     CHECK(gpus_calls("aborts that have ended") == aborts + world->size, "who was left behind has ended by itself");
     hvd_error_none(&error);

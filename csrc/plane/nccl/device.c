@@ -55,7 +55,7 @@ struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *erro
     const struct hvd_cuda *cuda = hvd_cuda_load(error);
     if (!cuda)
         return NULL;
-    if (hvd_cuda_hangs() && !hvd_nccl_recovered()) { /* what is put on its stream now would wait for ever */
+    if (hvd_cuda_hangs() && !hvd_nccl_recovered(true)) { /* what is put on its stream now would wait for ever */
         hvd_fail(
             error, HVD_EINIT,
             HVD663

@@ -42,6 +42,7 @@ struct hvd_nccl_end {
     uint64_t until_ns; /* to finish; then it is aborted */
     _Atomic uint32_t over, references;
     struct hvd_nccl_device *device; /* of one that is left behind */
+    struct hvd_mark *mark;          /* behind all that lies there; NULL: its abort is not over */
     struct hvd_nccl_end *next;
 };
 
@@ -138,17 +139,23 @@ static bool over(struct hvd_nccl_plane *plane)
     return !end || ended;
 }
 
-/* After an abort: has the device come to the end of what was put there? What it has not, may yet be touched. */
-static bool drained(struct hvd_nccl_device *device, uint64_t patience_ns)
+static bool reached(const struct hvd_mark *mark, uint64_t patience_ns)
 {
     uint64_t until_ns = hvd_now_ns() + patience_ns;
-    struct hvd_mark *mark = hvd_nccl_device_mark(device, NULL);
     int code = HVD_AGAIN;
     while (mark && (code = hvd_mark_reached(mark, NULL)) == HVD_AGAIN && hvd_now_ns() < until_ns)
         usleep(50);
+    return code == HVD_OK;
+}
+
+/* After an abort: has the device come to the end of what was put there? What it has not, may yet be touched. */
+static bool drained(struct hvd_nccl_device *device)
+{
+    struct hvd_mark *mark = hvd_nccl_device_mark(device, NULL);
+    bool is = reached(mark, DRAINING_NS);
     if (mark)
         hvd_mark_drop(mark);
-    return code == HVD_OK;
+    return is;
 }
 
 static void leave_behind(struct hvd_nccl_plane *plane)
@@ -162,26 +169,27 @@ static void leave_behind(struct hvd_nccl_plane *plane)
     pthread_mutex_unlock(&lock);
 }
 
-static bool is_over_now(struct hvd_nccl_end *end)
+static bool is_over_now(struct hvd_nccl_end *end, uint64_t patience_ns)
 {
     int mode;
-    if (!atomic_load(&end->over) || hvd_cuda_enter(end->cuda, end->ctx, &mode) != 0)
-        return false;
-    bool over = drained(end->device, AGAIN_NS);
-    hvd_cuda_leave(end->cuda, mode);
-    return over;
+    if (!end->mark && atomic_load(&end->over) && hvd_cuda_enter(end->cuda, end->ctx, &mode) == 0) {
+        end->mark = hvd_nccl_device_mark(end->device, NULL);
+        hvd_cuda_leave(end->cuda, mode);
+    }
+    return reached(end->mark, patience_ns);
 }
 
-bool hvd_nccl_recovered(void)
+bool hvd_nccl_recovered(bool patient)
 {
     pthread_mutex_lock(&lock);
     for (struct hvd_nccl_end **at = &behind; *at;) {
         struct hvd_nccl_end *end = *at;
-        if (!is_over_now(end)) {
+        if (!is_over_now(end, patient ? AGAIN_NS : 0)) {
             at = &end->next;
             continue;
         }
         *at = end->next;
+        hvd_mark_drop(end->mark);
         hvd_nccl_device_drop(end->device);
         drop(end);
         hvd_cuda_recover();
@@ -196,7 +204,7 @@ void hvd_nccl_disconnect(struct hvd_nccl_plane *plane)
         return;
     bool ended = over(plane) && !hvd_cuda_hangs(), entered = ended && hvd_nccl_enter(plane, NULL) == HVD_OK;
     if (plane->aborted && entered)
-        ended = drained(plane->device, DRAINING_NS);
+        ended = drained(plane->device);
     if (ended && entered)
         hvd_nccl_free_memory(plane);
     if (entered)

@@ -140,10 +140,10 @@ int hvd_nccl_settle(struct hvd_nccl_plane *plane, struct hvd_error *error);
 
 /* end.c. part: begins to end what the plane has on devices, waits for nothing, and is done once; abort: by force.
  * disconnect: waits until that is over, for a limited time, and gives back what can be given back. recovered: has
- * what was left behind come to its end since, so that no device hangs? */
+ * what was left behind come to its end since, so that no device hangs? patient: waits for an event, too. */
 void hvd_nccl_part(struct hvd_nccl_plane *plane, bool abort);
 void hvd_nccl_disconnect(struct hvd_nccl_plane *plane);
-bool hvd_nccl_recovered(void);
+bool hvd_nccl_recovered(bool patient);
 
 /* memory.c. With the device current. At least so many bytes, unless there are; what was there before is kept. shared:
  * all ranks ask for it in the same work, to give it to NCCL. */
