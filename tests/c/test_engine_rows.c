@@ -292,10 +292,22 @@ static void no_memory(struct hvd_engine *engine, int rank, int size)
     CHECK(fetched(engine, submitted(engine, &request), out, NULL, stream) == 400);
     end_stream(stream);
     CHECK(gpus_calls("cuMemFree") > freed);
-    gpus_fail("cuMemAlloc", 1, 1);
+    gpus_fail("cuMemAlloc", 0, 2);
     request = rows_of(HVD_ALLGATHER, "larger", in, 1000, NULL, size, rank);
     CHECK_CODE(crew_wait(engine, submitted(engine, &request), text), HVD_ENOMEM, text);
-    CHECK(strstr(text, "'larger'") && strstr(text, "on device 0") && strstr(text, "empty_cache"));
+    CHECK(strstr(text, "'larger'") && strstr(text, "MB on device 0") && strstr(text, "empty_cache"));
+    gpus_fail("cuMemAlloc", 0, 0);
+}
+
+/* A kernel of the script's has gone wrong, and the next call hears of it: that is no lack of memory. */
+static void faulted(struct hvd_engine *engine, int rank, int size)
+{
+    static float in[10];
+    char text[HVD_TEXT_MAX] = "";
+    gpus_fail("cuMemAlloc", 1, 700);
+    struct hvd_request request = rows_of(HVD_ALLGATHER, "rows", in, 10, NULL, size, rank);
+    CHECK_CODE(crew_wait(engine, submitted(engine, &request), text), HVD_EINTERNAL, text);
+    CHECK(strstr(text, "'rows'") && strstr(text, "(error 700") && !strstr(text, "empty_cache"));
 }
 
 int main(void)
@@ -319,5 +331,6 @@ int main(void)
     CHECK(gpus_calls("ncclGroupStart") == calls && gpus_calls("cuMemcpyDtoH") > 0);
     shared_device = -1;
     crew_threads(1, no_memory);
+    crew_threads(1, faulted);
     return 0;
 }

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     char name[48];
-    int calls, fails_at, code;
+    int calls, fails_at, code; /* fails_at of 0: each call, unless the code is 0 */
 } table[96];
 
 static int row_of(const char *name)
@@ -26,7 +27,7 @@ void stub_fail(const char *name, int nth, int code)
 {
     pthread_mutex_lock(&lock);
     int row = row_of(name);
-    table[row].fails_at = table[row].calls + nth;
+    table[row].fails_at = nth ? table[row].calls + nth : 0;
     table[row].code = code;
     pthread_mutex_unlock(&lock);
 }
@@ -50,7 +51,8 @@ int stub_called(const char *name)
 {
     pthread_mutex_lock(&lock);
     int row = row_of(name);
-    int code = ++table[row].calls == table[row].fails_at ? table[row].code : 0;
+    bool fails = ++table[row].calls == table[row].fails_at || table[row].fails_at == 0;
+    int code = fails ? table[row].code : 0;
     pthread_mutex_unlock(&lock);
     return code;
 }

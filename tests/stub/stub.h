@@ -3,7 +3,8 @@
  * Device memory is the process's own; a stream is a thread that works off what was put there, in order, so that what
  * would deadlock on a GPU deadlocks here, and what is asked too early is not there yet. Collectives really run, between
  * threads or processes, over a file that all ranks map, whose name is in the unique id. Calls are counted, and a call
- * can be told to fail: stub_fail("ncclAllReduce", 3, 5), or STUB_FAIL=ncclAllReduce:3:5 in the environment.
+ * can be told to fail: stub_fail("ncclAllReduce", 3, 5), or STUB_FAIL=ncclAllReduce:3:5 in the environment: the
+ * third call from now; the 0th: all, until the code is 0.
  */
 #ifndef HVD_TESTS_STUB_H
 #define HVD_TESTS_STUB_H
