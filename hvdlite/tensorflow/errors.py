@@ -86,5 +86,28 @@ def translated(kind: str = "", name: Any = None) -> Iterator[None]:
     except ValueError as error:
         if not kind or isinstance(error, tf.errors.OpError):
             raise
-        of = f"tensor '{kind}.{name}'" if name is not None else f"{kind} of a tensor without a name"
-        raise as_tensorflow(HvdArgumentError(coded("HVD203", f"rank {_core.rank()}, {of}: {error}"))) from error
+        raise as_tensorflow(HvdArgumentError(coded("HVD203", f"{_where(kind, name)}: {error}"))) from error
+
+
+def _where(kind: str, name: Any) -> str:
+    of = f"tensor '{kind}.{name}'" if name is not None else f"{kind} of a tensor without a name"
+    return f"rank {_core.rank()}, {of}"
+
+
+def tensor_given(kind: str, name: Any, value: Any) -> tf.Tensor:
+    """The tensor that the argument of a collective stands for. TypeError for what is none and becomes none."""
+    if isinstance(value, tf.Tensor):
+        return value
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        of = type(value)
+        if isinstance(value, tf.RaggedTensor):
+            rest = ": gather its flat_values and its row_lengths() apart"
+        elif isinstance(value, tf.SparseTensor):
+            rest = ": give tf.sparse.to_dense of it, or its values and indices as tf.IndexedSlices"
+        else:
+            rest = f" of which TensorFlow makes none ({str(error)[:200]})" if isinstance(value, (list, tuple)) else ""
+        raise TypeError(
+            f"{_where(kind, name)}: expected a tensor, not {of.__module__}.{of.__qualname__}{rest} [HVD201]"
+        ) from error

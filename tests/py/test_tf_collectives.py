@@ -143,6 +143,37 @@ def test_what_has_no_gradient_says_so(mode):
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @as_ranks(2, deadline=240)
+def test_what_is_no_tensor_is_refused_by_name_with_the_remedy(mode):
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    refused = [
+        (tf.ragged.constant([[1.0, 2.0], [3.0]]), r"not \S+RaggedTensor: gather its flat_values"),
+        (tf.sparse.from_dense([[1.0, 0.0]]), r"not \S+SparseTensor: give tf\.sparse\.to_dense"),
+        ([[1.0, 2.0], [3.0]], r"not builtins\.list of which TensorFlow makes none \("),
+        (None, r"not builtins\.NoneType \[HVD201\]"),
+    ]
+    calls = {
+        "allreduce": lambda of: hvd.allreduce(of, name="n", compression=hvd.Compression.fp16),
+        "allgather": lambda of: hvd.allgather(of, name="n"),
+        "broadcast": lambda of: hvd.broadcast(of, 0, name="n"),
+        "alltoall": lambda of: hvd.alltoall(of, name="n"),
+        "reducescatter": lambda of: hvd.reducescatter(of, name="n"),
+        "grouped_allreduce": lambda of: hvd.grouped_allreduce([tf.ones(2), of], name="n"),
+        "gather": lambda of: hvd.gather(of, 0, name="n"),
+        "send": lambda of: hvd.send(of, 1 - hvd.rank(), name="n"),
+        "recv": lambda of: hvd.recv(of, 1 - hvd.rank(), name="n"),
+    }
+    for given, says in refused:
+        for kind, call in calls.items():
+            with pytest.raises(TypeError, match=rf"rank {hvd.rank()}, tensor '{kind}\.n': expected a tensor, {says}"):
+                both(mode, lambda call=call, given=given: call(given))()
+    np.testing.assert_array_equal(both(mode, lambda: hvd.allreduce([1.0, 2.0], op=hvd.Sum))(), [2, 4])
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@as_ranks(2, deadline=240)
 def test_indexed_slices_are_gathered(mode):
     import tensorflow as tf
 

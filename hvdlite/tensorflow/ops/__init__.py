@@ -28,7 +28,7 @@ from ...ops import Average, Sum, Terms
 from ...ops.tensors import group_of
 from ...ops.terms import NoneCompressor, compress, reduction
 from ...process_set import ProcessSet, global_process_set
-from ..errors import translated
+from ..errors import tensor_given, translated
 from .asked import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from .gradients import differentiable
 from .kernels import beside, library
@@ -100,7 +100,7 @@ def allreduce(
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set, seconds)
         if isinstance(tensor, tf.IndexedSlices):
             return _sparse_allreduce(tensor, name, terms, compression)
-    small, ctx = compress(compression, tensor)
+    small, ctx = compress(compression, tensor_given("allreduce", name, tensor))
     return finished(
         lambda outcome: compression.decompress(outcome.results[0], ctx),
         differentiable, "allreduce", [small], [name], terms,
@@ -129,7 +129,7 @@ def grouped_allreduce(
     for i in set(range(len(members))) - set(dense):
         results[i] = _sparse_allreduce(members[i], None if name is None else f"{name}_{i}", terms, compression)
     if dense:
-        small = [compress(compression, members[i]) for i in dense]
+        small = [compress(compression, tensor_given("grouped_allreduce", name, members[i])) for i in dense]
 
         def finish(outcome: Any) -> list[Any]:
             for i, result, (_, ctx) in zip(dense, outcome.results, small):
@@ -205,7 +205,7 @@ def reducescatter(
     seconds = seconds_of("reducescatter", name, timeout)
     with translated("reducescatter", name):
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set, seconds)
-    small, ctx = compress(compression, tensor)
+    small, ctx = compress(compression, tensor_given("reducescatter", name, tensor))
     return finished(
         lambda outcome: compression.decompress(outcome.results[0], ctx),
         differentiable, "reducescatter", [small], [name], terms,
@@ -225,7 +225,7 @@ def grouped_reducescatter(
         return []
     with translated("grouped_reducescatter", name):
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set, seconds)
-    small = [compress(compression, member) for member in members]
+    small = [compress(compression, tensor_given("grouped_reducescatter", name, member)) for member in members]
     return finished(
         lambda outcome: [compression.decompress(result, ctx) for result, (_, ctx) in zip(outcome.results, small)],
         differentiable, "reducescatter", [each for each, _ in small], [name], terms, grouped=True,

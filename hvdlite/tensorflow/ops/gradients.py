@@ -19,6 +19,7 @@ import tensorflow as tf
 from ... import _core
 from ...errors import HvdTimeoutError
 from ...ops import Average, Sum, Terms
+from ..errors import tensor_given
 from .late import Late
 from .run import Outcome, run
 
@@ -44,7 +45,7 @@ def differentiable(
     kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: Terms, grouped: bool = False
 ) -> Outcome:
     """`run`, whose results have a gradient."""
-    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    given = [tensor_given(kind, names[0], tensor) for tensor in tensors]
     if not any(tensor.dtype.is_floating for tensor in given):
         return run(kind, given, names, terms, grouped)
 

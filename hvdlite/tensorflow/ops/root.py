@@ -23,7 +23,7 @@ from ...ops import Terms
 from ...ops.terms import reduction
 from ...process_set import ProcessSet, global_process_set, rank_in
 from ..adapter import tensor_of
-from ..errors import translated
+from ..errors import tensor_given, translated
 from .gradients import differentiable
 from .kernels import library
 from .late import Late, finished, seconds_of, wait
@@ -101,7 +101,7 @@ def send(
     """
     seconds = seconds_of("send", name, timeout)
     with translated("send", name):
-        given = tf.convert_to_tensor(tensor)
+        given = tensor_given("send", name, tensor)
         if tf.executing_eagerly():
             handle = eager._between(given, name, process_set, dst, True, True)
             wait(handle, seconds, Late(handle, ("send", name), lambda: None))
@@ -119,7 +119,7 @@ def recv(
     """What rank src sends, of the shape and dtype of `tensor`, which is not changed. src is a global rank."""
     seconds = seconds_of("recv", name, timeout)
     with translated("recv", name):
-        given = tf.convert_to_tensor(tensor)
+        given = tensor_given("recv", name, tensor)
         if not tf.executing_eagerly():
             return between(given, name, process_set, *_pair(src, _core.rank()))
         like = eager.adapter.accept(given)
@@ -145,7 +145,7 @@ def _named(kind: str, name: str | None) -> str | None:
 
 def _rows(kind: str, tensor: Any, name: str | None) -> tf.Tensor:
     with translated(kind, name):
-        mine = tf.convert_to_tensor(tensor)
+        mine = tensor_given(kind, name, tensor)
         if mine.shape.rank == 0:
             raise HvdArgumentError(
                 f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,) [HVD210]"
