@@ -74,7 +74,8 @@ HVD657 A call of NCCL failed
 raises: HorovodInternalError
 cause: NCCL could not connect or ended a collective with an error; the text has its own words.
 remedy: `NCCL_DEBUG=INFO` says more. Often it chose a network interface that the other host cannot reach
-(`NCCL_SOCKET_IFNAME`), or another rank has died, which that rank's output tells.
+(`NCCL_SOCKET_IFNAME`), or another rank has died, which that rank's output tells. Where it gives no memory or cannot
+register it, its own `NCCL_CUMEM_ENABLE=0` or `NCCL_LOCAL_REGISTER=0`, set for all ranks, lets it do without.
 
 HVD658 Ranks have different versions of NCCL
 raises: HvdInitError

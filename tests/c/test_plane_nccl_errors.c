@@ -132,8 +132,8 @@ static void tells_of_failed_packing(const struct hvd_plane_arg *world, void *mor
     static const struct {
         const char *call, *text;
         int code;
-    } cases[] = {{"ncclMemAlloc", "NCCL 2.21.5 (", 2},
-                 {"ncclCommRegister", "could not register memory for a bucket", 2},
+    } cases[] = {{"ncclMemAlloc", "give memory for a bucket (NCCL_CUMEM_ENABLE=0 takes other)", 2},
+                 {"ncclCommRegister", "register memory for a bucket (NCCL_LOCAL_REGISTER=0 does without)", 2},
                  {"cuLaunchKernel", "CUDA could not pack a bucket", 700}};
     (void)more;
     for (size_t i = 0; i < HVD_COUNT_OF(cases); i++) {

@@ -7,8 +7,9 @@
  *
  * The bucket's memory comes from NCCL and is registered with the communicator where NCCL can do that (2.19), so that
  * it need not copy on the way. NCCL wants a call's memory registered on all ranks or on none: the bucket grows in the
- * same work on all of them, by agreed counts, and a failure to register is an error and not another way. The stand-in
- * is never registered, for the tensors it stands beside are not.
+ * same work on all of them, by agreed counts, and a failure to register is an error and not another way (its text names
+ * the variable by which NCCL registers nothing, on all ranks). The stand-in is never registered, for the tensors it
+ * stands beside are not.
  */
 #include "state.h"
 
@@ -76,7 +77,7 @@ int hvd_nccl_reserve(struct hvd_nccl_plane *plane, struct hvd_nccl_memory *memor
         void *made = NULL;
         int result = nccl->MemAlloc(&made, room);
         if (!hvd_nccl_going(result))
-            return hvd_nccl_refused(plane, result, "give memory for a bucket", error);
+            return hvd_nccl_refused(plane, result, "give memory for a bucket (NCCL_CUMEM_ENABLE=0 takes other)", error);
         memory->at = (uintptr_t)made;
     } else {
         int failed = plane->cuda->MemAlloc(&memory->at, room);
@@ -88,7 +89,8 @@ int hvd_nccl_reserve(struct hvd_nccl_plane *plane, struct hvd_nccl_memory *memor
     if (by_nccl) {
         int result = nccl->CommRegister(plane->comm, (void *)memory->at, room, &memory->registered);
         if (!hvd_nccl_going(result))
-            code = hvd_nccl_refused(plane, result, "register memory for a bucket", error);
+            code = hvd_nccl_refused(plane, result, "register memory for a bucket (NCCL_LOCAL_REGISTER=0 does without)",
+                                    error);
     }
     return code;
 }
