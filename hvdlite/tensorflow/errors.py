@@ -25,6 +25,7 @@ from ..errors import (
     HvdNotFiniteError,
     HvdNotInitializedError,
     HvdNotYetError,
+    HvdOptionError,
     HvdTimeoutError,
 )
 
@@ -35,6 +36,7 @@ _CLASSES: tuple[tuple[type[Exception], type[tf.errors.OpError]], ...] = (
     (HorovodInternalError, tf.errors.UnknownError),
     (HvdArgumentError, tf.errors.InvalidArgumentError),
     (HvdNotFiniteError, tf.errors.InvalidArgumentError),
+    (HvdOptionError, tf.errors.InvalidArgumentError),
     (HvdNotYetError, tf.errors.UnimplementedError),
 )
 

@@ -102,6 +102,29 @@ def test_the_gpu_is_chosen_where_it_can_be_and_asking_for_it_elsewhere_is_an_err
             chosen(built, records, guard, TENSORFLOW_GPU="device")
 
 
+ASKED_WHILE_TRACED = """
+import tensorflow as tf
+import hvdlite.tensorflow as hvd
+from hvdlite.errors import HvdOptionError
+tf.test.is_built_with_cuda = lambda: False
+hvd.init()
+try:
+    tf.function(hvd.allreduce)(tf.constant([3.0]))
+except HvdOptionError as error:
+    assert isinstance(error, tf.errors.InvalidArgumentError) and "[HVD674]" in str(error), error
+    print("told")
+hvd.shutdown()
+"""
+
+
+def test_a_function_that_cannot_have_the_gpu_it_asks_for_raises_our_error_from_its_trace():
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED_WHILE_TRACED], env={**os.environ, "HVDLITE_TENSORFLOW_GPU": "device"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "told"), done.stderr
+
+
 @as_ranks(2, deadline=120)
 def test_a_graph_that_asks_for_a_gpu_runs_where_there_is_none():
     import tensorflow as tf
