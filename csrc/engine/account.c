@@ -36,13 +36,10 @@ static uint64_t fold(struct hvd_key key)
     return key.high ^ (key.low * 0x9e3779b97f4a7c15u);
 }
 
-static uint32_t waited_ms(const struct hvd_engine *engine, const struct hvd_slot *slot, bool agreed, uint64_t now_ns)
+static uint32_t waited_ms(const struct hvd_engine *engine, const struct hvd_slot *slot, uint64_t now_ns)
 {
-    uint64_t since = slot->since_ns;
-    const struct hvd_set *set = engine->by_number[slot->request.process_set];
-    if (agreed && set && set->moved_ns > since)
-        since = set->moved_ns;
-    return since && since < now_ns ? (uint32_t)((now_ns - since) / 1000000u) : 0;
+    uint64_t since = hvd_stall_since(engine, slot);
+    return slot->since_ns && since < now_ns ? (uint32_t)((now_ns - since) / 1000000u) : 0;
 }
 
 /* Where the bits of a request are: the first, and how far apart. */
@@ -70,11 +67,17 @@ bool hvd_account_may_have(const struct hvd_account *account, uint64_t key, int s
     return true;
 }
 
-/* Must `one` be on the list rather than the other? What somebody asks for, then what is older; of those that a clock
- * cannot tell apart what was submitted first, so that ranks list the same of what is the same. */
+static uint32_t rank_of(const struct hvd_entry *entry)
+{
+    return entry->asked || entry->kind == HVD_JOIN ? UINT32_MAX : entry->waited_ms;
+}
+
+/* Must `one` be on the list rather than the other? That this rank has joined, and what somebody asks for, then what is
+ * older; of those that a clock cannot tell apart what was submitted first, so that ranks list the same of what is the
+ * same. */
 static bool rather(const struct hvd_entry *one, const struct hvd_entry *other)
 {
-    uint32_t mine = one->asked ? UINT32_MAX : one->waited_ms, its = other->asked ? UINT32_MAX : other->waited_ms;
+    uint32_t mine = rank_of(one), its = rank_of(other);
     return mine != its ? mine > its : one->number < other->number;
 }
 
@@ -198,7 +201,8 @@ void hvd_account_fill(struct hvd_engine *engine, struct hvd_account *account, ui
         const struct hvd_set *set = engine->by_number[request->process_set];
         if (!set || set->life != slot->life)
             continue;
-        struct hvd_entry entry = {.set = request->process_set, .kind = (int16_t)request->kind};
+        struct hvd_entry entry = {
+            .set = request->process_set, .kind = (int16_t)request->kind, .waited_ms = waited_ms(engine, slot, now_ns)};
         if (request->kind != HVD_JOIN) {
             struct hvd_key key;
             if (!hvd_coord_waits(set->coord, i, &key, &entry.number))
@@ -208,10 +212,7 @@ void hvd_account_fill(struct hvd_engine *engine, struct hvd_account *account, ui
             atomic_store(&slot->key_word, atomic_load(&slot->word));
             entry.root = request->root;
             entry.peer = request->peer;
-            entry.waited_ms = waited_ms(engine, slot, entry.agreed, now_ns);
             entry.asked = atomic_load(&slot->excused) == atomic_load(&slot->word);
-        } else {
-            entry.waited_ms = UINT32_MAX; /* it has to find room */
         }
         note(account, &entry, name_of, request->name ? request->name : "");
     }

@@ -7,6 +7,8 @@
  * the names of those that have waited longest. Who has not answered at all counts as missing everywhere, and its state
  * says why; so it does of what all have agreed on, and that does not get on.
  *
+ * Ranks that have joined wait for the others of their set, which is news where nobody there waits for anything else.
+ *
  * What is on no list is counted, but nobody knows what it is: where all that a rank has listed is in one line, so is
  * the rest of it; where it is in several, their counts are "at least". Pure.
  */
@@ -48,9 +50,7 @@ static struct hvd_seen *collect(const struct hvd_inquiry *inquiry, size_t *count
     for (int rank = 0; seen && rank < inquiry->size; rank++)
         for (uint32_t i = 0; inquiry->of[rank] && i < inquiry->of[rank]->entries; i++) {
             const struct hvd_entry *entry = &inquiry->of[rank]->entry[i];
-            if (entry->kind != HVD_JOIN)
-                seen[at++] =
-                    (struct hvd_seen){entry->key, entry->set, rank, entry, inquiry->of[rank]->names + entry->name};
+            seen[at++] = (struct hvd_seen){entry->key, entry->set, rank, entry, inquiry->of[rank]->names + entry->name};
         }
     if (seen)
         qsort(seen, at, sizeof *seen, compare);
@@ -117,6 +117,15 @@ static struct hvd_line *place(struct work *work, const struct hvd_line *line)
     return &work->line[work->lines++];
 }
 
+/* Of ranks that have joined, and others of that set who wait for something: who is late there, is late here. */
+static bool waits_rightly(const struct hvd_seen *seen, const struct hvd_seen *all, size_t count)
+{
+    for (size_t i = 0; i < count && seen->entry->kind == HVD_JOIN; i++)
+        if (all[i].set == seen->set && all[i].entry->kind != HVD_JOIN)
+            return true;
+    return false;
+}
+
 /* Does it wait longer, as far as its first rank knows? */
 static bool before(const struct hvd_seen *one, const struct hvd_seen *other)
 {
@@ -153,7 +162,7 @@ static void sort_in(struct work *work, const struct hvd_seen *seen, size_t count
     if (!line)
         return;
     for (size_t i = 0; i < count; i++) {
-        work->listed[seen[i].rank][line - work->line]++;
+        work->listed[seen[i].rank][line - work->line] += seen[i].entry->kind != HVD_JOIN;
         asked = asked || seen[i].entry->asked;
     }
     add_key(work, &told->finding, seen, asked, (uint32_t)(line - work->line));
@@ -206,7 +215,8 @@ void hvd_finding_make(const struct hvd_inquiry *inquiry, struct hvd_told *told)
         for (size_t from = 0, to; from < count; from = to) {
             for (to = from + 1; to < count && seen[to].key == seen[from].key && seen[to].set == seen[from].set;)
                 to++;
-            sort_in(work, seen + from, to - from, told);
+            if (!waits_rightly(&seen[from], seen, count))
+                sort_in(work, seen + from, to - from, told);
         }
         count_the_rest(work);
         hvd_finding_tell(inquiry, work->line, work->lines, told);

@@ -137,6 +137,7 @@ struct hvd_set {
     int waited;          /* ticks without progress */
     uint64_t progress;
     uint64_t moved, moved_ns;       /* stall.c: progress, and when it was last another one */
+    uint64_t planned, planned_ns;   /* stall.c: `plans`, likewise */
     struct hvd_link_counts crossed; /* that the engine has counted */
     bool left;                      /* a member has left, agreed: nothing more is voted on */
     int leaver;                     /* who, by its number in the job */

@@ -25,7 +25,8 @@
  *
  * What was launched on a device and does not end there is no request any more, and waits, too (watch.c).
  *
- * A request that all have submitted waits, too, while nothing of its set moves. Who has joined waits rightly.
+ * A request that all have submitted waits, too, while nothing of its set moves. Who has joined waits rightly while the
+ * others carry out collectives of its set: it has waited for too long when they have not, for that time.
  */
 #define _GNU_SOURCE
 #include "stall.h"
@@ -179,6 +180,20 @@ static void end_on_device(struct hvd_engine *engine, const struct hvd_set *set)
     hvd_engine_abort(engine, engine->options.rank, HVD_ETIMEOUT, text);
 }
 
+uint64_t hvd_stall_since(const struct hvd_engine *engine, const struct hvd_slot *slot)
+{
+    const struct hvd_set *set = engine->by_number[slot->request.process_set];
+    struct hvd_key key;
+    uint64_t number, moved_ns = 0;
+    if (!set || set->life != slot->life)
+        return slot->since_ns;
+    if (slot->request.kind == HVD_JOIN)
+        moved_ns = set->planned_ns;
+    else if (!hvd_coord_waits(set->coord, (uint32_t)(slot - engine->handles.slot), &key, &number))
+        moved_ns = set->moved_ns;
+    return moved_ns > slot->since_ns ? moved_ns : slot->since_ns;
+}
+
 /* Note when requests were first seen, and whether one is too old. */
 static void look_at_requests(struct hvd_engine *engine, uint64_t now)
 {
@@ -193,6 +208,9 @@ static void look_at_requests(struct hvd_engine *engine, uint64_t now)
         if (progress != set->moved || !set->moved_ns)
             set->moved_ns = now;
         set->moved = progress;
+        if (set->plans != set->planned || !set->planned_ns)
+            set->planned_ns = now;
+        set->planned = set->plans;
         hvd_watch_look(set, now);
         if (set->watch.stands_ns && now - set->watch.stands_ns > oldest) {
             oldest = now - set->watch.stands_ns;
@@ -202,8 +220,7 @@ static void look_at_requests(struct hvd_engine *engine, uint64_t now)
     uint32_t high = atomic_load(&engine->handles.high);
     for (uint32_t i = 0; i < high; i++) {
         struct hvd_slot *slot = &engine->handles.slot[i];
-        if (!slot->with_turn || slot->request.kind < 0 || slot->request.kind == HVD_JOIN ||
-            slot->request.quiet == HVD_ASIDE)
+        if (!slot->with_turn || slot->request.kind < 0 || slot->request.quiet == HVD_ASIDE)
             continue;
         uint32_t word = atomic_load(&slot->word);
         if (slot->since_word != word || !slot->since_ns) {
@@ -211,11 +228,7 @@ static void look_at_requests(struct hvd_engine *engine, uint64_t now)
             slot->since_ns = now;
             continue;
         }
-        const struct hvd_set *set = engine->by_number[slot->request.process_set];
-        struct hvd_key key;
-        uint64_t number;
-        bool agreed = set && set->life == slot->life && !hvd_coord_waits(set->coord, i, &key, &number);
-        uint64_t since = agreed && set->moved_ns > slot->since_ns ? set->moved_ns : slot->since_ns;
+        uint64_t since = hvd_stall_since(engine, slot);
         if (now - since > oldest && atomic_load(&slot->excused) != word) {
             oldest = now - since;
             first = slot;

@@ -10,6 +10,7 @@
 
 struct hvd_engine;
 struct hvd_set;
+struct hvd_slot;
 struct hvd_near;
 struct hvd_frame;
 struct hvd_book; /* of a leader: the accounts that have come */
@@ -34,6 +35,8 @@ struct hvd_stall {
 };
 
 int hvd_stall_open(struct hvd_engine *engine, struct hvd_error *error);
+/* By the turn: since when a request waits without its set getting on. */
+uint64_t hvd_stall_since(const struct hvd_engine *engine, const struct hvd_slot *slot);
 /* Who leads this host: its first rank that is not gone. gone: that one has left, and does nothing more. */
 int hvd_stall_leader(const struct hvd_engine *engine);
 void hvd_stall_gone(struct hvd_engine *engine, int local);

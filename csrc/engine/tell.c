@@ -68,7 +68,7 @@ static void say_request(struct text *text, const struct hvd_entry *entry, const 
     while (length && ((unsigned char)name[length] & 0xc0) == 0x80) /* not inside of a character */
         length--;
     if (!name[0])
-        say(text, "%s without a name", kind);
+        say(text, "%s%s", kind, entry->kind == HVD_JOIN ? "" : " without a name");
     else
         say(text, strncmp(name, kind, strlen(kind)) == 0 ? "'%.*s'" : "'%.*s' (%s)", length, name, kind);
     if (entry->kind == HVD_SEND)
@@ -91,17 +91,19 @@ static void say_rank(struct text *text, const struct hvd_inquiry *inquiry, int r
 static void say_rest(struct text *text, const struct hvd_account *account)
 {
     const struct hvd_entry *oldest = NULL;
+    bool joined = false;
     if (!account || account->state != HVD_RANK_ALIVE)
         return;
     say(text, account->last[0] ? "; it submitted %s last" : "; it has submitted nothing yet%s", account->last);
     for (uint32_t i = 0; i < account->entries; i++) {
         const struct hvd_entry *entry = &account->entry[i];
+        joined = joined || entry->kind == HVD_JOIN;
         if (entry->kind != HVD_JOIN && (!oldest || entry->waited_ms > oldest->waited_ms ||
                                         (entry->waited_ms == oldest->waited_ms && entry->number < oldest->number)))
             oldest = entry;
     }
     if (!oldest) {
-        say(text, ", and waits for no collective");
+        say(text, joined ? ", and has joined" : ", and waits for no collective");
         return;
     }
     say(text, ", and waits for ");

@@ -91,7 +91,9 @@ def monitored_barrier(
 def join(device: int = -1) -> int:
     """This rank has no more data: blocks until all ranks have joined; the rank that joined last.
 
-    `device` is Horovod's and not needed here. Raises HvdPeerLostError.
+    That may take long while the others train. When they carry out nothing either, the time of the stall report and
+    HVDLITE_COLLECTIVE_TIMEOUT run here, too. `device` is Horovod's and not needed here. Raises HvdPeerLostError,
+    HvdTimeoutError.
     """
     if isinstance(device, bool) or not isinstance(device, int):
         raise TypeError(f"device must be the number of a device or -1 for the CPU, not {device!r} [HVD219]")

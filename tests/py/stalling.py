@@ -44,9 +44,9 @@ if way == "order":
     for _ in range(30):
         train(f"layer.{i}" for i in range(5))
 try:
-    if way == "joined" and rank == 2:
+    if way in ("joined", "join") and rank == 2:
         hvd.join()
-    elif rank == 1 and way in ("sleep", "joined", "set"):
+    elif rank == 1 and way in ("sleep", "joined", "join", "set"):
         sleeps_here()
     elif rank == 1 and way == "gil":
         holds_the_lock()
@@ -77,9 +77,9 @@ try:
     elif way == "order":
         if rank != 1:
             train(f"layer.{i}" for i in range(5))
-    elif way != "joined" or rank != 2:
+    elif way != "join" and (way != "joined" or rank != 2):
         train(["wanted", *(f"more.{i}" for i in range(9))])
-    if way == "joined" and rank != 2:
+    if way in ("joined", "join") and rank != 2:
         hvd.join()
     print("done", flush=True)
 except hvd.HvdError as error:

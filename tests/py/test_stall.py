@@ -32,6 +32,7 @@ WAYS = {
         "in sleeps_here",
     ),
     "joined": (WAITED.replace("ranks 0, 2", "rank 0"), ALIVE, "in sleeps_here"),
+    "join": ("join: submitted by ranks 0, 2, missing on rank 1", ALIVE, "in sleeps_here"),
 }
 
 
@@ -104,6 +105,21 @@ hvd.join()
     assert "missing on rank 0" in err and "line 5 in <module>" in err, err
     code, _, err = launch("-np", 2, "--no-stall-check", sys.executable, "-c", body, HVDLITE_STALL_CHECK_TIME="0.4")
     assert code == 0 and "stall" not in err, err
+
+
+def test_who_has_joined_waits_as_long_as_the_others_train():
+    """Longer than any limit; a rank that comes late then is told, to those that train and to those that have joined."""
+    body = """
+import sys, time, numpy, hvdlite as hvd
+hvd.init()
+until = time.monotonic() + 4
+while hvd.rank() > 0 and hvd.allreduce(numpy.array([time.monotonic()]), op=hvd.Min)[0] < until:
+    time.sleep(0.05)
+print("last", hvd.join() > 0, flush=True)
+"""
+    words = ("-np", 3, "--stall-check-time", 0.5, "--collective-timeout", 1.5)
+    code, out, err = launch(*words, sys.executable, "-c", body)
+    assert code == 0 and out.count("last True") == 3 and "stall" not in err, out + err
 
 
 def test_who_calls_more_tensors_otherwise_than_can_be_listed_is_named():
