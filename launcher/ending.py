@@ -89,7 +89,8 @@ class Ending:
             self.abort = self.abort if self.abort.reporter == abort.reporter else abort
 
     def missed(self, waiting: int, missing: int, text: str) -> None:
-        """A rank was missing at the time limit: if that makes one fail, it is the culprit, and not who waited."""
+        """A rank was missing at the time limit, or had ended without a word: if that makes one fail, it is the culprit,
+        and not who waited."""
         self._missed = self._missed or Abort(waiting, missing, text)
 
     def ended(self, now: float, rank: int, code: int) -> None:

@@ -54,7 +54,8 @@ class Epoch:
 class Epochs:
     """The book of one job of `size` ranks. `tell(rank, frame)` sends to a connected rank.
 
-    `late(waiting, missing, text)` is called when ranks are missing at the time limit, with the first of either kind.
+    `late(waiting, missing, text)` is called when ranks are missing at the time limit, with the first of either kind,
+    and when one ends that others wait for at the start.
     """
 
     def __init__(self, size: int, job: int, tell: Tell, late: OnLate | None = None) -> None:
@@ -219,6 +220,8 @@ class Epochs:
             code = code_of(text) or "HVD401"
             again = " again" if self._joins[rank] else ""
             text = f"{uncoded(text)} and did not call init{again} [{code}]"
+        if self._late is not None and epoch.ending is None and not epoch.open and epoch.present:
+            self._late(epoch.first, rank, text)
         self._fail(epoch, _wire.LOST, _wire.pack_end(rank, LOST_CODE, coded("HVD401", text)))
 
     def _fail(self, epoch: Epoch, kind: int, body: bytes, spare: int = -1) -> None:

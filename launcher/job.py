@@ -187,9 +187,9 @@ class Job:
         text = f"{self._ending.who(rank)} {how(code)}"
         for each in (each for each in self._branches if rank in each.ranks and each.taking):
             self._take(each)
+        self._ending.ended(time.monotonic(), rank, code)  # first: who has failed by itself is not merely missed
         self._store.rank_ended(rank, blamed(text + (self._console.last_words(rank) if code else ""), code))
         self._tell(f"{text} after {time.monotonic() - self._began:.2f} s")
-        self._ending.ended(time.monotonic(), rank, code)
 
     def _aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
         self._tell(f"abort record of rank {reporter}: rank {culprit}, code {code}: {text}")

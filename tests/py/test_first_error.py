@@ -16,6 +16,8 @@ import os, sys, threading, numpy
 rank, way = int(os.environ["HVDLITE_RANK"]), sys.argv[1]
 if way == "before" and rank == 1:
     raise ValueError("boom")
+if way == "not at all" and rank == 1:
+    sys.exit(0)
 import hvdlite as hvd
 def boom():
     raise ValueError("boom")
@@ -83,6 +85,7 @@ WAYS = {
     "quiet": (4, LEFT),
     "caught": (1, LEFT),
     "before": (1, "exited with code 1 (last words: ValueError: boom) and did not call init"),
+    "not at all": (1, "exited with code 0 and did not call init"),
 }
 
 
