@@ -52,7 +52,7 @@ def shown(
     own = None if folder else tempfile.mkdtemp(prefix="hvdlite-dashboard-")
     read = os.path.abspath(folder or own or "")
     try:
-        serving = _started(read, port)
+        serving = _started(read, port, own is not None)
         try:
             yield _address(serving), {**options, "HVDLITE_TRACE_DIR": read, "HVDLITE_TRACE_STEPS": "1"}
         finally:
@@ -66,8 +66,10 @@ def shown(
             shutil.rmtree(own, ignore_errors=True)
 
 
-def _started(folder: str, port: str) -> subprocess.Popen[bytes]:
+def _started(folder: str, port: str, own: bool) -> subprocess.Popen[bytes]:
+    """own: the page removes the folder if this process cannot."""
     words = [sys.executable, "-m", "hvdlite.trace", "serve", folder, "--port", port, "--with-parent"]
+    words += ["--own"] if own else []
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )

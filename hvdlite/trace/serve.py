@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, default=0, metavar="P", help="0, the default: any that is free")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (this machine only)")
     parser.add_argument("--with-parent", action="store_true", help="end when the process that started it ends")
+    parser.add_argument("--own", action="store_true", help=argparse.SUPPRESS)  # and remove DIR then: it is the page's
 
 
 def _port(text: str) -> int:
@@ -40,7 +41,7 @@ def run(asked: argparse.Namespace) -> int:
     except OSError as error:
         return wrong(f"{asked.host}:{asked.port} cannot be listened on: {error.strerror or error} [HVD718]")
     if asked.with_parent:
-        end_with(os.getppid())
+        end_with(os.getppid(), asked.folder if asked.own else None)
     host = f"[{asked.host}]" if ":" in asked.host else asked.host
     print(f"http://{host}:{serving.server_address[1]}/", flush=True)
     try:

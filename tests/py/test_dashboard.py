@@ -56,14 +56,20 @@ def test_the_page_follows_the_job_and_ends_with_it_its_folder_too():
     os.close(write)
 
 
-def test_a_launcher_that_is_killed_leaves_no_page_behind(tmp_path):
+@pytest.mark.parametrize("own", [False, True])
+def test_a_launcher_that_is_killed_leaves_no_page_behind_nor_a_folder_of_its_own(own, tmp_path):
     read, write = os.pipe()
-    words = ["-np", 1, "--stdin", "0", "--dashboard-port", "0", "--trace-dir", tmp_path, sys.executable, "-c", WAITS]
-    with Launch(*words, stdin=read) as job:
-        job.until(f"folder {tmp_path} 1")
+    place = [] if own else ["--trace-dir", tmp_path]
+    with Launch(
+        "-np", 1, "--stdin", "0", "--dashboard-port", "0", *place, sys.executable, "-c", WAITS, stdin=read
+    ) as job:
+        job.until("folder")
+        folder = re.search(r"folder (\S+) 1", job.out).group(1)
+        stepping.write(folder, 1, 3)
         assert any("serve" in command for command in job.left().values())
         job.send(signal.SIGKILL)
         job.gone_within(30)
+        assert os.path.exists(folder) != own and (own or folder == str(tmp_path))
     os.close(read)
     os.close(write)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import shutil
 import socket
 import threading
 import time
@@ -22,6 +23,7 @@ from .table import Table
 
 FRESH_S = 1.0  # no more often is anything read or drawn, however many look
 PATIENCE_S = 10.0  # for a client that says nothing
+ENDING_S = 5.0  # for ranks whose launcher is gone
 
 
 class Board:
@@ -104,11 +106,19 @@ def server(folder: str, host: str, port: int) -> ThreadingHTTPServer:
     return type("Server", (_Server,), {"address_family": family})((host, port), handler)
 
 
-def end_with(parent: int) -> None:
-    """Ends this process as soon as its parent is another one: who has started it is gone."""
+def end_with(parent: int, own: str | None = None) -> None:
+    """Ends this process as soon as its parent is another one: who has started it is gone.
+
+    own: a folder that nobody removes then but this process. Ranks that are still ending may write there for a while,
+    and make it anew.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
+            time.sleep(0.2)
+        until = time.monotonic() + ENDING_S
+        while own is not None and time.monotonic() < until:
+            shutil.rmtree(own, ignore_errors=True)
             time.sleep(0.2)
         os._exit(0)
 
