@@ -142,8 +142,9 @@ def _opened(host: str, number: int, heard: Heard) -> Port | None:
     try:
         port = Port(host, number, {"/metrics": lambda: (True, heard.text()), "/healthz": heard.health})
     except OSError as error:
+        why = (error.strerror or str(error)).partition(" (while")[0]  # where, which create_server adds, is said already
         print(
-            f"hvdlite: no metrics: port {number} of {host} cannot be had ({error.strerror or error}); the job goes on. "
+            f"hvdlite: no metrics: port {number} of {host} cannot be had ({why}); the job goes on. "
             "HVDLITE_METRICS_PORT=0 takes a free one [HVD718]",
             file=sys.stderr, flush=True,
         )  # fmt: skip
