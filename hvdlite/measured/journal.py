@@ -14,6 +14,7 @@ disk) is told of once, and no more of it is tried.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -45,7 +46,7 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             life = _core.keep(str(self.path))
-            self._file = open(self.path, "w", encoding="utf-8")
+            self._file = open(self.path, "w", encoding="utf-8", opener=_at_once)
             self._say(self._head(life))
         except OSError as error:
             self._give_up(error)
@@ -131,6 +132,13 @@ class Journal:
         self.write()
         file, self._file = self._file, None
         _shut(file)
+
+
+def _at_once(path: str, how: int) -> int:
+    """Opens for `open`, but for a pipe that nobody reads, which is an OSError then and no wait."""
+    file = os.open(path, how | os.O_NONBLOCK, 0o666)
+    os.set_blocking(file, True)
+    return file
 
 
 def _shut(file: TextIO | None) -> None:

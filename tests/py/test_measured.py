@@ -178,9 +178,10 @@ def test_steps_are_written_with_their_buckets(tmp_path):
 
 
 @as_ranks(1)
-def test_a_full_disk_is_told_of_once_and_training_goes_on():
+def test_a_full_disk_is_told_of_once_and_training_goes_on(tmp_path):
     import contextlib
     import io
+    import os
 
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
@@ -194,7 +195,10 @@ def test_a_full_disk_is_told_of_once_and_training_goes_on():
             hvd.stats_step()
             written.write()
         written.close()
-    assert said.getvalue().count("writes no steps") == 2 and "No space left" in said.getvalue()
+        os.mkfifo(tmp_path / "rank-0.steps.jsonl")  # that nobody reads
+        journal.Journal(str(tmp_path), 0, 50, "here", rows.History()).close()
+    assert said.getvalue().count("writes no steps") == 3 and "No space left" in said.getvalue()
+    assert "rank-0.steps.jsonl: No such device or address" in said.getvalue()
     assert hvd.stats()["steps"] == 3
 
 
