@@ -128,7 +128,7 @@ remedy: The text has the traceback of the rank that is named; `error.__cause__` 
 HVD723 A file that is no record, timeline or file of steps
 raises: a line of hvdlite-trace
 cause: `hvdlite-trace` was given a file that hvdlite has not written, that another version has written, or of which only
-a part is there.
+a part is there; something that is no plain file, such as a pipe; or a file where a folder belongs.
 remedy: Give the folder or files of one job; remove those that the text names.
 
 HVD724 No steps to report on
@@ -138,7 +138,7 @@ remedy: Run the job with `hvdlite-run --trace-dir DIR --trace-steps`, and give t
 
 HVD725 A record or timeline cannot be written now
 raises: OSError, ValueError, a line of a rank
-cause: The folder cannot be written, or a timeline is being recorded already.
+cause: The folder cannot be made or written, or a timeline is being recorded already.
 remedy: Name a folder that may be written (`HVDLITE_TRACE_DIR`, `hvd.dump_trace(folder)`); call `hvd.stop_timeline()`
 before the next `start_timeline`.
 """

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from .._numbers import as_runs
 from . import attempts
 from .events import BadRecord, Event, Record, read_record
+from .plain import no_folder
 
 HELP = "name the rank and the collective at fault"
 TIMEOUT = -7  # HVD_ETIMEOUT: who lost patience is not to blame
@@ -51,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(asked: argparse.Namespace) -> int:
     """0, or 1 if there is nothing to read."""
+    wrong = no_folder(asked.folder)
+    if wrong:
+        print(f"hvdlite-trace: {wrong}", file=sys.stderr)
+        return 1
     try:
         records, complaints = load(asked.folder, asked.before)
     except attempts.NoAttemptError as error:
@@ -222,7 +227,7 @@ def _failure(records: Mapping[int, Record], failure: tuple[int, int, str], absen
     else:
         yield f"Rank {culprit} is at fault: {text}."
     if culprit in absent:
-        yield "It left no record, so it was killed or could not write one."
+        yield f"Rank {culprit} left no record: it was killed, is stopped or could not write one."
     waits, kinds = _waits(records) if code != TIMEOUT else ({}, {})
     for key, who in waits.items():
         lack = _lack(records, key, who)

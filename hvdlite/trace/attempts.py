@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from .plain import opened
+
 HEAD_BYTES = 4096
 _LIFE = re.compile(rb'"job":\s?"([^"\\]{0,64})",\s?"epoch":\s?(\d{1,20})')
 _SECONDS = re.compile(rb'"(?:written|begun)":\s?(\d{1,12})[,}]')
@@ -86,7 +88,7 @@ def choose(paths: Iterable[Path], before: int = 0) -> Found:
 def _told(path: Path) -> tuple[Life | None, float]:
     """(whose a file is, when it was begun or written: seconds of the epoch)."""
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             head = file.read(HEAD_BYTES)
             when = os.fstat(file.fileno()).st_mtime
     except OSError:

@@ -12,6 +12,8 @@ import json
 import os
 from typing import Any, NamedTuple
 
+from .plain import opened
+
 FORMAT = "hvdlite-flight-1"
 BYTES_MAX = 1 << 28  # of a record: 65,536 events are 16 MB
 
@@ -125,7 +127,7 @@ def _record(path: str, found: dict[str, Any]) -> Record:
 def read_record(path: str | os.PathLike[str]) -> Record:
     """The record in a file. Raises BadRecord; OSError where the file cannot be read."""
     shown = os.fspath(path)
-    with open(path, "rb") as file:
+    with opened(path) as file:
         raw = file.read(BYTES_MAX + 1)
     if len(raw) > BYTES_MAX:
         raise BadRecord(f"{shown}: larger than any flight record [HVD723]")

@@ -4,8 +4,9 @@ Takes timelines (FILE finds FILE.rank-K.json beside it), flight records, or a fo
 the clock of rank 0 already; a record is put there by the offset that it carries. Into each NEGOTIATE span of the first
 rank go ticks at which the other ranks were ready, named after them, as Horovod's timeline has them.
 
-A timeline whose writer was killed in the middle of a row is taken as far as it goes; a file that is neither is an error
-that names it, and the others are merged. Of several attempts of a job the newest counts (attempts.py).
+A timeline whose writer was killed in the middle of a row is taken as far as it goes; rows that a viewer could not read
+are left out and counted. A file that is neither is an error that names it, and the others are merged. Of several
+attempts of a job the newest counts (attempts.py).
 """
 
 from __future__ import annotations
@@ -13,18 +14,32 @@ from __future__ import annotations
 import argparse
 import bisect
 import json
+import math
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import attempts
 from .events import BYTES_MAX, BadRecord, read_record
+from .plain import opened
 from .spans import Row, Spans
 
 HELP = "make one file of the timelines or flight records of all ranks"
+TIMELINE_MAX = 8 * BYTES_MAX
 TIME_MAX = 1e18  # microseconds; nothing greater is a time or a number of a process, and infinity is no JSON
+DIGITS_MAX = 40  # of a whole number; greater ones are infinite for a viewer, and Python refuses to read the greatest
+DEPTH_MAX = 20
 PHASES = {"B": (), "E": (), "X": ("name", "dur"), "i": ("name",), "M": ("name", "args"), "C": ("name", "args")}
+
+
+class Picture(NamedTuple):
+    """What a file has given."""
+
+    rows: list[Row]
+    told: dict[str, Any]  # what the file says of its rank
+    bad: int  # rows that are left out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,24 +58,28 @@ def run(asked: argparse.Namespace) -> int:
         print(f"hvdlite-trace: {error}", file=sys.stderr)
         return 1
     for path in chosen.paths:
-        if path.resolve() == Path(asked.output).resolve():
+        if os.path.realpath(path) == os.path.realpath(asked.output):  # which follows links in a circle, too
             complaints.append(f"{path}: is the output")
             continue
         try:
-            found, told = read(path)
+            found = read(path)
         except (BadRecord, OSError) as error:
             complaints.append(str(error))
             continue
-        rows.append(found)
-        about.append(told)
+        rows.append(found.rows)
+        about.append(found.told)
+        if found.bad:
+            noun, are = ("row", "is") if found.bad == 1 else ("rows", "are")
+            complaints.append(f"{path}: {found.bad} {noun} that a viewer could not read {are} left out [HVD723]")
     older = attempts.note(chosen, "hvdlite-trace merge")
     for complaint in complaints + ([older] if older else []):
         print(f"hvdlite-trace: {complaint}", file=sys.stderr)
     if not rows:
         print("hvdlite-trace: nothing to merge [HVD723]", file=sys.stderr)
         return 1
+    whole = {"traceEvents": merged(rows), "displayTimeUnit": "ms", "otherData": {"ranks": about}}
     with open(asked.output, "w", encoding="utf-8") as file:
-        json.dump({"traceEvents": merged(rows), "displayTimeUnit": "ms", "otherData": {"ranks": about}}, file)
+        json.dump(whole, file, allow_nan=False)
     print(f"{asked.output}: {len(rows)} file{'s' if len(rows) > 1 else ''}; open it in ui.perfetto.dev")
     return 0
 
@@ -80,9 +99,9 @@ def inputs(named: Iterable[str]) -> list[Path]:
     return list(found)
 
 
-def read(path: Path) -> tuple[list[Row], dict[str, Any]]:
-    """(rows, what the file says of its rank) of a timeline or a record. Raises BadRecord, OSError."""
-    with open(path, "rb") as file:
+def read(path: Path) -> Picture:
+    """A timeline or a record. Raises BadRecord, OSError."""
+    with opened(path) as file:
         first = file.read(1)
     if first == b"{":
         record = read_record(path)
@@ -91,32 +110,45 @@ def read(path: Path) -> tuple[list[Row], dict[str, Any]]:
             spans.feed(event)
         spans.end()
         told = {"rank": record.rank, "host": record.host, "clock_error_ns": record.error_ns, "why": record.why}
-        return json.loads(b"[" + bytes(spans.take())[1:] + b"]"), told
+        return Picture(json.loads(b"[" + bytes(spans.take())[1:] + b"]"), told, 0)
     return _timeline(path)
 
 
-def _timeline(path: Path) -> tuple[list[Row], dict[str, Any]]:
-    if path.stat().st_size > 8 * BYTES_MAX:
+def _timeline(path: Path) -> Picture:
+    with opened(path) as file:
+        large = os.fstat(file.fileno()).st_size > TIMELINE_MAX
+        raw = b"" if large else file.read(TIMELINE_MAX + 1)
+    if large or len(raw) > TIMELINE_MAX:
         raise BadRecord(f"{path}: larger than any timeline [HVD723]")
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = raw.decode("utf-8", "replace")
     try:
-        found = json.loads(text)
+        found = _parsed(text)
     except (ValueError, RecursionError):
         found = list(_lines(text))
-    rows = [row for row in found if _well_formed(row)] if isinstance(found, list) else []
+    found = found if isinstance(found, list) else []
+    rows = [row for row in found if _well_formed(row)]
     told = next((row["args"] for row in rows if row.get("name") == "hvdlite_timeline"), None)
     if not isinstance(told, dict):
         raise BadRecord(f"{path}: neither a timeline of hvdlite nor a flight record [HVD723]")
-    return rows, told
+    return Picture(rows, told, len(found) - len(rows))
+
+
+def _parsed(text: str) -> Any:
+    """Raises ValueError, RecursionError."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= DIGITS_MAX else math.inf)
 
 
 def _lines(text: str) -> Iterable[Any]:
-    """The rows of an array that was cut: one stands on each line."""
-    for line in text.splitlines():
+    """The rows of an array that was cut: one stands on each line. None for a line that is no row, unless it is the last
+    one, where the array was cut."""
+    lines = [line.strip().rstrip(",") for line in text.split("\n")]
+    for number, line in enumerate(lines):
         try:
-            yield json.loads(line.strip().rstrip(","))
+            if line not in ("", "[", "]"):
+                yield _parsed(line)
         except (ValueError, RecursionError):
-            continue
+            if number < len(lines) - 1:
+                yield None
 
 
 def _number(value: Any) -> bool:
@@ -124,13 +156,26 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < TIME_MAX
 
 
+def _is_json(value: Any, deep: int = DEPTH_MAX) -> bool:
+    """Python reads and writes NaN and infinity, which JSON has not; 1e999 and the greatest whole numbers are infinite,
+    too."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, (dict, list)):
+        inside = value.values() if isinstance(value, dict) else value
+        return deep > 0 and all(_is_json(each, deep - 1) for each in inside)
+    return True
+
+
 def _well_formed(row: Any) -> bool:
-    """Has it what its phase needs?"""
+    """Has it what its phase needs, and nothing that a viewer refuses?"""
     if not isinstance(row, dict) or not isinstance(row.get("ph"), str) or row["ph"] not in PHASES:
         return False
     if not _number(row.get("pid")) or not _number(row.setdefault("tid", 0)):
         return False
     if not all(key in row for key in PHASES[row["ph"]]) or not (row["ph"] == "M" or _number(row.get("ts"))):
+        return False
+    if not _number(row.get("dur", 0)) or not _is_json(row):
         return False
     if row["ph"] != "M":
         return True

@@ -71,7 +71,8 @@ def _dump(folder: str | None, why: int) -> str:
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Records from now on what is exchanged and when, for chrome://tracing and Perfetto: rank 0 in `file_path`, rank K
-    in `file_path`.rank-K.json; `hvdlite-trace merge` makes one file of them. All ranks may call it, or some.
+    in `file_path`.rank-K.json, in a folder that is made if it is missing; `hvdlite-trace merge` makes one file of
+    them. All ranks may call it, or some.
 
     mark_cycles: also when the ranks agree. Raises HvdNotInitializedError before init(), ValueError while a timeline is
     being recorded, OSError if the file cannot be written.

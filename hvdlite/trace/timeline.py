@@ -29,17 +29,20 @@ END = b"\n]\n"
 
 
 class Timeline:
-    """A timeline being written. OSError if the file cannot be."""
+    """A timeline being written; its folder is made if it is missing. OSError if the file cannot be."""
 
     def __init__(self, path: str, mark_cycles: bool) -> None:
         self.path = path
         offset_ns, error_ns, host = _core.clock()
         rank = _core.rank()
+        self._make_folder()
         life = _core.keep(path)
+        how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe without a reader is refused
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            self._file = os.open(path, how, 0o666)
         except OSError as error:
             raise self._refusal(error) from None
+        os.set_blocking(self._file, True)
         self._at = 0
         self._wrong: OSError | None = None  # why nothing is written any more
         self._told_lost = 0
@@ -66,6 +69,17 @@ class Timeline:
         self._thread = threading.Thread(target=self._run, name="hvdlite timeline", daemon=True)
         self._thread.start()
 
+    def _make_folder(self) -> None:
+        """As the recorder makes its own (csrc/engine/record.c), with the same mode: it may be the same, and all ranks
+        of a host may be at it."""
+        folder = os.path.dirname(self.path) or "."
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except FileExistsError:
+            pass  # it is no folder: opening the file says so
+        except OSError as error:
+            raise self._refusal(error, f"its folder {folder!r} cannot be made: ") from None
+
     def close(self) -> None:
         """Writes what there is, ends what is open, and closes the file."""
         self._closing.set()
@@ -80,8 +94,9 @@ class Timeline:
         finally:
             os.close(self._file)
 
-    def _refusal(self, error: OSError) -> OSError:
-        told = type(error)(coded("HVD725", f"the timeline {self.path!r} cannot be written: {error.strerror or error}"))
+    def _refusal(self, error: OSError, part: str = "") -> OSError:
+        why = f"{part}{error.strerror or error}"
+        told = type(error)(coded("HVD725", f"the timeline {self.path!r} cannot be written: {why}"))
         told.errno = error.errno
         return told
 

@@ -49,7 +49,7 @@ def test_a_restart_keeps_what_the_failed_attempt_has_left(tmp_path, capsys):
     )
     assert cli.main(["analyze", str(folder), "--before", "1"]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("Rank 1 is at fault: ") and "It left no record" in said.out and "older" not in said.err
+    assert said.out.startswith("Rank 1 is at fault: ") and "Rank 1 left no" in said.out and "older" not in said.err
     assert cli.main(["analyze", str(folder), "--before", "2"]) == 1
     assert "there are 2 attempts here: --before takes 0 to 1" in capsys.readouterr().err
 
@@ -158,12 +158,13 @@ def test_a_handler_of_the_script_is_called_too_or_it_is_told(tmp_path, size):
 
 
 def test_a_timeline_that_cannot_be_written_is_told_by_its_option_and_the_job_goes_on(tmp_path):
-    wrong = tmp_path / "none" / "tl.json"
+    (tmp_path / "file").touch()
+    wrong = tmp_path / "file" / "tl.json"
     with Launch("-np", "2", "--timeline-filename", str(wrong), *PROGRAM, "well") as job:
         assert job.wait() == 0, job.err
     for rank, end in ((0, ""), (1, ".rank-1.json")):
         said = f"hvdlite: rank {rank} writes no timeline, the job goes on: HVDLITE_TIMELINE (--timeline-filename):"
-        why = f"the timeline '{wrong}{end}' cannot be written: No such file or directory [HVD725]"
+        why = f"the timeline '{wrong}{end}' cannot be written: Not a directory [HVD725]"
         assert f"{said} {why}" in job.err
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from ..._coded import coded
 from .. import attempts
+from ..plain import no_folder, opened
 
 FORMAT = "hvdlite-steps-1"
 LINE_MAX = 1 << 20
@@ -67,7 +68,7 @@ class RankFile:
     def more(self) -> bool:
         """Reads what has come since; whether something has. Raises ReadError for a file that is none of ours."""
         try:
-            with open(self.path, "rb") as file:
+            with opened(self.path) as file:
                 found = os.fstat(file.fileno())
                 identity = (found.st_dev, found.st_ino)
                 if self._identity != identity or found.st_size < self._place:
@@ -75,8 +76,9 @@ class RankFile:
                     self._identity = identity
                 file.seek(self._place)
                 return self._read(file)
-        except OSError as error:
-            raise ReadError(f"{self.path} cannot be read: {error.strerror or error} [HVD723]") from None
+        except OSError as error:  # without strerror: `opened` has said all
+            said = f"{self.path} cannot be read: {error.strerror}" if error.strerror else str(error)
+            raise ReadError(coded("HVD723", said)) from None
 
     def _read(self, file: Any) -> bool:
         came = False
@@ -168,7 +170,8 @@ class Folder:
         try:
             names = sorted(name for name in os.listdir(self.path) if _FILE.fullmatch(name))
         except OSError as error:
-            raise ReadError(f"{self.path} cannot be read: {error.strerror or error} [HVD723]") from None
+            said = no_folder(self.path) or f"{self.path} cannot be read: {error.strerror or error}"
+            raise ReadError(coded("HVD723", said)) from None
         try:
             chosen = attempts.choose((self.path / name for name in names), self._before)
         except attempts.NoAttemptError as error:
