@@ -5,32 +5,26 @@ freezes or loads by itself they drift apart, and nothing but the result says so.
 a rank while all is well. Only where those differ do keys, shapes and digests of all leaves travel, to say which is the
 first and on which ranks. So 0.0 and -0.0 differ, and two NaNs are the same if their bits are.
 
-An adapter says what lies in its tensors (`Bits`); whatever else stands in a model's or an optimizer's state (a number,
-a text, None) is compared by how it shows. Every rank hears of the same difference, in the same words; also of a rank
+What of a value is compared _digests.py says. Objects whose pickles are equal are the same; of unequal ones that show
+alike nothing is known, and that is said. Every rank hears of the same difference, in the same words; also of a rank
 that cannot compare what it was given. The exchange is named after the call, so a rank that is in another one is waited
-for by name, and what it sends there is not taken for an answer here.
+for by name, and what it sends there is no answer here.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._coded import coded
+from ._coded import code_of, coded
+from ._digests import Bits, digest, digested, refusal, unaddressed
 from .errors import HvdMismatchError
 from .objects import allgather_object
 from .process_set import ProcessSet
 
 CALLER = "check_consistency"
 DRIFTED = "Start all ranks from one state with hvd.broadcast_state; change it on all alike."
-
-
-class Bits(NamedTuple):
-    """What is compared of a tensor: its form, such as ([2, 3], "float32"), and the bytes of its memory, in pieces."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    blocks: Sequence[Any]
 
 
 class Leaf(NamedTuple):
@@ -41,13 +35,47 @@ class Leaf(NamedTuple):
     value: Any
 
 
-def leaves_of(part: Any, path: str) -> list[Leaf]:
-    """Every leaf of a nested structure of dicts, lists and tuples, named by its path."""
-    if isinstance(part, Mapping):
-        return [leaf for key, value in part.items() for leaf in leaves_of(value, f"{path}.{key}")]
-    if isinstance(part, (list, tuple)):
-        return [leaf for i, value in enumerate(part) for leaf in leaves_of(value, f"{path}.{i}")]
-    return [Leaf(path, path, part)]
+class _Told(NamedTuple):
+    """What a rank tells of a leaf; the last three as `digested` has them."""
+
+    key: str
+    name: str
+    form: str
+    digest: bytes
+    shown: str
+
+
+def leaves_of(part: Any, path: str, key: str | None = None) -> list[Leaf]:
+    """Every leaf of a nested structure of dicts, lists and tuples, named by its path, in its order.
+
+    key: what the structure itself is matched by, if not `path`. Leaves' keys tell apart what paths do not: "a.b" and b
+    of a, 1 and "1". ValueError for what contains itself.
+    """
+    leaves: list[Leaf] = []
+    around: set[int] = set()  # the containers that a leaf lies in, by id
+    left = [(Leaf(repr(path) if key is None else key, path, part), False)]
+    while left:  # no recursion, which ends at a thousand levels
+        (key, path, part), done = left.pop()
+        if done:
+            around.remove(id(part))
+        elif not isinstance(part, (Mapping, list, tuple)):
+            leaves.append(Leaf(key, path, part))
+        elif id(part) in around:
+            raise refusal(path, f"it is the {type(part).__name__} that it lies in")
+        else:
+            around.add(id(part))
+            left.append((Leaf("", "", part), True))
+            inside = part.items() if isinstance(part, Mapping) else enumerate(part)
+            steps = [Leaf(f"{key}[{step_of(step)}]", f"{path}.{step}", value) for step, value in inside]
+            left.extend((leaf, False) for leaf in reversed(steps))
+    return leaves
+
+
+def step_of(key: Any) -> str:
+    """How a dict's key stands in the key of a leaf: the same in every process, and 1 is not "1"."""
+    if isinstance(key, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(step_of, key)))}}}"
+    return repr(str(key)) if isinstance(key, str) else unaddressed(str(key))
 
 
 def named_leaves(given: Any) -> list[Leaf]:
@@ -60,14 +88,14 @@ def named_leaves(given: Any) -> list[Leaf]:
     elif isinstance(given, Iterable) and not isinstance(given, (str, bytes)):
         named = [each if _is_named(each) else (str(i), each) for i, each in enumerate(given)]
     else:
-        raise ValueError(
-            f"check_consistency: expected a dict or a list of tensors, not {type(given).__name__} [HVD237]"
-        )
+        kind = type(given).__name__
+        raise ValueError(f"check_consistency: expected a dict or a list of tensors, not {kind} [HVD237]")
     names = [str(name) for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
         raise ValueError(f"check_consistency: these names are not unique: {', '.join(twice)} [HVD237]")
-    return [leaf for name, value in zip(names, named) for leaf in leaves_of(value[1], name)]
+    keys = [repr(str(name)) if isinstance(name, (str, int)) else step_of(name) for name, _ in named]
+    return [leaf for name, key, each in zip(names, keys, named) for leaf in leaves_of(each[1], name, key)]
 
 
 def _is_named(each: Any) -> bool:
@@ -84,79 +112,84 @@ def compare(
     HvdMismatchError, the same on all ranks, naming the first leaf that differs and the ranks that differ from the first
     rank of the set. `bits_of`: of a tensor its Bits, None of what is none.
 
-    found: this rank's leaves. What it refuses to compare, with ValueError or TypeError, the others hear of: they raise
-    that, too, with the rank's number, since they would wait for it.
+    found: this rank's leaves; dicts, lists and tuples among them are looked through. Whatever is raised while they are
+    read the others hear of, since they would wait for it: this rank raises it, they TypeError for a TypeError, else
+    ValueError, with the rank's number. ValueError on all ranks for an object of which nothing can be known.
     """
-    mine, wrong = _compared(found, bits_of)
-    total = _digest([repr([(key, form, bits) for key, _, form, bits in mine]).encode()])
-    refused = None if wrong is None else (isinstance(wrong, TypeError), str(wrong))
+    mine, wrong, refused = _compared(found, bits_of)
+    total = digest([repr([(each.key, each.form, each.digest) for each in mine]).encode()])
     said = allgather_object((total, refused), CALLER, process_set)
     if wrong is not None:
         raise wrong
-    _raise_first(said, process_set.ranks)
-    if len({total for total, _ in said}) == 1:
-        return
-    everyone = allgather_object(mine, f"{CALLER}.lists", process_set)
-    ranks = process_set.ranks
-    lists = [sorted((key, form) for key, _, form, _ in theirs) for theirs in everyone]
-    if any(each != lists[0] for each in lists):
-        called = {key: name for theirs in everyone for key, name, _, _ in theirs}
-        shown = [[f"{called[key]}{form}" for key, form in each] for each in lists]
-        raise HvdMismatchError(
-            coded("HVD301", differing_lists(CALLER, shown, ranks, _first_of, "Build the same model"))
-        )
-    raise HvdMismatchError(coded("HVD302", _difference(everyone, ranks, remedy)))
+    for rank, (_, theirs) in zip(process_set.ranks, said):
+        if theirs is not None and theirs[0]:
+            raise TypeError(coded("HVD237", f"rank {rank}: {theirs[1]}"))
+        if theirs is not None:
+            raise ValueError(coded("HVD237", f"rank {rank}: {theirs[1]}"))
+    if len({total for total, _ in said}) > 1:
+        _raise_difference(allgather_object(mine, f"{CALLER}.lists", process_set), process_set.ranks, remedy)
 
 
 def _compared(
     found: Callable[[], Sequence[Leaf]], bits_of: Callable[[Any], Bits | None]
-) -> tuple[list[tuple[str, str, str, bytes]], ValueError | TypeError | None]:
-    """(key, name, form, digest) of each leaf; or what is wrong with them."""
+) -> tuple[list[_Told], Exception | None, tuple[bool, str] | None]:
+    """What is told of each leaf; or what was raised instead, and what the other ranks hear of it."""
+    told: list[_Told] = []
+    times: Counter[str] = Counter()
+    name = ""
     try:
-        return [(leaf.key, leaf.name, *_digested(leaf.value, bits_of)) for leaf in found()], None
-    except (ValueError, TypeError) as error:
-        return [], error
+        for given in found():
+            name = given.name
+            for leaf in leaves_of(given.value, given.name, given.key):
+                name = leaf.name
+                times[leaf.key] += 1  # a dict may have two lambdas as keys, which nothing tells apart
+                key = leaf.key if times[leaf.key] == 1 else f"{leaf.key} ({times[leaf.key]})"
+                told.append(_Told(key, name, *digested(leaf.name, leaf.value, bits_of)))
+    except Exception as error:  # of any class: the others wait
+        return [], error, (isinstance(error, TypeError), _words(error, name))
+    return told, None, None
 
 
-def _raise_first(said: Sequence[tuple[bytes, tuple[bool, str] | None]], ranks: Sequence[int]) -> None:
-    """What the first rank that refuses has said."""
-    for rank, (_, refused) in zip(ranks, said):
-        if refused is not None:
-            of_type, text = refused
-            if of_type:
-                raise TypeError(coded("HVD237", f"rank {rank}: {text}"))
-            raise ValueError(coded("HVD237", f"rank {rank}: {text}"))
+def _words(error: Exception, name: str) -> str:
+    """What is told of an error, which may be a user's: one with a code says itself where it arose."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "which has no text"
+    where = f"{name!r} cannot be compared: " if name else ""
+    return text if code_of(text) else f"{CALLER}: {where}{type(error).__name__}: {text}"
 
 
-def _digest(blocks: Iterable[Any]) -> bytes:
-    import hashlib  # not before it is needed: most programs never ask
-
-    digest = hashlib.blake2b(digest_size=16)
-    for block in blocks:
-        digest.update(block)
-    return digest.digest()
-
-
-def _digested(value: Any, bits_of: Callable[[Any], Bits | None]) -> tuple[str, bytes]:
-    """How a leaf's form shows, and its digest. What is no tensor has no form: it may be of another type elsewhere."""
-    bits = bits_of(value)
-    if bits is None:
-        return "", _digest([repr(value).encode("utf-8", "surrogatepass")])
-    return f" {list(bits.shape)} {bits.dtype}", _digest(bits.blocks)
-
-
-def _difference(everyone: list[list[tuple[str, str, str, bytes]]], ranks: list[int], remedy: str) -> str:
-    tables = [{key: bits for key, _, _, bits in theirs} for theirs in everyone]
-    differing = [(key, name) for key, name, _, _ in everyone[0] if len({table[key] for table in tables}) > 1]
+def _raise_difference(everyone: list[list[_Told]], ranks: list[int], remedy: str) -> None:
+    """What differs between the lists of all ranks, of which one at least is not as the others."""
+    called = _called(everyone)
+    lists = [sorted((each.key, each.form) for each in theirs) for theirs in everyone]
+    if any(each != lists[0] for each in lists):
+        shown = [[f"{called[key]}{form}" for key, form in each] for each in lists]
+        text = differing_lists(CALLER, shown, ranks, _first_of, "Build the same model")
+        raise HvdMismatchError(coded("HVD301", text))
+    tables = [{each.key: each for each in theirs} for theirs in everyone]
+    differing = [each.key for each in everyone[0] if len({table[each.key].digest for table in tables}) > 1]
+    alike = [key for key in differing if len({table[key].shown for table in tables}) == 1 and tables[0][key].shown]
+    if alike and alike == differing:
+        kind = tables[0][alike[0]].shown.rpartition(" ")[0]
+        why = f"the ranks' {kind} objects show alike but are pickled differently: they may be the same or not"
+        raise refusal(called[alike[0]], why)
     if not differing:
-        return f"check_consistency: the ranks {ranks} have the same tensors in different orders. Build the same model."
-    key, name = differing[0]
-    others = [str(rank) for rank, table in zip(ranks, tables) if table[key] != tables[0][key]]
-    more = f" It is the first of {len(differing)} that differ." if len(differing) > 1 else ""
-    return (
-        f"check_consistency: {name!r} on rank{'s' * (len(others) > 1)} {', '.join(others)} is not what rank "
-        f"{ranks[0]} has.{more} {remedy}"
-    )
+        text = f"the ranks {ranks} have the same tensors in different orders. Build the same model."
+        raise HvdMismatchError(coded("HVD302", f"{CALLER}: {text}"))
+    clear = [key for key in differing if key not in alike]
+    others = [str(rank) for rank, table in zip(ranks, tables) if table[clear[0]].digest != tables[0][clear[0]].digest]
+    text = f"{called[clear[0]]!r} on rank{'s' * (len(others) > 1)} {', '.join(others)} is not what rank {ranks[0]} has."
+    more = f" It is the first of {len(clear)} that differ." if len(clear) > 1 else ""
+    raise HvdMismatchError(coded("HVD302", f"{CALLER}: {text}{more} {remedy}"))
+
+
+def _called(everyone: list[list[_Told]]) -> dict[str, str]:
+    """What errors call each key: its name on the first rank that has it, but the key where two have one name."""
+    names = {each.key: each.name for theirs in reversed(everyone) for each in theirs}
+    times = Counter(names.values())
+    return {key: name if times[name] == 1 else key for key, name in names.items()}
 
 
 def _first_of(entries: Sequence[str]) -> str:
@@ -168,7 +201,7 @@ def require_equal(
 ) -> None:
     """HvdMismatchError on all ranks unless these lists are equal; digests are compared first, so that equal lists cost
     16 bytes a rank. `shown`: entries in words."""
-    if len(set(allgather_object(_digest([repr(mine).encode()]), caller, process_set))) == 1:
+    if len(set(allgather_object(digest([repr(mine).encode()]), caller, process_set))) == 1:
         return
     everyone = allgather_object(mine, f"{caller}.lists", process_set)
     if any(theirs != everyone[0] for theirs in everyone):

@@ -222,10 +222,10 @@ remedy: Check the shape before the layer; use batches with more than one value p
 layers before converting.
 
 HVD237 check_consistency cannot compare this
-raises: ValueError, RuntimeError
-cause: It takes a model, a dict or a list of tensors with unique names and values.
-remedy: Give `model.state_dict()` (PyTorch), the model or its variables (TensorFlow, Keras); names must be unique, and
-meta tensors have no values.
+raises: ValueError, TypeError, RuntimeError
+cause: It takes tensors with unique names and values. A value could not be read, or not be told from other ranks'.
+remedy: Give `model.state_dict()` (PyTorch), the model or its variables (TensorFlow, Keras), and of another object what
+lies in it: numbers, texts, arrays, and dicts, lists and sets of them. Meta tensors have no values.
 
 HVD238 An argument of a Keras callback that cannot be
 raises: ValueError, TypeError

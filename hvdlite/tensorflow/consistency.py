@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..consistency import Bits, Leaf, compare
+from ..consistency import Bits, Leaf, compare, step_of
 from ..process_set import ProcessSet, global_process_set
 
 REMEDY = "Start all ranks from one state with hvd.broadcast_variables; change it on all alike."
@@ -25,7 +25,8 @@ def check_consistency(variables: Any, optimizer: Any = None, process_set: Proces
 
     variables: a model (its weights), a tf.Module, a variable, or a dict or list of variables, tensors, sparse tensors,
     arrays and None. optimizer: its variables are compared, too. RuntimeError inside tf.function; ValueError on all
-    ranks for what is none of these on one.
+    ranks for what is none of these on one; whatever else reading them raises on one, ValueError or TypeError on the
+    others.
     """
     if not tf.executing_eagerly():
         raise RuntimeError(
@@ -51,7 +52,7 @@ def _of_optimizer(optimizer: Any) -> Any:
 def leaves_of(given: Any, what: str) -> list[Leaf]:
     """Variables by their places, named as this rank calls them; of a dict by their keys. ValueError: it has none."""
     if isinstance(given, dict):
-        return [Leaf(f"{what} {key}", str(key), value) for key, value in given.items()]
+        return [Leaf(f"{what} {step_of(key)}", str(key), value) for key, value in given.items()]
     if isinstance(given, (list, tuple)):
         found = list(given)
     elif hasattr(given, "weights"):  # of a model: not the states of random seeds, which may differ between ranks
@@ -80,9 +81,11 @@ def bits(value: Any) -> Bits | None:
         return _together("sliced", value.values, value.indices)
     if isinstance(value, tf.SparseTensor):
         return _together("sparse", value.values, value.indices, value.dense_shape)
-    if value is None or not (hasattr(value, "dtype") and hasattr(value, "shape")):
+    if not (hasattr(value, "dtype") and hasattr(value, "shape")):
         return None
-    array = np.asarray(value if isinstance(value, np.ndarray) else tf.convert_to_tensor(value))
+    if not (tf.is_tensor(value) or hasattr(value, "path")):  # an array, another framework's tensor: read for all alike
+        return None
+    array = np.asarray(tf.convert_to_tensor(value))
     if array.dtype.hasobject:  # texts
         return Bits(array.shape, "string", [repr(array.tolist()).encode()])
     return Bits(array.shape, str(array.dtype), [array.tobytes()])

@@ -2,7 +2,7 @@
 
 The comparison itself is every adapter's (../consistency.py). Tensors of devices are copied to the CPU one by one;
 sparse ones are compared by their coalesced indices and values, since the order of duplicates means nothing. What is no
-tensor (a learning rate in an optimizer's state) is compared by how it shows.
+tensor (a learning rate in an optimizer's state, an array) is read there, but for generators of random numbers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def check_consistency(model: Any, optimizer: Any = None, process_set: ProcessSet
     naming the first tensor that differs and the ranks that differ from the first rank of the set.
 
     model: a Module (parameters and buffers), a state_dict, or a list of tensors or of (name, tensor), sparse ones and
-    None among them. optimizer: its state is compared, too. ValueError on all ranks for what is none of these on one,
-    and for meta tensors.
+    None among them; dicts and lists in them, arrays, numbers, texts and other objects are compared, too. optimizer: its
+    state is compared. ValueError on all ranks for what is none of these on one, for meta tensors, and for an object of
+    which it cannot be told; whatever else reading them raises on one, ValueError or TypeError on the others.
     """
     compare(lambda: _leaves(model, optimizer), bits, process_set)
 
@@ -32,7 +33,7 @@ def _leaves(model: Any, optimizer: Any) -> list[Leaf]:
         model = [model]
     leaves = named_leaves(module_tensors(model) if isinstance(model, torch.nn.Module) else model)
     if optimizer is not None:
-        leaves += leaves_of(optimizer.state_dict(), "optimizer")
+        leaves += leaves_of(optimizer.state_dict(), "optimizer", "of optimizer")
     for leaf in leaves:
         if isinstance(leaf.value, torch.Tensor) and leaf.value.is_meta:
             raise ValueError(f"check_consistency: {leaf.name!r} is a meta tensor: it has no bits [HVD237]")
@@ -40,7 +41,9 @@ def _leaves(model: Any, optimizer: Any) -> list[Leaf]:
 
 
 def bits(value: Any) -> Bits | None:
-    """The bits of a tensor; None of what is none."""
+    """The bits of a tensor, or of a generator's state; None of what is neither."""
+    if isinstance(value, torch.Generator):
+        return Bits((), f"generator {value.device}", [_block(value.get_state())])
     if not isinstance(value, torch.Tensor):
         return None
     dtype, value = str(value.dtype).removeprefix("torch."), value.detach()

@@ -3,7 +3,10 @@
 Each difference is made on one rank; all ranks must hear of it, in the same words, and go on afterwards.
 """
 
+from array import array
 from importlib.util import find_spec
+from random import Random
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -182,3 +185,165 @@ def test_tensors_of_every_kind():
     told(changed("none", torch.ones(1)), "rank 1 has none [1] float32")
     with pytest.raises(ValueError, match="'0' is a meta tensor"):
         hvdt.check_consistency([torch.ones(1, device="meta")])
+
+
+def parted(check, given, *says):
+    told(lambda: check(given), *says)
+
+
+def adapters():
+    """check_consistency of every adapter that is here and quickly imported."""
+    yield hvd.check_consistency
+    if find_spec("torch") is not None:
+        import hvdlite.torch as hvdt
+
+        yield hvdt.check_consistency
+
+
+@as_ranks(2)
+def test_arrays_and_bytes_are_the_same_in_every_adapter():
+    odd = hvd.rank() == 1
+    long = np.zeros(5000, np.float32)
+    long[2500] = odd
+    gaps = np.zeros(1, np.dtype([("small", "i1"), ("large", "f8")], align=True))
+    gaps.view(np.uint8)[1] = odd  # lies between the two fields and means nothing
+    for check in adapters():
+        parted(check, {"a": long}, "'a' on rank 1 is not what rank 0 has")
+        parted(check, {"a": [np.array([0.1 + 1e-12 * odd])]}, "'a.0' on rank 1")
+        parted(check, {"a": np.float32(odd)}, "'a' on rank 1")
+        parted(check, {"a": np.zeros(2 + odd)}, "rank 0 has a [2] float64; rank 1 has a [3] float64")
+        parted(check, {"a": np.zeros(2, ">f4" if odd else "<f4")}, "[2] float32; rank 1 has a [2] >f4")
+        parted(check, {"a": bytes([odd])}, "'a' on rank 1")
+        parted(check, {"a": bytearray(1 + odd)}, "a [1] bytearray B; rank 1 has a [2] bytearray B")
+        parted(check, {"a": memoryview(np.arange(4)[:: 2 - odd][:2])}, "'a' on rank 1")
+        parted(check, {"a": array("d", [0.1 + 1e-12 * odd])}, "'a' on rank 1")
+        check({"a": gaps, "b": b"x", "c": np.array([NAN, {"s"}, None], object), "d": array("u", "x")})
+
+
+@as_ranks(2)
+def test_tensors_of_another_framework_are_read_or_refused_by_name():
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    import torch
+
+    odd = hvd.rank() == 1
+    parameter = torch.nn.Parameter(torch.zeros(5000))
+    hvd.check_consistency({"w": parameter})
+    with torch.no_grad():
+        parameter[2500] = odd
+    parted(hvd.check_consistency, {"w": parameter}, "'w' on rank 1 is not what rank 0 has")
+    with pytest.raises(ValueError, match="the ranks' set objects show alike but are pickled differently"):
+        hvd.check_consistency({"w": {(parameter,)}})
+    half = torch.ones(2, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"'w' cannot be compared: NumPy cannot read this Tensor: .*\[HVD237\]$"):
+        hvd.check_consistency({"w": half})
+
+    class Variable:  # as TensorFlow's and Keras's are: they lend an array, and show a few values
+        dtype, shape, assign = "float32", (5000,), None
+        drift = odd
+
+        def __array__(self, dtype=None, copy=None):
+            return np.append(np.zeros(4999), self.drift)
+
+    for check in adapters():
+        parted(check, {"w": Variable()}, "'w' on rank 1 is not what rank 0 has")
+
+
+class Shown:
+    """Some object: it shows what it is told to, and is pickled with what else it has."""
+
+    def __init__(self, shown, **more):
+        self.__dict__.update(more, shown=shown)
+
+    def __repr__(self):
+        if isinstance(self.shown, Exception):
+            raise self.shown
+        return self.shown
+
+
+@as_ranks(2)
+def test_whatever_is_raised_on_one_rank_all_hear_of():
+    odd = hvd.rank() == 1
+    mute = type("Mute", (Exception,), {"__str__": None})
+    cycle = {"a": [1]}
+    cycle["a"].append(cycle)
+    wrong = (
+        (Shown(RuntimeError("boom")), RuntimeError, "boom", "'x' cannot be compared: RuntimeError: boom"),
+        (Shown(KeyError("k")), KeyError, "k", "'x' cannot be compared: KeyError: 'k'"),
+        (Shown(mute("")), mute, None, "'x' cannot be compared: Mute: which has no text"),
+        (cycle, ValueError, "'x.a.1' cannot be compared", "'x.a.1' cannot be compared: it is the dict that it lies"),
+        (memoryview(np.array([1], object)), ValueError, "memoryview", "'x' cannot be compared: this memoryview cannot"),
+        (Lock(), ValueError, "this lock cannot be pickled", "'x' cannot be compared: this lock cannot be pickled"),
+    )
+    for check in adapters():
+        for value, kind, text, elsewhere in wrong:
+            with pytest.raises(kind if odd else ValueError, match=text if odd else None) as error:
+                check({"w": 1, "x": value if odd else 1})
+            if not odd:
+                assert str(error.value).startswith(f"rank 1: check_consistency: {elsewhere}"), error.value
+                assert str(error.value).endswith("[HVD237]")
+        with pytest.raises(TypeError, match="" if odd else r"^rank 1: .*'x' cannot be compared: TypeError: t \[HVD237"):
+            check({"x": Shown(TypeError("t")) if odd else 1})
+        check([1])
+
+
+@as_ranks(2)
+def test_what_every_process_shows_otherwise_is_the_same():
+    """Sets have the order of the process's hashes, and what shows no value shows an address."""
+    tags = {"alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"}
+    same = {
+        "tags": tags,
+        "nested": [({"of": {(each, frozenset(tags)) for each in tags}},)],
+        "object": object(),
+        "lambda": lambda: None,
+        "class": Shown,
+        "function": told,
+        "holds": Shown("text", tags=tags, call=lambda: None, array=np.ones(3)),
+        "array": np.array([Shown("text"), {"a": tags}], object),
+        "random": Random(1),
+        "generator": np.random.default_rng(1),
+        "keys": {"by set": {frozenset(tags): 1}, "by object": {object(): 1, object(): 2}},
+        "itself": Shown("text"),
+    }
+    same["itself"].itself = same["itself"]
+    odd = hvd.rank() == 1
+    for check in adapters():
+        check(same)
+        parted(check, {"tags": tags - {"alpha"} if odd else tags}, "'tags' on rank 1 is not what rank 0 has")
+        parted(check, {"f": told if odd else adapters}, "'f' on rank 1")
+        parted(check, {"a": Shown("lr=2") if odd else Shown("lr=1")}, "'a' on rank 1")
+        parted(check, {"a": np.array([{"s", 2 + odd}], object)}, "'a' on rank 1")
+        parted(check, {"a": 1 if odd else object()}, "'a' on rank 1")
+        for unclear in (Shown("text", found=odd), Shown(f"<at 0x{hvd.rank()}>")):
+            with pytest.raises(ValueError, match="'x' cannot .*: the ranks' Shown objects show alike .*HVD237") as e:
+                check({"ok": 1, "x": unclear})
+            assert len(set(hvd.allgather_object(str(e.value)))) == 1
+        parted(check, {"x": Shown("text", odd=odd), "y": odd}, "'y' on rank 1")  # what is known comes first
+    if find_spec("torch") is not None:
+        import torch
+
+        import hvdlite.torch as hvdt
+
+        drawn = {"g": torch.Generator().manual_seed(1), "kind": torch.float32, "on": torch.device("cpu")}
+        hvdt.check_consistency(drawn)
+        parted(hvdt.check_consistency, {"g": torch.Generator().manual_seed(hvd.rank())}, "'g' on rank 1")
+        parted(hvdt.check_consistency, {"a": {"b": torch.ones(1) * hvd.rank()}}, "'a.b' on rank 1")
+
+
+@as_ranks(2)
+def test_paths_that_look_alike_are_told_apart_and_may_be_long():
+    rank = deep = hvd.rank()
+    for _ in range(5000):
+        deep = [deep]
+    own, one = np.array([float(rank)]), np.ones(1)
+    for check in adapters():
+        parted(check, {"a.b": own, "a": {"b": one}}, "\"'a.b'\" on rank 1 is not what rank 0 has")
+        parted(check, {"a.b": one, "a": {"b": own}}, "\"'a'['b']\" on rank 1")
+        parted(check, {"p": {1: own, "1": one}}, "\"'p'[1]\" on rank 1")
+        parted(check, {"p": {1: one, "1": own}}, "\"'p'['1']\" on rank 1")
+        swapped = {1: np.ones(1 + rank), "1": np.ones(2 - rank)}
+        parted(check, {"p": swapped}, "rank 0 has 'p'['1'] [2] float64, 'p'[1] [1] float64; rank 1 has")
+        parted(check, {"p": {object(): one, object(): own}}, "on rank 1 is")
+        parted(check, {"p": {1: 1, 2: 2} if rank else {2: 2, 1: 1}}, "the same tensors in different orders")
+        check({"p": {np.int64(1) if rank else 1: one}, "q": {"1": one}, "shared": [own[:0]] * 2})
+        parted(check, {"x": deep}, ".0.0' on rank 1 is not what rank 0 has")

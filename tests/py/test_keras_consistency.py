@@ -48,6 +48,23 @@ def test_variables_and_what_lies_beside_them():
     told(lambda: hvd.check_consistency(made(zero=-np.zeros(1))), "'zero' on rank 1")
     told(lambda: hvd.check_consistency(made(rows=tf.zeros((0, 4)))), "[0, 3] float32; rank 1 has rows [0, 4]")
     told(lambda: hvd.check_consistency([tf.ones(1)] * (2 + odd)), "rank 1 has variable 2 [1] float32. Build the same")
+    close, some = np.array([0.1 + 1e-12 * odd]), [tf.tensor_scatter_nd_update(tf.zeros(5000), [[2500]], [float(odd)])]
+    told(lambda: hvd.check_consistency({"a": close}), "'a' on rank 1")
+    told(lambda: hvd.check_consistency({"a": {"b": some}}), "'a.b.0' on rank 1")
+    told(lambda: hvd.check_consistency({1: close, "1": np.ones(1)}), "on rank 1 is not what rank 0 has")
+    hvd.check_consistency({"tags": set("abcdefgh"), "call": lambda: None, "none": [None]})
+    if find_spec("torch") is not None:
+        import torch
+
+        import hvdlite.torch as hvdt
+
+        mine = torch.nn.Parameter(torch.from_numpy(some[0].numpy()))
+        told(lambda: hvd.check_consistency({"w": mine}), "'w' on rank 1")
+        for value in (some[0], tf.Variable(some[0], name=f"of_rank_{hvd.rank()}"), tf.constant([f"text {odd}"])):
+            told(lambda value=value: hvdt.check_consistency({"w": value}), "'w' on rank 1")
+        hvdt.check_consistency({"v": tf.Variable([1.0], name=f"of_rank_{hvd.rank()}"), "t": tf.constant(["text"])})
+        with pytest.raises(ValueError, match="'w' cannot be compared: .*NumPy cannot read this Tensor"):
+            hvd.check_consistency({"w": mine.to(torch.bfloat16) if odd else 1})
     with pytest.raises(RuntimeError, match="eagerly"):
         tf.function(lambda: hvd.check_consistency(made()))()
     for wrong in (3, "text", None):
