@@ -21,6 +21,7 @@ Everything else (os._exit, a signal) is seen by others: abort.c in the core and 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,13 +29,17 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._coded import code_of, uncoded
-from .errors import HvdPeerLostError, HvdTimeoutError
+from ._coded import code_of, coded, uncoded
+from .errors import HvdError, HvdPeerLostError, HvdTimeoutError
 
 if TYPE_CHECKING:
     from . import _store
 
 _exit: list[str] = []  # what is to be said of the sys.exit that has ended the script
+_ROOM = 1000  # characters of what an exception says
+_CODE = re.compile(r"\[(HVD\d{3})\](?:\x1b\[\d*m)?[ \t\r]*$", re.MULTILINE)  # Keras prints its causes in bold
+# What a paragraph begins after: an empty line, or "(0) UNKNOWN: " where TensorFlow tells of several errors.
+_BEFORE = re.compile(r"\n\s*\n(?:\x1b\[\d*m)?|^\s*\(\d+\) [A-Za-z_ ]+: ", re.MULTILINE)
 
 
 class _Leaving:
@@ -85,7 +90,7 @@ def install(report: Callable[[str, BaseException | None], None]) -> None:
 def _say(report: Callable[[str, BaseException | None], None], what: str, error: BaseException | None) -> None:
     for again in (True, True, False):
         try:
-            return report(what, error)
+            return report(what, _meant(error))
         except BaseException:
             if not again:
                 sys.__excepthook__(*sys.exc_info())  # type: ignore[arg-type]
@@ -125,7 +130,7 @@ def exited() -> tuple[str, BaseException | None] | None:
     first = error.__traceback__.tb_frame.f_code  # consoles and notebooks go on after what they remember
     if first.co_name not in ("<module>", "_run_module_as_main") or first.co_filename in ("<stdin>", "<console>"):
         return None
-    return f"raised {_described(type(error), error, error.__traceback__)}", error
+    return f"raised {_described(type(error), error, error.__traceback__)}", _meant(error)
 
 
 def _of_exit(called: str, status: Any, frame: FrameType) -> str:
@@ -149,13 +154,46 @@ def refused(store: _store.Meeting, rank: int, error: BaseException) -> None:
 
 def describe(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
     """`ValueError: boom (train.py:12)`: the innermost line that is the user's own, not of an installed package."""
-    try:
-        said = str(error)
-    except Exception:
-        said = ""
+    said = _cause(_said(error))
     code = code_of(said)
     text = f"{kind.__name__}: {uncoded(said)}" if said else kind.__name__
-    return _line(text)[:1000] + _place(_passed(trace)) + (f" [{code}]" if code else "")
+    return _line(text)[:_ROOM] + _place(_passed(trace)) + (f" [{code}]" if code else "")
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def _cause(said: str) -> str:
+    """Of a text in whose midst one of ours stands, the paragraph that ends with its code; else the text.
+
+    An error that comes out of a graph of TensorFlow begins with the calls that made the node, longer than there is room
+    for, and ends with the node's name.
+    """
+    found = _CODE.search(said)
+    if found is None or (len(said) <= _ROOM and code_of(said)):
+        return said
+    text = said[: found.end(1) + 1]
+    return text[max((before.end() for before in _BEFORE.finditer(text)), default=0) :].strip()
+
+
+def _meant(error: BaseException | None) -> BaseException | None:
+    """The HvdPeerLostError that an exception which is none of ours quotes, as those of a graph of TensorFlow do, with
+    the rank that is lost; else the exception."""
+    if error is None or isinstance(error, HvdError):
+        return error
+    text = _cause(_said(error))
+    code = code_of(text) or ""
+    if code not in ("HVD401", "HVD402") and not "HVD450" <= code <= "HVD456":  # hvdlite/catalogue/lost.py
+        return error
+    own = _core.lib.hvd_rank()
+    text = re.sub(rf"^.* on rank {own}: ", "", text, flags=re.DOTALL)  # "allreduce of 'x' on rank 0: rank 1 left"
+    lost = HvdPeerLostError(coded(code, text))
+    lost.rank = next((rank for rank in map(int, re.findall(r"\brank (\d+) ", text)) if rank != own), None)
+    return error if lost.rank is None else lost
 
 
 def _described(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:

@@ -22,6 +22,7 @@ from .. import _core, measured
 from ..measured.scalars import scalars
 from ..objects import allgather_object
 from .backend import broadcast, keras
+from .checked import check_number
 from .consistency import check_consistency
 
 _Callback: Any = keras.callbacks.Callback
@@ -161,6 +162,14 @@ class LearningRateScheduleCallback(_Callback):
         super().__init__()
         if initial_lr is None:
             raise ValueError("Parameter `initial_lr` is required [HVD238]")
+        check_number(self, "initial_lr", initial_lr)
+        if not callable(multiplier):
+            check_number(self, "multiplier", multiplier, otherwise=" or a function of the epoch")
+        check_number(self, "start_epoch", start_epoch)
+        if end_epoch is not None:
+            check_number(self, "end_epoch", end_epoch, otherwise=" or None")
+        if steps_per_epoch is not None:
+            check_number(self, "steps_per_epoch", steps_per_epoch, 0, " or None")
         self.initial_lr, self.start_epoch, self.end_epoch = initial_lr, start_epoch, end_epoch
         self.staircase = staircase if callable(multiplier) else True
         self.multiplier = multiplier if callable(multiplier) else (lambda epoch: float(multiplier))
@@ -220,6 +229,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
         steps_per_epoch: int | None = None, verbose: int = 0
     ) -> None:  # fmt: skip
+        check_number(self, "warmup_epochs", warmup_epochs, 0)
+        check_number(self, "verbose", int(verbose) if isinstance(verbose, bool) else verbose)
+
         def multiplier(epoch: float) -> float:
             epoch += 1.0 / float(self.steps_per_epoch or 1)  # so that the last batch of the warm-up has the full rate
             return 1.0 / _core.size() * (epoch * (_core.size() - 1) / warmup_epochs + 1)

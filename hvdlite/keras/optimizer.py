@@ -28,6 +28,7 @@ from ..optimizer import check_passes
 from ..process_set import ProcessSet, global_process_set
 from . import backend
 from .backend import keras
+from .checked import check_built
 from .copies import Copied, plain_of, teach
 from .legacy import Legacy, kinds, of_loss_scale, put_inside
 from .passes import Passes
@@ -99,7 +100,8 @@ def DistributedOptimizer(
     (num_groups is its old name). process_set: average over these ranks; on others the optimizer stays local. Gradients
     of variables given to `register_local_var` stay local, divided by the number of ranks unless scale_local_gradients
     is False.
-    Raises TypeError for what is no optimizer of Keras, ValueError for arguments that do not go together.
+    Raises TypeError for what is no optimizer of Keras, no process set or no compression, ValueError for arguments that
+    do not go together.
     """
     if not isinstance(optimizer, kinds() if backend.legacy() else keras.optimizers.Optimizer):
         hint = ": set TF_USE_LEGACY_KERAS=1" if "tf_keras." in str(type(optimizer)) else ""
@@ -155,7 +157,10 @@ def PartialDistributedOptimizer(
     num_groups: int = 0, groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set, local_layers: Any = None, scale_local_gradients: bool = True
 ) -> Any:  # fmt: skip
-    """DistributedOptimizer that leaves the trainable variables of `local_layers` (one or a list) to each rank."""
+    """DistributedOptimizer that leaves the trainable variables of `local_layers` (one or a list) to each rank.
+
+    The layers must be built: ValueError for one that has no variables yet.
+    """
     made = DistributedOptimizer(
         optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
         backward_passes_per_step, average_aggregated_gradients, num_groups, groups, process_set, scale_local_gradients,
@@ -166,6 +171,7 @@ def PartialDistributedOptimizer(
             raise ValueError(
                 f"All local layers must be of keras.layers.Layer type, not {type(layer).__name__} [HVD224]"
             )
+        check_built(layer)
         for variable in layer.trainable_weights:
             made.register_local_var(variable)
     return made

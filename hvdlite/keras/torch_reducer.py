@@ -16,12 +16,13 @@ from ..ops import Average, op_of
 from ..ops.terms import NoneCompressor, compress
 from ..process_set import ProcessSet, global_process_set
 from ..torch.ops import plain
+from .checked import check_terms
 from .lists import SAME_GRADIENTS, Listed, compare
 from .naming import everywhere
 
 
 class Reducer:
-    """Averages gradients as it was told once. ValueError for what does not go together."""
+    """Averages gradients as it was told once. ValueError or TypeError for what cannot be or does not go together."""
 
     def __init__(
         self, prefix: str, compression: Any = NoneCompressor, sparse_as_dense: bool = False, op: int = Average,
@@ -29,13 +30,10 @@ class Reducer:
         groups: int | Sequence[Sequence[Any]] | None = None, process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True
     ) -> None:  # fmt: skip
+        check_terms(compression, gradient_predivide_factor, process_set)
         self.prefix, self.compression, self.op, self.process_set = prefix, compression, op_of(None, op), process_set
         if gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average [HVD224]")
-        if not gradient_predivide_factor > 0:
-            raise ValueError(
-                f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0 [HVD222]"
-            )
         self.predivide, self.scale_local = float(gradient_predivide_factor), bool(scale_local_gradients)
         self._local: dict[int, Any] = {}
 

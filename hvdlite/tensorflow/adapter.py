@@ -41,6 +41,11 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return block[start : start + count].view(dtype).reshape(shape)
 
 
+def array_of(tensor: tf.Tensor) -> np.ndarray:
+    """The array over an eager tensor in the CPU's memory. NumPy takes no bfloat16 that has no dimension but a copy."""
+    return np.asarray(tensor if tensor.shape.rank else tensor.numpy())
+
+
 def check_dtype(dtype: tf.DType) -> int:
     """The core's number of a dtype. ValueError for one that it has not."""
     number = DTYPES.get(dtype)
@@ -70,7 +75,7 @@ class TensorflowAdapter(NumpyAdapter):
             there = placed(value) if value.dtype in DTYPES else None
             if there is not None:
                 return there
-            value = np.asarray(value)
+            value = array_of(value)
         return super().accept(value, writable)
 
     def view(self, tensor: Any) -> View:

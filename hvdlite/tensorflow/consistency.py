@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ..consistency import Bits, Leaf, compare, step_of
 from ..process_set import ProcessSet, global_process_set
+from .adapter import array_of
 
 REMEDY = "Start all ranks from one state with hvd.broadcast_variables; change it on all alike."
 
@@ -85,7 +85,7 @@ def bits(value: Any) -> Bits | None:
         return None
     if not (tf.is_tensor(value) or hasattr(value, "path")):  # an array, another framework's tensor: read for all alike
         return None
-    array = np.asarray(tf.convert_to_tensor(value))
+    array = array_of(tf.convert_to_tensor(value))
     if array.dtype.hasobject:  # texts
         return Bits(array.shape, "string", [repr(array.tolist()).encode()])
     return Bits(array.shape, str(array.dtype), [array.tobytes()])

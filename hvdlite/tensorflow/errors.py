@@ -79,11 +79,13 @@ def as_tensorflow(error: Exception) -> Exception:
 def translated(kind: str = "", name: Any = None) -> Iterator[None]:
     """Errors of collectives raised inside become TensorFlow's, too.
 
-    A plain ValueError becomes an HvdArgumentError, and tells rank and tensor: a `kind`, and its name if it has one.
+    A plain ValueError becomes an HvdArgumentError; both tell rank and tensor: a `kind`, and its name if it has one.
     """
     try:
         yield
     except HvdError as error:
+        if kind and type(error) is HvdArgumentError and "rank " not in str(error):
+            error = HvdArgumentError(coded("HVD203", f"{_where(kind, name)}: {error}"))
         raise as_tensorflow(error) from error.__cause__
     except ValueError as error:
         if not kind or isinstance(error, tf.errors.OpError):

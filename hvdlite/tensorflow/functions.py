@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from .. import objects
+from ..keras.checked import check_process_set
 from ..keras.lists import SAME_VARIABLES, Listed
 from ..keras.naming import everywhere
 from ..ops import Terms
@@ -32,12 +33,13 @@ def broadcast_variables(
     """Assigns the root's values to these variables on every rank; in a graph the operation that does.
 
     tf.Variables and Keras's variables; shapes and dtypes must be the same on all ranks. `inplace` is Horovod's and
-    makes no difference here.
+    makes no difference here. TypeError for what is no list of variables.
     """
-    assigned = _assigned(list(variables), root_rank, "broadcast_variables", process_set)
+    given = _listed("broadcast_variables", variables, process_set)
+    assigned, compared = _assigned(given, root_rank, "broadcast_variables", process_set)
     if tf.executing_eagerly() or tf.inside_function():
         return None
-    return tf.group(*[each for each in assigned if each is not None])
+    return tf.group(*[each for each in assigned if each is not None], *compared)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -45,12 +47,43 @@ def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """broadcast_variables that returns the variables; in a graph of TensorFlow 1 their values once assigned."""
-    given = list(variables)
-    assigned = _assigned(given, root_rank, name or "broadcast_", process_set)
+    given = _listed("broadcast_", variables, process_set)
+    assigned, _ = _assigned(given, root_rank, name or "broadcast_", process_set)
     return given if tf.executing_eagerly() or tf.inside_function() else assigned
 
 
-def _assigned(variables: list[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> list[Any]:
+def _listed(what: str, variables: Any, process_set: Any) -> list[Any]:
+    """The variables as a list. TypeError for anything else, before a rank waits for this one."""
+    check_process_set(process_set)
+    kind = type(variables).__name__
+    if _variable(variables) or tf.is_tensor(variables):  # most of them are iterable, too: by their rows
+        raise TypeError(f"{what}: expected a list of variables, not one {kind}: put it into a list [HVD235]")
+    if not hasattr(variables, "__iter__"):
+        raise TypeError(
+            f"{what}: expected a list of variables, not {kind}: give model.variables (or model.weights) of a model, "
+            "optimizer.variables of an optimizer [HVD235]"
+        )
+    given = list(variables)
+    for i, each in enumerate(given):
+        if not _variable(each):
+            raise TypeError(
+                f"{what}: entry {i} of the list is no variable but {type(each).__name__}: give tf.Variables or Keras's "
+                "variables (of a model model.variables); send tensors by hvd.broadcast, other objects by "
+                "hvd.broadcast_object [HVD235]"
+            )
+    return given
+
+
+def _variable(value: Any) -> bool:
+    """Whether this is a variable, TensorFlow's or Keras's. An optimizer of Keras has `assign`, too."""
+    return hasattr(value, "assign") and hasattr(value, "dtype")
+
+
+def _assigned(
+    variables: list[Any], root_rank: int, prefix: str, process_set: ProcessSet
+) -> tuple[list[Any], list[Any]]:
+    """What the assignments return, and in a graph the comparison of lists, which no assignment follows if there is
+    nothing to assign."""
     given = [tf.convert_to_tensor(variable) for variable in variables]
     values = [_movable(value) for value in given]
     prefix, count = once_more(prefix), len(variables)
@@ -58,12 +91,16 @@ def _assigned(variables: list[Any], root_rank: int, prefix: str, process_set: Pr
     shapes = [_shape_of(variable, value) for variable, value in zip(variables, given)]
     shown = [f"{everywhere(variable)} {shape}" for variable, shape in zip(variables, shapes)]
     listed = Listed(prefix, count, "variables", shapes, shown, SAME_VARIABLES)
-    with tf.control_dependencies(agree(listed, process_set)):
+    compared = agree(listed, process_set)
+    if not variables:
+        return [], compared
+    with tf.control_dependencies(compared):
         results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
-    return [
+    assigned = [
         variable.assign(result if result.dtype == value.dtype else tf.bitcast(result, value.dtype))
         for variable, value, result in zip(variables, given, results)
     ]
+    return assigned, compared
 
 
 def _shape_of(variable: Any, value: tf.Tensor) -> str:

@@ -17,14 +17,16 @@ from typing import Any
 import tensorflow as tf
 
 from .. import measured
+from ..keras.checked import check_terms
 from ..keras.lists import SAME_GRADIENTS, Listed
 from ..keras.naming import everywhere
 from ..ops import Average, Terms, op_of
 from ..ops.terms import NoneCompressor, compress
 from ..process_set import ProcessSet, global_process_set
 from .ops import allreduce
+from .ops.gradients import differentiable
 from .ops.order import once_more
-from .ops.run import agree, run
+from .ops.run import agree
 
 
 def key_of(variable: Any) -> Any:
@@ -38,7 +40,7 @@ def _name(prefix: str, place: int, count: int, variable: Any) -> str:
 
 
 class Reducer:
-    """Averages gradients as it was told once. ValueError for what does not go together."""
+    """Averages gradients as it was told once. ValueError or TypeError for what cannot be or does not go together."""
 
     def __init__(
         self, prefix: str, compression: Any = NoneCompressor, sparse_as_dense: bool = False, op: int = Average,
@@ -46,14 +48,11 @@ class Reducer:
         groups: int | Sequence[Sequence[Any]] | None = None, process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True
     ) -> None:  # fmt: skip
+        check_terms(compression, gradient_predivide_factor, process_set)
         self.prefix, self.compression, self.sparse_as_dense = prefix, compression, bool(sparse_as_dense)
         self.op, self.process_set, self.scale_local = op_of(None, op), process_set, bool(scale_local_gradients)
         if gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average [HVD224]")
-        if not gradient_predivide_factor > 0:
-            raise ValueError(
-                f"gradient_predivide_factor={gradient_predivide_factor!r} must be a number above 0 [HVD222]"
-            )
         self.predivide = float(gradient_predivide_factor)
         if groups is None and num_groups:
             groups = num_groups
@@ -165,7 +164,8 @@ class Reducer:
         for batch in batches:
             names = [_name(prefix, place, len(found), owners[place]) for place in batch]
             grouped = bool(self.groups) and len(batch) > 1
-            outcomes.append(run("allreduce", [small[place][0] for place in batch], names, terms, grouped).results)
+            found_there = [small[place][0] for place in batch]
+            outcomes.append(differentiable("allreduce", found_there, names, terms, grouped).results)
         for batch, results in zip(batches, outcomes):
             for place, result in zip(batch, results):
                 found[place] = self.compression.decompress(result, small[place][1])

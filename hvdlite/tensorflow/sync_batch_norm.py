@@ -2,8 +2,8 @@
 
 In training the layer needs mean and variance of all ranks' rows. Each rank sends, per channel, the sum and the sum of
 squares about its own mean put together as n*mean and n*(variance + mean^2), and n, in float64 and one allreduce, so
-ranks may have different numbers of rows. The allreduce has a gradient, hence so has the layer: the exact one of one
-process that sees all rows. Everything else is Keras's own.
+ranks may have different numbers of rows, or none. The allreduce has a gradient, hence so has the layer: the exact one
+of one process that sees all rows. Everything else is Keras's own. Where no rank has a row the moving statistics stay.
 
 Saved models with this layer open where this module is imported; hvd.load_model imports it. A process set is saved as
 its ranks, and must be registered again by then.
@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from .. import _core
 from ..keras.backend import keras, legacy
+from ..keras.checked import check_process_set
 from ..keras.naming import everywhere
 from ..ops import Sum
 from ..process_set import ProcessSet, global_process_set, process_sets
@@ -36,6 +37,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
     def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **more: Any) -> None:
         if fused:
             raise ValueError("SyncBatchNormalization does not support fused=True. [HVD236]")
+        check_process_set(process_set)
         super().__init__(**({"fused": False, **more} if legacy() else more))
         self._hvd_process_set = process_set
 
@@ -72,11 +74,15 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         count = tf.cast(rows, tf.float64)
         wide, deviation = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
         shape = tf.shape(mean)
-        parts = tf.concat([tf.reshape(wide, [-1]), tf.reshape(deviation + wide * wide, [-1]), [1.0]], 0) * count
+        parts = tf.concat([tf.reshape(wide, [-1]), tf.reshape(deviation + wide * wide, [-1]), [1.0]], 0)
+        parts = tf.math.multiply_no_nan(parts, count)  # the mean of no rows is NaN, and adds nothing
         name = once_more(f"sync_batch_norm.{everywhere(self)}")
         total = allreduce(parts, op=Sum, name=name, process_set=members)
-        first, second = tf.split(total[:-1] / total[-1], 2)
+        first, second = tf.split(tf.math.divide_no_nan(total[:-1], total[-1]), 2)
         spread = tf.maximum(second - first * first, 0.0)
+        some = total[-1] > 0.0  # else the moving statistics move towards themselves
+        first = tf.where(some, first, tf.cast(tf.convert_to_tensor(self.moving_mean), tf.float64))
+        spread = tf.where(some, spread, tf.cast(tf.convert_to_tensor(self.moving_variance), tf.float64))
         return (
             tf.cast(tf.reshape(first, shape), mean.dtype),
             tf.cast(tf.reshape(spread, shape), variance.dtype),

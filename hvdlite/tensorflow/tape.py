@@ -27,6 +27,16 @@ class _Distributed:
 
     _hvd: Reducer
     _hvd_local = False  # while a Jacobian is computed, whose rows are gradients
+    _hvd_given: tf.GradientTape
+
+    @property
+    def _recording(self) -> bool:
+        """Of both: a tape that is given while it records is popped once, by one of them."""
+        return self._hvd_given._recording
+
+    @_recording.setter
+    def _recording(self, value: bool) -> None:
+        self._hvd_given._recording = value
 
     def register_local_source(self, source: Any) -> None:
         """The gradient of this variable is not averaged."""
@@ -37,6 +47,8 @@ class _Distributed:
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **more: Any
     ) -> Any:
         """The gradients of the target with respect to the sources, averaged; in the structure of the sources."""
+        if isinstance(use_generic_names, tf.UnconnectedGradients):  # it has this place in TensorFlow's tape
+            more["unconnected_gradients"] = use_generic_names
         local = super().gradient(target, sources, output_gradients, **more)  # type: ignore[misc]
         return local if self._hvd_local else self._averaged(local, sources)
 
@@ -86,6 +98,8 @@ def DistributedGradientTape(
     base = type(gradtape)
     tape: Any = object.__new__(type(base.__name__, (_Distributed, base), {"__module__": base.__module__}))
     tape.__dict__.update(gradtape.__dict__)
+    tape.__dict__.pop("_recording", None)
+    tape._hvd_given = gradtape
     tape._hvd = Reducer(
         "DistributedGradientTape", compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
         process_set, scale_local_gradients,

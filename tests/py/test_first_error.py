@@ -8,8 +8,9 @@ import sys
 import pytest
 from launching import launch
 
-from hvdlite import _failing
+from hvdlite import _core, _failing, catalogue
 from hvdlite._coded import ending
+from hvdlite.errors import HvdPeerLostError
 
 PROGRAM = """
 import os, sys, threading, numpy
@@ -161,3 +162,36 @@ def test_a_hook_says_it_though_the_handler_of_a_signal_raises_meanwhile(capsys):
     assert told == ["Interrupted: boom"] * 2 and capsys.readouterr().err == ""
     _failing._say(lambda *_: 1 // 0, what, error)
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def described(text):
+    return _failing.describe(RuntimeError, RuntimeError(text), None)
+
+
+def test_of_a_text_around_one_of_ours_the_paragraph_with_the_code_is_said():
+    ours = "rank 0: tensor 'x': different lists:\n  rank 0: 2\n  rank 1: 4\nAverage the same."
+    said = "RuntimeError: rank 0: tensor 'x': different lists: rank 0: 2 rank 1: 4 Average the same. [HVD305]"
+    graph = "Graph execution error:\n\nDetected at node HvdGate\n" + '  File "trainer.py", line 9, in fit\n\n' * 50
+    assert described(f"{graph}{ours} [HVD305]\n\t [[{{{{node HvdGate}}}}]] [Op:__inference_step_1]") == said
+    assert described(f"{graph}{ours} [HVD305]") == said
+    several = f"{graph}2 errors found.\n  (0) UNKNOWN: {ours} [HVD305]\n\t [[node]]\n  (1) UNKNOWN: no [HVD301]\n"
+    assert described(several) == said
+    assert described(f"In a layer:\n\n\x1b[1m{ours} [HVD305]\x1b[0m\n\nArguments:\n  x=1") == said
+    long = described("\n\n" + "a" * 5000 + " [HVD305]\n [[node]]")
+    assert long == f"RuntimeError: {'a' * 986} [HVD305]"
+    for whole in ("epoch 1 failed:\n\nno [HVD301]", "a\n\nb", "a [HVD30]\nb", "no [HVD301] (see docs)"):
+        assert _failing._cause(whole) == whole
+
+
+def test_an_error_that_quotes_a_lost_rank_means_that_rank():
+    for code, row in catalogue.ROWS.items():
+        own = _core.lib.hvd_rank()
+        error = RuntimeError(f"Graph:\n\nallreduce of 'rank 7 x' on rank {own}: rank 3 is lost [{code}]\n [[node]]")
+        meant = _failing._meant(error)
+        assert isinstance(meant, HvdPeerLostError) == ("HvdPeerLostError" in row.raises) == (meant is not error), code
+        assert meant is error or (meant.rank, meant.code) == (3, code)
+    assert _failing._meant(None) is None
+    for text in ("boom", "the launcher of this job has ended [HVD455]"):
+        assert _failing._meant(error := RuntimeError(text)) is error
+    lost = _failing._meant(RuntimeError("epoch 1: rank 3 left the job [HVD451]"))
+    assert lost.rank == 3 and _failing._meant(lost) is lost

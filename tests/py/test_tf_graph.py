@@ -224,8 +224,9 @@ from hvdlite.tensorflow.ops.kernels import library
 hvd.init()
 if "block" in sys.argv:
     library().native.hvd_tf_asynchronous(1)
-if hvd.rank() == 0:
-    time.sleep(2)  # the other's join takes longer than the limit
+for _ in range(10 * (hvd.rank() == 0)):  # the other's join takes longer than the limit
+    time.sleep(0.2)
+    hvd.allreduce(tf.ones(4), name="trained")
 tf.function(hvd.join)()
 
 @tf.function

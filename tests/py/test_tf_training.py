@@ -201,6 +201,44 @@ def test_sync_batch_norm_is_that_of_one_process_with_all_rows():
         hvd.SyncBatchNormalization(fused=True)
 
 
+@as_ranks(2, deadline=120)
+@pytest.mark.parametrize("graph", [False, True])
+def test_sync_batch_norm_takes_a_rank_without_rows(graph):
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+
+    rows = np.random.RandomState(0).standard_normal((3, 4)).astype("float32") * 3 + 5
+    weight = np.random.RandomState(1).standard_normal((3, 4)).astype("float32")
+    part = slice(0, 0 if hvd.rank() == 0 else 3)
+    synced, whole = hvd.SyncBatchNormalization(momentum=0.5), keras.layers.BatchNormalization(momentum=0.5)
+
+    def passed(layer, x, w):
+        def step(x, w):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+                loss = tf.reduce_sum(y * w)
+            return y, *tape.gradient(loss, [x, layer.gamma, layer.beta])
+
+        step = tf.function(step, input_signature=[tf.TensorSpec([None, 4])] * 2) if graph else step
+        return [np.asarray(found) for found in step(tf.constant(x), tf.constant(w))]
+
+    for layer in (synced, whole):
+        layer.build((None, 4))
+    found, expected = passed(synced, rows[part], weight[part]), passed(whole, rows, weight)
+    for own, of_all in zip(found[:2], expected[:2]):
+        np.testing.assert_allclose(own, of_all[part], atol=1e-4)
+    for own, of_all in zip(found[2:], expected[2:]):
+        assert np.isfinite(own).all()
+        np.testing.assert_allclose(hvd.allreduce(own, op=hvd.Sum), of_all, atol=1e-4)
+    kept = [np.asarray(each) for each in (synced.moving_mean, synced.moving_variance)]
+    np.testing.assert_allclose(kept, [whole.moving_mean, whole.moving_variance], rtol=1e-4)
+    assert all(np.isfinite(each).all() for each in passed(synced, rows[:0], weight[:0]))  # on no rank
+    np.testing.assert_allclose([synced.moving_mean, synced.moving_variance], kept, rtol=1e-6)
+
+
 @as_ranks(2, deadline=240)
 def test_two_optimizers_without_names_are_told_apart_by_the_order_of_the_program():
     """A GAN's two, with variables that look alike, in one step: eagerly, in one tf.function, and a tape in between."""

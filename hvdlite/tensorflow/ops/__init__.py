@@ -127,7 +127,9 @@ def grouped_allreduce(
     results: list[Any] = [None] * len(members)
     dense = [i for i, member in enumerate(members) if not isinstance(member, tf.IndexedSlices)]
     for i in set(range(len(members))) - set(dense):
-        results[i] = _sparse_allreduce(members[i], None if name is None else f"{name}_{i}", terms, compression)
+        called = None if name is None else f"{name}_{i}"
+        with translated("grouped_allreduce", called):
+            results[i] = _sparse_allreduce(members[i], called, terms, compression)
     if dense:
         small = [compress(compression, tensor_given("grouped_allreduce", name, members[i])) for i in dense]
 

@@ -6,7 +6,8 @@ all Starts first, in the order given, which is the order in which every rank wil
 
 What a name is: eager collectives without one are matched by their order, as in all of hvdlite. A node needs a key that
 is the same on every rank, also when one rank alone has traced the function again (the last batch is smaller, say). So
-it is not the node's name but that of the function it is in, and how many collectives the function has called before it.
+it is not the node's name but that of the function it is in, and how many collectives the function has called before it
+in the same process set: what only some ranks call counts for them alone.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def run(kind: str, tensors: Sequence[Any], names: Sequence[str | None], terms: T
 
     Raises what `hvdlite.ops` raises, as errors of tf.errors, too; from a graph when it runs.
     """
+    if not tensors:
+        return Outcome([], [])
     with translated(kind, names[0]):
         if tf.executing_eagerly():
             return _eagerly(kind, tensors, names, terms, grouped)
@@ -71,7 +74,10 @@ def _eagerly(
         if terms.splits is not None:
             terms = terms._replace(splits=np.asarray(_splits_of(terms.splits, terms.process_set.size())))
         start, alone = getattr(eager, f"_{kind}"), len(tensors) == 1
-        handles = [start(tensor, name, terms, alone) for tensor, name in zip(tensors, names)]
+        handles = []
+        for tensor, name in zip(tensors, names):
+            with translated(kind, name):
+                handles.append(start(tensor, name, terms, alone))
 
     def outcome() -> Outcome:
         if grouped:
@@ -88,15 +94,19 @@ def _eagerly(
     return outcome()
 
 
-def _traced(kind: str) -> str:
-    """The name of a collective that has none: the function it is traced in, and how many came before it there."""
+def _traced(among: str) -> str:
+    """The name of a collective that has none: the function it is traced in, and how many came before it there.
+
+    among: which ranks call it, "" for all; each has a count of its own.
+    """
     graph = tf.compat.v1.get_default_graph()
     while _WITHIN.search(type(graph).__name__) and getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph
-    count = getattr(graph, "_hvdlite_calls", 0)
-    graph._hvdlite_calls = count + 1
+    counts = {among: 0, **getattr(graph, "_hvdlite_calls", {})}
+    count = counts[among]
+    graph._hvdlite_calls = {**counts, among: count + 1}
     function = re.sub(r"^__(inference|forward)_|(_\d+)+$", "", getattr(graph, "name", None) or "graph")
-    return f"{function}.{count}"
+    return f"{function}.{among}{'.' if among else ''}{count}"
 
 
 def _splits_of(splits: Any, size: int) -> tf.Tensor:
@@ -122,19 +132,20 @@ def _in_graph(
 ) -> Outcome:  # fmt: skip
     refuse_xla()
     number, count, size = number_of(terms.process_set), len(tensors), terms.process_set.size()
-    for tensor in tensors:
-        check_dtype(tensor.dtype)
-        if kind in _NEED_ROWS and tensor.shape.rank == 0:
-            raise HvdArgumentError(
-                f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,) [HVD210]"
-            )
-    group = 0
+    for tensor, name in zip(tensors, [names[0]] * count if grouped else names):
+        with translated(kind, name):
+            check_dtype(tensor.dtype)
+            if kind in _NEED_ROWS and tensor.shape.rank == 0:
+                raise HvdArgumentError(
+                    f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,) [HVD210]"
+                )
+    group, among = 0, f"set{number}" if number else ""
     if grouped:
-        base = full_name(f"grouped_{kind}.", names[0] or _traced(kind))
+        base = full_name(f"grouped_{kind}.", names[0] or _traced(among))
         keys = [f"{base}_{i}of{count}" for i in range(1, count + 1)]
         group = signed(_core.group_number(base, number))
     else:
-        keys = [full_name(f"{kind}.", name or _traced(kind)) or "" for name in names]
+        keys = [full_name(f"{kind}.", name or _traced(among)) or "" for name in names]
     root = rank_in(terms.process_set, terms.root_rank) if kind == "broadcast" else 0
     said = {
         "kind": _KINDS[kind], "op": terms.op if "reduce" in kind else 0, "root": root, "process_set": number,
@@ -165,9 +176,9 @@ def between(tensor: tf.Tensor, name: str | None, process_set: ProcessSet, sender
     refuse_xla()
     number, place = number_of(process_set), rank_in(process_set, _core.rank())
     check_dtype(tensor.dtype)
-    ops = library().ops
+    ops, among = library().ops, f"set{number}.from{sender}to{receiver}"
     handle = ops.hvd_start(
-        x=tensor, splits=tf.zeros([0], tf.int64), key=full_name("send.", name or _traced("send")), kind=_core.SEND,
+        x=tensor, splits=tf.zeros([0], tf.int64), key=full_name("send.", name or _traced(among)), kind=_core.SEND,
         root=rank_in(process_set, sender), peer=rank_in(process_set, receiver), process_set=number,
         prescale=bits(1.0), postscale=bits(1.0), place=place, places=process_set.size(),
         order=order_here("send", name),
