@@ -26,6 +26,7 @@ static struct {
     _Atomic uint32_t engines; /* opened so far */
     pthread_mutex_t life;     /* init and shutdown, one at a time */
     struct hvd_error refused; /* under life: why the last hvd_init failed */
+    uint64_t leave_until_ns;  /* under life: of a shutdown that has begun */
 } process = {.life = PTHREAD_MUTEX_INITIALIZER};
 
 static void after_fork_in_child(void)
@@ -37,8 +38,8 @@ static void after_fork_in_child(void)
     if (engine->alone)
         return;
     hvd_host_close_in_child(&engine->host);
-    if (engine->host.store_fd >= 0)
-        close(engine->host.store_fd);
+    if (engine->host.store.fd >= 0)
+        close(engine->host.store.fd);
     if (engine->epoll >= 0)
         close(engine->epoll);
     if (engine->call >= 0)
@@ -117,14 +118,23 @@ int hvd_init(const struct hvd_options *options, hvd_boot_allgather *allgather, v
     return code;
 }
 
-int hvd_shutdown(void)
+int hvd_shutdown(int wait_ms)
 {
     if (atomic_load(&process.forked))
         return HVD_EFORK;
     pthread_mutex_lock(&process.life);
     struct hvd_engine *engine = atomic_load(&process.engine);
     if (engine) {
-        hvd_engine_leave(engine); /* others may still call in while we wait for the agreement */
+        if (!process.leave_until_ns)
+            process.leave_until_ns = hvd_engine_leave_until(engine);
+        uint64_t until_ns = hvd_now_ns() + (uint64_t)wait_ms * 1000000u;
+        /* Others may still call in while we wait for the agreement. */
+        if (wait_ms >= 0 && until_ns < process.leave_until_ns && !hvd_engine_leaving(engine, until_ns)) {
+            pthread_mutex_unlock(&process.life);
+            return HVD_AGAIN;
+        }
+        hvd_engine_leave(engine, process.leave_until_ns);
+        process.leave_until_ns = 0;
         atomic_store(&process.engine, NULL);
         hvd_flight_signals(engine, 0);
         hvd_engine_stop(engine);
@@ -200,16 +210,17 @@ TOPOLOGY(local_size)
 TOPOLOGY(cross_rank)
 TOPOLOGY(cross_size)
 
-int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *tensor_fd, char *text, size_t text_bytes)
+int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *tensor_fd, const unsigned char *vote_keys,
+                 const unsigned char *stream_keys, char *text, size_t text_bytes)
 {
+    const struct hvd_streams streams = {vote_fd, tensor_fd, vote_keys, stream_keys};
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine) {
-        hvd_wire_drop(vote_fd, count);
-        hvd_wire_drop(tensor_fd, count);
+        hvd_wire_drop(&streams, count);
         return hvd_api_state(text, text_bytes);
     }
     struct hvd_error error = {0};
-    int number = hvd_engine_set_open(engine, ranks, count, vote_fd, tensor_fd, &error);
+    int number = hvd_engine_set_open(engine, ranks, count, &streams, &error);
     hvd_text_copy(text, text_bytes, error.text);
     hvd_api_go_out();
     return number;
@@ -255,28 +266,38 @@ int hvd_check(const struct hvd_request *request, char *text, size_t text_bytes)
     return code;
 }
 
-int64_t hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms, char *text,
-                size_t text_bytes)
+int hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms,
+            struct hvd_owner *owner, char *text, size_t text_bytes)
 {
     struct hvd_engine *engine = hvd_api_enter();
+    owner->handle = 0;
     if (!engine)
-        return hvd_api_state(text, text_bytes);
+        return owner->code = hvd_api_state(text, text_bytes);
     struct hvd_request request = *like;
     request.input = (const void *)input;
     request.output = (void *)output;
     request.quiet = wait_ms > 0 ? HVD_QUIET : quiet;
     int64_t outcome = hvd_engine_run(engine, &request, wait_ms, text, text_bytes);
+    owner->handle = outcome > 0 ? outcome : 0;
+    owner->code = outcome > 0 ? HVD_AGAIN : (int)outcome;
     hvd_api_go_out();
-    return outcome;
+    return owner->code;
 }
 
-int hvd_finish(int64_t handle, int timeout_ms, char *text, size_t text_bytes)
+int hvd_finish(struct hvd_owner *owner, int timeout_ms, char *text, size_t text_bytes)
 {
+    if (!owner->handle) { /* an exception came between its end and who waited for it */
+        hvd_text_copy(text, text_bytes,
+                      "it has failed while this rank was interrupted, and why was told to nobody" HVD_ENDS(218));
+        return owner->code;
+    }
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return hvd_api_state(text, text_bytes);
-    int code = hvd_engine_finish(engine, handle, timeout_ms, text, text_bytes);
+    int code = hvd_engine_finish(engine, owner->handle, timeout_ms, text, text_bytes);
     hvd_api_go_out();
+    if (code != HVD_AGAIN)
+        *owner = (struct hvd_owner){0, code};
     return code;
 }
 
@@ -342,12 +363,11 @@ void *hvd_alloc(size_t bytes)
 
 void hvd_free(void *memory)
 {
-    /* Memory outlives engines. One plane of a build gives memory away, so it is that plane's. */
-    for (int i = 0; memory && hvd_planes[i]; i++)
-        if (hvd_planes[i]->release) {
-            hvd_planes[i]->release(memory);
-            return;
-        }
+    /* Memory outlives engines, so no engine is asked whose it is. */
+    bool known = !memory;
+    for (int i = 0; !known && hvd_planes[i]; i++)
+        known = hvd_planes[i]->release && hvd_planes[i]->release(memory);
+    HVD_ASSERT(known); /* freed twice, or it never came from hvd_alloc */
 }
 
 const char *hvd_version(void)

@@ -8,26 +8,26 @@
 #include "trace/nvtx.h"
 #include "trace/spans.h"
 
-int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_t *handles, char *text,
+int hvd_submit_many(const struct hvd_request *const *requests, int count, struct hvd_owner *owners, char *text,
                     size_t text_bytes)
 {
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return hvd_api_state(text, text_bytes);
     struct hvd_error error = {0};
-    int taken = hvd_engine_submit_many(engine, requests, count, handles, &error);
+    int taken = hvd_engine_submit_many(engine, requests, count, owners, &error);
     if (taken < count)
         hvd_text_copy(text, text_bytes, error.text);
     hvd_api_go_out();
     return taken;
 }
 
-int hvd_wait_many(const int64_t *handles, int count, int timeout_ms, char *text, size_t text_bytes)
+int hvd_wait_many(struct hvd_owner *owners, int count, int timeout_ms, char *text, size_t text_bytes)
 {
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return hvd_api_state(text, text_bytes);
-    int code = hvd_engine_wait_many(engine, handles, count, timeout_ms, text, text_bytes);
+    int code = hvd_engine_wait_many(engine, owners, count, timeout_ms, text, text_bytes);
     hvd_api_go_out();
     return code;
 }
@@ -183,12 +183,12 @@ int64_t hvd_counter(int i)
     return value;
 }
 
-int hvd_missing(int64_t handle, int wait_ms, char *text, size_t text_bytes)
+int hvd_missing(int64_t handle, int wait_ms, uint64_t *asked, char *text, size_t text_bytes)
 {
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return hvd_api_state(text, text_bytes);
-    int code = hvd_engine_missing(engine, handle, wait_ms, text, text_bytes);
+    int code = hvd_engine_missing(engine, handle, wait_ms, asked, text, text_bytes);
     hvd_api_go_out();
     return code;
 }

@@ -1,15 +1,12 @@
 /* hvdlite.h - the public C API of the core: the one contract between C and Python.
  *
- * cffi reads the part between the two marks below, so the header is written once: it holds plain
- * declarations, literal defines and enums only. dtype and op travel as int; their names and sizes are
- * asked at import (hvd_dtype_name and friends), so a new dtype or op is one X-macro row in kernel/.
- *
- * Rules that hold for every function:
+ * cffi reads the part between the two marks below, so the header is written once: it holds plain declarations, literal
+ * defines and enums only. dtype and op travel as int; their names and sizes are asked at import (hvd_dtype_name and
+ * friends), so a new dtype or op is one X-macro row in kernel/. Rules that hold for every function:
  *   - Any thread may call any function; none is called with a lock of the core held.
- *   - The return value is HVD_OK (0), a positive answer where documented, or a negative HVD_E* code.
- *     Where there is a `text` argument, a failure writes one human sentence into it (always
- *     NUL-terminated, cut at text_bytes): which rank, which tensor, what to do.
- *   - The core never exits, prints or throws.
+ *   - The return value is HVD_OK (0), a positive answer where documented, or a negative HVD_E* code. Where there is a
+ *     `text` argument, a failure writes one human sentence into it (NUL-terminated, cut at text_bytes): which rank,
+ *     which tensor, what to do. The core never exits, prints or throws.
  *   - In a forked child every function but hvd_forked() fails with HVD_EFORK.
  */
 #ifndef HVDLITE_H
@@ -42,8 +39,8 @@ extern "C" {
 #define HVD_EFORK     -10 /* called in a forked child */
 #define HVD_EHANDLE   -11 /* stale or unknown handle: ValueError */
 #define HVD_EINTERNAL -12 /* our own mistake; please report */
-#define HVD_ENAN      -14 /* the NaN guard: a rank gave NaN or infinities to be reduced: HvdNotFiniteError */
 #define HVD_EFULL     -13 /* internal: a table is full, come again; never leaves the core */
+#define HVD_ENAN      -14 /* the NaN guard: a rank gave NaN or infinities to be reduced: HvdNotFiniteError */
 
 /* Kinds of collective. */
 #define HVD_ALLREDUCE     0
@@ -74,37 +71,39 @@ extern "C" {
 #define HVD_HOSTS_BY_STREAMS 2 /* of ours; NCCL inside each host */
 #define HVD_HOSTS_BY_MPI     3 /* likewise */
 
-#define HVD_DIMS_MAX 8
-#define HVD_NAME_MAX 255 /* bytes of a tensor name that errors can show; longer names are hashed whole */
-#define HVD_TEXT_MAX 2048
+#define HVD_DIMS_MAX       8
+#define HVD_NAME_MAX       255 /* bytes of a tensor name that errors can show; longer names are hashed whole */
+#define HVD_TEXT_MAX       2048
+#define HVD_KEY_PAIR_BYTES 64 /* keys of a connection, 32 bytes each: for what this end sends, for what it receives */
 
 /* What hvd_init needs to know. Python fills it from the `config` table; 0 means "default" for limits. */
 struct hvd_options {
     int rank, size;
     int local_rank, local_size; /* the ranks of a host are counted in the order of their ranks in the job */
     int cross_rank, cross_size;
-    uint64_t job;          /* the same on all ranks of a job, differs between jobs */
-    uint64_t epoch;        /* counts the inits of a job */
-    uint8_t secret[32];    /* proves that a local socket belongs to the job */
-    int store_fd;          /* connected, authenticated connection to the store, or to this rank's agent, or -1: abort
-                              records go out on it, "rank k is lost" frames come in; lent until hvd_shutdown returns */
-    int32_t shared_memory; /* 0: memfd where it can be had; 1: /dev/shm, whose size limits it */
-    int64_t fusion_bytes;  /* agreed; bytes in one bucket at most, 0 = no fusion */
-    int32_t slots_max;     /* agreed; known tensors at most */
-    int32_t deterministic; /* agreed; 1: only ways of adding floats whose bits do not depend on timing or buckets */
-    int32_t nan_guard;     /* agreed; HVD_GUARD_* */
+    uint64_t job;       /* the same on all ranks of a job, differs between jobs */
+    uint64_t epoch;     /* counts the inits of a job */
+    uint8_t secret[32]; /* proves that a local socket belongs to the job */
+    int store_fd;       /* connected, authenticated connection to the store, or to this rank's agent, or -1: abort
+                           records go out on it, "rank k is lost" frames come in; lent until hvd_shutdown returns */
+    const unsigned char *store_keys; /* HVD_KEY_PAIR_BYTES: frames there are signed (mac.h). NULL: they are not */
+    uint64_t *store_counters; /* signed frames so far: sent, received. Lent likewise; the core goes on counting */
+    int32_t shared_memory;    /* 0: memfd where it can be had; 1: /dev/shm, whose size limits it */
+    int64_t fusion_bytes;     /* agreed; bytes in one bucket at most, 0 = no fusion */
+    int32_t slots_max;        /* agreed; known tensors at most */
+    int32_t deterministic;    /* agreed; 1: only ways of adding floats whose bits do not depend on timing or buckets */
+    int32_t nan_guard;        /* agreed; HVD_GUARD_* */
     int32_t start_timeout_ms;
-    int32_t leave_timeout_ms; /* how long shutdown waits for the others to acknowledge: 2000 */
-    int32_t spin_us;          /* how long a turn spins before it sleeps; -1 = decide from CPUs and ranks */
-    int32_t trace_events;     /* ring size, power of two */
-    const char *trace_dir;    /* where flight records go; NULL: where hvd_dump says, and nowhere by themselves */
-    int32_t trace_guarded;    /* 1: it and its parent are made where they are missing, and used only if they are this
-                                 user's alone */
-    int32_t trace_signal;     /* asks for a record; 0: none does */
-    int64_t clock_offset_ns;  /* added to CLOCK_MONOTONIC here it is that of rank 0, */
-    int64_t clock_error_ns;   /* give or take so many; -1: not known */
-    int32_t peer_timeout_ms;  /* how long a rank of another host may be silent while it is waited for; 0: 30000 */
-    int32_t stall_warn_ms;    /* a report is written when a collective has waited so long; 0: never */
+    int32_t leave_timeout_ms;      /* how long shutdown waits for the others to acknowledge: 2000 */
+    int32_t spin_us;               /* how long a turn spins before it sleeps; -1 = decide from CPUs and ranks */
+    int32_t trace_events;          /* ring size, power of two */
+    const char *trace_dir;         /* where flight records go; NULL: where hvd_dump says, and nowhere by themselves */
+    int32_t trace_guarded;         /* 1: it and its parent are made if missing, and used only if this user's alone */
+    int32_t trace_signal;          /* asks for a record; 0: none does */
+    int64_t clock_offset_ns;       /* added to CLOCK_MONOTONIC here it is that of rank 0, */
+    int64_t clock_error_ns;        /* give or take so many; -1: not known */
+    int32_t peer_timeout_ms;       /* how long a rank of another host may be silent while it is waited for; 0: 30000 */
+    int32_t stall_warn_ms;         /* a report is written when a collective has waited so long; 0: never */
     int32_t collective_timeout_ms; /* and the job ends when it has waited so long; 0: never */
     int32_t report_fd;             /* where who leads writes reports; lent until hvd_shutdown. -1: nowhere */
     int32_t stack_signal; /* a signal whose handler writes the stack of the main thread to stack_fd; 0: there is none */
@@ -121,10 +120,11 @@ struct hvd_options {
     uintptr_t mpi_comm;     /* an MPI communicator of all ranks, from hvd_mpi_comm; lent until hvd_shutdown. 0: none */
     /* Several hosts, or plane p2p: what Python has connected, by rank, -1 where there is nothing. NULL: none at all.
      * The descriptors belong to the core from the call on, whatever comes of it. */
-    const int *tensor_fd;         /* a stream to every other rank, for the tensors of the global set */
-    const int *vote_fd;           /* a stream to each rank that hvd_vote_peers names; NULL: over mpi_comm */
-    const int *host_of;           /* the number of each rank's host; NULL: all ranks are on one */
-    const char *const *host_name; /* what errors call the host of each rank; NULL: nothing */
+    const int *tensor_fd; /* a stream to every other rank, for the tensors of the global set */
+    const int *vote_fd;   /* a stream to each rank that hvd_vote_peers names; NULL: over mpi_comm */
+    const unsigned char *stream_keys, *vote_keys; /* HVD_KEY_PAIR_BYTES for each rank, to sign what crosses; or NULL */
+    const int *host_of;                           /* the number of each rank's host; NULL: all ranks are on one */
+    const char *const *host_name;                 /* what errors call the host of each rank; NULL: nothing */
 };
 
 /* Does this build have a plane and an algorithm of these names? NULL asks for none. HVD_OK, or HVD_EINIT and which
@@ -157,8 +157,7 @@ struct hvd_request {
     uint64_t group;   /* 0: none; all members of a group become ready together */
     int group_count;
     int device;  /* 0: the memory is the CPU's; k + 1: that of CUDA's device k. The same kind of memory on all ranks */
-    void *ready; /* on a device: a CUevent after which the memory may be read and written; lent until the handle is
-                    finished. NULL: it may now */
+    void *ready; /* on a device: a CUevent after which memory may be touched; lent until finished. NULL: it may now */
     uint64_t not_finite; /* on a device, for the NaN guard: what the caller has found there, NaN << 32 | infinities */
 };
 
@@ -174,22 +173,17 @@ struct hvd_output {
 /* Life. hvd_init blocks until all ranks have met or start_timeout_ms is over. */
 int hvd_init(const struct hvd_options *options, hvd_boot_allgather *allgather, void *self, char *text,
              size_t text_bytes);
-int hvd_shutdown(void); /* agreed by votes; bounded by leave_timeout_ms; HVD_OK also when not initialised */
-int hvd_abort(int culprit, int code,
-              const char *reason); /* tell everyone why this job ends; first call of the job wins */
-int hvd_initialized(void);         /* 1 or 0 */
-int hvd_forked(void);              /* 1 in a forked child of a process that had called hvd_init */
+/* Agreed by votes, bounded by leave_timeout_ms. HVD_AGAIN: not within wait_ms (-1: as long as it takes), call again. */
+int hvd_shutdown(int wait_ms);
+int hvd_abort(int culprit, int code, const char *reason); /* why the job ends, told to all; the first call wins */
+int hvd_initialized(void);                                /* 1 or 0 */
+int hvd_forked(void); /* 1 in a forked child of a process that had called hvd_init */
 /* 1 and what happened if the job has failed, or if hvd_init did (culprit -1: no rank in particular); 0 if not. */
 int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes);
 int hvd_left(void); /* the other rank that was the first to leave, agreed, of this one's sets; negative: none has */
-
 /* Topology; negative HVD_ESTATE before init. */
-int hvd_rank(void);
-int hvd_size(void);
-int hvd_local_rank(void);
-int hvd_local_size(void);
-int hvd_cross_rank(void);
-int hvd_cross_size(void);
+int hvd_rank(void), hvd_local_rank(void), hvd_cross_rank(void);
+int hvd_size(void), hvd_local_size(void), hvd_cross_size(void);
 
 /* Which ranks does this one need streams for votes with, in a set or job of so many on these hosts? host_of: by rank.
  * Fills peers (up to 3 ranks) and returns how many. The same edges from both ends. */
@@ -203,10 +197,11 @@ int hvd_lane(const int *host_of, int size, int rank, int *lane);
  * hvd_set_open has returned on all ranks, and nobody closes one before its last collective is over on all members
  * (Python exchanges over the global set). open returns the number of the set, which is the same on all ranks: the
  * lowest that is free. Where it fails on some ranks only (HVD_ENOMEM, say: /dev/shm is full), the others close theirs.
- * vote_fd, tensor_fd: as in hvd_options, by rank in the set; NULL on ranks that are no members.
+ * vote_fd, tensor_fd, their keys: as in hvd_options, by rank in the set; NULL on ranks that are no members.
  * A rank that is no member gets the number, too; submitting there is HVD_EINVAL. close fails what is outstanding in the
  * set on this rank. A shutdown leaves all sets of this rank; sets without it go on. */
-int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *tensor_fd, char *text, size_t text_bytes);
+int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *tensor_fd, const unsigned char *vote_keys,
+                 const unsigned char *stream_keys, char *text, size_t text_bytes);
 int hvd_set_close(int process_set, char *text, size_t text_bytes);
 
 /* Collectives. submit returns a handle > 0 or a negative code; it never waits for another rank.
@@ -218,11 +213,11 @@ int hvd_kick(void);           /* what was submitted quietly is sent now; wakes t
 int hvd_poll(int64_t handle); /* HVD_OK: finished (well or not), HVD_AGAIN, HVD_EHANDLE */
 /* Whose part of this collective is missing? Asks all ranks, and waits for their answers so many milliseconds at most:
  * HVD_OK and a text, HVD_AGAIN: it is not known, or it has ended meanwhile, or HVD_EHANDLE. The time limits of the job
- * pass this request by from now on, also with wait_ms 0, which asks nobody. With wait_ms -1 they hold again: HVD_OK. */
-int hvd_missing(int64_t handle, int wait_ms, char *text, size_t text_bytes);
+ * pass this request by from now on, also with wait_ms 0, which asks nobody. With wait_ms -1 they hold again: HVD_OK.
+ * asked: 0 at first, and after HVD_AGAIN what was left there. */
+int hvd_missing(int64_t handle, int wait_ms, uint64_t *asked, char *text, size_t text_bytes);
 int hvd_wait(int64_t handle, int timeout_ms, char *text, size_t text_bytes); /* HVD_OK, HVD_AGAIN, or why it failed */
-int hvd_result(int64_t handle,
-               struct hvd_output *output); /* after hvd_wait returned HVD_OK; ragged collectives and join */
+int hvd_result(int64_t handle, struct hvd_output *output); /* after HVD_OK of hvd_wait; ragged collectives, join */
 /* On a device nobody waits for it: hvd_wait returns when the collective lies on a stream of the core's, and hvd_poll
  * says HVD_OK when it is done there. After hvd_wait returned HVD_OK: what is put on this stream of the tensor's device
  * (a CUstream as an integer) from now on comes after the collective. Of one in the CPU's memory it does nothing. */
@@ -230,15 +225,20 @@ int hvd_behind(int64_t handle, uintptr_t stream, char *text, size_t text_bytes);
 /* And the result of a ragged collective there, which lies in memory of the core's until the handle is forgotten: copied
  * on this stream, behind the collective, to an address there with room for its `bytes`; then it may be forgotten. */
 int hvd_fetch(int64_t handle, uintptr_t to, uintptr_t stream, char *text, size_t text_bytes);
-int hvd_forget(int64_t handle); /* frees the slot and the engine's output; waits if the work is still in flight */
+int hvd_forget(int64_t handle); /* frees the slot and the engine's output; HVD_AGAIN: the work is still in flight */
 
-/* The short way, for what is called again and again. run submits what is like `like` but for its memory and `quiet`;
- * with wait_ms > 0 it waits so long: HVD_OK, it is over and forgotten; > 0, the handle of what is still in flight;
- * negative, why it was refused or has failed. Waiting is not for kinds that have a hvd_result. finish is hvd_wait and,
- * unless that says HVD_AGAIN, hvd_forget. */
-int64_t hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms, char *text,
-                size_t text_bytes);
-int hvd_finish(int64_t handle, int timeout_ms, char *text, size_t text_bytes);
+/* The short way, for what is called again and again. `owner` exists before the call: an exception right after it loses
+ * no handle. run submits what is like `like` but for its memory and `quiet`, and waits for wait_ms,
+ * not for kinds that have a hvd_result: HVD_OK, over and forgotten; HVD_AGAIN, in flight; else why it was refused or
+ * has failed. finish is hvd_wait and, unless that says HVD_AGAIN, hvd_forget; of what is over it says again how it
+ * ended. */
+struct hvd_owner {
+    int64_t handle; /* 0: nothing is under way, and `code` says how it ended */
+    int code;
+};
+int hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms,
+            struct hvd_owner *owner, char *text, size_t text_bytes);
+int hvd_finish(struct hvd_owner *owner, int timeout_ms, char *text, size_t text_bytes);
 
 /* Proposes a size of buckets for the global set (others keep the option's). It rides in this rank's next vote and is in
  * force on all ranks from the plan of the round that decides it; of several proposed in one round, the greatest.
@@ -271,10 +271,10 @@ void hvd_point_drop(void *point);
 /* Many at once, which costs less. submit_many: as hvd_submit for each, in order; returns how many were taken; if these
  * are not all, text says why the next one was refused. The engine wakes once, if the last one taken is not quiet; quiet
  * of the others means nothing. wait_many: HVD_AGAIN, or all are done, on their devices, too, and forgotten: HVD_OK, or
- * why the first of those that failed did. Handles that are 0 are passed over; the others are nobody else's then. */
-int hvd_submit_many(const struct hvd_request *const *requests, int count, int64_t *handles, char *text,
+ * why the first of those that failed did. Handles that are 0 are passed over. Each owner is told its own end. */
+int hvd_submit_many(const struct hvd_request *const *requests, int count, struct hvd_owner *owners, char *text,
                     size_t text_bytes);
-int hvd_wait_many(const int64_t *handles, int count, int timeout_ms, char *text, size_t text_bytes);
+int hvd_wait_many(struct hvd_owner *owners, int count, int timeout_ms, char *text, size_t text_bytes);
 
 /* MPI, found at run time; none of these needs an engine, and one thread calls them at a time. open loads a library by
  * its name (or that of a module that is linked with it); HVD_EINIT says why it will not do. begin: MPI is initialized
@@ -356,8 +356,7 @@ int hvd_dump(const char *folder, int why, char *text, size_t text_bytes);
 int hvd_keep(const char *path, uint64_t *job, uint64_t *epoch);
 const char *hvd_trace_name(int what);
 
-/* Counters since init, in the order that hvd_counter_name gives. */
-const char *hvd_counter_name(int i);
+const char *hvd_counter_name(int i); /* of counters since init */
 int64_t hvd_counter(int i);
 
 /* Training steps: who trains says when one is over, and counts are kept for each (engine/steps.h). step returns its

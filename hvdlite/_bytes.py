@@ -43,7 +43,7 @@ def read_int64(source: Any, count: int) -> list[int]:
     return list(numbers)
 
 
-def allgather_bytes(mine: bytes, name: str | None, process_set: int = 0) -> list[bytes]:
+def allgather_bytes(mine: bytes | bytearray, name: str | None, process_set: int = 0) -> list[bytes]:
     """Every rank's bytes, in rank order. Blocks."""
     block = ffi.from_buffer(mine)
     address = int(ffi.cast("uintptr_t", block))

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Sequence
 from types import TracebackType
 
-from . import config, discovery
+from . import _wire, config, discovery
 from ._coded import coded
 from .errors import HvdPeerLostError
 from .launcher import desk, muster
@@ -35,20 +35,19 @@ def main(argv: Sequence[str]) -> None:
     key = bytes.fromhex(environ[desk.KEY])
     config.write(desk.KEY, None)
     hello = {"rank": discovery.discover(environ).rank, "pid": os.getpid(), "host": socket.gethostname()}
-    link = muster.report((argv[0], int(argv[1])), key, hello, time.monotonic() + _REPORT_S)
+    link, session = muster.report((argv[0], int(argv[1])), key, hello, time.monotonic() + _REPORT_S)
     link.settimeout(None)
     sys.excepthook = _silent  # init() puts one before it that tells the other ranks
     try:
-        (length,) = desk.LENGTH.unpack(_exactly(link, desk.LENGTH.size))
-        kind, answer = desk.RETURNED, _made(_exactly(link, length))
+        kind, answer = desk.RETURNED, _made(_fetched(link, session))
     except BaseException as error:
         kind = desk.SUFFERED if isinstance(error, HvdPeerLostError) else desk.RAISED
         try:
-            _hand_in(link, kind, _described(error))
+            _hand_in(link, session, kind, _described(error))
         except OSError:  # the caller is gone
             traceback.print_exc()
         raise
-    _hand_in(link, kind, answer)
+    _hand_in(link, session, kind, answer)
 
 
 def _made(call: bytes) -> bytes:
@@ -84,20 +83,21 @@ def _described(error: BaseException) -> bytes:
     return pickle.dumps((text, "".join(lines), itself))
 
 
-def _hand_in(link: socket.socket, kind: int, body: bytes) -> None:
-    link.sendall(desk.HEAD.pack(kind, len(body)))
-    link.sendall(body)
+def _hand_in(link: socket.socket, session: _wire.Session, kind: int, body: bytes) -> None:
+    for frame in desk.frames(session, kind, body):
+        link.sendall(frame)
     link.close()
 
 
-def _exactly(link: socket.socket, count: int) -> bytes:
-    held = bytearray()
-    while len(held) < count:
-        chunk = link.recv(min(count - len(held), 1 << 20))
-        if not chunk:
-            raise ConnectionError("the process that called hvdlite.run is gone [HVD403]")
-        held += chunk
-    return bytes(held)
+def _fetched(link: socket.socket, session: _wire.Session) -> bytes:
+    """The call. Raises WireError where it is not what the caller sent: then nothing of it is used."""
+    held, reader = bytearray(), _wire.FrameReader(session, desk.PART_BYTES + 1)
+    while chunk := link.recv(1 << 20):
+        for kind, body in reader.feed(chunk):
+            held += body
+            if kind == desk.CALL:
+                return bytes(held)
+    raise ConnectionError("the process that called hvdlite.run is gone [HVD403]")
 
 
 def _silent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from .links.seats import Seats
 
 
+def of_job(settings: config.Settings, store: _store.Meeting | None, life: int) -> tuple[bytes, int, int]:
+    """What only this life of this job has: its secret, its number, its epoch."""
+    secret, job = settings.values["secret_key"], settings.values["job_id"]
+    if store is None:
+        return secret or bytes(32), job or os.getpid(), life
+    return secret or store.secret, job or store.job, store.epoch
+
+
 def options(
     place: discovery.Place,
     settings: config.Settings,
@@ -30,15 +38,17 @@ def options(
 ) -> tuple[Any, list[Any]]:
     """`struct hvd_options *`, and what must live until hvd_init returns. rows: streams to other ranks, the core's from
     then on. life: how often this process has been a rank before."""
-    values = settings.values
+    values, lent = settings.values, list[Any]()
     given = ffi.new("struct hvd_options *")
     given.rank, given.size = place.rank, place.size
     given.local_rank, given.local_size = place.local_rank, place.local_size
     given.cross_rank, given.cross_size = place.cross_rank, place.cross_size
-    given.job = values["job_id"] or (store.job if store is not None else os.getpid())
-    given.epoch = store.epoch if store is not None else life
-    given.secret = values["secret_key"] or (store.secret if store is not None else bytes(32))
+    given.secret, given.job, given.epoch = of_job(settings, store, life)
     given.store_fd = store.fileno() if store is not None else -1
+    session = store.session() if store is not None else None
+    if session is not None:  # its counts live as long as the store does, which outlives the engine
+        lent = [_core.keys_or_null(session.keys), ffi.from_buffer("uint64_t[]", session.counts)]
+        given.store_keys, given.store_counters = lent
     given.shared_memory = values["shared_memory"]
     given.fusion_bytes = values["fusion_threshold"]
     given.slots_max = values["cache_capacity"]
@@ -58,8 +68,8 @@ def options(
     given.stall_warn_ms, given.collective_timeout_ms = math.ceil(warn * 1000), math.ceil(end * 1000)
     given.report_fd = 2
     given.stack_signal, given.stack_fd = _core.stack_source() if place.size > 1 else (0, -1)
-    lent: list[Any] = [_core.bytes_or_null(values[name]) for name in ("plane", "algo")]
-    given.plane, given.algo = lent
+    lent += [_core.bytes_or_null(values[name]) for name in ("plane", "algo")]
+    given.plane, given.algo = lent[-2:]
     given.link_alpha_ns, given.link_beta_ps = values["link_cost"] or (0, 0)
     if store is not None and (values["plane"] == "mpi" or (seats is not None and seats.hosts > 1)):
         given.mpi_comm = store.lend()
@@ -76,6 +86,8 @@ def options(
     if rows is not None:
         lent += [_core.row_or_null(rows.tensors), _core.row_or_null(rows.votes)]
         given.tensor_fd, given.vote_fd = lent[-2:]
+        lent += [_core.keys_or_null(rows.tensor_keys), _core.keys_or_null(rows.vote_keys)]
+        given.stream_keys, given.vote_keys = lent[-2:]
     if seats is not None and seats.hosts > 1:
         names = [_core.bytes_or_null(name) for name in seats.host_name]
         lent += [*names, ffi.new("char *[]", names), _core.row_or_null(seats.host_of)]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, _failing, _given, _meeting, autotune, config, discovery, gpu, guard, measured, mpi, process_set
 from ._coded import coded, ending
 from ._core import ffi, lib
+from ._sealed import Seals, use_seals
 from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdNotYetError, HvdPeerLostError
 from .mpi import unmet
 from .process_set import ProcessSet
@@ -130,6 +131,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _life.links = _start(place, settings, store, seats)
         _life.store, _life.homogeneous, _life.aborts = store, seats is None or seats.homogeneous, False
         process_set.use_links(_life.links)
+        use_seals(Seals(*_given.of_job(settings, store, _life.inits), place.rank))
         _core.bound(settings.stall_limits()[1])
         gpu.ranges(settings.values["nvtx"])
         guard.begin(settings.values["nan_guard"])
@@ -152,6 +154,7 @@ def _found(
         if not mpi.is_communicator(comm):  # who passes one need not be started in a way that we know
             raise
     values = settings.values
+    _meeting.settle_secret(values, told)
     if mpi.wanted(comm, told, environ, values["plane"]):
         from .mpi import world
 
@@ -230,7 +233,7 @@ def _start(
         if code == lib.HVD_OK and boot.error is None:
             return links
         if code == lib.HVD_OK:  # interrupted in a callback whose result the engine did not need
-            lib.hvd_shutdown()
+            lib.hvd_shutdown(-1)
         raise boot.error or _core.error_for(code, _core.text_of(text))
     except BaseException as error:
         if links is not None:
@@ -254,7 +257,8 @@ def shutdown() -> None:
         measured.end()
         guard.end()
         failed = _life.aborts or _core.failure_of_job() is not None
-        lib.hvd_shutdown()
+        while lib.hvd_shutdown(_core.WAIT_MS) == lib.HVD_AGAIN:
+            pass  # a signal handler may run here; who calls shutdown again goes on with the same one
         _core.forget_all()
         process_set.forget_all()
         links, _life.links = _life.links, None

@@ -39,6 +39,19 @@ def refusal(place: Place) -> str | None:
     )
 
 
+def settle_secret(values: dict[str, Any], place: Place | None) -> None:
+    """Reads HVDLITE_SECRET_FILE where no HVDLITE_SECRET_KEY is given. Raises HvdInitError."""
+    if values["secret_file"] is None:
+        return
+    from . import _secret  # late: few need it
+
+    try:
+        values["secret_key"] = _secret.settled(values)
+    except _secret.SecretError as error:
+        named = "" if place is None else f"rank {place.rank}: "
+        raise HvdInitError(f"{named}HVDLITE_SECRET_FILE cannot be used: {error} [HVD117]") from None
+
+
 def meet(
     place: Place,
     settings: config.Settings,
@@ -151,13 +164,13 @@ def link(
     if way == "mpi":
         return None, None
     if way == "auto":
-        found = job.find_links(*given, values["start_timeout"])
+        found = job.find_links(*given, values["start_timeout"], values["wire_auth"])
         if not isinstance(found, str):
             return found
         if place.rank == 0:
             print(coded("HVD115", _NO_ROUTE.format(found)), file=sys.stderr, flush=True)
         return None, None
-    links = job.open_links(*given, values["start_timeout"])
+    links = job.open_links(*given, values["start_timeout"], values["wire_auth"])
     try:
         return links, links.rows("set 0", range(place.size), store.check)
     except BaseException:

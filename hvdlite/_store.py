@@ -6,7 +6,8 @@ because its end is news: the store tells the others when a rank's connection end
 
 The thread that calls `hvdlite.init` is the only caller. While the C engine runs, it owns the socket (it writes ABORT
 frames and reads LOST frames), so nothing here reads a byte beyond the frame that it returns, and nothing is kept in a
-buffer between calls. The descriptor is non-blocking; waiting is done by poll, which Ctrl-C interrupts.
+buffer between calls. Frames are signed and counted, and keys and counts are lent with the socket. The descriptor is
+non-blocking; waiting is done by poll, which Ctrl-C interrupts.
 
 Deliberately not here: reconnecting (a lost store is a lost job), threads, and any knowledge of what is exchanged.
 """
@@ -22,7 +23,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from . import _wire
+from . import _handshake, _wire
 from ._coded import coded
 from .errors import HvdInitError, HvdPeerLostError
 
@@ -57,6 +58,10 @@ class Meeting(Protocol):
         """A connection to lend to the core, or -1."""
         ...
 
+    def session(self) -> _wire.Session | None:
+        """What signs the frames on that connection; None: nothing does."""
+        ...
+
     def check(self) -> None:
         """Raises what is known of ranks that have ended."""
         ...
@@ -77,8 +82,9 @@ class Meeting(Protocol):
 class Store:
     """A rank's connection to the store. Made by `connect`."""
 
-    def __init__(self, sock: socket.socket, rank: int, size: int, timeout: float) -> None:
+    def __init__(self, sock: socket.socket, session: _wire.Session, rank: int, size: int, timeout: float) -> None:
         self._sock: socket.socket | None = sock
+        self._session = session
         self._timeout = timeout
         self._round = 0
         self.rank = rank
@@ -100,6 +106,10 @@ class Store:
         """The connected socket, to lend to the C core; -1 after `bye`."""
         return self._sock.fileno() if self._sock is not None else -1
 
+    def session(self) -> _wire.Session:
+        """The keys and counts of its frames. Whoever has the socket counts in it."""
+        return self._session
+
     def allgather(self, mine: bytes) -> list[bytes]:
         """Gives `mine`, returns every rank's bytes in rank order. Blocks.
 
@@ -107,7 +117,7 @@ class Store:
         or when ranks are missing at the time limit.
         """
         self._round += 1
-        self._send(_wire.pack(_wire.ALLGATHER, _wire.pack_round(self._round, bytes(mine))))
+        self._send(_wire.ALLGATHER, _wire.pack_round(self._round, bytes(mine)))
         body = self._expect(_wire.GATHERED, time.monotonic() + self._timeout + _SLACK_S)
         number, parts = _wire.unpack_gathered(body, self.size)
         if number != self._round:
@@ -126,7 +136,7 @@ class Store:
     def abort(self, culprit: int, code: int, text: str) -> None:
         """Tells the store why the job ends. Best effort: raises nothing when the store is gone."""
         try:
-            self._send(_wire.pack(_wire.ABORT, _wire.pack_end(culprit, code, text)))
+            self._send(_wire.ABORT, _wire.pack_end(culprit, code, text))
         except (HvdInitError, OSError):
             pass
 
@@ -135,7 +145,7 @@ class Store:
         if self._sock is None:
             return
         try:
-            self._send(_wire.pack(_wire.BYE))
+            self._send(_wire.BYE)
         except (HvdInitError, OSError):
             pass
         self.close()
@@ -156,7 +166,7 @@ class Store:
             "wire": wire,
             "timeout": self._timeout,
         }
-        self._send(_wire.pack(_wire.JOIN, json.dumps(says).encode()))
+        self._send(_wire.JOIN, json.dumps(says).encode())
         body = self._expect(_wire.JOINED, time.monotonic() + self._timeout + _SLACK_S)
         joined = json.loads(body)
         self.epoch, self.job = int(joined["epoch"]), int(joined["job"])
@@ -177,10 +187,14 @@ class Store:
 
     def _read_frame(self, deadline: float) -> tuple[int, bytes]:
         try:
-            head = receive(self._socket(), 5, deadline)  # of any frame: its length, and its kind
-            body = receive(self._socket(), _wire.frame_length(head[:4]) - 1, deadline)
+            head = receive(self._socket(), 4, deadline)
+            rest = receive(self._socket(), _wire.frame_length(head, self._session), deadline)
+            return self._session.opened(head + rest)
         except _wire.WireError as error:
-            raise HvdInitError(f"rank {self.rank}: the store is not one of hvdlite: {error} [HVD112]") from None
+            self.close()  # nothing that comes over it can be believed
+            raise HvdInitError(
+                coded("HVD112", f"rank {self.rank}: what came from the store is not what it sends: {error}")
+            ) from None
         except EOFError:
             raise HvdInitError(
                 f"rank {self.rank}: the store closed the connection; has the launcher ended? Its own output says why"
@@ -193,13 +207,12 @@ class Store:
             ) from None
         except OSError as error:
             raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error} [HVD110]") from None
-        return head[4], body
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, kind: int, body: bytes = b"") -> None:
         sock = self._socket()
         sock.settimeout(self._timeout)
         try:
-            sock.sendall(frame)
+            sock.sendall(self._session.pack(kind, body))
         except OSError as error:
             raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error} [HVD110]") from None
 
@@ -217,8 +230,8 @@ def connect(
     `timeout` in seconds bounds every wait for other ranks. Raises HvdInitError (no store there, wrong secret, refused,
     ranks missing at the time limit) or HvdPeerLostError (a rank ended before all had joined), each naming the rank.
     """
-    sock = _authenticate(address, port, secret, rank, time.monotonic() + timeout)
-    store = Store(sock, rank, size, timeout)
+    sock, session = _authenticate(address, port, secret, rank, time.monotonic() + timeout)
+    store = Store(sock, session, rank, size, timeout)
     try:
         store._join(version, wire)
     except BaseException:
@@ -227,7 +240,9 @@ def connect(
     return store
 
 
-def _authenticate(address: str, port: int, secret: bytes, rank: int, deadline: float) -> socket.socket:
+def _authenticate(
+    address: str, port: int, secret: bytes, rank: int, deadline: float
+) -> tuple[socket.socket, _wire.Session]:
     """A connection on which both sides have proved the secret. A store under load may drop us: that is tried again."""
     failure: Exception = TimeoutError("no time left")
     attempt = 0
@@ -236,36 +251,44 @@ def _authenticate(address: str, port: int, secret: bytes, rank: int, deadline: f
         try:
             sock = socket.create_connection((address, port), timeout=max(0.01, deadline - time.monotonic()))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            limit = min(deadline, time.monotonic() + _ANSWER_S)
-            answer, expected = _wire.answer_challenge(secret, receive(sock, _wire.NONCE_BYTES, limit))
-            sock.sendall(answer)
-            proof = receive(sock, _wire.PROOF_BYTES, limit)
+            return sock, shake_hands(sock, secret, min(deadline, time.monotonic() + _ANSWER_S))
         except (OSError, EOFError) as error:
             failure = error
             if sock is not None:
                 sock.close()
             time.sleep(min(_RETRY_S[min(attempt, len(_RETRY_S) - 1)], max(0.0, deadline - time.monotonic())))
             attempt += 1
-            continue
+        except _handshake.HandshakeError as error:
+            assert sock is not None
+            sock.close()
+            raise HvdInitError(coded("HVD111", f"rank {rank}: {stranger(error, f'{address}:{port}')}")) from None
         except BaseException:
             if sock is not None:
                 sock.close()
             raise
-        if _wire.same_proof(proof, expected):
-            return sock
-        sock.close()
-        if proof == _wire.REJECTED:
-            raise HvdInitError(
-                f"rank {rank}: the store at {address}:{port} refused this rank's secret: "
-                "HVDLITE_SECRET_KEY is that of another job [HVD111]"
-            )
-        raise HvdInitError(
-            f"rank {rank}: what listens at {address}:{port} does not know the secret of this job [HVD111]"
-        )
     raise HvdInitError(
         f"rank {rank}: no store answers at {address}:{port} ({type(failure).__name__}: {failure}); "
         "is the launcher that started this rank still running? [HVD110]"
     )
+
+
+def stranger(error: _handshake.HandshakeError, where: str) -> str:
+    """Why what listens there is no store of this job."""
+    if error.verdict == _handshake.UNKNOWN:
+        return f"the store at {where} refused this rank's secret: HVDLITE_SECRET_KEY is that of another job [HVD111]"
+    if error.verdict == _handshake.FOREIGN:
+        return f"what listens at {where} is no store of this hvdlite: install the same version for all ranks [HVD112]"
+    if error.verdict == _handshake.RELAYED:
+        return f"the store at {where}: {error}"
+    return f"what listens at {where} does not know the secret of this job [HVD111]"
+
+
+def shake_hands(sock: socket.socket, secret: bytes, limit: float) -> _wire.Session:
+    """The connecting side of the handshake with a store. limit: a time.monotonic(). Raises HandshakeError, EOFError,
+    OSError."""
+    me = _handshake.Connector(secret, _handshake.STORE, _handshake.ends_of(sock, connects=True))
+    sock.sendall(me.answer(receive(sock, _handshake.GREETING_BYTES, limit)))
+    return me.session(receive(sock, _handshake.VERDICT_BYTES, limit))
 
 
 def receive(sock: socket.socket, count: int, deadline: float) -> bytes:

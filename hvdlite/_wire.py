@@ -1,10 +1,11 @@
-"""What does the store's connection say? Frames, and the handshake that must succeed before one is read.
+"""What do the connections of the store, of agents and of the desk say? Frames, signed once both ends are known.
 
-Client and server share this file, so that the format is written once. A connection opens with a mutual proof that both
-ends know the job's secret (HMAC-SHA256 over both sides' nonces, with different labels, so that a proof can be neither
-replayed nor reflected); what a stranger sends is never parsed. After it come frames: a big-endian u32 length, one byte
-of kind, the body. All integers are big-endian. The C engine writes ABORT frames and reads LOST frames on the same
-socket, so their layout is a contract with csrc/.
+Both ends share this file, so that the format is written once. A connection opens with the handshake (_handshake.py);
+what a stranger sends is never parsed. After it come frames: a big-endian u32 length of what follows, one byte of kind,
+the body, and a tag of TAG_BYTES: BLAKE2b with the key of that direction over the number of frames that went before it
+(u64) and the frame. So a byte that was changed, and a frame that is repeated, left out, moved or sent back, is seen
+before it is parsed, and ends the connection. All integers are big-endian. The C engine writes ABORT frames and reads
+LOST frames on the same socket, so their layout is a contract with csrc/.
 
 Invariants: a reader never buffers more than one frame of the limit that it was given; no pickle, ever; standard library
 only, since the launcher imports this and must stay fast.
@@ -12,9 +13,10 @@ only, since the launcher imports this and must stay fast.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
-import os
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 
 from ._coded import code_of
@@ -23,75 +25,90 @@ JOIN, JOINED, ALLGATHER, GATHERED, ABORT, LOST, BYE, REFUSED = range(1, 9)
 
 FRAME_MAX = 16 << 20  # kind and body
 TEXT_MAX = 1500  # bytes of text in an ABORT or LOST frame
-NONCE_BYTES = 32
-PROOF_BYTES = 32
-ANSWER_BYTES = NONCE_BYTES + PROOF_BYTES
-REJECTED = bytes(PROOF_BYTES)  # sent in place of a proof: your answer is wrong (wrong secret)
+KEY_BYTES = 32
+TAG_BYTES = 16
 
 _LENGTH = struct.Struct("!I")
 _END = struct.Struct("!ii")
+_COUNT = struct.Struct("!Q")
 
 
 class WireError(ValueError):
-    """The other end does not speak this protocol: an impossible length, a body of the wrong shape."""
+    """The other end does not speak this protocol: an impossible length, a body of the wrong shape, a wrong tag."""
 
 
-def pack(kind: int, body: bytes = b"") -> bytes:
-    """One frame, ready to send. Raises WireError if the body is above the limit."""
-    if len(body) >= FRAME_MAX:
-        raise WireError(f"a frame of {len(body)} bytes is above the limit of {FRAME_MAX}")
-    return _LENGTH.pack(len(body) + 1) + bytes((kind,)) + body
+class Session:
+    """The keys of one connection, and how many frames have gone each way. Without keys nothing is signed: for a pair of
+    sockets that this process and its child have, which nobody else can reach."""
+
+    def __init__(self, sends: bytes = b"", receives: bytes = b"") -> None:
+        self.keys = sends + receives
+        self.counts = array("Q", (0, 0))  # frames sent and received; the core counts here while it has the socket
+        self.tag_bytes = TAG_BYTES if sends else 0
+        self._sends, self._receives = sends, receives
+
+    def pack(self, kind: int, body: bytes = b"") -> bytes:
+        """The next frame, ready to send; each is to be sent, in order. Raises WireError if the body is too large."""
+        if len(body) >= FRAME_MAX:
+            raise WireError(f"a frame of {len(body)} bytes is above the limit of {FRAME_MAX}")
+        head = _LENGTH.pack(len(body) + 1 + self.tag_bytes) + bytes((kind,))
+        if not self._sends:
+            return head + body
+        tag = _tag(self._sends, self.counts[0], head, body)
+        self.counts[0] += 1
+        return b"".join((head, body, tag))
+
+    def opened(self, frame: bytes) -> tuple[int, bytes]:
+        """(kind, body) of the frame that was received next, whole. Raises WireError if it is not the one that was sent
+        next."""
+        end = len(frame) - self.tag_bytes
+        head, body = frame[:5], frame[5:end]
+        if self._receives:
+            tag = _tag(self._receives, self.counts[1], head, body)
+            if not hmac.compare_digest(tag, frame[end:]):
+                raise WireError(
+                    f"frame {self.counts[1]} is not what the other end sent: it was changed, repeated or left out on "
+                    "its way [HVD458]"
+                )
+            self.counts[1] += 1
+        return frame[4], body
 
 
-def frame_length(header: bytes, limit: int = FRAME_MAX) -> int:
-    """Checks the four bytes before a frame and says how many follow. Raises WireError."""
+def _tag(key: bytes, count: int, head: bytes, body: bytes) -> bytes:
+    tag = hashlib.blake2b(_COUNT.pack(count) + head, key=key, digest_size=TAG_BYTES)
+    tag.update(body)
+    return tag.digest()
+
+
+def frame_length(header: bytes, session: Session, limit: int = FRAME_MAX) -> int:
+    """Checks the four bytes before a frame and says how many follow: at most `limit` for kind and body, and a tag.
+    Raises WireError."""
     (length,) = _LENGTH.unpack(header)
-    if not 1 <= length <= limit:
-        raise WireError(f"a frame announces {length} bytes; between 1 and {limit} are allowed")
+    low, high = 1 + session.tag_bytes, limit + session.tag_bytes
+    if not low <= length <= high:
+        raise WireError(f"a frame announces {length} bytes; between {low} and {high} are allowed")
     return length
 
 
 class FrameReader:
     """Cuts a stream into frames. `limit` may be changed between frames."""
 
-    def __init__(self, limit: int = FRAME_MAX) -> None:
+    def __init__(self, session: Session, limit: int = FRAME_MAX) -> None:
         self.limit = limit
+        self._session = session
         self._held = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yields every frame that `chunk` completes as (kind, body). Raises WireError at an impossible length."""
+        """Yields every frame that `chunk` completes as (kind, body). Raises WireError at an impossible length, and at a
+        frame that is not what was sent."""
         self._held += chunk
         while len(self._held) >= 4:
-            length = frame_length(bytes(self._held[:4]), self.limit)
+            length = frame_length(bytes(self._held[:4]), self._session, self.limit)
             if len(self._held) < 4 + length:
                 return
-            kind, body = self._held[4], bytes(self._held[5 : 4 + length])
+            frame = bytes(self._held[: 4 + length])
             del self._held[: 4 + length]
-            yield kind, body
-
-
-def new_nonce() -> bytes:
-    return os.urandom(NONCE_BYTES)
-
-
-def answer_challenge(secret: bytes, server_nonce: bytes) -> tuple[bytes, bytes]:
-    """The client's half: (what to send, the proof that the server must send back)."""
-    client_nonce = new_nonce()
-    proof = hmac.digest(secret, b"hvdlite client" + server_nonce + client_nonce, "sha256")
-    return client_nonce + proof, hmac.digest(secret, b"hvdlite server" + client_nonce + server_nonce, "sha256")
-
-
-def check_answer(secret: bytes, server_nonce: bytes, answer: bytes) -> bytes | None:
-    """The server's half: its own proof if the client's answer shows that it knows the secret, else None."""
-    client_nonce, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
-    expected = hmac.digest(secret, b"hvdlite client" + server_nonce + client_nonce, "sha256")
-    if not hmac.compare_digest(proof, expected):
-        return None
-    return hmac.digest(secret, b"hvdlite server" + client_nonce + server_nonce, "sha256")
-
-
-def same_proof(got: bytes, expected: bytes) -> bool:
-    return hmac.compare_digest(got, expected)
+            yield self._session.opened(frame)
 
 
 def pack_end(culprit: int, code: int, text: str) -> bytes:

@@ -66,10 +66,10 @@ class Adapter(Protocol[T]):
         that the core needs to know; else None, and the other questions are asked. Cheap: it is asked in every call."""
 
     def address(self, tensor: T) -> int:
-        """Of a tensor that has a form."""
+        """Of a tensor that has a form. ValueError if its memory is not all there."""
 
-    def twin(self, tensor: T) -> T:
-        """A new tensor like one that has a form, its contents undefined."""
+    def twin(self, tensor: T) -> tuple[T, int]:
+        """A new tensor like one that has a form, its contents undefined, and its address."""
 
     def like(self, tensor: T, shape: tuple[int, ...]) -> T:
         """A new contiguous tensor of the same dtype and device, its contents undefined."""

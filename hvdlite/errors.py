@@ -25,6 +25,11 @@ class HvdError(RuntimeError):
         return code_of(str(self))
 
 
+# What a collective can end with. Whoever waits for several takes these as their outcome and waits for the others; all
+# else comes from a signal handler of the user's (Ctrl-C, an alarm), which comes out at once.
+OUTCOMES = (HvdError, MemoryError, ValueError)
+
+
 class HvdMismatchError(HvdError, ValueError):
     """The ranks disagree about one tensor: its shape, dtype, op, root or scale. The engine goes on working."""
 

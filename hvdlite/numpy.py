@@ -93,8 +93,9 @@ class NumpyAdapter:
     def address(self, tensor: np.ndarray) -> int:
         return tensor.__array_interface__["data"][0]
 
-    def twin(self, tensor: np.ndarray) -> np.ndarray:
-        return np.empty(tensor.shape, tensor.dtype)
+    def twin(self, tensor: np.ndarray) -> tuple[np.ndarray, int]:
+        made = np.empty(tensor.shape, tensor.dtype)
+        return made, made.__array_interface__["data"][0]
 
     def like(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return np.empty(shape, tensor.dtype)

@@ -3,7 +3,8 @@
 An object becomes bytes, bytes travel as a tensor of uint8 by the core's ordinary collectives, and every receiver makes
 an object of its own. Classes and functions of the script itself travel, too: that is what cloudpickle is for.
 
-Unpickling runs code that the sender chose; the ranks of a job trust each other, and nobody else can send.
+Unpickling runs code that the sender chose; the ranks of a job trust each other, and what nobody of them has sent is
+not unpickled (_sealed.py).
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from . import _bytes, _core
+from . import _bytes, _core, _sealed
 from .process_set import ProcessSet, global_process_set, number_of, rank_in
+
+_LENGTH = _sealed.SEAL_BYTES + 8
 
 
 def _pickled(obj: Any) -> bytes:
@@ -28,20 +31,31 @@ def broadcast_object(
 
     `obj` of other ranks is not looked at.
 
-    Two broadcasts: the length, then the bytes. Raises HvdMismatchError when ranks name different roots.
+    Two broadcasts: the length, then the bytes. Raises HvdMismatchError when ranks name different roots, and
+    HvdPeerLostError for what the root has not sent.
     """
     number, root = number_of(process_set), rank_in(process_set, root_rank)
-    is_root = _core.rank() == root_rank
-    block = bytearray(_pickled(obj)) if is_root else bytearray()
-    length = bytearray(len(block).to_bytes(8, "little"))
+    is_root, seals = _core.rank() == root_rank, _sealed.current()
+    what = f"broadcast_object{_named(name)} in process set {number}"
+    block = seals.sealed(what, _pickled(obj)) if is_root else bytearray()
+    length = seals.sealed(f"the length of {what}", len(block).to_bytes(8, "little")) if is_root else bytearray(_LENGTH)
     _bytes.broadcast_bytes(length, root, None if name is None else f"broadcast_object.{name}.length", number)
     if not is_root:
-        block = bytearray(int.from_bytes(length, "little"))
+        block = bytearray(int.from_bytes(seals.opened(f"the length of {what}", root_rank, length), "little"))
     _bytes.broadcast_bytes(block, root, None if name is None else f"broadcast_object.{name}", number)
-    return obj if is_root else pickle.loads(block)
+    return obj if is_root else pickle.loads(seals.opened(what, root_rank, block))
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Every rank's object, in rank order. One allgather of the pickled bytes."""
+    """Every rank's object, in rank order. One allgather of the pickled bytes. Raises HvdPeerLostError for what a rank
+    has not sent."""
+    number, seals = number_of(process_set), _sealed.current()
+    what = f"allgather_object{_named(name)} in process set {number}"
     full = None if name is None else f"allgather_object.{name}"
-    return [pickle.loads(part) for part in _bytes.allgather_bytes(_pickled(obj), full, number_of(process_set))]
+    parts = _bytes.allgather_bytes(seals.sealed(what, _pickled(obj)), full, number)
+    ranks = range(len(parts)) if process_set is global_process_set else process_set._ranks()
+    return [pickle.loads(seals.opened(what, rank, part)) for rank, part in zip(ranks, parts)]
+
+
+def _named(name: str | None) -> str:
+    return "" if name is None else f" {name!r}"

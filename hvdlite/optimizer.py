@@ -104,6 +104,10 @@ class GradientBook:
         self._ended += 1
         return self._closing or self._ended >= self._per_step
 
+    def closes(self) -> bool:
+        """Whether the window closes with the pass that is under way."""
+        return not self.accumulating and (self._closing or self._ended + 1 >= self._per_step)
+
     def sent(self, parameter: int) -> None:
         """The gradient is under way."""
         self._sent.add(parameter)

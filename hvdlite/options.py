@@ -2,8 +2,7 @@
 
 A row of OPTIONS gives an option its name, its environment variable HVDLITE_X (and Horovod's HOROVOD_X where that means
 the same), the launcher's flag, type, default and help. Flags, validation and documentation come from the row, so a new
-option is one row. An option is here only when it does something; Horovod's other variables are in superseded.py, with
-the reason why nothing is to be set any more, until they get a row.
+option is one row. Horovod's other variables are in superseded.py, with the reason why nothing is to be set any more.
 
 `agreed` marks what must be the same on all ranks; init compares those and names the ranks that differ. config.py reads
 the table against the environment; _option.py says what a row is.
@@ -46,6 +45,7 @@ OPTIONS = (
     Option("store_addr", str, None, "Address of the launcher's rendezvous store.", scope="rank", alias=None),
     Option("store_port", _whole, None, "Port of the store.", scope="rank", alias=None, low=1, high=65535),
     Option("secret_key", _key, None, "Proves that a connection belongs to the job.", scope="rank", alias=None),
+    Option("secret_file", _file_name, None, "Holds HVDLITE_SECRET_KEY; mode 0600.", scope="rank", alias=None),
     Option(
         "host_id",
         str,
@@ -57,6 +57,7 @@ OPTIONS = (
     Option("restart_count", _whole, 0, "How often the launcher has started the job again.", scope="rank", alias=None),
     Option("job_id", _job, None, "Tells this job from others.", scope="rank", alias=None),
     Option("agent", str, None, "The connection to this rank's agent (hvdlite-run --mpi).", scope="rank", alias=None),
+    Option("wire_auth", _switch, False, "1: tensors are signed.", alias=None, flag="--wire-auth", agreed=True),
     Option(
         "fusion_threshold",
         _whole,

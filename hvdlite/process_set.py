@@ -24,7 +24,7 @@ from ._coded import coded
 from .errors import HvdMismatchError
 
 if TYPE_CHECKING:
-    from .links.job import JobLinks
+    from .links.job import JobLinks, Rows
 
 _lock = threading.RLock()
 _valid: dict[int, list[ProcessSet]] = {}  # by number; several objects may stand for one set
@@ -229,8 +229,8 @@ def use_links(links: JobLinks | None) -> None:
     _links, _linked = links, 0
 
 
-def _streams(ranks: list[int]) -> tuple[list[int], list[int]] | tuple[()]:
-    """The descriptors of a set's streams, for the core. Counted on all ranks alike: that names them."""
+def _streams(ranks: list[int]) -> Rows | tuple[()]:
+    """A set's streams, for the core. Counted on all ranks alike: that names them."""
     global _linked
     _linked += 1
     if _links is None or _core.rank() not in ranks:

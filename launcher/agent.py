@@ -7,9 +7,9 @@ does it act by itself: SIGTERM, `ORPHAN_S`, SIGKILL. When the last rank has ende
 gets SIGTERM, `LEFTOVER_S` and SIGKILL, whatever sessions it hides in; then the agent says so and exits. If the agent
 itself is killed, the kernel kills the ranks (see process.py).
 
-Two streams lead to the launcher. Control carries JSON frames both ways and never waits for output; the output stream
-carries what ranks write, one frame per read. When the launcher is slow to take it (a paused terminal), at most
-`UNSENT_MAX` is kept and the ranks' pipes fill up: the ranks wait, nothing is lost.
+Two streams lead to the launcher, signed where it is on another host. Control carries JSON frames both ways and never
+waits for output; the output stream carries what ranks write, one frame per read. When the launcher is slow to take it
+(a paused terminal), at most `UNSENT_MAX` is kept and the ranks' pipes fill up: the ranks wait, nothing is lost.
 
 It waits for processes, not for the end of pipes, which a descendant may hold open. One thread; the only sleep is in
 the selector.
@@ -23,6 +23,7 @@ import selectors
 import signal
 import socket
 import struct
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -63,6 +64,7 @@ class Agent:
         given: Mapping[str, Any] | None = None,
         hangup: int = -1,
         stays: bool = False,
+        sessions: tuple[_wire.Session, _wire.Session] | None = None,
     ) -> None:
         self._control = control
         self._output = output
@@ -73,7 +75,8 @@ class Agent:
         self.code: int | None = None  # of the job
         self.again = False  # the job is to be tried again
         self._intake: Intake | None = None
-        self._reader = _wire.FrameReader()
+        self._session, self._output_session = sessions or (_wire.Session(), _wire.Session())
+        self._reader = _wire.FrameReader(self._session)
         self._unsent = bytearray()
         self._ranks: dict[int, int] = {}  # living ranks by pid
         self._pipes: dict[int, tuple[int, int]] = {}  # descriptor: (rank, STDOUT or STDERR)
@@ -135,7 +138,14 @@ class Agent:
         if not chunk:
             self._orphaned()
             return
-        for kind, body in self._reader.feed(chunk):
+        try:
+            orders = list(self._reader.feed(chunk))
+        except _wire.WireError as error:  # nothing that comes over it can be believed
+            said = f"hvdlite-agent: what the launcher sent was changed on its way: {error}"
+            print(coded("HVD112", said), file=sys.stderr)
+            self._orphaned()
+            return
+        for kind, body in orders:
             if kind == INPUT:
                 assert self._intake is not None  # asked for
                 self._intake.take(body)
@@ -272,7 +282,7 @@ class Agent:
 
     def _tell(self, news: dict[str, Any]) -> None:
         try:
-            self._control.sendall(_wire.pack(CONTROL, json.dumps(news).encode()))
+            self._control.sendall(self._session.pack(CONTROL, json.dumps(news).encode()))
         except OSError:
             self._orphaned()
 
@@ -297,7 +307,7 @@ class Agent:
 
     def _emit(self, kind: int, rank: int, chunk: bytes) -> None:
         if self._output.fileno() >= 0:
-            self._unsent += _wire.pack(kind, RANK.pack(rank) + chunk)
+            self._unsent += self._output_session.pack(kind, RANK.pack(rank) + chunk)
             self._flush()
 
     def _flush(self) -> None:

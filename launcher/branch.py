@@ -7,6 +7,7 @@ stream unread as long as it likes, and the ranks there wait.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from hvdlite import _wire
-from hvdlite._coded import coded
+from hvdlite._coded import coded, uncoded
 
 from . import agent, muster, process
 
@@ -25,7 +26,14 @@ _READ_BYTES = 1 << 18
 class Branch:
     """One host's agent. `pid` is its process if it is our child."""
 
-    def __init__(self, name: str, control: socket.socket, output: socket.socket, pid: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        control: socket.socket,
+        output: socket.socket,
+        pid: int | None = None,
+        sessions: tuple[_wire.Session, _wire.Session] | None = None,
+    ) -> None:
         self.name = name
         self.control, self.output = control, output
         self.pid = pid
@@ -38,7 +46,9 @@ class Branch:
         self.peer: str | None = None  # the address that its streams come from
         self.number = 0  # of its host, for its session
         self.hello: dict[str, Any] = {}  # what it said when it reported
-        self._news, self._said = _wire.FrameReader(), _wire.FrameReader()
+        self.why = ""  # its streams cannot be believed any more
+        self.session, said = sessions or (_wire.Session(), _wire.Session())
+        self._news, self._said = _wire.FrameReader(self.session), _wire.FrameReader(said)
         control.setblocking(True)
         output.setblocking(False)
 
@@ -49,7 +59,7 @@ class Branch:
     def send(self, kind: int, body: bytes) -> None:
         """Sends a frame, as `order`."""
         try:
-            self.control.sendall(_wire.pack(kind, body))
+            self.control.sendall(self.session.pack(kind, body))
         except OSError:
             pass
 
@@ -59,7 +69,10 @@ class Branch:
             chunk = self.control.recv(_READ_BYTES)
         except OSError:
             chunk = b""
-        return [json.loads(body) for _, body in self._news.feed(chunk)] if chunk else None
+        try:
+            return [json.loads(body) for _, body in self._news.feed(chunk)] if chunk else None
+        except _wire.WireError as error:
+            return self._spoilt(error)
 
     def said(self) -> Iterator[tuple[int, int, bytes]] | None:
         """(kind, rank, text) of what ranks wrote, once output is readable; None: the stream has ended."""
@@ -71,8 +84,18 @@ class Branch:
             chunk = b""
         if not chunk:
             return None
-        frames = self._said.feed(chunk)
+        try:
+            frames = list(self._said.feed(chunk))
+        except _wire.WireError as error:
+            return self._spoilt(error)
         return ((kind, agent.RANK.unpack_from(body)[0], body[agent.RANK.size :]) for kind, body in frames)
+
+    def _spoilt(self, error: Exception) -> None:
+        """A stream that cannot be believed counts as ended; the agent ends its ranks, as when the launcher is gone."""
+        self.why = self.why or f"what came from it is not what it sent: {uncoded(str(error))}"
+        for sock in (self.control, self.output):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
 
 def forked(name: str, stdin: int, close: Sequence[socket.socket]) -> Branch:
@@ -89,7 +112,7 @@ def reported(number: int, name: str, control: muster.Arrival, output: muster.Arr
     """The agent of another host, whose two streams have arrived."""
     for arrival in (control, output):
         muster.keep_watch(arrival.sock, arrival is control, float(arrival.hello["silence"]))
-    branch = Branch(name, control.sock, output.sock)
+    branch = Branch(name, control.sock, output.sock, sessions=(control.session, output.session))
     branch.peer, branch.number, branch.hello = control.peer, number, control.hello
     return branch
 
@@ -125,7 +148,7 @@ def _serve(control: socket.socket, output: socket.socket, stdin: int) -> NoRetur
 
         try:
             text = json.dumps({"what": "broken", "text": coded("HVD901", traceback.format_exc())})
-            control.sendall(_wire.pack(agent.CONTROL, text.encode()))
+            control.sendall(_wire.Session().pack(agent.CONTROL, text.encode()))
         finally:
             os._exit(1)
     os._exit(0)

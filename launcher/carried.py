@@ -58,14 +58,15 @@ class _Carried(Agent):
         given: Mapping[str, Any],
         hangup: int,
         stays: bool,
+        sessions: tuple[_wire.Session, _wire.Session],
     ) -> None:
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)
         self._far.set_inheritable(True)  # nothing but the rank is started here
         name = f"{self._far.fileno()}:{os.fstat(self._far.fileno()).st_ino}"
         environ = {**given["environ"], f"{config.PREFIX}AGENT": name}
-        super().__init__(control, output, stdin, {**given, "environ": environ}, hangup, stays)
-        self._said = _wire.FrameReader()
+        super().__init__(control, output, stdin, {**given, "environ": environ}, hangup, stays, sessions)
+        self._said = _wire.FrameReader(_wire.Session())
         self._numbers: list[int] = []  # of the launcher's ranks, by their ranks in the job that they have made
         self._selector.register(self._near, selectors.EVENT_READ, self._hear)
 

@@ -2,11 +2,9 @@
 
 The process that calls hvdlite.run listens here, at one address: loopback, or the one that the job's other hosts reach.
 Each rank (hvdlite/_called.py) connects once, proves a key that was made for this call alone (the handshake of
-muster.py) and says which rank it is; it is handed the call, and hands in one answer. What goes between them is bytes:
-lengths and a kind. Nothing is unpickled here, and nothing is parsed before its rank has proved the key.
-
-    desk to rank:  u64 length, the call
-    rank to desk:  u8 kind, u64 length, the answer
+muster.py) and says which rank it is; it is handed the call, and hands in one answer. Both travel in signed frames
+(hvdlite/_wire.py): PART for each megabyte, then one with the rest, whose kind says that it is the last, and of what.
+Nothing is unpickled here, and nothing is parsed before its rank has proved the key.
 
 A connection that ends before its answer is complete is a loss, and the order of losses and answers is kept: the first
 of them that is not the consequence of another is what the caller is told. One thread, no blocking call; `turn` serves
@@ -18,15 +16,16 @@ from __future__ import annotations
 import argparse
 import selectors
 import socket
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
+
+from hvdlite import _wire
 
 from . import address, batch, hosts, muster, places, ssh
 
 RETURNED, RAISED, SUFFERED = 1, 2, 3  # kinds of answers; who suffered has raised because another rank is gone
-LENGTH = struct.Struct("!Q")
-HEAD = struct.Struct("!BQ")
+PART, CALL = 4, 5
+PART_BYTES = 1 << 20
 KEY = "HVDLITE_CALL_KEY"  # the variable that ranks find the key in
 _READ_BYTES = 1 << 18
 SILENCE_S = 5.0  # of a rank's host, before it counts as lost; as --agent-timeout by default
@@ -42,11 +41,19 @@ class Answer(NamedTuple):
 
 
 class _Guest:
-    def __init__(self, sock: socket.socket, rank: int, who: str, call: bytes) -> None:
+    def __init__(self, sock: socket.socket, session: _wire.Session, rank: int, who: str, call: bytes) -> None:
         self.sock, self.rank, self.who = sock, rank, who
-        self.pieces = [memoryview(LENGTH.pack(len(call))), memoryview(call)]
+        self.frames = frames(session, CALL, call)
+        self.unsent = memoryview(b"")
+        self.reader = _wire.FrameReader(session, PART_BYTES + 1)
         self.held = bytearray()
-        self.length: int | None = None  # of the answer, once its head has come
+
+
+def frames(session: _wire.Session, kind: int, body: bytes) -> Iterator[bytes]:
+    """The frames of a call or an answer, made as they are sent."""
+    for at in range(0, len(body) - PART_BYTES, PART_BYTES):
+        yield session.pack(PART, body[at : at + PART_BYTES])
+    yield session.pack(kind, body[max(0, (len(body) - 1) // PART_BYTES * PART_BYTES) :])
 
 
 class Desk:
@@ -101,38 +108,35 @@ class Desk:
             arrival.sock.close()
             return
         who = f"rank {rank} ({str(arrival.hello.get('host', '?'))[:64]}, pid {pid})"
-        guest = _Guest(arrival.sock, rank, who, self._call)
+        guest = _Guest(arrival.sock, arrival.session, rank, who, self._call)
         muster.keep_watch(arrival.sock, False, SILENCE_S)
         self.seen.add(rank)
         self._guests[rank] = guest
         self._selector.register(arrival.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, guest)
 
     def _hand_out(self, guest: _Guest) -> None:
-        while guest.pieces:
-            sent = guest.sock.send(guest.pieces[0][:_READ_BYTES])
-            guest.pieces[0] = guest.pieces[0][sent:]
-            if not guest.pieces[0]:
-                del guest.pieces[0]
+        while guest.unsent or (frame := next(guest.frames, b"")):
+            guest.unsent = guest.unsent or memoryview(frame)
+            guest.unsent = guest.unsent[guest.sock.send(guest.unsent) :]
         self._selector.modify(guest.sock, selectors.EVENT_READ, guest)
 
     def _take_in(self, guest: _Guest) -> None:
         chunk = guest.sock.recv(_READ_BYTES)
         if not chunk:
             raise EOFError
-        guest.held += chunk
-        if guest.length is None and len(guest.held) >= HEAD.size:
-            kind, guest.length = HEAD.unpack_from(guest.held)
-            if kind not in (RETURNED, RAISED, SUFFERED):
+        for kind, body in guest.reader.feed(chunk):
+            guest.held += body
+            if kind in (RETURNED, RAISED, SUFFERED):
+                self._leave(guest, kind)
+                return
+            if kind != PART:
                 raise ValueError
-        if guest.length is not None and len(guest.held) >= HEAD.size + guest.length:
-            self._leave(guest, guest.held[0])
 
     def _leave(self, guest: _Guest, kind: int) -> None:
         self._selector.unregister(guest.sock)
         guest.sock.close()
         del self._guests[guest.rank]
-        body = bytes(memoryview(guest.held)[HEAD.size :]) if kind else b""
-        self.answers.append(Answer(guest.rank, kind, body, guest.who))
+        self.answers.append(Answer(guest.rank, kind, bytes(guest.held) if kind else b"", guest.who))
 
 
 def address_for(asked: argparse.Namespace, size: int, environ: Mapping[str, str]) -> str:

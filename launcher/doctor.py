@@ -50,7 +50,7 @@ class _There:
     def __init__(self, branch: Branch) -> None:
         self.name, self.branch = branch.name, branch
         self.at = str(branch.peer)
-        self.reader = _wire.FrameReader()
+        self.reader = _wire.FrameReader(branch.session)
         branch.control.settimeout(ANSWER_S)
 
     def answer(self, asks: Mapping[str, Any]) -> Any:
@@ -64,7 +64,7 @@ class _There:
             while chunk := self.branch.control.recv(1 << 18):
                 for _, body in self.reader.feed(chunk):
                     return json.loads(body)
-        except OSError as error:
+        except (OSError, _wire.WireError) as error:
             raise Lost(str(error)) from None
         raise Lost("its connection ended [HVD720]")
 

@@ -24,7 +24,7 @@ from hvdlite._coded import code_of, coded, uncoded
 SILENCE_S = 0.15
 LOST_CODE = -5  # HVD_EPEER
 
-Tell = Callable[[int, bytes], None]
+Tell = Callable[[int, int, bytes], None]
 OnLate = Callable[[int, int, str], None]
 
 
@@ -52,7 +52,7 @@ class Epoch:
 
 
 class Epochs:
-    """The book of one job of `size` ranks. `tell(rank, frame)` sends to a connected rank.
+    """The book of one job of `size` ranks. `tell(rank, kind, body)` sends a frame to a connected rank.
 
     `late(waiting, missing, text)` is called when ranks are missing at the time limit, with the first of either kind,
     and when one ends that others wait for at the start.
@@ -102,7 +102,7 @@ class Epochs:
         self._build = self._build or (build, rank)
         self._of[rank] = epoch
         if epoch.ending is not None:
-            self._tell(rank, _wire.pack(*epoch.ending))
+            self._tell(rank, *epoch.ending)
             return
         epoch.present.add(rank)
         if epoch.first < 0:
@@ -233,9 +233,8 @@ class Epochs:
         self._all(epoch, kind, body, spare)
 
     def _all(self, epoch: Epoch, kind: int, body: bytes, spare: int = -1) -> None:
-        frame = _wire.pack(kind, body)
         for rank in sorted(epoch.present - {spare}):
-            self._tell(rank, frame)
+            self._tell(rank, kind, body)
 
     def _tidy(self) -> None:
         """Forgets epochs that nobody is in or can still join."""

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvdlite import __version__, _wire
+from hvdlite._coded import coded
 
 from . import check_build, muster
 
@@ -146,7 +147,7 @@ class Examiner:
 
     def _connect(self, target: list[Any], streams: bool = False) -> socket.socket:
         hello = {"streams": streams}
-        sock = muster.report((target[0], target[1]), self._secret, hello, time.monotonic() + REACH_S)
+        sock, _ = muster.report((target[0], target[1]), self._secret, hello, time.monotonic() + REACH_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(REACH_S)
         try:
@@ -205,16 +206,18 @@ def _echo(arrival: muster.Arrival) -> None:
             pass
 
 
-def serve(control: socket.socket, secret: bytes) -> None:
+def serve(control: socket.socket, session: _wire.Session, secret: bytes) -> None:
     """Answers until the doctor's stream ends: a frame for each of its frames."""
     examiner = Examiner(secret)
     control.settimeout(None)
-    reader = _wire.FrameReader()
+    reader = _wire.FrameReader(session)
     try:
         while chunk := control.recv(1 << 16):
             for _, body in reader.feed(chunk):
-                control.sendall(_wire.pack(1, json.dumps(examiner.answer(json.loads(body))).encode()))
+                control.sendall(session.pack(1, json.dumps(examiner.answer(json.loads(body))).encode()))
     except OSError:
         pass
+    except _wire.WireError as error:
+        print(coded("HVD112", f"hvdlite-agent: what the doctor sent was changed on its way: {error}"), file=sys.stderr)
     finally:
         examiner.close()

@@ -280,6 +280,7 @@ class Job:
         status = os.waitpid(each.pid, 0)[1] if each.pid is not None else 0
         if each.done:
             return
+        why = each.why or why
         lost = each.ranks & self._ending.living
         if each.pid is not None:
             end = f"{how(process.exit_code(status))} [HVD403]"

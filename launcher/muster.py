@@ -1,8 +1,9 @@
 """Who has reported for the job? The meeting point of the agents of several hosts, before any rank is started.
 
 An agent on another host connects here twice: a stream for control and one for output. Each connection proves the job's
-secret (the handshake of hvdlite/_wire.py) before a byte of it is parsed, then says HELLO: a small JSON frame that tells
-which host this is, which stream, and what stands in the way there. From then on the socket belongs to a Branch.
+secret (hvdlite/_handshake.py) before a byte of it is parsed, then says HELLO: a small JSON frame that tells
+which host this is, which stream, and what stands in the way there. From then on the socket belongs to a Branch, with
+the session that signs its frames.
 
 `Muster` is the launcher's side: it listens at one address, never waits (`turn` serves what is ready), bounds strangers
 in number and time as the store does, and is closed once all are there. `report` is the agent's side, which may wait.
@@ -20,7 +21,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hvdlite import _wire
+from hvdlite import _handshake, _wire
+from hvdlite._coded import coded
 
 HELLO = 1
 HELLO_MAX = 8192
@@ -38,16 +40,17 @@ class Arrival(NamedTuple):
     sock: socket.socket
     hello: dict[str, Any]
     peer: str
+    session: _wire.Session
 
 
 class _Stranger:
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.sock, self.peer = sock, peer
         self.deadline = time.monotonic() + _HANDSHAKE_S
-        self.nonce = _wire.new_nonce()
+        self.greeting = _handshake.greeting()
         self.answer = b""
-        self.reader = _wire.FrameReader(HELLO_MAX)
-        self.proved = False
+        self.session: _wire.Session | None = None  # once it has proved the secret
+        self.reader = _wire.FrameReader(_wire.Session(), HELLO_MAX)
 
 
 class Muster:
@@ -84,9 +87,9 @@ class Muster:
             except (OSError, EOFError, ValueError):  # a WireError is a ValueError
                 self._drop(stranger)
                 continue
-            if hello is not None:
+            if hello is not None and stranger.session is not None:
                 self._forget(stranger)
-                arrivals.append(Arrival(stranger.sock, hello, stranger.peer))
+                arrivals.append(Arrival(stranger.sock, hello, stranger.peer, stranger.session))
         now = time.monotonic()
         for late in [each for each in self._strangers if each.deadline <= now]:
             self._drop(late)
@@ -111,19 +114,20 @@ class Muster:
         self._strangers.append(stranger)
         self._selector.register(sock, selectors.EVENT_READ, stranger)
         try:
-            sock.send(stranger.nonce)
+            sock.send(stranger.greeting)
         except OSError:
             self._drop(stranger)
 
     def _read(self, stranger: _Stranger) -> dict[str, Any] | None:
         try:
-            wanted = 4096 if stranger.proved else _wire.ANSWER_BYTES - len(stranger.answer)
+            known = stranger.session is not None
+            wanted = 4096 if known else _handshake.ANSWER_BYTES - len(stranger.answer)
             chunk = stranger.sock.recv(wanted)
         except BlockingIOError:
             return None
         if not chunk:
             raise EOFError
-        if stranger.proved:
+        if stranger.session is not None:
             for _, body in stranger.reader.feed(chunk):
                 hello = json.loads(body)
                 if not isinstance(hello, dict):
@@ -131,12 +135,15 @@ class Muster:
                 return hello
             return None
         stranger.answer += chunk
-        if len(stranger.answer) == _wire.ANSWER_BYTES:
-            proof = _wire.check_answer(self._secret, stranger.nonce, stranger.answer)
-            stranger.sock.send(_wire.REJECTED if proof is None else proof)
-            if proof is None:
+        if len(stranger.answer) == _handshake.ANSWER_BYTES:
+            ends = _handshake.ends_of(stranger.sock, connects=False)
+            verdict, session = _handshake.judge(
+                self._secret, _handshake.REPORT, ends, stranger.greeting, stranger.answer
+            )
+            stranger.sock.send(verdict)
+            if session is None:
                 raise ValueError
-            stranger.proved = True
+            stranger.session, stranger.reader = session, _wire.FrameReader(session, HELLO_MAX)
         return None
 
     def _forget(self, stranger: _Stranger) -> None:
@@ -158,8 +165,9 @@ def report(
     hello: Mapping[str, Any],
     deadline: float,
     gone: Callable[[], bool] = lambda: False,
-) -> socket.socket:
-    """Connects to a Muster and says `hello`, trying again until time.monotonic() is `deadline` or `gone()` is true.
+) -> tuple[socket.socket, _wire.Session]:
+    """Connects to a Muster and says `hello`, trying again until time.monotonic() is `deadline` or `gone()` is true; the
+    connection, and what signs its frames.
 
     Raises ReportError.
     """
@@ -173,22 +181,28 @@ def report(
         else:
             sock.settimeout(_HANDSHAKE_S)
             try:
-                answer, expected = _wire.answer_challenge(secret, _exactly(sock, _wire.NONCE_BYTES))
-                sock.sendall(answer)
-                proof = _exactly(sock, _wire.PROOF_BYTES)
-                if _wire.same_proof(proof, expected):
-                    sock.sendall(_wire.pack(HELLO, json.dumps(hello).encode()))
-                    return sock
+                me = _handshake.Connector(secret, _handshake.REPORT, _handshake.ends_of(sock, connects=True))
+                sock.sendall(me.answer(_exactly(sock, _handshake.GREETING_BYTES)))
+                session = me.session(_exactly(sock, _handshake.VERDICT_BYTES))
+                sock.sendall(session.pack(HELLO, json.dumps(hello).encode()))
+                return sock, session
+            except _handshake.HandshakeError as error:
                 sock.close()
-                raise ReportError(
-                    f"what listens at {where} has another secret (HVDLITE_SECRET_KEY) than this host [HVD111]"
-                )
+                raise ReportError(coded("HVD111", _stranger(error, where))) from None
             except (OSError, EOFError) as error:
                 sock.close()
                 failure = str(error) or "the connection was closed"
         time.sleep(min(_RETRY_S[min(attempt, len(_RETRY_S) - 1)], max(0.0, deadline - time.monotonic())))
         attempt += 1
     raise ReportError(f"nobody answers at {where}, where the launcher should be: {failure} [HVD110]")
+
+
+def _stranger(error: _handshake.HandshakeError, where: str) -> str:
+    if error.verdict == _handshake.RELAYED:
+        return f"the launcher at {where}: {error}"
+    if error.verdict == _handshake.FOREIGN:
+        return f"what listens at {where} is not this version of hvdlite: install the same on all hosts [HVD112]"
+    return f"what listens at {where} has another secret (HVDLITE_SECRET_KEY) than this host [HVD111]"
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from hvdlite import _secret as _secret_files
 from hvdlite import config
 from hvdlite._coded import coded
 from hvdlite.errors import HvdOptionError
@@ -292,15 +293,19 @@ def _secret(asked: argparse.Namespace, environ: Mapping[str, str]) -> bytes:
     """The key that all hosts were given, for this rendezvous."""
     import hmac
 
-    text = environ.get("HVDLITE_SECRET_KEY")
-    if text is None:
+    text, file = environ.get("HVDLITE_SECRET_KEY"), environ.get("HVDLITE_SECRET_FILE")
+    if text is None and file is None:
         raise PlaceError(
             "hosts that meet by themselves need a secret, the same on all of them: for example\n"
-            "  export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)    # once; then the value that it gave, on every host"
+            "  export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)   # once; then the value that it gave, on every host\n"
+            "or HVDLITE_SECRET_FILE: a file of mode 0600 that holds it"
             " [HVD713]"
         )
     try:
-        key = config.parse(config.option_of("secret_key"), text, "HVDLITE_SECRET_KEY")
-    except HvdOptionError as error:
+        if text is not None:
+            key = config.parse(config.option_of("secret_key"), text, "HVDLITE_SECRET_KEY")
+        else:
+            key = _secret_files.of_file(file or "")
+    except (HvdOptionError, _secret_files.SecretError) as error:
         raise PlaceError(coded("HVD713", str(error))) from None
     return hmac.digest(key, f"rendezvous {asked.rendezvous_id or ''}".encode(), "sha256")

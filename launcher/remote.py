@@ -81,9 +81,9 @@ def serve(
         "machine": given.get("machine"),
     }
     deadline = time.monotonic() + given["timeout"]
-    streams = {}
+    streams, sessions = {}, {}
     for stream in (muster.CONTROL, muster.OUTPUT):
-        streams[stream] = muster.report(
+        streams[stream], sessions[stream] = muster.report(
             (given["address"][0], given["address"][1]),
             secret,
             {**hello, "stream": stream},
@@ -96,7 +96,7 @@ def serve(
     if examined:
         from . import examine  # late: jobs do without it
 
-        examine.serve(streams[muster.CONTROL], secret)
+        examine.serve(streams[muster.CONTROL], sessions[muster.CONTROL], secret)
         return 0, False
     process.become_subreaper()
     started = {
@@ -104,9 +104,18 @@ def serve(
         "cwd": given["cwd"],
         "environ": {**given["environ"], **(environment.secret_of(secret) if secret_for_ranks else {})},
     }
-    agent = kind(streams[muster.CONTROL], streams[muster.OUTPUT], stdin=-1, given=started, hangup=hangup, stays=stays)
+    control, output = muster.CONTROL, muster.OUTPUT
+    agent = kind(
+        streams[control],
+        streams[output],
+        stdin=-1,
+        given=started,
+        hangup=hangup,
+        stays=stays,
+        sessions=(sessions[control], sessions[output]),
+    )
     agent.run()
-    guard.take_back(hangup, streams[muster.CONTROL])
+    guard.take_back(hangup, streams[control])
     for sock in streams.values():  # their end is what the launcher waits for
         sock.close()
     return agent.code if agent.code is not None else LOST if agent.orphan else 0, agent.again

@@ -23,7 +23,7 @@ import socket
 import time
 from typing import Callable
 
-from hvdlite import _files, _wire
+from hvdlite import _files, _handshake, _wire
 from hvdlite.errors import HvdInitError
 
 from .epochs import LOST_CODE, Epochs, OnLate, Refusal
@@ -43,10 +43,10 @@ class Connection:
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self.sock = sock
         self.deadline: float | None = deadline
-        self.nonce = _wire.new_nonce()
+        self.greeting = _handshake.greeting()
         self.answer = b""
-        self.proved = False
-        self.reader = _wire.FrameReader(JOIN_MAX)
+        self.session: _wire.Session | None = None  # once it has proved the secret
+        self.reader = _wire.FrameReader(_wire.Session(), JOIN_MAX)
         self.unsent = bytearray()
         self.closing = False  # close once everything is sent
         self.open = True
@@ -155,12 +155,13 @@ class StoreServer:
             connection = Connection(sock, time.monotonic() + HANDSHAKE_S)
             self._strangers.append(connection)
             self._selector.register(sock, selectors.EVENT_READ, connection)
-            self._send(connection, connection.nonce)
+            self._send(connection, connection.greeting)
 
     def _read(self, connection: Connection) -> None:
         """Everything up to a megabyte that this client has sent; more waits for the next turn."""
         for _ in range(16):
-            want = 65536 if connection.proved or connection.closing else _wire.ANSWER_BYTES - len(connection.answer)
+            known = connection.session is not None or connection.closing
+            want = 65536 if known else _handshake.ANSWER_BYTES - len(connection.answer)
             try:
                 chunk = connection.sock.recv(want)
             except BlockingIOError:
@@ -172,7 +173,7 @@ class StoreServer:
                 return
             if connection.closing:
                 continue
-            if not connection.proved:
+            if connection.session is None:
                 self._check(connection, chunk)
             else:
                 try:
@@ -187,17 +188,23 @@ class StoreServer:
 
     def _check(self, connection: Connection, chunk: bytes) -> None:
         connection.answer += chunk
-        if len(connection.answer) < _wire.ANSWER_BYTES:
+        if len(connection.answer) < _handshake.ANSWER_BYTES:
             return
-        proof = _wire.check_answer(self._secret, connection.nonce, connection.answer)
-        if proof is None:
+        try:
+            ends = _handshake.ends_of(connection.sock, connects=False)
+        except OSError:  # it has gone
+            self._close(connection)
+            return
+        verdict, session = _handshake.judge(
+            self._secret, _handshake.STORE, ends, connection.greeting, connection.answer
+        )
+        if session is None:
             connection.closing = True
-            self._send(connection, _wire.REJECTED)
         else:
-            connection.proved = True
+            connection.session, connection.reader = session, _wire.FrameReader(session, JOIN_MAX)
             self._strangers.remove(connection)
             self._guests.append(connection)
-            self._send(connection, proof)
+        self._send(connection, verdict)
 
     def _frame(self, connection: Connection, kind: int, body: bytes) -> None:
         if connection.rank is None:
@@ -238,17 +245,19 @@ class StoreServer:
         self._members[rank] = connection
         self._epochs.join(rank, pid, build, timeout if 0 < timeout < 1e7 else 30.0, host)
 
-    def _tell(self, rank: int, frame: bytes) -> None:
+    def _tell(self, rank: int, kind: int, body: bytes) -> None:
         connection = self._members.get(rank)
-        if connection is not None:
-            self._send(connection, frame)
+        if connection is not None and connection.session is not None:
+            self._send(connection, connection.session.pack(kind, body))
 
     def _refuse(self, connection: Connection, text: str) -> None:
         if connection.rank is not None:
             self._epochs.aborted(connection.rank, connection.rank, LOST_CODE, f"rank {connection.rank}: {text}")
         connection.closing = True
         connection.deadline = connection.deadline or time.monotonic() + HANDSHAKE_S
-        self._send(connection, _wire.pack(_wire.REFUSED, text.encode("utf-8", "replace")[: _wire.TEXT_MAX]))
+        if connection.session is not None:
+            text_bytes = text.encode("utf-8", "replace")[: _wire.TEXT_MAX]
+            self._send(connection, connection.session.pack(_wire.REFUSED, text_bytes))
 
     def _send(self, connection: Connection, message: bytes) -> None:
         if not connection.open:

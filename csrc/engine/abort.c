@@ -121,7 +121,7 @@ void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const ch
             first = atomic_compare_exchange_strong(&engine->host.control->abort, &none, mine);
         }
         if (first)
-            hvd_report_abort(engine->host.store_fd, culprit, code, reason);
+            hvd_report_abort(&engine->host.store, culprit, code, reason);
         hvd_bells_ring_all(&engine->host.bells);
     }
     hvd_turn_kick(engine);
@@ -266,21 +266,29 @@ static void give_up_unfinished(struct hvd_engine *engine)
     hvd_engine_abort(engine, engine->options.rank, HVD_EPEER, text);
 }
 
-void hvd_engine_leave(struct hvd_engine *engine)
+bool hvd_engine_leaving(struct hvd_engine *engine, uint64_t until_ns)
 {
-    if (engine->alone)
-        return;
-    uint64_t until_ns = hvd_now_ns() + (uint64_t)engine->options.leave_timeout_ms * 1000000u;
-    bool done = false;
-    atomic_store(&engine->leave_wanted, 1);
-    hvd_turn_kick(engine);
+    bool done = engine->alone;
+    if (!done && !atomic_exchange(&engine->leave_wanted, 1))
+        hvd_turn_kick(engine);
     while (!done && hvd_now_ns() < until_ns) {
         if (hvd_turn_take(engine))
             done = hvd_turn_drive(engine, leave_done, engine, until_ns);
         if (!done) /* the turn is elsewhere, or others are late: look again in a millisecond */
             hvd_futex_wait(&engine->left, atomic_load(&engine->left), 1000000u);
     }
-    if (!done)
+    return done;
+}
+
+void hvd_engine_leave(struct hvd_engine *engine, uint64_t until_ns)
+{
+    if (!hvd_engine_leaving(engine, until_ns))
         give_up_unfinished(engine);
-    atomic_store_explicit(&engine->host.control->seat[engine->host.rank].left, 1, memory_order_release);
+    if (!engine->alone)
+        atomic_store_explicit(&engine->host.control->seat[engine->host.rank].left, 1, memory_order_release);
+}
+
+uint64_t hvd_engine_leave_until(const struct hvd_engine *engine)
+{
+    return hvd_now_ns() + (uint64_t)engine->options.leave_timeout_ms * 1000000u;
 }

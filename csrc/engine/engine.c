@@ -235,8 +235,13 @@ int hvd_engine_finish(struct hvd_engine *engine, int64_t handle, int timeout_ms,
 {
     uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
     int code = hvd_engine_wait(engine, handle, timeout_ms, text, text_bytes);
+    struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
+    if (!slot && code == HVD_OK) { /* two threads waited for it, and the other one has forgotten it */
+        hvd_text_copy(text, text_bytes, "this handle was synchronized by another thread meanwhile" HVD_ENDS(218));
+        return HVD_EHANDLE;
+    }
     if (code == HVD_OK) /* nobody will ask for its mark */
-        code = hvd_engine_reached(engine, hvd_handles_find(&engine->handles, handle), until_ns, text, text_bytes);
+        code = hvd_engine_reached(engine, slot, until_ns, text, text_bytes);
     if (code != HVD_AGAIN)
         hvd_handles_forget(&engine->handles, handle);
     return code;
@@ -276,9 +281,11 @@ int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_outp
 
 int hvd_engine_forget(struct hvd_engine *engine, int64_t handle)
 {
-    while (hvd_engine_wait(engine, handle, 50, NULL, 0) == HVD_AGAIN)
-        ;
-    return hvd_handles_forget(&engine->handles, handle);
+    const struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
+    if (!slot || hvd_slot_state(slot) == HVD_SLOT_DONE)
+        return hvd_handles_forget(&engine->handles, handle);
+    hvd_engine_kick(engine); /* as a poll: it may have been submitted quietly */
+    return HVD_AGAIN;
 }
 
 void *hvd_engine_alloc(struct hvd_engine *engine, size_t bytes)

@@ -223,15 +223,17 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
                     uint32_t first_generation, struct hvd_engine **engine, struct hvd_error *error);
 /* Three steps of an end. leave: agreed by votes, bounded by leave_timeout_ms; other threads may still call in.
  * stop: ends the thread and finishes every handle, so that waiters return. free: when nobody is inside. */
-void hvd_engine_leave(struct hvd_engine *engine);
+uint64_t hvd_engine_leave_until(const struct hvd_engine *engine);      /* who begins to leave now */
+bool hvd_engine_leaving(struct hvd_engine *engine, uint64_t until_ns); /* waits; has all been agreed and done? */
+void hvd_engine_leave(struct hvd_engine *engine, uint64_t until_ns);   /* the same, and this is its end */
 void hvd_engine_stop(struct hvd_engine *engine);
 void hvd_engine_free(struct hvd_engine *engine);
 /* As hvd_named says, and what they are; NULL: none was asked for. */
 int hvd_engine_find_named(const char *plane, const char *algo, const struct hvd_plane **wanted,
                           const struct hvd_algo **forced, struct hvd_error *error);
 /* As hvd_set_open and hvd_set_close say. */
-int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, const int *vote_fd,
-                        const int *tensor_fd, struct hvd_error *error);
+int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, const struct hvd_streams *streams,
+                        struct hvd_error *error);
 int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error);
 int hvd_engine_notice(struct hvd_engine *engine, char *text, size_t text_bytes);               /* as hvd_notice */
 int hvd_engine_guarded(struct hvd_engine *engine, char *text, size_t text_bytes);              /* as hvd_guarded */
@@ -264,8 +266,8 @@ void *hvd_engine_alloc(struct hvd_engine *engine, size_t bytes);
 int64_t hvd_engine_usage(struct hvd_engine *engine, int kind); /* bytes that this rank uses for HVD_USAGE_* */
 /* As hvd_submit_many and hvd_wait_many say. */
 int hvd_engine_submit_many(struct hvd_engine *engine, const struct hvd_request *const *requests, int count,
-                           int64_t *handles, struct hvd_error *error);
-int hvd_engine_wait_many(struct hvd_engine *engine, const int64_t *handles, int count, int timeout_ms, char *text,
+                           struct hvd_owner *owners, struct hvd_error *error);
+int hvd_engine_wait_many(struct hvd_engine *engine, struct hvd_owner *owners, int count, int timeout_ms, char *text,
                          size_t text_bytes);
 /* As hvd_dump says. signals: from now on (number 0: no more) this signal of the process asks for a record. */
 int hvd_engine_dump(struct hvd_engine *engine, const char *folder, int why, char *text, size_t text_bytes);

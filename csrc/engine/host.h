@@ -18,6 +18,7 @@
 #include "../ground/sleep.h"
 #include "../plane/plane.h"
 #include "account.h"
+#include "report.h"
 
 #include <stdatomic.h>
 
@@ -51,7 +52,7 @@ struct hvd_host {
     bool in_process;
     uint64_t job, epoch;
     uint8_t secret[32];
-    int store_fd;
+    struct hvd_report_line store;
     uint64_t deadline_ns; /* for everything that blocks; set before a collective */
     enum hvd_memory_source source;
     hvd_boot_allgather *allgather;

@@ -12,15 +12,16 @@
 #include "engine.h"
 
 int hvd_engine_submit_many(struct hvd_engine *engine, const struct hvd_request *const *requests, int count,
-                           int64_t *handles, struct hvd_error *error)
+                           struct hvd_owner *owners, struct hvd_error *error)
 {
     int taken = 0;
     for (; taken < count; taken++) {
         struct hvd_request request = *requests[taken];
         if (taken + 1 < count && request.quiet == HVD_NOW)
             request.quiet = HVD_QUIET;
-        handles[taken] = hvd_engine_submit(engine, &request, error);
-        if (handles[taken] < 0)
+        int64_t handle = hvd_engine_submit(engine, &request, error);
+        owners[taken] = handle > 0 ? (struct hvd_owner){handle, HVD_AGAIN} : (struct hvd_owner){0, (int)handle};
+        if (handle < 0)
             break;
     }
     if (taken < count)
@@ -30,7 +31,7 @@ int hvd_engine_submit_many(struct hvd_engine *engine, const struct hvd_request *
 
 struct waited {
     struct hvd_engine *engine;
-    const int64_t *handles;
+    const struct hvd_owner *owners;
     int count, first; /* all before first are finished */
 };
 
@@ -39,7 +40,7 @@ static bool all_done(void *self)
 {
     struct waited *waited = self;
     for (; waited->first < waited->count; waited->first++) {
-        int64_t handle = waited->handles[waited->first];
+        int64_t handle = waited->owners[waited->first].handle;
         struct hvd_slot *slot = handle ? hvd_handles_find(&waited->engine->handles, handle) : NULL;
         if (slot && hvd_slot_state(slot) != HVD_SLOT_DONE)
             return false;
@@ -52,7 +53,7 @@ static int reach_many(const struct waited *waited, uint64_t until_ns, char *text
 {
     int code = HVD_OK;
     for (int i = 0; i < waited->count && code == HVD_OK; i++) {
-        int64_t handle = waited->handles[i];
+        int64_t handle = waited->owners[i].handle;
         struct hvd_slot *slot = handle ? hvd_handles_find(&waited->engine->handles, handle) : NULL;
         if (slot && slot->code == HVD_OK)
             code = hvd_engine_reached(waited->engine, slot, until_ns, text, text_bytes);
@@ -61,27 +62,29 @@ static int reach_many(const struct waited *waited, uint64_t until_ns, char *text
 }
 
 /* All are finished: the first failure's code and text, and nothing is left of them. */
-static int forget_many(struct hvd_engine *engine, const int64_t *handles, int count, char *text, size_t text_bytes)
+static int forget_many(struct hvd_engine *engine, struct hvd_owner *owners, int count, char *text, size_t text_bytes)
 {
     int code = HVD_OK;
     for (int i = 0; i < count; i++) {
-        if (!handles[i])
+        int64_t handle = owners[i].handle;
+        if (!handle)
             continue;
-        struct hvd_slot *slot = hvd_handles_find(&engine->handles, handles[i]);
+        struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
         if (code == HVD_OK && (!slot || slot->code != HVD_OK)) {
             code = slot ? slot->code : HVD_EHANDLE;
             hvd_text_copy(text, text_bytes, slot && slot->text ? slot->text : "this handle is unknown" HVD_ENDS(218));
         }
-        hvd_handles_forget(&engine->handles, handles[i]);
+        owners[i] = (struct hvd_owner){0, slot ? slot->code : HVD_EHANDLE};
+        hvd_handles_forget(&engine->handles, handle);
     }
     return code;
 }
 
-int hvd_engine_wait_many(struct hvd_engine *engine, const int64_t *handles, int count, int timeout_ms, char *text,
+int hvd_engine_wait_many(struct hvd_engine *engine, struct hvd_owner *owners, int count, int timeout_ms, char *text,
                          size_t text_bytes)
 {
     uint64_t until_ns = hvd_now_ns() + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
-    struct waited waited = {engine, handles, count, 0};
+    struct waited waited = {engine, owners, count, 0};
     uint64_t now_ns;
     bool patient = true, done;
     atomic_fetch_add(&engine->waiters, 1);
@@ -93,12 +96,12 @@ int hvd_engine_wait_many(struct hvd_engine *engine, const int64_t *handles, int 
             now_ns = hvd_now_ns();
             int left_ms = now_ns < until_ns ? (int)((until_ns - now_ns + 999999u) / 1000000u) : 0;
             if (waited.first < count)
-                hvd_engine_wait(engine, handles[waited.first], left_ms, NULL, 0);
+                hvd_engine_wait(engine, owners[waited.first].handle, left_ms, NULL, 0);
         }
     atomic_fetch_sub(&engine->waiters, 1);
     int reached = done ? reach_many(&waited, until_ns, text, text_bytes) : HVD_AGAIN;
     if (reached == HVD_AGAIN)
         return HVD_AGAIN;
-    int code = forget_many(engine, handles, count, text, text_bytes);
+    int code = forget_many(engine, owners, count, text, text_bytes);
     return code == HVD_OK ? reached : code;
 }

@@ -156,10 +156,10 @@ static int accept_all(struct hvd_host *host, int listener, struct hvd_error *err
                                  "rank %d did not connect to rank %d of this host in time; is it stopped, or the host "
                                  "overloaded? (--start-timeout gives more time)",
                                  host->member[missing], host->member[0]);
-        struct pollfd fds[2] = {{.fd = listener, .events = POLLIN}, {.fd = host->store_fd, .events = POLLIN}};
-        int ready = poll(fds, host->store_fd >= 0 ? 2 : 1, 100);
-        if (ready > 0 && host->store_fd >= 0 && fds[1].revents) {
-            int code = hvd_report_read(host->store_fd, error);
+        struct pollfd fds[2] = {{.fd = listener, .events = POLLIN}, {.fd = host->store.fd, .events = POLLIN}};
+        int ready = poll(fds, host->store.fd >= 0 ? 2 : 1, 100);
+        if (ready > 0 && host->store.fd >= 0 && fds[1].revents) {
+            int code = hvd_report_read(&host->store, error);
             if (code != HVD_AGAIN)
                 return code;
         }
@@ -179,10 +179,10 @@ static int accept_all(struct hvd_host *host, int listener, struct hvd_error *err
 static int told_who_ended(struct hvd_host *host, struct hvd_error *error)
 {
     uint64_t until_ns = hvd_now_ns() + PATIENCE_NS;
-    while (host->store_fd >= 0 && hvd_now_ns() < until_ns) {
-        struct pollfd fd = {.fd = host->store_fd, .events = POLLIN};
+    while (host->store.fd >= 0 && hvd_now_ns() < until_ns) {
+        struct pollfd fd = {.fd = host->store.fd, .events = POLLIN};
         int code;
-        if (poll(&fd, 1, 20) > 0 && (code = hvd_report_read(host->store_fd, error)) != HVD_AGAIN)
+        if (poll(&fd, 1, 20) > 0 && (code = hvd_report_read(&host->store, error)) != HVD_AGAIN)
             return code;
     }
     return HVD_AGAIN;
@@ -279,8 +279,8 @@ static int part_receive(struct hvd_host *host, int peer, struct hvd_parcel *parc
 {
     int code;
     uint64_t until_ns = host->rank == 0 ? host->deadline_ns : host->verdict_ns;
-    while ((code = hvd_parcel_receive(host->socket[peer], parcel, host->store_fd, until_ns)) == HVD_AGAIN) {
-        int found = hvd_report_read(host->store_fd, error);
+    while ((code = hvd_parcel_receive(host->socket[peer], parcel, host->store.fd, until_ns)) == HVD_AGAIN) {
+        int found = hvd_report_read(&host->store, error);
         if (found != HVD_AGAIN)
             return found;
     }

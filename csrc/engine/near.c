@@ -86,13 +86,28 @@ void hvd_near_flush(struct hvd_engine *engine, const struct hvd_set *set, struct
     }
 }
 
+/* There is room for all that may wait for a neighbour that reads. */
+static void deaf(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near)
+{
+    char text[320];
+    hvd_text_write(text, sizeof text,
+                   HVD450 "%s is lost: it reads nothing of what is sent to it, and %zu bytes of votes wait for it",
+                   near->link->called, near->out_count);
+    hvd_abort_suspect(engine, set, set->member[near->rank], false, text);
+}
+
 void hvd_near_say(struct hvd_engine *engine, const struct hvd_set *set, struct hvd_near *near, uint32_t type,
                   uint64_t round, const void *body, size_t bytes, const struct hvd_ride *ride)
 {
     size_t rides = ride && ride->mark ? hvd_ride_bytes(ride) : 0;
     struct hvd_frame head = {MAGIC, type, (uint32_t)(bytes + rides), set->life, round};
-    if (near->link->over || near->out_count + sizeof head + head.bytes > near->out_room)
-        return; /* there is room for all that may wait; an abort that finds none has a mute neighbour */
+    if (near->link->over || (type == HVD_FRAME_ALIVE && near->out_count))
+        return; /* whatever waits there says that this side lives, once it is read */
+    if (near->out_count + sizeof head + head.bytes > near->out_room) {
+        if (type != HVD_FRAME_ABORT) /* a vote that is dropped would be waited for, for ever */
+            deaf(engine, set, near);
+        return;
+    }
     char *to = near->out + near->out_count;
     memcpy(to, &head, sizeof head);
     if (bytes)
@@ -213,12 +228,15 @@ bool hvd_near_read(struct hvd_engine *engine, struct hvd_set *set, struct hvd_ne
         size_t room = near->in_room - near->in_count, moved;
         if (near->link->kind->recv(near->link, near->in + near->in_count, room, &moved, &error) != HVD_OK) {
             near->deaf = true;
-            hvd_near_lost(engine, set, near);
+            if (near->link->forged)
+                hvd_engine_abort(engine, set->member[near->rank], error.code, error.text);
+            else
+                hvd_near_lost(engine, set, near);
             return true;
         }
         near->in_count += moved;
         moved_any |= moved > 0;
-        more = moved == room; /* a short one has taken all there was */
+        more = moved == room || near->link->forged; /* a short one has taken all there was */
         take_frames(engine, set, near);
     }
     return moved_any;

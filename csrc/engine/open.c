@@ -207,7 +207,12 @@ static int open_host(struct hvd_engine *engine, hvd_boot_allgather *allgather, v
     host->job = engine->options.job;
     host->epoch = engine->options.epoch;
     memcpy(host->secret, engine->options.secret, sizeof host->secret);
-    host->store_fd = engine->options.store_fd;
+    host->store = (struct hvd_report_line){.fd = engine->options.store_fd, .counters = engine->options.store_counters};
+    host->store.is_signed = engine->options.store_keys != NULL;
+    HVD_ASSERT(host->store.counters || !host->store.is_signed);
+    if (host->store.is_signed)
+        memcpy(host->store.keys, engine->options.store_keys, sizeof host->store.keys);
+    engine->options.store_keys = NULL; /* they were lent */
     host->source = engine->options.shared_memory || !hvd_memory_has_memfd() ? HVD_MEMORY_DEV_SHM : HVD_MEMORY_BEST;
     host->deadline_ns = hvd_now_ns() + (uint64_t)engine->options.start_timeout_ms * 1000000u;
     host->allgather = allgather;
@@ -243,8 +248,8 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     struct hvd_who *who = engine ? calloc((size_t)options->size, sizeof *who) : NULL;
     if (!who) {
         free(engine);
-        hvd_wire_drop(options->tensor_fd, options->size);
-        hvd_wire_drop(options->vote_fd, options->size);
+        const struct hvd_streams streams = hvd_wire_of(options);
+        hvd_wire_drop(&streams, options->size);
         return code ? code : hvd_fail(error, HVD_ENOMEM, HVD951 "out of memory during init");
     }
     memset(engine, 0, sizeof *engine);
@@ -287,6 +292,7 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     if (code == HVD_OK && !engine->alone)
         code = hvd_turn_thread_start(engine, error);
     engine->options.tensor_fd = engine->options.vote_fd = engine->options.host_of = NULL; /* they were lent */
+    engine->options.vote_keys = engine->options.stream_keys = NULL;
     engine->options.host_name = NULL;
     engine->options.plane = engine->options.algo = engine->options.trace_dir = NULL;
     if (code == HVD_OK) {

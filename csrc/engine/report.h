@@ -3,22 +3,33 @@
  * The store's client is Python and speaks during init; the socket is lent to the core for the rest of the
  * engine's life, for exactly these two frames:
  *
- *     u32 length of what follows | u8 type (5 ABORT to the store, 6 LOST from it) | i32 culprit | i32 code | text
+ *     u32 length of what follows | u8 type (5 ABORT to the store, 6 LOST from it) | i32 culprit | i32 code | text | tag
  *
- * all big-endian. Frames are bounded; anything else on the socket is a protocol error.
+ * all big-endian. The tag is there if the connection has keys: of the whole frame before it, with its number
+ * (ground/mac.h). Frames are bounded; anything else on the socket is a protocol error, or not from the store.
  */
 #ifndef HVD_REPORT_H
 #define HVD_REPORT_H
 
 #include "../ground/ground.h"
 
+#include "../ground/mac.h"
+
 #define HVD_REPORT_TEXT_MAX 1500
 
+/* The connection; the caller sets all of it before the first call. One thread at a time says, and one reads. */
+struct hvd_report_line {
+    int fd; /* -1: there is no store */
+    bool is_signed;
+    unsigned char keys[HVD_KEY_PAIR_BYTES];
+    uint64_t *counters; /* signed frames so far: sent, received; Python's memory, and Python's before and after us */
+};
+
 /* Tell the store why the job ends. Does not block; one send. A store that is gone is no error. */
-void hvd_report_abort(int store_fd, int culprit, int code, const char *text);
+void hvd_report_abort(const struct hvd_report_line *store, int culprit, int code, const char *text);
 /* Something is readable on the store's socket: read one frame. HVD_AGAIN: nothing yet. Otherwise negative, with
  * culprit and text in `error`: a rank is lost (HVD_EPEER), or has ended the job by its time limit (HVD_ETIMEOUT), or
- * the store itself ended (HVD_EPEER, culprit -1). */
-int hvd_report_read(int store_fd, struct hvd_error *error);
+ * the store itself ended, or this is not what it has sent (HVD_EPEER, culprit -1). */
+int hvd_report_read(const struct hvd_report_line *store, struct hvd_error *error);
 
 #endif

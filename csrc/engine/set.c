@@ -196,25 +196,25 @@ static void free_and_clear(struct hvd_engine *engine, struct hvd_set *set)
 }
 
 /* All of them, also where it fails. */
-static int take_streams(struct hvd_engine *engine, struct hvd_set *set, const int *vote_fd, const int *tensor_fd,
+static int take_streams(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_streams *streams,
                         struct hvd_error *error)
 {
-    int votes = hvd_wire_open(engine, vote_fd, set->member, set->size, true, &set->vote_wires, error);
-    int tensors = hvd_wire_open(engine, tensor_fd, set->member, set->size, false, &set->wires, error);
+    int votes = hvd_wire_open(engine, streams, true, set->member, set->size, &set->vote_wires, error);
+    int tensors = hvd_wire_open(engine, streams, false, set->member, set->size, &set->wires, error);
     return votes != HVD_OK ? votes : tensors;
 }
 
 int hvd_set_open_global(struct hvd_engine *engine, const struct hvd_options *options, struct hvd_error *error)
 {
     struct hvd_set *set = new_set(engine, 0, 0, NULL, options->size, options->rank);
+    const struct hvd_streams streams = hvd_wire_of(options);
     if (!set) {
-        hvd_wire_drop(options->tensor_fd, options->size);
-        hvd_wire_drop(options->vote_fd, options->size);
+        hvd_wire_drop(&streams, options->size);
         return hvd_fail(error, HVD_ENOMEM, HVD951 "out of memory during init");
     }
     engine->global = engine->set[0] = engine->by_number[0] = set;
     engine->sets = 1;
-    int code = take_streams(engine, set, options->vote_fd, options->tensor_fd, error);
+    int code = take_streams(engine, set, &streams, error);
     if (code == HVD_OK)
         code = hvd_agree_open(engine, set, error);
     return code == HVD_OK ? hvd_tree_open(engine, set, error) : code;
@@ -307,8 +307,8 @@ static int open_member(struct hvd_engine *engine, struct hvd_set *set, struct hv
     return code == HVD_OK ? ask_turn(engine, HVD_ENGINE_SET_OPEN, set, 0, error) : code;
 }
 
-static int open_record(struct hvd_engine *engine, int number, const int *ranks, int count, const int *vote_fd,
-                       const int *tensor_fd, struct hvd_error *error)
+static int open_record(struct hvd_engine *engine, int number, const int *ranks, int count,
+                       const struct hvd_streams *streams, struct hvd_error *error)
 {
     struct hvd_set_record record = {.open = true, .life = ++engine->lives, .count = count, .rank = -1};
     record.ranks = calloc((size_t)count, sizeof *record.ranks);
@@ -321,11 +321,9 @@ static int open_record(struct hvd_engine *engine, int number, const int *ranks, 
     int code = HVD_OK;
     if (record.rank >= 0) {
         record.set = new_set(engine, number, record.life, ranks, count, record.rank);
-        if (!record.set) {
-            hvd_wire_drop(vote_fd, count);
-            hvd_wire_drop(tensor_fd, count);
-        }
-        code = record.set ? take_streams(engine, record.set, vote_fd, tensor_fd, error) : HVD_ENOMEM;
+        if (!record.set)
+            hvd_wire_drop(streams, count);
+        code = record.set ? take_streams(engine, record.set, streams, error) : HVD_ENOMEM;
         if (code == HVD_OK)
             code = open_member(engine, record.set, error);
         if (code != HVD_OK && record.set && code != HVD_ESTATE)
@@ -341,8 +339,8 @@ static int open_record(struct hvd_engine *engine, int number, const int *ranks, 
     return number;
 }
 
-int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, const int *vote_fd,
-                        const int *tensor_fd, struct hvd_error *error)
+int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, const struct hvd_streams *streams,
+                        struct hvd_error *error)
 {
     int code = check_ranks(engine, ranks, count, error), number = 1;
     if (code == HVD_OK)
@@ -352,10 +350,9 @@ int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, 
     if (number == HVD_SETS_MAX)
         hvd_fail(error, HVD_EINVAL, HVD263 "%d process sets are open, and no more fit: remove some", HVD_SETS_MAX - 1);
     if (code == HVD_OK && number < HVD_SETS_MAX) {
-        number = open_record(engine, number, ranks, count, vote_fd, tensor_fd, error);
+        number = open_record(engine, number, ranks, count, streams, error);
     } else {
-        hvd_wire_drop(vote_fd, count);
-        hvd_wire_drop(tensor_fd, count);
+        hvd_wire_drop(streams, count);
         number = error->code;
     }
     if (code == HVD_OK)

@@ -317,7 +317,8 @@ static bool found_for(struct hvd_desk *desk, const struct hvd_slot *slot, uint32
 }
 
 /* A finding without this request is not the last word: what asked may have overtaken it on some rank. */
-int hvd_engine_missing(struct hvd_engine *engine, int64_t handle, int wait_ms, char *text, size_t text_bytes)
+int hvd_engine_missing(struct hvd_engine *engine, int64_t handle, int wait_ms, uint64_t *asked, char *text,
+                       size_t text_bytes)
 {
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
     if (!slot)
@@ -329,7 +330,8 @@ int hvd_engine_missing(struct hvd_engine *engine, int64_t handle, int wait_ms, c
     if (engine->alone || !engine->thread_runs || (word & 3) != HVD_SLOT_BUSY)
         return HVD_AGAIN;
     struct hvd_desk *desk = desk_of(engine);
-    uint64_t before = atomic_load(&desk->inquiry), until_ns = hvd_now_ns() + (uint64_t)wait_ms * 1000000u;
+    uint64_t before = *asked ? *asked - 1 : atomic_load(&desk->inquiry);
+    uint64_t until_ns = hvd_now_ns() + (uint64_t)wait_ms * 1000000u;
     while (hvd_now_ns() < until_ns && !atomic_load(&engine->failed) && atomic_load(&slot->word) == word) {
         uint64_t found = atomic_load(&desk->found);
         if (found > before) {
@@ -343,5 +345,6 @@ int hvd_engine_missing(struct hvd_engine *engine, int64_t handle, int wait_ms, c
             hvd_turn_call(engine);
         nanosleep(&(struct timespec){.tv_nsec = SOON_NS}, NULL);
     }
+    *asked = before + 1;
     return HVD_AGAIN;
 }

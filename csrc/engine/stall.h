@@ -59,6 +59,7 @@ bool hvd_stall_take(struct hvd_engine *engine, const struct hvd_set *set, const 
 
 /* Any thread: who is missing for this handle's collective? Blocks for wait_ms at most; HVD_OK and the text, HVD_AGAIN:
  * nothing is known, HVD_EHANDLE. From then on the clock of stall.c passes the request by. */
-int hvd_engine_missing(struct hvd_engine *engine, int64_t handle, int wait_ms, char *text, size_t text_bytes);
+int hvd_engine_missing(struct hvd_engine *engine, int64_t handle, int wait_ms, uint64_t *asked, char *text,
+                       size_t text_bytes);
 
 #endif

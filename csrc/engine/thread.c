@@ -24,11 +24,11 @@ static void forget_descriptor(struct hvd_engine *engine, int fd)
 static void hear_store(struct hvd_engine *engine)
 {
     struct hvd_error error = {0};
-    int code = hvd_report_read(engine->host.store_fd, &error);
+    int code = hvd_report_read(&engine->host.store, &error);
     if (code == HVD_AGAIN)
         return;
     if (error.culprit < 0)
-        forget_descriptor(engine, engine->host.store_fd);
+        forget_descriptor(engine, engine->host.store.fd);
     if (!hvd_abort_has_left(engine, error.culprit))
         hvd_engine_abort(engine, error.culprit, code, error.text);
 }
@@ -137,7 +137,7 @@ int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error)
                watch(engine, engine->call, HVD_EVENT_BELL, 0, EPOLLIN | EPOLLET) &&
                watch(engine, engine->soon.timer, HVD_EVENT_SOON, 0, EPOLLIN) &&
                watch(engine, engine->flight.asked, HVD_EVENT_BELL, 0, EPOLLIN | EPOLLET) &&
-               watch(engine, engine->host.store_fd, HVD_EVENT_STORE, 0, EPOLLIN);
+               watch(engine, engine->host.store.fd, HVD_EVENT_STORE, 0, EPOLLIN);
     for (int rank = 0; rank < engine->host.size && all; rank++) {
         all = watch(engine, engine->host.pidfd[rank], HVD_EVENT_PIDFD, rank, EPOLLIN);
         if (engine->host.pidfd[rank] < 0) /* no pidfd: the socket's end of file tells, where there is a socket */

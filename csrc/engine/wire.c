@@ -50,11 +50,17 @@
 #define SETTLE_NAP_MAX_NS 5000000
 #define LISTEN_NS         20000000u /* then the turn is given back, for whoever else may want it */
 
-void hvd_wire_drop(const int *fd, int count)
+static void drop(const int *fd, int count)
 {
     for (int i = 0; fd && i < count; i++)
         if (fd[i] >= 0)
             close(fd[i]);
+}
+
+void hvd_wire_drop(const struct hvd_streams *streams, int count)
+{
+    drop(streams->vote_fd, count);
+    drop(streams->tensor_fd, count);
 }
 
 static int note(struct hvd_engine *engine, int fd, struct hvd_error *error)
@@ -85,9 +91,20 @@ static struct hvd_wires *new_wires(struct hvd_engine *engine, int size, struct h
     return wires;
 }
 
-int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, int size, bool votes,
+/* Over the stream, or over it and signed. */
+static int open_link(struct hvd_link *link, int fd, int peer, const unsigned char *keys, const char *what,
+                     struct hvd_error *error)
+{
+    struct hvd_link_signing signing = {keys, what};
+    link->self = &signing;
+    return keys ? hvd_link_signed.open(link, fd, peer, error) : hvd_link_tcp.open(link, fd, peer, error);
+}
+
+int hvd_wire_open(struct hvd_engine *engine, const struct hvd_streams *streams, bool votes, const int *member, int size,
                   struct hvd_wires **wires, struct hvd_error *error)
 {
+    const int *fd = votes ? streams->vote_fd : streams->tensor_fd;
+    const unsigned char *keys = votes ? streams->vote_keys : streams->tensor_keys;
     *wires = NULL;
     if (!fd)
         return HVD_OK;
@@ -99,7 +116,8 @@ int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, i
         if (code == HVD_OK)
             code = note(engine, fd[peer], error);
         if (code == HVD_OK)
-            code = hvd_link_tcp.open(&mine->of[peer], fd[peer], peer, error);
+            code = open_link(&mine->of[peer], fd[peer], peer, keys ? keys + (size_t)peer * HVD_KEY_PAIR_BYTES : NULL,
+                             votes ? "votes" : "tensors", error);
         if (code != HVD_OK) {
             if (engine->wire_byte && fd[peer] < WIRES_MAX)
                 atomic_store(&engine->wire_byte[fd[peer]], 0);

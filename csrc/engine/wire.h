@@ -14,6 +14,12 @@
 struct hvd_engine;
 struct hvd_set;
 
+/* What Python has connected for a set, by rank in the set, -1: none; its keys, as hvd_options has them. */
+struct hvd_streams {
+    const int *vote_fd, *tensor_fd;
+    const unsigned char *vote_keys, *tensor_keys;
+};
+
 /* Of one set, by rank in the set. */
 struct hvd_wires {
     int size;
@@ -21,17 +27,22 @@ struct hvd_wires {
     struct hvd_link **link; /* NULL: none */
 };
 
-/* Framework thread, before anybody uses the set. fd: by rank in the set, -1: none; NULL gives *wires == NULL. member:
- * what the ranks are called in the job. votes: they are for votes, which are read at all times. Takes all descriptors
+static inline struct hvd_streams hvd_wire_of(const struct hvd_options *options)
+{
+    return (struct hvd_streams){options->vote_fd, options->tensor_fd, options->vote_keys, options->stream_keys};
+}
+
+/* Framework thread, before anybody uses the set. Where there are no streams, *wires == NULL. member: what the ranks are
+ * called in the job. votes: those for votes, which are read at all times; else those for tensors. Takes all descriptors
  * over, also where it fails. */
-int hvd_wire_open(struct hvd_engine *engine, const int *fd, const int *member, int size, bool votes,
+int hvd_wire_open(struct hvd_engine *engine, const struct hvd_streams *streams, bool votes, const int *member, int size,
                   struct hvd_wires **wires, struct hvd_error *error);
 /* The same over MPI, for votes to `count` ranks of the set: comm is the communicator of its members, in their order. */
 int hvd_wire_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *member, int size, const int *peers,
                       int count, struct hvd_wires **wires, struct hvd_error *error);
 void hvd_wire_close(struct hvd_engine *engine, struct hvd_wires *wires); /* NULL is fine */
-/* Any thread: close what was given to a call that came to nothing. NULL is fine. */
-void hvd_wire_drop(const int *fd, int count);
+/* Any thread: close what was given to a call that came to nothing. */
+void hvd_wire_drop(const struct hvd_streams *streams, int count);
 
 /* By a holder who is about to leave the turn: the engine thread shall wake up when a stream has news for any set. */
 void hvd_wire_watch(struct hvd_engine *engine);

@@ -36,6 +36,7 @@
 #define HVD124 "[HVD124] "
 #define HVD125 "[HVD125] "
 #define HVD126 "[HVD126] "
+#define HVD127 "[HVD127] "
 #define HVD153 "[HVD153] "
 
 /* Arguments of a call */
@@ -105,6 +106,7 @@
 #define HVD305 "[HVD305] "
 #define HVD306 "[HVD306] "
 #define HVD307 "[HVD307] "
+#define HVD308 "[HVD308] "
 #define HVD320 "[HVD320] "
 #define HVD350 "[HVD350] "
 #define HVD351 "[HVD351] "
@@ -122,6 +124,7 @@
 #define HVD455 "[HVD455] "
 #define HVD456 "[HVD456] "
 #define HVD457 "[HVD457] "
+#define HVD458 "[HVD458] "
 
 /* Limits of time, and stalls */
 #define HVD501 "[HVD501] "
@@ -199,6 +202,7 @@
 #define HVD807 "[HVD807] "
 #define HVD808 "[HVD808] "
 #define HVD809 "[HVD809] "
+#define HVD810 "[HVD810] "
 #define HVD850 "[HVD850] "
 #define HVD851 "[HVD851] "
 

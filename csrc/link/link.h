@@ -23,6 +23,7 @@ struct hvd_link {
     int fd;          /* to be watched; -1: none, ask again and again */
     bool wants_out;  /* the last send was cut short: tell when there is room again */
     bool over;       /* its end has been seen: to watch it would be news for ever */
+    bool forged;     /* kind signed: what has come is not the peer's; nothing more is read, so do not watch for it */
     int unheard;     /* ticks of a clock in a row at which the peer's machine had not answered (silence.c) */
     /* The end of a message that somebody has begun to send and need not wait for: whoever sends next lets it leave
      * first (hvd_link_send_rest). It takes itself away when it has left. NULL: there is none. */
@@ -31,14 +32,20 @@ struct hvd_link {
     struct hvd_link_counts counts;
 };
 
+struct hvd_link_signing {
+    const unsigned char *keys; /* HVD_KEY_PAIR_BYTES */
+    const char *what;          /* crosses: "votes", for errors; a literal */
+};
+
 struct hvd_link_kind {
     const char *name;
     /* Takes over a connected descriptor (switches it to non-blocking). Fails with HVD_EINIT. NULL: needs none. Kind
      * mpi: fd is -1, `self` the communicator, lent, and peer a rank of it; its close may wait, 1 s, for that of the
-     * peer. */
+     * peer. Kind signed: `self` is a struct hvd_link_signing, lent for the call; HVD_ENOMEM, too. */
     int (*open)(struct hvd_link *link, int fd, int peer, struct hvd_error *error);
-    /* As many of the bytes as go now; *moved may be 0. HVD_OK, or HVD_EPEER: the peer is gone, the link is dead. The
-     * error's culprit is the peer's rank in the set. It may be asked again, and says the same. */
+    /* As many of the bytes as go now; *moved may be 0. What was not moved is what is sent next: nothing may come
+     * between. HVD_OK, or HVD_EPEER: the peer is gone, the link is dead. The error's culprit is the peer's rank in the
+     * set. It may be asked again, and says the same. */
     int (*send)(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error);
     int (*recv)(struct hvd_link *link, void *bytes, size_t count, size_t *moved, struct hvd_error *error);
     /* HVD_EPEER if the peer has ended the stream, however much of it is still unread; else HVD_OK. */
@@ -61,6 +68,6 @@ static inline int hvd_link_send_rest(struct hvd_link *link, struct hvd_error *er
     return link->rest ? link->rest(link, error) : HVD_OK;
 }
 
-extern const struct hvd_link_kind hvd_link_tcp, hvd_link_sim, hvd_link_mpi;
+extern const struct hvd_link_kind hvd_link_tcp, hvd_link_signed, hvd_link_sim, hvd_link_mpi;
 
 #endif

@@ -159,9 +159,10 @@ struct hvd_plane {
     /* Returns when nothing will touch the caller's memory; peers may be dead. Never fails. */
     void (*close)(void *plane);
     /* Memory that this plane moves without a copy, 64-byte aligned; NULL when there is none. Any thread.
-     * release works after close. Both may be NULL. owns: does this whole range lie in memory of alloc? */
+     * release works after close; false: it is another plane's. So in front of such memory lies a cache line that says
+     * whose it is. Both may be NULL. owns: does this whole range lie in memory of alloc? */
     void *(*alloc)(void *plane, size_t bytes);
-    void (*release)(void *memory);
+    bool (*release)(void *memory);
     bool (*owns)(void *plane, const void *memory, size_t bytes);
     /* What a caller that sleeps until there is news for the work under way must hear, with what would be news to it: up
      * to one for each rank of the set, other ones after every poll. Returns how many. May be NULL: only bells. */

@@ -132,7 +132,7 @@ int hvd_tf_collect(struct hvd_tf_flight *flight, char *text, size_t text_bytes)
     bool at_it = hvd_tf_core.poll(flight->native) == HVD_AGAIN;
     int code;
     if (flight->output) {
-        code = hvd_tf_core.finish(flight->native, 0, text, text_bytes);
+        code = hvd_tf_core.finish(&(struct hvd_owner){.handle = flight->native}, 0, text, text_bytes);
         flight->native = 0;
     } else {
         code = hvd_tf_core.wait(flight->native, 0, text, text_bytes);

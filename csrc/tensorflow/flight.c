@@ -126,16 +126,7 @@ static void run_alone(struct hvd_tf_flight *flight)
     flight->request.group = 0;
     flight->request.group_count = 0;
     pthread_mutex_lock(&one_at_a_time);
-    if (flight->output) { /* by the short way, which is one call */
-        char text[HVD_TEXT_MAX];
-        int64_t outcome = hvd_tf_core.run(&flight->request, (uintptr_t)flight->request.input,
-                                          (uintptr_t)flight->request.output, HVD_QUIET, 50, text, sizeof text);
-        flight->native = outcome > 0 ? outcome : 0;
-        flight->code = outcome < 0 ? (int)outcome : HVD_OK;
-        flight->text = outcome < 0 ? strdup(text) : NULL;
-    } else {
-        hvd_tf_submit(flight);
-    }
+    hvd_tf_submit(flight);
     while (flight->native > 0 && hvd_tf_core.wait(flight->native, 50, NULL, 0) == HVD_AGAIN)
         ;
     hvd_tf_land(flight);

@@ -97,15 +97,13 @@ struct hvd_tf_core {
     int (*poll)(int64_t handle);
     int (*result)(int64_t handle, struct hvd_output *output);
     int (*forget)(int64_t handle);
-    int64_t (*run)(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms,
-                   char *text, size_t text_bytes);
     int (*rank)(void);
     int (*size)(void);
     int (*local_rank)(void);
     int (*local_size)(void);
     int (*abort)(int culprit, int code, const char *reason);
     int64_t (*step)(int found, int64_t optimizer_ns);
-    int (*finish)(int64_t handle, int timeout_ms, char *text, size_t text_bytes);
+    int (*finish)(struct hvd_owner *owner, int timeout_ms, char *text, size_t text_bytes);
     int (*failure)(int *culprit, int *code, char *text, size_t text_bytes);
     int (*point)(const void *memory, void **point, char *text, size_t text_bytes);
     int (*point_fetch)(int64_t handle, uintptr_t to, void **point, char *text, size_t text_bytes);

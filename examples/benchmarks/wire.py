@@ -9,7 +9,7 @@ a job of its own, and the jobs take turns, so that all see the machine in the sa
 one plain TCP stream carries between the same hosts that an allreduce moves each way: 2 (n - 1) / n times its size, and
 with several ranks per host the ranks of a host together. Calls are timed in groups: of two ranks that wait for each
 other in turns each call is short for the one and long for the other, and only their mean says how many a second there
-are. Ranks without torch or mpicc leave Gloo or Open MPI out.
+are. `signed` is hvdlite with HVDLITE_WIRE_AUTH=1. Ranks without torch or mpicc leave Gloo or Open MPI out.
 """
 
 import argparse
@@ -137,9 +137,11 @@ def run(hosts, slots, library: str, patience: str, program: "str | None") -> "di
         from hosts_job import HostsJob
 
         address = hosts.ip(0) if sum(map(bool, slots)) > 1 else "127.0.0.1"
-        words = [str(HERE / "wire.py"), "--worker", library, "--seconds", str(seconds), "--address", address]
+        worker = "hvdlite" if library == "signed" else library
+        words = [str(HERE / "wire.py"), "--worker", worker, "--seconds", str(seconds), "--address", address]
         plane = {} if sum(map(bool, slots)) > 1 else {"HVDLITE_PLANE": "p2p"}
-        with HostsJob(hosts, slots, words, **plane) as job:
+        auth = {"HVDLITE_WIRE_AUTH": "1"} if library == "signed" else {}
+        with HostsJob(hosts, slots, words, **plane, **auth) as job:
             codes = job.wait(300)
             if any(codes.values()):
                 raise SystemExit(job.text())
@@ -163,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--settings", default=",".join(SETTINGS), help="of " + ", ".join(SETTINGS))
     parser.add_argument("--slots", action="append", help="ranks per host, as 1,1 (default: 1,1 and 2,2)")
-    parser.add_argument("--libraries", default="raw,hvdlite,gloo,openmpi")
+    parser.add_argument("--libraries", default="raw,hvdlite,signed,gloo,openmpi")
     parser.add_argument("--patience", choices=PATIENCE, default="full")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=1.0, help=argparse.SUPPRESS)

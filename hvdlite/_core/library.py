@@ -153,19 +153,30 @@ def row_or_null(descriptors: Sequence[int] | None) -> Any:
     return ffi.NULL if descriptors is None else ffi.new("int[]", list(descriptors))
 
 
+def keys_or_null(keys: bytes | None) -> Any:
+    """Keys of connections for the core, lent as long as this is kept; NULL for None, and where there are none."""
+    return ffi.from_buffer("unsigned char[]", keys) if keys else ffi.NULL
+
+
 def set_open(
-    ranks: Sequence[int], vote_fds: Sequence[int] | None = None, tensor_fds: Sequence[int] | None = None
+    ranks: Sequence[int],
+    vote_fds: Sequence[int] | None = None,
+    tensor_fds: Sequence[int] | None = None,
+    vote_keys: bytes | None = None,
+    tensor_keys: bytes | None = None,
 ) -> int:
     """Opens a process set here; its number, the same on all ranks if all make the same calls in the same order.
 
-    vote_fds, tensor_fds: connected sockets by rank in the set, -1 where there is none; the core's from now on.
+    vote_fds, tensor_fds: connected sockets by rank in the set, -1 where there is none; the core's from now on. Their
+    keys: 64 bytes for each rank, by which the core signs what crosses them; None: it does not.
 
     Nobody may submit to it before this has returned on all ranks: exchange something over the global set first.
     Raises ValueError (ranks out of range, doubled, not ascending, none), MemoryError, HvdNotInitializedError.
     """
     votes, tensors = row_or_null(vote_fds), row_or_null(tensor_fds)
     members = ffi.new("int[]", list(ranks))
-    number: int = lib.hvd_set_open(members, len(ranks), votes, tensors, thread.text, TEXT_BYTES)
+    keys = [keys_or_null(vote_keys), keys_or_null(tensor_keys)]
+    number: int = lib.hvd_set_open(members, len(ranks), votes, tensors, *keys, thread.text, TEXT_BYTES)
     return checked(number, thread.text)
 
 

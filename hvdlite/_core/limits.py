@@ -20,9 +20,9 @@ from .library import ffi, lib, text_of, thread
 from .patience import WAIT_MS
 
 if TYPE_CHECKING:
-    from .flight import Request
+    from .request import Request
 
-_ANSWER_MS = 4000  # of an inquiry, at most
+_ANSWER_S = 4.0  # of an inquiry, at most
 _text_bytes = lib.HVD_TEXT_MAX
 _KINDS = {
     getattr(lib, f"HVD_{kind.upper()}"): kind
@@ -66,19 +66,23 @@ def within(native: int, seconds: float | None) -> bool:
 
 def excuse(native: int) -> None:
     """The job's own limits of time pass it by from now on."""
-    lib.hvd_missing(native, 0, ffi.new("char[]", 1), 1)
+    lib.hvd_missing(native, 0, ffi.new("uint64_t *"), ffi.new("char[]", 1), 1)
 
 
 def count_again(native: int) -> None:
     """Somebody waits for it again, without a limit of his own: those of the job hold."""
-    lib.hvd_missing(native, -1, ffi.new("char[]", 1), 1)
+    lib.hvd_missing(native, -1, ffi.new("uint64_t *"), ffi.new("char[]", 1), 1)
 
 
 def missing(native: int) -> str:
     """Who keeps it waiting, in words. Asks all ranks, and the limits of the job pass it by from now on."""
-    text = ffi.new("char[]", _text_bytes)
-    if lib.hvd_missing(native, _ANSWER_MS, text, _text_bytes) == lib.HVD_OK:
-        return text_of(text)
+    text, asked, until = ffi.new("char[]", _text_bytes), ffi.new("uint64_t *"), time.monotonic() + _ANSWER_S
+    while time.monotonic() < until:
+        code = lib.hvd_missing(native, WAIT_MS, asked, text, _text_bytes)
+        if code == lib.HVD_OK:
+            return text_of(text)
+        if code != lib.HVD_AGAIN or lib.hvd_poll(native) != lib.HVD_AGAIN:
+            break
     return "not finished, and which ranks are missing is not known: no report of all ranks has come in time"
 
 

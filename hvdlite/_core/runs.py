@@ -4,7 +4,7 @@ A `Run` holds what stays the same from step to step (names, shapes, scales), lai
 addresses are renewed, where they have changed. `submit` gives a `Sent`, which is waited for in one call, too.
 
 Everything is reduced in place. As with a Pending, the core's fingers are on the tensors until it has finished: a Sent
-that is dropped early hands them on to those that later submissions sweep up.
+that is dropped early hands them on to those that later submissions sweep up. What holds them exists before the call.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .flight import _WAIT_MS, _abandoned, _made, _sweep
+from .flight import Flights, abandon, abandoned, sweep
 from .library import TEXT_BYTES, error_for, ffi, lib, text_of, thread
-from .patience import waited
+from .patience import WAIT_MS, waited
+from .request import made as request_made
 
 
 class Member(NamedTuple):
@@ -32,7 +33,7 @@ class Run:
 
     def __init__(self, members: Sequence[Member], op: int, prescale: float, postscale: float, process_set: int) -> None:
         made = [
-            _made(
+            request_made(
                 lib.HVD_ALLREDUCE, op, member.dtype, member.name, member.shape, 0, 0, None, prescale, postscale,
                 process_set, 0, 0, 0, 0
             )
@@ -59,40 +60,48 @@ class Run:
         `keep` is what holds their memory. Raises nothing: what is wrong is raised by the Sent's wait, since others of
         the run may be on their way.
         """
-        if _abandoned:
-            _sweep()
-        text, handles = thread.text, ffi.new("int64_t[]", self.count)
+        if abandoned:
+            sweep()
         self._requests[-1].quiet = quiet
-        taken = lib.hvd_submit_many(self._pointers, self.count, handles, text, TEXT_BYTES)
-        if taken == self.count:
-            return Sent(handles, taken, keep, None)
-        code = taken if taken < 0 else handles[taken]
-        return Sent(handles, max(taken, 0), keep, error_for(code, text_of(text)))
+        sent = Sent(Flights(self.count, keep))
+        sent.start(self._pointers)
+        return sent
 
 
 class Sent:
     """A run under way, or as much of it as was taken."""
 
-    __slots__ = ("_count", "_error", "_handles", "_keep")
+    __slots__ = ("_error", "_flights")
 
-    def __init__(self, handles: Any, count: int, keep: Any, error: Exception | None) -> None:
-        self._handles, self._count, self._keep, self._error = handles, count, keep, error
+    def __init__(self, flights: Flights) -> None:
+        self._flights: Flights | None = flights
+        self._error: Exception | None = None
+
+    def start(self, requests: Any) -> None:
+        """Hands them over."""
+        flights, text = self._flights, thread.text
+        assert flights is not None
+        taken = lib.hvd_submit_many(requests, flights.count, flights.owners, text, TEXT_BYTES)
+        if taken != flights.count:
+            code = taken if taken < 0 else flights.owners[taken].code
+            self._error = error_for(code, text_of(text))
 
     def wait(self) -> None:
         """Blocks until all are finished. Raises why the first of those that failed did, now and ever after."""
-        if self._handles is not None:
-            text = thread.text
-            code = lib.hvd_wait_many(self._handles, self._count, _WAIT_MS, text, TEXT_BYTES)
-            since = 0.0
+        flights = self._flights
+        if flights is not None:
+            text, since = thread.text, 0.0
+            code = lib.hvd_wait_many(flights.owners, flights.count, WAIT_MS, text, TEXT_BYTES)
             while code == lib.HVD_AGAIN:
                 since = waited(since)
-                code = lib.hvd_wait_many(self._handles, self._count, _WAIT_MS, text, TEXT_BYTES)
-            self._handles = self._keep = None
+                code = lib.hvd_wait_many(flights.owners, flights.count, WAIT_MS, text, TEXT_BYTES)
             if code != lib.HVD_OK and self._error is None:
                 self._error = error_for(code, text_of(text))
+            self._flights = None
+            flights.land()
         if self._error is not None:
             raise self._error
 
     def __del__(self) -> None:
-        if self._handles is not None:
-            _abandoned.extend((handle, self._keep, None) for handle in list(self._handles)[: self._count])
+        if self._flights is not None:
+            abandon(self._flights)

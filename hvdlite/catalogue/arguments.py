@@ -22,10 +22,10 @@ remedy: Cast it first, for example to float32; send complex numbers as two reals
 
 HVD203 A tensor whose memory cannot be used as it is
 raises: ValueError, TypeError, HvdArgumentError
-cause: The tensor is sparse, lies on a device that hvdlite does not know, is a masked array, or is read-only while the
-call writes in place.
-remedy: Make it dense or move it (`.to_dense()`, `.cpu()`), fill masked arrays, or use the form of the call without the
-underscore at its end, or a copy.
+cause: The tensor is sparse, on a device that hvdlite does not know, masked, without memory of its own (a DTensor or
+another wrapper, a tensor inside of `torch.func`, a resized storage), or read-only or expanded while the call writes it.
+remedy: Make it dense or move it (`.to_dense()`, `.cpu()`), use the tensors that a wrapper is made of (`.to_local()` of
+a DTensor), fill masked arrays, or use the form of the call without the underscore at its end, or a copy.
 
 HVD204 A name or a priority that cannot be
 raises: TypeError, ValueError

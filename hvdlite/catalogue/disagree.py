@@ -54,6 +54,13 @@ cause: Metrics are averaged over ranks by name, and some exist on a part of the 
 rank 0 has validation data.
 remedy: Compile the same metrics everywhere, and give validation data to all ranks or to none.
 
+HVD308 A rank skipped a backward pass
+raises: HvdMismatchError, HvdError
+cause: The backward pass of the rank that is named ended with an exception (out of memory, an error in a hook) that the
+script caught, after gradients had been sent. The step has no averages on any rank.
+remedy: Catch this error where the exception is caught: call `optimizer.zero_grad()` and take the next batch on all
+ranks, without `step()`. An exception in forward is not told: there call `zero_grad()` and `step()`, which gives zeros.
+
 HVD320 A rank gave NaN or infinities
 raises: HvdNotFiniteError, a warning
 cause: `HVDLITE_NAN_GUARD` is on, and a tensor to be reduced held values that are no numbers. The text says which

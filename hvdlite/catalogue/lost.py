@@ -83,6 +83,16 @@ raises: HvdNotInitializedError
 cause: `hvd.shutdown()` was called, perhaps by another thread or at the end of the script, before the collective was
 done.
 remedy: Synchronize all handles before `hvd.shutdown()`, and end threads that communicate first.
+
+HVD458 What came from a rank, or from the store, was changed on its way
+raises: HvdPeerLostError, HvdInitError, a line of hvdlite-run
+cause: Ranks, the store and the launcher sign what they send with keys that only the two ends of a connection know, and
+objects that are to be unpickled with a key that only the ranks of the job know. What came does not carry its tag:
+somebody on the way changed, repeated or left out something, or has taken over the connection; or, more rarely, the
+memory or the network of a host is broken in a way that checksums do not see. Nothing of it was used.
+remedy: Look for who can reach the network between the two hosts, and at users of these hosts; launcher/README.md says
+what is promised to whom. If it is the same host again and again, test its memory and its network card.
+example: the votes from rank 3 (host b) were changed on their way, or are not its: record 17 does not carry its tag
 """
 
 FAMILY = family(4, "Ranks that are lost or have left", _PYTHON + _CORE)

@@ -112,12 +112,12 @@ the first node.
 remedy: Check that rank 0 reaches `hvd.init()`, that `MASTER_ADDR` or `HVDLITE_STORE_ADDR` leads to its node, and that
 all nodes share the home directory or the same `HVDLITE_SECRET_KEY`.
 
-HVD117 The key of this user cannot be used
+HVD117 The secret that keeps strangers out cannot be used
 raises: HvdInitError
-cause: Where no launcher gives a secret, ranks use a key in the user's folder of configuration. It cannot be read or
-made, others may read it, or it holds something else.
+cause: Where no launcher gives a secret, ranks take it from the file that `HVDLITE_SECRET_FILE` names, or else from a
+key in the user's folder of configuration. It cannot be read or made, others may read it, or it holds something else.
 remedy: `chmod 600` the file that is named, or remove it; or give the job a secret of its own: `export
-HVDLITE_SECRET_KEY=$(openssl rand -hex 32)` in the job file.
+HVDLITE_SECRET_KEY=$(openssl rand -hex 32)` in the job file, or a file of mode 0600 with such a key that all hosts have.
 
 HVD118 A second process says that it is the same rank
 raises: HvdInitError
@@ -166,6 +166,19 @@ raises: HvdNotYetError
 cause: A list of ranks or a communicator that is not the whole job was given to `hvd.init()`, and the job was not
 started by MPI.
 remedy: Leave `comm` out and use `hvd.ProcessSet` for some of the ranks, or start the job with `mpirun`.
+
+HVD127 A connection is not direct
+raises: HvdInitError, a line of hvdlite-run
+cause: Both ends of a connection prove that they belong to the job, and say which addresses and ports they see. They see
+different ones, so something stands between them: somebody else's program that passes on what is said, so as to change
+it later, or what translates addresses: NAT, a container's mapped port, a proxy, an ssh tunnel.
+remedy: Let ranks and hosts reach each other at their own addresses: containers with `--network=host` or an overlay
+network, and `HVDLITE_STORE_ADDR`, `--rdzv-endpoint` and `--network-interface` that name those. If nothing of that kind
+is there, look at who listens at the port that is named.
+example: rank 1: the store at 10.0.0.5:29401: the connection is not direct: here it leads from 10.0.0.6:41022 to
+10.0.0.5:29401, at its other end from 10.0.0.5:51200 to 10.0.0.5:12877. Somebody passes it on: a relay of another user,
+or what translates addresses (NAT, a container's mapped port, a proxy), which is not supported: let ranks and hosts
+reach each other at their own addresses (containers: --network=host)
 """
 
 # From 150 on, what the core tells.

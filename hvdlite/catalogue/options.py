@@ -53,6 +53,14 @@ HVD809 horovod was imported before hvdlite could stand for it
 raises: ImportError
 cause: `hvdlite.as_horovod` makes `import horovod` mean hvdlite, which is too late once the real one is loaded.
 remedy: Import `hvdlite.as_horovod` first, or start the job with `hvdlite-run --as-horovod`.
+
+HVD810 A backward pass of PyTorch's compiled autograd
+raises: HvdError
+cause: `torch._dynamo.config.compiled_autograd` is on (or `torch._dynamo.compiled_autograd` is used as a context), and
+backward runs as a compiled program, which does not tell when gradients are complete: clipping would see those of this
+rank alone, and weights would drift apart.
+remedy: Set `torch._dynamo.config.compiled_autograd = False` on all ranks. `torch.compile` of the model, of the step and
+of a function that calls `backward` works without it.
 """
 
 # From 850 on, what the core tells.

@@ -21,18 +21,19 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Callable
 
-from .._coded import coded
+from .. import _handshake
+from .._coded import coded, uncoded
 from ..errors import HvdInitError
 from . import address as places
 from . import proof
-from .listener import Delivery, Key, Listener
+from .listener import Delivery, Key, Listener, Stream
 
 ATTEMPT_S = 5.0  # one connection, from SYN to answer
 AT_ONCE_MAX = 64  # connections being made by one call
 CHECK_S = 0.1
 SHOWN_MAX = 3  # ranks that an error tells of in detail
 RETRY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_LASTING = {proof.WIRE, proof.JOB, proof.EPOCH, proof.PURPOSE}
+_LASTING = {proof.WIRE, proof.JOB, proof.EPOCH, proof.PURPOSE, proof.RELAYED}
 
 
 class _Dial:
@@ -42,14 +43,14 @@ class _Dial:
         self.address, self.peer = address, peer
         self.failure = "it has not answered"
         self.hopeless: list[str] = []  # lasting failures, one per address of the peer
-        self.sock: socket.socket | None = None
+        self.sock: Stream | None = None
         self.done = False
         self.due = 0.0  # of the next attempt, or the end of the running one
         self._listener, self._purpose = listener, purpose
         self._attempts = 0
         self._reader: Callable[[], bool] = self._connected
         self._held = b""
-        self._nonce = self._claim = b""
+        self._nonce = self._claim = self._ends = b""
 
     @property
     def end(self) -> places.End:
@@ -62,7 +63,7 @@ class _Dial:
         self._reader, self._held = self._connected, b""
         is_6 = ":" in end.ip
         try:
-            self.sock = socket.socket(socket.AF_INET6 if is_6 else socket.AF_INET, socket.SOCK_STREAM)
+            self.sock = Stream(socket.AF_INET6 if is_6 else socket.AF_INET, socket.SOCK_STREAM)
             self.sock.setblocking(False)
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             scope = self._listener.scope if end.ip.lower().startswith("fe80:") else 0
@@ -136,7 +137,9 @@ class _Dial:
             self.fail("what listens there is no rank of hvdlite")
             return False
         mine = self._listener.mine
-        claim = mine._replace(source=mine.target, target=self.peer, purpose=self._purpose)
+        assert self.sock is not None
+        self._ends = _handshake.ends_of(self.sock, connects=True)
+        claim = mine._replace(source=mine.target, target=self.peer, purpose=self._purpose, ends=self._ends)
         self._nonce, self._claim = nonce, proof.make_claim(self._listener.secret, claim, nonce)
         return self._write(self._claim, self._answered)
 
@@ -144,12 +147,18 @@ class _Dial:
         message = self._more(proof.ANSWER_BYTES)
         if message is None:
             return False
-        verdict = proof.read_answer(self._listener.secret, self._nonce, self._claim, message)
+        assert self.sock is not None
+        secret = self._listener.secret
+        said = proof.read_answer(secret, self._nonce, self._claim, message)
+        verdict, ends = said or (None, b"")
         if verdict is None:
             self.fail("what listens there does not know the secret of this job")
+        elif verdict == proof.RELAYED or (verdict == proof.WELCOME and ends != self._ends):
+            self.fail(uncoded(_handshake.passed_on(self._ends, ends)), lasting=True)
         elif verdict != proof.WELCOME:
             self.fail(proof.reason(verdict), lasting=verdict in _LASTING)
         elif self._write(proof.CONFIRMED, self._answered):
+            self.sock.keys = proof.keys(secret, self._nonce, self._claim, connects=True)
             self.done = True
         return False
 
@@ -169,8 +178,8 @@ def connect(
     purpose: str,
     deadline: float,
     check: Callable[[], None] | None = None,
-) -> dict[int, socket.socket]:
-    """A connected, authenticated, non-blocking stream to each rank of `addresses`, for this purpose.
+) -> dict[int, Stream]:
+    """A connected, authenticated, non-blocking stream to each rank of `addresses`, for this purpose, with its keys.
 
     addresses: by rank in the job, as the ranks' listeners told them. Each of them calls `connect` with this rank and
     the same purpose (at most 63 bytes). deadline: a time.monotonic(). check: called about every 0.1 s; what it raises
@@ -184,7 +193,7 @@ def connect(
     nearest_first = sorted((peer for peer in known if peer < me), reverse=True)  # or else all would call rank 0 at once
     dials = [_Dial(listener, peer, known[peer], purpose) for peer in nearest_first]
     awaited: set[Key] = {(peer, purpose) for peer in known if peer > me}
-    streams: dict[int, socket.socket] = {}
+    streams: dict[int, Stream] = {}
     with selectors.DefaultSelector() as selector:
         delivery = Delivery()
         try:
@@ -249,7 +258,7 @@ def _advance(listener: Listener, selector: selectors.BaseSelector, dials: list[_
                 running += 1
 
 
-def _step(selector: selectors.BaseSelector, dial: _Dial, streams: dict[int, socket.socket]) -> None:
+def _step(selector: selectors.BaseSelector, dial: _Dial, streams: dict[int, Stream]) -> None:
     sock = dial.sock
     if sock is None:
         return

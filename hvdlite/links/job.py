@@ -13,7 +13,6 @@ MPI can do without any (`find_links`).
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterable, Sequence
 from typing import Callable, NamedTuple
@@ -21,26 +20,39 @@ from typing import Callable, NamedTuple
 from .. import _files
 from ..errors import HvdInitError
 from .dial import connect
-from .listener import Listener, listen
+from .listener import Listener, Stream, listen
 
 ROUTE_S = 10.0  # for streams that a job can do without
+_NO_KEYS = bytes(64)
 
 
 class Rows(NamedTuple):
-    """Descriptors by rank in a set, -1 where there is none. Whoever has them closes them."""
+    """Descriptors by rank in a set, -1 where there is none, and 64 bytes of keys for each, what this rank signs with
+    and what its peer does. Whoever has the descriptors closes them."""
 
     votes: list[int]
     tensors: list[int]
+    vote_keys: bytes
+    tensor_keys: bytes | None  # None: what crosses these is not signed
 
 
 class JobLinks:
-    """The streams of one life of the job. `timeout` in seconds is how long a rank is waited for."""
+    """The streams of one life of the job. `timeout` in seconds is how long a rank is waited for; `signs`: also what
+    crosses the streams of tensors is to be signed (HVDLITE_WIRE_AUTH)."""
 
-    def __init__(self, listener: Listener, addresses: Sequence[bytes], host_of: Sequence[int], timeout: float) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        addresses: Sequence[bytes],
+        host_of: Sequence[int],
+        timeout: float,
+        signs: bool = False,
+    ) -> None:
         self._listener = listener
         self._addresses = list(addresses)
         self._host_of = list(host_of)
         self._timeout = timeout
+        self._signs = signs
 
     def rows(
         self,
@@ -66,12 +78,15 @@ class JobLinks:
             for stream in votes.values():
                 stream.close()
             raise
+        vote_keys, tensor_keys = (
+            b"".join(row[rank].keys if rank in row else _NO_KEYS for rank in ranks) for row in (votes, tensors)
+        )
         made = [[row[rank].detach() if rank in row else -1 for rank in ranks] for row in (votes, tensors)]
-        return Rows(*made)
+        return Rows(made[0], made[1], vote_keys, tensor_keys if self._signs else None)
 
     def _connect(
         self, purpose: str, ranks: Iterable[int], deadline: float, check: Callable[[], None] | None
-    ) -> dict[int, socket.socket]:
+    ) -> dict[int, Stream]:
         return connect(self._listener, {rank: self._addresses[rank] for rank in ranks}, purpose, deadline, check)
 
     def close(self) -> None:
@@ -88,11 +103,12 @@ def open_links(
     allgather: Callable[[bytes], list[bytes]],
     host_of: Sequence[int],
     timeout: float,
+    signs: bool = False,
 ) -> JobLinks:
     """Listens, and tells everybody where. allgather: the bootstrap's; all ranks call this."""
     listener = listen(towards, secret, job, epoch, rank)
     try:
-        return JobLinks(listener, allgather(listener.address), host_of, timeout)
+        return JobLinks(listener, allgather(listener.address), host_of, timeout, signs)
     except BaseException:
         listener.close()
         raise
@@ -107,6 +123,7 @@ def find_links(
     allgather: Callable[[bytes], list[bytes]],
     host_of: Sequence[int],
     timeout: float,
+    signs: bool = False,
 ) -> tuple[JobLinks, Rows] | str:
     """`open_links` and the streams of all ranks, for ranks that can do without: else why one of them has no route to
     another, the same text on all ranks, and nothing is left open. They try for ROUTE_S, or half of the timeout."""
@@ -118,7 +135,7 @@ def find_links(
             why = str(error)
         addresses = allgather(b"" if listener is None else listener.address)
         if listener is not None and all(addresses):
-            links = JobLinks(listener, addresses, host_of, timeout)
+            links = JobLinks(listener, addresses, host_of, timeout, signs)
             try:
                 rows = links.rows("set 0", range(len(addresses)), timeout=min(ROUTE_S, timeout / 2))
             except HvdInitError as error:

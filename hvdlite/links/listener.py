@@ -24,6 +24,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from .. import _handshake
 from .._core import WIRE_VERSION
 from ..errors import HvdInitError
 from . import address as places
@@ -38,6 +39,12 @@ NO_DESCRIPTOR_S = 0.1  # how long accepting pauses when this process can open no
 Key = tuple[int, str]  # a peer's rank and the purpose
 
 
+class Stream(socket.socket):
+    """A connection to another rank, proved. keys: of what this side sends and of what it receives, 64 bytes."""
+
+    keys = b""
+
+
 class Delivery:
     """Streams that a caller of `connect` waits for. `fileno` is readable when some have come."""
 
@@ -45,13 +52,13 @@ class Delivery:
         self._news, self._bell = socket.socketpair()
         for end in (self._news, self._bell):
             end.setblocking(False)
-        self._come: dict[Key, socket.socket] = {}
+        self._come: dict[Key, Stream] = {}
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
         return self._news.fileno()
 
-    def put(self, key: Key, stream: socket.socket) -> None:
+    def put(self, key: Key, stream: Stream) -> None:
         """For the listener's thread."""
         with self._lock:
             self._come[key] = stream
@@ -60,7 +67,7 @@ class Delivery:
             except BlockingIOError:  # it has rung often enough
                 pass
 
-    def take(self) -> dict[Key, socket.socket]:
+    def take(self) -> dict[Key, Stream]:
         """What has come since the last call."""
         with self._lock:
             try:
@@ -86,6 +93,7 @@ class _Stranger:
         self.greeting, self.nonce = proof.greeting()
         self.held = b""
         self.key: Key | None = None  # once it has proved itself
+        self.keys = b""  # then, too
 
 
 class Listener:
@@ -102,7 +110,7 @@ class Listener:
         self._sock = sock
         self._pid = os.getpid()
         self._wanted: dict[Key, Delivery] = {}
-        self._kept: dict[Key, socket.socket] = {}
+        self._kept: dict[Key, Stream] = {}
         self._lock = threading.Lock()
         self._strangers: list[_Stranger] = []  # oldest first
         self._paused: float | None = None
@@ -236,20 +244,25 @@ class Listener:
     def _judge(self, stranger: _Stranger) -> None:
         message, stranger.held = stranger.held, b""
         claim = proof.read_claim(self.secret, stranger.nonce, message)
+        try:
+            ends = _handshake.ends_of(stranger.sock, connects=False)
+        except OSError:  # it has gone
+            self._drop(stranger)
+            return
         if claim is None:
             verdict = proof.UNKNOWN
         else:
-            verdict = proof.verdict_on(claim, self.mine)
+            verdict = proof.verdict_on(claim, self.mine._replace(ends=ends))
             key = (claim.source, claim.purpose)
             if verdict == proof.WELCOME and not self._has_room(key):
                 verdict = proof.FULL
             if verdict == proof.WELCOME and self._is_outdated(stranger, key):
                 self._drop(stranger)
                 return
-        if not self._say(stranger, proof.answer(self.secret, stranger.nonce, message, verdict)):
+        if not self._say(stranger, proof.answer(self.secret, stranger.nonce, message, verdict, ends)):
             return
         if verdict == proof.WELCOME:
-            stranger.key = key
+            stranger.key, stranger.keys = key, proof.keys(self.secret, stranger.nonce, message, connects=False)
         else:
             self._drop(stranger)
 
@@ -270,13 +283,16 @@ class Listener:
     def _admit(self, stranger: _Stranger, key: Key) -> None:
         self._selector.unregister(stranger.sock)
         self._strangers.remove(stranger)
+        stream = Stream(fileno=stranger.sock.detach())
+        stream.setblocking(False)
+        stream.keys = stranger.keys
         with self._lock:
             delivery = self._wanted.pop(key, None)
             if delivery is not None:
-                delivery.put(key, stranger.sock)
+                delivery.put(key, stream)
                 return
             earlier = self._kept.pop(key, None)
-            self._kept[key] = stranger.sock
+            self._kept[key] = stream
         if earlier is not None:
             earlier.close()
 

@@ -1,15 +1,18 @@
 """What do two ranks say before they trust a stream? Three fixed messages and one byte; nothing else is ever read.
 
     acceptor:   greeting   magic, nonce
-    connector:  claim      magic, wire version, job, epoch, who I am, whom I want, purpose, nonce, proof
-    acceptor:   answer     verdict, proof
+    connector:  claim      magic, wire version, job, epoch, who I am, whom I want, purpose, both ends, nonce, proof
+    acceptor:   answer     verdict, both ends as it sees them, proof
     connector:  CONFIRMED  one byte: I have seen your proof, the stream is ours
 
 A proof is an HMAC-SHA256 with the job's secret over a label, the acceptor's nonce and the whole claim (and so both
-nonces, both ranks, the life of the job and the purpose). The labels of the two sides differ, so that nothing that one
-side says can be sent back to it; the nonces are fresh, so that nothing can be said twice. What a peer claims is looked
-at only after its proof has held. The last byte says that the stream is used: without it, an acceptor that was asked
-twice (an answer was lost) could keep the wrong one of two streams.
+nonces, both ranks, the life of the job, the purpose, and the addresses and ports of both ends). The labels of the two
+sides differ, so that nothing that one side says can be sent back to it; the nonces are fresh, so that nothing can be
+said twice; the ends are in it, so that nothing can be passed on (_handshake.py). What a peer claims is looked at only
+after its proof has held. The last byte says that the stream is used: without it, an acceptor that was asked twice (an
+answer was lost) could keep the wrong one of two streams.
+
+From the nonces and the claim come two keys, one for each direction, by which the core signs what crosses the stream.
 
 Pure but for the nonces. All integers are big-endian.
 """
@@ -21,20 +24,23 @@ import os
 import struct
 from typing import NamedTuple
 
-MAGIC = b"hvdlink1"
+from .. import _handshake
+from .._handshake import ENDS_BYTES
+
+MAGIC = b"hvdlink2"
 NONCE_BYTES = PROOF_BYTES = 32
 PURPOSE_BYTES = 64  # the first says how many of the others count
 CONFIRMED = b"\x06"
 
-_CLAIM = struct.Struct(f"!8sIQIII{PURPOSE_BYTES}s{NONCE_BYTES}s")
-_ANSWER = struct.Struct(f"!I{PROOF_BYTES}s")
+_CLAIM = struct.Struct(f"!8sIQIII{PURPOSE_BYTES}s{ENDS_BYTES}s{NONCE_BYTES}s")
+_ANSWER = struct.Struct(f"!I{ENDS_BYTES}s{PROOF_BYTES}s")
 _GREETING = struct.Struct(f"!8s{NONCE_BYTES}s")
 
 GREETING_BYTES = _GREETING.size
 CLAIM_BYTES = _CLAIM.size + PROOF_BYTES
 ANSWER_BYTES = _ANSWER.size
 
-WELCOME, UNKNOWN, WIRE, JOB, EPOCH, TARGET, PURPOSE, FULL = range(8)
+WELCOME, UNKNOWN, WIRE, JOB, EPOCH, TARGET, PURPOSE, FULL, RELAYED = range(9)
 _REASONS = {
     UNKNOWN: "it does not know this rank's secret: HVDLITE_SECRET_KEY is that of another job",
     WIRE: "it runs another version of hvdlite: install the same version for all ranks",
@@ -55,6 +61,7 @@ class Claim(NamedTuple):
     source: int  # the rank that connects
     target: int  # the rank that accepts
     purpose: str
+    ends: bytes = bytes(ENDS_BYTES)  # of the connection, as _handshake.ends_of says them
 
 
 def greeting() -> tuple[bytes, bytes]:
@@ -75,7 +82,7 @@ def make_claim(secret: bytes, claim: Claim, nonce: bytes) -> bytes:
     if len(purpose) >= PURPOSE_BYTES:
         raise ValueError(f"the purpose of a stream has at most {PURPOSE_BYTES - 1} bytes: {claim.purpose!r} [HVD901]")
     told = bytes((len(purpose),)) + purpose.ljust(PURPOSE_BYTES - 1, b"\0")
-    body = _CLAIM.pack(MAGIC, *claim[:5], told, os.urandom(NONCE_BYTES))
+    body = _CLAIM.pack(MAGIC, *claim[:5], told, claim.ends, os.urandom(NONCE_BYTES))
     return body + _prove(secret, b"hvdlite link, connects:", nonce + body)
 
 
@@ -84,42 +91,54 @@ def read_claim(secret: bytes, nonce: bytes, message: bytes) -> Claim | None:
     body, proof = message[: _CLAIM.size], message[_CLAIM.size :]
     if not hmac.compare_digest(proof, _prove(secret, b"hvdlite link, connects:", nonce + body)):
         return None
-    magic, wire, job, epoch, source, target, told, _ = _CLAIM.unpack(body)
+    magic, wire, job, epoch, source, target, told, ends, _ = _CLAIM.unpack(body)
     if magic != MAGIC:
         return None
     length = told[0]
     purpose = told[1 : 1 + length] if length < PURPOSE_BYTES and not any(told[1 + length :]) else b"\xff"
-    return Claim(wire, job, epoch, source, target, purpose.decode("utf-8", "replace"))
+    return Claim(wire, job, epoch, source, target, purpose.decode("utf-8", "replace"), ends)
 
 
 def verdict_on(claim: Claim, expected: Claim) -> int:
-    """Is this proved claim for us? `expected` is ours; its source and purpose are not looked at."""
+    """Is this proved claim for us? `expected` is ours, with the ends that we see; its source and purpose are not
+    looked at."""
     wrong = (
         (WIRE, claim.wire != expected.wire),
         (JOB, claim.job != expected.job),
         (EPOCH, claim.epoch != expected.epoch),
         (TARGET, claim.target != expected.target or claim.source <= claim.target),
+        (RELAYED, claim.ends != expected.ends),
         (PURPOSE, "\ufffd" in claim.purpose),
     )
     return next((verdict for verdict, is_wrong in wrong if is_wrong), WELCOME)
 
 
-def answer(secret: bytes, nonce: bytes, message: bytes, verdict: int) -> bytes:
+def answer(secret: bytes, nonce: bytes, message: bytes, verdict: int, ends: bytes) -> bytes:
     """The acceptor's message about a claim. It proves nothing to who has proved nothing."""
     if verdict == UNKNOWN:
-        return _ANSWER.pack(UNKNOWN, bytes(PROOF_BYTES))
-    return _ANSWER.pack(verdict, _prove(secret, b"hvdlite link, accepts:" + bytes((verdict,)), nonce + message))
+        return _ANSWER.pack(UNKNOWN, bytes(ENDS_BYTES), bytes(PROOF_BYTES))
+    return _ANSWER.pack(verdict, ends, _prove(secret, _accepting(verdict, ends), nonce + message))
 
 
-def read_answer(secret: bytes, nonce: bytes, message: bytes, said: bytes) -> int | None:
-    """The acceptor's verdict on our claim `message`; None if whoever said it does not know the secret."""
-    verdict, proof = _ANSWER.unpack(said)
+def read_answer(secret: bytes, nonce: bytes, message: bytes, said: bytes) -> tuple[int, bytes] | None:
+    """The acceptor's verdict on our claim `message`, and the ends that it sees; None if whoever said it does not know
+    the secret."""
+    verdict, ends, proof = _ANSWER.unpack(said)
     if verdict == UNKNOWN:
-        return UNKNOWN
+        return UNKNOWN, ends
     if verdict >= 256:
         return None
-    expected = _prove(secret, b"hvdlite link, accepts:" + bytes((verdict,)), nonce + message)
-    return verdict if hmac.compare_digest(proof, expected) else None
+    expected = _prove(secret, _accepting(verdict, ends), nonce + message)
+    return (verdict, ends) if hmac.compare_digest(proof, expected) else None
+
+
+def _accepting(verdict: int, ends: bytes) -> bytes:
+    return b"hvdlite link, accepts:" + bytes((verdict,)) + ends
+
+
+def keys(secret: bytes, nonce: bytes, message: bytes, connects: bool) -> bytes:
+    """The key of what this side sends and that of what it receives, 64 bytes, after a claim that was welcome."""
+    return b"".join(_handshake.keys(secret, b"link", nonce + message, connects))
 
 
 def reason(verdict: int) -> str:

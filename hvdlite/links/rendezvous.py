@@ -7,9 +7,11 @@ believes everybody). So rank 0 starts the store (launcher/keeper.py, a process o
 follow from the numbers; the others try these ports in turn. A port that answers is the right one if it proves that it
 knows the job's secret, and that is never sent:
 
-    HVDLITE_SECRET_KEY          if the job file sets it, else
-    ~/.config/hvdlite/key       made once, readable by its user alone, in a home that the nodes share; the secret of a
-                                job is drawn from it and these numbers
+    HVDLITE_SECRET_KEY          if the job file sets it, else what HVDLITE_SECRET_FILE holds, else
+    ~/.config/hvdlite/key       made once, readable by its user alone, in a home that the nodes share (_secret.py)
+
+The secret of the job is drawn from it and these numbers. Whoever else listens at one of the ports, or passes on what is
+said there, is passed over, and named where no store is found.
 
 From there on everything is as with the launcher's store. HVDLITE_STORE_ADDR names rank 0's node another way, where its
 own name leads astray, and HVDLITE_STORE_PORT the port.
@@ -28,8 +30,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import _slurm, _store, _wire, config
-from .._coded import coded
+from .. import _handshake, _slurm, _store, config
+from .. import _secret as _secrets
+from .._coded import coded, uncoded
 from ..discovery import Place
 from ..errors import HvdInitError
 from . import address
@@ -52,7 +55,7 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
     step, nodes = (_torchrun if place.source == "torchrun" else _step)(place, environ)
     node = values["store_addr"] or nodes[0]
     ports = [values["store_port"]] if values["store_port"] else _ports(step)
-    secret = values["secret_key"] or hmac.digest(_key(environ, place.rank), step.encode(), "sha256")
+    secret = hmac.digest(values["secret_key"] or _secret(environ, place), step.encode(), "sha256")
     if place.rank == 0:
         port = _keep(place.size, _own_address(node, nodes), ports, secret)
         where = (port["address"], port["port"])
@@ -141,17 +144,17 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
 
 
 def _seek(rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: float) -> tuple[str, int]:
-    """Where rank 0's store listens, asked for until it answers."""
+    """Where rank 0's store listens, asked for until it answers. A port of somebody else is passed over, also one that
+    leads to the store by way of somebody else."""
     deadline, attempt = time.monotonic() + timeout, 0
     reasons: dict[int, str] = {}
     while time.monotonic() < deadline:
         port = ports[attempt % len(ports)]
         attempt += 1
         try:
-            peer = _prove(node, port, secret, deadline)
-            if peer is not None:
-                return peer, port
-            reasons[port] = "something that has another secret"
+            return _prove(node, port, secret, deadline), port
+        except _handshake.HandshakeError as error:
+            reasons[port] = uncoded(_store.stranger(error, "that port"))
         except (OSError, EOFError) as error:
             reasons.setdefault(port, str(error))
         if attempt % len(ports) == 0:
@@ -165,47 +168,21 @@ def _seek(rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: fl
     )
 
 
-def _prove(node: str, port: int, secret: bytes, deadline: float) -> str | None:
-    """The address of a store of ours; None if another listens there. Raises OSError, EOFError."""
+def _prove(node: str, port: int, secret: bytes, deadline: float) -> str:
+    """The address of a store of ours. Raises HandshakeError where another listens there, OSError, EOFError."""
     limit = min(deadline, time.monotonic() + _ANSWER_S)
     with socket.create_connection((node, port), timeout=max(0.01, limit - time.monotonic())) as sock:
-        answer, expected = _wire.answer_challenge(secret, _store.receive(sock, _wire.NONCE_BYTES, limit))
-        sock.sendall(answer)
-        proof = _store.receive(sock, _wire.PROOF_BYTES, limit)
-        return str(sock.getpeername()[0]) if _wire.same_proof(proof, expected) else None
+        _store.shake_hands(sock, secret, limit)
+        return str(sock.getpeername()[0])
 
 
-def _key(environ: Mapping[str, str], rank: int) -> bytes:
-    """This user's key, made if there is none. All ranks may come here at once, on several nodes."""
-    home = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    path = os.path.join(home, "hvdlite", "key")
+def _secret(environ: Mapping[str, str], place: Place) -> bytes:
+    """This user's key. Raises HvdInitError."""
     try:
-        if not os.path.exists(path):
-            _make_key(path)
-        with open(path, encoding="ascii") as file:
-            about, text = os.fstat(file.fileno()), file.read().strip()
-        if about.st_uid != os.geteuid() or about.st_mode & 0o077:
-            raise PermissionError("others than this user may read or change it (chmod 600)")
-        if len(bytes.fromhex(text)) != 32:
-            raise ValueError("it must hold 64 hexadecimal digits; remove it")
-        return bytes.fromhex(text)
-    except (OSError, ValueError) as error:
+        return _secrets.of_user(environ, place.local_size == place.size)
+    except _secrets.SecretError as error:
         raise HvdInitError(
-            f"rank {rank}: {path} cannot be used to keep strangers out of the job: {error}. Or give the job a secret "
-            "of its own, in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32) [HVD117]"
+            f"rank {place.rank}: no secret keeps strangers out of the job: {error}. Give it one of its own, in the "
+            "job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32); or a file of mode 0600 that all nodes have: "
+            "HVDLITE_SECRET_FILE [HVD117]"
         ) from None
-
-
-def _make_key(path: str) -> None:
-    """Whole or not at all: the first link of several wins."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    fresh = f"{path}.{socket.gethostname()}.{os.getpid()}"
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(descriptor, os.urandom(32).hex().encode() + b"\n")
-        os.close(descriptor)
-        os.link(fresh, path)
-    except FileExistsError:
-        pass  # another rank was faster
-    finally:
-        os.unlink(fresh)

@@ -39,12 +39,12 @@ def connection(name: str | None) -> int:
 
 def introduce(to: int, numbers: Sequence[int]) -> None:
     """Says which of the launcher's ranks each rank of this job is."""
-    _send(to, _wire.pack(_wire.JOIN, json.dumps(list(numbers)).encode()))
+    _send(to, _wire.Session().pack(_wire.JOIN, json.dumps(list(numbers)).encode()))
 
 
 def abort(to: int, culprit: int, code: int, text: str) -> None:
     """Says why the job ends, as the core does once it runs."""
-    _send(to, _wire.pack(_wire.ABORT, _wire.pack_end(culprit, code, text)))
+    _send(to, _wire.Session().pack(_wire.ABORT, _wire.pack_end(culprit, code, text)))
 
 
 def _send(to: int, frame: bytes) -> None:

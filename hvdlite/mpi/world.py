@@ -97,6 +97,9 @@ class World:
         count = lib.hvd_lane(hosts, len(hosts), ranks.index(self.place.rank), lane)
         return _communicator(self.comm, [ranks[lane[i]] for i in range(count)], self._timeout) if count > 0 else 0
 
+    def session(self) -> None:
+        """None: a pair of sockets leads to the agent."""
+
     def fileno(self) -> int:
         """The connection to this rank's agent, under `hvdlite-run --mpi`; else -1."""
         return self.agent

@@ -4,6 +4,9 @@ A handle owns the requests of one call (one, or as many as a group has members) 
 the caller gets. It keeps every tensor alive that the core may touch. Unlike Horovod's it may be synchronized again, and
 says the same again, also when that was an error; only who lost patience (`timeout`) hears another time how it ended.
 
+A signal handler that raises while it is waited for (Ctrl-C, an alarm) changes nothing: the exception is the caller's,
+and the handle may be synchronized again.
+
 Several threads may have handles, but one handle is waited for by one thread at a time.
 """
 
@@ -44,16 +47,13 @@ class Handle:
             for pending in self._pending:
                 _core.count_again(pending.native)
         if self._finish is not None:
-            for pending in self._pending:
-                try:
-                    pending.wait()
-                except Exception as error:
-                    self._error = self._error or error
-            if self._error is None:
-                self._result = self._finish(self._pending)
-            for pending in self._pending:
+            errors = [pending.ended() for pending in self._pending]
+            error = next((each for each in errors if each is not None), None)
+            result = self._finish(self._pending) if error is None else None
+            self._result, self._error, self._finish = result, error, None
+            over, self._pending = self._pending, []
+            for pending in over:
                 pending.release()
-            self._finish, self._pending = None, []
         if self._error is not None:
             raise self._error
         return self._result

@@ -35,7 +35,7 @@ def barrier(process_set: ProcessSet = global_process_set, *, timeout: Any = None
     if seconds is None:
         request.run(0, 0, None)
     else:
-        Handle([_core.Pending(request.start(0, 0, _core.QUIET), None, request)], lambda _: None).wait(seconds)
+        Handle([_core.Pending(request).start(0, 0, _core.QUIET, None)], lambda _: None).wait(seconds)
 
 
 def monitored_barrier(

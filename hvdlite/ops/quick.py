@@ -27,44 +27,42 @@ _SIMPLE = frozenset((str, int, float, bool, type(None), type))  # what stays wha
 class Landing(Handle):
     """The handle of one tensor whose result lies where it shall be when the core has finished."""
 
-    __slots__ = ("_adapter", "_in_place", "_native", "_request", "_source")
+    __slots__ = ("_adapter", "_flight", "_in_place")
 
-    def __init__(
-        self, adapter: Adapter[Any], request: _core.Request, native: int, source: Any, result: Any, in_place: bool
-    ) -> None:
+    def __init__(self, adapter: Adapter[Any], request: _core.Request, tensor: Any, in_place: bool = False) -> None:
+        self._flight: _core.Flight | None = None
         self._adapter = adapter
-        self._request = request
-        self._native = native
-        self._source = source
-        self._result = result
         self._in_place = in_place
         self._error = None
+        source = target = adapter.address(tensor)
+        self._result = tensor
+        if not in_place:
+            self._result, target = adapter.twin(tensor)
+        self._flight = flight = _core.take()
+        request.start(source, target, _core.SOON, flight, (tensor, self._result))
 
     def done(self) -> bool:
         """Whether `wait` returns or raises at once."""
-        return self._native == 0 or _core.done(self._native)
+        return self._flight is None or self._flight.over()
 
     def wait(self, timeout: Any = None) -> Any:
         """The result. Raises why the collective failed. timeout: as `synchronize` has it."""
-        native = self._native
-        if timeout is not None and native:
-            self._within(timeout, [(native, self._request, False)])
-        if native:
-            try:
-                _core.finish(native, self._request)
-            except Exception as error:
-                self._error = error
-            self._native = 0
+        flight = self._flight
+        if flight is not None:
+            if timeout is not None and flight.native.handle:
+                self._within(timeout, [(flight.native.handle, flight.request, False)])
+            self._error = flight.wait()
             if self._in_place and self._error is None:
                 self._adapter.written(self._result)
-            self._source = None
+            self._flight = None
+            flight.land()
         if self._error is not None:
             raise self._error
         return self._result
 
     def __del__(self) -> None:
-        if self._native:
-            _core.abandon(self._native, (self._source, self._result), self._request)
+        if self._flight is not None:
+            _core.abandon(self._flight)
 
 
 class Quick(Tensors[T]):

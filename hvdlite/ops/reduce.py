@@ -77,10 +77,7 @@ class Reductions(Quick[T]):
         words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority)
         request = self._again(tensor, words, process_set)
         if request is not None:
-            adapter = self.adapter
-            result = adapter.twin(tensor)
-            native = request.start(adapter.address(tensor), adapter.address(result), _core.SOON)
-            return Landing(adapter, request, native, tensor, result, False)
+            return Landing(self.adapter, request, tensor)
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)._replace(priority=priority)
         handle = self._allreduce(tensor, name, terms)
         self._remember(tensor, words, name, terms)
@@ -95,9 +92,7 @@ class Reductions(Quick[T]):
         words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority)
         request = self._again(tensor, words, process_set)
         if request is not None:
-            address = self.adapter.address(tensor)
-            native = request.start(address, address, _core.SOON)
-            return Landing(self.adapter, request, native, tensor, tensor, True)
+            return Landing(self.adapter, request, tensor, in_place=True)
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)._replace(priority=priority)
         handle = self._allreduce(tensor, name, terms, in_place=True)
         self._remember(tensor, words, name, terms)
@@ -116,8 +111,9 @@ class Reductions(Quick[T]):
             request = self._again(tensor, words, process_set)
         if request is not None:
             adapter = self.adapter
-            result = adapter.twin(tensor)
-            request.run(adapter.address(tensor), adapter.address(result), (tensor, result))
+            source = adapter.address(tensor)
+            result, target = adapter.twin(tensor)
+            request.run(source, target, (tensor, result))
             return result
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set, timeout)
         if compression is NoneCompressor:

@@ -71,19 +71,15 @@ class Tensors(Generic[T]):
         places = [placed(view, kind == _core.ALLGATHER, terms.wire) for view, _, _ in members]
         group = _core.group_number(base, number)
 
-        def all_of(only_check: bool) -> list[_core.Pending]:
-            return [
-                _core.submit(
-                    kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape,
-                    view.address, address, keep, prescale=terms.prescale, postscale=terms.postscale,
-                    process_set=number, group=group, group_count=count, quiet=quiet, only_check=only_check,
-                    **place,
-                )
-                for i, ((view, keep, address), place) in enumerate(zip(members, places), 1)
-            ]  # fmt: skip
-
-        all_of(only_check=True)  # half a group would never become ready
-        return all_of(only_check=False)
+        given = [
+            _core.given(
+                kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape, view.address,
+                address, keep, prescale=terms.prescale, postscale=terms.postscale, process_set=number, group=group,
+                group_count=count, **place,
+            )
+            for i, ((view, keep, address), place) in enumerate(zip(members, places), 1)
+        ]  # fmt: skip
+        return _core.submit_group(given, quiet)
 
     def fetched(self, pending: _core.Pending, like: T, view: View) -> tuple[T, list[int]]:
         """What a ragged collective brought, as a new tensor whose rows are like the view's, and where that is; how many

@@ -1,7 +1,7 @@
 """PyTorch's tensors, by address: no copy, and bfloat16 and float8, which NumPy has not, like any other dtype.
 
 Tensors lie in CPU memory or on a GPU of CUDA (device.py); another device is a ValueError. Subclasses of Tensor
-(Parameter) are welcome, sparse tensors are not.
+(Parameter) are welcome, sparse tensors are not, nor what has no memory of its own (owned.py).
 
 A tensor that is dense in another order (channels_last) is not contiguous here and is copied: two ranks may hold one
 gradient in two orders, and adding their memory element by element would be wrong without any sign of it.
@@ -15,6 +15,7 @@ import torch
 
 from .. import _core
 from ..adapter import Device, View
+from . import owned
 from .device import current, device_of
 
 _DTYPES: dict[torch.dtype, int] = {
@@ -45,9 +46,17 @@ class TorchAdapter:
             raise TypeError(
                 f"expected a torch.Tensor, not {type(value).__module__}.{type(value).__qualname__} [HVD201]"
             )
+        if writable and value.layout is _STRIDED and not owned.wrapped(value) and owned.overlaps(value):
+            raise ValueError(
+                f"elements of this tensor of shape {list(value.shape)} share memory, as those of an expanded one, so "
+                "it cannot be overwritten: use the form without _, or tensor.contiguous() [HVD203]"
+            )
         return value
 
     def view(self, tensor: torch.Tensor) -> View:
+        why = owned.wrapped(tensor)
+        if why is not None:
+            raise ValueError(f"the tensor is {why} [HVD203]")
         if tensor.layout is not torch.strided:
             raise ValueError(
                 f"a tensor of layout {tensor.layout} is not supported: make it dense with .to_dense(), "
@@ -61,14 +70,16 @@ class TorchAdapter:
             raise ValueError(
                 f"Tensor type {tensor.dtype} is not supported; supported: {supported}{_remedy(tensor)} [HVD202]"
             )
+        address = owned.address_of(tensor)
         contiguous = tensor.is_contiguous() and not tensor.is_neg()
-        return View(tensor.data_ptr(), tensor.shape, dtype, contiguous, None if tensor.is_cpu else device_of(tensor))
+        return View(address, tensor.shape, dtype, contiguous, None if tensor.is_cpu else device_of(tensor))
 
     def form(self, tensor: Any) -> Any:
         if (
             tensor.__class__ in _PLAIN
             and tensor.layout is _STRIDED
             and tensor.is_cpu
+            and not tensor.is_nested  # which has no shape
             and tensor.is_contiguous()
             and not tensor.is_neg()
         ):
@@ -76,10 +87,11 @@ class TorchAdapter:
         return None
 
     def address(self, tensor: torch.Tensor) -> int:
-        return tensor.data_ptr()
+        return owned.address_of(tensor)
 
-    def twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
+    def twin(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+        made = torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
+        return made, made.data_ptr()
 
     def like(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)

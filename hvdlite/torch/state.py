@@ -22,6 +22,7 @@ from ..consistency import require_equal
 from ..objects import broadcast_object
 from ..ops import Handle
 from ..process_set import ProcessSet, global_process_set
+from . import owned
 from .ops import plain
 
 Named = list[tuple[str, torch.Tensor]]
@@ -34,6 +35,12 @@ class _Placeholder(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
+
+
+class _Refused(NamedTuple):
+    """Why the root cannot send its structure: all ranks raise it."""
+
+    why: str
 
 
 def broadcast_parameters(
@@ -70,6 +77,9 @@ def named_tensors(params: Any) -> Named:
             raise ValueError(
                 f"invalid params: {pair[0]!r} is a {pair[1].layout} tensor on device {pair[1].device} [HVD235]"
             )
+        why = owned.wrapped(pair[1])
+        if why is not None:
+            raise ValueError(f"invalid params: {pair[0]!r} is {why} [HVD235]")
     names = [name for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
@@ -147,8 +157,15 @@ def _broadcast_structure(mine: Any, root_rank: int, prefix: str, process_set: Pr
     """The root's `mine()`; on other ranks made of what travelled, its tensors on the CPU."""
     is_root = _core.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    structure = _outline(mine(), tensors) if is_root else None
+    structure = None
+    if is_root:
+        try:
+            structure = _outline(mine(), tensors)
+        except ValueError as error:
+            structure = _Refused(str(error).removesuffix(" [HVD235]"))
     structure = broadcast_object(structure, root_rank, None, process_set)
+    if isinstance(structure, _Refused):
+        raise ValueError(f"{prefix}: rank {root_rank} cannot send its state: {structure.why} [HVD235]")
     if not is_root:
         _walk(structure, lambda place: tensors.append(_blank(place)))
     _broadcast_tensors([(str(i), tensor) for i, tensor in enumerate(tensors)], root_rank, prefix, process_set)
@@ -157,6 +174,9 @@ def _broadcast_structure(mine: Any, root_rank: int, prefix: str, process_set: Pr
 
 def _outline(part: Any, tensors: list[torch.Tensor]) -> Any:
     """The structure with placeholders; its tensors are appended."""
+    why = owned.wrapped(part) if isinstance(part, torch.Tensor) else None
+    if why is not None:
+        raise ValueError(f"a tensor of it is {why} [HVD235]")
     if isinstance(part, torch.Tensor) and part.layout is torch.strided:
         tensors.append(part.detach())
         stride = torch.empty_like(part, device="meta").stride()  # the same order of dimensions, without gaps

@@ -17,12 +17,14 @@ static const struct crew_kind {
     const char *name, *plane;
     bool linked;
     const int *host_of; /* NULL: one host */
-} kinds[] = {{"shared memory", NULL, false, NULL},
-             {"p2p on one host", "p2p", true, NULL},
-             {"hosts of one rank", NULL, true, (const int[]){0, 1, 2, 3, 4, 5, 6, 7}},
-             {"hosts of 2, 1 and more", NULL, true, (const int[]){0, 0, 1, 2, 2, 2, 2, 2}},
-             {"two hosts, interleaved", NULL, true, (const int[]){7, 3, 7, 3, 7, 3, 7, 3}}};
-static const struct crew_kind levels = {"two hosts, on two levels", "hier", true, (const int[]){0, 0, 1, 1}};
+    enum { UNSIGNED, SIGNS_VOTES, SIGNS_ALL } keys;
+} kinds[] = {{"shared memory", NULL, false, NULL, UNSIGNED},
+             {"p2p on one host", "p2p", true, NULL, UNSIGNED},
+             {"hosts of one rank", NULL, true, (const int[]){0, 1, 2, 3, 4, 5, 6, 7}, UNSIGNED},
+             {"hosts of 2, 1 and more", NULL, true, (const int[]){0, 0, 1, 2, 2, 2, 2, 2}, SIGNS_VOTES},
+             {"two hosts, interleaved", NULL, true, (const int[]){7, 3, 7, 3, 7, 3, 7, 3}, SIGNS_ALL}};
+static const struct crew_kind levels = {"two hosts, on two levels", "hier", true, (const int[]){0, 0, 1, 1},
+                                        SIGNS_VOTES};
 static const struct crew_kind *kind = &kinds[0];
 
 struct hvd_error crew_open_error;
@@ -64,7 +66,26 @@ static const char *const host_name[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
 
 struct row {
     int tensor[STREAMS_RANKS], vote[STREAMS_RANKS];
+    unsigned char tensor_key[STREAMS_RANKS][HVD_KEY_PAIR_BYTES], vote_key[STREAMS_RANKS][HVD_KEY_PAIR_BYTES];
 };
+
+/* What rank `mine` signs with and what its peer does; each direction of each stream has a key of its own. */
+static void make_keys(int purpose, int mine, const int *ranks, int count, unsigned char (*key)[HVD_KEY_PAIR_BYTES])
+{
+    for (int i = 0; i < count; i++)
+        for (int way = 0; way < 2; way++) {
+            unsigned char *half = key[i] + (size_t)way * HVD_KEY_BYTES;
+            memset(half, purpose, HVD_KEY_BYTES);
+            half[0] = (unsigned char)(way ? ranks[i] : mine);
+            half[1] = (unsigned char)(way ? mine : ranks[i]);
+        }
+}
+
+static struct hvd_streams streams_of(const struct row *row)
+{
+    return (struct hvd_streams){row->vote, row->tensor, kind->keys != UNSIGNED ? row->vote_key[0] : NULL,
+                                kind->keys == SIGNS_ALL ? row->tensor_key[0] : NULL};
+}
 
 /* The streams that rank `mine` of these needs; their purposes are `purpose` and the next. */
 static void take_row(int purpose, const int *ranks, int count, int mine, struct row *row)
@@ -79,6 +100,8 @@ static void take_row(int purpose, const int *ranks, int count, int mine, struct 
         voters[peers[i]] = ranks[peers[i]];
     streams_take(purpose, ranks[mine], ranks, count, row->tensor);
     streams_take(purpose + 1, ranks[mine], voters, count, row->vote);
+    make_keys(purpose, ranks[mine], ranks, count, row->tensor_key);
+    make_keys(purpose + 1, ranks[mine], ranks, count, row->vote_key);
 }
 
 /* `row` must live until the engine is open. */
@@ -89,8 +112,11 @@ static void link_options(struct hvd_options *options, struct row *row)
     if (!kind->linked || options->size < 2)
         return;
     take_row(0, everyone, options->size, options->rank, row);
-    options->tensor_fd = row->tensor;
-    options->vote_fd = row->vote;
+    const struct hvd_streams streams = streams_of(row);
+    options->tensor_fd = streams.tensor_fd;
+    options->vote_fd = streams.vote_fd;
+    options->vote_keys = streams.vote_keys;
+    options->stream_keys = streams.tensor_keys;
     options->host_of = kind->host_of;
     options->host_name = kind->host_of ? host_name : NULL;
     options->peer_timeout_ms = crew_peer_timeout_ms;
@@ -105,9 +131,10 @@ int crew_set_open(struct hvd_engine *engine, const int *ranks, int count, struct
     for (int i = 0; i < count; i++)
         mine = ranks[i] == engine->options.rank ? i : mine;
     if (!kind->linked || mine < 0)
-        return hvd_engine_set_open(engine, ranks, count, NULL, NULL, error);
+        return hvd_engine_set_open(engine, ranks, count, &(struct hvd_streams){0}, error);
     take_row(2 * (int)(engine->lives + 1), ranks, count, mine, &row);
-    return hvd_engine_set_open(engine, ranks, count, row.vote, row.tensor, error);
+    const struct hvd_streams streams = streams_of(&row);
+    return hvd_engine_set_open(engine, ranks, count, &streams, error);
 }
 
 struct hvd_options crew_options(int rank, int size)
@@ -159,7 +186,7 @@ static void *thread_rank(void *self)
     int code = hvd_engine_open(&options, hvd_boot_memory_allgather, &seat->boot, true, 1, &engine, &error);
     CHECK_CODE(code, HVD_OK, error.text);
     seat->body(engine, seat->boot.rank, seat->size);
-    hvd_engine_leave(engine);
+    hvd_engine_leave(engine, hvd_engine_leave_until(engine));
     hvd_engine_stop(engine);
     hvd_engine_free(engine);
     return NULL;
@@ -220,7 +247,7 @@ static void process_rank(int rank, int size, crew_body *body, void (*before)(int
     hvd_engine_open(&options, page_allgather, &options, false, 1, &engine, &crew_open_error);
     body(engine, rank, size);
     if (engine) {
-        hvd_engine_leave(engine);
+        hvd_engine_leave(engine, hvd_engine_leave_until(engine));
         hvd_engine_stop(engine);
         hvd_engine_free(engine);
     }

@@ -42,5 +42,7 @@ void fuzz_tree(struct fuzz_input input);   /* what comes over an edge of the tre
 void fuzz_stall(struct fuzz_input input);  /* the same, of who asks who is missing */
 void fuzz_heads(struct fuzz_input input);  /* what comes over a link of plane p2p */
 void fuzz_report(struct fuzz_input input); /* what comes from the store while an engine runs */
+void fuzz_tagged(struct fuzz_input input); /* the same where frames are signed */
+void fuzz_signed(struct fuzz_input input); /* what comes over a signed stream */
 
 #endif

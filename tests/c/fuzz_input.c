@@ -4,8 +4,9 @@
 #include <string.h>
 
 const struct fuzz_target fuzz_targets[] = {
-    {"check", fuzz_check}, {"votes", fuzz_votes},   {"tree", fuzz_tree}, {"stall", fuzz_stall},
-    {"heads", fuzz_heads}, {"report", fuzz_report}, {NULL, NULL},
+    {"check", fuzz_check},   {"votes", fuzz_votes},   {"tree", fuzz_tree},
+    {"stall", fuzz_stall},   {"heads", fuzz_heads},   {"report", fuzz_report},
+    {"tagged", fuzz_tagged}, {"signed", fuzz_signed}, {NULL, NULL},
 };
 
 const struct fuzz_target *fuzz_target_named(const char *name)

@@ -5,6 +5,7 @@
 
 #include "check.h"
 
+#include <arpa/inet.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -68,4 +69,22 @@ void streams_take(int purpose, int rank, const int *ranks, int count, int *row)
 void streams_close(void)
 {
     close_of(-1);
+}
+
+void streams_loopback(int *pair, int buffer)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    pair[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    for (int i = 0; i < 2 && buffer; i++) { /* what is accepted has those of the listener */
+        setsockopt(i ? listener : pair[0], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
+        setsockopt(i ? listener : pair[0], SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
+    }
+    CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 1) == 0 &&
+              getsockname(listener, (struct sockaddr *)&at, &bytes) == 0 &&
+              connect(pair[0], (struct sockaddr *)&at, sizeof at) == 0,
+          "loopback");
+    pair[1] = accept(listener, NULL, NULL);
+    close(listener);
 }

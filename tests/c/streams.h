@@ -17,5 +17,7 @@ void streams_keep(int rank);               /* in a child */
 /* row[i]: the stream from `rank` to ranks[i], -1 to itself. They belong to the caller. */
 void streams_take(int purpose, int rank, const int *ranks, int count, int *row);
 void streams_close(void); /* what nobody has taken */
+/* Two ends of a TCP connection by themselves, with buffers of about so many bytes; 0: as the system has them. */
+void streams_loopback(int *pair, int buffer);
 
 #endif

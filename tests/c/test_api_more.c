@@ -19,14 +19,15 @@ static struct hvd_request sum_of(const char *name, float *values, int64_t count)
 static void nothing_before_init(void)
 {
     float value = 1;
-    int64_t handle, counts[4];
+    int64_t counts[4];
+    struct hvd_owner owner = {1, 0};
     uint64_t alpha, beta;
     struct hvd_event event;
     struct hvd_output output;
     struct hvd_request one = sum_of("x", &value, 1);
     const struct hvd_request *many[] = {&one};
-    CHECK(hvd_submit_many(many, 1, &handle, text, sizeof text) == HVD_ESTATE && strstr(text, "use hvd.init()"));
-    CHECK(hvd_wait_many(&handle, 1, 0, text, sizeof text) == HVD_ESTATE && hvd_usage_bytes(0) == HVD_ESTATE);
+    CHECK(hvd_submit_many(many, 1, &owner, text, sizeof text) == HVD_ESTATE && strstr(text, "use hvd.init()"));
+    CHECK(hvd_wait_many(&owner, 1, 0, text, sizeof text) == HVD_ESTATE && hvd_usage_bytes(0) == HVD_ESTATE);
     CHECK(hvd_tune(1 << 20, text, sizeof text) == HVD_ESTATE && hvd_fusion_bytes() == HVD_ESTATE);
     CHECK(hvd_link_cost(&alpha, &beta) == HVD_ESTATE && hvd_trace(&event, 1) == HVD_ESTATE);
     CHECK(hvd_timeline_follow(NULL, NULL) == HVD_ESTATE && hvd_counter(0) == HVD_ESTATE);
@@ -34,14 +35,15 @@ static void nothing_before_init(void)
     CHECK(hvd_behind(1, 0, text, sizeof text) == HVD_ESTATE && hvd_fetch(1, 0, 0, text, sizeof text) == HVD_ESTATE);
     CHECK(hvd_notice(text, sizeof text) == 0 && hvd_result(1, &output) == HVD_ESTATE);
     CHECK(hvd_check(&one, text, sizeof text) == HVD_ESTATE && hvd_cross_rank() == HVD_ESTATE);
-    CHECK(hvd_set_open((const int[]){0}, 1, NULL, NULL, text, sizeof text) == HVD_ESTATE);
+    CHECK(hvd_set_open((const int[]){0}, 1, NULL, NULL, NULL, NULL, text, sizeof text) == HVD_ESTATE);
     CHECK(hvd_set_close(1, text, sizeof text) == HVD_ESTATE);
     CHECK(hvd_step(0, 0) == HVD_ESTATE && hvd_step_row(0, counts) == HVD_ESTATE);
     CHECK(hvd_look_closely(1, text, sizeof text) == HVD_ESTATE && hvd_buckets(1, NULL, 0) == HVD_ESTATE);
     CHECK(hvd_guarded(text, sizeof text) == 0);
     CHECK(hvd_clock(counts, counts, text, sizeof text) == HVD_ESTATE);
     CHECK(hvd_dump(NULL, HVD_WHY_ASKED, text, sizeof text) == HVD_ESTATE);
-    CHECK(hvd_missing(1, 0, text, sizeof text) == HVD_ESTATE && hvd_finish(1, 0, text, sizeof text) == HVD_ESTATE);
+    CHECK(hvd_missing(1, 0, &(uint64_t){0}, text, sizeof text) == HVD_ESTATE &&
+          hvd_finish(&(struct hvd_owner){.handle = 1}, 0, text, sizeof text) == HVD_ESTATE);
     hvd_data_waited(1); /* nobody counts */
     hvd_arrived();
 }
@@ -67,7 +69,7 @@ static void many_in_one_call(void)
     static float values[MANY];
     struct hvd_request requests[MANY];
     const struct hvd_request *of[MANY];
-    int64_t handles[MANY];
+    struct hvd_owner handles[MANY];
     char names[MANY][8];
     for (int i = 0; i < MANY; i++) {
         snprintf(names[i], sizeof names[i], "m%d", i);
@@ -85,10 +87,13 @@ static void many_in_one_call(void)
     requests[1].dtype = 99;
     CHECK(hvd_submit_many(of, 2, handles, text, sizeof text) == 1 && strstr(text, "m1"));
     CHECK(hvd_check(of[1], text, sizeof text) < 0 && strstr(text, "m1"));
+    struct hvd_owner same = handles[0];
     while ((code = hvd_wait_many(handles, 1, 50, text, sizeof text)) == HVD_AGAIN)
         ;
     CHECK_CODE(code, HVD_OK, text);
-    CHECK(hvd_wait_many(handles, 1, 50, text, sizeof text) == HVD_EHANDLE);
+    CHECK(handles[0].handle == 0 && handles[1].handle == 0 && handles[1].code == HVD_ETYPE);
+    CHECK_CODE(hvd_wait_many(handles, 2, 50, text, sizeof text), HVD_OK, "none of them is under way");
+    CHECK(hvd_wait_many(&same, 1, 50, text, sizeof text) == HVD_EHANDLE);
 }
 
 static void a_look_inside(void)
@@ -125,7 +130,7 @@ static void one_sum(const char *name)
     struct hvd_request one = sum_of(name, &value, 1);
     int64_t handle = hvd_submit(&one, text, sizeof text);
     CHECK_CODE(handle > 0, 1, text);
-    CHECK_CODE(hvd_finish(handle, 10000, text, sizeof text), HVD_OK, text);
+    CHECK_CODE(hvd_finish(&(struct hvd_owner){.handle = handle}, 10000, text, sizeof text), HVD_OK, text);
     CHECK(value == 3);
 }
 
@@ -177,16 +182,17 @@ static void what_has_happened_can_be_told(void)
     CHECK(mkdtemp(folder));
     CHECK_CODE(hvd_dump(folder, HVD_WHY_ASKED, text, sizeof text), HVD_OK, text);
     CHECK(access(text, R_OK) == 0 && unlink(text) == 0 && rmdir(folder) == 0); /* it says where it is */
-    CHECK(hvd_guarded(text, sizeof text) == 0 && hvd_missing(1 << 20, 0, text, sizeof text) == HVD_EHANDLE);
+    CHECK(hvd_guarded(text, sizeof text) == 0 &&
+          hvd_missing(1 << 20, 0, &(uint64_t){0}, text, sizeof text) == HVD_EHANDLE);
 }
 
 static void a_set_and_rows(void)
 {
     float rows[6] = {1, 2, 3, 4, 5, 6};
     struct hvd_output output = {0};
-    int set = hvd_set_open((const int[]){0}, 1, NULL, NULL, text, sizeof text);
+    int set = hvd_set_open((const int[]){0}, 1, NULL, NULL, NULL, NULL, text, sizeof text);
     CHECK(set > 0);
-    CHECK(hvd_set_open((const int[]){5}, 1, NULL, NULL, text, sizeof text) < 0 && strstr(text, "5"));
+    CHECK(hvd_set_open((const int[]){5}, 1, NULL, NULL, NULL, NULL, text, sizeof text) < 0 && strstr(text, "5"));
     struct hvd_request gather = {.kind = HVD_ALLGATHER,
                                  .name = "rows",
                                  .dtype = HVD_DTYPE_float32,
@@ -236,7 +242,7 @@ int main(void)
         a_set_and_rows();
         if (life)
             an_end_that_is_asked_for();
-        CHECK(hvd_shutdown() == HVD_OK);
+        CHECK(hvd_shutdown(-1) == HVD_OK);
     }
     nothing_before_init();
     return 0;

@@ -33,7 +33,7 @@ static void *ask(void *self)
     if (asked->used) {
         CHECK_CODE(strcmp(engine->global->planes[0].plane->name, asked->used), 0, asked->used);
         crew_barrier(engine);
-        hvd_engine_leave(engine);
+        hvd_engine_leave(engine, hvd_engine_leave_until(engine));
         hvd_engine_stop(engine);
         hvd_engine_free(engine);
     } else {

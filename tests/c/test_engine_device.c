@@ -345,7 +345,7 @@ static void one_dies(struct hvd_engine *engine, int rank, int size)
     CHECK(cuda->DevicePrimaryCtxRetain(&ctx, rank) == 0 && cuda->CtxPushCurrent(ctx) == 0);
     CHECK(cuda->StreamCreateWithPriority(&stream, 1, -5) == 0);
     for (int i = 0; i < 400 && rank == 2 && (code == HVD_OK || code == HVD_AGAIN); i++)
-        code = hvd_engine_wait_many(engine, &handle, 1, 50, text, sizeof text);
+        code = hvd_engine_wait_many(engine, &(struct hvd_owner){.handle = handle}, 1, 50, text, sizeof text);
     while (code == HVD_OK && (code = hvd_engine_behind(engine, handle, stream, &error)) == HVD_OK)
         usleep(1000); /* it is on the stream: whoever asks later hears of the death */
     CHECK_CODE(code, HVD_EPEER, text);

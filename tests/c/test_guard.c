@@ -63,7 +63,7 @@ static void looks_where_it_matters(struct hvd_engine *engine, int rank, int size
     static float memory[HVD_LOCAL_MAX][MANY][4];
     struct hvd_request request[MANY];
     const struct hvd_request *given[MANY];
-    int64_t handle[MANY];
+    struct hvd_owner handle[MANY];
     char name[MANY][16];
     for (int i = 0; i < MANY; i++) {
         snprintf(name[i], sizeof name[i], "g%d", i);
@@ -74,7 +74,7 @@ static void looks_where_it_matters(struct hvd_engine *engine, int rank, int size
     }
     CHECK_CODE(hvd_engine_submit_many(engine, given, MANY, handle, &error), MANY, error.text);
     for (int i = 0; i < MANY; i++) {
-        CHECK_CODE(crew_wait(engine, handle[i], text), i == 11 ? HVD_ENAN : HVD_OK, text);
+        CHECK_CODE(crew_wait(engine, handle[i].handle, text), i == 11 ? HVD_ENAN : HVD_OK, text);
         CHECK(i == 11 || memory[rank][i][3] == (float)size);
         if (i == 11)
             has(text, "'g11', before its allreduce: rank 0 had 4 NaN in 4 elements");

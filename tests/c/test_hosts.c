@@ -121,27 +121,48 @@ static void end_the_stopped(int rank)
     }
 }
 
-/* Bytes that are no frame, where a vote is due. Who wrote them gets sound ones, and may have its sum before it hears of
- * the end. */
-static void junk_is_no_vote(struct hvd_engine *engine, int rank, int size)
+enum { LARGE = 50000 }; /* floats: too many to ride with votes */
+
+/* Bytes that are no frame, where a vote or a tensor is due. Who wrote them gets sound ones, and may have its sum before
+ * it hears of the end. */
+static struct {
+    int rank;        /* writes them */
+    bool to_tensors; /* else to the streams of votes */
+    int code;        /* what comes of it, with an error that ends like this */
+    const char *ends;
+} junk;
+
+static void junk_ends_the_job(struct hvd_engine *engine, int rank, int size)
 {
-    char junk[100], text[HVD_TEXT_MAX] = "";
+    char bytes[100], text[HVD_TEXT_MAX] = "";
     struct hvd_error error;
-    float memory[4] = {0};
+    static float many[HVD_LOCAL_MAX][LARGE];
+    float *memory = many[rank];
     sum(engine, rank, size, 10);
-    memset(junk, 0x5a, sizeof junk);
+    memset(bytes, 0x5a, sizeof bytes);
     crew_meet(); /* who is slower than the one that sends it must not have the sum spoilt */
-    if (rank == size - 1)
-        for (int i = 0; i < engine->global->tree->count; i++)
-            CHECK(write(engine->global->tree->near[i].link->fd, junk, sizeof junk) == sizeof junk);
+    struct hvd_wires *wires = junk.to_tensors ? engine->global->wires : engine->global->vote_wires;
+    for (int peer = 0; rank == junk.rank && peer < size; peer++)
+        if (wires->link[peer])
+            CHECK(write(wires->link[peer]->fd, bytes, sizeof bytes) == sizeof bytes);
     int64_t handle =
-        crew_submit(engine, HVD_ALLREDUCE, "never", HVD_OP_sum, HVD_DTYPE_float32, memory, memory, 4, &error);
+        crew_submit(engine, HVD_ALLREDUCE, "never", HVD_OP_sum, HVD_DTYPE_float32, memory, memory, LARGE, &error);
     int code = crew_wait(engine, handle, text);
-    if (rank == size - 1 && code == HVD_OK)
+    if (rank == junk.rank && code == HVD_OK)
         return;
-    CHECK_CODE(code, HVD_EINTERNAL, text);
-    snprintf(junk, sizeof junk, "rank %d (host ", size - 1);
-    CHECK_CODE(strstr(text, junk) && strstr(text, "please report this [HVD901]"), 1, text);
+    CHECK_CODE(code, junk.code, text);
+    snprintf(bytes, sizeof bytes, "rank %d (host ", junk.rank);
+    CHECK_CODE(strstr(text, bytes) && strstr(text, junk.ends), 1, text);
+}
+
+static void junk_over(int world, int size, int rank, bool to_tensors, int code, const char *ends)
+{
+    junk.rank = rank;
+    junk.to_tensors = to_tensors;
+    junk.code = code;
+    junk.ends = ends;
+    printf("%s: rank %d of %d sends junk\n", crew_world(world), rank, size);
+    crew_threads(size, junk_ends_the_job);
 }
 
 static void check_status(int size, const int *status, int victim)
@@ -159,8 +180,11 @@ int main(void)
             crew_threads(size, trees);
     crew_world(CREW_HOSTS);
     crew_threads(2, links_are_counted);
-    crew_threads(2, junk_is_no_vote);
-    crew_threads(5, junk_is_no_vote);
+    junk_over(CREW_HOSTS, 2, 1, false, HVD_EINTERNAL, "please report this [HVD901]");
+    junk_over(CREW_HOSTS, 5, 4, false, HVD_EINTERNAL, "please report this [HVD901]");
+    junk_over(CREW_HOSTS + 1, 4, 2, false, HVD_EPEER, "does not carry its tag [HVD458]");
+    junk_over(CREW_HOSTS + 1, 4, 0, false, HVD_EPEER, "does not carry its tag [HVD458]");
+    junk_over(CREW_HOSTS + 2, 2, 1, true, HVD_EPEER, "does not carry its tag [HVD458]");
     crew_world(CREW_HOSTS + 1);
     crew_processes(4, a_host_ends, NULL, status);
     check_status(4, status, ALONE_ON_ITS_HOST);

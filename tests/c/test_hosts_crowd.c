@@ -106,8 +106,8 @@ static void members(struct hvd_engine *engine, int rank)
     for (int i = 0; i < MEMBERS; i++)
         ranks[i] = i + 1;
     bool in = rank > 0;
-    int number = hvd_engine_set_open(engine, ranks, MEMBERS, in ? votes[1][rank - 1] : NULL,
-                                     in ? stream[1][rank - 1] : NULL, &error);
+    const struct hvd_streams streams = {in ? votes[1][rank - 1] : NULL, in ? stream[1][rank - 1] : NULL, NULL, NULL};
+    int number = hvd_engine_set_open(engine, ranks, MEMBERS, &streams, &error);
     CHECK_CODE(number, 1, error.text);
     barrier(engine);
     if (in) {
@@ -156,7 +156,7 @@ static void *be_rank(void *of)
     gather(engine, rank);
     no_adasum(engine);
     members(engine, rank);
-    hvd_engine_leave(engine);
+    hvd_engine_leave(engine, hvd_engine_leave_until(engine));
     hvd_engine_stop(engine);
     hvd_engine_free(engine);
     return NULL;

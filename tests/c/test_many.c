@@ -10,7 +10,7 @@ struct many {
     char name[MANY][16];
     struct hvd_request request[MANY];
     const struct hvd_request *given[MANY];
-    int64_t handle[MANY];
+    struct hvd_owner handle[MANY];
 };
 
 static struct many *prepare(int rank)
@@ -26,7 +26,7 @@ static struct many *prepare(int rank)
     return many;
 }
 
-static int wait_all(struct hvd_engine *engine, const int64_t *handles, int count, char *text)
+static int wait_all(struct hvd_engine *engine, struct hvd_owner *handles, int count, char *text)
 {
     int code = HVD_AGAIN;
     for (int tries = 0; code == HVD_AGAIN && tries < 400; tries++)
@@ -44,14 +44,15 @@ static void all_arrive(struct hvd_engine *engine, int rank, int size)
         CHECK_CODE(hvd_engine_submit_many(engine, many->given, first, many->handle, &error), first, error.text);
         CHECK_CODE(hvd_engine_submit_many(engine, many->given + first, MANY - first, many->handle + first, &error),
                    MANY - first, error.text);
-        int64_t one = many->handle[7];
+        int64_t one = many->handle[7].handle;
         CHECK_CODE(wait_all(engine, many->handle, MANY, text), HVD_OK, text);
         for (int i = 0; i < MANY; i++)
             CHECK(many->memory[i] == (float)(size * i + size * (size - 1) / 2));
         CHECK(hvd_engine_poll(engine, one) == HVD_EHANDLE); /* forgotten */
         free(many);
     }
-    CHECK_CODE(hvd_engine_wait_many(engine, (int64_t[]){0, 0}, 2, 0, text, sizeof text), HVD_OK, text);
+    CHECK_CODE(hvd_engine_wait_many(engine, (struct hvd_owner[]){{0, 0}, {0, 0}}, 2, 0, text, sizeof text), HVD_OK,
+               text);
 }
 
 static void a_wait_ends_in_time(struct hvd_engine *engine, int rank, int size)
@@ -135,7 +136,8 @@ static void waits_for_devices_too(struct hvd_engine *engine, int rank, int size)
         struct hvd_request request[FEW];
         const struct hvd_request *given[FEW];
         char name[FEW][8];
-        int64_t handle[FEW];
+        struct hvd_owner handle[FEW];
+        int64_t number[FEW];
         for (int i = 0; i < FEW; i++) {
             value[i] = (float)(rank + i);
             snprintf(name[i], sizeof name[i], "m%d", i);
@@ -145,9 +147,11 @@ static void waits_for_devices_too(struct hvd_engine *engine, int rank, int size)
             given[i] = &request[i];
         }
         CHECK(hvd_engine_submit_many(engine, given, FEW, handle, &error) == FEW);
+        for (int i = 0; i < FEW; i++)
+            number[i] = handle[i].handle;
         int code = HVD_AGAIN;
         for (int i = 0, k = 0; i < FEW && step == 0 && k < 400; k++) {
-            code = hvd_engine_wait(engine, handle[i], 50, text, sizeof text);
+            code = hvd_engine_wait(engine, handle[i].handle, 50, text, sizeof text);
             i += code == HVD_OK; /* it lies on the stream */
         }
         if (step == 0) {
@@ -161,8 +165,8 @@ static void waits_for_devices_too(struct hvd_engine *engine, int rank, int size)
             code = hvd_engine_wait_many(engine, handle, FEW, 50, text, sizeof text);
         CHECK_CODE(code, HVD_OK, text);
         for (int i = 0; i < FEW; i++)
-            CHECK(value[i] == (float)(size * i + size * (size - 1) / 2) &&
-                  hvd_engine_poll(engine, handle[i]) == HVD_EHANDLE);
+            CHECK(value[i] == (float)(size * i + size * (size - 1) / 2) && handle[i].handle == 0 &&
+                  hvd_engine_poll(engine, number[i]) == HVD_EHANDLE);
     }
     hvd_cuda_load(&error)->EventDestroy(gate);
 }

@@ -79,17 +79,17 @@ static void *attend(void *self)
     host->rank = attendee->seat.rank;
     host->size = SIZE;
     host->job = 1;
-    host->store_fd = -1;
+    host->store.fd = -1;
     host->deadline_ns = hvd_now_ns() + 1500000000u;
     host->allgather = attend_boot;
     host->allgather_self = attendee;
     memset(host->secret, attendee->wrong_secret ? 1 : 2, sizeof host->secret);
-    int store = attendee->comes_late ? store_that_tells(&host->store_fd) : -1;
+    int store = attendee->comes_late ? store_that_tells(&host->store.fd) : -1;
     attendee->code = hvd_host_open(host, 10000, &attendee->error);
     if (host->rank == 0)
         atomic_store(&first_is_gone, true);
     if (store >= 0)
-        close(store), close(host->store_fd);
+        close(store), close(host->store.fd);
     if (attendee->code != HVD_OK)
         return NULL;
     int mine = host->rank * 11, all[SIZE], fds[SIZE], ends[2];

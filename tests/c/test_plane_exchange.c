@@ -23,6 +23,14 @@ struct turn {
 
 static _Atomic long works_done;
 
+static void give_back(const struct hvd_plane *plane, bool in_plane, void *memory)
+{
+    if (in_plane)
+        plane->release(memory);
+    else
+        free(memory);
+}
+
 static uint64_t cell(enum pattern pattern, uint64_t count, int size, int from, int to)
 {
     switch (pattern) {
@@ -171,8 +179,8 @@ static void reduce(const struct turn *turn, struct hvd_work work, uint64_t count
     CHECK(memcmp(root ? out : in, wanted, count * element) == 0, "reduce of %llu %s on rank %d of %d",
           (unsigned long long)count, hvd_dtype_name(work.dtype), turn->arg->rank, turn->arg->size);
     if (out != in)
-        (in_plane ? turn->plane->release : free)(out);
-    (in_plane ? turn->plane->release : free)(in);
+        give_back(turn->plane, in_plane, out);
+    give_back(turn->plane, in_plane, in);
     free(wanted);
 }
 

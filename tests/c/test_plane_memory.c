@@ -21,7 +21,7 @@ static bool is_mapped(const void *memory)
 
 static void a_block_is_aligned_and_owned(const struct hvd_plane *plane, void *opened)
 {
-    char outside[64];
+    char outside[3 * 64] = {0};
     for (size_t bytes = 1; bytes < 100000; bytes = bytes * 3 + 1) {
         char *block = plane->alloc(opened, bytes);
         CHECK(block && (uintptr_t)block % 64 == 0, "block of %zu bytes at %p", bytes, (void *)block);
@@ -29,6 +29,7 @@ static void a_block_is_aligned_and_owned(const struct hvd_plane *plane, void *op
         CHECK(plane->owns(opened, block, bytes) && plane->owns(opened, block + bytes - 1, 1), "%zu bytes", bytes);
         plane->release(block);
     }
+    CHECK(!plane->release(outside + 64 - (uintptr_t)outside % 64 + 64), "memory of others, which hvd_free asks about");
     CHECK(!plane->owns(opened, outside, sizeof outside) && !plane->owns(opened, NULL, 1), "memory of others");
     CHECK(!plane->alloc(opened, (size_t)1 << 60) && !plane->alloc(opened, SIZE_MAX - 10), "more than there is");
 }

@@ -46,13 +46,13 @@ static void somebody_is_late(struct hvd_engine *engine, int rank, int size)
     if (rank != victim) {
         snprintf(words, sizeof words, "missing on rank %d; rank %d (pid", victim, victim);
         for (int i = 0; i < 3 || (i < 100 && !strstr(text, words)); i++) /* others may be about to submit it */
-            CHECK_CODE(hvd_engine_missing(engine, handle, 20000, text, sizeof text), HVD_OK, text);
+            CHECK_CODE(hvd_engine_missing(engine, handle, 20000, &(uint64_t){0}, text, sizeof text), HVD_OK, text);
         CHECK_CODE(strstr(text, words) != NULL, 1, text);
         CHECK_CODE(strstr(text, " is alive") != NULL, 1, text);
         crew_meet();
     }
     CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
-    CHECK(hvd_engine_missing(engine, handle, 10, text, sizeof text) == HVD_EHANDLE);
+    CHECK(hvd_engine_missing(engine, handle, 10, &(uint64_t){0}, text, sizeof text) == HVD_EHANDLE);
     sum(engine, "last");
 }
 
@@ -79,7 +79,8 @@ static void somebody_calls_them_otherwise(struct hvd_engine *engine, int rank, i
         crew_meet();
         snprintf(words, sizeof words, "missing on rank %d; rank %d (pid", victim, victim);
         for (int i = 0; i < LAYERS && !turn && rank != victim; i += 40) {
-            CHECK_CODE(hvd_engine_missing(engine, handle[turn][i], 20000, text, sizeof text), HVD_OK, text);
+            CHECK_CODE(hvd_engine_missing(engine, handle[turn][i], 20000, &(uint64_t){0}, text, sizeof text), HVD_OK,
+                       text);
             CHECK_CODE(strstr(text, words) != NULL, 1, text);
             CHECK_CODE(strstr(text, "'module\\n.model.") != NULL, 1, text); /* what it has instead */
         }
@@ -170,7 +171,7 @@ static void hear_who_is_missing(struct hvd_engine *engine, int64_t handle)
     for (int i = 0; i < 100; i++) { /* on a crowded machine it may answer too late */
         if (strstr(text, "missing on rank") && strstr(text, words) && (engine->hosts > 1 || strstr(text, " is alive")))
             break;
-        CHECK_CODE(hvd_engine_missing(engine, handle, 20000, text, sizeof text), HVD_OK, text);
+        CHECK_CODE(hvd_engine_missing(engine, handle, 20000, &(uint64_t){0}, text, sizeof text), HVD_OK, text);
     }
     CHECK_CODE(strstr(text, words) != NULL, 1, text);
     CHECK_CODE(engine->hosts > 1 || strstr(text, " is alive") != NULL, 1, text);

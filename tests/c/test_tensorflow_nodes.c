@@ -32,20 +32,11 @@ static int64_t core_submit(const struct hvd_request *request, char *text, size_t
     return failing ? failing : hvd_submit(request, text, text_bytes);
 }
 
-static int64_t core_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet, int wait_ms,
-                        char *text, size_t text_bytes)
-{
-    listen_to(like);
-    hvd_text_copy(text, text_bytes, "as the test wants");
-    return failing ? failing : hvd_run(like, input, output, quiet, wait_ms, text, text_bytes);
-}
-
 static const struct hvd_tf_core core = {.submit = core_submit,
                                         .wait = hvd_wait,
                                         .poll = hvd_poll,
                                         .result = hvd_result,
                                         .forget = hvd_forget,
-                                        .run = core_run,
                                         .rank = hvd_rank,
                                         .size = hvd_size,
                                         .local_rank = hvd_local_rank,
@@ -353,7 +344,7 @@ static void a_result_that_is_gone_is_an_error(void)
     struct hvd_options options = crew_options(0, 1);
     struct node node = {.kind = HVD_ALLGATHER, .key = "gone"};
     struct tf_run start = started(&node, floats(1, &one), splits(-1));
-    hvd_shutdown();
+    hvd_shutdown(-1);
     struct tf_run end = finished(&start);
     CHECK(end.failed == TF_UNKNOWN && strstr(end.message, "shut down before it was fetched"));
     let_go_of(&end);
@@ -395,6 +386,6 @@ int main(int count, char **words)
     a_handle_that_was_kept_is_refused();
     a_result_that_is_gone_is_an_error();
     CHECK(framework_tensors() == 0 && hvd_tf_count(0) == 0);
-    hvd_shutdown();
+    hvd_shutdown(-1);
     return 0;
 }

@@ -156,7 +156,7 @@ static int dump_in(const char *folder, bool guarded, char *text)
     char refused[HVD_TEXT_MAX];
     CHECK_CODE(hvd_init(&options, NULL, NULL, refused, sizeof refused), HVD_OK, refused);
     int code = hvd_dump(NULL, HVD_WHY_ASKED, text, HVD_TEXT_MAX);
-    hvd_shutdown();
+    hvd_shutdown(-1);
     return code;
 }
 

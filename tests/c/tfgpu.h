@@ -50,13 +50,6 @@ static inline int core_forget(int64_t handle)
 {
     return hvd_engine_forget(mine, handle);
 }
-static inline int64_t core_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, int quiet,
-                               int wait_ms, char *text, size_t room)
-{
-    struct hvd_request request = *like;
-    (void)input, (void)output, (void)quiet;
-    return hvd_engine_run(mine, &request, wait_ms, text, room);
-}
 static inline int core_rank(void)
 {
     return my_rank;
@@ -70,9 +63,9 @@ static inline int core_abort(int culprit, int code, const char *reason)
     hvd_engine_abort(mine, culprit, code, reason);
     return HVD_OK;
 }
-static inline int core_finish(int64_t handle, int timeout_ms, char *text, size_t room)
+static inline int core_finish(struct hvd_owner *owner, int timeout_ms, char *text, size_t room)
 {
-    return hvd_engine_finish(mine, handle, timeout_ms, text, room);
+    return hvd_engine_finish(mine, owner->handle, timeout_ms, text, room);
 }
 static inline int core_failure(int *culprit, int *code, char *text, size_t room)
 {
@@ -97,7 +90,6 @@ static const struct hvd_tf_core core = {.submit = core_submit,
                                         .poll = core_poll,
                                         .result = core_result,
                                         .forget = core_forget,
-                                        .run = core_run,
                                         .rank = core_rank,
                                         .size = core_size,
                                         .abort = core_abort,

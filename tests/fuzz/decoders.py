@@ -37,6 +37,7 @@ def _watched():
 
 
 with _watched():
+    from hvdlite import _handshake as handshake
     from hvdlite import _wire
     from hvdlite.launcher import epochs
     from hvdlite.launcher import store as server
@@ -50,9 +51,10 @@ JOB = 0xFEDCBA9876543210
 
 def play_proof(given: Input) -> None:
     """The three messages of a handshake between ranks, and their proofs."""
-    nonce, me = bytes(32), proof.Claim(4, JOB, 0, -1, 1, "")
+    ends = bytes(range(proof.ENDS_BYTES))
+    nonce, me = bytes(32), proof.Claim(4, JOB, 0, -1, 1, "", ends)
     secret = SECRET if given.below(8) else FALSE_SECRET
-    fields = bytearray(proof._CLAIM.pack(proof.MAGIC, 4, JOB, 0, 2, 1, b"\x05set 0".ljust(64, b"\0"), bytes(32)))
+    fields = bytearray(proof._CLAIM.pack(proof.MAGIC, 4, JOB, 0, 2, 1, b"\x05set 0".ljust(64, b"\0"), ends, bytes(32)))
     damaged(given, fields)  # by somebody who knows the secret
     message = bytes(fields) + proof._prove(secret, b"hvdlite link, connects:", nonce + fields)
     sent = bytearray(message)
@@ -60,11 +62,14 @@ def play_proof(given: Input) -> None:
     claim = proof.read_claim(SECRET, nonce, bytes(sent))
     assert (claim is None) == (sent != message or secret != SECRET or fields[:8] != proof.MAGIC)
     verdict = proof.UNKNOWN if claim is None else proof.verdict_on(claim, me)
-    assert verdict != proof.WELCOME or (claim.job == JOB and claim.source > 1 and len(claim.purpose) < 64)
-    answer = bytearray(proof.answer(SECRET, nonce, bytes(sent), verdict))
-    assert len(answer) == proof.ANSWER_BYTES and proof.read_answer(SECRET, nonce, bytes(sent), bytes(answer)) == verdict
+    assert verdict != proof.WELCOME or (
+        claim.job == JOB and claim.source > 1 and len(claim.purpose) < 64 and claim.ends == ends
+    )
+    answer = bytearray(proof.answer(SECRET, nonce, bytes(sent), verdict, ends))
+    assert len(answer) == proof.ANSWER_BYTES
+    assert (proof.read_answer(SECRET, nonce, bytes(sent), bytes(answer)) or (None,))[0] == verdict
     if damaged(given, answer):
-        read = proof.read_answer(SECRET, nonce, bytes(sent), bytes(answer))
+        read, _ = proof.read_answer(SECRET, nonce, bytes(sent), bytes(answer)) or (None, b"")
         assert read in (None, verdict, proof.UNKNOWN) and (read != proof.WELCOME or verdict == proof.WELCOME)
         assert read is None or proof.reason(read)
     greeting = bytearray(proof._GREETING.pack(proof.MAGIC, nonce))
@@ -91,8 +96,12 @@ def play_address(given: Input) -> None:
 
 
 def play_frames(given: Input) -> None:
-    """Frames of the store's connection, in pieces, and their bodies, as both ends read them."""
-    stream = bytearray()
+    """Frames of the store's connection, in pieces, and their bodies, as both ends read them: of frames that are signed
+    nothing is read but what was sent, in order."""
+    stream, said, signed = bytearray(), [], given.below(2) == 1
+    sender, receiver = (_wire.Session(SECRET, FALSE_SECRET), _wire.Session(FALSE_SECRET, SECRET))
+    if not signed:
+        sender = receiver = _wire.Session()
     for _ in range(given.below(5)):
         body = [
             _wire.pack_end(given.below(9) - 2, -given.below(200), "rank 1 \u00e9 " * given.below(9)),
@@ -100,15 +109,17 @@ def play_frames(given: Input) -> None:
             _wire.pack_gathered(given.below(4), [given.take(given.below(20)) for _ in range(given.below(4))]),
             given.take(given.below(64)),
         ][given.below(4)]
-        stream += _wire.pack(given.below(10), body)
+        said.append((given.below(10), body))
+        stream += sender.pack(*said[-1])
     damaged(given, stream)
-    reader, size = _wire.FrameReader(4096), 1 + given.below(3)
+    reader, size = _wire.FrameReader(receiver, 4096), 1 + given.below(3)
     try:
         while stream:
             piece = bytes(stream[: 1 + given.below(300)])
             del stream[: len(piece)]
             for kind, body in reader.feed(piece):
                 assert 0 <= kind < 256 and len(body) < 4096
+                assert not signed or (kind, body) == said.pop(0)
                 for read in (_wire.unpack_end, _wire.unpack_round, lambda body: _wire.unpack_gathered(body, size)):
                     try:
                         read(body)
@@ -124,14 +135,19 @@ class _Client:
 
     def __init__(self, given: Input, selector: fakes.Selector) -> None:
         self.given, self.sock, self.true, self.rank = given, fakes.Socket(selector), True, -1
+        self.session = _wire.Session()
 
     def shake_hands(self) -> None:
-        """The answer to the nonce; not always the right one."""
-        nonce = bytes(self.sock.sent[:32])
-        answer, _ = _wire.answer_challenge(SECRET if self.given.below(8) else FALSE_SECRET, nonce)
-        told = bytearray(answer)
+        """The answer to the greeting; not always the right one."""
+        greeted = bytes(self.sock.sent[: handshake.GREETING_BYTES])
+        ends = handshake.ends_of(self.sock, connects=True)
+        me = handshake.Connector(SECRET if self.given.below(8) else FALSE_SECRET, handshake.STORE, ends)
+        told = bytearray(me.answer(greeted))
         damaged(self.given, told)
-        self.true = _wire.check_answer(SECRET, nonce, bytes(told)) is not None
+        verdict, session = handshake.judge(SECRET, handshake.STORE, ends, greeted, bytes(told))
+        self.true = session is not None
+        if self.true:
+            self.session = me.session(verdict)
         self.sock.comes(bytes(told))
 
     def say(self, size: int) -> None:
@@ -148,17 +164,18 @@ class _Client:
         else:
             body = bytearray(given.take(given.below(12)))
         damaged(given, body)
-        frame = bytearray(_wire.pack(kind, bytes(body)))
+        frame = bytearray(self.session.pack(kind, bytes(body)))
         damaged(given, frame)
         self.sock.comes(bytes(frame))
 
     def check(self) -> None:
         """What it was told can be read; a stranger was told nothing but the nonce and that it is one."""
         told = bytes(self.sock.sent)
+        told = told[handshake.GREETING_BYTES :]
         if not self.true:
-            assert _wire.REJECTED.startswith(told[32:])
+            assert bytes((handshake.UNKNOWN,)).ljust(handshake.VERDICT_BYTES, b"\0").startswith(told)
             return
-        for kind, body in _wire.FrameReader().feed(told[64:]):
+        for kind, body in _wire.FrameReader(self.session).feed(told[handshake.VERDICT_BYTES :]):
             assert kind in (_wire.JOINED, _wire.GATHERED, _wire.LOST, _wire.REFUSED)
             if kind == _wire.LOST:
                 _wire.unpack_end(body)
@@ -168,7 +185,7 @@ def play_store(given: Input) -> None:
     """The store, with ranks that say anything, and others that are none."""
     clock, size, aborts = fakes.Clock(), 1 + given.below(3), []
     server.time = epochs.time = clock
-    _wire.os = fakes.Os()
+    handshake.os = fakes.Os()
     selector, listening = fakes.Selector(), fakes.Listening()
     store = server.StoreServer.__new__(server.StoreServer)
     store._secret, store._on_abort = SECRET, lambda *record: aborts.append(record)
@@ -210,7 +227,7 @@ def play_store(given: Input) -> None:
 
 def play_listener(given: Input) -> None:
     """A listener with peers and strangers: who is kept has proved everything that its key says."""
-    proof.os, accepting.time = fakes.Os(), fakes.Clock()
+    proof.os, accepting.time, accepting.Stream = fakes.Os(), fakes.Clock(), fakes.Stream
     made = accepting.Listener.__new__(accepting.Listener)
     made.secret, made.mine = SECRET, proof.Claim(4, JOB, 0, -1, 1, "")
     made._sock, made._selector = fakes.Listening(), fakes.Selector()
@@ -237,8 +254,8 @@ def play_listener(given: Input) -> None:
             if stranger is not None:
                 made._hear(stranger)
     for key, stream in made._kept.items():
-        assert [key] == [told for sock, told, _ in peers if sock is stream] and key[0] > made.rank
-        assert stream.unread_after(proof.CLAIM_BYTES + 1)  # what follows is the core's
+        assert [key] == [told for sock, told, _ in peers if sock is stream.sock] and key[0] > made.rank
+        assert stream.sock.unread_after(proof.CLAIM_BYTES + 1)  # what follows is the core's
     assert len(made._strangers) + len(made._kept) <= len(peers)
 
 
@@ -263,14 +280,15 @@ def play_dial(given: Input) -> None:
         assert not call.done
         return
     message, verdict = bytes(sock.sent), given.below(9)
-    answer = bytearray(proof.answer(SECRET if given.below(8) else FALSE_SECRET, bytes(greeting[8:]), message, verdict))
-    true = proof.read_answer(SECRET, bytes(greeting[8:]), message, bytes(answer)) == proof.WELCOME
+    secret, ends = SECRET if given.below(8) else FALSE_SECRET, bytes(proof.ENDS_BYTES)
+    answer = bytearray(proof.answer(secret, bytes(greeting[8:]), message, verdict, ends))
+    true = proof.read_answer(SECRET, bytes(greeting[8:]), message, bytes(answer)) == (proof.WELCOME, ends)
     true &= not damaged(given, answer)
     sock.comes(bytes(answer))
     sock.over = given.below(4) == 0
     for _ in range(50):
         call.step()
-    assert call.done <= true or bytes(answer) == proof.answer(SECRET, bytes(greeting[8:]), message, proof.WELCOME)
+    assert call.done <= true or bytes(answer) == proof.answer(SECRET, bytes(greeting[8:]), message, proof.WELCOME, ends)
     assert call.done or call.sock is None or call.sock.unread < proof.ANSWER_BYTES
 
 

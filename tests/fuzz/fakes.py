@@ -122,6 +122,16 @@ class Socket:
         self.taken = 0
         self.over = self.closed = False
 
+    family = None  # as of a unix socket: it has no addresses
+
+    def getsockname(self) -> str:
+        return ""
+
+    getpeername = getsockname
+
+    def detach(self) -> "Socket":
+        return self
+
     def comes(self, message: bytes) -> None:
         self._come += message
 
@@ -182,3 +192,16 @@ class Listening:
 
     def close(self) -> None:
         pass
+
+
+class Stream:
+    """What a listener makes of a connection that is proved."""
+
+    def __init__(self, fileno: Socket) -> None:
+        self.sock = fileno
+
+    def setblocking(self, blocking: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        self.sock.close()

@@ -22,7 +22,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
         if (strncmp((*argv)[i], option, sizeof option - 1) == 0)
             target = fuzz_target_named((*argv)[i] + sizeof option - 1);
     if (!target) {
-        fputs("which --target=? check, votes, tree, stall, heads or report\n", stderr);
+        fputs("which --target=? check, votes, tree, stall, heads, report, tagged or signed\n", stderr);
         exit(2);
     }
     return 0;

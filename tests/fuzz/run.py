@@ -4,10 +4,11 @@
     make -C tests fuzz SECONDS=600 TARGETS="votes tree" SEED=7
     python tests/fuzz/run.py --inputs 1000000 --keep    afterwards the inputs that reach something new are kept
 
-Targets in C (tests/c/fuzz_*.c: check, votes, tree, stall, heads, report) go to clang's libFuzzer under the address and
-undefined sanitizers; those in Python (decoders.py) to atheris where it is installed, else to mutations of our own. The
-same inputs from the same seed are the same run. What is known to be worth playing is kept beside this file, one input
-a line in hex, and played by the tests of every commit (tests/c/test_fuzz.c, tests/py/test_fuzz_decoders.py).
+Targets in C (tests/c/fuzz_*.c: check, votes, tree, stall, heads, report, tagged, signed) go to clang's libFuzzer under
+the address and undefined sanitizers; those in Python (decoders.py) to atheris where it is installed, else to mutations
+of our own. The same inputs from the same seed are the same run. What is known to be worth playing is kept beside this
+file, one input a line in hex, and played by the tests of every commit (tests/c/test_fuzz.c,
+tests/py/test_fuzz_decoders.py).
 
 A failure ends the run and leaves its input in tests/out/fuzz/failed/.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "out" / "fuzz"
-IN_C = ("check", "votes", "tree", "stall", "heads", "report")
+IN_C = ("check", "votes", "tree", "stall", "heads", "report", "tagged", "signed")
 IN_PYTHON = ("proof", "address", "frames", "store", "listener", "dial")
 INPUT_MAX = 512
 KEPT_MAX = 250

@@ -74,7 +74,9 @@ class Pretended:
 
     def follow(self, native, ready):
         _core.behind(native, a_stream())
-        while not _core.done(native):  # what PyTorch does next with these tensors waits for no stream
+        while (
+            _core.lib.hvd_poll(native) == _core.lib.HVD_AGAIN
+        ):  # what PyTorch does next with these tensors waits for no stream
             time.sleep(0.0001)
 
     def fetch(self, native, target, ready):

@@ -5,7 +5,7 @@ import threading
 import time
 from contextlib import contextmanager
 
-from hvdlite import links
+from hvdlite import _handshake, links
 from hvdlite.links import address as places
 from hvdlite.links import proof
 
@@ -118,9 +118,11 @@ def greeted(made):
     return sock, nonce
 
 
-def claim(target, source=7, purpose="test", **changes):
+def claim(sock, target, source=7, purpose="test", **changes):
+    """What rank `source` claims over this connection."""
     from hvdlite._core import WIRE_VERSION
 
+    changes.setdefault("ends", _handshake.ends_of(sock, connects=True))
     said = {"wire": WIRE_VERSION, "job": JOB, "epoch": 0, "source": source, "target": target, "purpose": purpose}
     return proof.Claim(**{**said, **changes})
 

@@ -78,12 +78,23 @@ def together(size, body):
 
 def stranger(store, shake_hands=False, secret=SECRET):
     """A bare connection to the store, before or after the handshake."""
-    sock = socket.create_connection(store.address, timeout=SECONDS)
+    sock = Line(socket.create_connection(store.address, timeout=SECONDS))
     if shake_hands:
-        answer, expected = _wire.answer_challenge(secret, exactly(sock, _wire.NONCE_BYTES))
-        sock.sendall(answer)
-        assert exactly(sock, _wire.PROOF_BYTES) == expected
+        sock.session = _store.shake_hands(sock.sock, secret, time.monotonic() + SECONDS)
     return sock
+
+
+class Line:
+    """A connection that says what a test wants said. session: what signs its frames, after a handshake."""
+
+    def __init__(self, sock):
+        self.sock, self.session = sock, None
+
+    def __getattr__(self, name):
+        return getattr(self.sock, name)
+
+    def say(self, kind, body=b""):
+        self.sock.sendall(self.session.pack(kind, body))
 
 
 def exactly(sock, count):
@@ -105,13 +116,12 @@ def frame(sock):
     header = exactly(sock, 4)
     if len(header) < 4:
         return None
-    body = exactly(sock, int.from_bytes(header, "big"))
-    return body[0], body[1:]
+    return sock.session.opened(header + exactly(sock, int.from_bytes(header, "big")))
 
 
 def joining(rank, size=2, **changes):
-    """A JOIN frame."""
+    """The kind and body of a JOIN frame."""
     import json
 
     says = {"rank": rank, "size": size, "pid": os.getpid(), "host": "here", "version": "1.0", "wire": 1, **changes}
-    return _wire.pack(_wire.JOIN, json.dumps(says).encode())
+    return _wire.JOIN, json.dumps(says).encode()

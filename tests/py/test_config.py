@@ -11,6 +11,7 @@ from hvdlite.errors import HvdInitError, HvdOptionError
 
 TEXTS = {
     "secret_key": "0f" * 32,
+    "wire_auth": "1",
     "job_id": "00000000000000ff",
     "store_addr": "127.0.0.1",
     "plane": "shm",
@@ -175,6 +176,7 @@ def test_only_options_that_all_ranks_share_are_agreed():
         "metrics_port",
         "peer_timeout",
         "votes",
+        "wire_auth",
     }
     assert set(config.read({}).agreed()) == agreed
 

@@ -92,15 +92,22 @@ def test_what_was_abandoned_is_held_though_more_is_abandoned_meanwhile(monkeypat
     from hvdlite._core import flight
 
     class Abandons:
+        name = None
+
         @property
         def native(self):
             if len(held) < 3:
-                flight.abandon(0, len(held), Abandons())
+                leave(len(held))
             return types.SimpleNamespace(device=1)
+
+    def leave(keep):
+        made = flight.Flight()
+        made.keep, made.request = keep, Abandons()
+        flight.abandon(made)
 
     held = []
     monkeypatch.setattr(flight, "risk", held.append)
     monkeypatch.setattr(flight, "let_go", lambda: None)
-    flight.abandon(0, "first", Abandons())
+    leave("first")
     flight.forget_all()
-    assert held[0] == "first" and len(held) > 3 and not flight._abandoned
+    assert held[0] == "first" and len(held) > 3 and not flight.abandoned

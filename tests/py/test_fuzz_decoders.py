@@ -11,6 +11,8 @@ sys.path.insert(0, str(FUZZ))
 import decoders  # noqa: E402
 import run  # noqa: E402
 
+STREAM = decoders.accepting.Stream
+
 
 @pytest.fixture(autouse=True)
 def modules_as_they_were(monkeypatch):
@@ -21,8 +23,9 @@ def modules_as_they_were(monkeypatch):
     yield
     for module in (decoders.server, decoders.epochs, decoders.accepting, decoders.dial):
         module.time = time
-    for module in (decoders._wire, decoders.proof):
+    for module in (decoders.handshake, decoders.proof):
         module.os = os
+    decoders.accepting.Stream = STREAM
 
 
 @pytest.mark.parametrize("target", decoders.TARGETS)
@@ -38,7 +41,12 @@ WEAKENED = [
     ("frames", decoders._wire, "unpack_round", lambda body: (decoders._wire._LENGTH.unpack_from(body)[0], body[4:])),
     ("store", decoders.epochs.Epochs, "check", lambda *said: None),
     ("listener", decoders.accepting.proof, "verdict_on", lambda claim, expected: decoders.proof.WELCOME),
-    ("dial", decoders.dial.proof, "read_answer", lambda *said: decoders.proof.WELCOME),
+    (
+        "dial",
+        decoders.dial.proof,
+        "read_answer",
+        lambda *said: (decoders.proof.WELCOME, bytes(decoders.proof.ENDS_BYTES)),
+    ),
 ]
 
 

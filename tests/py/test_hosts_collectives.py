@@ -39,6 +39,11 @@ def test_collectives_over_streams_on_one_host(hosts, slots):
     assert passes(hosts, slots, *SUITE, HVDLITE_PLANE="p2p") > 10
 
 
+@pytest.mark.parametrize("slots", [(3,), (2, 1), (2, 2)], ids=str)
+def test_collectives_over_signed_streams(hosts, slots):
+    assert passes(hosts, slots, *SUITE, HVDLITE_PLANE="p2p", HVDLITE_WIRE_AUTH="1") > 10
+
+
 def test_the_store_and_the_links_may_be_reached_over_ipv6(hosts):
     assert passes(hosts, (1, 1), "test_process_sets", ipv6=True) > 3
 

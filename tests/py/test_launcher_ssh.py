@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from launching import launch
 
-from hvdlite import _wire
+from hvdlite import _handshake
 from hvdlite.launcher import environment, muster, ssh, starting
 from hvdlite.launcher.signals import Signals
 
@@ -134,6 +134,13 @@ def test_errors_of_ssh_have_remedies():
     assert way.remedy("a", 7, "").endswith("code 7 and said nothing")
 
 
+def _proved(place, sock):
+    """The session of a connection after the handshake."""
+    me = _handshake.Connector(SECRET, _handshake.REPORT, _handshake.ends_of(sock, connects=True))
+    sock.sendall(me.answer(_until(place, lambda: sock.recv(_handshake.GREETING_BYTES))))
+    return me.session(_until(place, lambda: sock.recv(_handshake.VERDICT_BYTES)))
+
+
 def test_only_who_proves_the_secret_reports():
     place = muster.Muster(SECRET, "127.0.0.1")
     try:
@@ -141,14 +148,9 @@ def test_only_who_proves_the_secret_reports():
         noise.sendall(b"GET / HTTP/1.0\r\n\r\n" * 8)
         silent = socket.create_connection(place.address)
         talker = socket.create_connection(place.address)
-        nonce = _until(place, lambda: talker.recv(_wire.NONCE_BYTES))
-        answer, _ = _wire.answer_challenge(SECRET, nonce)
-        talker.sendall(answer + _wire.pack(muster.HELLO, b"x" * (muster.HELLO_MAX + 1)))  # proved, but too long
+        talker.sendall(_proved(place, talker).pack(muster.HELLO, b"x" * (muster.HELLO_MAX + 1)))  # too long
         known = socket.create_connection(place.address)
-        answer, expected = _wire.answer_challenge(SECRET, _until(place, lambda: known.recv(_wire.NONCE_BYTES)))
-        known.sendall(answer)
-        assert _until(place, lambda: known.recv(_wire.PROOF_BYTES)) == expected
-        known.sendall(_wire.pack(muster.HELLO, b'{"host": 4}'))
+        known.sendall(_proved(place, known).pack(muster.HELLO, b'{"host": 4}'))
         arrivals = []
         end = time.monotonic() + 20
         while not arrivals:
@@ -169,7 +171,8 @@ def test_strangers_are_dropped_by_time_and_number(monkeypatch):
         crowd = []
         for _ in range(5):
             crowd.append(socket.create_connection(place.address))
-            assert len(_until(place, lambda: crowd[-1].recv(_wire.NONCE_BYTES))) == _wire.NONCE_BYTES
+            greeting = _until(place, lambda: crowd[-1].recv(_handshake.GREETING_BYTES))
+            assert len(greeting) == _handshake.GREETING_BYTES
         assert [_until(place, lambda one=one: one.recv(1)) for one in crowd[:2]] == [b"", b""]  # the oldest make room
         assert len(place._strangers) == 3
         for stranger in place._strangers:

@@ -24,7 +24,7 @@ from linking import (
     together,
 )
 
-from hvdlite import links
+from hvdlite import _handshake, links
 from hvdlite.errors import HvdInitError
 from hvdlite.links import address as places
 from hvdlite.links import dial, proof
@@ -69,11 +69,11 @@ def test_a_true_claim_with_one_changed_bit_is_refused(seed):
     with listeners(2) as made:
         for _ in range(8):
             sock, nonce = greeted(made[0])
-            message = bytearray(proof.make_claim(SECRET, claim(target=0), nonce))
+            message = bytearray(proof.make_claim(SECRET, claim(sock, target=0), nonce))
             message[chance.randrange(len(message))] ^= 1 << chance.randrange(8)
             sock.sendall(message)
             said = exactly(sock, proof.ANSWER_BYTES)
-            assert proof.read_answer(SECRET, nonce, bytes(message), said) == proof.UNKNOWN
+            assert proof.read_answer(SECRET, nonce, bytes(message), said)[0] == proof.UNKNOWN
             assert ends(sock)
             sock.close()
         assert settled(made[0]) and not made[0]._kept
@@ -83,14 +83,14 @@ def test_a_claim_in_random_pieces_is_understood():
     chance = random.Random(1)
     with listeners(1) as made:
         sock, nonce = greeted(made[0])
-        message = proof.make_claim(SECRET, claim(target=0), nonce)
+        message = proof.make_claim(SECRET, claim(sock, target=0), nonce)
         at = 0
         while at < len(message):
             step = chance.randrange(1, 20)
             sock.sendall(message[at : at + step])
             at += step
         said = exactly(sock, proof.ANSWER_BYTES)
-        assert proof.read_answer(SECRET, nonce, message, said) == proof.WELCOME
+        assert proof.read_answer(SECRET, nonce, message, said)[0] == proof.WELCOME
         sock.sendall(proof.CONFIRMED + b"and then the core's bytes")
         got = links.connect(made[0], {7: made[0].address}, "test", soon())[7]
         got.settimeout(10)
@@ -114,9 +114,9 @@ def test_a_claim_in_random_pieces_is_understood():
 def test_who_knows_the_secret_but_is_wrong_is_told_so(changes, verdict):
     with listeners(1) as made:
         sock, nonce = greeted(made[0])
-        message = proof.make_claim(SECRET, claim(**{"target": 0, **changes}), nonce)
+        message = proof.make_claim(SECRET, claim(sock, **{"target": 0, **changes}), nonce)
         sock.sendall(message)
-        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES)) == verdict
+        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES))[0] == verdict
         if verdict != proof.WELCOME:
             assert ends(sock)
         sock.close()
@@ -126,25 +126,25 @@ def test_who_knows_the_secret_but_is_wrong_is_told_so(changes, verdict):
 def test_a_claim_of_impossible_length_is_refused():
     with listeners(1) as made:
         sock, nonce = greeted(made[0])
-        plain = proof.make_claim(SECRET, claim(target=0), nonce)[: -proof.PROOF_BYTES]
+        plain = proof.make_claim(SECRET, claim(sock, target=0), nonce)[: -proof.PROOF_BYTES]
         at = plain.index(b"\x04test")
         body = plain[:at] + b"\xff" + plain[at + 1 :]
         message = body + proof._prove(SECRET, b"hvdlite link, connects:", nonce + body)
         sock.sendall(message)
-        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES)) == proof.PURPOSE
+        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES))[0] == proof.PURPOSE
         sock.close()
 
 
 def test_a_recorded_claim_cannot_be_replayed():
     with listeners(1) as made:
         sock, nonce = greeted(made[0])
-        message = proof.make_claim(SECRET, claim(target=0), nonce)
+        message = proof.make_claim(SECRET, claim(sock, target=0), nonce)
         sock.sendall(message)
-        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES)) == proof.WELCOME
+        assert proof.read_answer(SECRET, nonce, message, exactly(sock, proof.ANSWER_BYTES))[0] == proof.WELCOME
         sock.close()
         again, _ = greeted(made[0])
         again.sendall(message)
-        assert exactly(again, proof.ANSWER_BYTES) == bytes([0, 0, 0, proof.UNKNOWN]) + bytes(proof.PROOF_BYTES)
+        assert exactly(again, proof.ANSWER_BYTES) == bytes([0, 0, 0, proof.UNKNOWN]).ljust(proof.ANSWER_BYTES, b"\0")
         assert ends(again)
         again.close()
         assert settled(made[0]) and not made[0]._kept
@@ -157,7 +157,7 @@ def test_an_acceptor_that_reflects_what_it_hears_proves_nothing():
         sock.sendall(proof.greeting()[0])
         message = exactly(sock, proof.CLAIM_BYTES)
         heard.append(message)
-        sock.sendall(bytes(4) + message[-proof.PROOF_BYTES :])  # WELCOME, and our own proof
+        sock.sendall(bytes(4 + _handshake.ENDS_BYTES) + message[-proof.PROOF_BYTES :])  # WELCOME, and our own proof
 
     with listeners(2) as made, impostor(reflect) as address:
         with pytest.raises(HvdInitError, match="does not know the secret"):
@@ -171,7 +171,7 @@ def test_who_says_without_a_proof_that_he_does_not_know_us_ends_nothing():
     def deny(sock):
         sock.sendall(proof.greeting()[0])
         asked.append(exactly(sock, proof.CLAIM_BYTES))
-        sock.sendall(bytes([0, 0, 0, proof.UNKNOWN]) + bytes(proof.PROOF_BYTES))
+        sock.sendall(bytes([0, 0, 0, proof.UNKNOWN]).ljust(proof.ANSWER_BYTES, b"\0"))
 
     with listeners(2) as made, impostor(deny) as address:
         with pytest.raises(HvdInitError, match="could not be reached: it does not know this rank's secret"):
@@ -183,7 +183,7 @@ def test_our_own_greeting_sent_back_to_us_proves_nothing():
     with listeners(1) as made:
         sock = stranger(made[0])
         sock.sendall((exactly(sock, proof.GREETING_BYTES) * 10)[: proof.CLAIM_BYTES])
-        assert exactly(sock, proof.ANSWER_BYTES) == bytes([0, 0, 0, proof.UNKNOWN]) + bytes(proof.PROOF_BYTES)
+        assert exactly(sock, proof.ANSWER_BYTES) == bytes([0, 0, 0, proof.UNKNOWN]).ljust(proof.ANSWER_BYTES, b"\0")
         assert ends(sock)
         sock.close()
 
@@ -218,7 +218,7 @@ def test_silent_strangers_are_dropped_in_time_and_stall_nobody(monkeypatch):
     with listeners(2) as made:
         silent = [stranger(made[0]) for _ in range(10)]
         half, nonce = greeted(made[0])
-        half.sendall(proof.make_claim(SECRET, claim(target=0), nonce)[:100])
+        half.sendall(proof.make_claim(SECRET, claim(half, target=0), nonce)[:100])
         assert still_links(*made)
         for sock in [*silent, half]:
             assert ends(sock)
@@ -240,7 +240,7 @@ def test_a_crowd_of_strangers_does_not_end_who_has_proved_itself(monkeypatch):
     monkeypatch.setattr(accepting, "HANDSHAKE_S", SECONDS)
     with listeners(2) as made:
         peer, nonce = greeted(made[0])
-        peer.sendall(proof.make_claim(SECRET, claim(target=0, source=1), nonce))
+        peer.sendall(proof.make_claim(SECRET, claim(peer, target=0, source=1), nonce))
         exactly(peer, proof.ANSWER_BYTES)
         crowd = [stranger(made[0]) for _ in range(accepting.STRANGERS_MAX + 10)]
         assert ends(crowd[0])  # so there was no room any more

@@ -14,7 +14,7 @@ def test_a_peer_that_proves_itself_and_never_confirms_is_no_stream():
         sock.close()
         assert settled(made[0]) and not made[0]._kept
         wrong, nonce = greeted(made[0])
-        wrong.sendall(proof.make_claim(SECRET, claim(target=0), nonce) + b"\x07")
+        wrong.sendall(proof.make_claim(SECRET, claim(wrong, target=0), nonce) + b"\x07")
         assert ends(wrong)
         wrong.close()
         assert not made[0]._kept and still_links(*made)
@@ -27,9 +27,9 @@ def proved(made, **changes):
 
 
 def welcomed(made, sock, nonce, **changes):
-    said = proof.make_claim(SECRET, claim(target=made.rank, **changes), nonce)
+    said = proof.make_claim(SECRET, claim(sock, target=made.rank, **changes), nonce)
     sock.sendall(said)
-    assert proof.read_answer(SECRET, nonce, said, exactly(sock, proof.ANSWER_BYTES)) == proof.WELCOME
+    assert proof.read_answer(SECRET, nonce, said, exactly(sock, proof.ANSWER_BYTES))[0] == proof.WELCOME
     return sock
 
 
@@ -70,7 +70,7 @@ def test_a_claim_that_is_heard_late_does_not_replace_the_one_that_followed_it():
     with listeners(2) as made:
         first, nonce = greeted(made[0])
         second = proved(made[0])
-        first.sendall(proof.make_claim(SECRET, claim(target=0), nonce))
+        first.sendall(proof.make_claim(SECRET, claim(first, target=0), nonce))
         assert ends(first)
         first.close()
         assert asked_for(made, second)

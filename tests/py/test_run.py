@@ -275,9 +275,10 @@ class Caller(launching.Launch):
 def test_a_desk_serves_only_who_proves_the_key_and_each_rank_once():
     import socket
 
+    from hvdlite import _called
     from hvdlite.launcher import muster
 
-    key, call = os.urandom(32), os.urandom(1 << 20)
+    key, call = os.urandom(32), os.urandom(5 << 19)
     place = desk.Desk(key, "127.0.0.1", 2, call)
     stop = threading.Event()
 
@@ -298,25 +299,26 @@ def test_a_desk_serves_only_who_proves_the_key_and_each_rank_once():
             came(0, bytes(32))
         links = {rank: came(rank) for rank in (0, 1)}
         for rank in (0, 7, -1, "x", None):  # has come already, or cannot be
-            with came(rank) as stranger:
+            with came(rank)[0] as stranger:
                 stranger.settimeout(30)
                 assert stranger.recv(1) == b""
-        for rank, kind, body in ((1, desk.RETURNED, b"y" * 300000), (0, 9, b"")):
-            links[rank].settimeout(30)
-            held = b""
-            while len(held) < desk.LENGTH.size + len(call):
-                held += links[rank].recv(1 << 20)
-            assert held == desk.LENGTH.pack(len(call)) + call
-            links[rank].sendall(desk.HEAD.pack(kind, len(body)) + body)
-            links[rank].settimeout(30)
-            assert links[rank].recv(1) == b""  # served
-            links[rank].close()
+        for rank, kind, body in ((1, desk.RETURNED, b"y" * 3000000), (0, 9, b"")):
+            link, session = links[rank]
+            link.settimeout(30)
+            assert _called._fetched(link, session) == call
+            for frame in desk.frames(session, kind, body):
+                link.sendall(frame)
+            assert link.recv(1) == b""  # served
+            link.close()
         noise.close()
     finally:
         stop.set()
         thread.join(30)
         place.close()
-    assert [(each.rank, each.kind, len(each.body)) for each in place.answers] == [(1, desk.RETURNED, 300000), (0, 0, 0)]
+    assert [(each.rank, each.kind, len(each.body)) for each in place.answers] == [
+        (1, desk.RETURNED, 3000000),
+        (0, 0, 0),
+    ]
     assert place.answers[0].who == "rank 1 (h, pid 5)"
 
 

@@ -17,6 +17,7 @@ from hosts import Hosts, needs_hosts
 from hosts_sshd import Sshd, empty_within
 from launching import RUN, SECONDS, Launch, launch
 
+from hvdlite.discovery import Place
 from hvdlite.errors import HvdInitError
 from hvdlite.launcher import muster, ssh
 from hvdlite.links import rendezvous
@@ -155,14 +156,15 @@ def test_a_hosts_report_is_parsed_only_after_its_proof(monkeypatch):
 
 def test_a_key_that_others_may_read_is_refused(tmp_path):
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    key = rendezvous._key(environ, 0)
-    assert rendezvous._key(environ, 1) == key and len(key) == 32
+    place = Place(0, 2, 0, 1, 0, 2, "torchrun")
+    key = rendezvous._secret(environ, place)
+    assert rendezvous._secret(environ, place) == key and len(key) == 32
     path = tmp_path / "hvdlite" / "key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and not opened(tmp_path)
     for mode in (0o644, 0o620, 0o602):
         path.chmod(mode)
         with pytest.raises(HvdInitError, match="chmod 600"):
-            rendezvous._key(environ, 0)
+            rendezvous._secret(environ, place)
 
 
 def test_the_users_own_strictness_wins_over_ours():

@@ -148,10 +148,10 @@ def test_a_rank_that_ends_after_bye_is_no_loss_until_somebody_waits_for_it():
 def test_a_member_that_left_is_not_reported_lost_in_its_epoch():
     with served(2) as store:
         one, other = stranger(store, True), stranger(store, True)
-        one.sendall(joining(0))
-        other.sendall(joining(1))
+        one.say(*joining(0))
+        other.say(*joining(1))
         assert frame(one)[0] == frame(other)[0] == _wire.JOINED
-        other.sendall(_wire.pack(_wire.BYE))
+        other.say(_wire.BYE)
         assert frame(other) is None
         store.rank_ended(1, "rank 1 exited with code 0")
         one.settimeout(0.5)
@@ -217,9 +217,9 @@ def test_ranks_missing_from_an_allgather_are_named_at_the_time_limit():
 def test_a_second_process_of_a_rank_is_refused_and_both_are_named():
     with served(2) as store:
         first = stranger(store, True)
-        first.sendall(joining(1, pid=111))
+        first.say(*joining(1, pid=111))
         second = stranger(store, True)
-        second.sendall(joining(1, pid=222))
+        second.say(*joining(1, pid=222))
         kind, body = frame(second)
         assert kind == _wire.REFUSED and b"111" in body and b"222" in body and b"rank 1" in body
         assert frame(second) is None

@@ -9,8 +9,10 @@ import time
 import pytest
 from storing import JOB, SECRET, exactly, frame, joining, served, stranger, together
 
-from hvdlite import _wire
+from hvdlite import _handshake, _wire
 from hvdlite.launcher import store as server
+
+REJECTED = bytes((_handshake.UNKNOWN,)).ljust(_handshake.VERDICT_BYTES, b"\0")
 
 
 def job_meets(store, size=2, seconds=5.0):
@@ -65,25 +67,25 @@ def test_random_frames_of_somebody_who_knows_the_secret_break_nothing(seed):
         joined = chance.random() < 0.7
         try:
             if joined:
-                sock.sendall(joining(2, size=3))
+                sock.say(*joining(2, size=3))
             for _ in range(chance.randrange(1, 12)):
                 body = chance.randbytes(chance.choice([0, 1, 3, 4, 8, 40, 3000]))
                 kind = chance.choice([*range(10), 255])
                 mangled = chance.random() < 0.2
-                sock.sendall(chance.randbytes(9) if mangled else _wire.pack(kind, body))
+                sock.sendall(chance.randbytes(9) if mangled else sock.session.pack(kind, body))
         except (BrokenPipeError, ConnectionResetError):
             pass
         sock.close()
         time.sleep(0.02)
         assert store.slowest_turn < 1.0
         fresh = stranger(store, shake_hands=True)  # it still serves
-        fresh.sendall(joining(0, size=3))
+        fresh.say(*joining(0, size=3))
         answer = frame(fresh) if joined else None
         assert answer is None or answer[0] in (_wire.LOST, _wire.REFUSED)
         fresh.close()
 
 
-@pytest.mark.parametrize("length", [0, 4097, 16 << 20, (16 << 20) + 1, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("length", [0, 16, 4113, 16 << 20, (16 << 20) + 1, 0x7FFFFFFF, 0xFFFFFFFF])
 def test_an_impossible_length_is_refused_before_anything_is_kept(length):
     with served(2) as store:
         sock = stranger(store, shake_hands=True)
@@ -113,7 +115,7 @@ JOINS = [
 def test_a_join_that_makes_no_sense_is_refused(body):
     with served(2) as store:
         sock = stranger(store, shake_hands=True)
-        sock.sendall(_wire.pack(_wire.JOIN, body))
+        sock.say(_wire.JOIN, body)
         assert frame(sock)[0] == _wire.REFUSED
         assert frame(sock) is None
         job_meets(store)
@@ -123,7 +125,7 @@ def test_a_join_that_makes_no_sense_is_refused(body):
 def test_a_time_limit_that_makes_no_sense_is_replaced(timeout):
     with served(2) as store:
         sock = stranger(store, shake_hands=True)
-        sock.sendall(joining(0, timeout=timeout))
+        sock.say(*joining(0, timeout=timeout))
         sock.settimeout(0.3)
         with pytest.raises(TimeoutError):
             frame(sock)
@@ -133,22 +135,23 @@ def test_a_time_limit_that_makes_no_sense_is_replaced(timeout):
 def test_a_handshake_cannot_be_replayed():
     with served(2) as store:
         first = stranger(store)
-        answer, _ = _wire.answer_challenge(SECRET, exactly(first, _wire.NONCE_BYTES))
+        me = _handshake.Connector(SECRET, _handshake.STORE, _handshake.ends_of(first.sock, connects=True))
+        answer = me.answer(exactly(first, _handshake.GREETING_BYTES))
         first.sendall(answer)
-        assert len(exactly(first, _wire.PROOF_BYTES)) == _wire.PROOF_BYTES
+        assert me.session(exactly(first, _handshake.VERDICT_BYTES)).keys
         again = stranger(store)
-        exactly(again, _wire.NONCE_BYTES)
+        exactly(again, _handshake.GREETING_BYTES)
         again.sendall(answer)
-        assert exactly(again, _wire.PROOF_BYTES + 1) == _wire.REJECTED
+        assert exactly(again, _handshake.VERDICT_BYTES + 1) == REJECTED
 
 
 def test_a_proof_of_the_server_is_no_proof_of_a_client():
     with served(2) as store:
         sock = stranger(store)
-        nonce = exactly(sock, _wire.NONCE_BYTES)
-        proof = _wire.check_answer(SECRET, nonce, _wire.answer_challenge(SECRET, nonce)[0])
-        sock.sendall(nonce + proof)
-        assert exactly(sock, _wire.PROOF_BYTES + 1) == _wire.REJECTED
+        greeting, ends = exactly(sock, _handshake.GREETING_BYTES), _handshake.ends_of(sock.sock, connects=True)
+        body = _handshake.MAGIC + bytes(_handshake.NONCE_BYTES) + ends
+        sock.sendall(body + _handshake.prove(SECRET, b"accepts", _handshake.STORE, greeting + body))
+        assert exactly(sock, _handshake.VERDICT_BYTES + 1) == REJECTED
 
 
 def test_a_false_store_is_seen_through():
@@ -157,9 +160,9 @@ def test_a_false_store_is_seen_through():
     def pretend():
         for _ in range(2):
             sock, _ = listener.accept()
-            sock.sendall(os.urandom(32))
-            exactly(sock, _wire.ANSWER_BYTES)
-            sock.sendall(os.urandom(32))
+            sock.sendall(_handshake.greeting())
+            exactly(sock, _handshake.ANSWER_BYTES)
+            sock.sendall(os.urandom(_handshake.VERDICT_BYTES))
 
     threading.Thread(target=pretend, daemon=True).start()
     from hvdlite import _store
@@ -220,12 +223,12 @@ def test_a_rank_that_never_reads_does_not_stall_the_others(monkeypatch):
     with served(2) as store:
         deaf = stranger(store, shake_hands=True)
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.sendall(joining(1))
+        deaf.say(*joining(1))
         mine = store.connect(0, 2)
         assert mine.job == JOB
         for number in range(1, 9):
             try:
-                deaf.sendall(_wire.pack(_wire.ALLGATHER, _wire.pack_round(number, b"")))
+                deaf.say(_wire.ALLGATHER, _wire.pack_round(number, b""))
                 assert mine.allgather(b"x" * (4 << 20))[1] == b""
             except Exception as error:
                 assert "rank 1" in str(error) and number > 1
@@ -239,10 +242,10 @@ def test_a_rank_that_never_reads_does_not_stall_the_others(monkeypatch):
 def test_an_allgather_out_of_turn_ends_the_epoch_with_the_name_of_its_rank(number):
     with served(2) as store:
         one, other = stranger(store, True), stranger(store, True)
-        one.sendall(joining(0))
-        other.sendall(joining(1))
+        one.say(*joining(0))
+        other.say(*joining(1))
         assert frame(one)[0] == frame(other)[0] == _wire.JOINED
-        one.sendall(_wire.pack(_wire.ALLGATHER, _wire.pack_round(number, b"")))
+        one.say(_wire.ALLGATHER, _wire.pack_round(number, b""))
         assert frame(one)[0] == _wire.REFUSED
         kind, body = frame(other)
         assert kind == _wire.LOST and _wire.unpack_end(body)[0] == 0 and b"rank 0" in body
@@ -251,9 +254,9 @@ def test_an_allgather_out_of_turn_ends_the_epoch_with_the_name_of_its_rank(numbe
 def test_a_culprit_that_cannot_be_is_the_reporter():
     with served(2) as store:
         one, other = stranger(store, True), stranger(store, True)
-        one.sendall(joining(0))
-        other.sendall(joining(1))
+        one.say(*joining(0))
+        other.say(*joining(1))
         assert frame(one)[0] == frame(other)[0] == _wire.JOINED
-        one.sendall(_wire.pack(_wire.ABORT, _wire.pack_end(99, -5, "?")))
+        one.say(_wire.ABORT, _wire.pack_end(99, -5, "?"))
         assert _wire.unpack_end(frame(other)[1])[0] == 0
         assert store.aborts == [(0, 0, -5, "?")]

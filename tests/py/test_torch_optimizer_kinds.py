@@ -33,6 +33,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @as_ranks(2)
 def test_optimizers_of_torch(kind):
+    if kind == "adafactor" and not hasattr(torch.optim, "Adafactor"):
+        pytest.skip("this torch has no Adafactor")
     worlds = pair(KINDS[kind])
     for step in range(4):
         for model, optimizer, rows in zip(worlds[::2], worlds[1::2], reversed(batch(step))):

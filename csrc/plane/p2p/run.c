@@ -299,7 +299,7 @@ int hvd_p2p_watch(const struct hvd_p2p_run *run, struct pollfd *news)
     bool receives = run->in.i < run->steps && (run->in.at > 0 ? run->in.at < total_in(run) : may_recv(run));
     for (int peer = 0; peer < run->shape.size; peer++) {
         const struct hvd_link *link = run->link[peer];
-        if (peer == run->shape.rank || link->fd < 0 || link->over)
+        if (peer == run->shape.rank || link->fd < 0 || link->over || link->forged)
             continue;
         short what = POLLRDHUP;
         if (receives && run->in.step.from == peer)

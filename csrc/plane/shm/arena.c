@@ -137,16 +137,17 @@ void *hvd_shm_arena_alloc(struct hvd_shm_arena *arena, size_t bytes)
     return head ? head + 1 : NULL;
 }
 
-void hvd_shm_arena_release(void *memory)
+bool hvd_shm_arena_release(void *memory)
 {
     if (!memory)
-        return;
+        return true;
     struct head *head = (struct head *)memory - 1;
-    HVD_ASSERT(head->magic == (MAGIC ^ (uintptr_t)head));
+    if (head->magic != (MAGIC ^ (uintptr_t)head))
+        return false;
     struct hvd_shm_arena *arena = head->arena;
     struct block *block = head->block;
     if (arena->owner != getpid())
-        return;
+        return true;
     head->magic = 0;
     pthread_mutex_lock(&arena->mutex);
     char *base = arena->share->map[arena->rank];
@@ -161,6 +162,7 @@ void hvd_shm_arena_release(void *memory)
     if (block->before && block->before->free)
         join(block->before);
     leave(arena);
+    return true;
 }
 
 bool hvd_shm_arena_owns(const struct hvd_shm_arena *arena, const void *memory, size_t bytes)

@@ -17,7 +17,7 @@ void hvd_shm_arena_close(struct hvd_shm_arena *arena);
 
 /* 64-byte aligned, not zeroed; NULL when the arena is full. */
 void *hvd_shm_arena_alloc(struct hvd_shm_arena *arena, size_t bytes);
-void hvd_shm_arena_release(void *memory);
+bool hvd_shm_arena_release(void *memory);
 
 /* Does the range lie inside this rank's part? Where? What do others see? */
 bool hvd_shm_arena_owns(const struct hvd_shm_arena *arena, const void *memory, size_t bytes);

@@ -27,7 +27,7 @@ from ..adapter import DTYPES
 from ..device import on_device
 
 _FUNCTIONS = (
-    *("submit", "wait", "poll", "result", "forget", "run"),
+    *("submit", "wait", "poll", "result", "forget"),
     *("rank", "size", "local_rank", "local_size", "abort", "step", "finish", "failure"),
     *("point", "point_fetch", "point_event", "point_reached", "point_drop"),
 )

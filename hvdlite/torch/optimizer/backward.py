@@ -12,6 +12,10 @@ started. Its successors run in that pass, later: a hook that stands ready before
 All distributed optimizers that one pass has reached share one callback: first each sends what it has left, then each
 waits. One after the other, two ranks that met them in different orders would wait for each other.
 
+Compiled autograd (`torch._dynamo.config.compiled_autograd`) runs a backward pass as a program of its own: autograd runs
+no node, only an empty task whose callbacks it drops. Nothing would tell when gradients are complete, so the first hook
+that finds itself in such a program refuses it.
+
 An exception in backward drops the task together with its callbacks: the callback's end without a call tells. Where the
 outermost task was never known, the record is found to be stale when the same thread begins another pass, or when an
 optimizer begins a step (`left_by`), whichever comes first.
@@ -28,11 +32,14 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.autograd.function import BackwardCFunction
 
+from ...errors import OUTCOMES, HvdError
+
 _serials = itertools.count()
 _of_task: dict[int, Backward] = {}
 _of_thread: dict[int, Backward] = {}
 
 task_number = torch._C._current_graph_task_id  # -1 outside of autograd's engine
+_running_node: Any = getattr(torch._C, "_current_autograd_node", lambda: True)
 
 
 def only_captures(parameter: torch.Tensor) -> bool:
@@ -141,7 +148,7 @@ class Backward:
             for participant in waiting:
                 try:
                     getattr(participant, work)()
-                except Exception as error:
+                except OUTCOMES as error:
                     failure = failure or error
         if failure is not None:
             raise failure
@@ -168,6 +175,7 @@ def running(task: int) -> Backward:
     """The pass that this task is a part of. Call it in a hook, in the thread that runs the task."""
     found = _of_task.get(task)
     if found is None:
+        refuse_compiled(task)
         node, thread = _outermost_node(), threading.get_ident()
         found = _of_thread.get(thread)
         if found is not None and _is_stale(found, task, node is not None):
@@ -181,6 +189,20 @@ def running(task: int) -> Backward:
             found.own(task)
             found._scout(node)
     return found
+
+
+def refuse_compiled(task: int) -> None:
+    """Raises HvdError if the hook that runs in this task is called by compiled autograd. Before PyTorch 2.5 that has no
+    task at all, as whoever else calls a hook."""
+    compiler = sys.modules.get("torch._dynamo.compiled_autograd")
+    compiled = getattr(compiler, "compiled_autograd_enabled", False) if task < 0 else _running_node() is None
+    if compiled or getattr(compiler, "in_compiled_autograd_region", False):
+        raise HvdError(
+            "PyTorch's compiled autograd runs this backward pass, which does not tell when gradients are complete, so "
+            "that they could not be averaged before backward returns: set torch._dynamo.config.compiled_autograd = "
+            "False on all ranks, and leave torch._dynamo.compiled_autograd's context managers away; torch.compile of "
+            "the model and of the step stays [HVD810]"
+        )
 
 
 def left_by(participant: Participant) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...errors import HvdError
 from ...ops import Handle
 from ..ops import plain
 from .wire import Flight
@@ -119,6 +120,12 @@ class InBuckets:
         self.ready_now.discard(number)
         if number in self.seen:
             self.seen.remove(number)
+
+    def skip(self, numbers: Sequence[int]) -> list[Handle]:
+        raise HvdError(
+            "the last backward pass ended with an exception, and what a comm hook sends under which names is its own "
+            "affair, so that the other ranks cannot be told: let the exception end this rank [HVD308]"
+        )
 
     def _lay_out(self) -> None:
         """Cut the parameters into buckets, the same on all ranks."""

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ...ops import Handle
+from .skipping import send_skip, send_skipped_group
+
 if TYPE_CHECKING:
     from .exchange import Exchange
 
@@ -29,6 +32,9 @@ class Carrier(Protocol):
 
     def take_back(self, number: int) -> None:
         """This gradient, ready but held back, is going to change."""
+
+    def skip(self, numbers: Sequence[int]) -> list[Handle]:
+        """The pass has failed: send skips (`skipping`) in the place of these, which are all that is not under way."""
 
 
 class EachAlone:
@@ -55,6 +61,9 @@ class EachAlone:
 
     def take_back(self, number: int) -> None:
         """Nothing is held back."""
+
+    def skip(self, numbers: Sequence[int]) -> list[Handle]:
+        return [handle for number in numbers for handle in send_skip(self.exchange.wire, number)]
 
 
 class InGroups:
@@ -87,11 +96,25 @@ class InGroups:
     def take_back(self, number: int) -> None:
         self.waiting[self.group_of[number]].discard(number)
 
+    def skip(self, numbers: Sequence[int]) -> list[Handle]:
+        self.waiting.clear()
+        wire, handles = self.exchange.wire, []
+        for number in numbers:
+            if number not in self.group_of:
+                handles += send_skip(wire, number)
+        for index in sorted({self.group_of[number] for number in numbers if number in self.group_of}):
+            members = [number for number in sorted(self.groups[index]) if number in numbers]
+            handles += send_skipped_group(wire, members, self._name(index))
+        return handles
+
+    def _name(self, index: int) -> str:
+        return f"optimizer.group.{index}{self.exchange.wire.suffix}"
+
     def _send(self, index: int) -> None:
         members = sorted(self.waiting.pop(index))
         if not members:
             return
         wire = self.exchange.wire
-        flight = wire.send_group(members, f"optimizer.group.{index}{wire.suffix}")
+        flight = wire.send_group(members, self._name(index))
         for member in members:
             self.exchange.in_flight[member] = flight

@@ -18,6 +18,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from ... import autotune
+from ...errors import OUTCOMES
 from ...ops import Adasum, Max
 from ...process_set import ProcessSet
 from ..ops import plain
@@ -42,7 +43,7 @@ class Combination:
         for parameter, start, handle, ctx in under_way:
             try:
                 parameter.copy_(start + self.compression.decompress(handle.wait(), ctx))
-            except Exception as error:
+            except OUTCOMES as error:
                 failure = failure or error
         if failure is not None:
             raise failure

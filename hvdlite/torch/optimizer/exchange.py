@@ -25,14 +25,15 @@ from collections.abc import Sequence
 import torch
 
 from ... import _core
-from ...errors import HvdError
-from ...ops import Average
+from ...errors import OUTCOMES, HvdError
+from ...ops import Average, Handle
 from ...optimizer import GradientBook
 from . import backward as passes
 from .carriers import Carrier, EachAlone
 from .hooks import Hooks, Now
 from .order import Order
 from .places import Places
+from .skipping import land_all, nothing_to_step_with, told
 from .wire import Flight, Wire
 
 _serials = itertools.count()
@@ -62,6 +63,7 @@ class Exchange:
         self._plain = True  # in this round no gradient needed a guard
         self._first_pass = False  # the next pass is the first of a step, and not of all
         self.places = Places()
+        self.failed: list[passes.Participant] | None = None  # a pass with an exception has reached these
         self._late: dict[int, None] = {}  # due, but hooks of their parameter may yet change them
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
@@ -125,6 +127,7 @@ class Exchange:
         now = self.hooks.now
         now.task = Now.NONE
         if task < 0:  # hooks called by something else than autograd's engine: step() sends
+            passes.refuse_compiled(task)
             self._send_noted()
             self._begin(None)
             self._task, self._nested, self._plain = task, True, False
@@ -143,8 +146,11 @@ class Exchange:
             now.task = task
 
     def _begin(self, backward: passes.Backward | None) -> None:
-        if self.book.under_way() and not self._open:
-            self.finish()
+        if not self._open:
+            if self.failed is not None:
+                self.skip()
+            if self.book.under_way():
+                self.finish()
         self.order.begin()
         if self._first_pass:
             self._first_pass = False
@@ -192,8 +198,47 @@ class Exchange:
         with self._lock:
             self._plain = False
             self.hooks.arm()
-            self._send_noted()
+            if self.book.under_way() or self._late or (self.hooks.noted and self.book.closes()):
+                self.failed = backward.participants  # what is left is not sent: it would complete the round elsewhere
+            else:
+                self._send_noted()
             self._closed(backward)
+
+    def skip(self) -> None:
+        """A pass has failed: its round ends here and, with an error that says so, on the other ranks (`skipping`)."""
+        reached = {each for each in self.failed or () if isinstance(each, Exchange) and each.failed is self.failed}
+        together = sorted({self, *reached}, key=lambda one: one.serial)
+        with torch.no_grad():
+            skips = [each._send_skips() for each in together]
+            for exchange, handles in zip(together, skips):
+                exchange._land_skipped(handles)
+
+    def _missing(self) -> list[int]:
+        numbered = enumerate(self.wire.parameters)
+        sent = self.in_flight
+        return [n for n, each in numbered if n not in sent and (each.requires_grad or each.grad is not None)]
+
+    def _send_skips(self) -> list[Handle]:
+        with self._lock:
+            handles = self.carrier.skip(self._missing())
+            if self.wire.shares is not None:
+                self.wire.shares.mine()  # which the others wait for, too
+            self.failed = None
+            self._late.clear()
+            self.hooks.noted.clear()
+            return handles
+
+    def _land_skipped(self, handles: list[Handle]) -> None:
+        with self._lock:
+            waits = [flight.land for flight in dict.fromkeys(self.in_flight.values())]
+            failure = land_all([*waits, *(handle.wait for handle in handles), self.wire.round_over])
+            self.in_flight.clear()
+            self.book.reset()
+            self.order.round_over()
+            self.hooks.round_over(False)
+            self._plain, self._first_pass = True, True
+        if failure is not None:
+            raise failure
 
     def _closed(self, backward: passes.Backward) -> None:
         self._open.discard(backward)
@@ -250,8 +295,8 @@ class Exchange:
             for flight in dict.fromkeys(self.in_flight.values()):
                 try:
                     flight.land()
-                except Exception as error:
-                    failure = failure or error
+                except OUTCOMES as error:
+                    failure = told(error) or failure or error
             self.in_flight.clear()
             try:
                 self.wire.round_over()
@@ -270,7 +315,12 @@ class Exchange:
                 raise failure
 
     def finish(self) -> None:
-        """Complete the round: send the rest and wait for all. Raises the first failure."""
+        """Complete the round: send the rest and wait for all. Raises the first failure, and HvdError if the pass before
+        has failed, which ends its round."""
+        if self.failed is not None:
+            refusal = nothing_to_step_with(self.wire, self._missing())
+            self.skip()
+            raise refusal
         self.send_rest()
         self.land()
 
@@ -278,9 +328,12 @@ class Exchange:
         """Gradients are used up or dropped. What is under way is waited for; with `drop`, its failure is ignored."""
         passes.left_by(self)
         self._open.clear()
-        if self.book.under_way():
+        if self.failed is not None or self.book.under_way():
             try:
-                self.finish()
+                if self.failed is not None:
+                    self.skip()
+                else:
+                    self.finish()
             except Exception:
                 if not drop:
                     raise

@@ -159,7 +159,7 @@ class Distributed(Copyless):
     def _before_step(self, closure: bool) -> None:
         exchange: Any = self._hvd
         if exchange.skipping or closure:
-            if exchange.book.under_way():
+            if exchange.book.under_way() or exchange.failed is not None:
                 exchange.finish()
         elif not exchange.book.complete:
             exchange.finish()

@@ -28,7 +28,9 @@ class GradientRun:
         self.parameters, self._run = parameters, run
         self._dtypes = [parameter.dtype for parameter in parameters]
         self._counts = [parameter.numel() for parameter in parameters]
+        self._needed = [count * parameter.element_size() for count, parameter in zip(self._counts, parameters)]
         self._addresses: list[int] = []
+        self._bytes: list[int] = []  # of their storages, which may be resized in place
 
     @staticmethod
     def of(members: Sequence[tuple[str, torch.Tensor]], settings: dict[str, Any]) -> GradientRun | None:
@@ -60,14 +62,18 @@ class GradientRun:
             for gradient in gradients:
                 if not gradient.is_contiguous():
                     return None
+            sizes = [gradient.untyped_storage().nbytes() for gradient in gradients]
         except (AttributeError, RuntimeError):  # there is none, or it is sparse
             return None
-        if addresses != self._addresses:
-            for gradient in gradients:
+        if addresses != self._addresses or sizes != self._bytes:
+            for gradient, needed, size in zip(gradients, self._needed, sizes):
                 if not gradient.is_cpu or gradient.is_neg():
                     return None
+                offset = gradient.storage_offset()
+                if needed > size or (offset and offset * gradient.element_size() + needed > size):  # owned.py
+                    return None
             self._run.point(addresses)
-            self._addresses = addresses
+            self._addresses, self._bytes = addresses, sizes
         return gradients
 
     def submit(self, gradients: list[torch.Tensor], quiet: bool) -> Sent:

@@ -3,8 +3,9 @@ its memory: where a parameter is used through a view (`bias.view(...)`, `unsquee
 gradient that backward still needs for another branch, or with the gradient of another parameter. What lies there must
 not change before backward is over, and views that the user holds must stay views.
 
-Torch counts the users of a memory. One is the tensor, and one is the object that Python makes to ask. A torch that does
-not tell is taken to say that there are others: that costs copies, and is right.
+Torch counts the users of a memory. One is the tensor; the object that Python makes to ask is another, or has gone by
+then (before PyTorch 2.5), so it is tried with a memory that has one user, and then two. A torch that does not tell is
+taken to say that there are others: that costs copies, and is right.
 """
 
 from __future__ import annotations
@@ -14,12 +15,23 @@ from typing import Any
 
 import torch
 
-_users: Callable[[Any], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+_users: Callable[[Any], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 0)
+
+
+def _users_of_one() -> int | None:
+    """What the count is for one tensor alone; None: this torch does not tell."""
+    tensor = torch.empty(1, device="cpu")
+    alone = _users(tensor.untyped_storage()._cdata)
+    both = (tensor, tensor.view(1))
+    return alone if _users(both[0].untyped_storage()._cdata) == alone + 1 else None
+
+
+_alone = _users_of_one()
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
     """Whether another tensor, or something outside of torch that holds one, has this dense tensor's memory."""
-    return _users is None or _users(tensor.untyped_storage()._cdata) > 2
+    return _alone is None or _users(tensor.untyped_storage()._cdata) > _alone
 
 
 def is_held(tensor: torch.Tensor) -> bool:

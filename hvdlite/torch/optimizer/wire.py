@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ... import _core
-from ...errors import HvdError
+from ...errors import OUTCOMES, HvdError
 from ...ops import Average, Handle, Sum
 from ...ops.tensors import placed
 from ...ops.terms import Terms, reduction, travels_as
@@ -327,7 +327,7 @@ class _Both:
             if failure is None or handle.done():  # after a mismatch of the first, nobody may answer the second
                 try:
                     handle.wait()
-                except Exception as error:
+                except OUTCOMES as error:
                     failure = failure or error
         if failure is not None:
             raise failure

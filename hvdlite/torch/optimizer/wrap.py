@@ -13,6 +13,8 @@ What users should know:
   - Ranks run the same number of backward passes per step. One that skips backward altogether takes part in `step` (or
     `synchronize`); until then it must call no other collective that blocks, since the others wait in backward for it.
     `optimizer.wait_in_backward = False` moves their waiting to step() as well.
+  - An exception in backward that a rank catches ends the step for all: the other ranks raise HvdMismatchError, which
+    names it, where they wait (`skipping`). All go on by zero_grad() and the next batch.
   - A user's hooks on a parameter run first, those on its AccumulateGrad node may not.
   - Several threads that run backward for one optimizer at once need backward_passes_per_step = their number.
 """
@@ -29,6 +31,7 @@ from ... import _core
 from ...ops import Adasum, Average, op_of
 from ...optimizer import GradientBook
 from ...process_set import ProcessSet, global_process_set
+from .. import owned
 from ..compression import Compression
 from .carriers import InGroups
 from .delta import Combination, Delta
@@ -65,8 +68,9 @@ def DistributedOptimizer(
     `sparse_as_dense`: sparse gradients travel dense and become sparse again; otherwise indices and values are gathered.
     `process_set`: average over these ranks; on others the optimizer stays local.
 
-    Raises ValueError for names that are missing or not unique and for arguments that do not go together,
-    HvdNotInitializedError before init().
+    Raises ValueError for names that are missing or not unique, for parameters that wrap other tensors (DTensor of FSDP2
+    or tensor parallelism, quantized weights) and for arguments that do not go together, HvdNotInitializedError before
+    init().
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]")
@@ -88,6 +92,7 @@ def DistributedOptimizer(
         )
     GradientBook(backward_passes_per_step)  # its check, for one rank as well
     pairs = named(optimizer, named_parameters)
+    refuse_wrappers(pairs)
     serial = suffix_for(["optimizer"])
     members = grouped(groups, num_groups, [parameter for parameter, _ in pairs])
 
@@ -115,6 +120,14 @@ def DistributedOptimizer(
         wrapped.__dict__["_hvd"] = exchange
         weakref.finalize(wrapped, exchange.hooks.remove)
     return wrapped
+
+
+def refuse_wrappers(pairs: Iterable[tuple[torch.Tensor, str]]) -> None:
+    """ValueError that names the first trainable parameter which has no memory of its own."""
+    for parameter, name in pairs:
+        why = owned.wrapped(parameter) if parameter.requires_grad else None
+        if why is not None:
+            raise ValueError(f"parameter {name!r} is {why} [HVD203]")
 
 
 def _wrapped(optimizer: torch.optim.Optimizer, methods: type) -> Any:

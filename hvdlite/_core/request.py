@@ -1,0 +1,347 @@
+"""How is a request handed over, and how does a thread wait for it?
+
+A training loop asks for the same again and again. So what a call says but for its memory is a `Request`, made once
+and kept; handing it over is one call of the core (`start`), waiting for it is one, and a synchronous collective is one
+altogether (`run`). What holds the tensors meanwhile stands in flight.py.
+
+A Request never changes, so threads share it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import OUTCOMES
+from .device import Point, risk
+from .flight import Flight, Flights, Member, abandon, abandoned, flying, idle, refuse_twice, sweep, take
+from .kept import remember
+from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, text_of, thread
+from .patience import WAIT_MS, waited
+
+NOW, QUIET, SOON = lib.HVD_NOW, lib.HVD_QUIET, lib.HVD_SOON
+_OK, _AGAIN, _DIMS_MAX = lib.HVD_OK, lib.HVD_AGAIN, lib.HVD_DIMS_MAX
+_REDUCES = (lib.HVD_ALLREDUCE, lib.HVD_REDUCE, lib.HVD_REDUCESCATTER)
+_run = lib.hvd_run
+_WAIT_MS = WAIT_MS
+
+_requests: OrderedDict[Any, Request] = OrderedDict()
+
+
+class Request:
+    """What a call says but for its memory. Shared by threads and never changed."""
+
+    __slots__ = ("_lent", "name", "native")
+
+    def __init__(self, native: Any, name: Any, lent: Any) -> None:
+        self.native = native
+        self.name = name  # by what it is known while in flight; None: unnamed
+        self._lent = lent
+
+    def start(self, source: int, target: int, quiet: int, flight: Flight, keep: Any) -> None:
+        """Submits it with these addresses, whose memory `keep` holds. The flight's owner waits for it, or hands it on
+        to `abandon`, also if this raises. Raises as `submit`."""
+        if abandoned:
+            sweep()
+        name = self.name
+        if name is not None and name in flying:
+            refuse_twice(name)
+        flight.keep, flight.request = keep, self
+        if name is not None:
+            flying[name] = flight
+        text = thread.text
+        code = _run(self.native, source, target, quiet, 0, flight.native, text, TEXT_BYTES)
+        if code != _AGAIN:
+            raise error_for(code, text_of(text))
+
+    def run(self, source: int, target: int, keep: Any) -> None:
+        """Submits it and waits. Raises as `submit` and `Flight.wait`. Not for collectives that have a result to
+        fetch."""
+        if abandoned:
+            sweep()
+        name = self.name
+        if name is not None and name in flying:
+            refuse_twice(name)
+        text = thread.text
+        flight = idle.pop() if idle else Flight()
+        error = None
+        try:
+            flight.keep, flight.request = keep, self
+            code = _run(self.native, source, target, QUIET, _WAIT_MS, flight.native, text, TEXT_BYTES)
+            if code == _AGAIN:
+                error = flight.wait()
+            elif code != _OK:
+                error = error_for(code, text_of(text))
+        except BaseException:  # a signal handler's
+            abandoned.append(flight)
+            raise
+        flight.keep = flight.request = None
+        idle.append(flight)
+        if error is not None:
+            raise error
+
+    def placed(self, device: int, ready: int, not_finite: int = 0) -> Request:
+        """The same of memory on a device. not_finite: what was found there, for the NaN guard."""
+        native = ffi.new("struct hvd_request *", self.native[0])
+        native.device, native.ready, native.not_finite = device, ffi.cast("void *", ready), not_finite
+        return Request(native, self.name, (self._lent, self.native))
+
+    def check(self, source: int, target: int) -> None:
+        """Raises what a submission would raise, and submits nothing."""
+        whole = ffi.new("struct hvd_request *", self.native[0])
+        whole.input, whole.output = ffi.cast("void *", source), ffi.cast("void *", target)
+        checked(lib.hvd_check(whole, thread.text, TEXT_BYTES), thread.text)
+
+
+class Gathered(NamedTuple):
+    """Result of a ragged collective in the core's memory; valid until its Pending is released."""
+
+    address: Any
+    bytes: int
+    rows: int
+    rows_of: list[int]
+
+
+class Pending:
+    """One request, from before it is handed over. `keep` is everything whose memory the core may touch."""
+
+    __slots__ = ("_flight", "follow", "ready", "request")
+
+    def __init__(
+        self, request: Request | None, follow: Callable[[int, Any], None] | None = None,
+        ready: tuple[int, Any] | None = None, flight: Flight | None = None
+    ) -> None:  # fmt: skip
+        self._flight = flight
+        self.request = request
+        self.follow = follow
+        self.ready = ready
+
+    @property
+    def native(self) -> int:
+        """The core's handle of what is under way, or over and not released yet; else 0."""
+        return self._flight.native.handle if self._flight is not None else 0
+
+    def start(self, source: int, target: int, quiet: int, keep: Any) -> Pending:
+        """Hands it over. Raises as `submit`."""
+        assert self.request is not None
+        self._flight = take()
+        self.request.start(source, target, quiet, self._flight, keep)
+        return self
+
+    def done(self) -> bool:
+        """Whether `wait` would return (or raise) at once."""
+        return self._flight is None or self._flight.over()
+
+    def ended(self, bounded: bool = True) -> Exception | None:
+        """Blocks until the request is finished, and keeps its result; why it failed. May be called again. bounded: by
+        patience.py.
+
+        On a device nobody waits for that: it blocks until the collective lies there, and lets the framework follow it.
+        """
+        native, text, since = self.native, thread.text, 0.0
+        if not native:
+            return None
+        code = lib.hvd_wait(native, _WAIT_MS, text, TEXT_BYTES)
+        while code == _AGAIN:
+            if bounded:
+                since = waited(since, self.request.name if self.request is not None else None)
+            code = lib.hvd_wait(native, _WAIT_MS, text, TEXT_BYTES)
+        if code != _OK:
+            error = error_for(code, text_of(text))
+            self._lost()
+            return error
+        if self.follow is not None:
+            try:
+                self.follow(native, self.ready)
+            except OUTCOMES as error:
+                self._lost()
+                return error
+        return None
+
+    def wait(self, bounded: bool = True) -> None:
+        """`ended`, and raises why it failed."""
+        error = self.ended(bounded)
+        if error is not None:
+            self.release()
+            raise error
+
+    @property
+    def there(self) -> Point | None:
+        """What it began after, if who waits for it waits for its device, too."""
+        owner = self.ready[1] if self.ready is not None else None
+        return owner if isinstance(owner, Point) else None
+
+    def _lost(self) -> None:
+        """It has failed, but its device may still be at it."""
+        point, keep = self.there, self._flight.keep if self._flight is not None else None
+        if point is not None:
+            point.hold(keep)
+        elif self.ready is not None:
+            risk(keep)
+
+    def gathered(self) -> Gathered:
+        """After `wait`: what a ragged collective has brought."""
+        output = ffi.new("struct hvd_output *")
+        code = lib.hvd_result(self.native, output)
+        if code != _OK:
+            raise error_for(code, "the result of this collective is no longer there")
+        rows_of = [] if output.rows_of == ffi.NULL else [output.rows_of[i] for i in range(output.size)]  # join has none
+        return Gathered(output.data, output.bytes, output.rows, rows_of)
+
+    def release(self) -> None:
+        """Gives the core its slot and its result back and lets go of `keep`: now or, should it still be in flight, as
+        soon as the core is done with it."""
+        flight = self._flight
+        if flight is None:
+            return
+        handle = flight.native.handle
+        if handle and lib.hvd_forget(handle) == _AGAIN:
+            self._flight = None
+            abandon(flight)
+            return
+        flight.native.handle = 0
+        self._flight = None
+        flight.land()
+
+    def __del__(self) -> None:
+        if self._flight is not None:
+            abandon(self._flight)
+
+
+def request(
+    kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], *, root: int = 0, peer: int = 0,
+    splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0,
+    group: int = 0, group_count: int = 0, priority: int = 0, wire: int = 0
+) -> Request:  # fmt: skip
+    """The Request that says this, made when it is asked for the first time. wire: of an allreduce on devices, the dtype
+    that it may travel as, counted from 1. Raises ValueError: a NUL in the name, a priority that is no int32."""
+    key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
+           priority, wire)  # fmt: skip
+    known = _requests.get(key)
+    if known is None:
+        known = made(*key)
+        if name is not None or group == 0:  # the numbers of unnamed groups do not come again
+            remember(_requests, key, known)
+    return known
+
+
+def made(
+    kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], root: int, peer: int,
+    splits: tuple[int, ...] | None, prescale: float, postscale: float, process_set: int, group: int, group_count: int,
+    priority: int, wire: int
+) -> Request:  # fmt: skip
+    """A Request of one's own. As `request` has it."""
+    if name is not None and "\0" in name:
+        raise ValueError(f"a tensor name must not contain a NUL character: {name!r} [HVD204]")
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise ValueError(f"priority must be an int of 32 bits, not {priority!r} (tensor {name!r}) [HVD204]")
+    c_name = ffi.NULL if name is None else ffi.new("char[]", name.encode("utf-8", "surrogatepass"))
+    c_splits = ffi.NULL if splits is None else ffi.new("int64_t[]", splits)
+    native = ffi.new("struct hvd_request *")
+    native.name, native.kind, native.op, native.dtype = c_name, kind, op, dtype
+    native.root, native.peer = root, peer
+    native.splits, native.splits_count = c_splits, len(splits or ())
+    if len(shape) > _DIMS_MAX:  # the core shows shapes in errors and needs the first dimension only
+        shape = (*shape[: _DIMS_MAX - 1], math.prod(shape[_DIMS_MAX - 1 :]))
+    native.ndim = len(shape)
+    native.dims[0 : len(shape)] = shape
+    native.prescale, native.postscale = prescale, postscale
+    native.process_set, native.group, native.group_count = process_set, group, group_count
+    native.priority, native.wire = priority, wire
+    known_as = None if name is None else (name, process_set, root, peer) if kind == SEND else (name, process_set)
+    return Request(native, known_as, (c_name, c_splits))
+
+
+class Given(NamedTuple):
+    """What a submission needs to know: of which request, where its tensors lie, and what holds them. ready, follow: as
+    `given` has them."""
+
+    request: Request
+    source: int
+    target: int
+    keep: Any
+    follow: Callable[[int, Any], None] | None
+    ready: tuple[int, Any] | None
+
+
+def given(
+    kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], source: int, target: int, keep: Any, *,
+    device: int = 0, ready: tuple[int, Any] | None = None, follow: Callable[[int, Any], None] | None = None,
+    found: Callable[[], int] | None = None, **more: Any
+) -> Given:  # fmt: skip
+    """One contiguous tensor for `submit` or `submit_group`. `source` and `target` are addresses, `keep` is everything
+    whose memory the core may touch. `more`: as `request` has it; `priority`: the same on all ranks, of what is ready
+    together, greater goes first.
+
+    device: 0, or k + 1 for memory of CUDA's device k, which may be used after the event `ready`: (handle, its owner);
+    `follow` is called with the request's number and `ready` when it was waited for, see `behind`; `found` says how many
+    elements of what is to be reduced are NaN (times 2^32) and infinite.
+    """
+    known = request(kind, op, dtype, name, shape, **more)
+    if device:
+        sick = found() if found is not None and kind in _REDUCES else 0
+        known = known.placed(device, 0 if ready is None else ready[0], sick)
+        keep = (keep, ready)
+        tell_of_devices()
+    return Given(known, source, target, keep, follow, ready)
+
+
+def submit(*what: Any, quiet: int = NOW, **more: Any) -> Pending:
+    """Hand over what is `given`; never waits for another rank.
+
+    `quiet`: NOW; QUIET, the engine is not woken for it, because the caller soon waits, submits another one that is not
+    quiet, or calls `kick()`; SOON, it is sent by itself within a millisecond. Forgotten it is not lost: `done()` and
+    the other ranks' tensors send it, too.
+
+    Raises ValueError (unsupported dtype or op, the name is in flight, no int32 as priority), HvdNotInitializedError,
+    HvdPeerLostError.
+    """
+    known, source, target, keep, follow, ready = given(*what, **more)
+    return Pending(known, follow, ready).start(source, target, quiet, keep)  # splits are lent until it is finished
+
+
+def submit_group(members: Sequence[Given], quiet: int) -> list[Pending]:
+    """Hands all over in one call, so that nothing comes between them: half a group would never become ready. All is
+    looked at before. Raises as `submit`."""
+    if not members:
+        return []
+    if abandoned:
+        sweep()
+    for member in members:
+        if member.request.name in flying:
+            refuse_twice(member.request.name)
+        member.request.check(member.source, member.target)
+    count = len(members)
+    natives, pointers = ffi.new("struct hvd_request[]", count), ffi.new("struct hvd_request *[]", count)
+    group = Flights(count, members)
+    pendings = []
+    for place, (known, source, target, keep, follow, ready) in enumerate(members):
+        natives[place] = known.native[0]
+        native = pointers[place] = natives + place
+        native.input, native.output, native.quiet = ffi.cast("void *", source), ffi.cast("void *", target), quiet
+        flight = Member(group, place)
+        flight.keep, flight.request = keep, known
+        if known.name is not None:
+            flying[known.name] = flight
+        pendings.append(Pending(known, follow, ready, flight))
+    taken = lib.hvd_submit_many(pointers, count, group.owners, thread.text, TEXT_BYTES)
+    if taken != count:
+        raise error_for(taken if taken < 0 else group.owners[taken].code, text_of(thread.text))
+    return pendings
+
+
+def tell_of_devices() -> bool:
+    """Warns of what the core has to say about devices, once, on the first rank of the set that it is about: True."""
+    text = thread.text
+    fresh: bool = lib.hvd_notice(text, TEXT_BYTES) == 1
+    if fresh:
+        warnings.warn(f"hvdlite: {text_of(text)}", stacklevel=2)
+    return fresh
+
+
+def kick() -> None:
+    """Sends what was submitted quietly. Raises HvdNotInitializedError."""
+    checked(lib.hvd_kick())
