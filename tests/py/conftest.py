@@ -16,6 +16,7 @@ if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
 import ranks  # noqa: E402  (after the path is set)
+import warm  # noqa: E402
 from hosts import Hosts  # noqa: E402
 from hosts_sshd import Sshd  # noqa: E402
 
@@ -26,6 +27,7 @@ def all_ranks():
     pools = ranks.Ranks()
     yield pools
     pools.close()
+    warm.close()
 
 
 @pytest.fixture(scope="module")
@@ -65,5 +67,5 @@ def nothing_is_left(all_ranks):
         left &= set(os.listdir("/dev/shm"))
     assert not left, f"left in /dev/shm: {sorted(left)}"
     children = {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
-    left = ranks.gone(children - all_ranks.pids())
+    left = ranks.gone((children | warm.forked()) - all_ranks.pids())
     assert not left, f"children left: {sorted(left)}"

@@ -11,6 +11,8 @@ import threading
 import time
 import uuid
 
+import warm
+
 RUN = [sys.executable, "-m", "hvdlite.launcher"]
 SECONDS = 90.0
 GRACE = "6"
@@ -18,20 +20,24 @@ NO_RECORDS = {"HVDLITE_TRACE_DIR": "off"}  # what tests let fail leaves nothing 
 
 
 class Launch:
-    """`hvdlite-run *words` in a session of its own; `with Launch(...) as job:` kills what is left at the end."""
+    """`hvdlite-run *words` in a session of its own; `with Launch(...) as job:` kills what is left at the end.
 
-    def __init__(self, *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, under=(), merged=False, **environ):
+    cold: nothing of it is forked off a process that has imported frameworks (see warm.py)."""
+
+    def __init__(
+        self, *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, under=(), merged=False, cold=False, **environ
+    ):
         self.mark = uuid.uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
         inherited.setdefault("OMP_NUM_THREADS", "1")
         inherited["HVDLITE_FAILURE_GRACE"] = GRACE  # ranks of a crowded machine end late
-        self.process = subprocess.Popen(
-            [*under, *RUN, *map(str, words)],
+        self.process = warm.start(
+            [*under, *RUN, *words],
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.STDOUT if merged else subprocess.PIPE,
-            start_new_session=True,
-            env={**inherited, **NO_RECORDS, "HVDLITE_TEST_MARK": self.mark, **environ},
+            env={**inherited, **NO_RECORDS, warm.MARK: self.mark, **environ},
+            cold=cold,
         )
         self.pid = self.process.pid
         self._said = {"out": bytearray(), "err": bytearray()}

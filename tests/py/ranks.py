@@ -34,6 +34,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+import warm
 from launching import GRACE, NO_RECORDS
 
 HERE = Path(__file__).resolve().parent
@@ -93,18 +94,14 @@ def _alive(pid):
 
 
 class Job:
-    """A program on `size` ranks under the real launcher. Use as a context manager: afterwards nothing is left of it."""
+    """A program on `size` ranks under the real launcher. Use as a context manager: afterwards nothing is left of it.
+    framework, cold: see warm.start."""
 
-    def __init__(self, size, command, *launcher_flags, **extra):
+    def __init__(self, size, command, *launcher_flags, framework=None, cold=False, **extra):
         self.output = tempfile.TemporaryFile("w+", errors="replace")
         words = [sys.executable, "-m", "hvdlite.launcher", "-np", str(size), *launcher_flags, *command]
-        self.process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            env=environment(**extra),
-            start_new_session=True,
+        self.process = warm.start(
+            words, environment(**extra), stdout=self.output, stderr=subprocess.STDOUT, cold=cold, framework=framework
         )
 
     def __enter__(self):
@@ -137,9 +134,9 @@ class Job:
 
 
 class _Pool:
-    """`size` ranks that wait for bodies to run."""
+    """`size` ranks that wait for bodies to run. framework: what they have imported when they begin."""
 
-    def __init__(self, size):
+    def __init__(self, size, framework):
         self.size = size
         self.folder = tempfile.TemporaryDirectory(prefix="ranks")
         path = os.path.join(self.folder.name, "socket")
@@ -149,7 +146,7 @@ class _Pool:
             listener.settimeout(0.2)
             command = [sys.executable, str(HERE / "ranks.py"), path]
             flags = ("--start-timeout", str(START_S), "--failure-grace", str(START_S))  # ranks that fail are used again
-            self.job = Job(size, command, *flags)
+            self.job = Job(size, command, *flags, framework=framework)
             self.links, self.pids = {}, {}
             until = time.monotonic() + START_S
             while len(self.links) < size:
@@ -228,11 +225,12 @@ class Ranks:
 
     def pids(self):
         """The processes that are there to stay: ranks and their launchers."""
-        return {pid for pool in self.pools.values() for pid in (pool.job.process.pid, *pool.pids.values())}
+        ranks = {pid for pool in self.pools.values() for pid in (pool.job.process.pid, *pool.pids.values())}
+        return ranks | warm.pids()
 
     def run(self, size, module, name, arguments, deadline):
         if size not in self.pools:
-            self.pools[size] = _Pool(size)
+            self.pools[size] = _Pool(size, warm.named_in(Path(sys.modules[module].__file__).read_text()))
         elif size not in self.lived:
             self._tell(size, self.pools[size].run(*NEW_LIFE, DEADLINE_S))
         self.lived.add(size)
