@@ -1,8 +1,8 @@
 """Which tests run in one process, where several processes of tests run (pytest -n; tests/run does so), and which first.
 
 A module's tests stay together, for its fixtures. So do those that want an MPI, for they sweep what MPIs of killed ranks
-leave in /dev/shm; and those that want TensorFlow, which every rank anew is seconds to import. What has to come within a
-second is marked `alone`: tests/run has it run when nothing else does.
+leave in /dev/shm. What has to come within a second is marked `alone`: tests/run has it run when nothing else does. What
+is slow by nature is marked `long` (steps.py has the reasons); `tests/run everything` runs it.
 """
 
 import functools
@@ -10,23 +10,23 @@ import re
 from pathlib import Path
 
 import pytest
+from steps import LONG
 
 HERE = Path(__file__).resolve().parent
 # The longest.
-FIRST = ("mpi", "tensorflow", "test_install", "test_soak", "test_benchmarks")
+FIRST = ("mpi", "test_install", "test_soak", "test_benchmarks")
 ALONE = re.compile(r"test_(deaths|chaos|bad_input|lives|store|mpi_lingers|stall\w*)$")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "alone: has to come within a second, also on two cores")
+    config.addinivalue_line("markers", "long: slow by nature, not in the check of a commit")
 
 
 @functools.cache
 def group(file):
     """The name of those that run together."""
     name = Path(file).stem
-    if name.startswith(("test_tf_", "test_keras")):
-        return "tensorflow"
     return "mpi" if re.search(r"^(import|from) mpis\b", (HERE.parent / file).read_text(), re.MULTILINE) else name
 
 
@@ -35,6 +35,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if ALONE.match(item.path.stem):
             item.add_marker("alone")
+        if LONG.get(item.path.stem) or LONG.get(f"{item.path.stem}::{item.name.split('[')[0]}"):
+            item.add_marker("long")
 
     def place(item):
         found = group(item.nodeid.split("::")[0])

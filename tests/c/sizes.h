@@ -7,6 +7,10 @@
 
 #include "world.h"
 
+/* Is a choice (a shape, a pattern) met beside these other values of a matrix, which `others` adds up? One is, in turn,
+ * so that each meets each value of the others; with TESTS_EVERYTHING set all are. */
+bool hvd_picked(int choice, int choices, int others);
+
 /* `works` counts what the ranks' bodies have done; too little ends the test, so that a matrix cannot become empty. */
 void hvd_every_size(void (*body)(const struct hvd_plane_arg *arg, void *more), const _Atomic long *works);
 

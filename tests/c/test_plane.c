@@ -51,12 +51,13 @@ static void cell(const struct turn *turn, const struct hvd_work *like, bool thor
     uint64_t above = SEGMENT_BYTES / (uint64_t)hvd_dtype_bytes(like->dtype) + 1;
     uint64_t counts[] = {0, 1, (uint64_t)size - 1, (uint64_t)size + 1, 7, 1000, above};
     for (size_t i = 0; i < HVD_COUNT_OF(counts) - !thorough; i++)
-        for (int shape = 0; shape < HVD_BUCKET_SHAPES; shape++) {
-            /* Short of time, each list in one of the places; both places are met either way. */
-            for (int place = 0; place < HVD_BUCKET_PLACES; place++)
-                if (thorough || (int)(i + (size_t)shape) % 2 == place)
+        for (int shape = 0; shape < HVD_BUCKET_SHAPES; shape++)
+            for (int place = 0; place < HVD_BUCKET_PLACES; place++) {
+                /* Short of time, each list in one of the places; both places are met either way. */
+                int others = (int)i + like->dtype + like->op + size;
+                if (thorough || (((int)i + shape) % 2 == place && hvd_picked(shape, HVD_BUCKET_SHAPES, others)))
                     one(turn, like, counts[i], shape, place, 0);
-        }
+            }
 }
 
 static void joined_ranks(const struct turn *turn, struct hvd_work like)
@@ -115,7 +116,7 @@ static void matrix(const struct turn *turn)
                 bool usual = dtype == HVD_DTYPE_float32 && like.op == HVD_OP_average;
                 bool first_op = like.op == hvd_op_number(0) || kinds[k] == HVD_ALLREDUCE;
                 if (reducible(&like) && first_op && (size < 64 || like.op == HVD_OP_sum || usual))
-                    cell(turn, &like, size < 64 && (usual || (like.op == HVD_OP_sum && size <= 3)));
+                    cell(turn, &like, size < 64 && (usual || (like.op == HVD_OP_sum && size == 3)));
                 like.prescale = 2;
                 like.postscale = 0.25;
                 if (kinds[k] == HVD_ALLREDUCE && reducible(&like) && (size < 64 || like.op != HVD_OP_product))

@@ -227,7 +227,8 @@ static void reductions(const struct turn *turn, struct hvd_work work, bool thoro
     bool scaled = work.dtype != HVD_DTYPE_bool;
     for (size_t i = 0; i < HVD_COUNT_OF(counts) - !thorough; i++) {
         for (int pattern = 0; pattern < PATTERNS; pattern++)
-            reducescatter(turn, work, counts[i], pattern);
+            if (hvd_picked(pattern, PATTERNS, (int)i + work.dtype + work.op + turn->arg->size))
+                reducescatter(turn, work, counts[i], pattern);
         reducescatter_is_a_slice_of_allreduce(turn, work, counts[i]);
         reduce(turn, work, counts[i], i % 2, false);
         reduce(turn, work, counts[i], (i + 1) % 2, true);
@@ -252,7 +253,8 @@ static void matrix(const struct turn *turn)
             continue;
         for (size_t i = 0; i < HVD_COUNT_OF(counts) - !thorough; i++)
             for (int pattern = 0; pattern < PATTERNS; pattern++)
-                alltoall(turn, dtype, counts[i], pattern);
+                if (dtype == HVD_DTYPE_float32 || hvd_picked(pattern, PATTERNS, (int)i + dtype + size))
+                    alltoall(turn, dtype, counts[i], pattern);
         for (int i = 0; hvd_op_number(i) >= 0; i++) {
             struct hvd_work work = {
                 .op = hvd_op_number(i), .dtype = dtype, .divide_by = size, .prescale = 1, .postscale = 1};

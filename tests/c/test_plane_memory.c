@@ -141,6 +141,9 @@ static void works(const struct hvd_plane_arg *arg, void *more)
                 continue;
             for (size_t k = 0; k < HVD_COUNT_OF(counts) - (thorough ? 0 : 2); k++)
                 for (int shape = 0; shape < HVD_BUCKET_SHAPES; shape++) {
+                    if (dtype != HVD_DTYPE_float32 &&
+                        !hvd_picked(shape, HVD_BUCKET_SHAPES, (int)k + dtype + like.op + arg->size))
+                        continue;
                     work_in_plane(arg, plane, opened, &like, counts[k], shape, (int)k % 2, 0, false);
                     if (dtype == HVD_DTYPE_float32)
                         work_in_plane(arg, plane, opened, &like, counts[k], shape, (int)k % 2, 0, true);

@@ -1,0 +1,172 @@
+"""What a check consists of, in which order, and how it went: tests/run calls this in the environment that it has made.
+
+    tests/run                   the check of a commit: the steps whose `check` says why they are in it
+    tests/run everything        the long form: before a capability is called finished
+    tests/run mypy pytest       only these steps
+
+Each step runs under a deadline; its log is tests/out/log/STEP, and the end of a failed one's is shown. The last lines
+are a table: step, how it ended, seconds, what it said last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / "tests" / "out" / "log"
+JOBS = len(os.sched_getaffinity(0))
+SKIPPED = 77
+SHOWN = 60  # lines of a failed step's log
+AGAIN = 5  # Python tests that fail beside others, at most, have to pass by themselves, and are named
+FAULTS = re.compile(r"FAILED|^ERROR |Sanitizer|runtime error|^E  |^Failed: ")
+# Addresses must not be random for the thread sanitizer of older compilers.
+C_TESTS = f"setarch {os.uname().machine} -R make -s --no-print-directory -C tests -j {JOBS} check AT_ONCE={JOBS + 1} "
+PYTEST = f"{sys.executable} -m pytest "
+CHAOS = f"{sys.executable} tests/chaos.py --trials 500 --seed 1"
+BITS = "adasum algo coord_sim kernel kinds learned plane_bits ranges"
+FORMATTED = "find csrc tests examples -name '*.[ch]' -not -path 'tests/out/*' | xargs clang-format --dry-run -Werror"
+
+
+class Step(NamedTuple):
+    """check: why it is in the check of a commit, or nothing: it is in `everything` only, for the reason in `long`."""
+
+    name: str
+    seconds: int
+    command: str
+    check: str = ""
+    long: str = ""
+
+
+STEPS = (
+    Step("ruff", 120, "ruff check --output-format concise .", check="seconds"),
+    Step("format", 120, "ruff format --check .", check="seconds"),
+    Step("clang-format", 120, FORMATTED, check="seconds"),
+    Step("mypy", 600, "mypy", check="seconds; what users see is typed"),
+    Step("address,undefined", 1800, C_TESTS + "SAN=address,undefined", check="all C tests, in the form that sees most"),
+    Step("bits", 600, C_TESTS + f"ONLY='{BITS}'", check="as it is shipped: what a sanitizer's build adds otherwise"),
+    Step(
+        "counts",
+        900,
+        f"make -s --no-print-directory -C tests -j {JOBS} counted && {sys.executable} tests/counts.py",
+        check="instructions of the hot paths: a slower one is seen at once, on any machine",
+    ),
+    Step(
+        "pytest",
+        3600,
+        PYTEST + f"-n {min(JOBS, 4)} --no-loadscope-reorder -m 'not alone and not long' --durations=40 tests",
+        check="all Python tests but those of LONG",
+    ),
+    Step("alone", 1800, PYTEST + "-m 'alone and not long' --durations=20 tests", check="has to come within a second"),
+    Step("plain", 1800, C_TESTS, long="the same C tests as under the sanitizers, as they are shipped"),
+    Step("thread", 2400, C_TESTS + "SAN=thread", long="7 minutes; who changes C runs it for what has changed"),
+    Step("long", 5400, PYTEST + "-m long --durations=0 tests", long="slow by nature; each with its reason"),
+    Step("interrupted", 1800, "make -s --no-print-directory -C tests interrupted", long="a build of its own"),
+    Step("chaos", 5400, CHAOS, long="20 minutes; the check has a few trials"),
+    Step("soak", 3600, f"{sys.executable} tests/soak.py --minutes 30", long="30 minutes; the check has half of one"),
+    Step("fuzz", 3600, "make -s --no-print-directory -C tests fuzz", long="needs clang; what it found the check plays"),
+    Step("oldest-tensorflow", 3600, "make -C tests oldest-tensorflow", long="an environment of its own"),
+)
+# A Python module or one of its tests, and why it is in the step `long`, not in the check.
+LONG: dict[str, str] = {}
+
+
+def chosen(words: list[str]) -> list[Step]:
+    """The steps that are asked for. ValueError: there is none of that name."""
+    if not words:
+        return [step for step in STEPS if step.check]
+    if words == ["everything"]:
+        return list(STEPS)
+    steps = {step.name: step for step in STEPS}
+    for word in words:
+        if word not in steps:
+            raise ValueError(f"no step is called {word}; there are everything, {', '.join(steps)}")
+    return [steps[word] for word in words]
+
+
+def run(step: Step) -> tuple[str, float, str]:
+    """How it ended, after how many seconds, and the last line of its log."""
+    began, log = time.monotonic(), LOGS / step.name
+    needed = shlex.split(step.command)[0]
+    if step.name == "mypy" and not shutil.which(needed):
+        return "skipped", 0.0, "mypy needs Python 3.10"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["bash", "-c", step.command], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(step.seconds)
+        except subprocess.TimeoutExpired:
+            code = 124
+            file.write(f"FAILED: no end within {step.seconds} s\n")
+        finally:
+            _end(process)
+        if code == 1 and step.name in ("pytest", "alone"):
+            code = _again(file)
+    lines = log.read_text(errors="replace").splitlines()
+    last = next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
+    if code and code != SKIPPED:
+        print(f"\n{step.name} failed with {code}; the end of its log, {log.relative_to(ROOT)}:")
+        print("\n".join(lines[-SHOWN:]))
+        print("\n".join([line[:200] for line in lines[:-SHOWN] if FAULTS.search(line)][-SHOWN:]))
+    how = "ok" if code == 0 else "skipped" if code == SKIPPED else "FAILED"
+    return how, time.monotonic() - began, last.strip("= \r")[:100]
+
+
+def _again(log: TextIO) -> int:
+    """The exit code of the tests that have failed, run once more without others; the log's last line names them."""
+    failed = list(json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text()))
+    if len(failed) > AGAIN:
+        return 1
+    words = [sys.executable, "-m", "pytest", "--last-failed", "tests"]
+    code = subprocess.call(words, cwd=ROOT, stdout=log, stderr=log, timeout=1800)
+    if code == 0:
+        log.write(f"passed, but at a second attempt only: {', '.join(failed)}\n")
+    return code
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """What a step has started ends with it: first with the stacks of the tests that hang."""
+    for number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def main(words: list[str]) -> int:
+    try:
+        steps = chosen(words)
+    except ValueError as error:
+        print(error)
+        return 2
+    LOGS.mkdir(parents=True, exist_ok=True)
+    (ROOT / ".pytest_cache/v/cache/lastfailed").unlink(missing_ok=True)
+    began, rows = time.monotonic(), []
+    for step in steps:
+        print(f"{step.name:18}", end="", flush=True)
+        how, seconds, last = run(step)
+        rows.append((step.name, how, seconds, last))
+        print(f"{how:8}{seconds:6.0f} s  {last}", flush=True)
+    failed = [name for name, how, _, _ in rows if how == "FAILED"]
+    print()
+    for name, how, seconds, last in rows:
+        print(f"{how:8} {name:18}{seconds:6.0f} s  {last}")
+    spent = f"{time.monotonic() - began:.0f} s"
+    print(f"failed: {' '.join(failed)} (after {spent})" if failed else f"all passed in {spent}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
