@@ -2,13 +2,14 @@
 
     python forking.py FRAMEWORK SOCKET DESCRIPTOR PARENT
 
-It writes "ready" to the descriptor, and ends with its parent. A fork becomes the launcher. Where its agent would execute
-Python for a rank, the rank goes on in the fork (`_as_new`), as a new Python would: environment, arguments, folder,
-descriptors, signals, `__main__`, an `hvdlite` that is imported anew, and Python's own end.
+It writes "ready" to the descriptor and ends with its parent. A fork becomes the launcher. Where its agent would execute
+Python for a rank, the rank goes on in the fork (`_as_new`), as a new Python would: environment, arguments, descriptors,
+signals, `__main__`, an `hvdlite` that is imported anew, and Python's own end.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import ctypes
@@ -24,6 +25,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 import types
 
 FRAMEWORKS = {
@@ -36,9 +38,11 @@ LAUNCHER = "import sys; from hvdlite.launcher.cli import main; sys.exit(main())"
 
 
 def program(words):
-    """("code" or "file", it, arguments) of a Python's command line; None for what is done in another way."""
+    """("code", "module" or "file", it, arguments) of a Python's command line; None for what is done in another way."""
     if len(words) > 2 and words[1] == "-c":
         return "code", words[2], ["-c", *words[3:]]
+    if len(words) > 2 and words[1] == "-m":
+        return "module", words[2], ["-m", *words[3:]]
     if len(words) > 1 and words[1].endswith(".py"):
         return "file", words[1], words[1:]
     return None
@@ -108,7 +112,7 @@ def _as_new(words, environ, fresh=True):
     os.environ.clear()
     os.environ.update(environ)
     kind, what, sys.argv = program(words) or ("code", "raise SystemExit(127)", [])
-    folder = "" if kind == "code" else os.path.dirname(os.path.abspath(what))
+    folder = {"code": "", "module": os.getcwd()}.get(kind, os.path.dirname(os.path.abspath(what)))
     sys.path[:] = [folder, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)), *_PATHS]
     for name in [name for name in sys.modules if fresh and name.split(".")[0] == "hvdlite"]:
         del sys.modules[name]
@@ -119,6 +123,8 @@ def _as_new(words, environ, fresh=True):
     main = types.ModuleType("__main__")
     main.__builtins__ = sys.modules["builtins"]
     sys.modules["__main__"] = main
+    if kind == "module":
+        what = f"import runpy\nrunpy._run_module_as_main({what!r})"
     if kind == "file":
         main.__file__ = what
         what = "with open(__file__, 'rb') as _: _ = compile(_.read(), __file__, 'exec')\nexec(_)"
@@ -126,18 +132,25 @@ def _as_new(words, environ, fresh=True):
 
 
 def _code_of(text):
-    """Runs a program to its end: its exit code, 128 and more for a signal's."""
+    """Runs a program to its end: its exit code, minus a signal's number."""
+    left = []  # the SystemExit
     try:
         exec(compile(text, "<string>", "exec"), sys.modules["__main__"].__dict__)
+        return 0
     except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return error.code or 0
-        print(error.code, file=sys.stderr)
-        return 1
+        left.append(error)
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
     except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__.tb_next)
+        error.__traceback__ = error.__traceback__.tb_next
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    return 0
+    _thread.start_new_thread(left.clear, ())  # at Python's end there is no frame any more, which hvdlite asks about
+    while left:
+        time.sleep(0.001)
+    return code
 
 
 def _end(code):

@@ -43,6 +43,7 @@ DEADLINE_S = 40.0
 AFTER_FAILURE_S = 2.0  # what the other ranks get to answer once one has failed
 KEPT = (1, 2, 3, 4)  # sizes whose ranks outlive a module
 NEW_LIFE = "", "", {}  # in the place of a test: module, name, arguments
+EVERYTHING = bool(os.environ.get("TESTS_EVERYTHING"))  # tests/run everything
 OPTIONAL = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_")
 
 

@@ -5,7 +5,8 @@ in turn: that reaches every place where a handle could get lost, and depends on 
 the wait itself is the subject. Rank 1 is late each time. Before it comes rank 0 fills the memory that it has given back
 with sevens: whoever still writes there is seen, and who still reads there is seen as a wrong result on rank 1.
 
-INTERRUPT_EVERY=1 raises at every instruction and in every millisecond; by default at a part of them.
+INTERRUPT_EVERY=1 raises at every instruction and in every millisecond; by default at a part of them, which is larger in
+`tests/run everything`.
 """
 
 import gc
@@ -17,13 +18,13 @@ import time
 
 import numpy as np
 import pytest
-from ranks import as_ranks
+from ranks import EVERYTHING, as_ranks
 
 import hvdlite as hvd
 from hvdlite import _core
 
 COUNT = 1 << 15  # floats: so much memory malloc gives back to the system
-EVERY = int(os.environ.get("INTERRUPT_EVERY", 9))
+EVERY = int(os.environ.get("INTERRUPT_EVERY", 5 if EVERYTHING else 61))
 OURS = os.path.dirname(hvd.__file__)
 LATE_S = 0.06  # longer than one wait in the core
 ERRORS = (KeyboardInterrupt, TimeoutError, SystemExit, hvd.HvdError)

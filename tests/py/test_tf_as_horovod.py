@@ -20,7 +20,7 @@ def test_a_test_file_for_horovod_passes_on_every_rank(file, keras):
     path = HERE / f"{file}.py"
     assert "hvdlite" not in re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL)
     command = [sys.executable, "-m", "pytest", "-v", "-x", "--noconftest", "-p", "no:cacheprovider", str(path)]
-    with Job(2, command, "--as-horovod", TF_USE_LEGACY_KERAS=str(int(keras == "2"))) as job:
+    with Job(2, command, "--as-horovod", framework="tensorflow", TF_USE_LEGACY_KERAS=str(int(keras == "2"))) as job:
         code = job.wait(900)
         assert code == 0, job.text()
         assert len(re.findall(r"=+ \d+ passed", job.text())) == 2, job.text()

@@ -33,6 +33,8 @@ OWN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVE
 # Variables that may be other ones than the server's: what they say is read later than at an import.
 LATE = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_", "MASTER_", "NCCL_", "TEST_", "PYTEST_")
 LATE_TOO = ("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR", "PWD", "OLDPWD", "_", *OWN)
+# Those that are read at an import and that tests set: a server for each value.
+KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
 
 
 class Forked:
@@ -72,13 +74,13 @@ class Forked:
 
 
 class _Server:
-    """As its client sees it."""
+    """As its client sees it. more: the early variables that it has besides those of the tests' own process."""
 
-    def __init__(self, framework):
+    def __init__(self, framework, more):
         self.folder = tempfile.TemporaryDirectory(prefix="warm")
         self.path = os.path.join(self.folder.name, "socket")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(LATE)}
-        self.environ = {**kept, **OWN, MARK: "0" * 32}
+        self.environ = {**kept, **OWN, **more, MARK: "0" * 32}
         ready, told = os.pipe()
         with open(ready, "rb") as answer:
             self.process = subprocess.Popen(
@@ -156,11 +158,13 @@ def start(words, env, stdin=subprocess.DEVNULL, stdout=None, stderr=None, cold=F
 
 def _server(framework, env):
     """The server for jobs in this environment; None: there can be none."""
-    if framework not in _servers:
-        _servers[framework] = _Server(framework)
-    own = _servers[framework].environ
+    more = {name: env[name] for name in KERAS if name in env}
+    key = (framework, *sorted(more.items()))
+    if key not in _servers:
+        _servers[key] = _Server(framework, more)
+    own = _servers[key].environ
     early = (name for name in {*env, *own} if not name.startswith(LATE) and name not in LATE_TOO)
-    return None if any(env.get(name) != own.get(name) for name in early) else _servers[framework]
+    return None if any(env.get(name) != own.get(name) for name in early) else _servers[key]
 
 
 def wanted(words):
@@ -172,6 +176,8 @@ def wanted(words):
     if found is None:
         return None
     kind, what, _ = found
+    if kind == "module":
+        return None
     try:
         text = Path(what).read_text(errors="replace") if kind == "file" else what
     except OSError:
