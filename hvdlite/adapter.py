@@ -4,7 +4,7 @@ An Adapter answers a handful of questions; `ops` makes all collectives from the 
 names or handles. A new framework is one such class and its optimizer hook.
 
 The core takes contiguous memory only: an adapter says whether a tensor's is, and can make a copy that is. Addresses are
-read when a collective is submitted; keeping the tensor alive until it is finished is the business of `ops`.
+read when a collective is submitted; keeping that memory until it is finished is the business of `ops`.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ class Adapter(Protocol[T]):
 
     def address(self, tensor: T) -> int:
         """Of a tensor that has a form. ValueError if its memory is not all there."""
+
+    def memory(self, tensor: T) -> Any:
+        """What holds the memory of a tensor, also when the tensor is given other memory while the core works on it."""
 
     def twin(self, tensor: T) -> tuple[T, int]:
         """A new tensor like one that has a form, its contents undefined, and its address."""

@@ -93,6 +93,9 @@ class NumpyAdapter:
     def address(self, tensor: np.ndarray) -> int:
         return tensor.__array_interface__["data"][0]
 
+    def memory(self, tensor: np.ndarray) -> np.ndarray:
+        return tensor
+
     def twin(self, tensor: np.ndarray) -> tuple[np.ndarray, int]:
         made = np.empty(tensor.shape, tensor.dtype)
         return made, made.__array_interface__["data"][0]

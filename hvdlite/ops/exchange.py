@@ -87,8 +87,8 @@ class Exchanges(Tensors[T]):
         number = number_of(terms.process_set)
         splits, counted = self._splits(terms.splits, view.shape[0], terms.process_set.size())
         pending = _core.submit(
-            _core.ALLTOALL, 0, view.dtype, full_name("alltoall.", name), view.shape, view.address, 0, mine,
-            splits=splits, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
+            _core.ALLTOALL, 0, view.dtype, full_name("alltoall.", name), view.shape, view.address, 0,
+            self.adapter.memory(mine), splits=splits, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
             **placed(view, fetched=True),
         )  # fmt: skip
 
@@ -128,8 +128,9 @@ class Exchanges(Tensors[T]):
         number, root = number_of(terms.process_set), rank_in(terms.process_set, terms.root_rank)
         splits = tuple(view.shape[0] if rank == root else 0 for rank in range(terms.process_set.size()))
         pending = _core.submit(
-            _core.ALLTOALL, 0, view.dtype, full_name("gather.", name), view.shape, view.address, 0, mine, root=root,
-            splits=splits, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
+            _core.ALLTOALL, 0, view.dtype, full_name("gather.", name), view.shape, view.address, 0,
+            self.adapter.memory(mine), root=root, splits=splits, process_set=number,
+            quiet=_core.QUIET if waits else _core.SOON,
             **placed(view, fetched=True),
         )  # fmt: skip
 
@@ -245,8 +246,9 @@ class Exchanges(Tensors[T]):
         if full is None:
             full = f"send.noname.{_core.unnamed((sender, receiver), number)}"
         pending = _core.submit(
-            _core.SEND, 0, view.dtype, full, view.shape, view.address, 0 if sends else view.address, held,
-            root=sender, peer=receiver, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
+            _core.SEND, 0, view.dtype, full, view.shape, view.address, 0 if sends else view.address,
+            self.adapter.memory(held), root=sender, peer=receiver, process_set=number,
+            quiet=_core.QUIET if waits else _core.SOON,
             **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: None if sends else self._landed(mine, held))

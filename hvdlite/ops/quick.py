@@ -39,7 +39,7 @@ class Landing(Handle):
         if not in_place:
             self._result, target = adapter.twin(tensor)
         self._flight = flight = _core.take()
-        request.start(source, target, _core.SOON, flight, (tensor, self._result))
+        request.start(source, target, _core.SOON, flight, (adapter.memory(tensor), self._result))
 
     def done(self) -> bool:
         """Whether `wait` returns or raises at once."""

@@ -40,7 +40,7 @@ class Reductions(Quick[T]):
         mine, source, view, target, address = self._prepare(tensor, in_place)
         pending = _core.submit(
             _core.ALLREDUCE, terms.op, view.dtype, full_name("allreduce.", name), view.shape, view.address, address,
-            (source, target), prescale=terms.prescale, postscale=terms.postscale,
+            (self.adapter.memory(source), target), prescale=terms.prescale, postscale=terms.postscale,
             process_set=number_of(terms.process_set), priority=terms.priority,
             quiet=_core.QUIET if waits else _core.SOON, **placed(view, wire=terms.wire),
         )  # fmt: skip
@@ -53,7 +53,7 @@ class Reductions(Quick[T]):
         prepared = [self._prepare(tensor, in_place) for tensor in group_of(tensors)]
         pending = self._submit_all(
             _core.ALLREDUCE,
-            [(view, (source, target), address) for _, source, view, target, address in prepared],
+            [(view, (self.adapter.memory(source), target), address) for _, source, view, target, address in prepared],
             full_name("grouped_allreduce.", name),
             terms,
             waits,
@@ -113,7 +113,7 @@ class Reductions(Quick[T]):
             adapter = self.adapter
             source = adapter.address(tensor)
             result, target = adapter.twin(tensor)
-            request.run(source, target, (tensor, result))
+            request.run(source, target, (adapter.memory(tensor), result))
             return result
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set, timeout)
         if compression is NoneCompressor:
@@ -136,7 +136,7 @@ class Reductions(Quick[T]):
         if request is not None:
             adapter = self.adapter
             address = adapter.address(tensor)
-            request.run(address, address, tensor)
+            request.run(address, address, adapter.memory(tensor))
             adapter.written(tensor)
             return tensor
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set, timeout)
@@ -213,8 +213,9 @@ class Reductions(Quick[T]):
         target = self.adapter.like(mine, view.shape if is_root else (0,))
         pending = _core.submit(
             _core.REDUCE, terms.op, view.dtype, full_name("reduce.", name), view.shape, view.address,
-            self.adapter.view(target).address if is_root else 0, (mine, target), root=root, prescale=terms.prescale,
-            postscale=terms.postscale, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
+            self.adapter.view(target).address if is_root else 0, (self.adapter.memory(mine), target), root=root,
+            prescale=terms.prescale, postscale=terms.postscale, process_set=number,
+            quiet=_core.QUIET if waits else _core.SOON,
             **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: target)
@@ -259,8 +260,8 @@ class Reductions(Quick[T]):
         ((mine, view, target, address),) = self._shares([tensor], terms)
         pending = _core.submit(
             _core.REDUCESCATTER, terms.op, view.dtype, full_name("reducescatter.", name), view.shape, view.address,
-            address, (mine, target), prescale=terms.prescale, postscale=terms.postscale, process_set=number,
-            quiet=_core.QUIET if waits else _core.SOON, **placed(view),
+            address, (self.adapter.memory(mine), target), prescale=terms.prescale, postscale=terms.postscale,
+            process_set=number, quiet=_core.QUIET if waits else _core.SOON, **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: target)
 
@@ -269,7 +270,7 @@ class Reductions(Quick[T]):
         prepared = self._shares(group_of(tensors), terms)
         pending = self._submit_all(
             _core.REDUCESCATTER,
-            [(view, (mine, target), address) for mine, view, target, address in prepared],
+            [(view, (self.adapter.memory(mine), target), address) for mine, view, target, address in prepared],
             full_name("grouped_reducescatter.", name),
             terms,
             waits,

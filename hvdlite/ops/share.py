@@ -25,8 +25,9 @@ class Shares(Tensors[T]):
     def _allgather(self, tensor: Any, name: str | None, terms: Terms, waits: bool = False) -> Handle:
         mine, view = self._rows("allgather", tensor)
         pending = _core.submit(
-            _core.ALLGATHER, 0, view.dtype, full_name("allgather.", name), view.shape, view.address, 0, mine,
-            process_set=number_of(terms.process_set), quiet=_core.QUIET if waits else _core.SOON,
+            _core.ALLGATHER, 0, view.dtype, full_name("allgather.", name), view.shape, view.address, 0,
+            self.adapter.memory(mine), process_set=number_of(terms.process_set),
+            quiet=_core.QUIET if waits else _core.SOON,
             **placed(view, fetched=True),
         )  # fmt: skip
 
@@ -42,7 +43,7 @@ class Shares(Tensors[T]):
         prepared = [self._rows("grouped_allgather", tensor) for tensor in group_of(tensors)]
         pending = self._submit_all(
             _core.ALLGATHER,
-            [(view, mine, 0) for mine, view in prepared],
+            [(view, self.adapter.memory(mine), 0) for mine, view in prepared],
             full_name("grouped_allgather.", name),
             terms._replace(op=0),
             waits,
@@ -99,8 +100,9 @@ class Shares(Tensors[T]):
         number = number_of(terms.process_set)
         pending = _core.submit(
             _core.BROADCAST, 0, view.dtype, full_name("broadcast.", name), view.shape, view.address,
-            self.adapter.view(target).address, (mine, target), root=rank_in(terms.process_set, terms.root_rank),
-            process_set=number, quiet=_core.QUIET if waits else _core.SOON,
+            self.adapter.view(target).address, (self.adapter.memory(mine), target),
+            root=rank_in(terms.process_set, terms.root_rank), process_set=number,
+            quiet=_core.QUIET if waits else _core.SOON,
             **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(accepted, target) if in_place else target)

@@ -89,6 +89,9 @@ class TorchAdapter:
     def address(self, tensor: torch.Tensor) -> int:
         return owned.address_of(tensor)
 
+    def memory(self, tensor: torch.Tensor) -> Any:
+        return tensor.untyped_storage()  # `tensor.data = other`, as in module.half(), lets go of it
+
     def twin(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         made = torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
         return made, made.data_ptr()

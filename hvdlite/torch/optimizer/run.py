@@ -78,7 +78,7 @@ class GradientRun:
 
     def submit(self, gradients: list[torch.Tensor], quiet: bool) -> Sent:
         """Send what `gradients` has returned."""
-        return self._run.submit(gradients, quiet)
+        return self._run.submit([plain.adapter.memory(gradient) for gradient in gradients], quiet)
 
 
 def written(tensors: list[torch.Tensor]) -> None:
