@@ -1,6 +1,6 @@
 """What does a rank of hvdlite.run do? It fetches the call, makes it, and hands in what came of it.
 
-    python -m hvdlite._called ADDRESS PORT
+    hvdlite._called ADDRESS PORT
 
 ADDRESS and PORT are of the caller's desk (launcher/desk.py); the key to it is in the environment, from where it is
 taken before anything of the user's runs. The call is a pickle of cloudpickle's: the folders that the caller imports
@@ -102,7 +102,3 @@ def _fetched(link: socket.socket, session: _wire.Session) -> bytes:
 
 def _silent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Prints nothing."""
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

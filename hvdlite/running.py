@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import config
+from . import _python, config
 from ._coded import coded
 from .errors import HvdNotYetError, HvdRunError
 
@@ -142,8 +142,8 @@ class _Call:
             counter = desk.Desk(key, place, self._size, call)
             try:
                 address, port = counter.address
-                far = [self._executable, "-m", "hvdlite._called", address, str(port)]
-                near = [sys.executable, "-m", "hvdlite.launcher.leashed", str(os.getpid()), *self._flags, *far]
+                far = [self._executable, *_python.words("hvdlite._called")[1:], address, str(port)]
+                near = [*_python.words("hvdlite.launcher.leashed"), str(os.getpid()), *self._flags, *far]
                 code = self._attend(near, {**environ, desk.KEY: key.hex()}, counter)
             finally:
                 counter.close()

@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hvdlite import _wire, config
+from hvdlite import _python, _wire, config
 
 from . import environment, guard, muster, process, remote
 from .agent import READ_BYTES, TOLD, Agent
@@ -39,7 +39,7 @@ from .ending import LOST
 ENDED_S = 1.0
 ORDER = "HVDLITE_AGENT_ORDER"
 BOOT = (
-    f"import sys,os,json;g=json.loads(os.environ.pop('{ORDER}'));sys.path[1:1]=g['path'];"
+    f"{_python.WITHOUT_FOLDER}import os,json;g=json.loads(os.environ.pop('{ORDER}'));sys.path[:0]=g['path'];"
     "from hvdlite.launcher import carried;sys.exit(carried.main(g))"
 )
 _RANKS = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")

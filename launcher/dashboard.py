@@ -12,10 +12,10 @@ import argparse
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from hvdlite import _python
 from hvdlite._coded import coded
 
 START_S = 20.0
@@ -68,7 +68,7 @@ def shown(
 
 def _started(folder: str, port: str, own: bool) -> subprocess.Popen[bytes]:
     """own: the page removes the folder if this process cannot."""
-    words = [sys.executable, "-m", "hvdlite.trace", "serve", folder, "--port", port, "--with-parent"]
+    words = [*_python.words("hvdlite.trace.cli"), "serve", folder, "--port", port, "--with-parent"]
     words += ["--own"] if own else []
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

@@ -1,9 +1,9 @@
 """Who keeps the store of a job that no launcher of ours has started? This process, which rank 0 starts.
 
-hvdlite/links/rendezvous.py runs it as `python -m hvdlite.launcher.keeper`. One line of JSON on stdin says for how many
-ranks, at which address, at which ports to try, and the secret, which is in no argument list and no environment; one
-line on stdout says where it listens, or what failed. Then stdin is only held open: its end is rank 0's. The keeper
-outlives it, so that the others learn from the store who is gone, and ends once nobody is connected, or LINGER_S later.
+hvdlite/links/rendezvous.py runs it (_python.py says how). One line of JSON on stdin says for how many ranks, at which
+address, at which ports to try, and the secret, which is in no argument list and no environment; one line on stdout says
+where it listens, or what failed. Then stdin is only held open: its end is rank 0's. The keeper outlives it, so that the
+others learn from the store who is gone, and ends once nobody is connected, or LINGER_S later.
 
 Signals that a scheduler sends to a whole step are meant for the ranks and ignored here; nobody needs to end it but by
 SIGKILL, which is what schedulers do to what is left of a step.
@@ -71,7 +71,3 @@ def keep(server: StoreServer) -> None:
                     end = time.monotonic() + LINGER_S
             server.turn()
     server.close()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`python -m hvdlite.launcher.leashed PID ...`: hvdlite-run that ends when the process that has started it does.
+"""`hvdlite.launcher.leashed PID ...`: hvdlite-run that ends when the process that has started it does.
 
 hvdlite.run starts the launcher in a session of its own, so that a Ctrl-C at the terminal comes to it once, from its
 caller, as a Ctrl-C in a notebook does. What it loses with the terminal is the hangup when everything there is closed;
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Sequence
 
 from . import process
@@ -23,7 +22,3 @@ def main(argv: Sequence[str]) -> int:
     if os.getppid() != int(argv[0]):
         return 128 + signal.SIGTERM
     return launch(argv[1:])
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

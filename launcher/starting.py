@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from hvdlite import __version__
+from hvdlite import __version__, _python
 from hvdlite._coded import coded
 
 from . import process
@@ -32,8 +32,8 @@ AT_ONCE = 32
 RETRY_S = (0.5, 1.0)
 TEXT_MAX = 8192
 BOOT = (
-    "import sys,json;g=json.loads(sys.stdin.buffer.readline()or'0');g or sys.exit(255);sys.path[1:1]=g['path'];"
-    "from hvdlite.launcher import remote;sys.exit(remote.main(g))"
+    f"{_python.WITHOUT_FOLDER}import json;g=json.loads(sys.stdin.buffer.readline()or'0');g or sys.exit(255);"
+    "sys.path[:0]=g['path'];from hvdlite.launcher import remote;sys.exit(remote.main(g))"
 )
 
 

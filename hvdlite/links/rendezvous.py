@@ -30,7 +30,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import _handshake, _slurm, _store, config
+from .. import _handshake, _python, _slurm, _store, config
 from .. import _secret as _secrets
 from .._coded import coded, uncoded
 from ..discovery import Place
@@ -114,7 +114,7 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
     """Starts the store; where it listens. It ends after this process, once nobody is connected any more."""
     path = os.pathsep.join(dict.fromkeys(each or os.curdir for each in sys.path))
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "hvdlite.launcher.keeper"],
+        _python.words("hvdlite.launcher.keeper", "main()"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**config.environ(), "PYTHONPATH": path},  # as the script finds hvdlite, so does the keeper
@@ -132,7 +132,7 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
         said = {}
     keeper.stdout.close()
     if "port" not in said:
-        reason = said.get("failed", f"{sys.executable} -m hvdlite.launcher.keeper does not start")
+        reason = said.get("failed", f"hvdlite.launcher.keeper does not start by {sys.executable}")
         raise HvdInitError(
             coded(
                 "HVD116",
