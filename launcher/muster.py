@@ -82,6 +82,8 @@ class Muster:
                 self._accept()
                 continue
             stranger: _Stranger = key.data
+            if stranger not in self._strangers:  # it made room for a newer one in this very turn
+                continue
             try:
                 hello = self._read(stranger)
             except (OSError, EOFError, ValueError):  # a WireError is a ValueError

@@ -74,6 +74,28 @@ def test_a_launcher_behind_a_relay_is_refused():
         assert relay.seen == 1 and not arrivals
 
 
+def test_a_stranger_that_speaks_while_it_makes_room_for_another_ends_nothing(monkeypatch):
+    """Both are news in one turn: of the oldest, which is dropped for the newest, nothing is left to be read."""
+    monkeypatch.setattr(muster, "_STRANGERS_MAX", 3)
+    place = muster.Muster(SECRET, "127.0.0.1")
+    held = []
+    try:
+        for count in range(1, 4):
+            held.append(socket.create_connection(place.address))
+            while len(place._strangers) < count:
+                assert place.turn() == []
+        held.append(socket.create_connection(place.address))
+        for sock in held[:3]:
+            sock.sendall(b"hvd")
+        time.sleep(0.05)
+        assert place.turn() == [] and len(place._strangers) == 3
+        assert held[0].recv(200, socket.MSG_WAITALL)[:8] == _handshake.MAGIC  # and then the end
+    finally:
+        place.close()
+        for sock in held:
+            sock.close()
+
+
 def test_a_handshake_of_a_store_is_worth_nothing_to_a_launcher():
     """Both have the job's secret."""
     raised = pytest.raises(_handshake.HandshakeError)
