@@ -3,6 +3,9 @@
  * Reading: a frame is short and the store sends it whole, so it is peeked at until it is all there and then
  * taken in one go; nothing is kept between calls, and the socket is never read past a frame, because after
  * shutdown it is Python's again. Nothing of a signed frame but its length is looked at before its tag holds.
+ *
+ * A part of a frame that nothing follows any more is the store's end, which a peek alone would never show. While more
+ * may follow, the part stays readable: who sleeps on the socket waits for edges (thread.c), or for little at a time.
  */
 #define _GNU_SOURCE
 #include "report.h"
@@ -10,6 +13,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -68,23 +72,31 @@ static int not_from_store(const struct hvd_report_line *store, struct hvd_error 
                     store->counters[1]);
 }
 
+/* Has the store closed the connection? Then all that it has sent is there to be read. */
+static bool has_ended(int fd)
+{
+    struct pollfd news = {.fd = fd, .events = POLLRDHUP};
+    return poll(&news, 1, 0) > 0 && (news.revents & (POLLRDHUP | POLLHUP | POLLERR));
+}
+
 int hvd_report_read(const struct hvd_report_line *store, struct hvd_error *error)
 {
     uint8_t frame[HEAD + HVD_REPORT_TEXT_MAX + HVD_TAG_BYTES], tag[HVD_TAG_BYTES];
     size_t tagged = tag_bytes(store), most = HEAD + HVD_REPORT_TEXT_MAX + tagged;
+    bool ended = has_ended(store->fd); /* asked first: what comes between the two is looked at the next time */
     ssize_t got = recv(store->fd, frame, most, MSG_PEEK | MSG_DONTWAIT);
     if (got < 0)
         return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? HVD_AGAIN : store_ended(error);
     if (got == 0)
         return store_ended(error);
     if (got < HEAD)
-        return HVD_AGAIN;
+        return ended ? store_ended(error) : HVD_AGAIN;
     size_t length = (size_t)4 + get(frame); /* of the whole frame */
     bool fits = length >= HEAD + tagged && length <= most;
     if (store->is_signed && !fits)
         return not_from_store(store, error);
-    if (fits && store->is_signed && (size_t)got < length)
-        return HVD_AGAIN;
+    if (fits && (size_t)got < length)
+        return ended ? store_ended(error) : HVD_AGAIN;
     if (store->is_signed) {
         hvd_mac_tag(store->keys + HVD_KEY_BYTES, store->counters[1], frame, length - tagged, tag);
         if (!hvd_mac_same(tag, frame + length - tagged))
@@ -94,8 +106,6 @@ int hvd_report_read(const struct hvd_report_line *store, struct hvd_error *error
         return hvd_fail(error, HVD_EINTERNAL,
                         HVD901 "the store sent a frame of type %d and %zu bytes where only a lost rank is news",
                         frame[4], length - 4);
-    if ((size_t)got < length)
-        return HVD_AGAIN;
     got = recv(store->fd, frame, length, MSG_DONTWAIT);
     if (got != (ssize_t)length)
         return store_ended(error);

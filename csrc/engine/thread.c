@@ -21,16 +21,21 @@ static void forget_descriptor(struct hvd_engine *engine, int fd)
     epoll_ctl(engine->epoll, EPOLL_CTL_DEL, fd, NULL);
 }
 
+/* All that is there: it is watched for edges, so that a part of a frame wakes nobody before the next one comes. */
 static void hear_store(struct hvd_engine *engine)
 {
     struct hvd_error error = {0};
-    int code = hvd_report_read(&engine->host.store, &error);
-    if (code == HVD_AGAIN)
-        return;
-    if (error.culprit < 0)
-        forget_descriptor(engine, engine->host.store.fd);
-    if (!hvd_abort_has_left(engine, error.culprit))
-        hvd_engine_abort(engine, error.culprit, code, error.text);
+    int code;
+    while ((code = hvd_report_read(&engine->host.store, &error)) != HVD_AGAIN) {
+        bool last = error.culprit < 0; /* none of the store's frames; or its end */
+        if (last)
+            forget_descriptor(engine, engine->host.store.fd);
+        if (!hvd_abort_has_left(engine, error.culprit))
+            hvd_engine_abort(engine, error.culprit, code, error.text);
+        if (last)
+            return;
+        hvd_error_none(&error);
+    }
 }
 
 static void hear(struct hvd_engine *engine, uint64_t tag)
@@ -137,7 +142,7 @@ int hvd_turn_thread_start(struct hvd_engine *engine, struct hvd_error *error)
                watch(engine, engine->call, HVD_EVENT_BELL, 0, EPOLLIN | EPOLLET) &&
                watch(engine, engine->soon.timer, HVD_EVENT_SOON, 0, EPOLLIN) &&
                watch(engine, engine->flight.asked, HVD_EVENT_BELL, 0, EPOLLIN | EPOLLET) &&
-               watch(engine, engine->host.store.fd, HVD_EVENT_STORE, 0, EPOLLIN);
+               watch(engine, engine->host.store.fd, HVD_EVENT_STORE, 0, EPOLLIN | EPOLLET);
     for (int rank = 0; rank < engine->host.size && all; rank++) {
         all = watch(engine, engine->host.pidfd[rank], HVD_EVENT_PIDFD, rank, EPOLLIN);
         if (engine->host.pidfd[rank] < 0) /* no pidfd: the socket's end of file tells, where there is a socket */

@@ -248,6 +248,25 @@ static void half_a_frame_is_the_last(void)
     free(all);
 }
 
+/* A part of a frame that nothing can follow is no frame that is waited for. */
+static void what_was_cut_is_the_end(bool is_signed)
+{
+    struct hvd_report_line store = signed_line();
+    store.is_signed = is_signed;
+    counters[1] = 0;
+    size_t length = is_signed ? signed_frame(&store, bytes, 0, "gone") : frame(bytes, 9 + 4, LOST, 3, -5, "gone");
+    for (size_t part = 1; part < length; part++) {
+        struct hvd_error error = {0};
+        int pair[2];
+        CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+        store.fd = pair[0];
+        CHECK(write(pair[1], bytes, part) == (ssize_t)part && hvd_report_read(&store, &error) == HVD_AGAIN);
+        close(pair[1]);
+        CHECK(hvd_report_read(&store, &error) == HVD_EPEER && strstr(error.text, " [HVD455]"));
+        close(pair[0]);
+    }
+}
+
 int main(void)
 {
     crew_deadline(20);
@@ -260,6 +279,8 @@ int main(void)
     signed_aborts_carry_their_number();
     what_a_stranger_touches_is_told();
     half_a_frame_is_the_last();
+    what_was_cut_is_the_end(false);
+    what_was_cut_is_the_end(true);
     the_launcher_ends(&store);
     return 0;
 }

@@ -3,11 +3,14 @@
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
-from storing import JOB, SECRET, exactly, frame, joining, served, stranger, together
+from ranks import environment
+from storing import JOB, SECONDS, SECRET, exactly, frame, joining, served, stranger, together
 
 from hvdlite import _handshake, _wire
 from hvdlite.launcher import store as server
@@ -236,6 +239,47 @@ def test_a_rank_that_never_reads_does_not_stall_the_others(monkeypatch):
         else:
             pytest.fail("32 MB were kept for a reader that does not read")
         deaf.close()
+
+
+HALVED = """
+import hvdlite.numpy as hvd, numpy, sys, time
+hvd.init()
+print("up", flush=True)
+sys.stdin.readline()
+began = time.process_time()
+time.sleep(1)
+print("cpu", time.process_time() - began, flush=True)
+hvd.allreduce(numpy.ones(1))
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_half_a_frame_of_the_store_is_not_looked_at_all_the_time_and_its_end_is_seen(ends):
+    with served(2) as store:
+        told = {"STORE_ADDR": store.address[0], "STORE_PORT": store.address[1], "SECRET_KEY": SECRET.hex()}
+        told.update(SIZE=2, LOCAL_SIZE=2, CROSS_RANK=0, CROSS_SIZE=1)
+        ranks = []
+        for rank in range(2):
+            environ = environment(**{f"HVDLITE_{name}": str(value) for name, value in told.items()})
+            environ.update(HVDLITE_RANK=str(rank), HVDLITE_LOCAL_RANK=str(rank))
+            pipe = subprocess.PIPE
+            words = [sys.executable, "-c", HALVED]
+            ranks.append(
+                subprocess.Popen(words, env=environ, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+            )
+        assert [rank.stdout.readline() for rank in ranks] == ["up\n"] * 2
+        member = store.store._members[0]
+        member.sock.sendall(member.session.pack(_wire.LOST, _wire.pack_end(1, -5, "rank 1 is lost"))[:30])
+        if ends:
+            member.sock.shutdown(socket.SHUT_RDWR)
+        for rank in ranks:
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+        said = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
+        assert max(float(each.split()[1]) for each in said) < 0.5, said
+        assert ["went on" in each for each in said] == [not ends] * 2, said
+        assert not ends or "its store closed the connection) [HVD455]" in said[0], said
 
 
 @pytest.mark.parametrize("number", [0, 2, 0xFFFFFFFF])
