@@ -130,6 +130,16 @@ def run(step: Step) -> tuple[str, float, str]:
     return how, time.monotonic() - began, last.strip("= \r")[:100]
 
 
+def found(step: str, text: str) -> list[str]:
+    """Of the log of a failed step: each test that has failed, why, and the command that runs it alone."""
+    rows = []
+    for kind, name, why in re.findall(r"^(FAILED|ERROR) +(.+?)( - .*| \(\d+\))?$", text, re.MULTILINE):
+        sanitizer = f" SAN={step}" if step in ("address,undefined", "thread") else ""
+        again = f"make -C tests check{sanitizer} ONLY={name[5:]}" if name.startswith("test_") else f"pytest '{name}'"
+        rows.append(f"{kind} {name}{why[:200]}\n    {again}")
+    return list(dict.fromkeys(rows))[:SHOWN]
+
+
 def _again(log: TextIO) -> int:
     """The exit code of the tests that have failed, run once more without others; the log's last line names them."""
     failed = list(json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text()))
@@ -171,6 +181,8 @@ def main(words: list[str]) -> int:
     print()
     for name, how, seconds, last in rows:
         print(f"{how:8} {name:18}{seconds:6.0f} s  {last}")
+    for name in failed:
+        print("\n".join(found(name, (LOGS / name).read_text(errors="replace"))))
     spent = f"{time.monotonic() - began:.0f} s"
     print(f"failed: {' '.join(failed)} (after {spent})" if failed else f"all passed in {spent}")
     return int(bool(failed))

@@ -1,0 +1,59 @@
+"""What runs the steps of a check: the steps that are asked for, their deadline, and what is said of a failed one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import steps
+
+FAILS = "echo 'FAILED tests/py/test_x.py::test_y[a b] - assert 0'; echo 'FAILED  test_kernel (134)'; echo last; exit 1"
+
+
+@pytest.fixture
+def table(monkeypatch, tmp_path):
+    """Takes the place of the steps and of their logs."""
+
+    def put(*made):
+        monkeypatch.setattr(steps, "STEPS", made)
+
+    monkeypatch.setattr(steps, "LOGS", tmp_path / "log")
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
+    return put
+
+
+def test_every_step_is_in_the_check_or_has_a_reason_why_not():
+    assert all(bool(step.check) != bool(step.long) for step in steps.STEPS)
+    assert steps.chosen([]) == [step for step in steps.STEPS if step.check]
+    assert steps.chosen(["everything"]) == list(steps.STEPS)
+    assert [step.name for step in steps.chosen(["pytest", "mypy"])] == ["pytest", "mypy"]
+
+
+def test_all_pass_and_a_skip_is_named(table, capsys):
+    table(steps.Step("a", 9, "echo well", check="x"), steps.Step("b", 9, "echo no compiler; exit 77", check="x"))
+    assert steps.main([]) == 0
+    said = capsys.readouterr().out
+    assert "ok      a" not in said and "skipped  b" in said and "no compiler" in said and "all passed" in said
+
+
+def test_the_end_names_the_failed_tests_why_and_how_to_run_them_alone(table, capsys):
+    table(steps.Step("thread", 9, FAILS, check="x"), steps.Step("after", 9, "true", check="x"))
+    assert steps.main([]) == 1
+    end = capsys.readouterr().out.split("\n\n")[-1]
+    assert "ok       after" in end and end.endswith("s)\n") and "failed: thread (after" in end
+    assert "FAILED tests/py/test_x.py::test_y[a b] - assert 0\n    pytest 'tests/py/test_x.py::test_y[a b]'\n" in end
+    assert "FAILED test_kernel (134)\n    make -C tests check SAN=thread ONLY=kernel\n" in end
+
+
+def test_a_step_that_hangs_is_ended_with_all_that_it_has_started(table, capsys, tmp_path):
+    table(steps.Step("hangs", 1, f"sleep 1000 & echo $! > {tmp_path}/pid; wait", check="x"))
+    assert steps.main([]) == 1 and "no end within 1 s" in capsys.readouterr().out
+    stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_step_that_is_not_there_is_refused_by_name(capsys):
+    assert steps.main(["nonsense"]) == 2
+    assert "no step is called nonsense; there are everything, ruff, " in capsys.readouterr().out
