@@ -275,7 +275,10 @@ def _authenticate(
 def stranger(error: _handshake.HandshakeError, where: str) -> str:
     """Why what listens there is no store of this job."""
     if error.verdict == _handshake.UNKNOWN:
-        return f"the store at {where} refused this rank's secret: HVDLITE_SECRET_KEY is that of another job [HVD111]"
+        return (
+            f"the store at {where} refused this rank's secret: HVDLITE_SECRET_KEY, HVDLITE_SECRET_FILE or the user's "
+            "key is that of another job or user [HVD111]"
+        )
     if error.verdict == _handshake.FOREIGN:
         return f"what listens at {where} is no store of this hvdlite: install the same version for all ranks [HVD112]"
     if error.verdict == _handshake.RELAYED:

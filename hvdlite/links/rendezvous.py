@@ -3,15 +3,17 @@
 Under a plain `srun python train.py` all ranks know the job's and the step's number and on which node rank 0 is; under
 torchrun its MASTER_ADDR, MASTER_PORT and run id. Nobody tells them more (what listens at MASTER_PORT is torchrun's, and
 believes everybody). So rank 0 starts the store (launcher/keeper.py, a process of its own, because it must outlive rank
-0 to name it when it dies) on the address by which the other nodes know its node, at the first free of a few ports that
-follow from the numbers; the others try these ports in turn. A port that answers is the right one if it proves that it
-knows the job's secret, and that is never sent:
+0 to name it when it dies) on the address by which the other nodes know its node, at the first free of a few ports; the
+others try these in turn. A port that answers is the right one if it proves that it knows the job's secret, and that is
+never sent:
 
     HVDLITE_SECRET_KEY          if the job file sets it, else what HVDLITE_SECRET_FILE holds, else
     ~/.config/hvdlite/key       made once, readable by its user alone, in a home that the nodes share (_secret.py)
 
-The secret of the job is drawn from it and these numbers. Whoever else listens at one of the ports, or passes on what is
-said there, is passed over, and named where no store is found.
+The secret of the job is drawn from it and these numbers. The first port follows from the numbers, so that ranks with
+different secrets meet there and say so; the others from the secret, so that nobody can hold them all before the job
+comes. Whoever else listens at one of them, or passes on what is said there, is passed over, and named where no store is
+found.
 
 From there on everything is as with the launcher's store. HVDLITE_STORE_ADDR names rank 0's node another way, where its
 own name leads astray, and HVDLITE_STORE_PORT the port.
@@ -54,8 +56,8 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
         return {name: value for name, value in _known.items() if name != "pid"}
     step, nodes = (_torchrun if place.source == "torchrun" else _step)(place, environ)
     node = values["store_addr"] or nodes[0]
-    ports = [values["store_port"]] if values["store_port"] else _ports(step)
     secret = hmac.digest(values["secret_key"] or _secret(environ, place), step.encode(), "sha256")
+    ports = [values["store_port"]] if values["store_port"] else _ports(step, secret)
     if place.rank == 0:
         port = _keep(place.size, _own_address(node, nodes), ports, secret)
         where = (port["address"], port["port"])
@@ -85,10 +87,10 @@ def _torchrun(place: Place, environ: Mapping[str, str]) -> tuple[str, list[str]]
     return step, ["127.0.0.1"] if place.local_size == place.size else [node, node]
 
 
-def _ports(step: str) -> list[int]:
-    """The ports to try, in order."""
+def _ports(step: str, secret: bytes) -> list[int]:
+    """The ports to try, in order: one that anybody can compute, and some that only this job can."""
     low, high = _PORTS
-    drawn = hashlib.sha256(step.encode()).digest()
+    drawn = hashlib.sha256(step.encode()).digest()[:2] + hmac.digest(secret, b"hvdlite ports", "sha256")
     return [low + int.from_bytes(drawn[2 * i : 2 * i + 2], "big") % (high - low) for i in range(_TRIED)]
 
 

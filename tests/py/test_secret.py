@@ -145,6 +145,14 @@ def test_a_key_that_others_may_read_is_not_replaced_by_another(tmp_path, homeles
     assert not list(shared.iterdir())
 
 
+def test_only_the_first_port_is_one_that_a_stranger_can_compute():
+    """Who holds all that he can compute keeps no job from its store."""
+    mine, others = (rendezvous._ports("torchrun none 127.0.0.1:29500", key) for key in (KEY, bytes(32)))
+    assert mine == rendezvous._ports("torchrun none 127.0.0.1:29500", KEY) and len(mine) == 8
+    assert mine[0] == others[0] and all(10000 <= port < 20000 for port in mine)
+    assert len(set(mine[1:]) - set(others)) >= 5
+
+
 def test_the_secret_of_a_job_is_not_that_of_the_user(monkeypatch):
     """So that one job of a user is as much a stranger to another as anybody is, whoever has given the key."""
     seen = []
