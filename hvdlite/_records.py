@@ -15,6 +15,8 @@ import stat
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ._coded import coded
+
 KEPT = 20
 OFF = ("off", "0", "")
 _JOB = re.compile(r"[0-9a-f]{16}")
@@ -71,11 +73,38 @@ def prune(environ: Mapping[str, str], keep: int = KEPT) -> None:
 
 
 def last_words(environ: Mapping[str, str], job: int) -> str | None:
-    """What the launcher says at the end of a failed job, if there are records on its host. environ: of the ranks."""
+    """What the launcher says at the end of a failed job, if there are records on its host, or none can be. environ: of
+    the ranks."""
     trace_dir = environ.get("HVDLITE_TRACE_DIR")
-    folder = place_of(trace_dir, job, environ).folder
-    if folder is None or not found(folder):
+    folder, asked = place_of(trace_dir, job, environ)
+    if folder is None:
         return None
+    if not found(folder):
+        why = _unwritable(folder) if asked else _not_own(base(environ))
+        return None if why is None else coded("HVD725", f"there are no flight records: {why}")
     if trace_dir is None:
         prune(environ)
     return f"flight records: {folder} (hvdlite-trace analyze {folder})"
+
+
+def _unwritable(folder: str) -> str | None:
+    """Why nothing can be written there, if that is so."""
+    there = folder
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
+        return None
+    return f"{folder} cannot be made or written (HVDLITE_TRACE_DIR)"
+
+
+def _not_own(folder: str) -> str | None:
+    """Why the core leaves this folder alone, if it does: anybody may have made one of that name."""
+    try:
+        about = os.lstat(folder)
+    except OSError:
+        return _unwritable(folder)
+    if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077:
+        return None
+    return (
+        f"{folder} is no folder of this user alone (mode 0700): somebody else may have made it; name one by --trace-dir"
+    )

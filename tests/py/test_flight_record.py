@@ -74,6 +74,22 @@ def test_a_job_that_goes_well_or_is_told_not_to_leaves_nothing(tmp_path):
     assert not list(tmp_path.glob("hvdlite-trace-*"))
 
 
+@pytest.mark.parametrize("whose", ["others", "asked"])
+def test_that_there_can_be_no_records_is_said(whose, tmp_path):
+    """A folder of that name that others may enter, as somebody may have prepared it; and a file in its way."""
+    flags, under = ["-np", "2"], BY_DEFAULT
+    if whose == "others":
+        (tmp_path / f"hvdlite-trace-{os.getuid()}").mkdir(mode=0o755)
+    else:
+        (tmp_path / "file").touch()
+        flags, under = [*flags, "--trace-dir", str(tmp_path / "file" / "in")], ()
+    with Launch(*flags, *PROGRAM, "fail", under=under, TMPDIR=str(tmp_path)) as job:
+        assert job.wait() == 1
+        said = [line for line in job.err.splitlines() if line.startswith("hvdlite-run: ")][-1]
+    words = "is no folder of this user alone" if whose == "others" else "file/in cannot be made or written"
+    assert "there are no flight records: " in said and words in said and said.endswith(" [HVD725]"), said
+
+
 @as_ranks(1, 2)
 def test_a_dump_goes_where_it_is_told():
     import tempfile
