@@ -181,11 +181,12 @@ def report(
         except OSError as error:
             failure = str(error)
         else:
-            sock.settimeout(_HANDSHAKE_S)
+            limit = min(deadline, time.monotonic() + _HANDSHAKE_S)  # for all of it, whoever says it byte by byte
             try:
                 me = _handshake.Connector(secret, _handshake.REPORT, _handshake.ends_of(sock, connects=True))
-                sock.sendall(me.answer(_exactly(sock, _handshake.GREETING_BYTES)))
-                session = me.session(_exactly(sock, _handshake.VERDICT_BYTES))
+                sock.sendall(me.answer(_exactly(sock, _handshake.GREETING_BYTES, limit)))
+                session = me.session(_exactly(sock, _handshake.VERDICT_BYTES, limit))
+                sock.settimeout(_HANDSHAKE_S)
                 sock.sendall(session.pack(HELLO, json.dumps(hello).encode()))
                 return sock, session
             except _handshake.HandshakeError as error:
@@ -207,9 +208,10 @@ def _stranger(error: _handshake.HandshakeError, where: str) -> str:
     return f"what listens at {where} has another secret (HVDLITE_SECRET_KEY) than this host [HVD111]"
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def _exactly(sock: socket.socket, count: int, limit: float) -> bytes:
     held = b""
     while len(held) < count:
+        sock.settimeout(max(0.001, limit - time.monotonic()))
         chunk = sock.recv(count - len(held))
         if not chunk:
             raise EOFError

@@ -96,6 +96,26 @@ def test_a_stranger_that_speaks_while_it_makes_room_for_another_ends_nothing(mon
             sock.close()
 
 
+def test_a_launcher_that_speaks_byte_by_byte_is_not_waited_for_longer_than_any():
+    """Somebody sits at the port, and each byte of his comes within the time for one."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def drip():
+        sock, _ = server.accept()
+        with sock, contextlib.suppress(OSError):
+            for byte in _handshake.MAGIC + bytes(100):
+                sock.sendall(bytes((byte,)))
+                time.sleep(0.2)
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    began = time.monotonic()
+    with server, pytest.raises(muster.ReportError, match=r"nobody answers at 127.*\[HVD110\]"):
+        muster.report(server.getsockname(), SECRET, {"host": 1}, soon(1))
+    assert time.monotonic() - began < 3
+    thread.join(SECONDS)
+
+
 def test_a_handshake_of_a_store_is_worth_nothing_to_a_launcher():
     """Both have the job's secret."""
     raised = pytest.raises(_handshake.HandshakeError)
