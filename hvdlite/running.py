@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _python, config
+from . import config
 from ._coded import coded
 from .errors import HvdNotYetError, HvdRunError
 
@@ -125,6 +125,7 @@ class _Call:
     def make(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         import cloudpickle
 
+        from . import _python
         from .launcher import cli, desk
 
         try:

@@ -99,6 +99,7 @@ def chosen(words: list[str]) -> list[Step]:
 def run(step: Step) -> tuple[str, float, str]:
     """How it ended, after how many seconds, and the last line of its log."""
     began, log = time.monotonic(), LOGS / step.name
+    (ROOT / ".pytest_cache/v/cache/lastfailed").unlink(missing_ok=True)
     needed = shlex.split(step.command)[0]
     if step.name == "mypy" and not shutil.which(needed):
         return "skipped", 0.0, "mypy needs Python 3.10"
@@ -170,7 +171,6 @@ def main(words: list[str]) -> int:
         print(error)
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
-    (ROOT / ".pytest_cache/v/cache/lastfailed").unlink(missing_ok=True)
     began, rows = time.monotonic(), []
     for step in steps:
         print(f"{step.name:18}", end="", flush=True)

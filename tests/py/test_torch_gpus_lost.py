@@ -14,6 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import gpus
+import numpy as np
 import pytest
 import torch
 from ranks import Job, as_ranks, environment
@@ -28,10 +29,16 @@ def stub():
     gpus.build_stub()
 
 
+def watched(*shape):
+    """Ones, and who tells whether their memory is there: the array that it is of."""
+    array = np.ones(shape, np.float32)
+    return torch.from_numpy(array), weakref.ref(array)
+
+
 def started(name, **more):
-    """The handle of an allreduce of a tensor that nobody else has, and who tells whether it is there."""
-    mine = torch.ones(1000)
-    return hvd.allreduce_async_(mine, name=name, **more), weakref.ref(mine)
+    """The handle of an allreduce of a tensor that nobody else has, and who tells whether its memory is there."""
+    mine, memory = watched(1000)
+    return hvd.allreduce_async_(mine, name=name, **more), memory
 
 
 def said(do, *given, **named):
@@ -60,8 +67,9 @@ def loses_its_peer(folder):
         with gpus.busy(0):
             handle, one = started("synchronized")
             dropped, two = started("dropped")
-            several, rows = [torch.ones(10), torch.ones(20)], torch.ones(5, 2)
-            others = [weakref.ref(each) for each in (*several, rows)]
+            given = [watched(10), watched(20), watched(5, 2)]
+            (*several, rows), others = map(list, zip(*given))
+            del given
             handles = [
                 handle,
                 hvd.grouped_allreduce_async_(several, name="waits"),
@@ -106,8 +114,8 @@ def test_what_is_under_way_there_is_held_until_the_failed_job_has_closed(tmp_pat
 def test_nothing_is_held_of_what_has_failed_alone():
     with gpus.on_gpus(hvd.rank()):
         hvd.allreduce(torch.ones(3), name="first")
-        mine = torch.ones(2 + hvd.rank())
-        gone, handle = weakref.ref(mine), hvd.allreduce_async_(mine, name="differs")
+        mine, gone = watched(2 + hvd.rank())
+        handle = hvd.allreduce_async_(mine, name="differs")
         del mine
         assert "differs" in said(hvd.synchronize, handle)
         del handle
