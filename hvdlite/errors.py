@@ -30,6 +30,11 @@ class HvdError(RuntimeError):
 OUTCOMES = (HvdError, MemoryError, ValueError)
 
 
+def is_outcome(error: BaseException) -> bool:
+    """Whether it is one of OUTCOMES and ours: a signal handler may raise a ValueError, too, but not with a code."""
+    return isinstance(error, OUTCOMES) and code_of(str(error)) is not None
+
+
 class HvdMismatchError(HvdError, ValueError):
     """The ranks disagree about one tensor: its shape, dtype, op, root or scale. The engine goes on working."""
 

@@ -67,6 +67,8 @@ class GradientBook:
 
     def begun(self) -> None:
         """A backward pass reaches its first parameter."""
+        if self.complete:  # and `landed` may have been left by an exception
+            self._sent.clear()
         self.complete = False
 
     def reached(self, parameter: int, backward: int) -> None:
@@ -130,8 +132,8 @@ class GradientBook:
         return bool(self._often)
 
     def under_way(self) -> bool:
-        """Whether a round has begun."""
-        return bool(self._sent)
+        """Whether a round has begun, and not landed."""
+        return bool(self._sent) and not self.complete
 
     def unsent(self) -> list[int]:
         """Parameters that have yet to travel in this round."""
@@ -139,9 +141,9 @@ class GradientBook:
 
     def landed(self) -> None:
         """The round is over: all gradients are reduced."""
+        self.reduced = self.complete = True
         self._sent.clear()
         self._begin_window()
-        self.reduced = self.complete = True
 
     def reset(self) -> None:
         """A step is over, or gradients are zero: nothing is sent, counted or reduced."""

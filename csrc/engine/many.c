@@ -61,12 +61,18 @@ static int reach_many(const struct waited *waited, uint64_t until_ns, char *text
     return code;
 }
 
-/* All are finished: the first failure's code and text, and nothing is left of them. */
+/* All are finished: the first failure's code and text, and nothing is left of them. Whoever asks again, as an exception
+ * has come between the answer and him, finds the codes in the owners. */
 static int forget_many(struct hvd_engine *engine, struct hvd_owner *owners, int count, char *text, size_t text_bytes)
 {
     int code = HVD_OK;
     for (int i = 0; i < count; i++) {
         int64_t handle = owners[i].handle;
+        if (!handle && owners[i].code < 0 && code == HVD_OK) {
+            code = owners[i].code;
+            hvd_text_copy(text, text_bytes,
+                          "it has failed while this rank was interrupted, and why was told to nobody" HVD_ENDS(218));
+        }
         if (!handle)
             continue;
         struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);

@@ -107,6 +107,7 @@
 #define HVD306 "[HVD306] "
 #define HVD307 "[HVD307] "
 #define HVD308 "[HVD308] "
+#define HVD309 "[HVD309] "
 #define HVD320 "[HVD320] "
 #define HVD350 "[HVD350] "
 #define HVD351 "[HVD351] "

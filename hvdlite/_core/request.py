@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import OUTCOMES
+from ..errors import is_outcome
 from .device import Point, risk
 from .flight import Flight, Flights, Member, abandon, abandoned, flying, idle, refuse_twice, sweep, take
 from .kept import remember
@@ -156,7 +156,9 @@ class Pending:
         if self.follow is not None:
             try:
                 self.follow(native, self.ready)
-            except OUTCOMES as error:
+            except Exception as error:
+                if not is_outcome(error):
+                    raise
                 self._lost()
                 return error
         return None
@@ -207,8 +209,9 @@ class Pending:
         flight.land()
 
     def __del__(self) -> None:
-        if self._flight is not None:
-            abandon(self._flight)
+        flight = getattr(self, "_flight", None)  # a signal handler may raise before there is any
+        if flight is not None:
+            abandon(flight)
 
 
 def request(

@@ -1,7 +1,7 @@
 """Allreduces that are submitted together, step after step: a call into the core for all of them, not one for each.
 
 A `Run` holds what stays the same from step to step (names, shapes, scales), laid out as the core reads it; only
-addresses are renewed, where they have changed. `submit` gives a `Sent`, which is waited for in one call, too.
+addresses are renewed, where they have changed. `prepare` gives a `Sent`, which is waited for in one call, too.
 
 Everything is reduced in place. As with a Pending, the core's fingers are on the tensors until it has finished: a Sent
 that is dropped early hands them on to those that later submissions sweep up. What holds them exists before the call.
@@ -46,45 +46,53 @@ class Run:
         self._addresses = [0] * len(made)
 
     def point(self, addresses: list[int]) -> None:
-        """Where the tensors lie this time, one address for each."""
-        if addresses == self._addresses:
+        """Where the tensors lie this time, one address for each. A signal handler may raise half-way: then none of the
+        addresses of before is taken for known."""
+        known = self._addresses
+        if addresses == known:
             return
-        for request, address, before in zip(self._requests, addresses, self._addresses):
-            if address != before:
+        self._addresses = [0] * self.count
+        for request, address, before in zip(self._requests, addresses, known):
+            if address != before or not before:
                 request.input = request.output = ffi.cast("void *", address)
         self._addresses = addresses
 
-    def submit(self, keep: Any, quiet: bool) -> Sent:
-        """Hand all over, in order; the engine is woken once, and not at all if `quiet` (see `flight.submit`).
-
-        `keep` is what holds their memory. Raises nothing: what is wrong is raised by the Sent's wait, since others of
-        the run may be on their way.
-        """
-        if abandoned:
-            sweep()
-        self._requests[-1].quiet = quiet
-        sent = Sent(Flights(self.count, keep))
-        sent.start(self._pointers)
-        return sent
+    def prepare(self, keep: Any) -> Sent:
+        """What will hold them, once they have been started. `keep` is what holds their memory."""
+        return Sent(Flights(self.count, keep), self._requests, self._pointers)
 
 
 class Sent:
     """A run under way, or as much of it as was taken."""
 
-    __slots__ = ("_error", "_flights")
+    __slots__ = ("_error", "_flights", "_pointers", "_requests")
 
-    def __init__(self, flights: Flights) -> None:
+    def __init__(self, flights: Flights, requests: list[Any], pointers: Any) -> None:
         self._flights: Flights | None = flights
         self._error: Exception | None = None
+        self._requests, self._pointers = requests, pointers
 
-    def start(self, requests: Any) -> None:
-        """Hands them over."""
+    def start(self, quiet: bool) -> None:
+        """Hands them over, in order; the engine is woken once, and not at all if `quiet` (see `flight.submit`).
+
+        Raises nothing: what is wrong is raised by `wait`, since others of the run may be on their way.
+        """
+        if abandoned:
+            sweep()
         flights, text = self._flights, thread.text
         assert flights is not None
-        taken = lib.hvd_submit_many(requests, flights.count, flights.owners, text, TEXT_BYTES)
+        self._requests[-1].quiet = quiet
+        taken = lib.hvd_submit_many(self._pointers, flights.count, flights.owners, text, TEXT_BYTES)
         if taken != flights.count:
             code = taken if taken < 0 else flights.owners[taken].code
             self._error = error_for(code, text_of(text))
+
+    def begun(self) -> bool:
+        """Whether any was handed over, or refused."""
+        flights = self._flights
+        if flights is None or self._error is not None:
+            return True
+        return bool(flights.owners[0].handle or flights.owners[0].code)
 
     def wait(self) -> None:
         """Blocks until all are finished. Raises why the first of those that failed did, now and ever after."""
@@ -103,5 +111,6 @@ class Sent:
             raise self._error
 
     def __del__(self) -> None:
-        if self._flights is not None:
-            abandon(self._flights)
+        flights = getattr(self, "_flights", None)  # a signal handler may raise before there is any
+        if flights is not None:
+            abandon(flights)

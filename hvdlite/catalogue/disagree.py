@@ -61,6 +61,15 @@ script caught, after gradients had been sent. The step has no averages on any ra
 remedy: Catch this error where the exception is caught: call `optimizer.zero_grad()` and take the next batch on all
 ranks, without `step()`. An exception in forward is not told: there call `zero_grad()` and `step()`, which gives zeros.
 
+HVD309 A rank was interrupted while others step
+raises: HvdError
+cause: A signal handler (Ctrl-C, an alarm) or another exception has left `backward()` or `step()` of this rank when its
+gradients had been sent, and the script caught it. The other ranks have their averages and step with them; without that
+step the weights of this rank would be others.
+remedy: The text says which. While it waited: go on to `optimizer.step()` before `zero_grad()`. Within `step()`, or if
+the gradients are lost: load a checkpoint on all ranks, or call `hvd.broadcast_parameters` and
+`hvd.broadcast_optimizer_state`. An exception between `backward()` and `step()` is not seen: call `step()` there, too.
+
 HVD320 A rank gave NaN or infinities
 raises: HvdNotFiniteError, a warning
 cause: `HVDLITE_NAN_GUARD` is on, and a tensor to be reduced held values that are no numbers. The text says which

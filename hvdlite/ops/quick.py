@@ -61,8 +61,9 @@ class Landing(Handle):
         return self._result
 
     def __del__(self) -> None:
-        if self._flight is not None:
-            _core.abandon(self._flight)
+        flight = getattr(self, "_flight", None)  # a signal handler may raise before there is any
+        if flight is not None:
+            _core.abandon(flight)
 
 
 class Quick(Tensors[T]):

@@ -151,6 +151,9 @@ def broadcast_optimizer_state(
     if _core.rank() != root_rank:
         optimizer.load_state_dict(state)
         _exact(optimizer.state_dict()["state"], state["state"])
+    exchange = getattr(optimizer, "_hvd", None)
+    if exchange is not None:
+        exchange.behind = None  # whatever has become of its last step
 
 
 def _broadcast_structure(mine: Any, root_rank: int, prefix: str, process_set: ProcessSet) -> Any:

@@ -208,14 +208,14 @@ def state_of(pid):
         return stat.read().rsplit(")", 1)[1].split()[0]
 
 
-def raised_in(call, error):
-    """A signal 5 ms after this, whose handler raises."""
+def raised_in(call, error, seconds=0.005):
+    """A signal so long after this, whose handler raises."""
 
     def handler(*_):
         raise error
 
     kept = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.005)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         call()
     finally:

@@ -35,7 +35,7 @@ def batch(step, rows=4):
 def counted(optimizer):
     """How often each parameter was submitted, by name, from now on."""
     sends, wire = {}, optimizer._hvd.wire
-    send, send_all = wire.send, wire.send_all
+    send, prepare_all = wire.send, wire.prepare_all
 
     def count(numbers):
         for number in numbers:
@@ -45,12 +45,12 @@ def counted(optimizer):
         count([number])
         return send(number)
 
-    def counted_send_all(numbers, quiet):
-        flight = send_all(numbers, quiet)
+    def counted_prepare_all(numbers):
+        flight = prepare_all(numbers)
         count(numbers if flight is not None else [])
         return flight
 
-    wire.send, wire.send_all = counted_send, counted_send_all
+    wire.send, wire.prepare_all = counted_send, counted_prepare_all
     return sends
 
 

@@ -10,7 +10,8 @@ on the Python stack of the same thread (autograd stays in it); the outermost of 
 started. Its successors run in that pass, later: a hook that stands ready before them queues the callback there.
 
 All distributed optimizers that one pass has reached share one callback: first each sends what it has left, then each
-waits. One after the other, two ranks that met them in different orders would wait for each other.
+waits. One after the other, two ranks that met them in different orders would wait for each other. A pass that fails
+before it has reached all of them is over for those, too, that were reached with them in every pass before.
 
 Compiled autograd (`torch._dynamo.config.compiled_autograd`) runs a backward pass as a program of its own: autograd runs
 no node, only an empty task whose callbacks it drops. Nothing would tell when gradients are complete, so the first hook
@@ -26,6 +27,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import weakref
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +39,8 @@ from ...errors import OUTCOMES, HvdError
 _serials = itertools.count()
 _of_task: dict[int, Backward] = {}
 _of_thread: dict[int, Backward] = {}
+_together: weakref.WeakKeyDictionary[Participant, weakref.WeakSet[Participant]]  # in every pass of the one, so far
+_together = weakref.WeakKeyDictionary()
 
 task_number = torch._C._current_graph_task_id  # -1 outside of autograd's engine
 _running_node: Any = getattr(torch._C, "_current_autograd_node", lambda: True)
@@ -72,6 +76,7 @@ class Participant(Protocol):
     """What a backward pass asks of the exchange of an optimizer; `serial` is the same on all ranks."""
 
     serial: int
+    failed: list[Participant] | None
 
     def left(self, backward: Backward) -> bool:
         """The pass is over; whether a round is complete and to be waited for."""
@@ -82,8 +87,14 @@ class Participant(Protocol):
     def send_rest(self) -> None:
         """Send what has yet to travel in this round; does not wait."""
 
-    def land(self) -> None:
-        """Wait for the round. Raises its first failure."""
+    def land(self) -> Exception | None:
+        """Wait for the round; its first failure."""
+
+    def falls(self, backward: Backward) -> bool:
+        """Of a pass that has failed for others: is it, on other ranks, the last of our window, too?"""
+
+    def interrupted(self, backward: Backward) -> None:
+        """A signal handler, mostly, has raised while the end of the pass was dealt with."""
 
 
 class Backward:
@@ -96,6 +107,7 @@ class Backward:
         self.participants: list[Participant] = []
         self.scouts: list[Any] = []
         self.thread = threading.get_ident()
+        self.over = False  # it has ended well
 
     def is_nested(self, task: int) -> bool:
         """Whether this task is a part of the pass that another task started."""
@@ -134,40 +146,66 @@ class Backward:
 
     def dropped(self) -> None:
         """It ended with an exception."""
-        for participant in self.participants:
+        reached = self.participants
+        for participant in reached:
             participant.abandoned(self)
+        if any(participant.failed for participant in reached):
+            together = {each for one in reached for each in (one, *_together.get(one, ()))}
+            for participant in sorted(together, key=lambda one: one.serial):
+                if participant.falls(self):
+                    participant.failed = reached
+            reached += together.difference(reached)
         self.forget()
 
     @uncompiled
     def end(self) -> None:
         """It has added everything to the gradients, and is about to return to the user."""
-        self.forget()
-        waiting = [each for each in sorted(self.participants, key=lambda one: one.serial) if each.left(self)]
-        failure: Exception | None = None
-        for work in ("send_rest", "land"):
-            for participant in waiting:
-                try:
-                    getattr(participant, work)()
-                except OUTCOMES as error:
-                    failure = failure or error
+        self.over = True
+        try:
+            self.forget()
+            failure = self._complete()
+        except BaseException:
+            for participant in self.participants:
+                participant.interrupted(self)
+            raise
         if failure is not None:
             raise failure
+
+    def _complete(self) -> Exception | None:
+        """All that waits in backward is sent, then waited for. The first failure, after all have ended."""
+        for each in self.participants:
+            known = _together.get(each)
+            if known is None:
+                _together[each] = weakref.WeakSet(self.participants)
+            elif not known.issubset(self.participants):
+                known.intersection_update(self.participants)
+        waiting = [each for each in sorted(self.participants, key=lambda one: one.serial) if each.left(self)]
+        failure: Exception | None = None
+        for participant in waiting[:]:
+            try:
+                participant.send_rest()
+            except OUTCOMES as error:
+                participant.interrupted(self)
+                waiting.remove(participant)
+                failure = failure or error
+        for participant in waiting:
+            landed = participant.land()
+            failure = failure or landed
+        return failure
 
 
 class _Ending:
     """What autograd calls at the end of a task, or drops if it fails."""
 
     def __init__(self, backward: Backward) -> None:
-        self.backward: Backward | None = backward
+        self.backward = backward
 
     @uncompiled
     def __call__(self) -> None:
-        backward, self.backward = self.backward, None
-        if backward is not None:
-            backward.end()
+        self.backward.end()
 
     def __del__(self) -> None:
-        if self.backward is not None:
+        if not self.backward.over:
             self.backward.dropped()
 
 
@@ -218,7 +256,9 @@ def left_by(participant: Participant) -> None:
 def _is_stale(backward: Backward, task: int, nested: bool) -> bool:
     if nested:
         return False  # taken to be of the pass that is known: nothing tells otherwise
-    return backward.outer is not None or min(backward.tasks) < task  # an enclosing task began before those it encloses
+    if backward.outer is not None or not backward.tasks:  # none: an exception came when it was made
+        return True
+    return min(backward.tasks) < task  # an enclosing task began before those it encloses
 
 
 def _outermost_node() -> Any:

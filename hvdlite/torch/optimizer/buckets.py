@@ -13,7 +13,7 @@ ranks alike. The flat tensor is made when the bucket goes, and the result is cop
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,7 +121,7 @@ class InBuckets:
         if number in self.seen:
             self.seen.remove(number)
 
-    def skip(self, numbers: Sequence[int]) -> list[Handle]:
+    def skip(self, numbers: Sequence[int]) -> Iterable[tuple[Sequence[int], list[Handle]]]:
         raise HvdError(
             "the last backward pass ended with an exception, and what a comm hook sends under which names is its own "
             "affair, so that the other ranks cannot be told: let the exception end this rank [HVD308]"

@@ -8,7 +8,7 @@ exchange. What it holds back it sends when the round ends (`rest`), or gives bac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ...ops import Handle
@@ -33,8 +33,9 @@ class Carrier(Protocol):
     def take_back(self, number: int) -> None:
         """This gradient, ready but held back, is going to change."""
 
-    def skip(self, numbers: Sequence[int]) -> list[Handle]:
-        """The pass has failed: send skips (`skipping`) in the place of these, which are all that is not under way."""
+    def skip(self, numbers: Sequence[int]) -> Iterable[tuple[Sequence[int], list[Handle]]]:
+        """The pass has failed: send skips (`skipping`) in the place of these, which are all that is not under way. Each
+        time that some are sent, it tells which."""
 
 
 class EachAlone:
@@ -47,9 +48,10 @@ class EachAlone:
         self.exchange.in_flight[number] = self.exchange.wire.send(number)
 
     def all_ready(self, numbers: Sequence[int], quiet: bool) -> None:
-        flight = self.exchange.wire.send_all(tuple(numbers), quiet)
+        flight = self.exchange.wire.prepare_all(tuple(numbers))
         if flight is not None:
             self.exchange.in_flight.update(dict.fromkeys(numbers, flight))
+            flight.start(quiet)
             return
         # Gradients that are views of one memory mostly lie in it as their parameters follow each other. Backward comes
         # from the end, but for the few of each layer; what travels exactly from the end is left where it lies on GPUs.
@@ -62,8 +64,9 @@ class EachAlone:
     def take_back(self, number: int) -> None:
         """Nothing is held back."""
 
-    def skip(self, numbers: Sequence[int]) -> list[Handle]:
-        return [handle for number in numbers for handle in send_skip(self.exchange.wire, number)]
+    def skip(self, numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Handle]]]:
+        for number in numbers:
+            yield (number,), send_skip(self.exchange.wire, number)
 
 
 class InGroups:
@@ -96,25 +99,22 @@ class InGroups:
     def take_back(self, number: int) -> None:
         self.waiting[self.group_of[number]].discard(number)
 
-    def skip(self, numbers: Sequence[int]) -> list[Handle]:
+    def skip(self, numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Handle]]]:
         self.waiting.clear()
-        wire, handles = self.exchange.wire, []
+        wire = self.exchange.wire
         for number in numbers:
             if number not in self.group_of:
-                handles += send_skip(wire, number)
+                yield (number,), send_skip(wire, number)
         for index in sorted({self.group_of[number] for number in numbers if number in self.group_of}):
             members = [number for number in sorted(self.groups[index]) if number in numbers]
-            handles += send_skipped_group(wire, members, self._name(index))
-        return handles
+            yield members, send_skipped_group(wire, members, self._name(index))
 
     def _name(self, index: int) -> str:
         return f"optimizer.group.{index}{self.exchange.wire.suffix}"
 
     def _send(self, index: int) -> None:
-        members = sorted(self.waiting.pop(index))
-        if not members:
-            return
-        wire = self.exchange.wire
-        flight = wire.send_group(members, self._name(index))
-        for member in members:
-            self.exchange.in_flight[member] = flight
+        members, in_flight = sorted(self.waiting[index]), self.exchange.in_flight
+        if members and members[0] not in in_flight:  # else an exception came when they had been sent
+            flight = self.exchange.wire.send_group(members, self._name(index))
+            in_flight.update(dict.fromkeys(members, flight))
+        del self.waiting[index]

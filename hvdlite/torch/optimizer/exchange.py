@@ -19,30 +19,29 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 from collections.abc import Sequence
 
 import torch
 
 from ... import _core
-from ...errors import OUTCOMES, HvdError
-from ...ops import Average, Handle
+from ...errors import HvdError, is_outcome
+from ...ops import Average
 from ...optimizer import GradientBook
 from . import backward as passes
 from .carriers import Carrier, EachAlone
 from .hooks import Hooks, Now
 from .order import Order
 from .places import Places
-from .skipping import land_all, nothing_to_step_with, told
+from .shared import take_over
+from .skipping import Skipping, Skips, apart, missing, nothing_to_step_with, settle, skip, told
 from .wire import Flight, Wire
 
 _serials = itertools.count()
-_owner_of: dict[int, weakref.ref[Exchange]] = {}  # by id of a parameter, which its exchange keeps alive
 _current_task = passes.task_number
 _arrived = _core.lib.hvd_arrived  # what a step needs is under way; what is submitted later is not waited for
 
 
-class Exchange:
+class Exchange(Skipping):
     """Names, hooks, and gradients under way."""
 
     def __init__(self, wire: Wire, passes_per_step: int) -> None:
@@ -64,25 +63,19 @@ class Exchange:
         self._first_pass = False  # the next pass is the first of a step, and not of all
         self.places = Places()
         self.failed: list[passes.Participant] | None = None  # a pass with an exception has reached these
+        self.skips = Skips()
+        self.behind: str | None = None  # by an exception: why this rank may not take the step that the others take
         self._late: dict[int, None] = {}  # due, but hooks of their parameter may yet change them
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
         """One more parameter."""
-        self._take_over(parameter, name)
+        take_over(self, parameter, name)
         number = self.book.add()
         self.wire.parameters.append(parameter)
         self.wire.names.append(name)
         self.order.add(parameter.numel() * parameter.element_size())
         if parameter.is_floating_point() or parameter.is_complex():
             self.hooks.add(parameter, number)
-
-    def _take_over(self, parameter: torch.Tensor, name: str) -> None:
-        """Two optimizers that reduce one gradient, each in place, would spoil it: the newer one has it."""
-        earlier = _owner_of.get(id(parameter), lambda: None)()
-        if earlier is not None and earlier is not self:
-            earlier.lost = name
-            earlier.hooks.remove()
-        _owner_of[id(parameter)] = weakref.ref(self)
 
     def reaching(self, number: int) -> None:
         """See Listener. torch.autograd.grad comes here, too, but adds to no gradient."""
@@ -148,9 +141,11 @@ class Exchange:
     def _begin(self, backward: passes.Backward | None) -> None:
         if not self._open:
             if self.failed is not None:
-                self.skip()
+                skip(self)
             if self.book.under_way():
                 self.finish()
+            if self.behind and any(each.requires_grad and each.grad is None for each in self.wire.parameters):
+                raise apart(self.behind)
         self.order.begin()
         if self._first_pass:
             self._first_pass = False
@@ -197,6 +192,7 @@ class Exchange:
         """See Participant: a pass has failed. What it has reached may be under way when the next one begins."""
         with self._lock:
             self._plain = False
+            settle(self)
             self.hooks.arm()
             if self.book.under_way() or self._late or (self.hooks.noted and self.book.closes()):
                 self.failed = backward.participants  # what is left is not sent: it would complete the round elsewhere
@@ -204,41 +200,10 @@ class Exchange:
                 self._send_noted()
             self._closed(backward)
 
-    def skip(self) -> None:
-        """A pass has failed: its round ends here and, with an error that says so, on the other ranks (`skipping`)."""
-        reached = {each for each in self.failed or () if isinstance(each, Exchange) and each.failed is self.failed}
-        together = sorted({self, *reached}, key=lambda one: one.serial)
-        with torch.no_grad():
-            skips = [each._send_skips() for each in together]
-            for exchange, handles in zip(together, skips):
-                exchange._land_skipped(handles)
-
-    def _missing(self) -> list[int]:
-        numbered = enumerate(self.wire.parameters)
-        sent = self.in_flight
-        return [n for n, each in numbered if n not in sent and (each.requires_grad or each.grad is not None)]
-
-    def _send_skips(self) -> list[Handle]:
-        with self._lock:
-            handles = self.carrier.skip(self._missing())
-            if self.wire.shares is not None:
-                self.wire.shares.mine()  # which the others wait for, too
-            self.failed = None
-            self._late.clear()
-            self.hooks.noted.clear()
-            return handles
-
-    def _land_skipped(self, handles: list[Handle]) -> None:
-        with self._lock:
-            waits = [flight.land for flight in dict.fromkeys(self.in_flight.values())]
-            failure = land_all([*waits, *(handle.wait for handle in handles), self.wire.round_over])
-            self.in_flight.clear()
-            self.book.reset()
-            self.order.round_over()
-            self.hooks.round_over(False)
-            self._plain, self._first_pass = True, True
-        if failure is not None:
-            raise failure
+    def _over(self, calm: bool) -> None:
+        self.order.round_over()
+        self.hooks.round_over(calm and self._plain)
+        self._plain, self._first_pass = True, True
 
     def _closed(self, backward: passes.Backward) -> None:
         self._open.discard(backward)
@@ -278,67 +243,75 @@ class Exchange:
                 self.wire.writers.forget()
             self._send_noted(quiet=True)
             self._add_on()
-            left = []
-            for number in self.book.unsent():
-                parameter = self.wire.parameters[number]
-                if parameter.requires_grad or parameter.grad is not None:
-                    left.append(number)
+            parameters = self.wire.parameters
+            left = [n for n in self.book.unsent() if parameters[n].requires_grad or parameters[n].grad is not None]
             if left:
                 self._go(left, True)
             self.carrier.rest()
 
-    def land(self) -> None:
-        """Wait for all that is under way; raises the first failure after all have ended."""
+    def land(self) -> Exception | None:
+        """Wait for all; the first failure. What a signal handler raises comes out at once: it may be called again."""
         failure: Exception | None = None
         _arrived()
         with self._lock, torch.no_grad():
-            for flight in dict.fromkeys(self.in_flight.values()):
+            for wait in (*(each.land for each in dict.fromkeys(self.in_flight.values())), self.wire.round_over):
                 try:
-                    flight.land()
-                except OUTCOMES as error:
+                    wait()
+                except Exception as error:
+                    if not is_outcome(error):
+                        raise
                     failure = told(error) or failure or error
             self.in_flight.clear()
-            try:
-                self.wire.round_over()
-            except Exception as error:
-                failure = failure or error
             self.book.landed()
-            self.order.round_over()
             adds_on = self.wire.op == Average or self.wire.weights is not None
-            self.hooks.round_over(
-                self._plain and adds_on and self.wait_in_backward and failure is None and not self.book.seen_twice()
-            )
-            self._plain, self._first_pass = True, True
+            self._over(failure is None and adds_on and self.wait_in_backward and not self.book.seen_twice())
             self.places.move_in(self.wire.parameters)
             if failure is not None:
                 self.book.reset()
-                raise failure
+        return failure
 
     def finish(self) -> None:
         """Complete the round: send the rest and wait for all. Raises the first failure, and HvdError if the pass before
         has failed, which ends its round."""
         if self.failed is not None:
-            refusal = nothing_to_step_with(self.wire, self._missing())
-            self.skip()
+            refusal = nothing_to_step_with(self.wire, missing(self))
+            skip(self)
             raise refusal
-        self.send_rest()
-        self.land()
+        try:
+            self.send_rest()
+            failure = self.land()
+        except BaseException:
+            self.left_behind()
+            raise
+        if failure is not None:
+            raise failure
 
     def restart(self, drop: bool = False) -> None:
-        """Gradients are used up or dropped. What is under way is waited for; with `drop`, its failure is ignored."""
+        """Gradients are used up or dropped, once all has come. HvdError if the others may have stepped with them.
+        With `drop`, that and failures of the round are ignored."""
         passes.left_by(self)
         self._open.clear()
+        raised: Exception | None = None
         if self.failed is not None or self.book.under_way():
             try:
                 if self.failed is not None:
-                    self.skip()
+                    skip(self)
                 else:
                     self.finish()
-            except Exception:
+            except Exception as error:
                 if not drop:
                     raise
+                raised = None if is_outcome(error) else error
+        if self.behind and not drop:
+            raise apart(self.behind)
+        self.behind = None
+        self.in_flight.clear()
+        self._late.clear()
+        self.hooks.noted.clear()
         self.book.reset()
         self.asked = False
+        if raised is not None:
+            raise raised
 
     def wait_later(self, later: bool) -> None:
         """`wait_in_backward=False`, or no longer."""

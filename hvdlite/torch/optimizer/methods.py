@@ -24,6 +24,7 @@ from ..ops import plain
 from .buckets import InBuckets
 from .exchange import Exchange
 from .names import added_later
+from .skipping import TORN, apart
 
 _SLOW_STEP = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
@@ -60,9 +61,12 @@ class Distributed(Copyless):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups. GradScaler, which looks for infinities in them, finds averaged gradients always."""
-        exchange = self._hvd
-        if exchange is not None and not exchange.book.complete and not exchange.skipping and asked_by_grad_scaler():
-            exchange.finish()
+        exchange: Any = self._hvd
+        due = exchange is not None and (not exchange.book.complete or exchange.behind) and not exchange.skipping
+        if due and asked_by_grad_scaler():
+            if not exchange.book.complete:
+                exchange.finish()
+            exchange.behind = None  # it decides as on the other ranks whether there is a step
         return self.__dict__["param_groups"]
 
     @param_groups.setter
@@ -136,17 +140,24 @@ class Distributed(Copyless):
             if begun:
                 measured.step(self, 0 if closure is not None else monotonic_ns() - begun)
             return result
-        if not exchange.book.complete or exchange.asked:
-            self._before_step(closure is not None)
-        took, begun = 0, _now()
-        if closure is None:
-            result = super().step(*args, **kwargs)  # type: ignore[misc]
-            took = monotonic_ns() - begun if begun else 0
-        elif exchange.skipping:
-            result = super().step(closure, *args, **kwargs)  # type: ignore[misc]
-        else:
-            result = super().step(self._averaging(closure), *args, **kwargs)  # type: ignore[misc]
+        took, within = 0, False
+        try:
+            if not exchange.book.complete or exchange.asked or exchange.behind:
+                self._before_step(closure is not None)
+            begun = _now()
+            if closure is None:
+                within = True
+                result = super().step(*args, **kwargs)  # type: ignore[misc]
+                took = monotonic_ns() - begun if begun else 0
+            elif exchange.skipping:
+                result = super().step(closure, *args, **kwargs)  # type: ignore[misc]
+            else:
+                result = super().step(self._averaging(closure), *args, **kwargs)  # type: ignore[misc]
+        except BaseException:
+            exchange.left_behind(within)
+            raise
         exchange.book.reset()
+        exchange.behind = None
         if begun:
             measured.step(self, took)
         if autotune.watching:
@@ -158,6 +169,8 @@ class Distributed(Copyless):
     @_disable_dynamo
     def _before_step(self, closure: bool) -> None:
         exchange: Any = self._hvd
+        if exchange.behind is TORN:
+            raise apart(TORN)
         if exchange.skipping or closure:
             if exchange.book.under_way() or exchange.failed is not None:
                 exchange.finish()

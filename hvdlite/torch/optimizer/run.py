@@ -72,13 +72,14 @@ class GradientRun:
                 offset = gradient.storage_offset()
                 if needed > size or (offset and offset * gradient.element_size() + needed > size):  # owned.py
                     return None
+            self._addresses = []  # a signal handler may raise half-way
             self._run.point(addresses)
             self._addresses, self._bytes = addresses, sizes
         return gradients
 
-    def submit(self, gradients: list[torch.Tensor], quiet: bool) -> Sent:
-        """Send what `gradients` has returned."""
-        return self._run.submit([plain.adapter.memory(gradient) for gradient in gradients], quiet)
+    def prepare(self, gradients: list[torch.Tensor]) -> Sent:
+        """What will send what `gradients` has returned."""
+        return self._run.prepare([plain.adapter.memory(gradient) for gradient in gradients])
 
 
 def written(tensors: list[torch.Tensor]) -> None:

@@ -6,14 +6,20 @@ not change before backward is over, and views that the user holds must stay view
 Torch counts the users of a memory. One is the tensor; the object that Python makes to ask is another, or has gone by
 then (before PyTorch 2.5), so it is tried with a memory that has one user, and then two. A torch that does not tell is
 taken to say that there are others: that costs copies, and is right.
+
+And two optimizers may have one parameter: the newer one reduces its gradient.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
 
 _users: Callable[[Any], int] = getattr(torch._C, "_storage_Use_Count", lambda storage: 0)
 
@@ -27,6 +33,7 @@ def _users_of_one() -> int | None:
 
 
 _alone = _users_of_one()
+_owner_of: dict[int, weakref.ref[Exchange]] = {}  # by id of a parameter, which its exchange keeps alive
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
@@ -38,3 +45,12 @@ def is_held(tensor: torch.Tensor) -> bool:
     """Whether something beside its parameter and Python has the tensor itself, as a DLPack capsule does."""
     count = getattr(tensor, "_use_count", None)
     return count is None or count() > 2
+
+
+def take_over(exchange: Exchange, parameter: torch.Tensor, name: str) -> None:
+    """Two optimizers that reduce one gradient, each in place, would spoil it: the newer one has it."""
+    earlier = _owner_of.get(id(parameter), lambda: None)()
+    if earlier is not None and earlier is not exchange:
+        earlier.lost = name
+        earlier.hooks.remove()
+    _owner_of[id(parameter)] = weakref.ref(exchange)

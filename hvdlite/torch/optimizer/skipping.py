@@ -9,24 +9,41 @@ no gradient has, under the gradient's name. The ranks disagree on it, nothing is
 Elsewhere the mismatch is told as what it is, with the rank's number, where the averages are waited for: every rank has
 an error in the same step, and equal weights. At least one gradient is always skipped, since the last ones are sent by
 the end of backward only.
+
+Later nothing can be skipped: all has been added up, the others get their averages, and step. A signal handler may
+still raise while this rank waits, or steps. Then it is *behind*: step() makes up for it, and to drop the gradients is
+an error that says so.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ... import _core
-from ...errors import OUTCOMES, HvdError, HvdMismatchError
+from ...errors import HvdError, HvdMismatchError, is_outcome
 from ...ops import Handle
 from ..ops import plain
 
 if TYPE_CHECKING:
-    from .wire import Wire
+    import threading
 
+    from ...optimizer import GradientBook
+    from .backward import Backward, Participant
+    from .carriers import Carrier
+    from .exchange import Exchange
+    from .hooks import Hooks
+    from .wire import Flight, Wire
+
+UNTAKEN = (
+    "completed a round of gradients, which the other ranks complete, too, and step with: without that step its weights "
+    "would differ from theirs. The averages are there: go on to optimizer.step(), after what your loop does before it "
+    "(unscaling, clipping), then to zero_grad(). If they are lost (gradients are None, or a closure was left)"
+)
+TORN = "took its step, so that some of its weights may be old, while the other ranks have all of the step. So"
 _SHAPE = (0,) * 8  # as many dimensions as there can be
 _SHOWN = 3
 _SAID = re.compile(r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?" + re.escape(str(list(_SHAPE))))
@@ -74,6 +91,121 @@ def nothing_to_step_with(wire: Wire, numbers: Iterable[int]) -> HvdError:
     )
 
 
+def apart(where: str) -> HvdError:
+    """The error of a rank that goes on as if there had been no step, which the others take."""
+    return HvdError(
+        f"rank {_core.rank()} was interrupted while it {where} load a checkpoint on all ranks, or call "
+        "hvd.broadcast_parameters and hvd.broadcast_optimizer_state [HVD309]"
+    )
+
+
+class Skips:
+    """What a rank has sent in the place of gradients of one optimizer, until all of it is answered."""
+
+    def __init__(self) -> None:
+        self._numbers: set[int] = set()
+        self._handles: list[Handle] = []
+
+    def send(self, carrier: Carrier, numbers: Iterable[int]) -> None:
+        """In the place of these, as far as it has not been done."""
+        for some, handles in carrier.skip([number for number in numbers if number not in self._numbers]):
+            self._numbers.update(some)
+            self._handles += handles
+
+    def wait(self) -> None:
+        """Raises the first failure that is no mismatch."""
+        failure = land_all(handle.wait for handle in self._handles)
+        if failure is not None:
+            raise failure
+
+
+class Skipping:
+    """The part of an exchange that deals with what an exception has left."""
+
+    wire: Wire
+    book: GradientBook
+    hooks: Hooks
+    carrier: Carrier
+    in_flight: dict[int, Flight]
+    failed: list[Participant] | None
+    skips: Skips
+    behind: str | None
+    lost: str | None
+    _lock: threading.RLock
+    _late: dict[int, None]
+
+    def _closed(self, backward: Backward) -> None:
+        """No pass of ours any more."""
+
+    def _over(self, calm: bool) -> None:
+        """The round is over."""
+
+    def falls(self, backward: Backward) -> bool:
+        """See Participant: elsewhere the pass reaches us, and our round waits for this rank."""
+        return self.failed is None and self.book.closes() and not self.book.under_way()
+
+    def interrupted(self, backward: Backward) -> None:
+        """See Participant: an exception came while the end of a pass was dealt with."""
+        with self._lock:
+            self._closed(backward)
+            self.left_behind()
+
+    def left_behind(self, within: bool = False) -> None:
+        """An exception, no outcome of the round, has come: the others may step without us. within: as we did."""
+        settle(self)
+        untaken = self.lost is None and (self.book.under_way() or self.book.complete)
+        self.behind = TORN if within or self.behind is TORN else UNTAKEN if untaken else None
+
+    def skip(self) -> None:
+        """Send skips in the place of what is not under way. May be called again after an exception, as `skipped`."""
+        with self._lock, torch.no_grad():
+            self.skips.send(self.carrier, missing(self))
+            if self.wire.shares is not None:
+                self.wire.shares.mine()  # which the others wait for, too
+
+    def skipped(self) -> Exception | None:
+        """Wait for them and for all that is under way: then the round has ended on all ranks."""
+        with self._lock, torch.no_grad():
+            waits = [flight.land for flight in dict.fromkeys(self.in_flight.values())]
+            failure = land_all([*waits, self.skips.wait, self.wire.round_over])
+            self.failed, self.skips, self.behind = None, Skips(), None
+            self.in_flight.clear()
+            self._late.clear()
+            self.hooks.noted.clear()
+            self.book.reset()
+            self._over(False)
+        return failure
+
+
+def settle(exchange: Skipping) -> None:
+    """After an exception: what was handed over is under way, and nothing else, whatever had been noted by then."""
+    for number, flight in list(exchange.in_flight.items()):
+        if flight.begun():
+            exchange.book.sent(number)
+        else:
+            del exchange.in_flight[number]
+
+
+def missing(exchange: Skipping) -> list[int]:
+    """Gradients of a round that are not under way."""
+    numbered, sent = enumerate(exchange.wire.parameters), exchange.in_flight
+    return [n for n, each in numbered if n not in sent and (each.requires_grad or each.grad is not None)]
+
+
+def skip(exchange: Exchange) -> None:
+    """A pass has failed: its round ends here and, with an error that says so, on the other ranks. So it does for all
+    optimizers that the pass has reached. Whoever is interrupted in this calls it again."""
+    reached: Any = exchange.failed or ()
+    together = {each for each in reached if getattr(each, "failed", None) is reached}
+    exchanges: list[Exchange] = sorted({exchange, *together}, key=lambda one: one.serial)
+    for each in exchanges:
+        each.skip()
+    for each in exchanges:
+        failure = each.skipped()
+        if failure is not None:
+            raise failure
+
+
 def land_all(waits: Iterable[Callable[[], object]]) -> Exception | None:
     """Wait for everything. The first failure that is no mismatch, which is what skips are for."""
     failure: Exception | None = None
@@ -82,6 +214,8 @@ def land_all(waits: Iterable[Callable[[], object]]) -> Exception | None:
             wait()
         except HvdMismatchError:
             pass
-        except OUTCOMES as error:
+        except Exception as error:
+            if not is_outcome(error):
+                raise
             failure = failure or error
     return failure

@@ -45,6 +45,7 @@ def uneven_inputs(optimizer: Any, *others: Any, model: Any = None) -> Iterator[N
     try:
         yield
         for exchange in exchanges:
+            exchange.behind = None  # all ranks get the weights of one
             exchange.restart()
     finally:
         for exchange in exchanges:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ...errors import is_outcome
 from ...ops import Handle, Sum
 from ...process_set import ProcessSet
 from ..ops import plain
@@ -74,9 +75,10 @@ class Shares:
     def mine(self) -> float:
         """This rank's number; the first call in a round sends it."""
         if self._mine is None:
-            self._mine = self._ask()
-            tensor = torch.tensor([self._mine], dtype=torch.float64)
+            mine = self._ask()
+            tensor = torch.tensor([mine], dtype=torch.float64)
             self._handle = plain.allreduce_async_(tensor, name=self.name, op=Sum, process_set=self.process_set)
+            self._mine = mine
         return self._mine
 
     def total(self) -> float:
@@ -93,6 +95,12 @@ class Shares:
 
     def close(self) -> None:
         """The round is over."""
-        if self._handle is not None and self._total is None:
-            self._handle.wait()
+        try:
+            if self._handle is not None and self._total is None:
+                self._handle.wait()
+        except Exception as error:
+            if not is_outcome(error):  # a signal handler's: the round is not over
+                raise
+            self._mine = self._handle = self._total = None
+            raise
         self._mine = self._handle = self._total = None

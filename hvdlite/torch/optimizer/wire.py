@@ -26,14 +26,15 @@ from typing import Any
 import torch
 
 from ... import _core
-from ...errors import OUTCOMES, HvdError
-from ...ops import Average, Handle, Sum
-from ...ops.tensors import placed
+from ..._core.runs import Sent
+from ...errors import HvdError
+from ...ops import Average, Sum
 from ...ops.terms import Terms, reduction, travels_as
-from ...process_set import ProcessSet, number_of
+from ...process_set import ProcessSet
 from ..ops import plain
 from .run import GradientRun, written
 from .shared import is_shared
+from .sparse import Both, gathered, no_rows
 from .streams import Writers
 from .weights import Shares, WeightedAverage
 
@@ -42,7 +43,8 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 
 class Flight:
-    """Gradients that are under way together. `arrive` gets what the handle's wait returns."""
+    """Gradients that are under way together. `arrive` gets what the handle's wait returns, and once more if a signal
+    handler's exception has come before it was done."""
 
     __slots__ = ("_arrive", "_handle", "each_alone", "numbers")
 
@@ -53,12 +55,20 @@ class Flight:
         self.each_alone = each_alone  # they have only been sent together
         self._handle, self._arrive = handle, arrive
 
+    def start(self, quiet: bool) -> None:
+        """Of what `prepare_all` has made: send it."""
+        self._handle.start(quiet)
+
+    def begun(self) -> bool:
+        """Whether it has been sent."""
+        return not isinstance(self._handle, Sent) or self._handle.begun()
+
     def land(self) -> None:
         """Wait, and put the result where it belongs. Raises why the exchange failed."""
         result = self._handle.wait()
-        arrive, self._arrive = self._arrive, None
-        if arrive is not None:
-            arrive(result)
+        if self._arrive is not None:
+            self._arrive(result)
+            self._arrive = None
 
 
 class Wire:
@@ -131,10 +141,10 @@ class Wire:
             return Flight((number,), plain.narrowed_async_(packed, self.names[number], self.terms), unpack)
         return Flight((number,), plain.allreduce_async_(packed, name=self.names[number], **self.settings), unpack)
 
-    def send_all(self, numbers: tuple[int, ...], quiet: bool) -> Flight | None:
-        """Start the exchange of several gradients in one call, each on its own.
+    def prepare_all(self, numbers: tuple[int, ...]) -> Flight | None:
+        """The exchange of several gradients in one call, each on its own, to be started by who has noted it.
 
-        None, and nothing is sent, if one of them needs more than to be reduced where it lies.
+        None if one of them needs more than to be reduced where it lies.
         """
         if not self.uncompressed or self.shares is not None or self.known_sparse:
             return None
@@ -146,8 +156,7 @@ class Wire:
         gradients = run.gradients()
         if gradients is None or (any(map(is_shared, gradients)) and any(map(self._will_be_lent, numbers, gradients))):
             return None
-        sent = run.submit(gradients, quiet)
-        return Flight(numbers, sent, lambda _: written(gradients), each_alone=True)
+        return Flight(numbers, run.prepare(gradients), lambda _: written(gradients), each_alone=True)
 
     def _will_be_lent(self, number: int, gradient: torch.Tensor) -> bool:
         known = self._stay.get(number)
@@ -207,7 +216,7 @@ class Wire:
             if dims is None or self.sparse_as_dense:
                 gradient = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
             else:
-                gradient = _no_rows(parameter, dims)
+                gradient = no_rows(parameter, dims)
             parameter.grad = gradient
         if gradient.layout is not torch.strided:
             self.known_sparse[number] = gradient.sparse_dim()
@@ -226,10 +235,14 @@ class Wire:
                 f"{self.compression!r}.compress returned {type(packed).__name__} instead of a tensor [HVD208]"
             )
 
+        shared: list[torch.Tensor] = []
+
         def unpack(result: torch.Tensor) -> None:
             out = result if self.uncompressed or cast else self.compression.decompress(result, ctx)
             if self.shares is not None:
-                out = self._shared(out)
+                if not shared or result is not gradient:
+                    shared[:] = [self._shared(out)]
+                out = shared[0]
             if out is not gradient:
                 gradient.copy_(out)
             if dims is not None:
@@ -243,16 +256,17 @@ class Wire:
         mine = self.shares.mine()
         if self.weights is None:
             return gradient
-        return gradient.float().mul_(mine) if gradient.dtype in _NARROW else gradient.mul_(mine)
+        return gradient.float().mul_(mine) if gradient.dtype in _NARROW else gradient * mine
 
     def _shared(self, result: torch.Tensor) -> torch.Tensor:
-        """The sum divided by the sum of weights; the average over all as one over active ranks."""
+        """The sum divided by the sum of weights; the average over all as one over active ranks. Nothing is changed in
+        its place: who is interrupted does it again."""
         assert self.shares is not None
         total = self.shares.total()
         if self.weights is not None:
-            return result.div_(total)
+            return result / total
         factor = self.process_set.size() / total
-        return result if factor == 1.0 else result.mul_(factor)
+        return result if factor == 1.0 else result * factor
 
     def _send_sparse(self, number: int, gradient: torch.Tensor) -> Flight:
         """Start the two allgathers of a sparse gradient."""
@@ -270,7 +284,7 @@ class Wire:
         packed, ctx = (values, None) if self.uncompressed else self.compression.compress(values)
         rows = mine.indices().t().contiguous()
         handles = [
-            _gather(rows, f"allreduce.{name}", self.process_set),
+            gathered(rows, f"allreduce.{name}", self.process_set),
             plain.allgather_async(packed, f"{name}.values", self.process_set),
         ]
 
@@ -286,7 +300,7 @@ class Wire:
                     indices.t(), out, gradient.shape, check_invariants=False
                 ).coalesce()
 
-        return Flight((number,), _Both(handles), arrive)
+        return Flight((number,), Both(handles), arrive)
 
     def again(self, numbers: Sequence[int]) -> None:
         """Make reduced gradients ready to be added to and reduced once more. HvdError where that has no meaning."""
@@ -313,38 +327,3 @@ class Wire:
         """All flights have landed."""
         if self.shares is not None:
             self.shares.close()
-
-
-class _Both:
-    """The handles of a sparse gradient, waited for as one."""
-
-    def __init__(self, handles: list[Handle]) -> None:
-        self.handles = handles
-
-    def wait(self) -> None:
-        failure: Exception | None = None
-        for handle in self.handles:
-            if failure is None or handle.done():  # after a mismatch of the first, nobody may answer the second
-                try:
-                    handle.wait()
-                except OUTCOMES as error:
-                    failure = failure or error
-        if failure is not None:
-            raise failure
-
-
-def _gather(rows: torch.Tensor, name: str, process_set: ProcessSet) -> Handle:
-    """An allgather under a name of another kind of collective."""
-    view = plain.adapter.view(rows)
-    pending = _core.submit(
-        _core.ALLGATHER, 0, view.dtype, name, view.shape, view.address, 0, rows, process_set=number_of(process_set),
-        **placed(view, fetched=True),
-    )  # fmt: skip
-    return Handle([pending], lambda pending: plain.fetched(pending[0], rows, view)[0])
-
-
-def _no_rows(parameter: torch.Tensor, sparse_dims: int) -> torch.Tensor:
-    """A sparse gradient of a parameter that nothing was added to."""
-    indices = torch.empty((sparse_dims, 0), dtype=torch.int64, device=parameter.device)
-    values = torch.empty((0, *parameter.shape[sparse_dims:]), dtype=parameter.dtype, device=parameter.device)
-    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
