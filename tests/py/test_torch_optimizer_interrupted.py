@@ -168,6 +168,36 @@ def test_a_skip_that_was_interrupted_goes_on_with_the_next_call():
     world.check()
 
 
+@as_ranks(2)
+def test_a_combination_by_adasum_that_was_interrupted_goes_on_with_the_next_call():
+    world = World(op=hvd.Adasum)
+    world.batch()
+    for number, kind in enumerate(KINDS):
+        if hvd.rank() == 1:
+            time.sleep(LATE_S)
+            world.batch()
+        else:
+            with pytest.raises(kind, match="mine"):
+                raised_in(world.batch, kind("mine"), SENT_S)
+            if number % 2:
+                world.optimizer.zero_grad()
+        world.batch()
+        world.check()
+
+
+@as_ranks(2)
+def test_a_local_step_of_adasum_that_was_interrupted_is_undone():
+    world = World(op=hvd.Adasum)
+    world.batch()
+    if hvd.rank() == 0:
+        hook = world.optimizer.register_step_post_hook(lambda *_: [][0])
+        with pytest.raises(IndexError):
+            world.batch()
+        hook.remove()
+    world.batch()
+    world.check()
+
+
 class Raises:
     """A tracer that raises at the instruction of hvdlite that has this number, or soon after it.
 

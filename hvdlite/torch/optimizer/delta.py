@@ -6,19 +6,23 @@ before the combination, and nothing travels in backward. Optimizer state (moment
 
 GradScaler decides by a rank's own gradients whether to skip a step; here they are never averaged. When it looks for
 infinities, the ranks agree first whether any has found one, and then all find one.
+
+A signal handler may raise while this rank waits for the others' changes, which take its own: the next zero_grad() or
+step() waits for the rest, and weights are equal again.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch._compile import _disable_dynamo
 
 from ... import autotune
-from ...errors import OUTCOMES
+from ...errors import OUTCOMES, is_outcome
 from ...ops import Adasum, Max
 from ...process_set import ProcessSet
 from ..ops import plain
@@ -31,22 +35,43 @@ class Combination:
 
     def __init__(self, pairs: list[tuple[torch.Tensor, str]], suffix: str, compression: Any, process_set: ProcessSet):
         self.pairs, self.suffix, self.compression, self.process_set = pairs, suffix, compression, process_set
+        self._left: deque[Any] = deque()
+        self._under_way: deque[Any] = deque()
 
     def combine(self, starts: list[torch.Tensor]) -> None:
         """Parameters become their start plus the Adasum of all ranks' changes. Raises the first failure."""
-        under_way = []
-        for (parameter, name), start in zip(self.pairs, starts):
+        self._left.extend(zip(self.pairs, starts))
+        self.complete()
+
+    def complete(self) -> None:
+        """What an exception has left of a combination: the other ranks have made it, or wait for it."""
+        while self._left:
+            (parameter, name), start = self._left[0]
             packed, ctx = self.compression.compress(parameter.detach() - start)
             handle = plain.allreduce_async_(packed, name=name, op=Adasum, process_set=self.process_set)
-            under_way.append((parameter, start, handle, ctx))
+            self._under_way.append((parameter, start, handle, ctx))
+            self._left.popleft()
         failure: Exception | None = None
-        for parameter, start, handle, ctx in under_way:
+        while self._under_way:
+            parameter, start, handle, ctx = self._under_way[0]
             try:
                 parameter.copy_(start + self.compression.decompress(handle.wait(), ctx))
-            except OUTCOMES as error:
+            except Exception as error:
+                if not is_outcome(error):
+                    raise
+                parameter.copy_(start)  # as on the other ranks
                 failure = failure or error
+            self._under_way.popleft()
         if failure is not None:
             raise failure
+
+    def drop(self) -> None:
+        """Parameters get other values: what is left is nobody's concern."""
+        for _, _, handle, _ in self._under_way:
+            with suppress(*OUTCOMES):
+                handle.wait()
+        self._left.clear()
+        self._under_way.clear()
 
     def agree_on_infinities(self) -> None:
         """If a rank's gradients are not finite, let no rank's be."""
@@ -86,10 +111,17 @@ class Delta(Copyless):
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """The original's step with local gradients; then parameters move by the Adasum of the ranks' changes."""
         with torch.no_grad():
+            self._hvd_delta.complete()
             starts = [parameter.detach().clone() for parameter, _ in self._hvd_delta.pairs]
         if closure is not None:
             args = (closure, *args)
-        result = super().step(*args, **kwargs)  # type: ignore[misc]
+        try:
+            result = super().step(*args, **kwargs)  # type: ignore[misc]
+        except BaseException:  # all start from the same point the next time, too
+            with torch.no_grad():
+                for (parameter, _), start in zip(self._hvd_delta.pairs, starts):
+                    parameter.copy_(start)
+            raise
         with torch.no_grad():
             self._hvd_delta.combine(starts)
         if autotune.watching:
@@ -97,6 +129,18 @@ class Delta(Copyless):
         return result
 
     step.hooked = True  # type: ignore[attr-defined]
+
+    @_disable_dynamo
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The original's zero_grad, once a step that an exception has left is over."""
+        with torch.no_grad():
+            self._hvd_delta.complete()
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The original's load_state_dict; a step that an exception has left is dropped."""
+        self._hvd_delta.drop()
+        super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def synchronize(self) -> None:
         """Nothing to wait for: step() combines."""
