@@ -24,7 +24,6 @@ _DTYPES: dict[torch.dtype, int] = {
 
 
 _STRIDED = torch.strided
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _increment_version = torch.autograd.graph.increment_version
 
 
@@ -46,7 +45,7 @@ class TorchAdapter:
             raise TypeError(
                 f"expected a torch.Tensor, not {type(value).__module__}.{type(value).__qualname__} [HVD201]"
             )
-        if writable and value.layout is _STRIDED and not owned.wrapped(value) and owned.overlaps(value):
+        if writable and not owned.wrapped(value) and owned.overlaps(owned.bare(value)):
             raise ValueError(
                 f"elements of this tensor of shape {list(value.shape)} share memory, as those of an expanded one, so "
                 "it cannot be overwritten: use the form without _, or tensor.contiguous() [HVD203]"
@@ -57,6 +56,7 @@ class TorchAdapter:
         why = owned.wrapped(tensor)
         if why is not None:
             raise ValueError(f"the tensor is {why} [HVD203]")
+        tensor = owned.bare(tensor)
         if tensor.layout is not torch.strided:
             raise ValueError(
                 f"a tensor of layout {tensor.layout} is not supported: make it dense with .to_dense(), "
@@ -76,7 +76,7 @@ class TorchAdapter:
 
     def form(self, tensor: Any) -> Any:
         if (
-            tensor.__class__ in _PLAIN
+            tensor.__class__ in owned.PLAIN
             and tensor.layout is _STRIDED
             and tensor.is_cpu
             and not tensor.is_nested  # which has no shape
@@ -90,13 +90,14 @@ class TorchAdapter:
         return owned.address_of(tensor)
 
     def memory(self, tensor: torch.Tensor) -> Any:
-        return tensor.untyped_storage()  # `tensor.data = other`, as in module.half(), lets go of it
+        return owned.bare(tensor).untyped_storage()  # `tensor.data = other`, as in module.half(), lets go of it
 
     def twin(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         made = torch.empty_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
         return made, made.data_ptr()
 
     def like(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = owned.bare(tensor)
         return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
 
     def new(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -109,7 +110,7 @@ class TorchAdapter:
         return current() if torch.cuda.is_available() else None
 
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().resolve_neg().contiguous()
+        return owned.bare(tensor).detach().resolve_neg().contiguous()
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         with torch.no_grad():

@@ -13,6 +13,7 @@ import torch
 
 from ..consistency import Bits, Leaf, compare, leaves_of, named_leaves
 from ..process_set import ProcessSet, global_process_set
+from . import owned
 from .state import module_tensors
 
 
@@ -35,9 +36,24 @@ def _leaves(model: Any, optimizer: Any) -> list[Leaf]:
     if optimizer is not None:
         leaves += leaves_of(optimizer.state_dict(), "optimizer", "of optimizer")
     for leaf in leaves:
-        if isinstance(leaf.value, torch.Tensor) and leaf.value.is_meta:
-            raise ValueError(f"check_consistency: {leaf.name!r} is a meta tensor: it has no bits [HVD237]")
+        if isinstance(leaf.value, torch.Tensor):
+            _check(leaf.name, leaf.value)
     return leaves
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    """ValueError for what has no bits, or not all of them."""
+    why = owned.wrapped(tensor)
+    if why is None and tensor.is_meta:
+        why = "a meta tensor: it has no bits"
+    if why is not None:
+        raise ValueError(f"check_consistency: {name!r} is {why} [HVD237]")
+    tensor = owned.bare(tensor)
+    if tensor.layout is torch.strided:
+        try:
+            owned.address_of(tensor)
+        except ValueError as error:
+            raise ValueError(f"check_consistency: {name!r}: {error}") from None
 
 
 def bits(value: Any) -> Bits | None:
@@ -46,7 +62,8 @@ def bits(value: Any) -> Bits | None:
         return Bits((), f"generator {value.device}", [_block(value.get_state())])
     if not isinstance(value, torch.Tensor):
         return None
-    dtype, value = str(value.dtype).removeprefix("torch."), value.detach()
+    value = owned.bare(value).detach()
+    dtype = str(value.dtype).removeprefix("torch.")
     if value.layout is torch.strided:
         return Bits(tuple(value.shape), dtype, [_block(value)])
     if value.layout is not torch.sparse_coo:

@@ -3,15 +3,20 @@
 The core reads and writes at an address. Much that Python shows as a tensor has none: a wrapper (DTensor, MaskedTensor,
 a quantized weight, a fake tensor) keeps its numbers in other tensors, what vmap or grad hands to a function stands for
 another tensor, and a storage may be shrunk under its tensors, as FSDP does. Each is refused, with what to use in its
-place. A subclass that is only a class, as Parameter is, has memory like any tensor.
+place. A subclass that is only a class, as Parameter is, has memory like any tensor; but what it says of itself may be
+of its own making (`__torch_function__`, a property), so it is looked at as what it is to torch (`bare`).
 
 What is refused here would be read at address 0, or beyond its end.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+_BASE: Any = torch.Tensor.__base__  # its name has changed
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 _REMEDIES = {
     "DTensor": "each rank has a part of its numbers: use hvd collectives on its local tensor, tensor.to_local(), with "
@@ -23,10 +28,25 @@ _REMEDIES = {
 }
 
 
+def bare(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is no wrapper, without its class: the same memory."""
+    if tensor.__class__ in PLAIN:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+        alone: torch.Tensor = _BASE.detach(tensor)
+        return alone
+
+
 def wrapped(tensor: torch.Tensor) -> str | None:
     """What to do with a tensor that is a wrapper of others; None: it is none."""
-    kind = type(tensor)
-    if tensor.is_nested:
+    if tensor.__class__ in PLAIN and not tensor.is_nested:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return _wrapped(tensor, type(tensor))
+
+
+def _wrapped(tensor: torch.Tensor, kind: Any) -> str | None:
+    if _BASE.is_nested.__get__(tensor):
         return f"a nested tensor: {_REMEDIES['NestedTensor']}"
     if kind.__torch_dispatch__ is _NO_DISPATCH:
         return None
@@ -69,14 +89,15 @@ def fits(tensor: torch.Tensor, address: int) -> bool:
 
 def overlaps(tensor: torch.Tensor) -> bool:
     """Whether elements of a dense tensor share memory, as those of an expanded one, so that it cannot be written."""
-    if tensor.is_contiguous():
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
         return False
     return any(stride == 0 and extent > 1 for extent, stride in zip(tensor.shape, tensor.stride()))
 
 
 def _begins(tensor: torch.Tensor) -> int:
     try:
-        return tensor.data_ptr()
+        address: int = _BASE.data_ptr(tensor)
+        return address
     except (RuntimeError, NotImplementedError):  # it has no storage at all
         return 0
 

@@ -237,3 +237,44 @@ def test_distributed_tensors_are_refused_and_their_local_parts_travel():
         hvd.broadcast_(local, 0)
     finally:
         torch.distributed.destroy_process_group()
+
+
+class Boasts(torch.Tensor):
+    """Says of itself what is not so."""
+
+    @property
+    def shape(self):
+        return torch.Size([1 << 24])
+
+    def numel(self):
+        return 1 << 24
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in (torch.Tensor.data_ptr, torch.Tensor.storage_offset):
+            return 1 << 40
+        if function in (torch.Tensor.size, torch.Tensor.stride):
+            return (1 << 24,)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@as_ranks(2)
+def test_a_class_that_says_other_things_of_its_memory_than_torch_is_not_believed():
+    for number in range(2):
+        given = torch.ones(4).as_subclass(Boasts)
+        assert hvd.allreduce(given, op=hvd.Sum, name="boasts").tolist() == [2.0] * 4
+        assert hvd.allreduce_(given, op=hvd.Sum, name="boasts_") is given
+        assert given.as_subclass(torch.Tensor).tolist() == [2.0] * 4, number
+        assert len(hvd.allgather(given)) == len(hvd.alltoall(given)) * 2 == 8
+        assert len(hvd.grouped_reducescatter([given])[0]) == 2
+        hvd.broadcast_(given, 0)
+        hvd.check_consistency([given])
+
+
+@as_ranks(2)
+def test_check_consistency_reads_no_memory_that_is_not_there():
+    short = torch.ones(1 << 20)
+    short.untyped_storage().resize_(16)
+    for given, text in ((short, "needs more memory"), (Wrapper(torch.ones(2)), "wraps other tensors")):
+        with pytest.raises(ValueError, match=f"check_consistency: 'a'.*{text}"):
+            hvd.check_consistency({"a": given})

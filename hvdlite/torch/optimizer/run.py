@@ -10,6 +10,7 @@ its dtype and its order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,15 +21,17 @@ from ...ops.terms import full_name, reduction
 from ...process_set import number_of
 from ..ops import plain
 
+_PLAIN = {torch.Tensor}
+
 
 class GradientRun:
     """Some parameters whose gradients travel alike."""
 
-    def __init__(self, parameters: list[torch.Tensor], run: Run) -> None:
+    def __init__(self, parameters: list[torch.Tensor], counts: list[int], run: Run) -> None:
         self.parameters, self._run = parameters, run
         self._dtypes = [parameter.dtype for parameter in parameters]
-        self._counts = [parameter.numel() for parameter in parameters]
-        self._needed = [count * parameter.element_size() for count, parameter in zip(self._counts, parameters)]
+        self._counts = counts
+        self._needed = [count * parameter.element_size() for count, parameter in zip(counts, parameters)]
         self._addresses: list[int] = []
         self._bytes: list[int] = []  # of their storages, which may be resized in place
 
@@ -48,12 +51,14 @@ class GradientRun:
                 return None
             made.append(Member(full_name("allreduce.", name) or "", view.dtype, tuple(view.shape)))
         run = Run(made, terms.op, terms.prescale, terms.postscale, number_of(terms.process_set))
-        return GradientRun([parameter for _, parameter in members], run)
+        return GradientRun([parameter for _, parameter in members], [math.prod(one.shape) for one in made], run)
 
     def gradients(self) -> list[torch.Tensor] | None:
         """The gradients, if all can be sent as they are."""
         try:
             gradients: list[Any] = [parameter.grad for parameter in self.parameters]
+            if set(map(type, gradients)) != _PLAIN:  # a class may say what it likes
+                return None
             addresses = [gradient.data_ptr() for gradient in gradients]
             if [gradient.dtype for gradient in gradients] != self._dtypes:
                 return None
