@@ -278,3 +278,19 @@ def test_check_consistency_reads_no_memory_that_is_not_there():
     for given, text in ((short, "needs more memory"), (Wrapper(torch.ones(2)), "wraps other tensors")):
         with pytest.raises(ValueError, match=f"check_consistency: 'a'.*{text}"):
             hvd.check_consistency({"a": given})
+
+
+@as_ranks(2)
+def test_a_gradient_that_is_expanded_becomes_one_that_can_be_written():
+    weight = torch.nn.Parameter(torch.zeros(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), [("expanded", weight)])
+
+    def expand(parameter):
+        parameter.grad = parameter.grad.sum().expand_as(parameter)
+
+    weight.register_post_accumulate_grad_hook(expand)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (weight * (1.0 + 2 * hvd.rank())).sum().backward()
+        assert weight.grad.tolist() == [8.0] * 4
+        optimizer.step()

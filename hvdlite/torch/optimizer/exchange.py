@@ -292,18 +292,19 @@ class Exchange(Skipping):
         passes.left_by(self)
         self._open.clear()
         raised: Exception | None = None
+        if self.behind and self.failed is None and not drop:
+            raise apart(self.behind)
         if self.failed is not None or self.book.under_way():
             try:
                 if self.failed is not None:
                     skip(self)
                 else:
                     self.finish()
-            except Exception as error:
-                if not drop:
+            except BaseException as error:
+                self.behind = None  # it was to be dropped, here as elsewhere
+                if not drop or not isinstance(error, Exception):
                     raise
                 raised = None if is_outcome(error) else error
-        if self.behind and not drop:
-            raise apart(self.behind)
         self.behind = None
         self.in_flight.clear()
         self._late.clear()

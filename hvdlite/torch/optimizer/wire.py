@@ -31,6 +31,7 @@ from ...errors import HvdError
 from ...ops import Average, Sum
 from ...ops.terms import Terms, reduction, travels_as
 from ...process_set import ProcessSet
+from .. import owned
 from ..ops import plain
 from .run import GradientRun, written
 from .shared import is_shared
@@ -218,6 +219,8 @@ class Wire:
             else:
                 gradient = no_rows(parameter, dims)
             parameter.grad = gradient
+        if owned.overlaps(gradient):  # an expanded one, which nothing can be written to
+            gradient = parameter.grad = gradient.contiguous()
         if gradient.layout is not torch.strided:
             self.known_sparse[number] = gradient.sparse_dim()
             if self.sparse_as_dense or self.uneven:  # who has joined takes part in allreduces only
