@@ -32,6 +32,7 @@
 #define MAGIC       0x6876646c69746531u /* "hvdlite1" */
 #define GREETING_NS 2000000000u
 #define PATIENCE_NS 300000000u  /* how long a bare end of file waits for somebody to say who died */
+#define KNOCK_MS    2           /* how often a full queue is tried again */
 #define VERDICT_NS  2000000000u /* until rank 0, whose time is up, has told the others for whom it waited */
 
 struct greeting {
@@ -188,34 +189,65 @@ static int told_who_ended(struct hvd_host *host, struct hvd_error *error)
     return HVD_AGAIN;
 }
 
-static int connect_to_first(struct hvd_host *host, const struct address *address, struct hvd_error *error)
+/* The peer's socket ended, or the time is up: find out whom to blame. */
+static int blame(struct hvd_host *host, int code, int local, struct hvd_error *error)
+{
+    int peer = host->member[local], mine = host->member[host->rank];
+    if (code == HVD_ETIMEOUT)
+        return hvd_fail_rank(
+            error, code, peer,
+            HVD113 "rank %d did not answer in time during init; is it stopped? (--start-timeout gives more time)",
+            peer);
+    if (code == HVD_ENOMEM)
+        return hvd_fail_rank(error, HVD_EINIT, mine,
+                             HVD120
+                             "rank %d may open too few files for %d ranks: raise the limit (ulimit -n) to %d or more",
+                             mine, host->size, 64 + 8 * host->size);
+    if (code != HVD_EPEER)
+        return hvd_fail_rank(error, HVD_EINIT, peer,
+                             HVD104 "rank %d sent something that is not of this protocol during init", peer);
+    code = told_who_ended(host, error);
+    return code != HVD_AGAIN ? code : hvd_fail_rank(error, HVD_EPEER, peer, HVD121 "rank %d ended during init", peer);
+}
+
+/* A queue that strangers have filled is full until rank 0 takes them out of it: so a rank 0 that is stopped is waited
+ * for no longer than any. */
+static int knock(struct hvd_host *host, const struct address *address, struct hvd_error *error)
 {
     struct sockaddr_un un;
     socklen_t length = name_socket(&un, address);
-    int to = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int failed, code, to = host->socket[0] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (to < 0)
         return hvd_fail(error, HVD_EINIT, HVD153 "no unix socket is to be had (%s)", strerror(errno));
-    if (connect(to, (struct sockaddr *)&un, length) != 0 || !same_uid(to)) {
-        int failed = errno, told = failed == ECONNREFUSED ? told_who_ended(host, error) : HVD_AGAIN;
-        close(to);
-        if (told != HVD_AGAIN) /* it has died since it told its address */
-            return told;
+    while ((failed = connect(to, (struct sockaddr *)&un, length) ? errno : 0) == EAGAIN) {
+        struct pollfd news = {.fd = host->store.fd, .events = POLLIN};
+        if (poll(&news, 1, KNOCK_MS) > 0 && (code = hvd_report_read(&host->store, error)) != HVD_AGAIN)
+            return code;
+        if (hvd_now_ns() >= host->deadline_ns + VERDICT_NS)
+            return blame(host, HVD_ETIMEOUT, 0, error);
+    }
+    if (failed == ECONNREFUSED && (code = told_who_ended(host, error)) != HVD_AGAIN)
+        return code; /* it has died since it told its address */
+    if (failed || !same_uid(to))
         return hvd_fail_rank(error, HVD_EINIT, host->member[0],
                              HVD153
                              "rank %d cannot be reached on this host (%s); do the ranks run in different network "
                              "namespaces or as different users?",
-                             host->member[0], strerror(failed));
-    }
-    fcntl(to, F_SETFL, O_NONBLOCK);
-    host->socket[0] = to;
+                             host->member[0], strerror(failed ? failed : EPERM));
+    return HVD_OK;
+}
+
+static int connect_to_first(struct hvd_host *host, const struct address *address, struct hvd_error *error)
+{
     struct greeting greeting = {
         .magic = MAGIC, .job = host->job, .epoch = host->epoch, .wire = HVD_WIRE_VERSION, .rank = (uint32_t)host->rank};
     memcpy(greeting.secret, host->secret, sizeof greeting.secret);
     struct hvd_parcel parcel = {.bytes = &greeting, .length = sizeof greeting};
-    if (hvd_parcel_send(to, &parcel, -1, host->deadline_ns) == HVD_OK)
-        return HVD_OK;
-    int told = told_who_ended(host, error);
-    return told != HVD_AGAIN ? told
+    int code = knock(host, address, error);
+    if (code != HVD_OK || hvd_parcel_send(host->socket[0], &parcel, -1, host->deadline_ns) == HVD_OK)
+        return code;
+    code = told_who_ended(host, error);
+    return code != HVD_AGAIN ? code
                              : hvd_fail_rank(error, HVD_EPEER, host->member[0],
                                              HVD121 "rank %d closed the connection during init", host->member[0]);
 }
@@ -252,27 +284,6 @@ int hvd_meet_sockets(struct hvd_host *host, struct hvd_error *error)
         close(listener);
     free(all);
     return code;
-}
-
-/* The peer's socket ended, or the time is up: find out whom to blame. */
-static int blame(struct hvd_host *host, int code, int local, struct hvd_error *error)
-{
-    int peer = host->member[local], mine = host->member[host->rank];
-    if (code == HVD_ETIMEOUT)
-        return hvd_fail_rank(
-            error, code, peer,
-            HVD113 "rank %d did not answer in time during init; is it stopped? (--start-timeout gives more time)",
-            peer);
-    if (code == HVD_ENOMEM)
-        return hvd_fail_rank(error, HVD_EINIT, mine,
-                             HVD120
-                             "rank %d may open too few files for %d ranks: raise the limit (ulimit -n) to %d or more",
-                             mine, host->size, 64 + 8 * host->size);
-    if (code != HVD_EPEER)
-        return hvd_fail_rank(error, HVD_EINIT, peer,
-                             HVD104 "rank %d sent something that is not of this protocol during init", peer);
-    code = told_who_ended(host, error);
-    return code != HVD_AGAIN ? code : hvd_fail_rank(error, HVD_EPEER, peer, HVD121 "rank %d ended during init", peer);
 }
 
 static int part_receive(struct hvd_host *host, int peer, struct hvd_parcel *parcel, struct hvd_error *error)

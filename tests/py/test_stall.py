@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,15 @@ def test_a_rank_that_is_stopped_in_init_is_the_cause_and_not_who_waited_for_it(r
     last = [line for line in err.splitlines() if line.startswith("hvdlite-run: rank")][-1]
     ended = rf"rank {rank} \(pid \d+\) did not end by itself, was stopped; rank \d says: rank {rank} did not "
     assert re.search(ended, last), err
+
+
+def test_a_rank_that_is_stopped_behind_a_crowd_of_strangers_is_not_waited_for_without_end():
+    """Who knocks at a full queue would wait until somebody is taken out of it."""
+    program = PROGRAM.replace("stalling", "stops_in_init")
+    began = time.monotonic()
+    code, _, err = launch("-np", 3, "--start-timeout", 2, sys.executable, program, 0, "crowd")
+    assert code != 0 and err.count("rank 0 did not answer in time during init; is it stopped?") >= 2, err
+    assert time.monotonic() - began < 20
 
 
 def test_who_comes_late_is_told_and_the_job_goes_on(tmp_path):
