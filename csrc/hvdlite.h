@@ -271,7 +271,7 @@ void hvd_point_drop(void *point);
 /* Many at once, which costs less. submit_many: as hvd_submit for each, in order; returns how many were taken; if these
  * are not all, text says why the next one was refused. The engine wakes once, if the last one taken is not quiet; quiet
  * of the others means nothing. wait_many: HVD_AGAIN, or all are done, on their devices, too, and forgotten: HVD_OK, or
- * why the first of those that failed did. Handles that are 0 are passed over. Each owner is told its own end. */
+ * why the first of those that failed did. Each owner is told its own end: asked again, it is what they know. */
 int hvd_submit_many(const struct hvd_request *const *requests, int count, struct hvd_owner *owners, char *text,
                     size_t text_bytes);
 int hvd_wait_many(struct hvd_owner *owners, int count, int timeout_ms, char *text, size_t text_bytes);
