@@ -31,8 +31,8 @@ OUTCOMES = (HvdError, MemoryError, ValueError)
 
 
 def is_outcome(error: BaseException) -> bool:
-    """Whether it is one of OUTCOMES and ours: a signal handler may raise a ValueError, too, but not with a code."""
-    return isinstance(error, OUTCOMES) and code_of(str(error)) is not None
+    """Whether it is one of OUTCOMES, and the core's or one with a code: a signal handler may raise a ValueError, too."""
+    return isinstance(error, OUTCOMES) and (hasattr(error, "_hvdlite") or code_of(str(error)) is not None)
 
 
 class HvdMismatchError(HvdError, ValueError):

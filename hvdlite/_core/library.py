@@ -79,9 +79,10 @@ def error_for(code: int, text: str) -> Exception:
         )
     elif name == "HVD_ESTATE" and (not text or lib.hvd_initialized() != 1):
         text = text if "shut down" in text else NOT_INITIALIZED
-    return error_of(
-        name, text or f"hvdlite: {name} [HVD901]", failed_rank() if name in ("HVD_EPEER", "HVD_ETIMEOUT") else None
-    )
+    rank = failed_rank() if name in ("HVD_EPEER", "HVD_ETIMEOUT") else None
+    error = error_of(name, text or f"hvdlite: {name} [HVD901]", rank)
+    error._hvdlite = True  # type: ignore[attr-defined]  # see is_outcome
+    return error
 
 
 def failed_rank() -> int | None:
