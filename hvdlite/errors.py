@@ -31,7 +31,7 @@ OUTCOMES = (HvdError, MemoryError, ValueError)
 
 
 def is_outcome(error: BaseException) -> bool:
-    """Whether it is one of OUTCOMES, and the core's or one with a code: a signal handler may raise a ValueError, too."""
+    """Whether it is one of OUTCOMES, and the core's or with a code: a signal handler may raise a ValueError, too."""
     return isinstance(error, OUTCOMES) and (hasattr(error, "_hvdlite") or code_of(str(error)) is not None)
 
 
