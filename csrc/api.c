@@ -211,9 +211,9 @@ TOPOLOGY(cross_rank)
 TOPOLOGY(cross_size)
 
 int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *tensor_fd, const unsigned char *vote_keys,
-                 const unsigned char *stream_keys, char *text, size_t text_bytes)
+                 const unsigned char *tensor_keys, char *text, size_t text_bytes)
 {
-    const struct hvd_streams streams = {vote_fd, tensor_fd, vote_keys, stream_keys};
+    const struct hvd_streams streams = {vote_fd, tensor_fd, vote_keys, tensor_keys};
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine) {
         hvd_wire_drop(&streams, count);
@@ -286,9 +286,8 @@ int hvd_run(const struct hvd_request *like, uintptr_t input, uintptr_t output, i
 
 int hvd_finish(struct hvd_owner *owner, int timeout_ms, char *text, size_t text_bytes)
 {
-    if (!owner->handle) { /* an exception came between its end and who waited for it */
-        hvd_text_copy(text, text_bytes,
-                      "it has failed while this rank was interrupted, and why was told to nobody" HVD_ENDS(218));
+    if (!owner->handle) {
+        hvd_text_copy(text, text_bytes, HVD_TOLD_NOBODY);
         return owner->code;
     }
     struct hvd_engine *engine = hvd_api_enter();

@@ -122,7 +122,7 @@ struct hvd_options {
      * The descriptors belong to the core from the call on, whatever comes of it. */
     const int *tensor_fd; /* a stream to every other rank, for the tensors of the global set */
     const int *vote_fd;   /* a stream to each rank that hvd_vote_peers names; NULL: over mpi_comm */
-    const unsigned char *stream_keys, *vote_keys; /* HVD_KEY_PAIR_BYTES for each rank, to sign what crosses; or NULL */
+    const unsigned char *tensor_keys, *vote_keys; /* HVD_KEY_PAIR_BYTES for each rank, to sign what crosses; or NULL */
     const int *host_of;                           /* the number of each rank's host; NULL: all ranks are on one */
     const char *const *host_name;                 /* what errors call the host of each rank; NULL: nothing */
 };
@@ -201,7 +201,7 @@ int hvd_lane(const int *host_of, int size, int rank, int *lane);
  * A rank that is no member gets the number, too; submitting there is HVD_EINVAL. close fails what is outstanding in the
  * set on this rank. A shutdown leaves all sets of this rank; sets without it go on. */
 int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *tensor_fd, const unsigned char *vote_keys,
-                 const unsigned char *stream_keys, char *text, size_t text_bytes);
+                 const unsigned char *tensor_keys, char *text, size_t text_bytes);
 int hvd_set_close(int process_set, char *text, size_t text_bytes);
 
 /* Collectives. submit returns a handle > 0 or a negative code; it never waits for another rank.

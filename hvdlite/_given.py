@@ -87,7 +87,7 @@ def options(
         lent += [_core.row_or_null(rows.tensors), _core.row_or_null(rows.votes)]
         given.tensor_fd, given.vote_fd = lent[-2:]
         lent += [_core.keys_or_null(rows.tensor_keys), _core.keys_or_null(rows.vote_keys)]
-        given.stream_keys, given.vote_keys = lent[-2:]
+        given.tensor_keys, given.vote_keys = lent[-2:]
     if seats is not None and seats.hosts > 1:
         names = [_core.bytes_or_null(name) for name in seats.host_name]
         lent += [*names, ffi.new("char *[]", names), _core.row_or_null(seats.host_of)]

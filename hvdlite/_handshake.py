@@ -12,7 +12,8 @@ be told from a stranger who does, and is refused as well.
 
 From the same words come two keys, one for each direction, that sign every frame afterwards (_wire.Session).
 
-Standard library only; pure but for nonces and `ends_of`. links/proof.py says more in its claim, and proves it likewise.
+Standard library only; pure but for nonces, `ends_of`, `shake_hands` and `receive`. links/proof.py says more in its
+claim, and proves it likewise.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import hmac
 import os
 import socket
 import struct
+import time
 
 from ._wire import Session
 
@@ -114,6 +116,29 @@ class Connector:
         if verdict[0] != WELCOME or ends != self._ends:
             raise HandshakeError(RELAYED, passed_on(self._ends, ends))
         return session(self._secret, self._purpose, self._said, connects=True)
+
+
+def shake_hands(sock: socket.socket, secret: bytes, purpose: bytes, limit: float) -> Session:
+    """The connecting side on a socket, all of it until `limit` (a time.monotonic()), also if it comes byte by byte.
+    Raises HandshakeError, EOFError, OSError."""
+    me = Connector(secret, purpose, ends_of(sock, connects=True))
+    sock.sendall(me.answer(receive(sock, GREETING_BYTES, limit)))
+    return me.session(receive(sock, VERDICT_BYTES, limit))
+
+
+def receive(sock: socket.socket, count: int, deadline: float) -> bytes:
+    """Exactly `count` bytes. Raises EOFError, socket.timeout at the deadline, OSError."""
+    held, at = bytearray(count), 0
+    while at < count:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise socket.timeout("timed out")
+        sock.settimeout(remaining)
+        got = sock.recv_into(memoryview(held)[at:])
+        if not got:
+            raise EOFError("the connection was closed")
+        at += got
+    return bytes(held)
 
 
 def judge(secret: bytes, purpose: bytes, ends: bytes, greeted: bytes, answer: bytes) -> tuple[bytes, Session | None]:

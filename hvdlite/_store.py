@@ -187,8 +187,8 @@ class Store:
 
     def _read_frame(self, deadline: float) -> tuple[int, bytes]:
         try:
-            head = receive(self._socket(), 4, deadline)
-            rest = receive(self._socket(), _wire.frame_length(head, self._session), deadline)
+            head = _handshake.receive(self._socket(), 4, deadline)
+            rest = _handshake.receive(self._socket(), _wire.frame_length(head, self._session), deadline)
             return self._session.opened(head + rest)
         except _wire.WireError as error:
             self.close()  # nothing that comes over it can be believed
@@ -251,7 +251,8 @@ def _authenticate(
         try:
             sock = socket.create_connection((address, port), timeout=max(0.01, deadline - time.monotonic()))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sock, shake_hands(sock, secret, min(deadline, time.monotonic() + _ANSWER_S))
+            limit = min(deadline, time.monotonic() + _ANSWER_S)
+            return sock, _handshake.shake_hands(sock, secret, _handshake.STORE, limit)
         except (OSError, EOFError) as error:
             failure = error
             if sock is not None:
@@ -284,26 +285,3 @@ def stranger(error: _handshake.HandshakeError, where: str) -> str:
     if error.verdict == _handshake.RELAYED:
         return f"the store at {where}: {error}"
     return f"what listens at {where} does not know the secret of this job [HVD111]"
-
-
-def shake_hands(sock: socket.socket, secret: bytes, limit: float) -> _wire.Session:
-    """The connecting side of the handshake with a store. limit: a time.monotonic(). Raises HandshakeError, EOFError,
-    OSError."""
-    me = _handshake.Connector(secret, _handshake.STORE, _handshake.ends_of(sock, connects=True))
-    sock.sendall(me.answer(receive(sock, _handshake.GREETING_BYTES, limit)))
-    return me.session(receive(sock, _handshake.VERDICT_BYTES, limit))
-
-
-def receive(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """Exactly `count` bytes. Raises EOFError, socket.timeout at the deadline, OSError."""
-    held, at = bytearray(count), 0
-    while at < count:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise socket.timeout("timed out")
-        sock.settimeout(remaining)
-        got = sock.recv_into(memoryview(held)[at:])
-        if not got:
-            raise EOFError("the connection was closed")
-        at += got
-    return bytes(held)

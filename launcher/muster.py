@@ -181,11 +181,9 @@ def report(
         except OSError as error:
             failure = str(error)
         else:
-            limit = min(deadline, time.monotonic() + _HANDSHAKE_S)  # for all of it, whoever says it byte by byte
             try:
-                me = _handshake.Connector(secret, _handshake.REPORT, _handshake.ends_of(sock, connects=True))
-                sock.sendall(me.answer(_exactly(sock, _handshake.GREETING_BYTES, limit)))
-                session = me.session(_exactly(sock, _handshake.VERDICT_BYTES, limit))
+                limit = min(deadline, time.monotonic() + _HANDSHAKE_S)
+                session = _handshake.shake_hands(sock, secret, _handshake.REPORT, limit)
                 sock.settimeout(_HANDSHAKE_S)
                 sock.sendall(session.pack(HELLO, json.dumps(hello).encode()))
                 return sock, session
@@ -206,17 +204,6 @@ def _stranger(error: _handshake.HandshakeError, where: str) -> str:
     if error.verdict == _handshake.FOREIGN:
         return f"what listens at {where} is not this version of hvdlite: install the same on all hosts [HVD112]"
     return f"what listens at {where} has another secret (HVDLITE_SECRET_KEY) than this host [HVD111]"
-
-
-def _exactly(sock: socket.socket, count: int, limit: float) -> bytes:
-    held = b""
-    while len(held) < count:
-        sock.settimeout(max(0.001, limit - time.monotonic()))
-        chunk = sock.recv(count - len(held))
-        if not chunk:
-            raise EOFError
-        held += chunk
-    return held
 
 
 def keep_watch(sock: socket.socket, control: bool, silence: float = SILENCE_S) -> None:

@@ -70,8 +70,7 @@ static int forget_many(struct hvd_engine *engine, struct hvd_owner *owners, int 
         int64_t handle = owners[i].handle;
         if (!handle && owners[i].code < 0 && code == HVD_OK) {
             code = owners[i].code;
-            hvd_text_copy(text, text_bytes,
-                          "it has failed while this rank was interrupted, and why was told to nobody" HVD_ENDS(218));
+            hvd_text_copy(text, text_bytes, HVD_TOLD_NOBODY);
         }
         if (!handle)
             continue;

@@ -292,7 +292,7 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     if (code == HVD_OK && !engine->alone)
         code = hvd_turn_thread_start(engine, error);
     engine->options.tensor_fd = engine->options.vote_fd = engine->options.host_of = NULL; /* they were lent */
-    engine->options.vote_keys = engine->options.stream_keys = NULL;
+    engine->options.vote_keys = engine->options.tensor_keys = NULL;
     engine->options.host_name = NULL;
     engine->options.plane = engine->options.algo = engine->options.trace_dir = NULL;
     if (code == HVD_OK) {

@@ -12,7 +12,6 @@
 #define HVD_REPORT_H
 
 #include "../ground/ground.h"
-
 #include "../ground/mac.h"
 
 #define HVD_REPORT_TEXT_MAX 1500

@@ -29,7 +29,7 @@ struct hvd_wires {
 
 static inline struct hvd_streams hvd_wire_of(const struct hvd_options *options)
 {
-    return (struct hvd_streams){options->vote_fd, options->tensor_fd, options->vote_keys, options->stream_keys};
+    return (struct hvd_streams){options->vote_fd, options->tensor_fd, options->vote_keys, options->tensor_keys};
 }
 
 /* Framework thread, before anybody uses the set. Where there are no streams, *wires == NULL. member: what the ranks are

@@ -66,7 +66,7 @@ class Request:
         if name is not None and name in flying:
             refuse_twice(name)
         text = thread.text
-        flight = idle.pop() if idle else Flight()
+        flight = take()
         error = None
         try:
             flight.keep, flight.request = keep, self

@@ -73,7 +73,7 @@ class Sent:
         self._requests, self._pointers = requests, pointers
 
     def start(self, quiet: bool) -> None:
-        """Hands them over, in order; the engine is woken once, and not at all if `quiet` (see `flight.submit`).
+        """Hands them over, in order; the engine is woken once, and not at all if `quiet` (see `request.submit`).
 
         Raises nothing: what is wrong is raised by `wait`, since others of the run may be on their way.
         """

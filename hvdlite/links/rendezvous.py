@@ -174,7 +174,7 @@ def _prove(node: str, port: int, secret: bytes, deadline: float) -> str:
     """The address of a store of ours. Raises HandshakeError where another listens there, OSError, EOFError."""
     limit = min(deadline, time.monotonic() + _ANSWER_S)
     with socket.create_connection((node, port), timeout=max(0.01, limit - time.monotonic())) as sock:
-        _store.shake_hands(sock, secret, limit)
+        _handshake.shake_hands(sock, secret, _handshake.STORE, limit)
         return str(sock.getpeername()[0])
 
 

@@ -116,7 +116,7 @@ static void link_options(struct hvd_options *options, struct row *row)
     options->tensor_fd = streams.tensor_fd;
     options->vote_fd = streams.vote_fd;
     options->vote_keys = streams.vote_keys;
-    options->stream_keys = streams.tensor_keys;
+    options->tensor_keys = streams.tensor_keys;
     options->host_of = kind->host_of;
     options->host_name = kind->host_of ? host_name : NULL;
     options->peer_timeout_ms = crew_peer_timeout_ms;

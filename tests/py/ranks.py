@@ -35,6 +35,7 @@ from pathlib import Path
 
 import pytest
 import warm
+from forking import exactly
 from launching import GRACE, NO_RECORDS
 
 HERE = Path(__file__).resolve().parent
@@ -267,17 +268,7 @@ def _send(link, message):
 
 
 def _receive(link):
-    return pickle.loads(_exactly(link, *struct.unpack("!I", _exactly(link, 4))))
-
-
-def _exactly(link, count):
-    held = b""
-    while len(held) < count:
-        chunk = link.recv(count - len(held))
-        if not chunk:
-            raise EOFError
-        held += chunk
-    return held
+    return pickle.loads(exactly(link, *struct.unpack("!I", exactly(link, 4))))
 
 
 def _serve(path):

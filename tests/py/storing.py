@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from hvdlite import _store, _wire
+from hvdlite import _handshake, _store, _wire
 from hvdlite.launcher.store import StoreServer
 
 SECRET = bytes(range(32))
@@ -80,7 +80,7 @@ def stranger(store, shake_hands=False, secret=SECRET):
     """A bare connection to the store, before or after the handshake."""
     sock = Line(socket.create_connection(store.address, timeout=SECONDS))
     if shake_hands:
-        sock.session = _store.shake_hands(sock.sock, secret, time.monotonic() + SECONDS)
+        sock.session = _handshake.shake_hands(sock.sock, secret, _handshake.STORE, time.monotonic() + SECONDS)
     return sock
 
 
@@ -125,3 +125,12 @@ def joining(rank, size=2, **changes):
 
     says = {"rank": rank, "size": size, "pid": os.getpid(), "host": "here", "version": "1.0", "wire": 1, **changes}
     return _wire.JOIN, json.dumps(says).encode()
+
+
+def joined(store):
+    """Two strangers with the secret that have joined as ranks 0 and 1."""
+    both = [stranger(store, True), stranger(store, True)]
+    for rank, each in enumerate(both):
+        each.say(*joining(rank))
+    assert [frame(each)[0] for each in both] == [_wire.JOINED] * 2
+    return both

@@ -48,10 +48,10 @@ FORMS = {  # what to call, and the greatest number of rank 1's result where the 
 
 
 class Raises:
-    """A tracer that raises at the instruction of hvdlite that has this number."""
+    """A tracer that raises at the instruction of hvdlite that has this number, or after it, in none that is spared."""
 
-    def __init__(self, number, error):
-        self.left, self.error = number, error
+    def __init__(self, number, error, spared=()):
+        self.left, self.error, self.spared = number, error, spared
 
     def __call__(self, frame, event, _):
         if not frame.f_code.co_filename.startswith(OURS):
@@ -59,7 +59,7 @@ class Raises:
         frame.f_trace_opcodes = True
         if event == "opcode":
             self.left -= 1
-            if self.left == 0:
+            if self.left <= 0 and frame.f_code.co_name not in self.spared:
                 sys.settrace(None)
                 raise self.error
         return self

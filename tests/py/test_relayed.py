@@ -9,7 +9,7 @@ import time
 import pytest
 from linking import SECONDS, addresses, listeners, soon
 from relaying import Relay
-from storing import JOB, SECRET, Line, frame, joining, served, stranger, together
+from storing import JOB, SECRET, Line, frame, joined, joining, served, stranger, together
 
 from hvdlite import _handshake, _store, _wire, links
 from hvdlite.errors import HvdError, HvdInitError
@@ -120,7 +120,7 @@ def test_a_handshake_of_a_store_is_worth_nothing_to_a_launcher():
     """Both have the job's secret."""
     raised = pytest.raises(_handshake.HandshakeError)
     with mustering() as (place, arrivals), socket.create_connection(place.address, timeout=SECONDS) as sock, raised:
-        _store.shake_hands(sock, SECRET, soon())
+        _handshake.shake_hands(sock, SECRET, _handshake.STORE, soon())
     assert not arrivals
 
 
@@ -180,10 +180,7 @@ CHANGES = ["changed body", "changed kind", "changed tag", "cut", "without a tag"
 @pytest.mark.parametrize("how", CHANGES)
 def test_what_a_rank_has_not_sent_ends_its_connection_and_the_job_with_a_text(how):
     with served(2) as store:
-        one, other = stranger(store, True), stranger(store, True)
-        one.say(*joining(0))
-        other.say(*joining(1))
-        assert frame(one)[0] == frame(other)[0] == _wire.JOINED
+        one, other = joined(store)
         one.sendall(changes(one.session, _wire.ALLGATHER, _wire.pack_round(1, b"mine"))[how])
         kind, body = frame(other)
         culprit, _, text = _wire.unpack_end(body)

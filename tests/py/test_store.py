@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from storing import JOB, frame, joining, served, stranger, together
+from storing import JOB, frame, joined, joining, served, stranger, together
 
 from hvdlite import _wire
 from hvdlite.errors import HvdInitError, HvdPeerLostError
@@ -147,10 +147,7 @@ def test_a_rank_that_ends_after_bye_is_no_loss_until_somebody_waits_for_it():
 
 def test_a_member_that_left_is_not_reported_lost_in_its_epoch():
     with served(2) as store:
-        one, other = stranger(store, True), stranger(store, True)
-        one.say(*joining(0))
-        other.say(*joining(1))
-        assert frame(one)[0] == frame(other)[0] == _wire.JOINED
+        one, other = joined(store)
         other.say(_wire.BYE)
         assert frame(other) is None
         store.rank_ended(1, "rank 1 exited with code 0")

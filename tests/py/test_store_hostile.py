@@ -10,7 +10,7 @@ import time
 
 import pytest
 from ranks import environment
-from storing import JOB, SECONDS, SECRET, exactly, frame, joining, served, stranger, together
+from storing import JOB, SECONDS, SECRET, exactly, frame, joined, joining, served, stranger, together
 
 from hvdlite import _handshake, _wire
 from hvdlite.launcher import store as server
@@ -285,10 +285,7 @@ def test_half_a_frame_of_the_store_is_not_looked_at_all_the_time_and_its_end_is_
 @pytest.mark.parametrize("number", [0, 2, 0xFFFFFFFF])
 def test_an_allgather_out_of_turn_ends_the_epoch_with_the_name_of_its_rank(number):
     with served(2) as store:
-        one, other = stranger(store, True), stranger(store, True)
-        one.say(*joining(0))
-        other.say(*joining(1))
-        assert frame(one)[0] == frame(other)[0] == _wire.JOINED
+        one, other = joined(store)
         one.say(_wire.ALLGATHER, _wire.pack_round(number, b""))
         assert frame(one)[0] == _wire.REFUSED
         kind, body = frame(other)
@@ -297,10 +294,7 @@ def test_an_allgather_out_of_turn_ends_the_epoch_with_the_name_of_its_rank(numbe
 
 def test_a_culprit_that_cannot_be_is_the_reporter():
     with served(2) as store:
-        one, other = stranger(store, True), stranger(store, True)
-        one.say(*joining(0))
-        other.say(*joining(1))
-        assert frame(one)[0] == frame(other)[0] == _wire.JOINED
+        one, other = joined(store)
         one.say(_wire.ABORT, _wire.pack_end(99, -5, "?"))
         assert _wire.unpack_end(frame(other)[1])[0] == 0
         assert store.aborts == [(0, 0, -5, "?")]

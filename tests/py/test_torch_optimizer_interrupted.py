@@ -8,14 +8,13 @@ import time
 
 import pytest
 from ranks import as_ranks
-from test_interrupted import ERRORS, EVERY, raised_in, tell
+from test_interrupted import ERRORS, EVERY, Raises, raised_in, tell
 
 torch = pytest.importorskip("torch")
 
 import hvdlite.torch as hvd  # noqa: E402
 
 KINDS = (*ERRORS, ValueError, MemoryError)
-OURS = os.path.dirname(os.path.dirname(hvd.__file__))
 SENT_S, LATE_S = 0.15, 0.8  # when this rank has sent all that it has; when the other one comes
 
 
@@ -198,31 +197,14 @@ def test_a_local_step_of_adasum_that_was_interrupted_is_undone():
     world.check()
 
 
-class Raises:
-    """A tracer that raises at the instruction of hvdlite that has this number, or soon after it.
-
-    Left out is what comes when the averages are there and nothing has been done with them: to a script that is as an
-    exception of its own between backward and step, of which nobody knows.
-    """
-
-    def __init__(self, number):
-        self.left = number
-
-    def __call__(self, frame, event, _):
-        if not frame.f_code.co_filename.startswith(OURS):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            self.left -= 1
-            if self.left <= 0 and frame.f_code.co_name not in ("step", "end", "__call__", "no_grad", "__enter__"):
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self
+# Left out is what comes when the averages are there and nothing has been done with them: to a script that is as an
+# exception of its own between backward and step, of which nobody knows.
+SPARED = "step", "end", "__call__", "no_grad", "__enter__"
 
 
 def interrupted_batch(world, number):
     """Whether there was such an instruction. A script that catches everything, and heeds what it is told."""
-    before, tracer = hvd.counters()["submits"], Raises(number)
+    before, tracer = hvd.counters()["submits"], Raises(number, KeyboardInterrupt, SPARED)
     sys.settrace(tracer)
     try:
         world.batch()
