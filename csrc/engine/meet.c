@@ -180,13 +180,13 @@ static int accept_all(struct hvd_host *host, int listener, struct hvd_error *err
 static int told_who_ended(struct hvd_host *host, struct hvd_error *error)
 {
     uint64_t until_ns = hvd_now_ns() + PATIENCE_NS;
-    while (host->store.fd >= 0 && hvd_now_ns() < until_ns) {
-        struct pollfd fd = {.fd = host->store.fd, .events = POLLIN};
-        int code;
-        if (poll(&fd, 1, 20) > 0 && (code = hvd_report_read(&host->store, error)) != HVD_AGAIN)
-            return code;
+    int code = HVD_AGAIN;
+    for (bool late = host->store.fd < 0; code == HVD_AGAIN && !late;) {
+        late = hvd_now_ns() >= until_ns; /* asked first: a process that was stopped meanwhile looks once more */
+        if (poll(&(struct pollfd){.fd = host->store.fd, .events = POLLIN}, 1, late ? 0 : 20) > 0)
+            code = hvd_report_read(&host->store, error);
     }
-    return HVD_AGAIN;
+    return code;
 }
 
 /* The peer's socket ended, or the time is up: find out whom to blame. */
@@ -300,10 +300,11 @@ static int part_receive(struct hvd_host *host, int peer, struct hvd_parcel *parc
     return code == HVD_OK || dismissed ? HVD_OK : blame(host, code, peer, error);
 }
 
+/* Where nobody asks who did not hear it, error is NULL: to find that out takes time. */
 static int part_send(struct hvd_host *host, int peer, struct hvd_parcel *parcel, struct hvd_error *error)
 {
     int code = hvd_parcel_send(host->socket[peer], parcel, -1, host->deadline_ns);
-    return code == HVD_OK ? HVD_OK : blame(host, code, peer, error);
+    return code == HVD_OK || !error ? HVD_OK : blame(host, code, peer, error);
 }
 
 /* Rank 0 reads everybody's part; the first that failed, or is missing, becomes the verdict on all. */
@@ -349,8 +350,7 @@ static int exchange_first(struct hvd_host *host, char *parts, size_t stride, int
     for (int rank = 1; rank < host->size; rank++) {
         struct hvd_parcel parcel = {
             .bytes = parts, .length = stride * (size_t)host->size, .fds = fds, .fds_count = fds ? host->size : 0};
-        struct hvd_error unheard = {0}; /* after a bad verdict nobody cares who does not hear it */
-        int sent = part_send(host, rank, &parcel, verdict.code == HVD_OK ? error : &unheard);
+        int sent = part_send(host, rank, &parcel, verdict.code == HVD_OK ? error : NULL);
         if (code == HVD_OK)
             code = sent;
     }

@@ -7,6 +7,8 @@ import importlib.util
 import json
 import random
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,30 @@ WAYS = {"SIGKILL": 137, "SIGSEGV": 139, "_exit": 3, "raise": 1}
 LIMIT_S = 1.0
 
 
+class Standstill:
+    """How long did the whole machine stand still? That no rank could tell of, a virtual machine's host may do."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self):
+        last = time.monotonic()
+        while not self._over.wait(0.02):
+            now = time.monotonic()
+            self.seconds += now - last if now - last > 0.2 else 0
+            last = now
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+
 def read(folder, name):
     return json.loads((folder / name).read_text())
 
@@ -25,13 +51,13 @@ def kill_one(folder, size, seed, with_torch, latest):
     chosen = random.Random(seed)
     plan = {"victim": chosen.randrange(size), "how": chosen.choice(list(WAYS)), "torch": with_torch}
     plan["after"] = chosen.uniform(0, latest) if seed % 3 else chosen.uniform(0, 0.05)
-    with Job(size, [sys.executable, PROGRAM, str(folder), json.dumps(plan)]) as job:
+    with Standstill() as still, Job(size, [sys.executable, PROGRAM, str(folder), json.dumps(plan)]) as job:
         code = job.wait(60)
         said = f"{plan}, exit code {code}\n{job.text()}"
     assert code == WAYS[plan["how"]], said
     pids = [read(folder, path.name)["pid"] for path in folder.glob("*.started")]
     assert len(pids) == size and not gone(pids), said
-    died = read(folder, "victim.json")["time"]
+    died, limit = read(folder, "victim.json")["time"], LIMIT_S + still.seconds
     for rank in range(size):
         if rank == plan["victim"]:
             continue
@@ -40,9 +66,10 @@ def kill_one(folder, size, seed, with_torch, latest):
         assert seen["lost"] and seen["rank"] == plan["victim"], f"{seen}, {said}"
         assert f"rank {plan['victim']}" in seen["text"], f"{seen}, {said}"
         assert "boom" in seen["text"] or plan["how"] != "raise", f"{seen}, {said}"
-        assert seen["seen"] - died < LIMIT_S, f"after {seen['seen'] - died:.2f} s. {seen}, {said}"
+        late = seen["seen"] - died
+        assert late < limit, f"after {late:.2f} s (stood still: {still.seconds:.2f} s). {seen}, {said}"
         if (folder / f"{rank}.works").exists():
-            assert f"rank {plan['victim']}" in seen["again"] and seen["again_s"] < LIMIT_S, f"{seen}, {said}"
+            assert f"rank {plan['victim']}" in seen["again"] and seen["again_s"] < limit, f"{seen}, {said}"
     return said
 
 
