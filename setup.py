@@ -5,11 +5,14 @@ starts. The wheel is abi3: built by any Python from 3.9 on, it serves all of the
 that a release carries. Settings of tools are in pyproject.toml.
 """
 
+import os
 import re
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 VERSION = re.search(r'^#define HVD_VERSION "(.+)"', (ROOT / "csrc/hvdlite.h").read_text(encoding="utf-8"), re.MULTILINE)
@@ -27,6 +30,24 @@ KERNELS = Extension(
     libraries=["dl"],
     py_limited_api=not FREE_THREADED,
 )
+
+
+
+class BuildExt(build_ext):
+    """Compiles the files of an extension side by side: setuptools takes one after the other."""
+
+    def build_extensions(self):
+        """Called by setuptools once there is a compiler."""
+        compile_all = self.compiler.compile
+
+        def side_by_side(sources, *words, **more):
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                each = pool.map(lambda source: compile_all([source], *words, **more), sources)
+                return [name for names in each for name in names]
+
+        self.compiler.compile = side_by_side
+        super().build_extensions()
+
 
 TORCH = ["torch>=2.1"]
 EXAMPLES = ["scikit-learn", "tqdm"]
@@ -73,6 +94,7 @@ setup(
     ),
     package_dir={"hvdlite.launcher": "launcher"},
     package_data={"hvdlite": ["py.typed"]},
+    cmdclass={"build_ext": BuildExt},
     cffi_modules=["hvdlite/_build.py:ffi"],
     ext_modules=[KERNELS],
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp39"}},

@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -126,7 +127,8 @@ def be_rank(folder: str) -> None:
 
 
 def made_with() -> dict[str, str]:
-    compiler = subprocess.run([os.environ.get("CC", "cc"), "-dumpfullversion"], capture_output=True, text=True)
+    words = [*shlex.split(os.environ.get("CC", "cc")), "-dumpfullversion"]
+    compiler = subprocess.run(words, capture_output=True, text=True)
     found = {"compiler": compiler.stdout.strip(), "libc": platform.libc_ver()[1]}
     found["python"] = ".".join(platform.python_version_tuple()[:2])
     torch = sys.modules.get("torch")
