@@ -32,7 +32,6 @@ KERNELS = Extension(
 )
 
 
-
 class BuildExt(build_ext):
     """Compiles the files of an extension side by side: setuptools takes one after the other."""
 
