@@ -55,6 +55,7 @@ CHECKS = [
     "pytest-xdist",  # several processes of tests
     "psutil",
     "pyyaml",
+    "tomli; python_version < '3.11'",
     "nbclient",  # hvdlite.run from a notebook
     "ipykernel",
     "setuptools>=64",

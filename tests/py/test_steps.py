@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import gone
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -50,10 +51,27 @@ def test_the_end_names_the_failed_tests_why_and_how_to_run_them_alone(table, cap
 def test_a_step_that_hangs_is_ended_with_all_that_it_has_started(table, capsys, tmp_path):
     table(steps.Step("hangs", 1, f"sleep 1000 & echo $! > {tmp_path}/pid; wait", check="x"))
     assert steps.main([]) == 1 and "no end within 1 s" in capsys.readouterr().out
-    stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
-    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not gone([int((tmp_path / "pid").read_text())])
 
 
 def test_a_step_that_is_not_there_is_refused_by_name(capsys):
     assert steps.main(["nonsense"]) == 2
     assert "no step is called nonsense; there are everything, ruff, " in capsys.readouterr().out
+
+
+def test_a_failed_test_is_asked_again_only_where_flaky_toml_names_it(table, monkeypatch, tmp_path, capsys):
+    """Which says why, and has no more than five."""
+    (tmp_path / ".pytest_cache/v/cache").mkdir(parents=True)
+    failing = (
+        "mkdir -p .pytest_cache/v/cache; echo '{\"t.py::test_x[1]\": true}' > .pytest_cache/v/cache/lastfailed; exit 1"
+    )
+    table(steps.Step("alone", 9, failing, check="x"))
+    monkeypatch.setattr(steps.subprocess, "call", lambda *_, **__: 0)
+    for row, code in ((None, 1), ("t.py::test_y", 1), ("t.py::test_x", 0)):
+        monkeypatch.setattr(steps, "FLAKY", {row: {}} if row else {})
+        assert steps.main([]) == code
+    assert "at a second attempt only" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="has to say rate, cause and date"):
+        steps.flaky('["a"]\nrate = "1"')
+    root = Path(__file__).resolve().parents[2]
+    assert len(steps.flaky((root / "tests/flaky.toml").read_text())) <= 5
