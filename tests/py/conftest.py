@@ -14,6 +14,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: threads that spin would take each other's time
 
 import ranks  # noqa: E402  (after the path is set)
 import warm  # noqa: E402

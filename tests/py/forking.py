@@ -31,6 +31,7 @@ import types
 FRAMEWORKS = {
     "numpy": ("numpy", "cloudpickle", "cffi"),
     "torch": ("numpy", "cloudpickle", "cffi", "torch", "torch.distributed", "torch.utils.data"),
+    "sklearn": ("numpy", "cloudpickle", "cffi", "torch", "torch.distributed", "torch.utils.data", "sklearn.datasets"),
     "tensorflow": ("numpy", "cloudpickle", "cffi", "tensorflow"),
 }
 MARK = "HVDLITE_TEST_MARK"  # by this, in its environment, a test finds what its job has left (launching.py)

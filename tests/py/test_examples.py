@@ -4,9 +4,7 @@ The examples are programs, so they are run as programs, under a deadline, by the
 """
 
 import gzip
-import os
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -14,26 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launching import Launch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-RUN = Path(sys.executable).with_name("hvdlite-run")
 SECONDS = 240
 
 
 def run(ranks, script, *arguments):
     """(exit code, output) of an example on so many ranks; 0 ranks: without the launcher."""
-    launcher = [str(RUN), "-np", str(ranks)] if ranks else []
-    command = [*launcher, sys.executable, str(EXAMPLES / script), *map(str, arguments)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    try:
-        output, _ = process.communicate(timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        pytest.fail(f"{script} did not end within {SECONDS} s:\n{output}")
-    return process.returncode, output
+    command = [sys.executable, EXAMPLES / script, *arguments]
+    if ranks:
+        with Launch("-np", ranks, *command, merged=True) as job:
+            return job.wait(SECONDS), job.out
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=SECONDS)
+    return done.returncode, done.stdout + done.stderr
 
 
 def accuracies(output):
@@ -60,10 +52,10 @@ def test_numpy_collectives_are_right(ranks):
 def test_digits_are_learnt(ranks):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    code, output = run(ranks, "03_train_digits.py")
+    code, output = run(ranks, "03_train_digits.py", *([] if ranks else ["--epochs", 5]))
     assert code == 0, output
-    assert accuracies(output)[-1] >= 97.0, output
-    assert output.count("epoch 15  ") == 1, "rank 0 alone speaks"
+    assert accuracies(output)[-1] >= (97.0 if ranks else 90.0), output
+    assert output.count("epoch 15  " if ranks else "epoch  5  ") == 1, "rank 0 alone speaks"
     assert re.search(r"loss \d+\.\d{4}  test accuracy \S+  [\d,]+ samples/s", output)
 
 

@@ -187,4 +187,6 @@ def wanted(words):
 
 def named_in(text):
     """The framework that a program of this text imports."""
-    return "tensorflow" if "tensorflow" in text or "keras" in text else "torch" if "torch" in text else "numpy"
+    if "tensorflow" in text or "keras" in text:
+        return "tensorflow"
+    return "numpy" if "torch" not in text else "sklearn" if "sklearn" in text else "torch"
