@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from launching import Launch
 from ranks import as_ranks, environment
 
 torch = pytest.importorskip("torch")
@@ -43,7 +44,8 @@ def finished(*command, **extra):
 
 
 def launched(program, *flags, ranks=2, **extra):
-    return finished(RUN, "-np", str(ranks), *flags, sys.executable, "-c", program, OMP_NUM_THREADS="1", **extra)
+    with Launch("-np", ranks, *flags, sys.executable, "-c", program, merged=True, **extra) as job:
+        return job.wait(), job.out
 
 
 def test_every_row_of_the_symptoms_is_shown_here():
@@ -209,10 +211,9 @@ def test_what_the_others_of_a_failed_rank_see():
 
 def test_the_launcher_says_that_it_sets_threads():
     row("each rank is slower than one process alone")
-    for given, shown in (("", "OMP_NUM_THREADS=1 is set"), ("OMP_NUM_THREADS=2", "threads 2")):
+    for given, shown in (("-uOMP_NUM_THREADS", "OMP_NUM_THREADS=1 is set"), ("OMP_NUM_THREADS=2", "threads 2")):
         program = "import os; print('threads', os.environ['OMP_NUM_THREADS'])"
-        extra = dict([given.split("=")]) if given else {}
-        assert shown in finished(RUN, "-np", "2", sys.executable, "-c", program, **extra)[1]
+        assert shown in finished("env", given, RUN, "-np", "2", sys.executable, "-c", program)[1]
 
 
 @as_ranks(2)
