@@ -59,7 +59,8 @@ raises: HvdMismatchError, HvdError
 cause: The backward pass of the rank that is named ended with an exception (out of memory, an error in a hook) that the
 script caught, after gradients had been sent. The step has no averages on any rank.
 remedy: Catch this error where the exception is caught: call `optimizer.zero_grad()` and take the next batch on all
-ranks, without `step()`. An exception in forward is not told: there call `zero_grad()` and `step()`, which gives zeros.
+ranks. Until `zero_grad()` all ranks refuse `step()`, and directly after it `step()` does nothing on any rank. An
+exception in forward is not told: there call `zero_grad()` and `step()`, which gives zeros.
 
 HVD309 A rank was interrupted while others step
 raises: HvdError

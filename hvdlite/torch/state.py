@@ -153,7 +153,7 @@ def broadcast_optimizer_state(
         _exact(optimizer.state_dict()["state"], state["state"])
     exchange = getattr(optimizer, "_hvd", None)
     if exchange is not None:
-        exchange.behind = None  # whatever has become of its last step
+        exchange.levelled()
 
 
 def _broadcast_structure(mine: Any, root_rank: int, prefix: str, process_set: ProcessSet) -> Any:
