@@ -34,6 +34,7 @@ from .order import Order
 from .places import Places
 from .shared import take_over
 from .skipping import VOID, Mark, Skipping, Skips, apart, missing, nothing_to_step_with, settle, skip, told
+from .untaken import Untaken, parted
 from .wire import Flight, Wire
 
 _serials = itertools.count()
@@ -67,6 +68,7 @@ class Exchange(Skipping):
         self.behind: str | None = None  # by an exception: why this rank may not take the step that the others take
         self.void: Mark | None = None  # made when a pass failed
         self.resting = False  # what a skip has left is dropped, and no pass has begun since: no rank steps
+        self.untaken: Untaken | None = None  # a round is complete, and no step was taken since
         self._late: dict[int, None] = {}  # due, but hooks of their parameter may yet change them
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
@@ -146,11 +148,9 @@ class Exchange(Skipping):
                 skip(self)
             if self.book.under_way():
                 self.finish()
-            if self.behind is VOID:
-                if self.void is None or self.void.changed():
-                    self.behind = self.void = None
-            elif self.behind and any(each.requires_grad and each.grad is None for each in self.wire.parameters):
-                raise apart(self.behind)
+            if self.behind:
+                self.look_behind()
+        self._tell()
         self.order.begin()
         if self._first_pass:
             self._first_pass = False
@@ -160,6 +160,10 @@ class Exchange(Skipping):
         self.book.begun()
         if backward is not None:
             self._open.add(backward)
+
+    def _tell(self) -> None:
+        if not self.book.under_way():
+            self.wire.tells = None if self.untaken is None else self.untaken.told_by(self.wire.parameters)
 
     def _add_on(self) -> None:
         """What was reduced will be reduced again, with something added to it."""
@@ -246,6 +250,7 @@ class Exchange(Skipping):
         with self._lock, torch.no_grad():
             if not self._open:
                 self.wire.writers.forget()
+            self._tell()
             self._send_noted(quiet=True)
             self._add_on()
             parameters = self.wire.parameters
@@ -267,8 +272,10 @@ class Exchange(Skipping):
                     if not is_outcome(error):
                         raise
                     skipped = skipped or told(error)
-                    failure = skipped or failure or error
+                    failure = skipped or failure or parted(error) or error
             self.in_flight.clear()
+            if failure is None:
+                self.untaken = Untaken(self.wire.parameters)
             self.book.landed()
             adds_on = self.wire.op == Average or self.wire.weights is not None
             self._over(failure is None and adds_on and self.wait_in_backward and not self.book.seen_twice())
@@ -323,6 +330,8 @@ class Exchange(Skipping):
                     raise
                 raised = None if is_outcome(error) else error
         self.resting = self.behind is VOID and not drop
+        if drop:
+            self.untaken = None
         if not (drop and self.behind is VOID):  # gradients stay what they are
             self.behind = self.void = None
         self.in_flight.clear()

@@ -156,7 +156,7 @@ class Distributed(Copyless):
             exchange.left_behind(within)
             raise
         exchange.book.reset()
-        exchange.behind = None
+        exchange.behind = exchange.untaken = None
         if begun:
             measured.step(self, took)
         if autotune.watching:

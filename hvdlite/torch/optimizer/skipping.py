@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .carriers import Carrier
     from .exchange import Exchange
     from .hooks import Hooks
+    from .untaken import Untaken
     from .wire import Flight, Wire
 
 UNTAKEN = (
@@ -159,6 +160,7 @@ class Skipping:
     skips: Skips
     behind: str | None
     void: Mark | None
+    untaken: Untaken | None
     resting: bool
     lost: str | None
     _lock: threading.RLock
@@ -192,8 +194,17 @@ class Skipping:
         untaken = self.lost is None and (self.book.under_way() or self.book.complete)
         self.behind = TORN if within or self.behind is TORN else UNTAKEN if untaken else None
 
+    def look_behind(self) -> None:
+        """A pass begins. HvdError if gradients are lost with which the others step."""
+        if self.behind is VOID:
+            if self.void is None or self.void.changed():
+                self.behind = self.void = None
+        elif self.behind and any(each.requires_grad and each.grad is None for each in self.wire.parameters):
+            raise apart(self.behind)
+
     def levelled(self) -> None:
         """All ranks have the same state now, whatever has become of the last step."""
+        self.untaken = None
         if self.behind is not VOID:  # gradients stay what they are
             self.behind = None
 
