@@ -97,6 +97,7 @@ def _fetched(link: socket.socket, session: _wire.Session) -> bytes:
             held += body
             if kind == desk.CALL:
                 return bytes(held)
+    reader.end()
     raise ConnectionError("the process that called hvdlite.run is gone [HVD403]")
 
 

@@ -187,7 +187,7 @@ class Store:
 
     def _read_frame(self, deadline: float) -> tuple[int, bytes]:
         try:
-            head = _handshake.receive(self._socket(), 4, deadline)
+            head = _handshake.receive(self._socket(), self._session.head_bytes, deadline)
             rest = _handshake.receive(self._socket(), _wire.frame_length(head, self._session), deadline)
             return self._session.opened(head + rest)
         except _wire.WireError as error:

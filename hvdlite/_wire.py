@@ -1,11 +1,15 @@
 """What do the connections of the store, of agents and of the desk say? Frames, signed once both ends are known.
 
 Both ends share this file, so that the format is written once. A connection opens with the handshake (_handshake.py);
-what a stranger sends is never parsed. After it come frames: a big-endian u32 length of what follows, one byte of kind,
-the body, and a tag of TAG_BYTES: BLAKE2b with the key of that direction over the number of frames that went before it
-(u64) and the frame. So a byte that was changed, and a frame that is repeated, left out, moved or sent back, is seen
-before it is parsed, and ends the connection. All integers are big-endian. The C engine writes ABORT frames and reads
-LOST frames on the same socket, so their layout is a contract with csrc/.
+what a stranger sends is never parsed. After it come frames, all integers big-endian:
+
+    u32 length of kind, body and tag | first 4 bytes of the length's own tag | u8 kind | body | tag of all before it
+
+A tag is BLAKE2b with the key of that direction over the number of frames that went before (u64) and what it is for. So
+a byte that was changed, and a frame that is repeated, left out, moved or sent back, is seen before it is parsed, and
+ends the connection. The length has one of its own, which is looked at before anything is waited for: one that was made
+longer would be waited for, in silence. The C engine writes ABORT frames and reads LOST frames on the same socket, so
+their layout is a contract with csrc/ (engine/report.h).
 
 Invariants: a reader never buffers more than one frame of the limit that it was given; no pickle, ever; standard library
 only, since the launcher imports this and must stay fast.
@@ -27,6 +31,7 @@ FRAME_MAX = 16 << 20  # kind and body
 TEXT_MAX = 1500  # bytes of text in an ABORT or LOST frame
 KEY_BYTES = 32
 TAG_BYTES = 16
+CHECK_BYTES = 4  # of the length's tag; a guess has one try
 
 _LENGTH = struct.Struct("!I")
 _END = struct.Struct("!ii")
@@ -45,49 +50,62 @@ class Session:
         self.keys = sends + receives
         self.counts = array("Q", (0, 0))  # frames sent and received; the core counts here while it has the socket
         self.tag_bytes = TAG_BYTES if sends else 0
+        self.head_bytes = _LENGTH.size + (CHECK_BYTES if sends else 0)  # what is to be read before a length is known
         self._sends, self._receives = sends, receives
 
     def pack(self, kind: int, body: bytes = b"") -> bytes:
         """The next frame, ready to send; each is to be sent, in order. Raises WireError if the body is too large."""
         if len(body) >= FRAME_MAX:
             raise WireError(f"a frame of {len(body)} bytes is above the limit of {FRAME_MAX}")
-        head = _LENGTH.pack(len(body) + 1 + self.tag_bytes) + bytes((kind,))
+        length, named = _LENGTH.pack(len(body) + 1 + self.tag_bytes), bytes((kind,))
         if not self._sends:
-            return head + body
+            return length + named + body
+        head = length + _tag(self._sends, self.counts[0], length)[:CHECK_BYTES] + named
         tag = _tag(self._sends, self.counts[0], head, body)
         self.counts[0] += 1
         return b"".join((head, body, tag))
 
+    def is_true(self, length: bytes, check: bytes) -> bool:
+        """Is this the length of the frame that comes next?"""
+        tag = _tag(self._receives, self.counts[1], length) if self._receives else b""
+        return hmac.compare_digest(tag[:CHECK_BYTES], check)
+
     def opened(self, frame: bytes) -> tuple[int, bytes]:
         """(kind, body) of the frame that was received next, whole. Raises WireError if it is not the one that was sent
         next."""
-        end = len(frame) - self.tag_bytes
-        head, body = frame[:5], frame[5:end]
+        at, end = self.head_bytes, len(frame) - self.tag_bytes
+        head, body = frame[: at + 1], frame[at + 1 : end]
         if self._receives:
             tag = _tag(self._receives, self.counts[1], head, body)
             if not hmac.compare_digest(tag, frame[end:]):
-                raise WireError(
-                    f"frame {self.counts[1]} is not what the other end sent: it was changed, repeated or left out on "
-                    "its way [HVD458]"
-                )
+                raise self.forged()
             self.counts[1] += 1
-        return frame[4], body
+        return frame[at], body
+
+    def forged(self) -> WireError:
+        """What to raise of the frame that comes next."""
+        return WireError(
+            f"frame {self.counts[1]} is not what the other end sent: it was changed, repeated or left out on its way "
+            "[HVD458]"
+        )
 
 
-def _tag(key: bytes, count: int, head: bytes, body: bytes) -> bytes:
+def _tag(key: bytes, count: int, head: bytes, body: bytes = b"") -> bytes:
     tag = hashlib.blake2b(_COUNT.pack(count) + head, key=key, digest_size=TAG_BYTES)
     tag.update(body)
     return tag.digest()
 
 
-def frame_length(header: bytes, session: Session, limit: int = FRAME_MAX) -> int:
-    """Checks the four bytes before a frame and says how many follow: at most `limit` for kind and body, and a tag.
+def frame_length(head: bytes, session: Session, limit: int = FRAME_MAX) -> int:
+    """Checks the first `head_bytes` of a frame and says how many follow: at most `limit` for kind and body, and a tag.
     Raises WireError."""
-    (length,) = _LENGTH.unpack(header)
+    if not session.is_true(head[: _LENGTH.size], head[_LENGTH.size :]):
+        raise session.forged()
+    (length,) = _LENGTH.unpack_from(head)
     low, high = 1 + session.tag_bytes, limit + session.tag_bytes
     if not low <= length <= high:
         raise WireError(f"a frame announces {length} bytes; between {low} and {high} are allowed")
-    return length
+    return int(length)
 
 
 class FrameReader:
@@ -100,15 +118,24 @@ class FrameReader:
 
     def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
         """Yields every frame that `chunk` completes as (kind, body). Raises WireError at an impossible length, and at a
-        frame that is not what was sent."""
+        frame that is not what was sent: after those before it, and from then on in every call."""
         self._held += chunk
-        while len(self._held) >= 4:
-            length = frame_length(bytes(self._held[:4]), self._session, self.limit)
-            if len(self._held) < 4 + length:
+        head_bytes = self._session.head_bytes
+        while len(self._held) >= head_bytes:
+            end = head_bytes + frame_length(bytes(self._held[:head_bytes]), self._session, self.limit)
+            if len(self._held) < end:
                 return
-            frame = bytes(self._held[: 4 + length])
-            del self._held[: 4 + length]
-            yield self._session.opened(frame)
+            opened = self._session.opened(bytes(self._held[:end]))
+            del self._held[:end]
+            yield opened
+
+    def end(self) -> None:
+        """The stream has ended. Raises WireError if that is within a frame."""
+        if self._held:
+            raise WireError(
+                f"the connection ended within frame {self._session.counts[1]}: the other end was stopped while it "
+                "spoke, or somebody on the way has cut it off [HVD458]"
+            )
 
 
 def pack_end(culprit: int, code: int, text: str) -> bytes:

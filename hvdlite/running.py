@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import config
-from ._coded import coded
+from ._coded import coded, uncoded
 from .errors import HvdNotYetError, HvdRunError
 
 if TYPE_CHECKING:
@@ -213,8 +213,9 @@ class _Call:
             why = f"the job ended with {_code(code)}" if code else "not all ranks have answered"
             raise HvdRunError(coded("HVD721", "\n".join([why, *said])), None, code)
         if first.kind == 0:
+            why = f" ({uncoded(first.body.decode())})" if first.body else ""
             raise HvdRunError(
-                coded("HVD721", f"{first.who} ended without an answer; the job ended with {_code(code)}"),
+                coded("HVD721", f"{first.who} ended without an answer{why}; the job ended with {_code(code)}"),
                 first.rank,
                 code,
             )

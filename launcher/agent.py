@@ -135,33 +135,34 @@ class Agent:
             chunk = self._control.recv(READ_BYTES)
         except OSError:
             pass
-        if not chunk:
-            self._orphaned()
-            return
         try:
-            orders = list(self._reader.feed(chunk))
-        except _wire.WireError as error:  # nothing that comes over it can be believed
-            said = f"hvdlite-agent: what the launcher sent was changed on its way: {error}"
+            for kind, body in self._reader.feed(chunk):
+                self._obey(kind, body)
+            if chunk:
+                return
+            self._reader.end()
+        except _wire.WireError as error:  # nothing more that comes over it can be believed
+            said = f"hvdlite-agent: what came is not what the launcher sent: {error}"
             print(coded("HVD112", said), file=sys.stderr)
-            self._orphaned()
+        self._orphaned()
+
+    def _obey(self, kind: int, body: bytes) -> None:
+        if kind == INPUT:
+            assert self._intake is not None  # asked for
+            self._intake.take(body)
             return
-        for kind, body in orders:
-            if kind == INPUT:
-                assert self._intake is not None  # asked for
-                self._intake.take(body)
-                continue
-            order = json.loads(body)
-            if order["do"] == "start":
-                self._start(order)
-            elif order["do"] == "signal":
-                for pid in self._ranks:
-                    process.send(pid, order["number"], group=order["group"])
-            elif order["do"] == "kill":
-                self._kill_all()
-            elif order["do"] == "ping":
-                self._tell({"what": "pong"})
-            elif order["do"] == "end":
-                self.code, self.again, self._stays = order["code"], order["again"], False
+        order = json.loads(body)
+        if order["do"] == "start":
+            self._start(order)
+        elif order["do"] == "signal":
+            for pid in self._ranks:
+                process.send(pid, order["number"], group=order["group"])
+        elif order["do"] == "kill":
+            self._kill_all()
+        elif order["do"] == "ping":
+            self._tell({"what": "pong"})
+        elif order["do"] == "end":
+            self.code, self.again, self._stays = order["code"], order["again"], False
 
     def _hung_up(self) -> None:
         self._orphaned()

@@ -12,13 +12,14 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hvdlite import _wire
 from hvdlite._coded import coded, uncoded
 
 from . import agent, muster, process
+from .epochs import ranks_named
 
 _READ_BYTES = 1 << 18
 
@@ -38,6 +39,8 @@ class Branch:
         self.control, self.output = control, output
         self.pid = pid
         self.ranks: set[int] = set()  # those that are to run there
+        self._started: set[int] = set()  # those that do
+        self._ended: set[int] = set()  # those whose output has ended
         self.alive = True  # its control stream has not ended
         self.done = False  # it says that nothing is left there
         self.stays = False  # waits for the order to end, with the exit code of the job
@@ -69,30 +72,56 @@ class Branch:
             chunk = self.control.recv(_READ_BYTES)
         except OSError:
             chunk = b""
-        try:
-            return [json.loads(body) for _, body in self._news.feed(chunk)] if chunk else None
-        except _wire.WireError as error:
-            return self._spoilt(error)
+        frames, more = self._whole(self._news, chunk)
+        told = [json.loads(body) for _, body in frames]
+        self._started |= {each["rank"] for each in told if each["what"] == "started"}
+        return told if told or more else None
 
-    def said(self) -> Iterator[tuple[int, int, bytes]] | None:
+    def said(self) -> list[tuple[int, int, bytes]] | None:
         """(kind, rank, text) of what ranks wrote, once output is readable; None: the stream has ended."""
         try:
             chunk = self.output.recv(_READ_BYTES)
         except BlockingIOError:
-            return iter(())
+            return []
         except OSError:
             chunk = b""
-        if not chunk:
-            return None
-        try:
-            frames = list(self._said.feed(chunk))
-        except _wire.WireError as error:
-            return self._spoilt(error)
-        return ((kind, agent.RANK.unpack_from(body)[0], body[agent.RANK.size :]) for kind, body in frames)
+        frames, more = self._whole(self._said, chunk)
+        said = [(kind, agent.RANK.unpack_from(body)[0], body[agent.RANK.size :]) for kind, body in frames]
+        self._ended |= {rank for kind, rank, _ in said if kind == agent.ENDED}
+        if said or more:
+            return said
+        if self._unheard:
+            self._spoilt(self._unheard)
+        return None
 
-    def _spoilt(self, error: Exception) -> None:
+    @property
+    def cut(self) -> str:
+        """What to tell where the agent has said that nothing is left there, and output is missing."""
+        lost = self.done and self.output.fileno() < 0 and self._unheard
+        return f"output from host {self.name} is lost: {self.why or lost} [HVD458]" if lost else ""
+
+    @property
+    def _unheard(self) -> str:
+        """Of another host's output, where it has ended: what is lost. That of a rank ends with a frame that says so."""
+        ranks = sorted(self._started - self._ended) if self.pid is None else []
+        return f"its connection ended before the output of {ranks_named(ranks)} did" if ranks else ""
+
+    def _whole(self, reader: _wire.FrameReader, chunk: bytes) -> tuple[list[tuple[int, bytes]], bool]:
+        """The frames that are there, as far as they can be believed, and whether more may come. No bytes: it ended."""
+        frames = []
+        try:
+            for frame in reader.feed(chunk):
+                frames.append(frame)
+            if not chunk:
+                reader.end()
+        except _wire.WireError as error:
+            self._spoilt(f"what came from it is not what it sent: {uncoded(str(error))}")
+            return frames, False
+        return frames, bool(chunk)
+
+    def _spoilt(self, why: str) -> None:
         """A stream that cannot be believed counts as ended; the agent ends its ranks, as when the launcher is gone."""
-        self.why = self.why or f"what came from it is not what it sent: {uncoded(str(error))}"
+        self.why = self.why or why
         for sock in (self.control, self.output):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

@@ -32,7 +32,8 @@ SILENCE_S = 5.0  # of a rank's host, before it counts as lost; as --agent-timeou
 
 
 class Answer(NamedTuple):
-    """What became of a rank. kind 0: it went without an answer. who: its host and process."""
+    """What became of a rank. kind 0: it went without an answer, and body says why, if that is known. who: its host and
+    process."""
 
     rank: int
     kind: int
@@ -92,8 +93,8 @@ class Desk:
                     self._take_in(guest)
             except BlockingIOError:
                 continue
-            except (OSError, EOFError, ValueError):
-                self._leave(guest, 0)
+            except (OSError, EOFError, ValueError) as error:
+                self._leave(guest, 0, str(error) if isinstance(error, _wire.WireError) else "")
 
     def close(self) -> None:
         """Serves nobody any more."""
@@ -123,6 +124,7 @@ class Desk:
     def _take_in(self, guest: _Guest) -> None:
         chunk = guest.sock.recv(_READ_BYTES)
         if not chunk:
+            guest.reader.end()
             raise EOFError
         for kind, body in guest.reader.feed(chunk):
             guest.held += body
@@ -132,11 +134,11 @@ class Desk:
             if kind != PART:
                 raise ValueError
 
-    def _leave(self, guest: _Guest, kind: int) -> None:
+    def _leave(self, guest: _Guest, kind: int, why: str = "") -> None:
         self._selector.unregister(guest.sock)
         guest.sock.close()
         del self._guests[guest.rank]
-        self.answers.append(Answer(guest.rank, kind, bytes(guest.held) if kind else b"", guest.who))
+        self.answers.append(Answer(guest.rank, kind, bytes(guest.held) if kind else why.encode(), guest.who))
 
 
 def address_for(asked: argparse.Namespace, size: int, environ: Mapping[str, str]) -> str:

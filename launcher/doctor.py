@@ -64,6 +64,7 @@ class _There:
             while chunk := self.branch.control.recv(1 << 18):
                 for _, body in self.reader.feed(chunk):
                     return json.loads(body)
+            self.reader.end()
         except (OSError, _wire.WireError) as error:
             raise Lost(str(error)) from None
         raise Lost("its connection ended [HVD720]")

@@ -48,7 +48,7 @@ class Epoch:
         self.rounds = 0
         self.parts: dict[int, bytes] = {}
         self.bytes = 0  # of these
-        self.silent: dict[int, float] = {}  # disconnected ranks, and when they count as lost
+        self.silent: dict[int, tuple[float, str]] = {}  # disconnected ranks, when they count as lost, and why
 
 
 class Epochs:
@@ -159,8 +159,8 @@ class Epochs:
             self._lose(epoch, rank, f"{self._who[rank]} has left the job")
         self._tidy()
 
-    def disconnected(self, rank: int) -> None:
-        """The connection ended, after a BYE or without."""
+    def disconnected(self, rank: int, why: str = "") -> None:
+        """The connection ended, after a BYE or without. why: what is known of it."""
         epoch = self._of.pop(rank, None)
         if epoch is None:
             return
@@ -169,7 +169,9 @@ class Epochs:
         if rank in self._ended:
             self._lose(epoch, rank, self._ended[rank])
         elif epoch.ending is None:
-            epoch.silent[rank] = time.monotonic() + SILENCE_S
+            who = self._who[rank]
+            text = f"{who}: {why}" if why else f"the connection of {who} ended without a goodbye"
+            epoch.silent[rank] = (time.monotonic() + SILENCE_S, text)
         self._tidy()
 
     def ended(self, rank: int, text: str) -> None:
@@ -185,15 +187,15 @@ class Epochs:
         """When `tick` is due; None: never."""
         times = [epoch.deadline for epoch in self._epochs.values() if epoch.deadline is not None]
         for epoch in self._epochs.values():
-            times += epoch.silent.values()
+            times += [due for due, _ in epoch.silent.values()]
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
         """Acts on what is due."""
         for epoch in list(self._epochs.values()):
-            for rank in [r for r, due in epoch.silent.items() if due <= now]:
-                text = f"the connection of {self._who[rank]} ended without a goodbye"
-                self._lose(epoch, rank, text)
+            for rank, (due, text) in list(epoch.silent.items()):
+                if due <= now:
+                    self._lose(epoch, rank, text)
             if epoch.deadline is not None and epoch.deadline <= now:
                 self._give_up(epoch)
 

@@ -215,9 +215,10 @@ def serve(control: socket.socket, session: _wire.Session, secret: bytes) -> None
         while chunk := control.recv(1 << 16):
             for _, body in reader.feed(chunk):
                 control.sendall(session.pack(1, json.dumps(examiner.answer(json.loads(body))).encode()))
+        reader.end()
     except OSError:
         pass
     except _wire.WireError as error:
-        print(coded("HVD112", f"hvdlite-agent: what the doctor sent was changed on its way: {error}"), file=sys.stderr)
+        print(coded("HVD112", f"hvdlite-agent: what came is not what the doctor sent: {error}"), file=sys.stderr)
     finally:
         examiner.close()

@@ -288,10 +288,8 @@ class Job:
                 self._failure = self._failure or (f"the agent (pid {each.pid}) of the ranks ended too early: {end}", 1)
             process.sweep(self._strangers | {session.pid for session in self._far.sessions})
         elif self._ending.asked is None and self._ending.culprit() in (None, *lost):
-            self._failure = self._failure or (
-                f"host {each.name} is lost: {why}; {ranks_named(sorted(lost))} ran there [HVD403]",
-                LOST,
-            )
+            text = f"host {each.name} is lost: {why}; {ranks_named(sorted(lost))} ran there [HVD403]"
+            self._failure = self._failure or (text, LOST)
         if each.output.fileno() >= 0 and each.pid is None:
             if each.taking:
                 self._take(each)  # what came before the end
@@ -306,7 +304,8 @@ class Job:
         self._release()
 
     def _code(self) -> int:
-        return self._failure[1] if self._failure is not None else self._ending.exit_code()
+        code = self._failure[1] if self._failure is not None else self._ending.exit_code()
+        return code or (LOST if any(each.cut for each in self._branches) else 0)
 
     @property
     def failed(self) -> bool:
@@ -315,8 +314,9 @@ class Job:
 
     def _finish(self) -> int:
         self._store.close()
-        headline = self._ending.headline()
-        culprit = self._ending.culprit()
+        headline, culprit = self._ending.headline(), self._ending.culprit()
+        for cut in filter(None, [each.cut for each in self._branches]):
+            self._console.say(cut)
         if self._failure is not None:
             self._console.say(self._failure[0])
         elif headline is not None and culprit is not None:

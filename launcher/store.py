@@ -169,7 +169,7 @@ class StoreServer:
             except OSError:
                 chunk = b""
             if not chunk:
-                self._close(connection)
+                self._close(connection, why=_end_of(connection))
                 return
             if connection.closing:
                 continue
@@ -294,7 +294,7 @@ class StoreServer:
         if self._selector.get_key(connection.sock).events != wanted:
             self._selector.modify(connection.sock, wanted, connection)
 
-    def _close(self, connection: Connection, silently: bool = False) -> None:
+    def _close(self, connection: Connection, silently: bool = False, why: str = "") -> None:
         if not connection.open:
             return
         connection.open = False
@@ -306,4 +306,13 @@ class StoreServer:
         if connection.rank is not None and self._members.get(connection.rank) is connection:
             del self._members[connection.rank]
             if not silently:
-                self._epochs.disconnected(connection.rank)
+                self._epochs.disconnected(connection.rank, why)
+
+
+def _end_of(connection: Connection) -> str:
+    """What is to be said of a stream that ends here."""
+    try:
+        connection.reader.end()
+    except _wire.WireError as error:
+        return str(error)
+    return ""

@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 
 enum { SIGNED_AS_NEXT = 200 }; /* of 256; else as the one after */
+enum { HEAD = 4 + 4 };         /* of a signed frame */
 
 static int end[2];
 static uint64_t counters[2];
@@ -31,15 +32,21 @@ static void drain(void)
 static size_t frame_of(struct fuzz_input *input, uint8_t *frame)
 {
     uint32_t text = fuzz_below(input, 1700);
-    size_t tag = store.is_signed ? HVD_TAG_BYTES : 0, body = 9 + text + tag, bytes = 4 + body;
+    size_t tagged = store.is_signed ? HVD_TAG_BYTES : 0, body = 9 + text + tagged, bytes = 4 + body;
     memset(frame, 'x', bytes);
     memcpy(frame, (uint8_t[]){(uint8_t)(body >> 24), (uint8_t)(body >> 16), (uint8_t)(body >> 8), (uint8_t)body, 6}, 5);
     memset(frame + 5, 0, 8);
     fuzz_take(input, frame + 5, 8);
-    fuzz_damage(input, frame, bytes - tag);
-    if (tag) {
+    fuzz_damage(input, frame, bytes - tagged);
+    if (tagged) {
+        const unsigned char *key = store.keys + HVD_KEY_BYTES;
         uint64_t number = counters[1] + (fuzz_byte(input) >= SIGNED_AS_NEXT);
-        hvd_mac_tag(store.keys + HVD_KEY_BYTES, number, frame, bytes - tag, frame + bytes - tag);
+        uint8_t tag[HVD_TAG_BYTES];
+        memmove(frame + HEAD, frame + 4, body);
+        bytes += HEAD - 4;
+        hvd_mac_tag(key, number, frame, 4, tag);
+        memcpy(frame + 4, tag, HEAD - 4);
+        hvd_mac_tag(key, number, frame, bytes - tagged, frame + bytes - tagged);
         fuzz_damage(input, frame, bytes);
     }
     return bytes;
@@ -70,11 +77,15 @@ static bool read_one(void)
     if (!store.is_signed)
         return code != HVD_EINTERNAL;
     after = waits(front + sizeof front - 1, 1);
+    if (before >= HEAD && code == HVD_AGAIN) { /* a length that is waited for is the store's */
+        hvd_mac_tag(store.keys + HVD_KEY_BYTES, number, front, 4, tag);
+        CHECK(memcmp(tag, front + 4, HEAD - 4) == 0, "a length that nobody has sent is waited for");
+    }
     if (counters[1] == number) {
         CHECK(after == before, "of %zu bytes %zu are left, and no frame was taken", before, after);
         return code == HVD_AGAIN;
     }
-    size_t length = 4 + ((size_t)front[2] << 8 | front[3]);
+    size_t length = HEAD + ((size_t)front[2] << 8 | front[3]);
     hvd_mac_tag(store.keys + HVD_KEY_BYTES, number, front, length - HVD_TAG_BYTES, tag);
     CHECK(counters[1] == number + 1 && before == after + length, "a frame of %zu bytes", length);
     CHECK(memcmp(tag, front + length - HVD_TAG_BYTES, HVD_TAG_BYTES) == 0, "a frame without its tag was taken");

@@ -97,8 +97,8 @@ def play_address(given: Input) -> None:
 
 def play_frames(given: Input) -> None:
     """Frames of the store's connection, in pieces, and their bodies, as both ends read them: of frames that are signed
-    nothing is read but what was sent, in order."""
-    stream, said, signed = bytearray(), [], given.below(2) == 1
+    nothing is read but what was sent, in order, and nothing is waited for but what is on its way."""
+    stream, said, heads, signed = bytearray(), [], [], given.below(2) == 1
     sender, receiver = (_wire.Session(SECRET, FALSE_SECRET), _wire.Session(FALSE_SECRET, SECRET))
     if not signed:
         sender = receiver = _wire.Session()
@@ -110,7 +110,9 @@ def play_frames(given: Input) -> None:
             given.take(given.below(64)),
         ][given.below(4)]
         said.append((given.below(10), body))
-        stream += sender.pack(*said[-1])
+        frame = sender.pack(*said[-1])
+        heads.append(frame[: sender.head_bytes])
+        stream += frame
     damaged(given, stream)
     reader, size = _wire.FrameReader(receiver, 4096), 1 + given.below(3)
     try:
@@ -125,9 +127,12 @@ def play_frames(given: Input) -> None:
                         read(body)
                     except _wire.WireError:
                         pass
+            held = bytes(reader._held[: receiver.head_bytes])
+            assert not signed or len(held) < len(heads[0]) or held == heads[len(heads) - len(said)]
+        reader.end()
     except _wire.WireError:
         pass
-    assert len(reader._held) <= 4096 + 4 + 300
+    assert len(reader._held) <= 4096 + 8 + 300
 
 
 class _Client:

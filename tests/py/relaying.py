@@ -4,6 +4,12 @@ import contextlib
 import socket
 import threading
 
+from linking import SECONDS
+from storing import SECRET
+
+from hvdlite import _wire
+from hvdlite.launcher import muster
+
 
 class Relay:
     """Passes connections on to `target`. `down` and `up` change chunks on their way from and to it: bytes to bytes."""
@@ -54,3 +60,47 @@ def _pump(source, drain, change):
     for sock in (source, drain):
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def mustering():
+    """A Muster that a thread turns, and its arrivals."""
+    place, arrivals, stop = muster.Muster(SECRET, "127.0.0.1"), [], threading.Event()
+
+    def turn():
+        while not stop.wait(0.005):
+            arrivals.extend(place.turn())
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        yield place, arrivals
+    finally:
+        stop.set()
+        thread.join(SECONDS)
+        place.close()
+        for arrival in arrivals:
+            arrival.sock.close()
+
+
+def changes(session, kind, body):
+    """What somebody on the way makes of the next frame, by name: the bytes that arrive, and the next frame is lost."""
+    true, second = session.pack(kind, body), session.pack(kind, body)
+    length = int.from_bytes(true[:4], "big")
+    reflected = _wire.Session(session.keys[32:], session.keys[:32])
+    return {
+        "changed body": true[:9] + bytes((true[9] ^ 1,)) + true[10:],
+        "changed kind": true[:8] + bytes((true[8] ^ 1,)) + true[9:],
+        "longer": (length + 1000).to_bytes(4, "big") + true[4:],
+        "only a head, of a longer one": (length + 1000).to_bytes(4, "big") + true[4:8],
+        "changed tag": true[:-1] + bytes((true[-1] ^ 1,)),
+        "cut": (length - 1).to_bytes(4, "big") + true[4:-1],
+        "without a tag": _wire.Session().pack(kind, body),
+        "next first": second,
+        "sent back": reflected.pack(kind, body),
+    }
+
+
+SEEN = "is not what the other end sent: it was changed, repeated or left out"
+CHANGES = ["changed body", "changed kind", "changed tag", "longer", "only a head, of a longer one", "cut"]
+CHANGES += ["without a tag", "next first", "sent back"]

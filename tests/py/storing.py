@@ -113,10 +113,10 @@ def exactly(sock, count):
 
 def frame(sock):
     """(kind, body) of the next frame, or None at the end."""
-    header = exactly(sock, 4)
-    if len(header) < 4:
+    head = exactly(sock, sock.session.head_bytes)
+    if len(head) < sock.session.head_bytes:
         return None
-    return sock.session.opened(header + exactly(sock, int.from_bytes(header, "big")))
+    return sock.session.opened(head + exactly(sock, _wire.frame_length(head, sock.session)))
 
 
 def joining(rank, size=2, **changes):

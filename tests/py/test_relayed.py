@@ -1,20 +1,18 @@
-"""Somebody in the middle of any connection of a job: what is passed on, changed, repeated or sent back ends it."""
+"""Somebody in the middle of any connection of a rank: what is passed on, changed, repeated or sent back ends it."""
 
 import contextlib
-import re
 import socket
 import threading
 import time
 
 import pytest
 from linking import SECONDS, addresses, listeners, soon
-from relaying import Relay
+from relaying import CHANGES, SEEN, Relay, changes
 from storing import JOB, SECRET, Line, frame, joined, joining, served, stranger, together
 
-from hvdlite import _handshake, _store, _wire, links
+from hvdlite import _called, _handshake, _store, _wire, links
 from hvdlite.errors import HvdError, HvdInitError
-from hvdlite.launcher import muster
-from hvdlite.launcher.branch import reported
+from hvdlite.launcher import desk
 from hvdlite.links import address as places
 from hvdlite.links import rendezvous
 from hvdlite.links.job import JobLinks
@@ -44,84 +42,6 @@ def test_a_rank_behind_a_relay_is_refused():
             with pytest.raises(HvdInitError, match=r"rank 0 at .* refuses .*connection is not direct.*NAT"):
                 links.connect(made[1], {0: places.pack(astray)}, "relayed", soon())
         assert not made[0]._kept
-
-
-@contextlib.contextmanager
-def mustering():
-    """A Muster that a thread turns, and its arrivals."""
-    place, arrivals, stop = muster.Muster(SECRET, "127.0.0.1"), [], threading.Event()
-
-    def turn():
-        while not stop.wait(0.005):
-            arrivals.extend(place.turn())
-
-    thread = threading.Thread(target=turn)
-    thread.start()
-    try:
-        yield place, arrivals
-    finally:
-        stop.set()
-        thread.join(SECONDS)
-        place.close()
-        for arrival in arrivals:
-            arrival.sock.close()
-
-
-def test_a_launcher_behind_a_relay_is_refused():
-    with mustering() as (place, arrivals), Relay(place.address) as relay:
-        with pytest.raises(muster.ReportError, match="connection is not direct"):
-            muster.report(relay.address, SECRET, {"host": 1}, soon(5))
-        assert relay.seen == 1 and not arrivals
-
-
-def test_a_stranger_that_speaks_while_it_makes_room_for_another_ends_nothing(monkeypatch):
-    """Both are news in one turn: of the oldest, which is dropped for the newest, nothing is left to be read."""
-    monkeypatch.setattr(muster, "_STRANGERS_MAX", 3)
-    place = muster.Muster(SECRET, "127.0.0.1")
-    held = []
-    try:
-        for count in range(1, 4):
-            held.append(socket.create_connection(place.address))
-            while len(place._strangers) < count:
-                assert place.turn() == []
-        held.append(socket.create_connection(place.address))
-        for sock in held[:3]:
-            sock.sendall(b"hvd")
-        time.sleep(0.05)
-        assert place.turn() == [] and len(place._strangers) == 3
-        assert held[0].recv(200, socket.MSG_WAITALL)[:8] == _handshake.MAGIC  # and then the end
-    finally:
-        place.close()
-        for sock in held:
-            sock.close()
-
-
-def test_a_launcher_that_speaks_byte_by_byte_is_not_waited_for_longer_than_any():
-    """Somebody sits at the port, and each byte of his comes within the time for one."""
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def drip():
-        sock, _ = server.accept()
-        with sock, contextlib.suppress(OSError):
-            for byte in _handshake.MAGIC + bytes(100):
-                sock.sendall(bytes((byte,)))
-                time.sleep(0.2)
-
-    thread = threading.Thread(target=drip)
-    thread.start()
-    began = time.monotonic()
-    with server, pytest.raises(muster.ReportError, match=r"nobody answers at 127.*\[HVD110\]"):
-        muster.report(server.getsockname(), SECRET, {"host": 1}, soon(1))
-    assert time.monotonic() - began < 3
-    thread.join(SECONDS)
-
-
-def test_a_handshake_of_a_store_is_worth_nothing_to_a_launcher():
-    """Both have the job's secret."""
-    raised = pytest.raises(_handshake.HandshakeError)
-    with mustering() as (place, arrivals), socket.create_connection(place.address, timeout=SECONDS) as sock, raised:
-        _handshake.shake_hands(sock, SECRET, _handshake.STORE, soon())
-    assert not arrivals
 
 
 def test_ends_are_the_same_however_an_address_is_spelt():
@@ -158,25 +78,6 @@ def test_ports_of_others_are_passed_over_and_a_relay_is_called_one():
             rendezvous._seek(1, "127.0.0.1", tried[:1], SECRET, 0.5)
 
 
-def changes(session, kind, body):
-    """What somebody on the way makes of the next frame, by name: the bytes that arrive, and the next frame is lost."""
-    true, second = session.pack(kind, body), session.pack(kind, body)
-    reflected = _wire.Session(session.keys[32:], session.keys[:32])
-    return {
-        "changed body": true[:5] + bytes((true[5] ^ 1,)) + true[6:],
-        "changed kind": true[:4] + bytes((true[4] ^ 1,)) + true[5:],
-        "changed tag": true[:-1] + bytes((true[-1] ^ 1,)),
-        "cut": (len(true) - 5).to_bytes(4, "big") + true[4:-1],
-        "without a tag": _wire.Session().pack(kind, body),
-        "next first": second,
-        "sent back": reflected.pack(kind, body),
-    }
-
-
-SEEN = re.compile("is not what the other end sent|a frame announces")
-CHANGES = ["changed body", "changed kind", "changed tag", "cut", "without a tag", "next first", "sent back"]
-
-
 @pytest.mark.parametrize("how", CHANGES)
 def test_what_a_rank_has_not_sent_ends_its_connection_and_the_job_with_a_text(how):
     with served(2) as store:
@@ -184,7 +85,7 @@ def test_what_a_rank_has_not_sent_ends_its_connection_and_the_job_with_a_text(ho
         one.sendall(changes(one.session, _wire.ALLGATHER, _wire.pack_round(1, b"mine"))[how])
         kind, body = frame(other)
         culprit, _, text = _wire.unpack_end(body)
-        assert (kind, culprit) == (_wire.LOST, 0) and SEEN.search(text), text
+        assert (kind, culprit) == (_wire.LOST, 0) and SEEN in text, text
         assert store.slowest_turn < 1.0
 
 
@@ -197,6 +98,25 @@ def test_a_frame_that_is_repeated_is_seen():
         one.sendall(said)
         kind, body = frame(one)
         assert kind == _wire.REFUSED and b"frame 1 is not what the other end sent" in body
+
+
+def test_a_rank_whose_connection_ends_within_a_frame_is_lost_and_that_is_told():
+    with served(2) as store:
+        one, other = joined(store)
+        one.sendall(one.session.pack(_wire.ALLGATHER, _wire.pack_round(1, b"mine"))[:-1])
+        one.close()
+        kind, body = frame(other)
+        culprit, _, text = _wire.unpack_end(body)
+        assert (kind, culprit) == (_wire.LOST, 0) and "the connection ended within frame 1" in text, text
+
+
+def test_a_call_that_ends_within_a_frame_is_no_call():
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(_wire.Session(SECRET, bytes(32)).pack(desk.CALL, b"f(1)")[:-1])
+        far.shutdown(socket.SHUT_WR)
+        with pytest.raises(_wire.WireError, match=r"ended within frame 0: .*\[HVD458\]"):
+            _called._fetched(near, _wire.Session(bytes(32), SECRET))
 
 
 @pytest.mark.parametrize("how", CHANGES)
@@ -231,30 +151,6 @@ def test_what_the_store_has_not_sent_is_an_error_of_the_rank(how):
 
     outcomes = together(2, lambda number: (pretend, rank)[number]())
     assert outcomes == [None, None], outcomes
-
-
-@pytest.mark.parametrize("how", CHANGES)
-@pytest.mark.parametrize("stream", ["control", "output"])
-def test_what_an_agent_has_not_sent_ends_its_streams_with_a_text(how, stream):
-    with mustering() as (place, arrivals):
-        hello = {"silence": 5}
-        far = {name: muster.report(place.address, SECRET, hello, soon()) for name in ("control", "output")}
-        end = soon()
-        while len(arrivals) < 2:
-            assert time.monotonic() < end
-            time.sleep(0.005)
-        by_port = {each.sock.getpeername()[1]: each for each in arrivals}
-        control, output = (by_port[far[name][0].getsockname()[1]] for name in ("control", "output"))
-        branch = reported(1, "b", control, output)
-        sock, session = far[stream]
-        sock.sendall(changes(session, 1, b'\0\0\0\0{"what": "pong"}')[how])
-        branch.output.setblocking(True)
-        read = branch.news if stream == "control" else branch.said
-        assert read() is None and SEEN.search(branch.why)
-        for each, _ in far.values():
-            each.settimeout(SECONDS)
-            assert each.recv(1) == b""
-            each.close()
 
 
 def test_who_is_in_the_middle_of_a_handshake_of_old_would_read_and_write(monkeypatch):

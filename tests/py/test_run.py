@@ -279,7 +279,7 @@ def test_a_desk_serves_only_who_proves_the_key_and_each_rank_once():
     from hvdlite.launcher import muster
 
     key, call = os.urandom(32), os.urandom(5 << 19)
-    place = desk.Desk(key, "127.0.0.1", 2, call)
+    place = desk.Desk(key, "127.0.0.1", 3, call)
     stop = threading.Event()
 
     def serve():
@@ -297,7 +297,7 @@ def test_a_desk_serves_only_who_proves_the_key_and_each_rank_once():
         noise.sendall(os.urandom(4096))
         with pytest.raises(muster.ReportError, match="another secret"):
             came(0, bytes(32))
-        links = {rank: came(rank) for rank in (0, 1)}
+        links = {rank: came(rank) for rank in (0, 1, 2)}
         for rank in (0, 7, -1, "x", None):  # has come already, or cannot be
             with came(rank)[0] as stranger:
                 stranger.settimeout(30)
@@ -311,14 +311,19 @@ def test_a_desk_serves_only_who_proves_the_key_and_each_rank_once():
             assert link.recv(1) == b""  # served
             link.close()
         noise.close()
+        link, session = links[2]
+        link.sendall(next(desk.frames(session, desk.RETURNED, b"half"))[:-1])
+        link.shutdown(socket.SHUT_WR)
+        link.close()
+        while len(place.answers) < 3:
+            time.sleep(0.01)
     finally:
         stop.set()
         thread.join(30)
         place.close()
-    assert [(each.rank, each.kind, len(each.body)) for each in place.answers] == [
-        (1, desk.RETURNED, 3000000),
-        (0, 0, 0),
-    ]
+    told = [(each.rank, each.kind, len(each.body)) for each in place.answers[:2]]
+    assert told == [(1, desk.RETURNED, 3000000), (0, 0, 0)]
+    assert place.answers[2][:2] == (2, 0) and b"the connection ended within frame 1" in place.answers[2].body
     assert place.answers[0].who == "rank 1 (h, pid 5)"
 
 
