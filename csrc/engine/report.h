@@ -3,12 +3,11 @@
  * The store's client is Python and speaks during init; the socket is lent to the core for the rest of the
  * engine's life, for exactly these two frames:
  *
- *     u32 length of type to tag | check | u8 type (5 ABORT to the store, 6 LOST from it) | i32 culprit | i32 code | text
- *     | tag
+ *     u32 length of type to tag | check | u8 type | i32 culprit | i32 code | text | tag
  *
- * all big-endian. Check and tag are there if the connection has keys: the first four bytes of the length's own tag, and
- * the tag of the whole frame before it, both with its number (ground/mac.h). Frames are bounded; anything else on the
- * socket is a protocol error, or not from the store.
+ * all big-endian; type 5 is ABORT, to the store, and 6 LOST, from it. Check and tag are there if the connection has
+ * keys: the first four bytes of the length's own tag, and the tag of the whole frame before it, both with its number
+ * (ground/mac.h). Frames are bounded; anything else on the socket is a protocol error, or not from the store.
  */
 #ifndef HVD_REPORT_H
 #define HVD_REPORT_H

@@ -90,8 +90,8 @@ cause: Ranks, the store and the launcher sign what they send with keys that only
 objects that are to be unpickled with a key that only the ranks of the job know. What came does not carry its tag:
 somebody on the way changed, repeated or left out something, or has taken over the connection; or, more rarely, the
 memory or the network of a host is broken in a way that checksums do not see. Nothing of it was used.
-A connection that is cut off within a frame, or before the output of its ranks has ended, is told likewise: then a host or
-a process at its other end may as well have been stopped.
+A connection that is cut off within a frame, or before the output of its ranks has ended, is told likewise: then a host
+or a process at its other end may as well have been stopped.
 remedy: Look for who can reach the network between the two hosts, and at users of these hosts; launcher/README.md says
 what is promised to whom. If it is the same host again and again, test its memory and its network card.
 example: the votes from rank 3 (host b) were changed on their way, or are not its: record 17 does not carry its tag
