@@ -36,7 +36,7 @@ from .. import _handshake, _python, _slurm, _store, config
 from .. import _secret as _secrets
 from .._coded import coded, uncoded
 from ..discovery import Place
-from ..errors import HvdInitError, let_out
+from ..errors import HvdInitError
 from . import address
 
 _PORTS = (10000, 20000)  # below those that the kernel gives away, and those of torch.distributed
@@ -130,8 +130,7 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
         keeper.stdin.write(json.dumps(order).encode() + b"\n")
         keeper.stdin.flush()
         said = json.loads(keeper.stdout.readline() or b"{}")
-    except OSError as error:
-        let_out(error)
+    except OSError:
         said = {}
     keeper.stdout.close()
     if "port" not in said:
@@ -159,8 +158,6 @@ def _seek(rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: fl
         except _handshake.HandshakeError as error:
             reasons[port] = uncoded(_store.stranger(error, "that port"))
         except (OSError, EOFError) as error:
-            if isinstance(error, OSError):
-                let_out(error)
             reasons.setdefault(port, str(error))
         if attempt % len(ports) == 0:
             time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
