@@ -221,7 +221,8 @@ class Distributed(Copyless):
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._hvd is not None:
             last = len(self.param_groups) - 1
-            for parameter, name in added_later(last, self.param_groups[last]["params"]):
+            process_set = self._hvd.wire.process_set
+            for parameter, name in added_later(last, self.param_groups[last]["params"], process_set):
                 self._hvd.add(parameter, name)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
