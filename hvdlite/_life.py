@@ -2,8 +2,7 @@
 
 `init` finds this process's place, meets the others and starts the engine; `shutdown` leaves by agreement. A script that
 simply ends leaves as well (atexit). One that ends badly aborts instead, so that every other rank raises an error that
-names this rank and says how (_failing.py). A forked child is no rank: it drops what it inherited and
-tears nothing down.
+names this rank and says how (_failing.py). A forked child is no rank: it drops what it has inherited.
 
 The order of leaving matters: the engine first (its shutdown is agreed and bounded), then the store's connection, which
 was lent to the engine and whose end without a word would count as a death.
@@ -273,6 +272,11 @@ def shutdown() -> None:
 def is_initialized() -> bool:
     """Whether init() has been called and shutdown() has not."""
     return lib.hvd_initialized() == 1
+
+
+def lives() -> int:
+    """How many times this process has become a rank."""
+    return _life.inits
 
 
 def is_homogeneous() -> bool:

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from . import _handshake, _wire
 from ._coded import coded
-from .errors import HvdInitError, HvdPeerLostError
+from .errors import HvdInitError, HvdPeerLostError, let_out
 
 _RETRY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _ANSWER_S = 5.0  # how long the store has to answer during the handshake
@@ -200,12 +200,14 @@ class Store:
                 f"rank {self.rank}: the store closed the connection; has the launcher ended? Its own output says why"
                 " [HVD110]"
             ) from None
-        except socket.timeout:
+        except socket.timeout as error:
+            let_out(error)
             raise HvdInitError(
                 f"rank {self.rank}: no answer from the store within {self._timeout + _SLACK_S:g} s "
                 "(HVDLITE_START_TIMEOUT sets the limit); is the launcher stopped? [HVD110]"
             ) from None
         except OSError as error:
+            let_out(error)
             raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error} [HVD110]") from None
 
     def _send(self, kind: int, body: bytes = b"") -> None:
@@ -214,6 +216,7 @@ class Store:
         try:
             sock.sendall(self._session.pack(kind, body))
         except OSError as error:
+            let_out(error)
             raise HvdInitError(f"rank {self.rank}: the connection to the store broke: {error} [HVD110]") from None
 
     def _socket(self) -> socket.socket:
@@ -257,6 +260,8 @@ def _authenticate(
             failure = error
             if sock is not None:
                 sock.close()
+            if isinstance(error, OSError):
+                let_out(error)
             time.sleep(min(_RETRY_S[min(attempt, len(_RETRY_S) - 1)], max(0.0, deadline - time.monotonic())))
             attempt += 1
         except _handshake.HandshakeError as error:

@@ -28,11 +28,22 @@ class HvdError(RuntimeError):
 # What a collective can end with. Whoever waits for several takes these as their outcome and waits for the others; all
 # else comes from a signal handler of the user's (Ctrl-C, an alarm), which comes out at once.
 OUTCOMES = (HvdError, MemoryError, ValueError)
+_OURS = ("hvdlite", "socket", "selectors", "subprocess", "contextlib")
 
 
 def is_outcome(error: BaseException) -> bool:
     """Whether it is one of OUTCOMES, and the core's or with a code: a signal handler may raise a ValueError, too."""
     return isinstance(error, OUTCOMES) and (hasattr(error, "_hvdlite") or code_of(str(error)) is not None)
+
+
+def let_out(error: OSError) -> None:
+    """Raises it again if it is a signal handler's: the TimeoutError of an alarm is an OSError, as what sockets raise.
+    What has passed through other hands than ours and the sockets' is."""
+    step = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS:
+            raise error
+        step = step.tb_next
 
 
 class HvdMismatchError(HvdError, ValueError):

@@ -59,16 +59,20 @@ raises: HvdMismatchError, HvdError
 cause: The backward pass of the rank that is named ended with an exception (out of memory, an error in a hook) that the
 script caught, after gradients had been sent. The step has no averages on any rank.
 remedy: Catch this error where the exception is caught: call `optimizer.zero_grad()` and take the next batch on all
-ranks, without `step()`. An exception in forward is not told: there call `zero_grad()` and `step()`, which gives zeros.
+ranks. Until `zero_grad()` all ranks refuse `step()`, and directly after it `step()` does nothing on any rank. An
+exception in forward is not told: there call `zero_grad()` and `step()`, which gives zeros.
 
-HVD309 A rank was interrupted while others step
-raises: HvdError
+HVD309 A rank has missed a step that others took
+raises: HvdError, HvdMismatchError
 cause: A signal handler (Ctrl-C, an alarm) or another exception has left `backward()` or `step()` of this rank when its
-gradients had been sent, and the script caught it. The other ranks have their averages and step with them; without that
-step the weights of this rank would be others.
+gradients had been sent, or came between the two, and the script caught it. The other ranks have their averages and step
+with them; without that step the weights of this rank are others. What came between `backward()` and `step()` is told on
+all ranks, in the next round of gradients, and again until the ranks are equal; not with a comm hook, which sends what
+it likes. Where all ranks leave a step out, or something has written to the parameters since, nothing is told.
 remedy: The text says which. While it waited: go on to `optimizer.step()` before `zero_grad()`. Within `step()`, or if
-the gradients are lost: load a checkpoint on all ranks, or call `hvd.broadcast_parameters` and
-`hvd.broadcast_optimizer_state`. An exception between `backward()` and `step()` is not seen: call `step()` there, too.
+the gradients are lost, or the step was missed: load a checkpoint on all ranks (with `optimizer.load_state_dict`), or
+call `hvd.broadcast_parameters` and `hvd.broadcast_optimizer_state` on all. Where an exception between `backward()` and
+`step()` is caught, call `step()` there.
 
 HVD320 A rank gave NaN or infinities
 raises: HvdNotFiniteError, a warning

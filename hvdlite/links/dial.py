@@ -23,7 +23,7 @@ from typing import Callable
 
 from .. import _handshake
 from .._coded import coded, uncoded
-from ..errors import HvdInitError
+from ..errors import HvdInitError, let_out
 from . import address as places
 from . import proof
 from .listener import Delivery, Key, Listener, Stream
@@ -71,6 +71,7 @@ class _Dial:
             if code not in (0, errno.EINPROGRESS):
                 self.fail(os.strerror(code))
         except OSError as error:
+            let_out(error)
             self.fail(str(error))
 
     def fail(self, text: str, lasting: bool = False) -> None:
@@ -98,6 +99,7 @@ class _Dial:
             while self.sock is not None and not self.done and self._reader():
                 pass
         except OSError as error:
+            let_out(error)
             self.fail(error.strerror or str(error))
 
     def _connected(self) -> bool:

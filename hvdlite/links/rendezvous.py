@@ -36,7 +36,7 @@ from .. import _handshake, _python, _slurm, _store, config
 from .. import _secret as _secrets
 from .._coded import coded, uncoded
 from ..discovery import Place
-from ..errors import HvdInitError
+from ..errors import HvdInitError, let_out
 from . import address
 
 _PORTS = (10000, 20000)  # below those that the kernel gives away, and those of torch.distributed
@@ -130,7 +130,8 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
         keeper.stdin.write(json.dumps(order).encode() + b"\n")
         keeper.stdin.flush()
         said = json.loads(keeper.stdout.readline() or b"{}")
-    except OSError:
+    except OSError as error:
+        let_out(error)
         said = {}
     keeper.stdout.close()
     if "port" not in said:
@@ -158,6 +159,8 @@ def _seek(rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: fl
         except _handshake.HandshakeError as error:
             reasons[port] = uncoded(_store.stranger(error, "that port"))
         except (OSError, EOFError) as error:
+            if isinstance(error, OSError):
+                let_out(error)
             reasons.setdefault(port, str(error))
         if attempt % len(ports) == 0:
             time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))

@@ -20,9 +20,12 @@ from typing import Any
 from .. import _core
 from .._coded import coded
 from ..errors import HvdTimeoutError
-from ..process_set import ProcessSet, global_process_set, number_of, rank_in
+from ..process_set import ProcessSet, global_process_set, number_of, on_new_life, rank_in
 from .handle import Handle
 from .terms import full_name
+
+_joins: list[_core.Pending] = []  # at most one, which a signal handler's exception has left
+on_new_life(_joins.clear)
 
 
 def barrier(process_set: ProcessSet = global_process_set, *, timeout: Any = None) -> None:
@@ -92,14 +95,22 @@ def join(device: int = -1) -> int:
     """This rank has no more data: blocks until all ranks have joined; the rank that joined last.
 
     That may take long while the others train. When they carry out nothing either, the time of the stall report and
-    HVDLITE_COLLECTIVE_TIMEOUT run here, too. `device` is Horovod's and not needed here. Raises HvdPeerLostError,
+    HVDLITE_COLLECTIVE_TIMEOUT run here, too. When a signal handler has raised meanwhile, this rank has joined all the
+    same: join() again goes on waiting. `device` is Horovod's and not needed here. Raises HvdPeerLostError,
     HvdTimeoutError.
     """
     if isinstance(device, bool) or not isinstance(device, int):
         raise TypeError(f"device must be the number of a device or -1 for the CPU, not {device!r} [HVD219]")
-    pending = _core.submit(_core.JOIN, 0, 0, None, (), 0, 0, None, quiet=_core.QUIET)
-    pending.wait(bounded=False)
-    last = pending.gathered().rows
+    pending = _joins.pop() if _joins else _core.Pending(_core.request(_core.JOIN, 0, 0, None, ()))
+    try:
+        if not pending.native:
+            pending.start(0, 0, _core.QUIET, None)
+        pending.wait(bounded=False)
+        last = pending.gathered().rows
+    except BaseException:
+        if pending.native:
+            _joins.append(pending)
+        raise
     pending.release()
     _core.begin_again()  # what the others numbered meanwhile
     return last

@@ -75,7 +75,7 @@ class Tensors(Generic[T]):
             _core.given(
                 kind, terms.op, view.dtype, None if base is None else f"{base}_{i}of{count}", view.shape, view.address,
                 address, keep, prescale=terms.prescale, postscale=terms.postscale, process_set=number, group=group,
-                group_count=count, **place,
+                group_count=count, priority=terms.priority, **place,
             )
             for i, ((view, keep, address), place) in enumerate(zip(members, places), 1)
         ]  # fmt: skip

@@ -19,6 +19,7 @@ import torch
 
 from .. import _core
 from ..consistency import require_equal
+from ..errors import is_outcome
 from ..objects import broadcast_object
 from ..ops import Handle
 from ..process_set import ProcessSet, global_process_set
@@ -110,6 +111,8 @@ def _broadcast_tensors(named: Named, root_rank: int, prefix: str, process_set: P
         try:
             handle.wait()
         except Exception as error:
+            if not is_outcome(error):
+                raise
             failure = failure or error
     if failure is not None:
         raise failure
@@ -153,7 +156,7 @@ def broadcast_optimizer_state(
         _exact(optimizer.state_dict()["state"], state["state"])
     exchange = getattr(optimizer, "_hvd", None)
     if exchange is not None:
-        exchange.behind = None  # whatever has become of its last step
+        exchange.levelled()
 
 
 def _broadcast_structure(mine: Any, root_rank: int, prefix: str, process_set: ProcessSet) -> Any:

@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 import pytest
-from ranks import EVERYTHING, as_ranks
+from ranks import EVERYTHING, Job, as_ranks
 
 import hvdlite as hvd
 from hvdlite import _core
@@ -221,3 +221,45 @@ def raised_in(call, error, seconds=0.005):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, kept)
+
+
+@as_ranks(2)
+def test_a_join_that_was_interrupted_may_be_waited_for_again():
+    for number, error in enumerate(ERRORS):
+        if hvd.rank() == 0:
+            with pytest.raises(error, match="mine"):
+                raised_in(hvd.join, error("mine"))
+            with pytest.raises(error, match="mine"):
+                raised_in(hvd.join, error("mine"))
+        else:
+            time.sleep(2 * LATE_S)
+            assert hvd.allreduce(given(1.0), op=hvd.Sum, name=f"joined.{number}")[0] == 1
+        assert hvd.join() == 1
+
+
+LATE_INIT = """
+import os, signal, time
+import hvdlite as hvd
+
+def handler(*_):
+    raise {kind}("mine")
+
+signal.signal(signal.SIGALRM, handler)
+if os.environ["HVDLITE_RANK"] == "1":
+    time.sleep(600)
+signal.setitimer(signal.ITIMER_REAL, {seconds})
+try:
+    hvd.init()
+except {kind} as error:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert type(error) is {kind} and str(error) == "mine", repr(error)
+    print("came out", flush=True)
+os._exit(7)
+"""
+
+
+@pytest.mark.parametrize("kind", ["TimeoutError", "ConnectionError", "KeyboardInterrupt"])
+def test_what_a_handler_raises_while_init_waits_comes_out_as_it_is(kind):
+    with Job(2, [sys.executable, "-c", LATE_INIT.format(kind=kind, seconds=0.5)]) as job:
+        assert job.wait(60) == 7, job.text()
+        assert "came out" in job.text()

@@ -244,3 +244,25 @@ def test_an_exception_at_any_instruction_of_a_step_parts_no_weights(op):
         world.check()
         number += 4 * EVERY
     assert number > 2000
+
+
+@as_ranks(2)
+def test_what_a_handler_raises_in_a_broadcast_of_weights_comes_out_at_once():
+    from hvdlite.torch import state
+
+    for kind in KINDS:
+        named = [(f"{kind.__name__}.{number}", torch.zeros(3)) for number in range(2)]
+
+        def call():
+            state._broadcast_tensors(named, 1, "weights", hvd.global_process_set)  # noqa: B023
+
+        if hvd.rank() == 0:
+            tell(0)
+            began = time.monotonic()
+            with pytest.raises(kind, match="mine"):
+                raised_in(call, kind("mine"), SENT_S)
+            assert time.monotonic() - began < LATE_S / 2, kind
+        else:
+            tell(0)
+            time.sleep(LATE_S)
+            call()

@@ -163,3 +163,59 @@ def test_adasum_with_closures_compression_groups_added_later_and_what_it_has_not
         optimizer.register_comm_hook(None, print)
     with pytest.raises(ValueError, match="op=hvd.Average"):
         hvd.DistributedOptimizer(MAKERS["sgd"](model.parameters()), op=hvd.Adasum, gradient_predivide_factor=2.0)
+
+
+def averages(optimizer, model, step):
+    """Whether the ranks of the optimizer's set have the same weights after a step on different rows."""
+    optimizer.zero_grad()
+    loss_of(model, batch(step)[0].split(4)[hvd.rank()]).backward()
+    optimizer.step()
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+@as_ranks(3)
+def test_an_optimizer_that_only_members_make_leaves_those_of_all_alone():
+    with sets([0, 2]) as (members,):
+        model = network()
+        if members.included():
+            small = hvd.DistributedOptimizer(MAKERS["sgd"](model.parameters()), process_set=members)
+            mine = averages(small, model, 0)
+            everyone = hvd.allgather(mine[None], process_set=members)
+            assert torch.equal(everyone[0], everyone[1])
+        for step in range(2):
+            model = network()
+            optimizer = hvd.DistributedOptimizer(MAKERS["sgd"](model.parameters()))
+            everyone = hvd.allgather(averages(optimizer, model, step)[None])
+            assert torch.equal(everyone[0], everyone[1]) and torch.equal(everyone[0], everyone[2])
+
+
+@as_ranks(3)
+def test_what_one_rank_could_not_wrap_counts_nowhere():
+    if hvd.rank() == 1:
+        for wrong in (
+            {"groups": [[torch.zeros(2)]]}, {"groups": "two"}, {"named_parameters": [("a", torch.zeros(2))]}
+        ):  # fmt: skip
+            with pytest.raises((ValueError, TypeError)):
+                hvd.DistributedOptimizer(MAKERS["sgd"](network().parameters()), **wrong)
+        with pytest.raises(ValueError, match="complex"):
+            hvd.DistributedOptimizer(torch.optim.SGD([torch.zeros(2, dtype=torch.complex64, requires_grad=True)], 0.1))
+    for arguments in ({}, {"op": hvd.Adasum}):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(MAKERS["sgd"](model.parameters()), **arguments)
+        everyone = hvd.allgather(averages(optimizer, model, 0)[None])
+        assert torch.equal(everyone[0], everyone[1]) and torch.equal(everyone[0], everyone[2])
+
+
+@as_ranks(2)
+def test_a_new_life_begins_to_count_anew():
+    """A rank that has lived before and one that has not: as after an elastic reset."""
+    made = hvd.rank() + 1
+    model = network()
+    for _ in range(made):
+        optimizer = hvd.DistributedOptimizer(MAKERS["sgd"](model.parameters()))
+    hvd.shutdown()
+    hvd.init()
+    model = network()
+    optimizer = hvd.DistributedOptimizer(MAKERS["sgd"](model.parameters()))
+    everyone = hvd.allgather(averages(optimizer, model, 0)[None])
+    assert torch.equal(everyone[0], everyone[1])

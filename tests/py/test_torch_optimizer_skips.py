@@ -165,15 +165,59 @@ def test_a_pass_that_fails_within_no_sync_or_before_the_last_of_a_window_is_only
 def test_going_on_to_step_is_an_error_that_says_what_to_do():
     world = Skipping()
     world.train(range(2))
-    with pytest.raises((Boom, hvd.HvdMismatchError)):
-        world.backward(5, fails=True)
-    if hvd.rank() == 1:
-        with pytest.raises(hvd.HvdError, match=r"rank 1 .*'0.weight[#0-9]*'.*zero_grad\(\).*HVD308"):
+    for later in (False, True):
+        world.optimizers[0].wait_in_backward = not later
+        with pytest.raises((Boom, hvd.HvdMismatchError)):
+            world.backward(5, fails=True)
             world.step()
-    world.zero_grad()
-    world.train(range(6, 8))
-    world.check(0)
+        if hvd.rank() == 1:
+            with pytest.raises(hvd.HvdError, match=r"rank 1 .*'0.weight[#0-9]*'.*zero_grad\(\).*HVD308"):
+                world.step()
+        for call in (world.step, world.optimizers[0].synchronize, world.step):
+            with pytest.raises(hvd.HvdError, match=rf"rank {hvd.rank()} has no averages.*zero_grad\(\).*HVD308"):
+                call()
+        world.backward(6)  # adds to what a skip has left
+        with pytest.raises(hvd.HvdError, match="HVD308"):
+            world.step()
+        world.zero_grad()
+        world.train(range(6, 8))
+        with pytest.raises((Boom, hvd.HvdMismatchError)):
+            world.backward(9, fails=True)
+            world.step()
+        world.model.zero_grad(set_to_none=later)
+        world.backward(10)
+        world.step()
+        world.check(0)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2.0
+
+
+@pytest.mark.parametrize("form", [*FORMS, "adasum"])
+@as_ranks(2)
+def test_zero_grad_and_step_where_the_exception_is_caught_take_no_step_on_any_rank(form):
+    """And a forward that fails on one rank is answered by the same two calls: there they give zeros."""
+    world = Skipping(**FORMS.get(form, {"op": hvd.Adasum}))
+    for optimizer in world.optimizers:
+        optimizer.param_groups[0]["momentum"] = 0.9
+    steps = [0]
+    world.optimizers[0].register_step_post_hook(lambda *_: steps.__setitem__(0, steps[0] + 1))
+    passes = 2 if form == "two passes" else 1
+    skipped = [2, 4] if world.fails_at else [0, 2, 4]
+    for number in range(6):
+        try:
+            if number == 3 and hvd.rank() == 1:
+                raise Boom  # in forward
+            for part in range(passes):
+                world.backward(10 * number + part, number in skipped and part == passes - 1)
+            world.step()
+        except RuntimeError as error:
+            world.heard.append(error)
+            world.zero_grad()
+            world.step()
+        world.zero_grad()
+    if form != "adasum":
+        assert steps == [6 - len(skipped)]
+        assert len(world.heard) == len(skipped) + hvd.rank()
+    world.check(len(world.heard) if form != "adasum" else (3 + 1) * hvd.rank())
 
 
 @as_ranks(2)

@@ -90,6 +90,9 @@ class Participant(Protocol):
     def land(self) -> Exception | None:
         """Wait for the round; its first failure."""
 
+    def fail(self, reached: list[Participant]) -> None:
+        """Our round ends with a failed pass, which has reached these."""
+
     def falls(self, backward: Backward) -> bool:
         """Of a pass that has failed for others: is it, on other ranks, the last of our window, too?"""
 
@@ -153,7 +156,7 @@ class Backward:
             together = {each for one in reached for each in (one, *_together.get(one, ()))}
             for participant in sorted(together, key=lambda one: one.serial):
                 if participant.falls(self):
-                    participant.failed = reached
+                    participant.fail(reached)
             reached += together.difference(reached)
         self.forget()
 

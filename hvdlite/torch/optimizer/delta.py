@@ -159,8 +159,8 @@ class Delta(Copyless):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """The original's add_param_group; the changes of the new parameters are combined, too."""
         super().add_param_group(param_group)  # type: ignore[misc]
-        last = len(self.param_groups) - 1
-        self._hvd_delta.pairs += added_later(last, self.param_groups[last]["params"])
+        last, delta = len(self.param_groups) - 1, self._hvd_delta
+        delta.pairs += added_later(last, self.param_groups[last]["params"], delta.process_set)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Kept, and of no consequence here."""

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import torch
 
 from ... import _core
-from ...errors import HvdError, is_outcome
+from ...errors import HvdError, HvdMismatchError, is_outcome
 from ...ops import Average
 from ...optimizer import GradientBook
 from . import backward as passes
@@ -33,7 +33,8 @@ from .hooks import Hooks, Now
 from .order import Order
 from .places import Places
 from .shared import take_over
-from .skipping import Skipping, Skips, apart, missing, nothing_to_step_with, settle, skip, told
+from .skipping import VOID, Mark, Skipping, Skips, apart, missing, nothing_to_step_with, settle, skip, told
+from .untaken import Untaken, parted
 from .wire import Flight, Wire
 
 _serials = itertools.count()
@@ -65,6 +66,9 @@ class Exchange(Skipping):
         self.failed: list[passes.Participant] | None = None  # a pass with an exception has reached these
         self.skips = Skips()
         self.behind: str | None = None  # by an exception: why this rank may not take the step that the others take
+        self.void: Mark | None = None  # made when a pass failed
+        self.resting = False  # what a skip has left is dropped, and no pass has begun since: no rank steps
+        self.untaken: Untaken | None = None  # a round is complete, and no step was taken since
         self._late: dict[int, None] = {}  # due, but hooks of their parameter may yet change them
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
@@ -144,17 +148,22 @@ class Exchange(Skipping):
                 skip(self)
             if self.book.under_way():
                 self.finish()
-            if self.behind and any(each.requires_grad and each.grad is None for each in self.wire.parameters):
-                raise apart(self.behind)
+            if self.behind:
+                self.look_behind()
+        self._tell()
         self.order.begin()
         if self._first_pass:
             self._first_pass = False
             self.places.look(self.wire.parameters)
         self._add_on()
-        self.asked = False
+        self.asked = self.resting = False
         self.book.begun()
         if backward is not None:
             self._open.add(backward)
+
+    def _tell(self) -> None:
+        if not self.book.under_way():
+            self.wire.tells = None if self.untaken is None else self.untaken.told_by(self.wire.parameters)
 
     def _add_on(self) -> None:
         """What was reduced will be reduced again, with something added to it."""
@@ -195,7 +204,7 @@ class Exchange(Skipping):
             settle(self)
             self.hooks.arm()
             if self.book.under_way() or self._late or (self.hooks.noted and self.book.closes()):
-                self.failed = backward.participants  # what is left is not sent: it would complete the round elsewhere
+                self.fail(backward.participants)  # what is left is not sent: it would complete the round elsewhere
             else:
                 self._send_noted()
             self._closed(backward)
@@ -241,6 +250,7 @@ class Exchange(Skipping):
         with self._lock, torch.no_grad():
             if not self._open:
                 self.wire.writers.forget()
+            self._tell()
             self._send_noted(quiet=True)
             self._add_on()
             parameters = self.wire.parameters
@@ -252,6 +262,7 @@ class Exchange(Skipping):
     def land(self) -> Exception | None:
         """Wait for all; the first failure. What a signal handler raises comes out at once: it may be called again."""
         failure: Exception | None = None
+        skipped: HvdMismatchError | None = None
         _arrived()
         with self._lock, torch.no_grad():
             for wait in (*(each.land for each in dict.fromkeys(self.in_flight.values())), self.wire.round_over):
@@ -260,14 +271,19 @@ class Exchange(Skipping):
                 except Exception as error:
                     if not is_outcome(error):
                         raise
-                    failure = told(error) or failure or error
+                    skipped = skipped or told(error)
+                    failure = skipped or failure or parted(error) or error
             self.in_flight.clear()
+            if failure is None:
+                self.untaken = Untaken(self.wire.parameters)
             self.book.landed()
             adds_on = self.wire.op == Average or self.wire.weights is not None
             self._over(failure is None and adds_on and self.wait_in_backward and not self.book.seen_twice())
             self.places.move_in(self.wire.parameters)
             if failure is not None:
                 self.book.reset()
+            if skipped is not None:
+                self.behind, self.void = VOID, Mark(self.wire)
         return failure
 
     def finish(self) -> None:
@@ -286,13 +302,21 @@ class Exchange(Skipping):
         if failure is not None:
             raise failure
 
+    def complete(self) -> None:
+        """As `finish`, where there is something to step with. HvdError if a skip has left gradients of this rank
+        alone."""
+        if self.behind is VOID:
+            raise apart(VOID)
+        if not (self.book.complete or self.resting):
+            self.finish()
+
     def restart(self, drop: bool = False) -> None:
         """Gradients are used up or dropped, once all has come. HvdError if the others may have stepped with them.
         With `drop`, that and failures of the round are ignored."""
         passes.left_by(self)
         self._open.clear()
         raised: Exception | None = None
-        if self.behind and self.failed is None and not drop:
+        if self.behind and self.behind is not VOID and self.failed is None and not drop:
             raise apart(self.behind)
         if self.failed is not None or self.book.under_way():
             try:
@@ -301,11 +325,15 @@ class Exchange(Skipping):
                 else:
                     self.finish()
             except BaseException as error:
-                self.behind = None  # it was to be dropped, here as elsewhere
+                self.behind = VOID if self.behind is VOID else None  # it was to be dropped, here as elsewhere
                 if not drop or not isinstance(error, Exception):
                     raise
                 raised = None if is_outcome(error) else error
-        self.behind = None
+        self.resting = self.behind is VOID and not drop
+        if drop:
+            self.untaken = None
+        if not (drop and self.behind is VOID):  # gradients stay what they are
+            self.behind = self.void = None
         self.in_flight.clear()
         self._late.clear()
         self.hooks.noted.clear()

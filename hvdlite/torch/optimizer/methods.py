@@ -24,7 +24,7 @@ from ..ops import plain
 from .buckets import InBuckets
 from .exchange import Exchange
 from .names import added_later
-from .skipping import TORN, apart
+from .skipping import TORN, VOID, apart
 
 _SLOW_STEP = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
@@ -64,8 +64,7 @@ class Distributed(Copyless):
         exchange: Any = self._hvd
         due = exchange is not None and (not exchange.book.complete or exchange.behind) and not exchange.skipping
         if due and asked_by_grad_scaler():
-            if not exchange.book.complete:
-                exchange.finish()
+            exchange.complete()
             exchange.behind = None  # it decides as on the other ranks whether there is a step
         return self.__dict__["param_groups"]
 
@@ -97,8 +96,7 @@ class Distributed(Copyless):
         Raises HvdMismatchError, HvdPeerLostError as `hvd.synchronize` does.
         """
         if self._hvd is not None:
-            if not self._hvd.book.complete:
-                self._hvd.finish()
+            self._hvd.complete()
             self._hvd.asked = True
 
     @contextmanager
@@ -142,8 +140,9 @@ class Distributed(Copyless):
             return result
         took, within = 0, False
         try:
-            if not exchange.book.complete or exchange.asked or exchange.behind:
-                self._before_step(closure is not None)
+            unready = not exchange.book.complete or exchange.asked or exchange.behind
+            if unready and self._rests(closure is not None):
+                return None
             begun = _now()
             if closure is None:
                 within = True
@@ -157,7 +156,7 @@ class Distributed(Copyless):
             exchange.left_behind(within)
             raise
         exchange.book.reset()
-        exchange.behind = None
+        exchange.behind = exchange.untaken = None
         if begun:
             measured.step(self, took)
         if autotune.watching:
@@ -167,11 +166,15 @@ class Distributed(Copyless):
     step.hooked = True  # type: ignore[attr-defined]  # the original's step runs torch's step hooks, not this one too
 
     @_disable_dynamo
-    def _before_step(self, closure: bool) -> None:
+    def _rests(self, closure: bool) -> bool:
+        """Before a step: completes the round. Whether there is no step, on any rank."""
         exchange: Any = self._hvd
-        if exchange.behind is TORN:
-            raise apart(TORN)
-        if exchange.skipping or closure:
+        if exchange.behind is TORN or (exchange.behind is VOID and not closure):
+            raise apart(exchange.behind)
+        rests, exchange.resting = exchange.resting and not closure, False
+        if rests:
+            exchange.asked = False
+        elif exchange.skipping or closure:
             if exchange.book.under_way() or exchange.failed is not None:
                 exchange.finish()
         elif not exchange.book.complete:
@@ -179,6 +182,7 @@ class Distributed(Copyless):
         elif exchange.asked:
             warnings.warn(_SLOW_STEP, stacklevel=3)
         exchange.asked = False
+        return bool(rests)
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         exchange: Any = self._hvd
@@ -186,8 +190,8 @@ class Distributed(Copyless):
         def averaged() -> Any:
             exchange.book.complete = False
             loss = closure()
-            if not exchange.book.complete:
-                exchange.finish()
+            exchange.resting = False
+            exchange.complete()
             return self._average_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
 
         return averaged
@@ -217,7 +221,8 @@ class Distributed(Copyless):
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._hvd is not None:
             last = len(self.param_groups) - 1
-            for parameter, name in added_later(last, self.param_groups[last]["params"]):
+            process_set = self._hvd.wire.process_set
+            for parameter, name in added_later(last, self.param_groups[last]["params"], process_set):
                 self._hvd.add(parameter, name)
 
     def set_backward_passes_per_step(self, passes: int) -> None:

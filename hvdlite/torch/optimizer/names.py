@@ -1,8 +1,9 @@
 """Under which names do an optimizer's gradients travel, and which of them as one?
 
 Names come from `named_parameters`, or are made of the group's and the parameter's number. Two optimizers may have equal
-names (a GAN, an ensemble): each further one gets a suffix that counts them, the same on all ranks if all build their
-optimizers in the same order.
+names (a GAN, an ensemble): each further one gets a suffix that counts them, the same on all ranks of a process set if
+these build their optimizers in the same order. Each set counts for itself, since ranks outside may build none; each
+init() begins anew, since ranks that come later have counted nothing; what was refused does not count.
 """
 
 from __future__ import annotations
@@ -10,21 +11,33 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from ..._coded import coded
+from ..._life import lives
+from ...process_set import ProcessSet
 
-_used: dict[str, int] = {}  # how many optimizers have a parameter of that name
+_used: WeakKeyDictionary[ProcessSet, tuple[int, dict[str, int]]] = WeakKeyDictionary()
 
 
-def suffix_for(names: Iterable[str]) -> str:
-    """What makes these names unlike those of earlier optimizers."""
+def suffix_for(names: Iterable[str], process_set: ProcessSet) -> str:
+    """What makes these names unlike those of earlier optimizers of this set."""
+    life, used = _used.get(process_set, (0, {}))
+    if life != lives():
+        used = {}
+    _used[process_set] = lives(), used  # how many optimizers have a parameter of that name
     names = list(names)
-    earlier = max((_used.get(name, 0) for name in names), default=0)
-    for name in names:
-        _used[name] = earlier + 1
+    earlier = max((used.get(name, 0) for name in names), default=0)
+    used.update((name, earlier + 1) for name in names)
     return f"#{earlier + 1}" if earlier else ""
+
+
+def numbered(pairs: Sequence[tuple[torch.Tensor, str]], process_set: ProcessSet) -> list[tuple[torch.Tensor, str]]:
+    """The same with names unlike those of earlier optimizers of this set."""
+    suffix = suffix_for([name for _, name in pairs], process_set)
+    return [(parameter, name + suffix) for parameter, name in pairs]
 
 
 def named(
@@ -57,15 +70,14 @@ def named(
                 + ", ".join(missing),
             )
         )
-    suffix = suffix_for(counts)
-    return [(parameter, name_of[id(parameter)] + suffix) for group in groups for parameter in group]
+    return [(parameter, name_of[id(parameter)]) for group in groups for parameter in group]
 
 
-def added_later(group: int, parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
+def added_later(
+    group: int, parameters: Sequence[torch.Tensor], process_set: ProcessSet
+) -> list[tuple[torch.Tensor, str]]:
     """Names of a parameter group that comes after the optimizer was wrapped."""
-    names = [f"noname.{group}.{i}" for i in range(len(parameters))]
-    suffix = suffix_for(names)
-    return [(parameter, name + suffix) for parameter, name in zip(parameters, names)]
+    return numbered([(parameter, f"noname.{group}.{i}") for i, parameter in enumerate(parameters)], process_set)
 
 
 def grouped(groups: Any, num_groups: int, parameters: Sequence[torch.Tensor]) -> list[list[int]]:

@@ -18,6 +18,7 @@ an error that says so.
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .carriers import Carrier
     from .exchange import Exchange
     from .hooks import Hooks
+    from .untaken import Untaken
     from .wire import Flight, Wire
 
 UNTAKEN = (
@@ -43,6 +45,7 @@ UNTAKEN = (
     "would differ from theirs. The averages are there: go on to optimizer.step(), after what your loop does before it "
     "(unscaling, clipping), then to zero_grad(). If they are lost (gradients are None, or a closure was left)"
 )
+VOID = "has no averages, since a rank skipped its backward pass"
 TORN = "took its step, so that some of its weights may be old, while the other ranks have all of the step. So"
 _SHAPE = (0,) * 8  # as many dimensions as there can be
 _SHOWN = 3
@@ -92,7 +95,14 @@ def nothing_to_step_with(wire: Wire, numbers: Iterable[int]) -> HvdError:
 
 
 def apart(where: str) -> HvdError:
-    """The error of a rank that goes on as if there had been no step, which the others take."""
+    """The error of a rank that goes on as if there had been no step, which the others take; VOID: of all ranks, which
+    go on as if there had been no skip."""
+    if where is VOID:
+        return HvdError(
+            f"rank {_core.rank()} has no averages to step with, since a rank skipped the last backward pass: what is "
+            "in the gradients is of this rank alone. Call optimizer.zero_grad() on all ranks and take the next batch "
+            "[HVD308]"
+        )
     return HvdError(
         f"rank {_core.rank()} was interrupted while it {where} load a checkpoint on all ranks, or call "
         "hvd.broadcast_parameters and hvd.broadcast_optimizer_state [HVD309]"
@@ -119,6 +129,25 @@ class Skips:
             raise failure
 
 
+class Mark:
+    """Whether gradients have been set to zero since: a look at one of them, where looking at all would take long."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._of = next((each for each in wire.parameters if each.requires_grad), None)
+        if self._of is not None and self._of.grad is None:
+            with torch.no_grad():
+                self._of.grad = torch.zeros_like(self._of)
+        self._seen = self._look()
+
+    def _look(self) -> Any:
+        gradient = None if self._of is None else self._of.grad
+        return None if gradient is None else (weakref.ref(gradient), gradient._version)
+
+    def changed(self) -> bool:
+        """They have."""
+        return self._look() != self._seen
+
+
 class Skipping:
     """The part of an exchange that deals with what an exception has left."""
 
@@ -130,6 +159,9 @@ class Skipping:
     failed: list[Participant] | None
     skips: Skips
     behind: str | None
+    void: Mark | None
+    untaken: Untaken | None
+    resting: bool
     lost: str | None
     _lock: threading.RLock
     _late: dict[int, None]
@@ -139,6 +171,10 @@ class Skipping:
 
     def _over(self, calm: bool) -> None:
         """The round is over."""
+
+    def fail(self, reached: list[Participant]) -> None:
+        """See Participant."""
+        self.failed, self.void = reached, Mark(self.wire)
 
     def falls(self, backward: Backward) -> bool:
         """See Participant: elsewhere the pass reaches us, and our round waits for this rank."""
@@ -153,8 +189,24 @@ class Skipping:
     def left_behind(self, within: bool = False) -> None:
         """An exception, no outcome of the round, has come: the others may step without us. within: as we did."""
         settle(self)
+        if self.behind is VOID:
+            return
         untaken = self.lost is None and (self.book.under_way() or self.book.complete)
         self.behind = TORN if within or self.behind is TORN else UNTAKEN if untaken else None
+
+    def look_behind(self) -> None:
+        """A pass begins. HvdError if gradients are lost with which the others step."""
+        if self.behind is VOID:
+            if self.void is None or self.void.changed():
+                self.behind = self.void = None
+        elif self.behind and any(each.requires_grad and each.grad is None for each in self.wire.parameters):
+            raise apart(self.behind)
+
+    def levelled(self) -> None:
+        """All ranks have the same state now, whatever has become of the last step."""
+        self.untaken = None
+        if self.behind is not VOID:  # gradients stay what they are
+            self.behind = None
 
     def skip(self) -> None:
         """Send skips in the place of what is not under way. May be called again after an exception, as `skipped`."""
@@ -168,7 +220,7 @@ class Skipping:
         with self._lock, torch.no_grad():
             waits = [flight.land for flight in dict.fromkeys(self.in_flight.values())]
             failure = land_all([*waits, self.skips.wait, self.wire.round_over])
-            self.failed, self.skips, self.behind = None, Skips(), None
+            self.failed, self.skips, self.behind = None, Skips(), VOID
             self.in_flight.clear()
             self._late.clear()
             self.hooks.noted.clear()

@@ -38,12 +38,12 @@ class Both:
             raise failure
 
 
-def gathered(rows: torch.Tensor, name: str, process_set: ProcessSet) -> Handle:
+def gathered(rows: torch.Tensor, name: str, process_set: ProcessSet, priority: int = 0) -> Handle:
     """An allgather under a name of another kind of collective."""
     view = plain.adapter.view(rows)
     pending = _core.submit(
         _core.ALLGATHER, 0, view.dtype, name, view.shape, view.address, 0, rows, process_set=number_of(process_set),
-        **placed(view, fetched=True),
+        priority=priority, **placed(view, fetched=True),
     )  # fmt: skip
     return Handle([pending], lambda pending: plain.fetched(pending[0], rows, view)[0])
 

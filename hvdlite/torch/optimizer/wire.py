@@ -37,6 +37,7 @@ from .run import GradientRun, written
 from .shared import is_shared
 from .sparse import Both, gathered, no_rows
 from .streams import Writers
+from .untaken import PRIORITY
 from .weights import Shares, WeightedAverage
 
 _RUNS_KEPT = 64  # a graph that differs in each step makes others each time
@@ -95,6 +96,7 @@ class Wire:
             self.shares = Shares("optimizer.weight" + suffix, process_set, self.weights.current)
         self.settings: dict[str, Any] = {}
         self.terms = Terms()  # the same, of what is cast on the way
+        self.tells: int | None = None  # in this round, the gradient that tells of a step not taken (`untaken`)
         self._runs: dict[tuple[int, ...], GradientRun] = {}
         self._stay: dict[int, weakref.ref[torch.Tensor]] = {}  # gradients of shared memory, as they were last sent
         self.refresh()
@@ -129,18 +131,21 @@ class Wire:
 
     def _send(self, number: int) -> Flight:
         gradient = self._gradient(number)
+        priority = PRIORITY if number == self.tells else 0
         if gradient.layout is not torch.strided:
-            return self._send_sparse(number, gradient)
+            return self._send_sparse(number, gradient, priority)
+        settings = {**self.settings, "priority": priority} if priority else self.settings
         if self.uncompressed and self.shares is None and number not in self.known_sparse:
             arrive: Callable[[torch.Tensor], Any] | None = None
             mine = gradient
             if self._is_lent(number, gradient):
                 mine, arrive = gradient.detach().clone(), gradient.copy_
-            return Flight((number,), plain.allreduce_async_(mine, name=self.names[number], **self.settings), arrive)
+            return Flight((number,), plain.allreduce_async_(mine, name=self.names[number], **settings), arrive)
         packed, unpack, cast = self._pack(number, gradient)
         if cast:
-            return Flight((number,), plain.narrowed_async_(packed, self.names[number], self.terms), unpack)
-        return Flight((number,), plain.allreduce_async_(packed, name=self.names[number], **self.settings), unpack)
+            terms = self.terms._replace(priority=priority)
+            return Flight((number,), plain.narrowed_async_(packed, self.names[number], terms), unpack)
+        return Flight((number,), plain.allreduce_async_(packed, name=self.names[number], **settings), unpack)
 
     def prepare_all(self, numbers: tuple[int, ...]) -> Flight | None:
         """The exchange of several gradients in one call, each on its own, to be started by who has noted it.
@@ -148,6 +153,8 @@ class Wire:
         None if one of them needs more than to be reduced where it lies.
         """
         if not self.uncompressed or self.shares is not None or self.known_sparse:
+            return None
+        if self.tells is not None and self.tells in numbers:
             return None
         run = self._runs.get(numbers)
         if run is None:
@@ -195,9 +202,10 @@ class Wire:
             for each, result in zip(unpack, results):
                 each(result)
 
-        if any(cast):
-            return Flight(numbers, plain.narrowed_async_(list(packed), name, self.terms), arrive)
-        return Flight(numbers, plain.grouped_allreduce_async_(list(packed), name=name, **self.settings), arrive)
+        terms = self.terms if any(cast) else self.terms._replace(wire=0)
+        if self.tells in numbers:
+            terms = terms._replace(priority=PRIORITY)
+        return Flight(numbers, plain.narrowed_async_(list(packed), name, terms), arrive)
 
     def is_sparse(self, number: int) -> bool:
         """Whether this gradient travels as indices and values."""
@@ -271,7 +279,7 @@ class Wire:
         factor = self.process_set.size() / total
         return result if factor == 1.0 else result * factor
 
-    def _send_sparse(self, number: int, gradient: torch.Tensor) -> Flight:
+    def _send_sparse(self, number: int, gradient: torch.Tensor, priority: int) -> Flight:
         """Start the two allgathers of a sparse gradient."""
         name = self.names[number]
         if self.op not in (Average, Sum):
@@ -288,7 +296,7 @@ class Wire:
         rows = mine.indices().t().contiguous()
         handles = [
             gathered(rows, f"allreduce.{name}", self.process_set),
-            plain.allgather_async(packed, f"{name}.values", self.process_set),
+            gathered(packed.contiguous(), f"allgather.{name}.values", self.process_set, priority),
         ]
 
         def arrive(_: Any) -> None:

@@ -37,7 +37,7 @@ from .carriers import InGroups
 from .delta import Combination, Delta
 from .exchange import Exchange
 from .methods import Copyless, Distributed
-from .names import grouped, named, suffix_for
+from .names import grouped, named, numbered, suffix_for
 from .weights import WeightedAverage
 from .wire import Wire
 
@@ -93,22 +93,23 @@ def DistributedOptimizer(
     GradientBook(backward_passes_per_step)  # its check, for one rank as well
     pairs = named(optimizer, named_parameters)
     refuse_wrappers(pairs)
-    serial = suffix_for(["optimizer"])
     members = grouped(groups, num_groups, [parameter for parameter, _ in pairs])
-
     alone = size == 1 or not process_set.included() or process_set.size() == 1
-    if chosen == Adasum and not weighted and not alone:
+    combines = chosen == Adasum and not weighted and not alone
+    for parameter, name in pairs:
+        if parameter.is_complex() and not combines:
+            raise ValueError(
+                f"parameter {name!r} is {parameter.dtype}, which cannot be averaged: keep it as two reals [HVD202]"
+            )
+    if not alone:
+        pairs, serial = numbered(pairs, process_set), suffix_for(["optimizer"], process_set)
+    if combines:
         wrapped = _wrapped(optimizer, Delta)
         wrapped.__dict__["_hvd_delta"] = Combination(pairs, serial, compression, process_set)
         wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
         return wrapped
     wrapped = _wrapped(optimizer, Distributed)
     wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
-    for parameter, name in pairs:
-        if parameter.is_complex():
-            raise ValueError(
-                f"parameter {name!r} is {parameter.dtype}, which cannot be averaged: keep it as two reals [HVD202]"
-            )
     if not alone:
         bare = compression is Compression.none
         wire = Wire(chosen, gradient_predivide_factor, compression, process_set, serial, bare, bool(sparse_as_dense))

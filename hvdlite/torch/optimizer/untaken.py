@@ -1,0 +1,53 @@
+"""Has this rank taken the step that the others took?
+
+An exception of the user's script between backward and step, on one rank, is seen by nobody: the averages are there,
+the other ranks step with them, and the script may catch it and go on with the next batch. So a rank remembers that a
+round was completed and no step taken since. All ranks may have that in common: GradScaler skips a step, several rounds
+add up, a generator's pass reaches the discriminator, a loss is no number. If not, one of them has missed a step.
+
+That is told with the next round, at no cost where there is nothing to tell: the gradient of the first trainable
+parameter has a priority then that no gradient has, the ranks disagree on it, and each has the error. It lasts until the
+ranks are made equal: by a state that is loaded or broadcast, or by whatever writes to the parameter.
+
+A comm hook sends what it likes, so with `register_comm_hook` nothing is told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from ...errors import HvdMismatchError
+
+PRIORITY = -(2**31)
+_SAID = re.compile(rf"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?{PRIORITY}")
+
+
+class Untaken:
+    """A round whose step is not taken yet, and the first of the parameters as it was then."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self._first = next((each for each in parameters if each.requires_grad), None)
+        self._version = None if self._first is None else self._first._version
+
+    def told_by(self, parameters: Sequence[torch.Tensor]) -> int | None:
+        """The number of the gradient that tells of it; None: the parameter has been written to since."""
+        if self._first is None or self._first._version != self._version:
+            return None
+        return next((number for number, each in enumerate(parameters) if each.requires_grad), None)
+
+
+def parted(error: Exception) -> HvdMismatchError | None:
+    """The error that says which rank has missed a step, if that is why the exchange failed."""
+    found = _SAID.search(str(error)) if isinstance(error, HvdMismatchError) else None
+    if found is None:
+        return None
+    return HvdMismatchError(
+        f"{found[1]} did not take the step that the other ranks took with the averages of the last round, so that the "
+        "weights differ between ranks: an exception between backward() and optimizer.step() was caught there, or "
+        "step() was left out. To go on, call optimizer.zero_grad() on all ranks, and load a checkpoint there or call "
+        "hvd.broadcast_parameters and hvd.broadcast_optimizer_state; where such an exception is caught, call "
+        "optimizer.step() as the other ranks do [HVD309]"
+    )
