@@ -9,6 +9,7 @@ rewords them.
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from ._coded import code_of
@@ -28,7 +29,6 @@ class HvdError(RuntimeError):
 # What a collective can end with. Whoever waits for several takes these as their outcome and waits for the others; all
 # else comes from a signal handler of the user's (Ctrl-C, an alarm), which comes out at once.
 OUTCOMES = (HvdError, MemoryError, ValueError)
-_OURS = ("hvdlite", "socket", "selectors", "subprocess", "contextlib")
 
 
 def is_outcome(error: BaseException) -> bool:
@@ -37,13 +37,21 @@ def is_outcome(error: BaseException) -> bool:
 
 
 def let_out(error: OSError) -> None:
-    """Raises it again if it is a signal handler's: the TimeoutError of an alarm is an OSError, as what sockets raise.
-    What has passed through other hands than ours and the sockets' is."""
+    """Raises it again if it is a signal handler's: an alarm's TimeoutError is an OSError, as what sockets raise."""
+    handlers = {_run_by(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     step = error.__traceback__
     while step is not None:
-        if step.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS:
+        if step.tb_frame.f_code in handlers:
             raise error
         step = step.tb_next
+
+
+def _run_by(handler: Any) -> Any:
+    """The code of a function, of a method or of an object that is called; None for what is not Python's."""
+    handler = getattr(handler, "func", handler)  # of a functools.partial
+    if not hasattr(handler, "__code__"):
+        handler = next((vars(each)["__call__"] for each in type(handler).__mro__ if "__call__" in vars(each)), None)
+    return getattr(handler, "__code__", None)
 
 
 class HvdMismatchError(HvdError, ValueError):

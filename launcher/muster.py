@@ -31,6 +31,7 @@ SILENCE_S = 5.0  # of the far end, where nothing else was asked for
 _STRANGERS_MAX = 256
 _PROBES_MAX = 60  # the kernel counts to 127
 _HANDSHAKE_S = 5.0
+_NO_DESCRIPTOR_S = 0.05
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 
 
@@ -107,7 +108,13 @@ class Muster:
     def _accept(self) -> None:
         try:
             sock, peer = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # out of descriptors: the listener stays readable, and its caller comes again at once
+            if self._strangers:
+                self._drop(self._strangers[0])
+            else:
+                time.sleep(_NO_DESCRIPTOR_S)
             return
         if len(self._strangers) >= _STRANGERS_MAX:
             self._drop(self._strangers[0])

@@ -29,6 +29,7 @@ from hvdlite.errors import HvdInitError
 from .epochs import LOST_CODE, Epochs, OnLate, Refusal
 
 HANDSHAKE_S = 5.0
+NO_DESCRIPTOR_S = 0.05
 STRANGERS_MAX = 128
 ACCEPTS_PER_TURN = 32
 JOIN_MAX = 4096  # a JOIN frame is small
@@ -142,11 +143,13 @@ class StoreServer:
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 sock, _ = self._listener.accept()
-            except BlockingIOError:
+            except (BlockingIOError, ConnectionError):
                 return
-            except OSError:  # out of descriptors, or the peer left already
+            except OSError:  # out of descriptors: the listener stays readable, and the caller comes again at once
                 if self._strangers:
                     self._close(self._strangers[0])
+                else:
+                    time.sleep(NO_DESCRIPTOR_S)
                 return
             if len(self._strangers) >= STRANGERS_MAX:
                 self._close(self._strangers[0])

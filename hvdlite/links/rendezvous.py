@@ -55,7 +55,7 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
     if _known and _known["pid"] == os.getpid():
         return {name: value for name, value in _known.items() if name != "pid"}
     step, nodes = (_torchrun if place.source == "torchrun" else _step)(place, environ)
-    node = values["store_addr"] or nodes[0]
+    node = values["store_addr"] or (nodes[0] if len(nodes) > 1 else "127.0.0.1")
     secret = hmac.digest(values["secret_key"] or _secret(environ, place), step.encode(), "sha256")
     ports = [values["store_port"]] if values["store_port"] else _ports(step, secret)
     if place.rank == 0:
@@ -174,11 +174,24 @@ def _seek(rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: fl
 
 
 def _prove(node: str, port: int, secret: bytes, deadline: float) -> str:
-    """The address of a store of ours. Raises HandshakeError where another listens there, OSError, EOFError."""
-    limit = min(deadline, time.monotonic() + _ANSWER_S)
-    with socket.create_connection((node, port), timeout=max(0.01, limit - time.monotonic())) as sock:
-        _handshake.shake_hands(sock, secret, _handshake.STORE, limit)
-        return str(sock.getpeername()[0])
+    """The address of a store of ours, the first that proves it of all that the name leads to. Raises HandshakeError
+    where another listens there, OSError, EOFError."""
+    failure: Exception | None = None
+    for family, _, _, _, end in socket.getaddrinfo(node, port, type=socket.SOCK_STREAM):
+        limit = min(deadline, time.monotonic() + _ANSWER_S)
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as sock:
+                sock.settimeout(max(0.01, limit - time.monotonic()))
+                sock.connect(end)
+                _handshake.shake_hands(sock, secret, _handshake.STORE, limit)
+                return str(end[0])
+        except (_handshake.HandshakeError, OSError, EOFError) as error:
+            if isinstance(error, OSError):
+                let_out(error)
+            if failure is None or isinstance(error, _handshake.HandshakeError):
+                failure = error
+    assert failure is not None  # a name leads somewhere, or getaddrinfo raises
+    raise failure
 
 
 def _secret(environ: Mapping[str, str], place: Place) -> bytes:

@@ -5,6 +5,7 @@ path in both. What tests leave behind is looked at after every module, where it 
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,9 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: threads that spin would take each other's time
+for number in (signal.SIGINT, signal.SIGHUP):  # nohup and a shell's background ignore them, and jobs would inherit that
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 import ranks  # noqa: E402  (after the path is set)
 import warm  # noqa: E402

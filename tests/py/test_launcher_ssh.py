@@ -1,6 +1,7 @@
 """How hosts are started, with a program in the place of ssh that runs the far side here; and who may report."""
 
 import os
+import resource
 import socket
 import sys
 import time
@@ -183,6 +184,26 @@ def test_strangers_are_dropped_by_time_and_number(monkeypatch):
         for one in crowd:
             one.close()
     finally:
+        place.close()
+
+
+def test_without_descriptors_nothing_spins_and_a_stranger_makes_room():
+    place = muster.Muster(SECRET, "127.0.0.1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        first, second = (socket.create_connection(place.address) for _ in range(2))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first.fileno(), hard))  # below what is open: no more can be
+        began, turns = time.monotonic(), 0
+        while time.monotonic() < began + 1:
+            assert place.turn() == []
+            turns += 1
+        assert turns <= 21 and not place._strangers
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for each in (first, second):
+            assert len(_until(place, lambda one=each: one.recv(_handshake.GREETING_BYTES))) == _handshake.GREETING_BYTES
+            each.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         place.close()
 
 

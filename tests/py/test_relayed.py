@@ -11,6 +11,7 @@ from relaying import CHANGES, SEEN, Relay, changes
 from storing import JOB, SECRET, Line, frame, joined, joining, served, stranger, together
 
 from hvdlite import _called, _handshake, _store, _wire, links
+from hvdlite.discovery import Place
 from hvdlite.errors import HvdError, HvdInitError
 from hvdlite.launcher import desk
 from hvdlite.links import address as places
@@ -76,6 +77,29 @@ def test_ports_of_others_are_passed_over_and_a_relay_is_called_one():
             HvdInitError, match=rf"ports {relay.address[1]}: the store at that port: the connection is not direct"
         ):
             rendezvous._seek(1, "127.0.0.1", tried[:1], SECRET, 0.5)
+
+
+def test_a_stranger_at_the_first_address_of_a_name_hides_no_store(monkeypatch):
+    with served(2) as store, socket.create_server(("127.0.0.2", store.address[1])) as stranger:
+        ends = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, store.address[1])) for ip in ("127.0.0.2", "127.0.0.1")
+        ]
+        monkeypatch.setattr(rendezvous.socket, "getaddrinfo", lambda *_, **__: ends)
+        foreign = threading.Thread(target=lambda: stranger.accept()[0].sendall(b"SSH-2.0-OpenSSH_9.2\r\n" + bytes(64)))
+        foreign.start()
+        assert rendezvous._seek(1, "node", [store.address[1]], SECRET, 20) == ("127.0.0.1", store.address[1])
+        foreign.join(SECONDS)
+
+
+@pytest.mark.parametrize("nodes, looks_at", [("here", "127.0.0.1"), ("here,there", "here")])
+def test_ranks_of_one_node_meet_at_home_whatever_its_name_leads_to(monkeypatch, nodes, looks_at):
+    seen = []
+    monkeypatch.setattr(rendezvous, "_seek", lambda rank, node, *_: seen.append(node) or (node, 1))
+    monkeypatch.setattr(rendezvous, "_known", {})
+    environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": nodes}
+    values = {"store_addr": None, "store_port": None, "secret_key": SECRET, "start_timeout": 1.0}
+    rendezvous.found(Place(1, 2, 1, 2, 0, 1, "slurm"), environ, values)
+    assert seen == [looks_at]
 
 
 @pytest.mark.parametrize("how", CHANGES)
