@@ -54,7 +54,9 @@ def wait(to):
     until = time.monotonic() + 120
     if hvd.rank() == 0:
         batch = ["--batch"] if to == "script" else []
-        subprocess.run(["scancel", "--signal=USR1", *batch, os.environ["SLURM_JOB_ID"]], check=True)
+        # scancel is a process of this step, so that the signal comes to it, too
+        scancel = ["env", "--ignore-signal=USR1", "scancel"]
+        subprocess.run([*scancel, "--signal=USR1", *batch, os.environ["SLURM_JOB_ID"]], check=True)
     while time.monotonic() < until:
         if hvd.allreduce(np.array([len(told)]), op=hvd.Max)[0]:
             say("committed")
