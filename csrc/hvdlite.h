@@ -113,7 +113,6 @@ struct hvd_options {
     uint64_t link_alpha_ns; /* agreed; of a message between hosts: how long it takes to arrive */
     uint64_t link_beta_ps;  /* agreed; and how long each byte of it keeps the wire busy. Both 0: they are measured */
     int32_t shares_gpus;    /* 1: NCCL was told in this process that ranks may share a GPU */
-    int32_t cuda_ipc;       /* 1: else they try to read each other's memory there */
     int32_t nccl_blocks;    /* 1: and that its calls shall block, with which it is not used */
     int32_t device_hosts;   /* agreed; HVD_HOSTS_*: what joins several hosts for tensors on devices */
     uintptr_t mpi_lane;     /* with HVD_HOSTS_BY_MPI, of the ranks that hvd_lane names, in that order; lent likewise */

@@ -56,7 +56,6 @@ def options(
     given.nan_guard = values["nan_guard"]
     given.shares_gpus = config.environ().get("NCCL_MULTI_RANK_GPU_ENABLE", "") not in ("", "0")
     given.nccl_blocks = config.environ().get("NCCL_COMM_BLOCKING", "") not in ("", "0")
-    given.cuda_ipc = values["cuda_ipc"]
     given.start_timeout_ms = int(values["start_timeout"] * 1000)
     given.leave_timeout_ms = int(values["leave_timeout"] * 1000)
     given.spin_us = values["spin_us"]

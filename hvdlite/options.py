@@ -230,9 +230,6 @@ OPTIONS = (
     Option(
         "nvtx", str, None, "1: collectives are ranges in NVIDIA's profilers; or the library of NVTX to use.", alias=None
     ),
-    Option(
-        "cuda_ipc", _switch, True, "0: ranks that share a GPU do not try to read each other's memory there.", alias=None
-    ),
     Option("nccl_library", str, None, "The NCCL to use, unless one is in the process already.", alias=None),
     Option(
         "mpi_library", str, None, "The MPI library (a path, or a name) instead of the one that is found.", alias=None

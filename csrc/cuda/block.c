@@ -10,10 +10,6 @@
  * that was vacant, and outgrows that one alone, once; so all blocks are at most three times the largest for each result
  * that is there at once. Small results go on using the small ones.
  *
- * Blocks that were lent to other processes are a kind of their own. CUDA does not define what happens to memory that is
- * freed while another process has it open, and at an end nobody tells when all have closed it; so it is kept for the
- * next one, and goes with the process.
- *
  * The list belongs to the process, as its devices do, and has a lock: who gives a block back is any thread.
  */
 #include "block.h"
@@ -22,7 +18,7 @@
 #include <stdlib.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct hvd_block *vacant, *left;
+static struct hvd_block *vacant;
 static _Atomic uint64_t bytes_in_use;
 
 static int check(int code, const char *what, struct hvd_error *error)
@@ -78,7 +74,7 @@ static void sweep(void)
 {
     for (struct hvd_block **at = &vacant; *at && !hvd_cuda_hangs();) {
         struct hvd_block *block = *at;
-        if (!block->lent && quiet(block)) {
+        if (quiet(block)) {
             *at = block->next;
             end(block);
         } else {
@@ -140,8 +136,7 @@ static size_t outgrow(int ordinal, size_t room)
 {
     struct hvd_block *largest = NULL;
     for (struct hvd_block *block = vacant; block; block = block->next)
-        if (block->ordinal == ordinal && !block->lent && !block->outgrown &&
-            (!largest || block->bytes > largest->bytes))
+        if (block->ordinal == ordinal && !block->outgrown && (!largest || block->bytes > largest->bytes))
             largest = block;
     if (!largest)
         return room;
@@ -150,36 +145,23 @@ static size_t outgrow(int ordinal, size_t room)
     return room > more ? room : more;
 }
 
-static struct hvd_block *take(int ordinal, size_t bytes, bool lent, struct hvd_error *error)
+struct hvd_block *hvd_block_take(int ordinal, size_t bytes, struct hvd_error *error)
 {
     struct hvd_block **best = NULL, *block;
     size_t room = rounded(bytes);
     pthread_mutex_lock(&lock);
     for (struct hvd_block **at = &vacant; *at; at = &(*at)->next)
-        if ((*at)->ordinal == ordinal && (*at)->lent == lent && (*at)->bytes >= room &&
-            (!best || (*at)->bytes < (*best)->bytes))
+        if ((*at)->ordinal == ordinal && (*at)->bytes >= room && (!best || (*at)->bytes < (*best)->bytes))
             best = at;
     if (best) {
         block = *best;
         *best = block->next;
         block->fetched = false;
     } else {
-        block = made(ordinal, lent ? room : outgrow(ordinal, room), room, error);
-        if (block)
-            block->lent = lent;
+        block = made(ordinal, outgrow(ordinal, room), room, error);
     }
     pthread_mutex_unlock(&lock);
     return block;
-}
-
-struct hvd_block *hvd_block_take(int ordinal, size_t bytes, struct hvd_error *error)
-{
-    return take(ordinal, bytes, false, error);
-}
-
-struct hvd_block *hvd_block_lend(int ordinal, size_t bytes, struct hvd_error *error)
-{
-    return take(ordinal, bytes, true, error);
 }
 
 void *hvd_block_vacant(const struct hvd_block *block)
@@ -205,15 +187,6 @@ int hvd_block_fetch(struct hvd_block *block, const struct hvd_mark *behind, uint
         block->fetched = block->used = true;
     cuda->CtxPopCurrent(&ctx);
     return code;
-}
-
-void hvd_block_leave(struct hvd_block *block, void *beside)
-{
-    pthread_mutex_lock(&lock);
-    block->beside = beside;
-    block->next = left;
-    left = block;
-    pthread_mutex_unlock(&lock);
 }
 
 void hvd_block_give_back(struct hvd_block *block, struct hvd_mark *behind)

@@ -17,18 +17,14 @@ struct hvd_block {
     int ordinal, handle;
     bool fetched;           /* since it was taken */
     bool outgrown;          /* by one that was made since, in its place */
-    bool lent;              /* other processes may have opened it: it is never freed */
     void *ctx, *event;      /* recorded behind its latest copy, if there was one */
     bool used;              /* there was */
     struct hvd_mark *after; /* of a result that nobody has fetched; NULL: nothing writes it any more */
-    void *beside;           /* pinned memory that is left with it */
     struct hvd_block *next;
 };
 
 /* Room for so many bytes on this device. NULL: error says why. */
 struct hvd_block *hvd_block_take(int ordinal, size_t bytes, struct hvd_error *error);
-/* The same, for memory that other processes open: whole, new or lent before. */
-struct hvd_block *hvd_block_lend(int ordinal, size_t bytes, struct hvd_error *error);
 /* The event after which it may be written, until it is given back; NULL: it may now. */
 void *hvd_block_vacant(const struct hvd_block *block);
 /* On this stream of its device: wait for `behind` (NULL: nothing to wait for), then copy the result's bytes. */
@@ -36,8 +32,6 @@ int hvd_block_fetch(struct hvd_block *block, const struct hvd_mark *behind, uint
                     struct hvd_error *error);
 /* Nobody will ask for it any more. behind: where the writing of it ends; NULL: it has ended. */
 void hvd_block_give_back(struct hvd_block *block, struct hvd_mark *behind);
-/* A lent one that others may be reading, or a device writing: nobody gets it any more. */
-void hvd_block_leave(struct hvd_block *block, void *beside);
 /* What nobody has is freed, which waits for devices. */
 void hvd_block_free(void);
 uint64_t hvd_block_bytes(void); /* of all */

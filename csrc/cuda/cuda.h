@@ -12,10 +12,6 @@
 
 #define HVD_CUDA_NOT_READY 600 /* cuEventQuery: the work before it is under way */
 
-struct hvd_cuda_ipc { /* how another process finds memory; passed by value */
-    unsigned char bytes[64];
-};
-
 struct hvd_cuda_uuid {
     unsigned char bytes[16];
 };
@@ -63,13 +59,10 @@ struct hvd_cuda_uuid {
        unsigned shared, void *stream, void **arguments, void **more))
 
 /* Y(NAME, symbol, arguments): what is used where it is there; else NULL. */
-#define HVD_CUDA_NEWER_CALLS(Y)                                                                                     \
-    Y(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))                            \
-    Y(IpcGetMemHandle, "cuIpcGetMemHandle", (struct hvd_cuda_ipc * handle, uintptr_t address))                      \
-    Y(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2", (uintptr_t * address, struct hvd_cuda_ipc handle, unsigned flags)) \
-    Y(IpcCloseMemHandle, "cuIpcCloseMemHandle", (uintptr_t address))                                                \
-    Y(CtxRecordEvent, "cuCtxRecordEvent", (void *ctx, void *event))                                                 \
-    Y(DevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", (int device, unsigned *flags, int *active))           \
+#define HVD_CUDA_NEWER_CALLS(Y)                                                                           \
+    Y(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))                  \
+    Y(CtxRecordEvent, "cuCtxRecordEvent", (void *ctx, void *event))                                       \
+    Y(DevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", (int device, unsigned *flags, int *active)) \
     Y(PointerGetAttribute, "cuPointerGetAttribute", (void *value, int attribute, uintptr_t address))
 
 struct hvd_cuda {

@@ -4,10 +4,9 @@
  * the head of the agenda, at the same place in the order of all its ranks, each says hello: an allgather of some
  * bytes over the planes that move the CPU's memory. From what all have said the plane decides, the same on all ranks,
  * whether it is for this set. If it is not, the set's works on devices go by way of the CPU (stage.c) from then on, and
- * a notice on the set's first rank says why; it is for whoever asks, since the core prints nothing. Ranks of one host
- * then try whether they can read each other's memory on the device that they share (shelf.c), which takes two more
- * exchanges of hellos. While a rank that has joined had no tensor on a device yet, works go by way of the CPU one by
- * one, and the ranks greet each other again before the next.
+ * a notice on the set's first rank says why; it is for whoever asks, since the core prints nothing. While a rank that
+ * has joined had no tensor on a device yet, works go by way of the CPU one by one, and the ranks greet each other again
+ * before the next.
  *
  * A rank may use several devices. Which one a tensor lies on is nobody's business but its own, yet a communicator joins
  * one device of each rank: that is a *lineup*. Where the first tensor of a set lay is a rank's usual device, and nearly
@@ -155,18 +154,16 @@ static void ask(struct hvd_engine *engine, struct hvd_set *set)
     start_exchange(engine, set, HVD_DTYPE_int64, mine, moving->devices, items);
 }
 
-static void notice(struct hvd_engine *engine, const struct hvd_set *set, const char *how, const char *neither)
+static void notice(struct hvd_engine *engine, const struct hvd_set *set)
 {
     if (set->rank != 0 || atomic_load(&engine->noticed)) /* the first of those whom it concerns tells */
         return;
-    char why[HVD_TEXT_MAX], both[HVD_TEXT_MAX];
+    char why[HVD_TEXT_MAX];
     hvd_text_copy(why, sizeof why, set->refusal);
-    hvd_text_copy(both, sizeof both, neither);
     hvd_text_bare(why);
-    hvd_text_bare(both);
     hvd_text_write(engine->notice, sizeof engine->notice,
-                   HVD673 "tensors on GPUs go by way of the CPU in process set %d, %s: %s%s%.300s", set->number, how,
-                   why, *both ? "; CUDA IPC does not work either: " : "", both);
+                   HVD673 "tensors on GPUs go by way of the CPU in process set %d, which is slow: %s", set->number,
+                   why);
     atomic_store(&engine->noticed, 1);
 }
 
@@ -184,8 +181,6 @@ static bool greet(struct hvd_engine *engine, struct hvd_set *set, struct hvd_lin
     size_t all = (size_t)set->size * HVD_HELLO_BYTES;
     first.device = lineup->device ? (int)lineup->device[set->rank] : set->usual;
     atomic_store(&engine->silent, true);
-    set->greeting_step = 0;
-    set->greeting_device = first.device;
     set->hello = calloc((size_t)set->size + 1, HVD_HELLO_BYTES);
     HVD_ASSERT(set->hello);
     lineup->open.plane->hello(lineup->open.self, &first, set->hello + (set->alone ? 0 : all));
@@ -209,7 +204,6 @@ bool hvd_device_greets(struct hvd_engine *engine, struct hvd_set *set)
         return true;
     }
     moving->lineup = lineup_of_head(engine, set);
-    moving->stage.shelf = &moving->lineup->shelf;
     if (moving->unmet || moving->lineup->greeted) {
         moving->unmet = false;
         return false;
@@ -217,52 +211,21 @@ bool hvd_device_greets(struct hvd_engine *engine, struct hvd_set *set)
     return greet(engine, set, moving->lineup);
 }
 
-/* The plane is not for these ranks. True: shall they go on greeting each other, to find out about shelves? */
-static bool goes_on(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
-{
-    struct hvd_stage *stage = &set->moving.stage;
-    void *mine = set->hello + (size_t)set->size * HVD_HELLO_BYTES;
-    if (set->greeting_step == 0) {
-        if (!hvd_shelf_fits(set->locals == set->size, set->size))
-            return false;
-        hvd_shelf_hello(stage, set->rank, set->size, set->greeting_device, engine->options.cuda_ipc, mine);
-        return true;
-    }
-    if (hvd_shelf_agree(stage, set->hello, error) != HVD_OK)
-        return false;
-    stage->shelf->usable = set->greeting_step == 2;
-    if (set->greeting_step == 1)
-        hvd_shelf_open(stage, set->hello, mine);
-    return set->greeting_step == 1;
-}
-
 void hvd_device_met(struct hvd_engine *engine, struct hvd_set *set)
 {
     struct hvd_lineup *lineup = set->moving.lineup;
     struct hvd_open_plane *open = &lineup->open;
-    struct hvd_error error = {0}, neither = {0};
+    struct hvd_error error = {0};
+    int code = open->plane->met(open->self, set->hello, &error);
     set->moving.greeting = false;
-    if (set->greeting_step == 0) {
-        int code = open->plane->met(open->self, set->hello, &error);
-        open->refused = code != HVD_OK;
-        set->moving.unmet = code == HVD_AGAIN;
-        hvd_text_copy(set->refusal, sizeof set->refusal, error.text);
-    }
-    bool unmet = set->moving.unmet;
-    if (open->refused && !unmet && goes_on(engine, set, &neither)) {
-        set->greeting_step++;
-        say_hello(engine, set);
-        return;
-    }
-    lineup->greeted = !unmet;
+    set->moving.unmet = code == HVD_AGAIN;
+    open->refused = code != HVD_OK;
+    lineup->greeted = code != HVD_AGAIN;
+    hvd_text_copy(set->refusal, sizeof set->refusal, error.text);
     free(set->hello);
     set->hello = NULL;
-    if (open->refused && lineup->shelf.usable) {
-        notice(engine, set, "but for sums and broadcasts, which go by CUDA IPC", "");
-    } else if (open->refused && !unmet) {
-        notice(engine, set, "which is slow", engine->options.cuda_ipc ? neither.text : "");
-        hvd_shelf_refused(&lineup->shelf);
-    }
+    if (open->refused && lineup->greeted)
+        notice(engine, set);
 }
 
 /* Of all lineups. The first error, or HVD_AGAIN: one is at it, or HVD_OK. */
@@ -297,8 +260,6 @@ void hvd_device_close(struct hvd_set *set)
     while (set->lineup) {
         struct hvd_lineup *lineup = set->lineup;
         set->lineup = lineup->next;
-        lineup->shelf.abandoned |= set->hello || set->moving.stage.step; /* others are at it */
-        hvd_shelf_close(&set->moving.stage, &lineup->shelf);
         if (lineup->device) /* else it is closed with the set's */
             lineup->open.plane->close(lineup->open.self);
         free(lineup->device);
@@ -314,11 +275,9 @@ void hvd_device_part(struct hvd_engine *engine, bool abort)
         while (engine->set[i]->on_stream && hvd_now_ns() < until_ns && settle(engine->set[i], &ignored) == HVD_AGAIN)
             usleep(50);
     for (int i = 0; i < engine->sets; i++)
-        for (struct hvd_lineup *lineup = engine->set[i]->lineup; lineup; lineup = lineup->next) {
-            lineup->shelf.abandoned |= abort;
+        for (struct hvd_lineup *lineup = engine->set[i]->lineup; lineup; lineup = lineup->next)
             if (lineup->greeted)
                 lineup->open.plane->part(lineup->open.self, abort);
-        }
 }
 
 int hvd_engine_notice(struct hvd_engine *engine, char *text, size_t text_bytes)

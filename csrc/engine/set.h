@@ -46,7 +46,6 @@ struct hvd_lineup {
     int64_t *device; /* of each rank, counted from 1; NULL: on its usual one */
     bool greeted;
     struct hvd_open_plane open;
-    struct hvd_shelf shelf; /* where its plane is refused, and they share a device */
     struct hvd_lineup *next;
 };
 
@@ -147,8 +146,6 @@ struct hvd_set {
     struct hvd_moving moving;
     unsigned char *hello;      /* of all ranks and, behind them, mine, while they greet each other */
     char refusal[400];         /* why the plane for devices is not for these ranks */
-    int greeting_step;         /* which of the exchanges of hellos it is */
-    int greeting_device;       /* of this rank, counted from 1; 0: it has no tensor on one */
     bool on_stream;            /* works lie on a device's stream that are not done there, as far as is known */
     struct hvd_watch watch;    /* the same, one by one */
     struct hvd_lineup *lineup; /* the usual one, and those that were needed; NULL: nothing was on a device yet */

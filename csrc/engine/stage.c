@@ -2,12 +2,12 @@
  *
  * Three steps, each asked for by an event and none waited for: what this rank gives is copied into pinned memory behind
  * the events after which it is ready, the planes of the set do the work there as they do any other, and the results
- * are copied back. Or, between ranks of one device, nothing is copied here but words (shelf.c). It is the way of
+ * are copied back. It is the way of
  * whatever no plane for devices computes as we do, and of hosts without one; the results are those of the CPU's planes,
  * bit by bit. An Adasum is a series of such works between the two copies.
  *
  * Float32 that may travel in 16 bits (hvd_work.wire) does so between hosts: it is cast here, in the CPU's memory. On
- * one host nothing would be gained, and it stays what it is, as it does on a shelf.
+ * one host nothing would be gained, and it stays what it is.
  *
  * The memory holds one work, grows to the largest and is kept, as is what it has outgrown, for freeing waits for the
  * device (cuda/pinned.c). A stage belongs to one set and has a stream of its own on each
@@ -30,7 +30,7 @@ static int check(int code, const char *what, struct hvd_error *error)
     return code == 0 ? HVD_OK : hvd_cuda_failed(code, what, error);
 }
 
-void hvd_stage_leave(const struct hvd_stage *stage)
+static void leave(const struct hvd_stage *stage)
 {
     hvd_cuda_leave(stage->cuda, stage->mode);
 }
@@ -47,7 +47,7 @@ static void end_device(struct hvd_stage *stage, struct hvd_stage_device *one)
             stage->cuda->StreamDestroy(one->stream);
         if (one->done)
             stage->cuda->EventDestroy(one->done);
-        hvd_stage_leave(stage);
+        leave(stage);
     }
     stage->cuda->DevicePrimaryCtxRelease(one->handle);
     free(one);
@@ -74,7 +74,7 @@ static int make_device(struct hvd_stage *stage, int device, struct hvd_error *er
         code = check(cuda->StreamCreateWithPriority(&one->stream, NON_BLOCKING, greatest), "make a stream", error);
         if (code == HVD_OK)
             code = check(cuda->EventCreate(&one->done, NO_TIMING), "make an event", error);
-        hvd_stage_leave(stage);
+        leave(stage);
     }
     if (code != HVD_OK) {
         end_device(stage, one);
@@ -85,7 +85,7 @@ static int make_device(struct hvd_stage *stage, int device, struct hvd_error *er
     return HVD_OK;
 }
 
-int hvd_stage_enter(struct hvd_stage *stage, int device, struct hvd_error *error)
+static int enter_device(struct hvd_stage *stage, int device, struct hvd_error *error)
 {
     if (!stage->cuda)
         stage->cuda = hvd_cuda_load(error);
@@ -188,26 +188,6 @@ static void narrow(struct hvd_stage *stage, const struct hvd_work *work)
     }
 }
 
-/* Gives or takes, if this rank has tensors there, and goes to `phase` behind it. */
-static int use_shelf(struct hvd_stage *stage, const struct hvd_work *gives, enum hvd_stage_phase phase,
-                     struct hvd_error *error)
-{
-    int device = gives ? gives->device : stage->shelf->work.device;
-    int code = device ? hvd_stage_enter(stage, device, error) : HVD_OK;
-    if (code != HVD_OK)
-        return code;
-    if (gives)
-        code = hvd_shelf_give(stage, gives, error);
-    else if (device)
-        code = hvd_shelf_take(stage, error);
-    if (device && code == HVD_OK)
-        code = check(stage->cuda->EventRecord(stage->on->done, stage->on->stream), "record an event", error);
-    if (device)
-        hvd_stage_leave(stage);
-    stage->phase = code != HVD_OK ? HVD_STAGE_NONE : device ? phase : HVD_STAGE_HERE;
-    return code;
-}
-
 int hvd_stage_begin(struct hvd_stage *stage, struct hvd_work *work, int rank, int size, struct hvd_error *error)
 {
     int code = HVD_OK;
@@ -215,14 +195,11 @@ int hvd_stage_begin(struct hvd_stage *stage, struct hvd_work *work, int rank, in
     stage->phase = HVD_STAGE_HERE;
     stage->pieces = work->pieces;
     stage->narrowed = false;
-    if (stage->shelf && hvd_shelf_takes(stage->shelf, work)) {
-        stage->step = HVD_SHELF_GIVING; /* also where it fails: others may have what was given */
-        code = use_shelf(stage, work, HVD_STAGE_DOWN, error);
-    } else if (work->device) {
-        code = hvd_stage_enter(stage, work->device, error);
+    if (work->device) {
+        code = enter_device(stage, work->device, error);
         if (code == HVD_OK) {
             code = copy_down(stage, work, rank, size, error);
-            hvd_stage_leave(stage);
+            leave(stage);
         }
         stage->away = work->piece;
         stage->phase = HVD_STAGE_DOWN;
@@ -230,7 +207,7 @@ int hvd_stage_begin(struct hvd_stage *stage, struct hvd_work *work, int rank, in
     }
     if (code != HVD_OK)
         stage->phase = HVD_STAGE_NONE;
-    if (stage->step == HVD_SHELF_UNUSED && work->wire && work->dtype == HVD_DTYPE_float32) {
+    if (work->wire && work->dtype == HVD_DTYPE_float32) {
         work->dtype = work->wire - 1; /* also on a rank that has none */
         stage->narrowed = true;
     }
@@ -247,26 +224,18 @@ int hvd_stage_poll(struct hvd_stage *stage, const struct hvd_work *work, bool *p
     if (enter(stage, error) != HVD_OK)
         return error->code;
     int asked = stage->cuda->EventQuery(stage->on->done);
-    hvd_stage_leave(stage);
+    leave(stage);
     if (asked == HVD_CUDA_NOT_READY)
         return HVD_AGAIN;
     *progress = true;
     if (stage->phase == HVD_STAGE_DOWN && stage->narrowed && asked == 0)
         narrow(stage, work);
-    stage->phase = stage->phase == HVD_STAGE_DOWN || stage->step ? HVD_STAGE_HERE : HVD_STAGE_NONE;
+    stage->phase = stage->phase == HVD_STAGE_DOWN ? HVD_STAGE_HERE : HVD_STAGE_NONE;
     return check(asked, "copy a tensor", error);
 }
 
 int hvd_stage_return(struct hvd_stage *stage, struct hvd_work *work, struct hvd_error *error)
 {
-    if (stage->step == HVD_SHELF_GIVING) {
-        stage->step = HVD_SHELF_TAKING;
-        int code = use_shelf(stage, NULL, HVD_STAGE_UP, error);
-        return code == HVD_OK ? HVD_AGAIN : code;
-    }
-    if (stage->step == HVD_SHELF_TAKING)
-        *work = stage->shelf->work;
-    stage->step = HVD_SHELF_UNUSED;
     stage->phase = HVD_STAGE_NONE;
     if (!stage->away)
         return HVD_OK;
@@ -287,7 +256,7 @@ int hvd_stage_return(struct hvd_stage *stage, struct hvd_work *work, struct hvd_
     }
     if (code == HVD_OK)
         code = check(stage->cuda->EventRecord(stage->on->done, stage->on->stream), "record an event", error);
-    hvd_stage_leave(stage);
+    leave(stage);
     stage->phase = HVD_STAGE_UP;
     return code == HVD_OK ? HVD_AGAIN : code;
 }
@@ -303,7 +272,7 @@ static void drain(struct hvd_stage *stage, const struct hvd_stage_device *one)
         usleep(50);
         code = 0;
     }
-    hvd_stage_leave(stage);
+    leave(stage);
     if (code == HVD_CUDA_NOT_READY)
         hvd_cuda_hang();
 }
@@ -314,7 +283,7 @@ void hvd_stage_close(struct hvd_stage *stage)
         drain(stage, one);
     if (stage->memory.at && !hvd_cuda_hangs() && hvd_cuda_enter(stage->cuda, stage->devices->ctx, &stage->mode) == 0) {
         hvd_pinned_free(stage->cuda, &stage->memory);
-        hvd_stage_leave(stage);
+        leave(stage);
     }
     while (stage->devices && !hvd_cuda_hangs()) {
         struct hvd_stage_device *one = stage->devices;

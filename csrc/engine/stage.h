@@ -3,9 +3,6 @@
  * Called by work.c, in the turn. begin turns a work on a device into the same work on memory of the stage's own, and
  * copies what this rank gives; when poll has come to HVD_STAGE_HERE, a plane does the work; return_ copies what it
  * brought, and poll tells when that is there. Nothing here blocks.
- *
- * Where ranks share a device and can read each other's memory, the plane only exchanges words (shelf.h): then poll
- * comes to HVD_STAGE_HERE twice, and the work becomes itself again with the last return_.
  */
 #ifndef HVD_STAGE_H
 #define HVD_STAGE_H
@@ -13,7 +10,6 @@
 #include "../cuda/cuda.h"
 #include "../cuda/pinned.h"
 #include "../plane/plane.h"
-#include "shelf.h"
 
 enum hvd_stage_phase { HVD_STAGE_NONE, HVD_STAGE_DOWN, HVD_STAGE_HERE, HVD_STAGE_UP };
 
@@ -34,8 +30,6 @@ struct hvd_stage {
     const struct hvd_piece *away; /* the tensors themselves; NULL: this rank has none in this work */
     size_t *out_bytes;            /* of each piece, that go back */
     bool narrowed;                /* float32 became a dtype of 16 bits here */
-    struct hvd_shelf *shelf;      /* of the lineup at hand: another way than down and up; NULL: none is */
-    enum { HVD_SHELF_UNUSED, HVD_SHELF_GIVING, HVD_SHELF_TAKING } step; /* of the work under way, on it */
 };
 
 /* HVD_OK: the work has other pieces now, and poll is next. */
@@ -44,9 +38,6 @@ int hvd_stage_begin(struct hvd_stage *stage, struct hvd_work *work, int rank, in
 int hvd_stage_poll(struct hvd_stage *stage, const struct hvd_work *work, bool *progress, struct hvd_error *error);
 /* The plane has done the work: HVD_AGAIN, copies are under way; HVD_OK: there is nothing to copy. */
 int hvd_stage_return(struct hvd_stage *stage, struct hvd_work *work, struct hvd_error *error);
-/* The device, counted from 1, is this thread's current one until leave. */
-int hvd_stage_enter(struct hvd_stage *stage, int device, struct hvd_error *error);
-void hvd_stage_leave(const struct hvd_stage *stage);
 void hvd_stage_close(struct hvd_stage *stage);
 
 #endif

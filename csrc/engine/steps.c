@@ -104,8 +104,7 @@ void hvd_steps_begun(struct hvd_engine *engine, struct hvd_set *set)
     if (is_aside(engine, set))
         return;
     hvd_count(engine, HVD_COUNT_buckets, 1);
-    hvd_count(engine, HVD_COUNT_elements,
-              (int64_t)(moving->stage.step ? &moving->stage.shelf->work : &moving->work)->count);
+    hvd_count(engine, HVD_COUNT_elements, (int64_t)moving->work.count);
 }
 
 /* Somebody looks closely: the bucket at the head is kept, unless a reader is at it right now. */

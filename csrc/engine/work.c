@@ -127,8 +127,7 @@ void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set)
         moving->by = open;
         moving->busy = true;
         moving->waits = open->plane->order == HVD_ORDER_DEVICE;
-        if (moving->stage.step != HVD_SHELF_TAKING)
-            hvd_steps_begun(engine, set);
+        hvd_steps_begun(engine, set);
         if (open->plane->start(open->self, &moving->work, &error) == HVD_OK)
             return;
         break;
@@ -302,8 +301,6 @@ static int step_stage(struct hvd_engine *engine, struct hvd_set *set, bool *prog
     if (code != HVD_OK || moving->stage.phase != HVD_STAGE_HERE)
         return code;
     if (!moving->by) { /* its pieces lie here now */
-        if (moving->stage.step)
-            hvd_shelf_say(moving->stage.shelf, &moving->work);
         (is_adasum(&moving->work) ? start_adasum : hvd_work_start)(engine, set);
         if (!moving->busy)
             return HVD_AGAIN;
@@ -311,10 +308,8 @@ static int step_stage(struct hvd_engine *engine, struct hvd_set *set, bool *prog
     code = moving->by->plane->poll(moving->by->self, &moving->work, progress, error);
     if (code == HVD_OK && moving->composed && compose(engine, set))
         return HVD_AGAIN;
-    if (code == HVD_OK && (code = hvd_stage_return(&moving->stage, &moving->work, error)) == HVD_AGAIN) {
-        moving->by = moving->stage.step ? NULL : moving->by; /* the next exchange looks for its plane again */
+    if (code == HVD_OK && (code = hvd_stage_return(&moving->stage, &moving->work, error)) == HVD_AGAIN)
         *progress = true;
-    }
     return code;
 }
 

@@ -147,7 +147,6 @@
 #define HVD652 "[HVD652] "
 #define HVD653 "[HVD653] "
 #define HVD654 "[HVD654] "
-#define HVD655 "[HVD655] "
 #define HVD656 "[HVD656] "
 #define HVD657 "[HVD657] "
 #define HVD658 "[HVD658] "

@@ -58,12 +58,6 @@ next call tells it.
 remedy: Run with `CUDA_LAUNCH_BLOCKING=1` to see which kernel fails. Out of memory: use smaller batches, or
 `torch.cuda.empty_cache()`.
 
-HVD655 CUDA IPC cannot be used between these ranks
-raises: a warning
-cause: Ranks on one GPU could share its memory by CUDA IPC; it is switched off, the driver or container does not allow
-it, or a trial went wrong.
-remedy: Nothing is lost but speed. Containers need `--ipc=host`; `HVDLITE_CUDA_IPC=0` switches it off for good.
-
 HVD656 No NCCL that can be used
 raises: HvdInitError
 cause: No library of NCCL could be opened, or it is older than 2.14.

@@ -29,8 +29,7 @@ static const struct crew_kind *kind = &kinds[0];
 
 struct hvd_error crew_open_error;
 pid_t crew_pid[HVD_LOCAL_MAX];
-int crew_shared_memory, crew_peer_timeout_ms, crew_nan_guard, crew_cuda_ipc, crew_warn_ms, crew_limit_ms,
-    crew_report_fd = -1;
+int crew_shared_memory, crew_peer_timeout_ms, crew_nan_guard, crew_warn_ms, crew_limit_ms, crew_report_fd = -1;
 uint64_t crew_alpha_ns;
 
 static void too_late(int signal)
@@ -108,7 +107,6 @@ static void take_row(int purpose, const int *ranks, int count, int mine, struct 
 static void link_options(struct hvd_options *options, struct row *row)
 {
     options->plane = kind->plane;
-    options->cuda_ipc = crew_cuda_ipc;
     if (!kind->linked || options->size < 2)
         return;
     take_row(0, everyone, options->size, options->rank, row);

@@ -55,7 +55,7 @@ void crew_processes(int size, crew_body *body, void (*before)(int rank), int *st
 /* In a process crew: the outcome of opening the engine is given to the body as engine == NULL on failure. */
 extern struct hvd_error crew_open_error;
 extern pid_t crew_pid[HVD_LOCAL_MAX];
-extern int crew_shared_memory, crew_cuda_ipc; /* as in hvd_options */
+extern int crew_shared_memory; /* as in hvd_options */
 /* A barrier of all ranks, each once at a time, that does not go through the engine. */
 void crew_meet(void);
 

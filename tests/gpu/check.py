@@ -5,7 +5,6 @@ packing         of 161 gradients beside the device's own copy (tests/c/bench_gpu
 one             every op and dtype through NCCL, beside NumPy, and figures of one rank (figures.py)
 staged          two and four ranks on one GPU by way of the CPU: the same checks, rows that differ or are none, results
                 fetched by a busy stream, beside and inside a capture of a CUDA graph
-ipc             the same by CUDA IPC, where this machine has it, and how long that takes beside the way by the CPU
 shared          two ranks on one GPU by an NCCL of 2.30 or later, if it permits that
 several         two ranks, and as many as the greatest power of two of GPUs, by NCCL; by two devices of each rank where
                 there are so many
@@ -13,7 +12,6 @@ pairs           figures of two ranks (figures.py): on two GPUs, and on one where
 tensorflow      its graphs' tensors, if it is there and sees a GPU: reduced on it (graph.py)
 death           of one rank in two: the other one's error and its free device within a second
 sanitizer       compute-sanitizer, where it is installed, over packing and over one rank's checks
-shelf           the same over two ranks that add up by CUDA IPC (shelves.py)
 
 Arguments: names of parts (none: all of them), and "judge": figures that are missed, and parts that did not run, make
 the exit code (Verdicts.code). That is for a machine that has nothing else to do.
@@ -213,8 +211,8 @@ def two_devices():
             torch.cuda.synchronize(given[i].device)
 
 
-def beside_the_cpu(texts):
-    """Ranks that share a GPU: the bits of a large sum, and its time. Which way they went: "ipc" or "staged"."""
+def beside_the_cpu():
+    """Ranks that share a GPU: the bits of a large sum, and its time."""
     rows = torch.randn(4_000_000, generator=torch.Generator().manual_seed(hvd.rank()))
     for kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         mine = rows.to(kind)
@@ -222,10 +220,8 @@ def beside_the_cpu(texts):
         assert torch.equal(got.cpu(), due), kind
     there = mine.float().cuda()
     took = timed(lambda: hvd.allreduce_(there), 20)
-    way = hvd.broadcast_object("ipc" if any("go by CUDA IPC" in text for text in texts) else "staged", 0)
     if hvd.rank() == 0:
-        print(f"16 MB over {hvd.size()} ranks on one GPU by way {way}: {took * 1e3:.3f} ms", flush=True)
-    return way
+        print(f"16 MB over {hvd.size()} ranks on one GPU by way of the CPU: {took * 1e3:.3f} ms", flush=True)
 
 
 def lets_ranks_share():
@@ -265,7 +261,9 @@ def as_rank():
     by_others = crowded and not lets_ranks_share()
     texts = [str(one.message) for one in said if "hvdlite" in str(one.message)]
     assert bool(texts) == (by_others and hvd.rank() == 0), texts
-    way = f"{beside_the_cpu(texts)}{hvd.size()}" if by_others else "shared" if crowded else "several"
+    if by_others:
+        beside_the_cpu()
+    way = f"staged{hvd.size()}" if by_others else "shared" if crowded else "several"
     if hvd.rank() == 0:
         text = f"{hvd.size()} ranks: {len(done)} reductions and every kind hold"
         if hvd.size() == 1:

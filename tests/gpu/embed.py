@@ -1,4 +1,4 @@
-"""Compiles the kernels (csrc/cuda/pack.cu and shelf.cu) into texts (pack_ptx.c, shelf_ptx.c), with nvcc:
+"""Compiles the kernels (csrc/cuda/pack.cu) into a text (pack_ptx.c), with nvcc:
 
     python tests/gpu/embed.py       after a change of one of them, or of its header
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 CUDA = Path(__file__).resolve().parent.parent.parent / "csrc" / "cuda"
 TARGET, VERSION, WIDTH = "sm_60", "6.0", 110
-NAMES = ("pack", "shelf")
+NAMES = ("pack",)
 ESSAY = """/* {name}_ptx.c - {name}.cu, compiled: what a driver loads as a module. Written by tests/gpu/embed.py.
  *
  * PTX is the assembler that CUDA's drivers translate for whatever device they find, so this text serves all of them

@@ -20,14 +20,13 @@ from verdict import FAILED, MEASURED, MISSED, PASS, Verdicts
 
 import hvdlite
 
-PARTS = ("packing", "one", "staged", "ipc", "shared", "several", "pairs", "tensorflow", "death", "sanitizer", "shelf")
+PARTS = ("packing", "one", "staged", "shared", "several", "pairs", "tensorflow", "death", "sanitizer")
 LIMIT_S = float(os.environ.get("LIMIT_S", 420))  # of a program
 GRACE_S = 40  # for its end; the launcher gives its ranks 30
 LAUNCH = "import sys; from hvdlite.launcher.cli import main; sys.exit(main())"
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 WORKED = "NCCL has added up over ranks that share a GPU"  # from there on nothing is a refusal
 REFUSED = re.compile(r"use the same GPU|could not (?:begin a communicator|connect the ranks): invalid usage")
-BY_IPC = "these ranks have added up by CUDA IPC"
 BENCH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(hvdlite.__file__))), "bench_gpu_pack")
 
 
@@ -35,7 +34,7 @@ class Machine:
     """What is run on this one, and what came of it."""
 
     def __init__(self, program):
-        self.program, self.verdicts, self.took = program, Verdicts(), {}
+        self.program, self.verdicts = program, Verdicts()
         self.said = []  # by the program that ran last
         self.one_gpu = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
 
@@ -106,23 +105,7 @@ class Machine:
     def staged(self):
         """By way of the CPU, also where there are more GPUs."""
         for size in (2, 4):
-            self._crowd(f"staged{size}", size, HVDLITE_CUDA_IPC="0")
-
-    def ipc(self):
-        """Where the machine refuses it these ranks go by way of the CPU, and say so."""
-        for size in (2, 4):
-            self._crowd(f"ipc{size}", size)
-        by_ipc, staged = (self.took.get((way, 2)) for way in ("ipc", "staged"))
-        if by_ipc is None:
-            self.verdicts.why_not.update(dict.fromkeys(("ipc2", "ipc4", "ipctime"), "this machine refuses CUDA IPC"))
-        elif staged is not None:
-            text = f"16 MB over 2 ranks: {by_ipc:.3f} ms, by way of the CPU {staged:.3f} ms"
-            self.verdicts.note("ipctime", PASS if by_ipc <= staged else MISSED, text)
-
-    def _crowd(self, claim, size, **more):
-        said = self.ranks(claim, size, **self.one_gpu, **more)
-        for way, took in re.findall(r"by way (\w+): ([\d.]+) ms", said or ""):
-            self.took[way, size] = float(took)
+            self.ranks(f"staged{size}", size, **self.one_gpu)
 
     def shared(self):
         """That NCCL refuses it is no failure of ours. Whatever else goes wrong is one."""
@@ -193,17 +176,6 @@ class Machine:
         rank = packs is not None and self._sanitized("sanitizer", "1 rank", line, **self.one_gpu) is not None
         if rank:
             self.verdicts.note("sanitizer", PASS, "packing, and one rank's checks")
-
-    def shelf(self):
-        """Of two ranks, with the launcher that starts them. Where the machine, or the tool, refuses CUDA IPC, nothing
-        is known of the kernel."""
-        program = os.path.join(os.path.dirname(self.program), "shelves.py")
-        line = [sys.executable, "-c", LAUNCH, "-np", "2", "--start-timeout", "300", sys.executable, program]
-        said = self._sanitized("shelf", "2 ranks that share a GPU", line, **self.one_gpu)
-        if said is not None and BY_IPC in said:
-            self.verdicts.note("shelf", PASS, "2 ranks, every dtype of the kernel")
-        elif said is not None:
-            self.verdicts.why_not["shelf"] = "under it these ranks do not go by CUDA IPC, see above"
 
     def _sanitized(self, claim, what, line, **environ):
         """What a command says under compute-sanitizer; None: it could not be had, or has failed, or found something. A

@@ -37,7 +37,6 @@ PARTS = {
     "add": "text.c: a mismatch grows piece by piece; its code comes last",
     "say": "finding.c: who waits for whom, told within other texts",
     "add_text": "list.c: lists that differ; the code comes last",
-    "notice": "device.c: how tensors travel, within a warning",
     "check": "what a call of CUDA should do: hvd_cuda_failed makes a text of it",
     "cuda_call": "the same",
     "hvd_cuda_failed": "the same",
@@ -59,7 +58,6 @@ WITHIN = {
     "device %d, uuid": "comm.c: within a text",
     "%srank %d waits on": "inquiry.c: within a text or a report",
     "nothing has moved for %g s": "inquiry.c: the rest of two texts that begin with codes",
-    "; CUDA IPC does not work": "device.c: within a warning",
     "no MPI is loaded": "api_mpi.c: a constant, in a text that has a code",
     "it sent what is no": "link/mpi.c: why a way has ended, within a text",
     "its host has not answered": "link/tcp.c: the same",
@@ -82,7 +80,6 @@ FILES = {
     "csrc/kernel/identity.c": "an assertion, whose text has a code",
     "csrc/engine/account.c": "states of a rank, within other texts",
     "csrc/cuda/pack_ptx.c": "a program of the GPU",
-    "csrc/cuda/shelf_ptx.c": "a program of the GPU",
 }
 
 _STRING = r'"(?:\\.|[^"\\\n])*"'

@@ -31,7 +31,6 @@ TEXTS = {
     "stall_check_disable": "1",
     "trace_steps": "1",
     "metrics_host": "0.0.0.0",
-    "cuda_ipc": "0",
 }
 FLAGGED = [option for option in config.OPTIONS if option.flag is not None]
 

@@ -29,7 +29,7 @@ def sizeof(name, tmp_path):
     return [int(word) for word in subprocess.check_output([str(program)], text=True).split()]
 
 
-@pytest.mark.parametrize("name", ["pack", "shelf"])
+@pytest.mark.parametrize("name", ["pack"])
 def test_the_compiled_kernels_have_the_entries_and_arguments_that_are_launched(name, tmp_path):
     import embed
 

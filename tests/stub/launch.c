@@ -52,15 +52,11 @@ INLINE uint16_t to_half(float value)
 }
 
 #include "../../csrc/cuda/pack.cu"
-#include "../../csrc/cuda/shelf.cu"
 
 struct launch {
     void *kernel;
     unsigned blocks;
-    union {
-        struct hvd_pack_table pack;
-        struct hvd_shelf_table shelf;
-    } table;
+    struct hvd_pack_table table;
 };
 
 static void run(void *self)
@@ -68,10 +64,7 @@ static void run(void *self)
     struct launch *launch = self;
     for (blockIdx.x = 0; blockIdx.x < launch->blocks; blockIdx.x++)
         for (threadIdx.x = 0; threadIdx.x < HVD_PACK_THREADS; threadIdx.x++)
-            if (launch->kernel == (void *)hvd_shelf_sum)
-                hvd_shelf_sum(launch->table.shelf);
-            else
-                ((void (*)(struct hvd_pack_table))launch->kernel)(launch->table.pack);
+            ((void (*)(struct hvd_pack_table))launch->kernel)(launch->table);
     free(launch);
 }
 
@@ -96,7 +89,6 @@ EXPORT int cuModuleGetFunction(void **kernel, void *module, const char *name)
     int failed = stub_called("cuModuleGetFunction");
     strcat(strncat(entry, name, 40), "(");
     *(void **)kernel = strcmp(name, HVD_PACK_COPY) == 0     ? (void *)hvd_pack_copy
-                       : strcmp(name, HVD_SHELF_SUM) == 0   ? (void *)hvd_shelf_sum
                        : strcmp(name, HVD_PACK_NARROW) == 0 ? (void *)hvd_pack_narrow
                        : strcmp(name, HVD_PACK_WIDEN) == 0  ? (void *)hvd_pack_widen
                                                             : (void *)hvd_pack_scale;
@@ -116,8 +108,7 @@ EXPORT int cuLaunchKernel(void *kernel, unsigned blocks, unsigned y, unsigned z,
     struct launch *launch = malloc(sizeof *launch);
     launch->kernel = kernel;
     launch->blocks = blocks;
-    memcpy(&launch->table, arguments[0],
-           kernel == (void *)hvd_shelf_sum ? sizeof launch->table.shelf : sizeof launch->table.pack);
+    memcpy(&launch->table, arguments[0], sizeof launch->table);
     stub_put(stream, run, launch);
     return 0;
 }

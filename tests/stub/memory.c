@@ -192,45 +192,6 @@ EXPORT int cuMemFree_v2(uintptr_t address)
     return 0;
 }
 
-struct handle { /* by value; of CUDA's size */
-    pid_t pid;
-    int fd;
-    size_t bytes;
-    char rest[48];
-};
-
-EXPORT int cuIpcGetMemHandle(struct handle *handle, uintptr_t address)
-{
-    int failed = allocates("cuIpcGetMemHandle");
-    struct block block = find(address, false);
-    *handle = (struct handle){getpid(), block.fd, block.bytes, ""};
-    return failed ? failed : block.address ? 0 : 1;
-}
-
-EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *address, struct handle handle, unsigned flags)
-{
-    char path[64];
-    int failed = allocates("cuIpcOpenMemHandle");
-    if (failed)
-        return failed;
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)handle.pid, handle.fd);
-    int fd = flags == 1 ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    if (fd < 0)
-        return 400; /* invalid handle */
-    *address = map(handle.bytes, fd, false);
-    close(fd);
-    return 0;
-}
-
-EXPORT int cuIpcCloseMemHandle(uintptr_t address)
-{
-    int failed = allocates("cuIpcCloseMemHandle");
-    struct block block = find(address, true);
-    if (block.address)
-        munmap((void *)address, block.bytes);
-    return failed ? failed : block.address ? 0 : 1;
-}
-
 EXPORT int cuMemAllocHost_v2(void **memory, size_t bytes)
 {
     int failed = allocates("cuMemAllocHost");
