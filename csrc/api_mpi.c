@@ -6,7 +6,6 @@
  */
 #include "api.h"
 #include "mpi/world.h"
-#include "plane/hier/state.h"
 
 #include <string.h>
 
@@ -72,27 +71,14 @@ void hvd_mpi_comm_free(uintptr_t comm)
         hvd_mpi_comm_close(comm);
 }
 
-int hvd_mpi_comm_lend(uintptr_t comm, uintptr_t lane)
+int hvd_mpi_comm_lend(uintptr_t comm)
 {
     struct hvd_engine *engine = hvd_api_enter();
     if (!engine)
         return hvd_api_state(NULL, 0);
     engine->comm = comm;
-    engine->lane = lane;
     hvd_api_go_out();
     return HVD_OK;
-}
-
-int hvd_lane(const int *host_of, int size, int rank, int *lane)
-{
-    if (!host_of || size < 1 || size > HVD_RANKS_MAX || rank < 0 || rank >= size)
-        return HVD_EINVAL;
-    struct hvd_hier_place place;
-    hvd_hier_lay_out(host_of, size, rank, &place);
-    if (place.hosts < 2 || place.hosts == size || place.number >= place.lanes)
-        return 0;
-    memcpy(lane, place.across, (size_t)place.hosts * sizeof *lane);
-    return place.hosts;
 }
 
 int hvd_mpi_place(uintptr_t comm, int *rank, int *size)

@@ -66,11 +66,6 @@ extern "C" {
 #define HVD_GUARD_RAISE 2 /* it fails on all ranks, with HVD_ENAN */
 #define HVD_GUARD_NAN   3 /* the same of NaN alone */
 
-#define HVD_HOSTS_AUTO       0 /* by streams if plane hier is asked for, else by NCCL */
-#define HVD_HOSTS_BY_NCCL    1
-#define HVD_HOSTS_BY_STREAMS 2 /* of ours; NCCL inside each host */
-#define HVD_HOSTS_BY_MPI     3 /* likewise */
-
 #define HVD_DIMS_MAX       8
 #define HVD_NAME_MAX       255 /* bytes of a tensor name that errors can show; longer names are hashed whole */
 #define HVD_TEXT_MAX       2048
@@ -114,8 +109,6 @@ struct hvd_options {
     uint64_t link_beta_ps;  /* agreed; and how long each byte of it keeps the wire busy. Both 0: they are measured */
     int32_t shares_gpus;    /* 1: NCCL was told in this process that ranks may share a GPU */
     int32_t nccl_blocks;    /* 1: and that its calls shall block, with which it is not used */
-    int32_t device_hosts;   /* agreed; HVD_HOSTS_*: what joins several hosts for tensors on devices */
-    uintptr_t mpi_lane;     /* with HVD_HOSTS_BY_MPI, of the ranks that hvd_lane names, in that order; lent likewise */
     uintptr_t mpi_comm;     /* an MPI communicator of all ranks, from hvd_mpi_comm; lent until hvd_shutdown. 0: none */
     /* Several hosts, or plane p2p: what Python has connected, by rank, -1 where there is nothing. NULL: none at all.
      * The descriptors belong to the core from the call on, whatever comes of it. */
@@ -187,10 +180,6 @@ int hvd_size(void), hvd_local_size(void), hvd_cross_size(void);
 /* Which ranks does this one need streams for votes with, in a set or job of so many on these hosts? host_of: by rank.
  * Fills peers (up to 3 ranks) and returns how many. The same edges from both ends. */
 int hvd_vote_peers(const int *host_of, int size, int rank, int *peers);
-/* On two levels: the ranks, one of each host in the order of hosts, with which this one joins the hosts' sums. Fills
- * lane, which has room for `size`, and returns how many; 0: this rank is in none, or there are no two levels. */
-int hvd_lane(const int *host_of, int size, int rank, int *lane);
-
 /* Process sets: some ranks, in ascending order, that run collectives of their own. All ranks of the job, members or
  * not, make the same calls in the same order, and the caller sees to two things: nobody submits to a set before
  * hvd_set_open has returned on all ranks, and nobody closes one before its last collective is over on all members
@@ -292,8 +281,8 @@ int hvd_mpi_comm(uintptr_t from, const int *ranks, int count, int timeout_ms, ui
                  size_t text_bytes);
 void hvd_mpi_poke(uintptr_t comm);
 void hvd_mpi_comm_free(uintptr_t comm);
-/* Of the process set that hvd_set_open opens next here, and of this rank's lane; lent until it is closed. 0: none. */
-int hvd_mpi_comm_lend(uintptr_t comm, uintptr_t lane);
+/* Of the process set that hvd_set_open opens next here; lent until it is closed. 0: none. */
+int hvd_mpi_comm_lend(uintptr_t comm);
 int hvd_mpi_place(uintptr_t comm, int *rank, int *size);
 int hvd_mpi_exchange(uintptr_t comm, const void *mine, size_t bytes, void *all, int timeout_ms, char *text,
                      size_t text_bytes);

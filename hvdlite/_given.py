@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core, _records, config, discovery
-from ._core import ffi, lib
+from ._core import ffi
 
 if TYPE_CHECKING:
     from . import _store
@@ -72,9 +72,6 @@ def options(
     given.link_alpha_ns, given.link_beta_ps = values["link_cost"] or (0, 0)
     if store is not None and (values["plane"] == "mpi" or (seats is not None and seats.hosts > 1)):
         given.mpi_comm = store.lend()
-    given.device_hosts = values["gpu_hosts"]
-    if store is not None and values["gpu_hosts"] == lib.HVD_HOSTS_BY_MPI and seats is not None and seats.hosts > 1:
-        given.mpi_lane = store.lend_lane(seats.host_of)
     records = _records.place_of(values["trace_dir"], given.job, config.environ())
     lent.append(_core.bytes_or_null(records.folder))
     given.trace_dir, given.trace_guarded = lent[-1], not records.asked

@@ -156,11 +156,6 @@ def link(
     secret, number = values["secret_key"] or store.secret, values["job_id"] or store.job
     given = (rendezvous, secret, number, store.epoch, place.rank, store.allgather, seats.host_of)
     way = _way_of_votes(place, values, seats)
-    if values["gpu_hosts"] == _core.lib.HVD_HOSTS_BY_MPI and place.source != "MPI":
-        raise HvdInitError(
-            f"rank {place.rank}: HVDLITE_GPU_HOSTS=mpi needs a job over MPI, and this one was found under "
-            f"{place.source}: start it with mpirun or mpiexec, or leave HVDLITE_GPU_HOSTS out [HVD124]"
-        )
     if way == "mpi":
         return None, None
     if way == "auto":

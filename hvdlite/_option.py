@@ -73,11 +73,6 @@ def memory(text: str) -> int:
     return ("auto", "dev_shm").index(text)
 
 
-def hosts_by(text: str) -> int:
-    """A number of the core's HVD_HOSTS_*."""
-    return ("auto", "nccl", "streams", "mpi").index(text)
-
-
 def home(text: str) -> str:
     """Where something is done that could be done on a GPU."""
     return ("auto", "device", "host")[("auto", "device", "host").index(text)]
@@ -138,7 +133,6 @@ WANTED = {
     switch: "0 or 1",
     memory: "auto or dev_shm",
     home: "auto, device or host",
-    hosts_by: "auto, nccl, streams or mpi",
     guard: "off, warn, raise (or 1), or nan",
     link_cost: "two numbers greater than zero, not beyond all measure, with a comma between, as in 50,8",
     key: "64 hexadecimal digits",

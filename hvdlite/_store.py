@@ -20,7 +20,6 @@ import re
 import select
 import socket
 import time
-from collections.abc import Sequence
 from typing import Protocol
 
 from . import _handshake, _wire
@@ -48,10 +47,6 @@ class Meeting(Protocol):
 
     def lend(self) -> int:
         """An MPI communicator for the tensors of the job; 0 where there is none."""
-        ...
-
-    def lend_lane(self, host_of: Sequence[int]) -> int:
-        """One of this rank's lane, for tensors on GPUs, by the host of each rank; 0 where there is none."""
         ...
 
     def fileno(self) -> int:
@@ -96,10 +91,6 @@ class Store:
 
     def lend(self) -> int:
         """0: there is no MPI."""
-        return 0
-
-    def lend_lane(self, host_of: Sequence[int]) -> int:
-        """0 likewise."""
         return 0
 
     def fileno(self) -> int:

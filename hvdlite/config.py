@@ -127,7 +127,7 @@ def write(name: str, value: str | None) -> None:
 
 
 # defaults that are no numbers where people write them
-_WORDS = {"shared_memory": "auto", "nan_guard": "off", "gpu_hosts": "auto"}
+_WORDS = {"shared_memory": "auto", "nan_guard": "off"}
 
 
 def add_flags(parser: Any) -> None:

@@ -13,10 +13,10 @@
  * (tensorflow/flight.c tells of the end when it is there), and collectives of ours that this rank began before w. Works
  * of all sets and lineups begin in ascending order on every rank (engine/order.c), so those are lesser than w. That
  * holds on each rank of w with what its own mark stands for, on whichever device. So w waits for lesser works only, and
- * the least one that has not ended waits for none: it ends. What goes by way of the CPU (engine/stage.c, two
- * levels) puts copies and kernels on streams that wait for nothing but marks and what lies before them, and counts as
- * its work does. (Another library's collectives on the framework's streams are in the mark as any kernel is: they must
- * end without ours, as they must for anybody who synchronizes a device.)
+ * the least one that has not ended waits for none: it ends. What goes by way of the CPU (engine/stage.c) puts copies
+ * and kernels on streams that wait for nothing but marks and what lies before them, and counts as its work does.
+ * (Another library's collectives on the framework's streams are in the mark as any kernel is: they must end without
+ * ours, as they must for anybody who synchronizes a device.)
  *
  * A context in which a CUDA graph is being captured cannot be recorded: the driver refuses, and the capture is spoilt.
  *

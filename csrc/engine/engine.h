@@ -158,7 +158,6 @@ struct hvd_engine {
     struct hvd_handles handles;
     struct hvd_soon soon;
     uintptr_t comm;      /* MPI communicator of the set that is opened next */
-    uintptr_t lane;      /* and of this rank's lane of it */
     _Atomic bool silent; /* there is a plane whose works go on without a ring */
     _Atomic bool polled; /* votes of some set cross over MPI: the engine thread looks for them all the time */
     uint32_t naps;       /* in a row that such works have let pass; the turn's */

@@ -260,7 +260,6 @@ int hvd_engine_open(const struct hvd_options *options, hvd_boot_allgather *allga
     engine->ticked_ns = hvd_now_ns();
     engine->in_process = in_process;
     engine->comm = options->mpi_comm;
-    engine->lane = options->mpi_lane;
     engine->alone = options->size == 1;
     engine->epoll = engine->call = engine->space.fd = engine->soon.timer = engine->flight.asked = -1;
     pthread_mutex_init(&engine->opening_lock, NULL);

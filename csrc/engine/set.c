@@ -80,8 +80,6 @@ struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set
                                   .bells = set->alone ? NULL : &set->bells,
                                   .link = set->wires ? set->wires->link : NULL,
                                   .comm = (void *)engine->comm,
-                                  .lane_comm = (void *)set->lane,
-                                  .device_hosts = engine->options.device_hosts,
                                   .any_order = !engine->options.deterministic,
                                   .leaving = &set->left,
                                   .algo = engine->algo,
@@ -158,7 +156,6 @@ static struct hvd_set *new_set(const struct hvd_engine *engine, int number, uint
     set->rank = rank;
     set->size = count;
     set->alone = count == 1;
-    set->lane = engine->lane;
     set->join_slot = HVD_SLOT_NONE;
     for (int i = 0; i < count; i++) {
         set->member[i] = ranks ? ranks[i] : i;

@@ -111,7 +111,6 @@ struct hvd_set {
     int *member;              /* rank in the job of each rank in the set */
     int *host_of;             /* the number of its host */
     bool alone;               /* this rank only: decided without anybody */
-    uintptr_t lane;           /* MPI communicator of this rank's lane; 0: none. Lent until the set is closed */
     int local[HVD_LOCAL_MAX]; /* rank in the set of its members on this host, ascending; the first is the leader */
     int locals, here;         /* how many; which of them is this rank */
     struct hvd_bells bells;   /* of these */

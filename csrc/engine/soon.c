@@ -83,7 +83,7 @@ enum hvd_silence hvd_soon_silence(const struct hvd_engine *engine)
             continue;
         bool staged = moving->stage.phase != HVD_STAGE_NONE;
         const struct hvd_plane *plane = moving->by ? moving->by->plane : NULL;
-        if (plane && (plane->polled || (plane->polls && plane->polls(moving->by->self))))
+        if (plane && (plane->polled))
             return HVD_POLLED;
         if (staged || (moving->by && moving->by->plane->silent))
             most = HVD_SILENT;

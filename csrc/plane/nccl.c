@@ -11,9 +11,6 @@
  * nobody rings for that, so the plane is `silent`: the engine comes again by itself. All works of a device, of
  * whichever set, run on one stream (device.c).
  *
- * A set on several hosts may be asked to go on two levels: NCCL inside each host, streams of our own or an MPI between
- * hosts (levels.c). Then a work is polled until all of it is on the stream, and settled as ever.
- *
  * NCCL cannot lose a peer and go on: when the job has failed, the communicator is aborted, which ends what runs on the
  * device; so no stream of the user waits for a dead rank (end.c). After a failure every later call repeats it.
  */
@@ -41,14 +38,6 @@ static int open_plane(const struct hvd_plane_arg *arg, void **self, struct hvd_e
     plane->multiplied = -1;
     if (arg->host_of && (plane->host_of = malloc((size_t)arg->size * sizeof *plane->host_of)))
         memcpy(plane->host_of, arg->host_of, (size_t)arg->size * sizeof *plane->host_of);
-    plane->comm_rank = arg->rank;
-    plane->comm_size = arg->size;
-    if (hvd_nccl_levels_fit(arg)) {
-        plane->levels = hvd_nccl_levels_open(arg);
-        plane->comm_rank = plane->levels->place.number;
-        plane->comm_size = plane->levels->place.locals;
-        plane->lonely = plane->comm_size == 1;
-    }
     *self = plane;
     return HVD_OK;
 }
@@ -56,7 +45,7 @@ static int open_plane(const struct hvd_plane_arg *arg, void **self, struct hvd_e
 static bool can(void *self, const struct hvd_work *work)
 {
     return work->flags & HVD_WORK_ON_DEVICE && work->kind != HVD_BARRIER && hvd_plane_can_all(self, work) &&
-           hvd_nccl_computes(self, work) && hvd_nccl_levels_can(self, work);
+           hvd_nccl_computes(self, work);
 }
 
 static void hello(void *self, const struct hvd_work *first, void *mine)
@@ -98,8 +87,6 @@ static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *prog
         if (code != HVD_OK)
             return code;
     }
-    if (plane->levels && (code = hvd_nccl_levels_step(plane, work, progress, error)) != HVD_OK)
-        return code;
     code =
         hvd_nccl_unpack(plane, work, error); /* behind NCCL's own: a group may get to the stream later than it ends */
     struct hvd_mark *mark = code == HVD_OK ? hvd_nccl_device_mark(plane->device, error) : NULL;
@@ -118,18 +105,10 @@ static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *prog
     return HVD_OK;
 }
 
-/* Has it failed? A lost peer across, while there is a communicator: he may be missed no more. */
-static int standing(struct hvd_nccl_plane *plane)
-{
-    if (plane->device && !plane->parted && plane->failed.code == HVD_EPEER)
-        plane->failed.code = HVD_OK;
-    return plane->failed.code;
-}
-
 static int settle(void *self, struct hvd_error *error)
 {
     struct hvd_nccl_plane *plane = self;
-    int code = standing(plane);
+    int code = plane->failed.code;
     if (code == HVD_OK && plane->last)
         code = hvd_nccl_enter(plane, &plane->failed);
     if (code == HVD_OK && plane->last) {
@@ -146,7 +125,7 @@ static int settle(void *self, struct hvd_error *error)
 static int poll_plane(void *self, struct hvd_work *work, bool *progress, struct hvd_error *error)
 {
     struct hvd_nccl_plane *plane = self;
-    int code = standing(plane);
+    int code = plane->failed.code;
     if (code == HVD_OK)
         code = hvd_nccl_enter(plane, &plane->failed);
     if (code == HVD_OK) {
@@ -155,22 +134,9 @@ static int poll_plane(void *self, struct hvd_work *work, bool *progress, struct 
     }
     if (code < 0) {
         *error = plane->failed;
-        if (code != HVD_EPEER || error->culprit < 0)
-            error->culprit = plane->rank;
+        error->culprit = plane->rank;
     }
     return code;
-}
-
-static int watch(void *self, struct pollfd *news)
-{
-    struct hvd_nccl_plane *plane = self;
-    return plane->levels ? hvd_nccl_levels_watch(plane->levels, news) : 0;
-}
-
-static bool polls(void *self)
-{
-    struct hvd_nccl_plane *plane = self;
-    return plane->levels && hvd_nccl_levels_polls(plane->levels);
 }
 
 static void part(void *self, bool abort)
@@ -203,8 +169,6 @@ static void close_plane(void *self)
     if (plane->before)
         hvd_mark_drop(plane->before);
     hvd_nccl_disconnect(plane);
-    if (plane->levels)
-        hvd_nccl_levels_close(plane->levels);
     free(plane->host_of);
     free(plane);
 }
@@ -220,8 +184,6 @@ const struct hvd_plane hvd_plane_nccl = {
     .start = start,
     .poll = poll_plane,
     .close = close_plane,
-    .watch = watch,
-    .polls = polls,
     .hello = hello,
     .met = met,
     .part = part,

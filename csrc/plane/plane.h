@@ -106,8 +106,6 @@ struct hvd_plane_arg {
     struct hvd_cost link_cost;    /* of an exchange over them, agreed; both 0: not known */
     const bool *leaving;          /* once true, a peer may end its link with nothing missing; NULL: never */
     void *comm;           /* an MPI communicator of the set, for this plane alone; lent until close. NULL: none */
-    void *lane_comm;      /* and one of this rank's lane (hier/lanes.c) in the order of hosts, for plane nccl */
-    int device_hosts;     /* agreed, HVD_HOSTS_*: what joins hosts for tensors on devices */
     bool any_order;       /* agreed: sums may be taken in another order than that of ranks where that is faster;
                              their bits then depend on where in a bucket a value lies. false: deterministic
                              mode, in which a plane that cannot do without must not do floats */
@@ -135,8 +133,7 @@ struct hvd_plane {
     enum hvd_plane_order order;
     bool silent; /* nobody rings when there is news for its works: whoever sleeps comes again by himself */
     bool polled; /* and nothing moves but inside poll: whoever waits for a work polls without a pause */
-    bool (*polls)(void *plane); /* the same of the work under way, where works differ in that. May be NULL */
-    bool bound;                 /* its calls must all come from one thread: a waiting caller must not take the turn */
+    bool bound;  /* its calls must all come from one thread: a waiting caller must not take the turn */
     bool device; /* it moves tensors that lie on devices, and no others; it opens on every rank, at no cost */
 
     /* Pure, on fields that are the same on all ranks: is it for a set like this? Then it fails to open for want of

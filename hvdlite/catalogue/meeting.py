@@ -152,7 +152,7 @@ arguments.
 
 HVD124 Votes or tensors over MPI in a job without MPI
 raises: HvdInitError
-cause: `HVDLITE_VOTES=mpi` or `HVDLITE_GPU_HOSTS=mpi` was set for a job that no MPI has started.
+cause: `HVDLITE_VOTES=mpi` was set for a job that no MPI has started.
 remedy: Leave the variable out, or start the job with `mpirun` or `mpiexec`.
 
 HVD125 MPI cannot be used again in this process

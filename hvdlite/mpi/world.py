@@ -56,8 +56,6 @@ class World:
         self._settled = threading.Event()
         self._mover: threading.Thread | None = None
         self._of_sets: dict[int, int] = {}
-        self._lane_of: dict[int, int] = {}  # of each of these communicators; 0 is that of the job
-        self._host_of: list[int] = []  # of each rank; empty: no lanes are wanted
 
     def begin(self) -> None:
         """Until `settled` a thread calls MPI now and then. An exchange that is over on this rank may owe others bytes
@@ -82,20 +80,6 @@ class World:
         """The communicator, for the core to move tensors over; process sets get one each from then on."""
         self.lent = True
         return self.comm
-
-    def lend_lane(self, host_of: Sequence[int]) -> int:
-        """A communicator of this rank and those that it joins the hosts' sums with (lib.hvd_lane), for the core to
-        carry tensors of GPUs over; process sets get one each from then on. All ranks call this. 0: it is in no lane."""
-        self._host_of = list(host_of)
-        self._lane_of[0] = self._lane(range(self.place.size))
-        return self._lane_of[0]
-
-    def _lane(self, ranks: Sequence[int]) -> int:
-        if not self._host_of or self.place.rank not in ranks:
-            return 0
-        hosts, lane = [self._host_of[rank] for rank in ranks], ffi.new("int[]", len(ranks))
-        count = lib.hvd_lane(hosts, len(hosts), ranks.index(self.place.rank), lane)
-        return _communicator(self.comm, [ranks[lane[i]] for i in range(count)], self._timeout) if count > 0 else 0
 
     def session(self) -> None:
         """None: a pair of sockets leads to the agent."""
@@ -126,11 +110,10 @@ class World:
 
     def prepare_set(self, ranks: Sequence[int]) -> int:
         """A communicator for the process set that is opened next; all ranks of the set call this. 0: none is needed."""
-        comm = lane = 0
+        comm = 0
         if self.lent and len(ranks) > 1 and self.place.rank in ranks:
             comm = _communicator(self.comm, ranks, self._timeout)
-            lane = self._lane_of[comm] = self._lane(list(ranks))
-        lib.hvd_mpi_comm_lend(comm, lane)
+        lib.hvd_mpi_comm_lend(comm)
         return comm
 
     def keep_set(self, number: int, comm: int) -> None:
@@ -143,9 +126,8 @@ class World:
         self._free(comm)
 
     def _free(self, comm: int) -> None:
-        for each in (self._lane_of.pop(comm, 0), comm):
-            if each:
-                lib.hvd_mpi_comm_free(each)
+        if comm:
+            lib.hvd_mpi_comm_free(comm)
 
     def drop_set(self, number: int) -> None:
         """The set of this number is closed."""
@@ -166,7 +148,7 @@ class World:
         self.settled()
         _failed = self.failed
         comm, self.comm = self.comm, 0
-        for each in [*self._of_sets.values(), 0, comm]:  # 0: the lane of the job
+        for each in [*self._of_sets.values(), comm]:
             if not self.failed:
                 self._free(each)
         self._of_sets.clear()

@@ -23,8 +23,6 @@ static const struct crew_kind {
              {"hosts of one rank", NULL, true, (const int[]){0, 1, 2, 3, 4, 5, 6, 7}, UNSIGNED},
              {"hosts of 2, 1 and more", NULL, true, (const int[]){0, 0, 1, 2, 2, 2, 2, 2}, SIGNS_VOTES},
              {"two hosts, interleaved", NULL, true, (const int[]){7, 3, 7, 3, 7, 3, 7, 3}, SIGNS_ALL}};
-static const struct crew_kind levels = {"two hosts, on two levels", "hier", true, (const int[]){0, 0, 1, 1},
-                                        SIGNS_VOTES};
 static const struct crew_kind *kind = &kinds[0];
 
 struct hvd_error crew_open_error;
@@ -53,11 +51,6 @@ const char *crew_world(int i)
         return NULL;
     kind = &kinds[i];
     return kind->name;
-}
-
-void crew_levels(void)
-{
-    kind = &levels;
 }
 
 static const int everyone[] = {0, 1, 2, 3, 4, 5, 6, 7};

@@ -36,7 +36,6 @@ const char *crew_world(int i);
 /* The first kind with several hosts: of one rank each; then of 2, 1 and the rest, with signed votes; then two with
  * ranks by turns and all signed. */
 enum { CREW_HOSTS = 2 };
-void crew_levels(void); /* from here on: two hosts of two ranks, with plane hier asked for */
 extern int crew_peer_timeout_ms;
 extern int crew_nan_guard;                              /* HVD_GUARD_* */
 extern int crew_warn_ms, crew_limit_ms, crew_report_fd; /* of collectives that wait; 0 (fd: -1): none */

@@ -117,15 +117,6 @@ static void side_by_side(struct hvd_engine *engine, int rank, int size)
     }
 }
 
-/* With plane hier asked for: sums on two levels, all else by way of the CPU, and nobody is told that it is slow. */
-static void on_two_levels(struct hvd_engine *engine, int rank, int size)
-{
-    char text[512];
-    every_kind(engine, rank, size);
-    side_by_side(engine, rank, size);
-    CHECK(hvd_engine_notice(engine, text, sizeof text) == 0);
-}
-
 static void by_the_cpu(struct hvd_engine *engine, int rank, int size)
 {
     char text[512] = "";
@@ -381,13 +372,6 @@ int main(void)
     crew_threads(3, by_the_cpu);
     CHECK(gpus_calls("ncclAllReduce") == before);
     shared_device = -1;
-    crew_levels();
-    int across = gpus_calls("ncclReduceScatter");
-    before = gpus_calls("ncclAllReduce");
-    crew_threads(4, on_two_levels);
-    crew_threads(4, sets_overlap);
-    CHECK(gpus_calls("ncclReduceScatter") > across);
-    crew_world(0);
     int status[3];
     crew_processes(3, one_dies, NULL, status);
     CHECK(WIFSIGNALED(status[1]) && WIFEXITED(status[0]) && WEXITSTATUS(status[0]) == 0 && WEXITSTATUS(status[2]) == 0);

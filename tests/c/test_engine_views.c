@@ -109,14 +109,6 @@ static void as_they_come(struct hvd_engine *engine, int rank, int size)
     CHECK(launches(rank) == 0);
 }
 
-static void on_two_levels(struct hvd_engine *engine, int rank, int size)
-{
-    launches(rank);
-    for (int i = 0; i < 3; i++)
-        step(engine, rank, size, (struct step){.grouped = true});
-    CHECK(launches(rank) == 3 * 2 * size); /* shares of a bucket cross: it is packed as ever */
-}
-
 int main(void)
 {
     crew_deadline(300);
@@ -125,7 +117,5 @@ int main(void)
     crew_threads(3, one_bucket_in_each_step);
     crew_threads(2, as_they_come);
     crew_threads(3, as_they_come);
-    crew_levels();
-    crew_threads(4, on_two_levels);
     return 0;
 }

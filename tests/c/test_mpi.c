@@ -25,7 +25,7 @@ static void what_is_no_mpi_is_refused(bool standard)
     CHECK(hvd_mpi_comm(0, NULL, 0, 0, &comm, text, sizeof text) == HVD_ESTATE && strstr(text, "does not run"), "%s",
           text);
     CHECK(hvd_mpi_exchange(0, "x", 1, all, 0, text, sizeof text) == HVD_ESTATE, "%s", text);
-    CHECK(hvd_mpi_place(0, &rank, &size) == HVD_ESTATE && hvd_mpi_comm_lend(0, 0) == HVD_ESTATE, "nothing runs");
+    CHECK(hvd_mpi_place(0, &rank, &size) == HVD_ESTATE && hvd_mpi_comm_lend(0) == HVD_ESTATE, "nothing runs");
     hvd_mpi_comm_free(1);
     hvd_mpi_end(0);
     CHECK(hvd_mpi_open("/nowhere/libmpi.so", text, sizeof text) == HVD_EINIT && strstr(text, "nowhere"), "%s", text);

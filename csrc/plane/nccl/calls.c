@@ -21,7 +21,7 @@
 
 #include <string.h>
 
-int hvd_nccl_type(int dtype)
+static int type_of(int dtype)
 {
     switch (dtype) {
     case HVD_DTYPE_uint8:
@@ -64,9 +64,9 @@ bool hvd_nccl_computes(const struct hvd_nccl_plane *plane, const struct hvd_work
     bool floats = hvd_is_float(work->dtype);
     bool scaled = scale.factor != 1.0 || scale.first != 1.0 || scale.divide != 1;
     bool extreme = scale.op == HVD_OP_min || scale.op == HVD_OP_max;
-    if (hvd_nccl_type(work->dtype) < 0 || (scaled && (!floats || scale.op != HVD_OP_sum)))
+    if (type_of(work->dtype) < 0 || (scaled && (!floats || scale.op != HVD_OP_sum)))
         return false;
-    if (floats && hvd_dtype_bytes(work->dtype) == 1 && (scaled || plane->levels || !plane->adds_float8))
+    if (floats && hvd_dtype_bytes(work->dtype) == 1 && (scaled || !plane->adds_float8))
         return false;
     return !floats || extreme || plane->any_order || plane->size < 2;
 }
@@ -83,7 +83,7 @@ static int multiplied(struct hvd_nccl_plane *plane, int dtype, double factor, in
         if (plane->multiplied >= 0)
             plane->nccl->RedOpDestroy(plane->multiplied, plane->comm);
         plane->multiplied = -1;
-        int result = plane->nccl->RedOpCreatePreMulSum(&plane->multiplied, &scalar, hvd_nccl_type(dtype),
+        int result = plane->nccl->RedOpCreatePreMulSum(&plane->multiplied, &scalar, type_of(dtype),
                                                        HVD_NCCL_SCALAR_HOST, plane->comm);
         if (!hvd_nccl_going(result))
             return hvd_nccl_refused(plane, result, "scale a sum", error);
@@ -107,7 +107,7 @@ static int choose_op(struct hvd_nccl_plane *plane, const struct hvd_work *work, 
         *op = HVD_NCCL_MIN;
     else if (scale.op == HVD_OP_product)
         *op = HVD_NCCL_PRODUCT;
-    else if (scale.factor != 1.0 && !plane->lonely && !hvd_nccl_packs_scaled(plane, work))
+    else if (scale.factor != 1.0 && !hvd_nccl_packs_scaled(plane, work))
         return multiplied(plane, work->dtype, scale.factor, op, error);
     return HVD_OK;
 }
@@ -158,13 +158,12 @@ static int reduce_all(struct hvd_nccl_plane *plane, const struct hvd_work *work,
     void *away = (void *)(plane->scratch.at + plane->scratch.bytes / 2);
     if (hvd_nccl_packs(plane, work) && plane->bucket.count)
         return plane->nccl->AllReduce((const void *)plane->bucket.in, (void *)plane->bucket.out, plane->bucket.count,
-                                      hvd_nccl_type(hvd_nccl_dtype(plane, work)), op, plane->comm,
-                                      plane->device->stream);
+                                      type_of(hvd_nccl_dtype(plane, work)), op, plane->comm, plane->device->stream);
     for (uint32_t i = 0; i < work->pieces && hvd_nccl_going(result); i++) {
         const struct hvd_piece *piece = &work->piece[i];
         const void *in = piece->in ? piece->in : nothing;
         void *out = piece->out ? piece->out : away; /* of a reduce that is not for this rank, NCCL leaves it alone */
-        int type = hvd_nccl_type(work->dtype);
+        int type = type_of(work->dtype);
         if (piece->count && work->rooted)
             result = plane->nccl->Reduce(in, out, piece->count, type, op, work->rooted - 1, plane->comm,
                                          plane->device->stream);
@@ -211,7 +210,7 @@ static int scatter(struct hvd_nccl_plane *plane, const struct hvd_work *work, si
 {
     const struct hvd_piece *piece = &work->piece[0];
     const unsigned char *from = piece->in;
-    int result = HVD_NCCL_SUCCESS, type = hvd_nccl_type(work->dtype);
+    int result = HVD_NCCL_SUCCESS, type = type_of(work->dtype);
     bool even = true;
     for (int rank = 0; rank < plane->size; rank++)
         even = even && work->count_of[rank] == work->count_of[0];
@@ -267,13 +266,11 @@ static int calls_of(struct hvd_nccl_plane *plane, const struct hvd_work *work, i
     }
 }
 
-int hvd_nccl_group(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op,
-                   int (*calls)(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op),
-                   struct hvd_error *error)
+static int group(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op, struct hvd_error *error)
 {
     int result = plane->nccl->GroupStart(), ended = HVD_NCCL_SUCCESS;
     if (hvd_nccl_going(result)) {
-        result = calls(plane, work, op);
+        result = calls_of(plane, work, op);
         ended = plane->nccl->GroupEnd(); /* also of a group in which a call has failed */
     }
     if (!hvd_nccl_going(result) || !hvd_nccl_going(ended))
@@ -292,6 +289,5 @@ int hvd_nccl_launch(struct hvd_nccl_plane *plane, const struct hvd_work *work, s
     code = prepare(plane, work, error);
     if (code != HVD_OK)
         return code;
-    return plane->levels ? hvd_nccl_levels_reduce(plane, work, op, scale_of(plane, work), error)
-                         : hvd_nccl_group(plane, work, op, calls_of, error);
+    return group(plane, work, op, error);
 }

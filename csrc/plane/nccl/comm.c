@@ -5,9 +5,7 @@
  * decides the same: a rank without NCCL, two ranks on one device (NCCL would hang or refuse), or two versions of NCCL
  * mean that this set does without, and the error names who and what to do. A rank that has joined before its first
  * tensor has no device yet, and none is guessed for it, since it may use another one later; nor does it load anything
- * yet, for which files to take is told with its first tensor. Then all say hello again before the next work. On two
- * levels (levels.c) each host's ranks have a communicator of their own: then that is asked of ranks of one host only,
- * each host's first rank says the number, and a rank that is alone on its host needs no NCCL.
+ * yet, for which files to take is told with its first tensor. Then all say hello again before the next work.
  *
  * The communicator is begun by the first work, in NCCL's non-blocking way, so that a rank that never comes costs a
  * limited time and not the engine. It is the work that begins it and not the greeting, because NCCL 2.14 to 2.2x keeps
@@ -46,11 +44,6 @@ static struct hvd_nccl_hello hello_of(const unsigned char *all, int rank)
     memcpy(&hello, all + (size_t)rank * HVD_HELLO_BYTES, sizeof hello);
     hello.text[sizeof hello.text - 1] = hello.pci[sizeof hello.pci - 1] = '\0';
     return hello;
-}
-
-static bool together(const struct hvd_nccl_plane *plane, int one, int other)
-{
-    return !plane->levels || plane->levels->place.host_of[one] == plane->levels->place.host_of[other];
 }
 
 static bool on_one_host(const struct hvd_nccl_plane *plane, int one, int other)
@@ -113,8 +106,7 @@ static int hear_all(struct hvd_nccl_plane *plane, const unsigned char *all, stru
     }
     for (int rank = 0; rank < plane->size && all_know && code == HVD_OK; rank++)
         for (int before = 0; before < rank && code == HVD_OK; before++)
-            if (together(plane, before, rank))
-                code = hear_two(plane, all, before, rank, error);
+            code = hear_two(plane, all, before, rank, error);
     return all_know ? code : HVD_AGAIN;
 }
 
@@ -129,29 +121,28 @@ static bool adds_float8(const struct hvd_nccl_plane *plane, int version)
 void hvd_nccl_say_hello(struct hvd_nccl_plane *plane, const struct hvd_work *first, void *mine)
 {
     struct hvd_nccl_hello hello = {.code = HVD_OK, .shares = plane->shares_gpus};
-    struct hvd_error error = plane->levels ? plane->levels->refused : (struct hvd_error){0};
+    struct hvd_error error = {0};
     /* -1: it had no tensor on one. Then nothing is loaded, for the files that the user or the framework names are known
      * with the first of them. */
     hello.ordinal = first->device - 1;
     plane->cuda = first->device ? hvd_cuda_load(&error) : NULL;
     plane->nccl = NULL;
-    if (plane->cuda && !plane->lonely && plane->nccl_blocks) /* the variable wins over what a program asks for */
+    if (plane->cuda && plane->nccl_blocks) /* the variable wins over what a program asks for */
         hvd_fail(&error, HVD_EINIT,
                  HVD661 BLOCKING
                  "=1 is set, with which NCCL's calls block and a lost rank would hang the job: unset it");
-    else if (plane->cuda && !plane->lonely)
+    else if (plane->cuda)
         plane->nccl = hvd_nccl_load(&error);
-    bool could = plane->nccl || (plane->cuda && plane->lonely);
-    if (could && !plane->device) /* it may have said hello before */
+    if (plane->nccl && !plane->device) /* it may have said hello before */
         plane->device = hvd_nccl_device_take(hello.ordinal, &error);
     if (plane->device) {
-        hello.version = plane->nccl ? plane->nccl->version : 0;
+        hello.version = plane->nccl->version;
         hello.packs = plane->device->module != NULL;
         hello.adds_float8 = adds_float8(plane, hello.version);
         hello.uuid = plane->device->uuid;
         memcpy(hello.pci, plane->device->pci, sizeof hello.pci);
     }
-    if (plane->device && plane->nccl && plane->comm_rank == 0 && hvd_nccl_enter(plane, &error) == HVD_OK) {
+    if (plane->device && plane->rank == 0 && hvd_nccl_enter(plane, &error) == HVD_OK) {
         int result = plane->numbered ? HVD_NCCL_SUCCESS : plane->nccl->GetUniqueId(&plane->id);
         plane->numbered = result == HVD_NCCL_SUCCESS;
         if (!plane->numbered)
@@ -188,18 +179,18 @@ int hvd_nccl_refused(const struct hvd_nccl_plane *plane, int result, const char 
 
 int hvd_nccl_hear(struct hvd_nccl_plane *plane, const void *all, struct hvd_error *error)
 {
-    plane->connected = plane->lonely;
-    plane->id = hello_of(all, plane->levels ? plane->levels->place.local[0] : 0).id;
+    plane->connected = false;
+    plane->id = hello_of(all, 0).id;
     return hear_all(plane, all, error);
 }
 
 int hvd_nccl_connect(struct hvd_nccl_plane *plane, struct hvd_error *error)
 {
-    if (plane->comm || plane->lonely)
+    if (plane->comm)
         return HVD_OK;
     struct hvd_nccl_config config = {
         .size = sizeof config, .magic = HVD_NCCL_MAGIC, .version = HVD_NCCL_CONFIG_VERSION, .blocking = 0};
-    int result = plane->nccl->CommInitRankConfig(&plane->comm, plane->comm_size, plane->id, plane->comm_rank, &config);
+    int result = plane->nccl->CommInitRankConfig(&plane->comm, plane->size, plane->id, plane->rank, &config);
     return hvd_nccl_going(result) ? HVD_OK : hvd_nccl_refused(plane, result, "begin a communicator", error);
 }
 
@@ -209,10 +200,9 @@ static int too_late(const struct hvd_nccl_plane *plane, struct hvd_error *error)
     hvd_nccl_where(plane, place, sizeof place);
     return hvd_fail(
         error, HVD_ETIMEOUT,
-        HVD662 "NCCL has not connected the %d ranks of this set%s%s within %.0f s (rank %d of it waits, on %s): see "
+        HVD662 "NCCL has not connected the %d ranks of this set%s within %.0f s (rank %d of it waits, on %s): see "
                "what NCCL_DEBUG=INFO says, or set NCCL_SOCKET_IFNAME",
-        plane->comm_size, plane->levels ? " on this host" : "", plane->connected ? " for a collective" : "",
-        (double)plane->timeout_ns / 1e9, plane->comm_rank, place);
+        plane->size, plane->connected ? " for a collective" : "", (double)plane->timeout_ns / 1e9, plane->rank, place);
 }
 
 /* By what the work that is being launched waits for on the device. */
@@ -224,8 +214,6 @@ static bool held_up(const struct hvd_nccl_plane *plane)
 int hvd_nccl_settled(struct hvd_nccl_plane *plane, const char *what, struct hvd_error *error)
 {
     int state = HVD_NCCL_SUCCESS;
-    if (plane->lonely)
-        return HVD_OK;
     int result = plane->nccl->CommGetAsyncError(plane->comm, &state);
     if (result != HVD_NCCL_SUCCESS)
         state = result;

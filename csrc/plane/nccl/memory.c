@@ -55,7 +55,6 @@ void hvd_nccl_free_memory(struct hvd_nccl_plane *plane)
     plane->retired_count = 0;
     release(plane, &plane->scratch);
     release(plane, &plane->fusion);
-    hvd_nccl_levels_free(plane);
 }
 
 int hvd_nccl_reserve(struct hvd_nccl_plane *plane, struct hvd_nccl_memory *memory, size_t bytes, bool shared,

@@ -60,7 +60,7 @@ static bool casts(const struct hvd_nccl_plane *plane, const struct hvd_work *wor
 bool hvd_nccl_packs(const struct hvd_nccl_plane *plane, const struct hvd_work *work)
 {
     uint64_t bytes = work->count * (uint64_t)hvd_dtype_bytes(work->dtype);
-    if (plane->levels || casts(plane, work)) /* on levels, shares of it cross */
+    if (casts(plane, work))
         return work->kind == HVD_ALLREDUCE;
     return work->kind == HVD_ALLREDUCE && work->pieces > 1 && plane->size > 1 && bytes <= work->pieces * SMALL;
 }
@@ -93,7 +93,7 @@ static bool spoils(const struct hvd_nccl_plane *plane, const struct hvd_work *wo
 bool hvd_nccl_leaves_views(const struct hvd_nccl_plane *plane, const struct hvd_work *work)
 {
     bool agreed = work->lay == HVD_LAY_UP || work->lay == HVD_LAY_DOWN;
-    return agreed && !plane->levels && !casts(plane, work) && !spoils(plane, work);
+    return agreed && !casts(plane, work) && !spoils(plane, work);
 }
 
 static size_t bytes_of(const struct hvd_work *work, uint32_t i)
@@ -229,19 +229,16 @@ int hvd_nccl_pack(struct hvd_nccl_plane *plane, const struct hvd_work *work, dou
         lacks |= !work->piece[i].in;
     }
     bool cast = casts(plane, work);
-    bool own = plane->levels || cast || (plane->nccl->CommRegister && !views) || bytes != alone;
+    bool own = cast || (plane->nccl->CommRegister && !views) || bytes != alone;
     bucket->count = bytes / (size_t)hvd_dtype_bytes(dtype);
-    bucket->lies = lacks || bytes == 0 || plane->levels || cast ? 0 : heard(bucket, work, views);
+    bucket->lies = lacks || bytes == 0 || cast ? 0 : heard(bucket, work, views);
     bucket->out = own ? 0 : lies(work, false, down);
     bucket->in = own ? 0 : lies(work, true, down);
     bucket->unpacks = !bucket->out;
     factor = hvd_nccl_packs_scaled(plane, work) ? factor : 1.0;
     if (bucket->out && bucket->in && factor == 1.0)
         return HVD_OK;
-    int code = bucket->out
-                   ? HVD_OK
-                   : hvd_nccl_reserve(plane, memory, bytes + hvd_nccl_levels_padding(plane, dtype, bucket->count),
-                                      !views, error);
+    int code = bucket->out ? HVD_OK : hvd_nccl_reserve(plane, memory, bytes, !views, error);
     if (code != HVD_OK)
         return code;
     bucket->out = bucket->out ? bucket->out : memory->at;

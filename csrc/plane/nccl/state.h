@@ -2,9 +2,8 @@
  *
  * Private to plane nccl. nccl.c is the plug-in; device.c has the devices of this process, comm.c how ranks come to a
  * communicator and what is said when that fails, calls.c what a work becomes, pack.c how a bucket's tensors come into
- * one memory and out again, memory.c the plane's own memory, levels.c the way of sets whose hosts are joined by links
- * of ours, end.c how a communicator ends. Everything but device.c is called by the turn of one
- * engine only.
+ * one memory and out again, memory.c the plane's own memory, end.c how a communicator ends. Everything but device.c is
+ * called by the turn of one engine only.
  */
 #ifndef HVD_PLANE_NCCL_STATE_H
 #define HVD_PLANE_NCCL_STATE_H
@@ -13,7 +12,6 @@
 #include "../../cuda/pinned.h"
 #include "../../kernel/kernel.h"
 #include "../../nccl/nccl.h"
-#include "../hier/state.h"
 #include "../plane.h"
 
 /* A device that sets of this process use. There is one stream for all of them. */
@@ -60,22 +58,6 @@ struct hvd_nccl_bucket {
 
 #define HVD_NCCL_RETIRED_MAX 128 /* of two kinds; each is larger than the one before by half at least */
 
-/* What a set on two levels needs beside (levels.c). */
-enum hvd_nccl_phase { HVD_NCCL_INSIDE, HVD_NCCL_DOWN, HVD_NCCL_ACROSS, HVD_NCCL_UP, HVD_NCCL_ALL };
-struct hvd_nccl_levels {
-    struct hvd_hier_place place;
-    struct hvd_link *link[HVD_RANKS_MAX]; /* to the ranks of my lane, by host */
-    const struct hvd_plane *by;           /* what carries across: plane p2p or mpi */
-    void *across;                         /* opened on my lane; NULL: this rank has none */
-    struct hvd_error refused;             /* why it could not be opened */
-    enum hvd_nccl_phase phase;
-    struct hvd_work work; /* across */
-    struct hvd_piece piece;
-    struct hvd_scale scale;   /* of a rank that has no kernel nor NCCL to multiply with */
-    struct hvd_pinned pinned; /* my lane's share of the bucket */
-    void *copied;             /* an event; NULL: not made yet */
-};
-
 enum hvd_nccl_stage { HVD_NCCL_IDLE, HVD_NCCL_STARTED, HVD_NCCL_LAUNCHING };
 
 struct hvd_nccl_plane {
@@ -83,9 +65,6 @@ struct hvd_nccl_plane {
     int *host_of; /* of each rank; NULL: all are on one */
     bool any_order, shares_gpus, nccl_blocks;
     uint64_t timeout_ns;
-    struct hvd_nccl_levels *levels; /* NULL: NCCL does it all */
-    int comm_rank, comm_size;       /* in the communicator: of the set, on two levels of my host's ranks */
-    bool lonely;                    /* on two levels: there is no other, and no communicator */
     struct hvd_error failed;
     const struct hvd_cuda *cuda;
     const struct hvd_nccl *nccl;
@@ -170,31 +149,10 @@ int hvd_nccl_dtype(const struct hvd_nccl_plane *plane, const struct hvd_work *wo
 int hvd_nccl_pack(struct hvd_nccl_plane *plane, const struct hvd_work *work, double factor, struct hvd_error *error);
 int hvd_nccl_unpack(struct hvd_nccl_plane *plane, const struct hvd_work *work, struct hvd_error *error);
 
-/* levels.c. open, close: with the plane. fits: is this a set for two levels? step: what follows when the bucket is
- * reduced inside the host (hvd_nccl_levels_reduce); HVD_OK: all of it lies on the stream. It may tell of HVD_EPEER, and
- * be called again. */
-bool hvd_nccl_levels_fit(const struct hvd_plane_arg *arg);
-struct hvd_nccl_levels *hvd_nccl_levels_open(const struct hvd_plane_arg *arg);
-void hvd_nccl_levels_close(struct hvd_nccl_levels *levels);
-bool hvd_nccl_levels_can(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
-int hvd_nccl_levels_reduce(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op, struct hvd_scale scale,
-                           struct hvd_error *error);
-int hvd_nccl_levels_step(struct hvd_nccl_plane *plane, const struct hvd_work *work, bool *progress,
-                         struct hvd_error *error);
-bool hvd_nccl_levels_polls(const struct hvd_nccl_levels *levels);
-int hvd_nccl_levels_watch(const struct hvd_nccl_levels *levels, struct pollfd *news);
-/* Bytes behind a bucket of so many elements, so that every lane has an equal share. */
-size_t hvd_nccl_levels_padding(const struct hvd_nccl_plane *plane, int dtype, uint64_t count);
-void hvd_nccl_levels_free(struct hvd_nccl_plane *plane); /* its memory. With the device current */
-
 /* calls.c. Does NCCL compute this as we do? From agreed fields only. */
 bool hvd_nccl_computes(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
-/* One group of calls, on the device's stream. HVD_OK, or HVD_AGAIN: NCCL is still at it (hvd_nccl_settled tells). */
-int hvd_nccl_group(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op,
-                   int (*calls)(struct hvd_nccl_plane *plane, const struct hvd_work *work, int op),
-                   struct hvd_error *error);
-int hvd_nccl_type(int dtype); /* NCCL's number; -1: it has none */
-/* The work's calls. As a group's, and the stage is LAUNCHING; HVD_AGAIN and it is not: to be launched again. */
+/* The work's calls, as one group on the device's stream. HVD_OK, or HVD_AGAIN: NCCL is still at it (hvd_nccl_settled
+ * tells) if the stage is LAUNCHING, else to be launched again. */
 int hvd_nccl_launch(struct hvd_nccl_plane *plane, const struct hvd_work *work, struct hvd_error *error);
 
 #endif
