@@ -245,16 +245,8 @@ int hvd_ranges(const char *library, char *text, size_t text_bytes);
  * files to take then (NULL: by their names; NCCL's is not loaded where one is in the process already). notice: 1 and a
  * sentence, once, on the first rank of a set whose tensors on devices go another way than by NCCL; else 0. */
 void hvd_gpu_libraries(const char *cuda, const char *nccl);
-int hvd_gpu_version(int which); /* 0: CUDA's driver, as 12040; 1: NCCL, as 22105; 2: are there points? 3: hangs one? */
+int hvd_gpu_version(int which); /* 0: CUDA's driver, as 12040; 1: NCCL, as 22105; 2: hangs one? */
 int hvd_notice(char *text, size_t text_bytes);
-/* A point is reached when all is done that a device was given until it was made, on whatever streams. point: on the
- * device of this address, which is returned as a request has it. Its event is for `ready`. fetch: as hvd_fetch, behind
- * all of that; *point: when it is there, or will not come; NULL: now. Points are the caller's, also after shutdown. */
-int hvd_point(const void *memory, void **point, char *text, size_t text_bytes);
-int hvd_point_fetch(int64_t handle, uintptr_t to, void **point, char *text, size_t text_bytes);
-void *hvd_point_event(const void *point);
-int hvd_point_reached(const void *point);
-void hvd_point_drop(void *point);
 
 /* Many at once, which costs less. submit_many: as hvd_submit for each, in order; returns how many were taken; if these
  * are not all, text says why the next one was refused. The engine wakes once, if the last one taken is not quiet; quiet

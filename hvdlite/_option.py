@@ -73,11 +73,6 @@ def memory(text: str) -> int:
     return ("auto", "dev_shm").index(text)
 
 
-def home(text: str) -> str:
-    """Where something is done that could be done on a GPU."""
-    return ("auto", "device", "host")[("auto", "device", "host").index(text)]
-
-
 def guard(text: str) -> int:
     """A number of the core's HVD_GUARD_*."""
     return ("off", "warn", "raise", "nan").index({"0": "off", "1": "raise"}.get(text, text))
@@ -132,7 +127,6 @@ WANTED = {
     power_of_two: "a power of two",
     switch: "0 or 1",
     memory: "auto or dev_shm",
-    home: "auto, device or host",
     guard: "off, warn, raise (or 1), or nan",
     link_cost: "two numbers greater than zero, not beyond all measure, with a comma between, as in 50,8",
     key: "64 hexadecimal digits",

@@ -24,7 +24,6 @@ class _Watch:
 
     def __init__(self) -> None:
         self.mode = 0
-        self.unseen: list[str] = []
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -39,17 +38,10 @@ _watch = _Watch()
 def begin(mode: int) -> None:
     """The core looks from now on, or not: HVD_GUARD_*."""
     _watch.mode = mode
-    for what in _watch.unseen if mode else ():
-        warnings.warn(f"hvdlite: the NaN guard (HVDLITE_NAN_GUARD) does not look at {what} [HVD674]", stacklevel=2)
     if mode == lib.HVD_GUARD_WARN:
         _watch.over = threading.Event()
         _watch.thread = threading.Thread(target=_watch.run, name="hvdlite-nan-guard", daemon=True)
         _watch.thread.start()
-
-
-def passes_by(what: str) -> None:
-    """From now on nobody looks at these; who begins a life of the job with the guard is warned."""
-    _watch.unseen.append(what)
 
 
 def end() -> None:

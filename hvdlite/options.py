@@ -18,7 +18,6 @@ from ._option import Option as Option
 from ._option import file_name as _file_name
 from ._option import finite_number as finite_number
 from ._option import guard as _guard
-from ._option import home as _home
 from ._option import job as _job
 from ._option import key as _key
 from ._option import link_cost as _link_cost
@@ -183,7 +182,6 @@ OPTIONS = (
         agreed=True,
     ),
     Option("votes", str, "auto", "How hosts that an MPI has joined agree: tcp, mpi, auto.", alias=None, agreed=True),
-    Option("tensorflow_gpu", _home, "auto", "TensorFlow's GPU tensors: auto, device, host.", alias=None, agreed=True),
     Option(
         "algo",
         str,

@@ -323,9 +323,6 @@ void hvd_detail_text(const struct hvd_coord *coord, const struct hvd_vote *agree
         add(&text, "\n  %u more rank%s: something else again", active - spoke, active - spoke == 1 ? "" : "s");
     add(&text, table ? "\n%s the same " : ". %s the same ", fields & 1u << KIND ? "Call" : "Submit");
     add_field_names(&text, fields, "");
-    add(&text, " on all ranks%s.",
-        fields & 1u << PLACE
-            ? ": move the tensor with .cuda() or .cpu(), or in TensorFlow set HVDLITE_TENSORFLOW_GPU=host"
-            : "");
+    add(&text, " on all ranks%s.", fields & 1u << PLACE ? ": move the tensor with .cuda() or .cpu()" : "");
     hvd_text_write(into, text_bytes, HVD350 "%s", into);
 }

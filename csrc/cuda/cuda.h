@@ -59,11 +59,7 @@ struct hvd_cuda_uuid {
        unsigned shared, void *stream, void **arguments, void **more))
 
 /* Y(NAME, symbol, arguments): what is used where it is there; else NULL. */
-#define HVD_CUDA_NEWER_CALLS(Y)                                                                           \
-    Y(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))                  \
-    Y(CtxRecordEvent, "cuCtxRecordEvent", (void *ctx, void *event))                                       \
-    Y(DevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", (int device, unsigned *flags, int *active)) \
-    Y(PointerGetAttribute, "cuPointerGetAttribute", (void *value, int attribute, uintptr_t address))
+#define HVD_CUDA_NEWER_CALLS(Y) Y(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))
 
 struct hvd_cuda {
     bool loaded;

@@ -8,8 +8,6 @@
  */
 #include "engine.h"
 
-#include "../cuda/begun.h"
-
 #include <sched.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -195,19 +193,6 @@ int hvd_engine_fetch(struct hvd_engine *engine, int64_t handle, uintptr_t to, vo
     if (!slot->block)
         return hvd_engine_behind(engine, handle, stream, error);
     return hvd_block_fetch(slot->block, slot->behind, to, (size_t)slot->bytes, stream, error);
-}
-
-int hvd_engine_bring(struct hvd_engine *engine, int64_t handle, uintptr_t to, struct hvd_mark **there,
-                     struct hvd_error *error)
-{
-    struct hvd_slot *slot = slot_to_fetch(engine, handle, error);
-    *there = NULL;
-    if (!slot)
-        return error->code;
-    if (!slot->block || slot->bytes == 0)
-        return HVD_OK;
-    *there = hvd_begun_fetch(slot->block, slot->behind, to, (size_t)slot->bytes, error);
-    return error->code;
 }
 
 int hvd_engine_reached(struct hvd_engine *engine, const struct hvd_slot *slot, uint64_t until_ns, char *text,

@@ -254,10 +254,6 @@ void hvd_engine_kick(struct hvd_engine *engine);
 int hvd_engine_poll(struct hvd_engine *engine, int64_t handle);
 int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, struct hvd_error *error);
 int hvd_engine_fetch(struct hvd_engine *engine, int64_t handle, uintptr_t to, void *stream, struct hvd_error *error);
-/* On a stream of our own; *there: the end of the copy, also of one that has failed; the caller's reference. NULL: there
- * is nothing to copy. */
-int hvd_engine_bring(struct hvd_engine *engine, int64_t handle, uintptr_t to, struct hvd_mark **there,
-                     struct hvd_error *error);
 int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes);
 int hvd_engine_result(struct hvd_engine *engine, int64_t handle, struct hvd_output *output);
 int hvd_engine_forget(struct hvd_engine *engine, int64_t handle);

@@ -10,8 +10,6 @@
  */
 #include "engine.h"
 
-#include "../cuda/begun.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -343,7 +341,6 @@ void hvd_engine_free(struct hvd_engine *engine)
     hvd_wire_end(engine);
     hvd_handles_close(&engine->handles);
     hvd_block_free();
-    hvd_begun_free();
     hvd_flight_close(engine);
     hvd_trace_close(&engine->trace);
     hvd_steps_close(&engine->steps);

@@ -26,8 +26,7 @@
  * without user code, once what T moves at that time is done; that is agreed before, hence dated no later than what r
  * has said in this round, hence lesser than w and begun everywhere. So the round is decided, r's clock has passed, and
  * r begins w. (User code has its part: what it put on its own stream before a tensor is ready ends by itself, since a
- * stream that waits for a collective waits for one that was begun before. For TensorFlow a tensor is ready after all
- * that the device was given so far, our own stream included: those are lesser works, too; see cuda/begun.c.)
+ * stream that waits for a collective waits for one that was begun before.)
  *
  * A work that goes by way of the CPU is no different: once begun it ends, and is waited for until then.
  *

@@ -164,8 +164,6 @@
 #define HVD670 "[HVD670] "
 #define HVD671 "[HVD671] "
 #define HVD673 "[HVD673] "
-#define HVD674 "[HVD674] "
-#define HVD675 "[HVD675] "
 
 /* hvdlite-run, hvd.run and the other programs */
 #define HVD701 "[HVD701] "

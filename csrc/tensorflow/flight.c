@@ -10,7 +10,7 @@
  * whose result nobody wanted. It is held back then, and goes when the first has ended; since starts of one
  * name come in the order of the program on every rank, they meet. Where they do not, the second is an error (order.c).
  *
- * In a world of 1 a collective ends in its Start, unless its tensors are on a GPU, which nobody has to wait for there.
+ * In a world of 1 a collective ends in its Start.
  */
 #include "flight.h"
 
@@ -69,8 +69,6 @@ void hvd_tf_recycle(struct hvd_tf_flight *flight)
     hvd_tf_let_go(&flight->output);
     if (flight->native > 0)
         hvd_tf_core.forget(flight->native);
-    if (flight->point)
-        hvd_tf_core.point_drop(flight->point);
     free(flight->text);
     free(flight->name);
     free(flight->shape);
@@ -110,14 +108,6 @@ void hvd_tf_submit(struct hvd_tf_flight *flight)
     pthread_mutex_unlock(&air->lock);
 }
 
-void hvd_tf_flights_look(void)
-{
-    pthread_mutex_lock(&air->lock);
-    air->looks = true;
-    pthread_cond_signal(&air->news);
-    pthread_mutex_unlock(&air->lock);
-}
-
 /* In a world of 1 nobody else is needed: it ends here, and no thread changes hands. */
 static void run_alone(struct hvd_tf_flight *flight)
 {
@@ -135,7 +125,7 @@ static void run_alone(struct hvd_tf_flight *flight)
 
 void hvd_tf_flight_start(struct hvd_tf_flight *flight)
 {
-    if (hvd_tf_core.size() == 1 && !flight->request.device) {
+    if (hvd_tf_core.size() == 1) {
         run_alone(flight);
         return;
     }
@@ -157,17 +147,11 @@ void hvd_tf_flight_start(struct hvd_tf_flight *flight)
         hvd_tf_submit(flight);
 }
 
-int hvd_tf_flight_over(struct hvd_tf_flight *flight, uint64_t serial, bool on_device, struct tf_run *run,
-                       struct tf_done *done)
+int hvd_tf_flight_over(struct hvd_tf_flight *flight, uint64_t serial, struct tf_run *run, struct tf_done *done)
 {
     struct hvd_tf_waiter *waiter = hvd_tf_moves ? malloc(sizeof *waiter) : NULL;
     pthread_mutex_lock(&air->lock);
     bool known = flight->serial == serial && flight->owned; /* memory of flights is never given back */
-    if (known && flight->words->on_device != on_device) {
-        pthread_mutex_unlock(&air->lock);
-        free(waiter);
-        return -2;
-    }
     if (known && !flight->over && !flight->since && atomic_load(&air->limit_ms))
         flight->since = hvd_tf_now_ms();
     while (known && !waiter && !flight->over)

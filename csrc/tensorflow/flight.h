@@ -16,13 +16,12 @@ struct hvd_tf_queue {
     struct hvd_tf_flight *first, **end;
 };
 
-/* The lock guards the queues, `looks`, and of flights `waiters` and `since`; nothing of TensorFlow's is called under
+/* The lock guards the queues, and of flights `waiters` and `since`; nothing of TensorFlow's is called under
  * it. */
 extern struct hvd_tf_air {
     pthread_mutex_t lock;
     pthread_cond_t news, ended;
     struct hvd_tf_queue flying, held; /* held: their names are in flight */
-    bool looks;                       /* somebody wants the thread to */
     _Atomic int64_t limit_ms;         /* of a wait; 0: none */
 } hvd_tf_air;
 

@@ -77,20 +77,6 @@ void *hvd_tf_start_create(struct tf_construction *node)
     return words;
 }
 
-void *hvd_tf_start_create_on_device(struct tf_construction *node)
-{
-    struct hvd_tf_words *words = hvd_tf_start_create(node);
-    words->on_device = true;
-    return words;
-}
-
-void *hvd_tf_finish_create_on_device(struct tf_construction *node)
-{
-    static char is;
-    (void)node;
-    return &is;
-}
-
 void hvd_tf_start_delete(void *words)
 {
     hvd_tf_words_release(words);
@@ -176,7 +162,7 @@ static void prepare_output(struct hvd_tf_flight *flight, struct tf_run *run, str
         shape[i] = hvd_tf.TF_Dim(input, i);
     if (words->kind == HVD_REDUCESCATTER && dims > 0)
         shape[0] = share(words, shape[0]);
-    struct tf_allocation where = {sizeof where, !words->on_device};
+    struct tf_allocation where = {sizeof where, true};
     flight->output = hvd_tf.TF_AllocateTemp(run, hvd_tf.TF_TensorType(input), shape, dims, &where, status);
 }
 
@@ -272,9 +258,6 @@ void hvd_tf_start_compute(void *kernel, struct tf_run *run)
             prepare_output(flight, run, status);
         if (!hvd_tf.TF_GetCode(status)) {
             fill_request(flight);
-            hvd_tf_place(flight, run, status);
-        }
-        if (!hvd_tf.TF_GetCode(status)) {
             flight->step = hvd_tf.TF_StepId(run);
             if (!keep_shape(flight) || (words->order == HVD_TF_NAMED && !name_iteration(flight, run)))
                 hvd_tf.TF_SetStatus(status, TF_EXHAUSTED, "no memory for another collective" HVD_ENDS(951));
@@ -293,24 +276,9 @@ void hvd_tf_start_compute(void *kernel, struct tf_run *run)
     hvd_tf.TF_DeleteStatus(status);
 }
 
-/* On a GPU the copy is begun; if something of that fails, the output is kept until the device has done with it. */
-static void begin_copy(const struct hvd_tf_flight *flight, struct tf_tensor *output, struct hvd_tf_copy *copy,
-                       struct tf_status *status)
-{
-    char text[HVD_TEXT_MAX] = "";
-    int code = hvd_tf_core.point_fetch(flight->native, (uintptr_t)hvd_tf.TF_TensorData(output), &copy->point, text,
-                                       sizeof text);
-    if (code != HVD_OK)
-        hvd_tf.TF_SetStatus(status, class_of(code), text);
-    if (copy->point)
-        copy->into = output;
-    else
-        hvd_tf.TF_DeleteTensor(output);
-}
-
 /* What the engine holds becomes output 0. */
 static void copy_result(const struct hvd_tf_flight *flight, const struct hvd_output *result, struct tf_run *run,
-                        struct hvd_tf_copy *copy, struct tf_status *status)
+                        struct tf_status *status)
 {
     int dims = flight->dims;
     int64_t shape[dims + 1];
@@ -320,10 +288,6 @@ static void copy_result(const struct hvd_tf_flight *flight, const struct hvd_out
                                                         (size_t)result->bytes, status);
     if (hvd_tf.TF_GetCode(status))
         return;
-    if (flight->request.device) {
-        begin_copy(flight, output, copy, status);
-        return;
-    }
     if (result->bytes > 0 && hvd_tf.TF_TensorByteSize(output) == (size_t)result->bytes)
         memcpy(hvd_tf.TF_TensorData(output), result->data, (size_t)result->bytes);
     hvd_tf.TF_DeleteTensor(output);
@@ -340,13 +304,12 @@ static void put_rows(const int64_t *rows, int64_t count, struct tf_run *run, str
     hvd_tf.TF_DeleteTensor(output);
 }
 
-struct hvd_tf_copy hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *run)
+void hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *run)
 {
-    struct hvd_tf_copy copy = {0};
     if (flight->code != HVD_OK) {
         hvd_tf_fail(run, class_of(flight->code),
                     flight->text && flight->text[0] ? flight->text : "the collective failed" HVD_ENDS(951));
-        return copy;
+        return;
     }
     struct tf_status *status = hvd_tf.TF_NewStatus();
     struct hvd_output result = {0};
@@ -358,7 +321,7 @@ struct hvd_tf_copy hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *r
             hvd_tf.TF_SetStatus(status, TF_UNKNOWN,
                                 "the result is gone: hvdlite was shut down before it was fetched" HVD_ENDS(457));
         else
-            copy_result(flight, &result, run, &copy, status);
+            copy_result(flight, &result, run, status);
     }
     if (!hvd_tf.TF_GetCode(status))
         put_rows(result.rows_of ? result.rows_of
@@ -368,12 +331,11 @@ struct hvd_tf_copy hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *r
     if (hvd_tf.TF_GetCode(status))
         hvd_tf.TF_OpKernelContext_Failure(run, status);
     hvd_tf.TF_DeleteStatus(status);
-    return copy;
 }
 
 void hvd_tf_finish_compute(void *kernel, struct tf_run *run, struct tf_done *done)
 {
-    struct hvd_tf_copy copy = {0};
+    (void)kernel;
     struct tf_status *status = hvd_tf.TF_NewStatus();
     struct tf_tensor *handle = NULL;
     hvd_tf.TF_GetInput(run, 0, &handle, status);
@@ -383,17 +345,13 @@ void hvd_tf_finish_compute(void *kernel, struct tf_run *run, struct tf_done *don
     if (handle)
         hvd_tf.TF_DeleteTensor(handle); /* the run holds it until `done` */
     hvd_tf.TF_DeleteStatus(status);
-    int over = flight ? hvd_tf_flight_over(flight, serial, kernel != NULL, run, done) : -1;
+    int over = flight ? hvd_tf_flight_over(flight, serial, run, done) : -1;
     if (over == 0)
         return;
     if (over > 0)
-        copy = hvd_tf_deliver(flight, run);
-    else if (over == -2)
-        hvd_tf_fail(run, TF_FAILED_PRECONDITION,
-                    "TensorFlow has placed the two nodes of a collective on different kinds of device: set "
-                    "HVDLITE_TENSORFLOW_GPU=host on all ranks" HVD_ENDS(675));
+        hvd_tf_deliver(flight, run);
     else
         hvd_tf_fail(run, TF_INVALID_ARGUMENT,
                     "the handle of a collective was copied, or kept longer than its step" HVD_ENDS(218));
-    hvd_tf_copy_await(&copy, run, done);
+    hvd_tf.TF_RunAsyncOpKernelDoneCallback(done);
 }

@@ -94,15 +94,15 @@ __attribute__((constructor)) static void begin(void)
 }
 
 /* Python, once: the core's functions in the order of struct hvd_tf_core, and dtypes[n]: the core's number of
- * TensorFlow's dtype n. on_device: tensors on GPUs are reduced there. NULL, or what is wrong. */
-PUBLIC const char *hvd_tf_attach(void *const *functions, int count, const int *dtypes, int dtypes_count, int on_device)
+ * TensorFlow's dtype n. NULL, or what is wrong. */
+PUBLIC const char *hvd_tf_attach(void *const *functions, int count, const int *dtypes, int dtypes_count)
 {
     static bool attached;
     if (count * sizeof(void *) != sizeof hvd_tf_core || dtypes_count != TF_DTYPES)
         return "this library and the Python around it are of different versions: install hvdlite again" HVD_ENDS(808);
     if (!trouble && !attached) {
         struct tf_status *status = hvd_tf.TF_NewStatus();
-        hvd_tf_register_gpu(on_device, status);
+        hvd_tf_register_gpu(status);
         has_failed(status);
     }
     if (!trouble) {

@@ -5,10 +5,7 @@
  * nothing of a node whose result nobody takes HvdAsk() -> number    rank, size and the like when the graph runs, not
  * when it was traced
  *
- * On a GPU there are two ways, of which one is chosen once, when Python attaches the core and knows the driver: kernels
- * whose tensors are in the GPU's memory (device.c), or in the CPU's, where TensorFlow copies them there and back. The
- * handle, splits and rows are always the CPU's; and so are tensors of int32, which TensorFlow's own kernels for GPUs
- * have in the CPU's memory, whatever device they are on.
+ * Kernels for a GPU have all that they touch in the memory of the CPU: TensorFlow copies tensors there and back.
  *
  * There is none for XLA, and a function that was traced long before
  * another is compiled calls nothing of ours that could say so. What XLA says itself is that it found no kernel - and,
@@ -95,17 +92,15 @@ static void provide_not(const char *op, struct tf_kernel_builder *kernel, struct
     provide(op, kernel, LIST(NULL), status);
 }
 
-static struct tf_kernel_builder *start(const char *device, bool on_device)
+static struct tf_kernel_builder *start(const char *device)
 {
-    return hvd_tf.TF_NewKernelBuilder("HvdStart", device,
-                                      on_device ? hvd_tf_start_create_on_device : hvd_tf_start_create,
-                                      hvd_tf_start_compute, hvd_tf_start_delete);
+    return hvd_tf.TF_NewKernelBuilder("HvdStart", device, hvd_tf_start_create, hvd_tf_start_compute,
+                                      hvd_tf_start_delete);
 }
 
-static struct tf_kernel_builder *finish(const char *op, const char *device, bool on_device)
+static struct tf_kernel_builder *finish(const char *op, const char *device)
 {
-    return hvd_tf.TF_NewAsyncKernelBuilder(op, device, on_device ? hvd_tf_finish_create_on_device : NULL,
-                                           hvd_tf_finish_compute, NULL);
+    return hvd_tf.TF_NewAsyncKernelBuilder(op, device, NULL, hvd_tf_finish_compute, NULL);
 }
 
 void hvd_tf_register(struct tf_status *status)
@@ -128,33 +123,17 @@ void hvd_tf_register(struct tf_status *status)
             status);
         provide_not("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", xla, ask_create, ask_compute, free), status);
     }
-    provide("HvdStart", start("CPU", false), LIST(NULL), status);
-    provide("HvdFinish", finish("HvdFinish", "CPU", false), LIST(NULL), status);
-    provide("HvdGate", finish("HvdGate", "CPU", false), LIST(NULL), status);
+    provide("HvdStart", start("CPU"), LIST(NULL), status);
+    provide("HvdFinish", finish("HvdFinish", "CPU"), LIST(NULL), status);
+    provide("HvdGate", finish("HvdGate", "CPU"), LIST(NULL), status);
     provide("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", "CPU", ask_create, ask_compute, free), LIST(NULL), status);
 }
 
-/* Where several fit a node, TensorFlow takes the one of the greatest priority. */
-static struct tf_kernel_builder *for_int32(struct tf_kernel_builder *kernel, struct tf_status *status)
+void hvd_tf_register_gpu(struct tf_status *status)
 {
-    hvd_tf.TF_KernelBuilder_TypeConstraint(kernel, "T", TF_INT32, status);
-    hvd_tf.TF_KernelBuilder_Priority(kernel, 1);
-    return kernel;
-}
-
-void hvd_tf_register_gpu(bool on_device, struct tf_status *status)
-{
-    static const char *const finishes[] = {"HvdFinish", "HvdGate"};
-    provide("HvdStart", start("GPU", on_device), on_device ? LIST("splits", "handle") : LIST("x", "splits", "handle"),
-            status);
-    for (int i = 0; i < 2; i++)
-        provide(finishes[i], finish(finishes[i], "GPU", on_device),
-                on_device ? LIST("handle", "rows") : LIST("handle", "y", "rows"), status);
+    provide("HvdStart", start("GPU"), LIST("x", "splits", "handle"), status);
+    provide("HvdFinish", finish("HvdFinish", "GPU"), LIST("handle", "y", "rows"), status);
+    provide("HvdGate", finish("HvdGate", "GPU"), LIST("handle", "y", "rows"), status);
     provide("HvdAsk", hvd_tf.TF_NewKernelBuilder("HvdAsk", "GPU", ask_create, ask_compute, free), LIST("answer"),
             status);
-    if (!on_device)
-        return;
-    provide("HvdStart", for_int32(start("GPU", false), status), LIST("x", "splits", "handle"), status);
-    for (int i = 0; i < 2; i++)
-        provide(finishes[i], for_int32(finish(finishes[i], "GPU", false), status), LIST("handle", "y", "rows"), status);
 }

@@ -103,13 +103,6 @@ struct hvd_tf_core {
     int (*local_size)(void);
     int (*abort)(int culprit, int code, const char *reason);
     int64_t (*step)(int found, int64_t optimizer_ns);
-    int (*finish)(struct hvd_owner *owner, int timeout_ms, char *text, size_t text_bytes);
-    int (*failure)(int *culprit, int *code, char *text, size_t text_bytes);
-    int (*point)(const void *memory, void **point, char *text, size_t text_bytes);
-    int (*point_fetch)(int64_t handle, uintptr_t to, void **point, char *text, size_t text_bytes);
-    void *(*point_event)(const void *point);
-    int (*point_reached)(const void *point);
-    void (*point_drop)(void *point);
 };
 extern struct hvd_tf_core hvd_tf_core;
 extern int hvd_tf_dtype[TF_DTYPES]; /* the core's number of TensorFlow's, -1: none */
@@ -133,15 +126,7 @@ struct hvd_tf_words {
     double prescale, postscale;
     uint64_t hash; /* of the key */
     char *key;
-    char *list;     /* not empty: it stands before a list of others, and this is the list (list.c) */
-    bool on_device; /* the kernel has its tensors on a GPU */
-};
-
-/* A result on its way to memory of TensorFlow's on a GPU: there when the point is reached. NULL: it is there. */
-struct hvd_tf_copy {
-    void *point;
-    struct tf_tensor *into; /* a reference of ours */
-    int64_t since;          /* when it was first looked for, in ms */
+    char *list; /* not empty: it stands before a list of others, and this is the list (list.c) */
 };
 
 /* One collective under way. See flight.c. */
@@ -149,7 +134,6 @@ struct hvd_tf_waiter {
     struct hvd_tf_waiter *next;
     struct tf_run *run;
     struct hvd_tf_done done;
-    struct hvd_tf_copy copy;
 };
 struct hvd_tf_flight {
     struct hvd_tf_flight *next;
@@ -164,9 +148,7 @@ struct hvd_tf_flight {
     int64_t native, since; /* since: when somebody began to wait, in ms; 0: nobody, or waiting has no limit */
     struct hvd_tf_waiter *waiters;
     bool owned, over; /* the handle tensor lives; the collective has ended */
-    bool landed;      /* on a GPU: the device has done it */
     bool asks;        /* ranks had other lists: now it is the exchange of them */
-    void *point;      /* on a GPU: what the device had been given when it was started */
     int code;
     char *text;
 };
@@ -177,12 +159,8 @@ struct hvd_tf_flight *hvd_tf_flight_new(struct hvd_tf_words *words);
  * of 1. What goes wrong is told by its end. */
 void hvd_tf_flight_start(struct hvd_tf_flight *flight);
 /* Any thread. 1: it is over, and stays as it is while the handle tensor lives. 0: `done` was moved out and will be
- * called from another thread after hvd_tf_deliver. -1: the handle tensor is gone, who asks has a copy of it. -2: who
- * asks has its tensors elsewhere (on_device). */
-int hvd_tf_flight_over(struct hvd_tf_flight *flight, uint64_t serial, bool on_device, struct tf_run *run,
-                       struct tf_done *done);
-/* Any thread. There is something for the thread of ours to look at. */
-void hvd_tf_flights_look(void);
+ * called from another thread after hvd_tf_deliver. -1: the handle tensor is gone, who asks has a copy of it. */
+int hvd_tf_flight_over(struct hvd_tf_flight *flight, uint64_t serial, struct tf_run *run, struct tf_done *done);
 /* Any thread. The handle tensor is gone. */
 void hvd_tf_flight_drop(struct hvd_tf_flight *flight);
 /* A life of the job begins, in which who waits does so for so long at most; 0: any time. */
@@ -197,21 +175,6 @@ bool hvd_tf_in_no_order(const struct hvd_tf_flight *flying, const struct hvd_tf_
 char *hvd_tf_say_in_no_order(const char *name); /* the error of it, to be freed */
 uint64_t hvd_tf_hash(const char *text);
 
-/* device.c; of flights whose tensors are on a GPU. place: where and from when on the tensors are whose, when all memory
- * is there. ended: has the device done it, or will nobody know? collect: the outcome, after that; leaves nothing that a
- * device may still touch in the flight. */
-void hvd_tf_place(struct hvd_tf_flight *flight, struct tf_run *run, struct tf_status *status);
-enum { HVD_TF_ENDED, HVD_TF_AWAY, HVD_TF_THERE }; /* AWAY: not agreed yet; THERE: the device is at it */
-int hvd_tf_ended(const struct hvd_tf_flight *flight, bool polls);
-int hvd_tf_collect(struct hvd_tf_flight *flight, char *text, size_t text_bytes);
-/* device.c; a copy that hvd_tf_deliver began is waited for, then `done` is called: by the thread of ours where `done`
- * can be moved, else here. The waiter is the callee's. */
-void hvd_tf_copy_wait(struct hvd_tf_waiter *waiter);
-void hvd_tf_copy_await(struct hvd_tf_copy *copy, struct tf_run *run, struct tf_done *done);
-/* device.c; the thread of ours. Ends the copies that are there. How many are not; or -1: there is only memory left that
- * a device may still touch after a failure. */
-int hvd_tf_copies(void);
-
 /* list.c; the thread of flight.c, when a flight has ended. True: ranks have other lists, and it is to be submitted
  * again as their exchange. False: it has really ended; after an exchange with all lists in its text. */
 bool hvd_tf_list_asks(struct hvd_tf_flight *flight);
@@ -219,21 +182,18 @@ bool hvd_tf_list_asks(struct hvd_tf_flight *flight);
 void hvd_tf_list_begins(const struct hvd_tf_flight *flight);
 void hvd_tf_lists_anew(void); /* any thread: a life of the job begins, in which whose steps count is not known */
 
-/* kernel.c: the kernels, and the error of one. Those on_device have their tensors on a GPU. */
+/* kernel.c: the kernels, and the error of one. */
 void *hvd_tf_start_create(struct tf_construction *node);
-void *hvd_tf_start_create_on_device(struct tf_construction *node);
-void *hvd_tf_finish_create_on_device(struct tf_construction *node);
 void hvd_tf_start_compute(void *kernel, struct tf_run *run);
 void hvd_tf_start_delete(void *words);
 void hvd_tf_finish_compute(void *kernel, struct tf_run *run, struct tf_done *done);
 void hvd_tf_fail(struct tf_run *run, int code, const char *text);
 void hvd_tf_words_release(struct hvd_tf_words *words);
-/* kernel.c: the outcome of a flight that is over becomes the outputs of Finish, or its error. A copy may have been
- * begun by then, which is to be waited for. */
-struct hvd_tf_copy hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *run);
-/* register.c: registers ops, and kernels for the CPU and against XLA; then those for GPUs, whose tensors are there, or
+/* kernel.c: the outcome of a flight that is over becomes the outputs of Finish, or its error. */
+void hvd_tf_deliver(struct hvd_tf_flight *flight, struct tf_run *run);
+/* register.c: registers ops, and kernels for the CPU and against XLA; then those for GPUs, whose tensors are
  * in the CPU's memory. */
 void hvd_tf_register(struct tf_status *status);
-void hvd_tf_register_gpu(bool on_device, struct tf_status *status);
+void hvd_tf_register_gpu(struct tf_status *status);
 
 #endif

@@ -3,9 +3,6 @@
  * It is a framework thread to the core. It sleeps on the oldest and looks at the others now and then: in what order
  * things end is not known, and the one that ends may be what lets another rank go on with the oldest.
  *
- * Where tensors are on a GPU, the core's wait is over when a collective lies on a stream; it has ended when the device
- * has done it, and the thread looks for that, too, with naps (device.c).
- *
  * How long a Finish may wait can be bounded (as in _core/patience.py): the thread looks which has waited too long and
  * fails the job, after which all flights end. A join may wait.
  */
@@ -16,11 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#define LOOK_MS    2
-#define KEPT_MS    100 /* between looks at what a failed job may still touch */
-#define NAP_LEAST  20  /* us; while a device is at it: an eighth of what was waited so far, within these */
-#define NAP_MOST   1000
-#define THERE_MOST 4 /* collectives that a device is at are asked for in one look: it does one after the other */
+#define LOOK_MS 2
 
 static struct hvd_tf_air *const air = &hvd_tf_air;
 
@@ -45,19 +38,27 @@ static void collect(struct hvd_tf_flight *flight)
     if (flight->native > 0) {
         char text[HVD_TEXT_MAX];
         text[0] = 0;
-        flight->code = flight->request.device ? hvd_tf_collect(flight, text, sizeof text)
-                                              : hvd_tf_core.wait(flight->native, 0, text, sizeof text);
+        flight->code = hvd_tf_core.wait(flight->native, 0, text, sizeof text);
         if (flight->code != HVD_OK)
             flight->text = strdup(text);
         if (flight->code != HVD_OK && strstr(text, "another rank has joined")) /* Horovod's class for it */
             flight->code = HVD_ESTATE;
-        if (flight->native > 0 && (flight->output || flight->code != HVD_OK)) {
+        if (flight->output || flight->code != HVD_OK) {
             hvd_tf_core.forget(flight->native);
             flight->native = 0;
         }
     }
     hvd_tf_let_go(&flight->input);
     hvd_tf_let_go(&flight->splits);
+}
+
+static void call(struct hvd_tf_waiter *waiter)
+{
+    struct hvd_tf_done done = waiter->done;
+    free(waiter);
+    hvd_tf.TF_RunAsyncOpKernelDoneCallback((struct tf_done *)&done);
+    if (done.manage)
+        done.manage(&done, &done, 3);
 }
 
 /* It has ended, and is in no list: tells whoever waits. */
@@ -83,8 +84,8 @@ void hvd_tf_land(struct hvd_tf_flight *flight)
     while (waiters) {
         struct hvd_tf_waiter *waiter = waiters;
         waiters = waiter->next;
-        waiter->copy = hvd_tf_deliver(flight, waiter->run);
-        hvd_tf_copy_wait(waiter); /* the flight may be gone after the last */
+        hvd_tf_deliver(flight, waiter->run);
+        call(waiter); /* the flight may be gone after the last */
     }
 }
 
@@ -106,34 +107,6 @@ static struct hvd_tf_flight *released(void)
     return found;
 }
 
-/* The next in `flying` that was submitted and has tensors on a device. Only this thread takes flights out. */
-static struct hvd_tf_flight *next_on_device(const struct hvd_tf_flight *after)
-{
-    pthread_mutex_lock(&air->lock);
-    struct hvd_tf_flight *flight = after ? after->next : air->flying.first;
-    while (flight && !(flight->request.device && flight->native > 0))
-        flight = flight->next;
-    pthread_mutex_unlock(&air->lock);
-    return flight;
-}
-
-/* Asking a driver takes its time, so it is not done under the lock. How many of those looked at a device has not done:
- * what lies there ends without anything that comes after it here, so a few are enough. */
-static int look_at_devices(void)
-{
-    static int64_t polled_ms; /* this thread's */
-    int64_t now = hvd_tf_now_ms();
-    bool polls = now - polled_ms >= LOOK_MS;
-    int there = 0;
-    polled_ms = polls ? now : polled_ms;
-    for (struct hvd_tf_flight *flight = NULL; there < THERE_MOST && (flight = next_on_device(flight));) {
-        int found = hvd_tf_ended(flight, polls);
-        flight->landed = found == HVD_TF_ENDED;
-        there += found == HVD_TF_THERE;
-    }
-    return there;
-}
-
 /* Those in `flying` that have ended, as a list. */
 static struct hvd_tf_flight *arrived(void)
 {
@@ -141,8 +114,8 @@ static struct hvd_tf_flight *arrived(void)
     pthread_mutex_lock(&air->lock);
     for (struct hvd_tf_flight **place = &air->flying.first; *place;) {
         struct hvd_tf_flight *flight = *place;
-        bool refused = flight->code != HVD_OK, asks = flight->native > 0 && !flight->request.device;
-        if (refused || flight->landed || (asks && hvd_tf_core.poll(flight->native) != HVD_AGAIN)) {
+        bool refused = flight->code != HVD_OK;
+        if (refused || (flight->native > 0 && hvd_tf_core.poll(flight->native) != HVD_AGAIN)) {
             take_out(&air->flying, place);
             hvd_tf_append(&list, flight);
         } else {
@@ -175,58 +148,34 @@ static void lose_patience(void)
         hvd_tf_core.abort(hvd_tf_core.rank(), HVD_ETIMEOUT, why);
 }
 
-static void wait_briefly(void)
-{
-    struct timespec end;
-    clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_nsec += KEPT_MS * 1000000L;
-    end.tv_sec += end.tv_nsec / 1000000000;
-    end.tv_nsec %= 1000000000;
-    pthread_cond_timedwait(&air->news, &air->lock, &end);
-}
-
 /* Blocks until there is something to do; the core's handle of the oldest that was submitted, 0: look around first. */
-static int64_t next_to_wait_for(int copies)
+static int64_t next_to_wait_for(void)
 {
     int64_t oldest = 0;
     bool refused = false;
     pthread_mutex_lock(&air->lock);
-    for (bool waited = false;; waited = true) {
+    for (;;) {
         for (struct hvd_tf_flight *flight = air->flying.first; flight && !oldest && !refused; flight = flight->next) {
             oldest = flight->native;
             refused = flight->code != HVD_OK;
         }
-        if (oldest || refused || copies > 0 || air->looks || (waited && copies < 0))
+        if (oldest || refused)
             break;
-        if (copies < 0)
-            wait_briefly();
-        else
-            pthread_cond_wait(&air->news, &air->lock);
+        pthread_cond_wait(&air->news, &air->lock);
     }
-    air->looks = false;
     pthread_mutex_unlock(&air->lock);
     return oldest;
-}
-
-static int64_t nap(int64_t napped_us)
-{
-    int64_t us = napped_us / 8 < NAP_LEAST ? NAP_LEAST : napped_us / 8 > NAP_MOST ? NAP_MOST : napped_us / 8;
-    nanosleep(&(struct timespec){0, us * 1000}, NULL);
-    return us;
 }
 
 void *hvd_tf_serve(void *nothing)
 {
     (void)nothing;
-    int64_t napped_us = 0; /* since something ended */
-    for (int copies = 0;;) {
-        int64_t oldest = next_to_wait_for(copies);
+    for (;;) {
+        int64_t oldest = next_to_wait_for();
         if (oldest > 0)
             hvd_tf_core.wait(oldest, LOOK_MS, NULL, 0);
         lose_patience();
-        int there = look_at_devices(), before = copies;
         struct hvd_tf_flight *list = arrived();
-        bool any = list;
         while (list) {
             struct hvd_tf_flight *flight = list;
             list = flight->next;
@@ -234,9 +183,6 @@ void *hvd_tf_serve(void *nothing)
         }
         for (struct hvd_tf_flight *next; (next = released()) != NULL;)
             hvd_tf_submit(next);
-        copies = hvd_tf_copies();
-        any = any || copies < before || (there == 0 && copies <= 0);
-        napped_us = any ? 0 : napped_us + nap(napped_us);
     }
     return NULL;
 }

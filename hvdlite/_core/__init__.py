@@ -7,10 +7,6 @@ over and waits for them, `flight` keeps tensor memory alive while the core works
 Not here: how a process becomes a rank and leaves (_life), what a tensor is (adapters), what a collective means (ops).
 """
 
-from .device import Point as Point
-from .device import arrived as arrived
-from .device import arrives as arrives
-from .device import bring as bring
 from .device import raise_failure as raise_failure
 from .flight import Flight as Flight
 from .flight import abandon as abandon

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import is_outcome
-from .device import Point, risk
+from .device import risk
 from .flight import Flight, Flights, Member, abandon, abandoned, flying, idle, refuse_twice, sweep, take
 from .kept import remember
 from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, text_of, thread
@@ -170,19 +170,10 @@ class Pending:
             self.release()
             raise error
 
-    @property
-    def there(self) -> Point | None:
-        """What it began after, if who waits for it waits for its device, too."""
-        owner = self.ready[1] if self.ready is not None else None
-        return owner if isinstance(owner, Point) else None
-
     def _lost(self) -> None:
         """It has failed, but its device may still be at it."""
-        point, keep = self.there, self._flight.keep if self._flight is not None else None
-        if point is not None:
-            point.hold(keep)
-        elif self.ready is not None:
-            risk(keep)
+        if self.ready is not None:
+            risk(self._flight.keep if self._flight is not None else None)
 
     def gathered(self) -> Gathered:
         """After `wait`: what a ragged collective has brought."""

@@ -157,17 +157,6 @@ cause: The ranks cannot use NCCL together, for the reason in the text, so tensor
 results, slowly.
 remedy: Mend the reason: give each rank a GPU of its own and the same NCCL everywhere. For a test on one GPU leave it.
 
-HVD674 TensorFlow's tensors cannot be reduced on the GPU
-raises: HvdOptionError, HvdInitError or a warning
-cause: `HVDLITE_TENSORFLOW_GPU=device` asks for it, and TensorFlow was built without CUDA, or CUDA's driver is older
-than 12.5 (it has no cuCtxRecordEvent), or the NaN guard is on, which looks at TensorFlow's tensors in the CPU's memory.
-remedy: Unset `HVDLITE_TENSORFLOW_GPU`, or set it to `host`, on all ranks; or mend what the text names.
-
-HVD675 TensorFlow's memory is not where its GPU kernels have it
-raises: an error of tf.errors
-cause: A tensor of a GPU's kernel lies where CUDA's driver knows no GPU, or the two nodes of one collective were placed
-on different kinds of device.
-remedy: Set `HVDLITE_TENSORFLOW_GPU=host` on all ranks, and please report the text.
 """
 
 FAMILY = family(6, "Planes: shared memory, links, MPI, CUDA and NCCL", _PYTHON + _CORE)

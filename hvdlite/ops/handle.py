@@ -42,7 +42,7 @@ class Handle:
         timeout: as `synchronize` has it.
         """
         if timeout is not None and self._pending:
-            self._within(timeout, [(each.native, each.request, each.there is not None) for each in self._pending])
+            self._within(timeout, [(each.native, each.request) for each in self._pending])
         elif self._given_up:
             for pending in self._pending:
                 _core.count_again(pending.native)
@@ -65,16 +65,15 @@ class Handle:
         self._finish = lambda pending: change(finish(pending))
         return self
 
-    def _within(self, timeout: Any, flights: list[tuple[int, Any, bool]]) -> None:
-        """Returns when all of these, (number, request, whether on its device, too), have ended. HvdTimeoutError: not in
+    def _within(self, timeout: Any, flights: list[tuple[int, Any]]) -> None:
+        """Returns when all of these, (number, request), have ended. HvdTimeoutError: not in
         time, and nothing has changed."""
         seconds = _core.seconds_of(timeout)
         if seconds is None:
             return
         until = time.monotonic() + seconds
-        for native, request, there in flights:
-            ended = _core.within(native, max(until - time.monotonic(), 0.0))
-            if not ended or (there and not _core.arrives(native, max(until - time.monotonic(), 0.0))):
+        for native, request in flights:
+            if not _core.within(native, max(until - time.monotonic(), 0.0)):
                 error = _core.too_late(native, request, seconds)
                 if error is not None:
                     error.handle = self

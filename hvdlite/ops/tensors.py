@@ -88,12 +88,7 @@ class Tensors(Generic[T]):
         result = self.adapter.like(like, (gathered.rows, *view.shape[1:]))
         target = self.adapter.view(result).address
         if view.device is not None:
-            try:
-                view.device.fetch(pending.native, target, pending.ready)
-            except BaseException:
-                if pending.there is not None:
-                    pending.there.hold(result)
-                raise
+            view.device.fetch(pending.native, target, pending.ready)
         else:
             _bytes.copy(target, gathered.address, gathered.bytes)
         return result, gathered.rows_of

@@ -2,8 +2,8 @@
 
 A tensor in CPU memory shows itself as a NumPy array (bfloat16 and float8, too, by dtypes that TensorFlow brings along),
 and an array whose memory is aligned as TensorFlow likes it becomes a tensor that uses it. So the collectives work on
-arrays, and all that is TensorFlow's is what is taken for a tensor and what is given back. A tensor on a GPU stays there
-(device.py), or is copied to the CPU by TensorFlow.
+arrays, and all that is TensorFlow's is what is taken for a tensor and what is given back. A tensor on a GPU is
+copied to the CPU by TensorFlow.
 
 What a graph holds are no tensors yet but promises of some; those are for `ops.run`, which
 makes nodes of them.
@@ -20,7 +20,6 @@ import tensorflow as tf
 from .. import _core
 from ..adapter import View
 from ..numpy import NumpyAdapter
-from .device import GpuDevice, Placed, empty_at, placed
 
 _ALIGNMENT = 64
 DTYPES: dict[tf.DType, int] = {
@@ -60,27 +59,17 @@ def _unsupported(dtype: str) -> ValueError:
 
 
 class TensorflowAdapter(NumpyAdapter):
-    """Arrays over tensors, for which what NumpyAdapter says of arrays holds, and bfloat16 and float8 are more dtypes;
-    and tensors that stay on a GPU."""
+    """Arrays over tensors, for which what NumpyAdapter says of arrays holds; bfloat16 and float8 are more dtypes."""
 
     def accept(self, value: Any, writable: bool = False) -> Any:
-        """The array over an eager tensor, or where that lies on a GPU. TypeError for what is neither tensor nor array,
-        and for a symbolic one."""
-        if isinstance(value, Placed):
-            return value
+        """The array over an eager tensor. TypeError for what is neither tensor nor array, and for a symbolic one."""
         if isinstance(value, tf.Tensor):
             if not hasattr(value, "numpy"):
                 raise TypeError(f"{value!r} belongs to a graph and has no value yet [HVD247]")
-            # Of others nothing is asked: over a string or a variant, DLPack ends the process.
-            there = placed(value) if value.dtype in DTYPES else None
-            if there is not None:
-                return there
             value = array_of(value)
         return super().accept(value, writable)
 
     def view(self, tensor: Any) -> View:
-        if isinstance(tensor, Placed):
-            return View(tensor.address, tensor.shape, check_dtype(tensor.tensor.dtype), True, GpuDevice(tensor))
         number = _OF_NUMPY.get(tensor.dtype)
         if number is None:
             raise _unsupported(str(tensor.dtype) if tensor.dtype.isnative else tensor.dtype.str)
@@ -90,8 +79,6 @@ class TensorflowAdapter(NumpyAdapter):
         return None  # tensors come as tensors: there is no short way by address
 
     def like(self, tensor: Any, shape: tuple[int, ...]) -> Any:
-        if isinstance(tensor, Placed):
-            return empty_at(tensor.place, shape, tensor.tensor.dtype)
         return aligned(shape, tensor.dtype)
 
     def new(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -100,4 +87,4 @@ class TensorflowAdapter(NumpyAdapter):
 
 def tensor_of(result: Any) -> tf.Tensor:
     """What the adapter made, as a tensor."""
-    return result.tensor if isinstance(result, Placed) else tf.convert_to_tensor(result)
+    return tf.convert_to_tensor(result)

@@ -137,13 +137,11 @@ static void rule_2_a_mismatch_is_told_once_all_have_announced(void)
         "> 1: ...\n"
         "> 2: fails on 0 1 ...\n"
         "> tensor 'a': ranks disagree on the device: rank 0 said a GPU, rank 1 said the CPU. "
-        "Submit the same device on all ranks: move the tensor with .cuda() or .cpu(), "
-        "or in TensorFlow set HVDLITE_TENSORFLOW_GPU=host. [HVD350]\n"
+        "Submit the same device on all ranks: move the tensor with .cuda() or .cpu(). [HVD350]\n"
         "> 3: fails on 0 1\n"
         "> tensor 'b': ranks disagree on the device and the dtype: rank 0 said device the CPU, dtype float32; "
         "rank 1 said device a GPU, dtype float64. "
-        "Submit the same device and dtype on all ranks: move the tensor with .cuda() or .cpu(), "
-        "or in TensorFlow set HVDLITE_TENSORFLOW_GPU=host. [HVD350]\n");
+        "Submit the same device and dtype on all ranks: move the tensor with .cuda() or .cpu(). [HVD350]\n");
     transcript_play("More than two sayings are a table", "open 7\n"
                                                          "0,1,2 w 8\n3 w 8x1\n4 w 9\n5 w 10\n6 w 11\n"
                                                          "settle\n"

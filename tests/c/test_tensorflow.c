@@ -258,7 +258,7 @@ static int finish(struct hvd_tf_flight *flight)
     pthread_mutex_lock(&lock);
     int before = dones, failed = failures;
     pthread_mutex_unlock(&lock);
-    int over = hvd_tf_flight_over(flight, flight->serial, false, NULL, (struct tf_done *)&done);
+    int over = hvd_tf_flight_over(flight, flight->serial, NULL, (struct tf_done *)&done);
     HOLDS(over >= 0);
     if (over)
         hvd_tf_deliver(flight, NULL);

@@ -13,7 +13,7 @@
 
 enum { TF_FLOAT = 1, TF_STRING = 7, MANY_DIMS = 10 };
 
-const char *hvd_tf_attach(void *const *functions, int count, const int *dtypes, int dtypes_count, int on_device);
+const char *hvd_tf_attach(void *const *functions, int count, const int *dtypes, int dtypes_count);
 int hvd_tf_asynchronous(int block);
 int64_t hvd_tf_count(int which);
 /* The core's, but for the names that it is told and for a failure that it shall give. */
@@ -50,7 +50,7 @@ static const char *attach(void)
     for (int i = 0; i < TF_DTYPES; i++)
         dtypes[i] = i == TF_FLOAT ? HVD_DTYPE_float32 : i == TF_INT64 ? HVD_DTYPE_int64 : -1;
     memcpy(functions, &core, sizeof core);
-    return hvd_tf_attach(functions, (int)HVD_COUNT_OF(functions), dtypes, TF_DTYPES, 0);
+    return hvd_tf_attach(functions, (int)HVD_COUNT_OF(functions), dtypes, TF_DTYPES);
 }
 
 /* ---- a node, and its executions ---- */
@@ -194,8 +194,8 @@ static void nothing_runs_before_it_is_attached(void)
     struct tf_run run = started(&(struct node){.key = "early"}, floats(0, NULL), splits(-1));
     CHECK(run.failed == TF_FAILED_PRECONDITION && strstr(run.message, "import hvdlite.tensorflow"));
     let_go_of(&run);
-    CHECK(strstr(hvd_tf_attach(NULL, 3, NULL, TF_DTYPES, 0), "install hvdlite again"));
-    CHECK(strstr(hvd_tf_attach(NULL, (int)(sizeof core / sizeof(void *)), NULL, 2, 0), "install hvdlite again"));
+    CHECK(strstr(hvd_tf_attach(NULL, 3, NULL, TF_DTYPES), "install hvdlite again"));
+    CHECK(strstr(hvd_tf_attach(NULL, (int)(sizeof core / sizeof(void *)), NULL, 2), "install hvdlite again"));
     CHECK(attach() == NULL && attach() == NULL);
     CHECK(framework_kernel("HvdStart", "GPU")->hosted == 3 && framework_kernel("HvdFinish", "GPU")->hosted == 3);
 }

@@ -45,9 +45,6 @@ def main(out):
     suffix = sysconfig.get_config_var("EXT_SUFFIX") if build.FREE_THREADED else ".abi3.so"
     target = str(out / "hvdlite" / f"_cffi{suffix}")
     subprocess.run([*compiler, "-shared", "-pthread", *objects, "-o", target, "-ldl", "-lm"], check=True)
-    graph = [str(path) for path in (ROOT / "csrc" / "tensorflow").glob("*.c")]
-    kernels = ["-shared", *graph, "-o", str(out / "hvdlite" / "tensorflow" / "_kernels.so")]
-    subprocess.run([*compiler, *build.FLAGS, "-fPIC", "-w", f"-I{ROOT / 'csrc'}", *kernels, "-ldl"], check=True)
     bench = str(ROOT / "tests" / "c" / "bench_gpu_pack.c")
     subprocess.run([*flags, bench, "-o", str(out / "bench.o")], check=True)
     program = ["-o", str(out / "bench_gpu_pack"), "-ldl", "-lm"]

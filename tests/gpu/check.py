@@ -9,7 +9,6 @@ shared          two ranks on one GPU by an NCCL of 2.30 or later, if it permits 
 several         two ranks, and as many as the greatest power of two of GPUs, by NCCL; by two devices of each rank where
                 there are so many
 pairs           figures of two ranks (figures.py): on two GPUs, and on one where NCCL permits that
-tensorflow      its graphs' tensors, if it is there and sees a GPU: reduced on it (graph.py)
 death           of one rank in two: the other one's error and its free device within a second
 sanitizer       compute-sanitizer, where it is installed, over packing and over one rank's checks
 

@@ -4,7 +4,6 @@ Each part runs programs of its own, with a limit of time, and notes a verdict of
 this machine cannot do says why.
 """
 
-import importlib.util
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from verdict import FAILED, MEASURED, MISSED, PASS, Verdicts
 
 import hvdlite
 
-PARTS = ("packing", "one", "staged", "shared", "several", "pairs", "tensorflow", "death", "sanitizer")
+PARTS = ("packing", "one", "staged", "shared", "several", "pairs", "death", "sanitizer")
 LIMIT_S = float(os.environ.get("LIMIT_S", 420))  # of a program
 GRACE_S = 40  # for its end; the launcher gives its ranks 30
 LAUNCH = "import sys; from hvdlite.launcher.cli import main; sys.exit(main())"
@@ -144,17 +143,6 @@ class Machine:
             self.verdicts.why_not["several"] = "there is one GPU"
         for size in sorted({2, 1 << (count.bit_length() - 1)}) if count > 1 else ():
             self.ranks("several", size)
-
-    def tensorflow(self):
-        """In graphs and eagerly, on one GPU and on all."""
-        if importlib.util.find_spec("tensorflow") is None:
-            self.verdicts.why_not["tensorflow"] = "TensorFlow is not installed"
-            return
-        self.verdicts.why_not["tensorflow"] = "TensorFlow sees no GPU or the driver is too old, see above"
-        program = os.path.join(os.path.dirname(self.program), "graph.py")
-        for size in sorted({1, torch.cuda.device_count()}):
-            line = [sys.executable, "-c", LAUNCH, "-np", str(size), sys.executable, program]
-            self.ran("tensorflow", f"{size} ranks of TensorFlow", line)
 
     def death(self):
         """By NCCL, where each of the two has a GPU of its own; else as ranks go that share one. The job fails: one of

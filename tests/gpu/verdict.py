@@ -28,7 +28,6 @@ CLAIMS = {
     "stepshared": "2 ranks on one GPU by NCCL, a step of 162 gradients: not slower than DistributedDataParallel",
     "sanitizer": "compute-sanitizer is clean",
     "several": "NCCL on several GPUs",
-    "tensorflow": "TensorFlow's tensors on GPUs are reduced there, in graphs and eagerly",
     "death": "a rank dies: the other one has its error and its device within 1 s",
     "abort": "the same where the two are joined by NCCL: their communicator is aborted",
 }
@@ -44,7 +43,6 @@ PERMITTED = (
     "smallshared",
     "stepshared",
     "several",
-    "tensorflow",
     "abort",
 )  # the library or the machine may refuse these
 FAILED, MISSED, PASS, NOT_RUN = "FAILED", "MISSED", "PASS", "DID NOT RUN"

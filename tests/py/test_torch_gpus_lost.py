@@ -147,7 +147,7 @@ with gpus.on_gpus(0), gpus.busy(0):
         hvd.init()
         hvd.shutdown()
 until = time.monotonic() + 60
-while _core.lib.hvd_gpu_version(3) and time.monotonic() < until:  # it was much to do, and no more than that
+while _core.lib.hvd_gpu_version(2) and time.monotonic() < until:  # it was much to do, and no more than that
     time.sleep(0.01)
 with gpus.on_gpus(0):
     hvd.init()

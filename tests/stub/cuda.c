@@ -261,39 +261,6 @@ EXPORT int cuEventRecord(void *event, void *stream)
     return 0;
 }
 
-struct part {
-    struct mark *mark;
-    _Atomic int left; /* streams that have not got there */
-};
-
-static void reach_part(void *self)
-{
-    struct part *part = self;
-    if (atomic_fetch_sub(&part->left, 1) > 1)
-        return;
-    reach(part->mark);
-    free(part);
-}
-
-/* All streams of the device. */
-EXPORT int cuCtxRecordEvent(void *ctx, void *event)
-{
-    CALLED("cuCtxRecordEvent");
-    int device = (int)(uintptr_t)ctx - 1, captured = 0;
-    struct part *part = malloc(sizeof *part);
-    *part = (struct part){mark_of(event, true), 1};
-    pthread_mutex_lock(&streams_lock);
-    for (struct stream *one = streams; one; one = one->next)
-        if (one->device == device) {
-            captured = captured ? captured : stub_isolated(one);
-            atomic_fetch_add(&part->left, 1);
-            stub_put(one, reach_part, part);
-        }
-    pthread_mutex_unlock(&streams_lock);
-    reach_part(part);
-    return captured ? 900 : 0;
-}
-
 EXPORT int cuEventQuery(void *self)
 {
     struct event *event = self;

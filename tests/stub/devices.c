@@ -75,13 +75,6 @@ EXPORT int cuDevicePrimaryCtxRetain(void **ctx, int device)
 }
 
 /* Of those with memory that somebody has. */
-EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
-{
-    *flags = 0;
-    *active = stub_holds(device);
-    return 0;
-}
-
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
 {
     (void)device;

@@ -129,19 +129,6 @@ bool stub_holds(int device)
     return any;
 }
 
-EXPORT int cuPointerGetAttribute(void *value, int attribute, uintptr_t address)
-{
-    int failed = stub_called("cuPointerGetAttribute"), code = 1; /* invalid value */
-    pthread_mutex_lock(&lock);
-    for (struct given *one = given; one && code; one = one->next)
-        if (address >= one->address && address - one->address < one->bytes && attribute == 9) {
-            *(int *)value = one->device;
-            code = 0;
-        }
-    pthread_mutex_unlock(&lock);
-    return failed ? failed : code;
-}
-
 /* The block that begins there, taken out of the table if it is to go. */
 static struct block find(uintptr_t address, bool goes)
 {

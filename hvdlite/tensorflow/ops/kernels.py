@@ -3,8 +3,7 @@
 The library (csrc/tensorflow) is opened by TensorFlow itself, once, when a graph first wants a collective; then it gets
 the addresses of the core's functions. A program that stays eager never opens it.
 
-Where tensors on GPUs are reduced is decided then, too (../device.py): on the GPU (csrc/tensorflow/device.c), or by way
-of the CPU, where TensorFlow copies them there and back.
+Tensors on GPUs go by way of the CPU: TensorFlow copies them there and back.
 
 `INFO` of the logger "hvdlite" says whether a waiting node keeps a thread: it does not where the standard library is
 laid out as expected, which is tried out when the library is opened; else there is a warning.
@@ -16,20 +15,17 @@ import ctypes
 import functools
 import logging
 import struct
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ... import _core, guard
+from ... import _core
 from ..adapter import DTYPES
-from ..device import on_device
 
 _FUNCTIONS = (
     *("submit", "wait", "poll", "result", "forget"),
-    *("rank", "size", "local_rank", "local_size", "abort", "step", "finish", "failure"),
-    *("point", "point_fetch", "point_event", "point_reached", "point_drop"),
+    *("rank", "size", "local_rank", "local_size", "abort", "step"),
 )
 _TF_DTYPES = 64
 _NOTICE_S, _NOTICE_MOST_S = 1.0, 60.0
@@ -37,12 +33,10 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class Library(NamedTuple):
-    """The opened library: nodes are made with `ops`, its own functions called by `native`. on_device: tensors on GPUs
-    are reduced there."""
+    """The opened library: nodes are made with `ops`, its own functions called by `native`."""
 
     ops: Any
     native: ctypes.CDLL
-    on_device: bool
 
     @property
     def asynchronous(self) -> bool:
@@ -54,24 +48,6 @@ class Library(NamedTuple):
         return int(self.native.hvd_tf_count(which))
 
 
-def _begin_on_device() -> None:
-    """What is to be known of tensors there: a graph may never come back to Python, so a thread asks, until it has been
-    told; less and less often, for in a job that has gone well for a while there is hardly anything to tell."""
-    guard.passes_by(
-        "TensorFlow's tensors on GPUs in graphs, for they are reduced there and were before it was on: set "
-        "HVDLITE_TENSORFLOW_GPU=host"
-    )
-    wait = threading.Event().wait
-
-    def ask() -> None:
-        nap = _NOTICE_S
-        while not _core.tell_of_devices():
-            wait(nap)
-            nap = min(1.5 * nap, _NOTICE_MOST_S)
-
-    threading.Thread(target=ask, name="hvdlite-notice", daemon=True).start()
-
-
 def beside(handle: tf.Tensor) -> Any:
     """A context in which nodes are placed on the device of a collective's start."""
     return handle.graph.colocate_with(handle.op)
@@ -79,15 +55,13 @@ def beside(handle: tf.Tensor) -> Any:
 
 @functools.cache
 def library() -> Library:
-    """The library, opened when first asked for. ImportError if it is not there or does not fit this TensorFlow,
-    HvdOptionError as `device.reduces_on_device`."""
+    """The library, opened when first asked for. ImportError if it is not there or does not fit this TensorFlow."""
     found = sorted(_PACKAGE.glob("_kernels*.so"))
     if not found:
         raise ImportError(
             f"hvdlite in {_PACKAGE.parent} has no compiled ops for TensorFlow's graphs (hvdlite/tensorflow/_kernels): "
             "install hvdlite again [HVD808]"
         )
-    there = on_device()
     ops = tf.load_op_library(str(found[0]))
     native = ctypes.CDLL(str(found[0]))
     native.hvd_tf_attach.restype = ctypes.c_char_p
@@ -96,7 +70,7 @@ def library() -> Library:
     dtypes = (ctypes.c_int * _TF_DTYPES)(*[-1] * _TF_DTYPES)
     for dtype, number in DTYPES.items():
         dtypes[dtype.as_datatype_enum] = number
-    trouble = native.hvd_tf_attach(functions, len(_FUNCTIONS), dtypes, _TF_DTYPES, int(there))
+    trouble = native.hvd_tf_attach(functions, len(_FUNCTIONS), dtypes, _TF_DTYPES)
     if trouble is not None:
         raise ImportError(
             f"TensorFlow {tf.__version__}: {trouble.decode()}. Collectives work outside of tf.function only "
@@ -105,11 +79,8 @@ def library() -> Library:
     native.hvd_tf_bound.argtypes = [ctypes.c_double]
     native.hvd_tf_bound.restype = None
     _core.follow(native.hvd_tf_bound)
-    opened = Library(ops, native, there)
+    opened = Library(ops, native)
     say_how_it_waits(opened)
-    say_where(opened)
-    if there:
-        _begin_on_device()
     return opened
 
 
@@ -124,13 +95,6 @@ def say_how_it_waits(opened: Library) -> None:
             "they wait, which is slower",
             tf.__version__,
         )
-
-
-def say_where(opened: Library) -> None:
-    """One line of the log, where TensorFlow knows GPUs."""
-    if tf.test.is_built_with_cuda():
-        way = "on the GPU" if opened.on_device else "by way of the CPU"
-        logging.getLogger("hvdlite").info("TensorFlow %s: tensors on GPUs are reduced %s", tf.__version__, way)
 
 
 def bits(number: float) -> int:
