@@ -128,8 +128,8 @@ int hvd_named(const char *plane, const char *algo, char *text, size_t text_bytes
 typedef int hvd_boot_allgather(void *self, const void *mine, size_t bytes, void *all, char *text, size_t text_bytes);
 
 struct hvd_request {
-    const char *name;          /* NULL: unnamed, matched by order of submission */
-    int kind, op, dtype, wire; /* wire: an allreduce of floats on devices may travel as this dtype + 1; 0: as it is */
+    const char *name; /* NULL: unnamed, matched by order of submission */
+    int kind, op, dtype;
     int root; /* broadcast, reduce: rank inside the process set; send: the sender; alltoall: only compared (gather) */
     int peer; /* send: the receiver, a rank inside the process set; 0 for all other kinds */
     int ndim;

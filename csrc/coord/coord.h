@@ -69,9 +69,6 @@
  * where all ranks have found the same: fresh, and a detail round that tells who found what. Then the request fails on
  * all ranks, or, where that is forgiven, all forget what was found and announce it again, with its key and its order,
  *      so that it is planned as if it had been submitted a few rounds later.
- *  15. HOW BUCKETS LAY in a rank's memory, HVD_LAY_*, as the engine has seen it last: merged with OR, so of several
- *      sayings what differs becomes APART. Who has joined says nothing. It rides with votes that are held anyway,
- *      and tells what was, not what will be: agreed, and a guess.
  */
 #ifndef HVD_COORD_H
 #define HVD_COORD_H
@@ -134,8 +131,7 @@ struct hvd_vote {
     uint64_t date;     /* greatest */
     uint64_t tune;     /* proposed size of a bucket + 1, 0: none; greatest */
     uint32_t ahead;    /* of the learned list the next so many are ready; smallest */
-    uint16_t deviates; /* 1: this is not what was learned; OR */
-    uint16_t lay;      /* of buckets so far; OR */
+    uint32_t deviates; /* 1: this is not what was learned; OR */
     uint32_t list;     /* slots in a proposed list; rank 0 only */
     uint32_t list_at;  /* of the list, the next to be planned */
     uint64_t body[];
@@ -170,7 +166,6 @@ struct hvd_plan_item {
     uint32_t slot;
     uint32_t flags;  /* HVD_FRESH_IN_PLANE as agreed */
     uint32_t bucket; /* set by fuse */
-    uint32_t lay;    /* HVD_LAY_*, agreed: how the tensors of buckets lay so far */
     int32_t code;    /* HVD_OK, or why this item fails on every rank instead of being done */
 };
 
@@ -219,8 +214,6 @@ void hvd_coord_leave(struct hvd_coord *coord);
 void hvd_coord_tune(struct hvd_coord *coord, int64_t bucket_bytes);
 /* The latest date that this rank knows, for its next vote; it is no news by itself. */
 void hvd_coord_date(struct hvd_coord *coord, uint64_t date);
-/* How this rank's latest bucket lay, HVD_LAY_*; no news by itself, either. */
-void hvd_coord_lay(struct hvd_coord *coord, uint32_t lay);
 
 /* Would my vote say something that the last one did not, or must a round be held for something agreed (a
  * detail)? Then a round is wanted. */

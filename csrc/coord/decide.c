@@ -221,7 +221,6 @@ static void emit(struct hvd_coord *coord, const struct turn *turn, struct hvd_pl
         item->key = (struct hvd_key){coord->done[i].high, coord->done[i].low};
         item->order = coord->done[i].major;
         item->bucket = 0;
-        item->lay = turn->vote->lay;
         if (id & HVD_DONE_DIRECT) {
             const struct hvd_fresh *fresh = &turn->fresh[id & ~HVD_DONE_DIRECT];
             item->signature = fresh->signature;

@@ -115,7 +115,6 @@ void hvd_vote_merge(const struct hvd_coord *coord, struct hvd_vote *into, const 
         into->date = from->date;
     into->ahead = from->ahead < into->ahead ? from->ahead : into->ahead;
     into->deviates |= from->deviates;
-    into->lay |= from->lay;
     join_bits(into, (into->bytes - sizeof *into) / 8, from);
     join_list(coord, into, from);
     if (into->detail_slot != HVD_NONE)

@@ -145,7 +145,6 @@ struct hvd_coord {
     uint64_t join_round;      /* first round that said so; 0: not said yet */
     uint64_t tune, said_tune; /* as in a vote: my proposal, and as far as it was said */
     uint64_t date;            /* what my next vote says */
-    uint32_t lay;             /* and this */
 
     /* Scratch of one call. */
     struct hvd_sortable *done;  /* slots + fresh: what this decide plans; id is a slot, or DIRECT | descriptor */

@@ -81,7 +81,6 @@ struct hvd_coord *hvd_coord_open(void *memory, const struct hvd_coord_limits *li
     coord->vacant = coord->groups_vacant = HVD_NONE;
     coord->used = coord->details = (struct hvd_list){HVD_NONE, HVD_NONE};
     coord->left = -1;
-    coord->lay = HVD_LAY_APART;
     open_map(&coord->slot_of, coord->known, sizeof *coord->known, limits->slots, limits->zeroed);
     open_map(&coord->group_of, coord->group, sizeof *coord->group, limits->slots, limits->zeroed);
     open_map(&coord->fresh_of, coord->mine, sizeof *coord->mine, limits->tickets, limits->zeroed);
@@ -251,12 +250,6 @@ void hvd_coord_tune(struct hvd_coord *coord, int64_t bucket_bytes)
 void hvd_coord_date(struct hvd_coord *coord, uint64_t date)
 {
     coord->date = date;
-}
-
-void hvd_coord_lay(struct hvd_coord *coord, uint32_t lay)
-{
-    HVD_ASSERT(lay <= HVD_LAY_APART);
-    coord->lay = lay;
 }
 
 bool hvd_coord_news(const struct hvd_coord *coord)

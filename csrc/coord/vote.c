@@ -87,7 +87,6 @@ size_t hvd_coord_vote(struct hvd_coord *coord, struct hvd_vote *vote, size_t roo
     }
     vote->tune = coord->tune;
     vote->date = coord->date;
-    vote->lay = coord->joined ? 0 : (uint16_t)coord->lay;
     HVD_ASSERT(room >= hvd_vote_bytes(coord, vote) + (stopped ? 0 : hvd_room_of_fresh(coord)) +
                            8 * hvd_list_words(coord->learn.length));
     memcpy(vote->body, coord->ready, 8 * (size_t)words);
@@ -134,7 +133,7 @@ static bool header_sane(const struct hvd_coord *coord, const struct hvd_vote *vo
         return false;
     if (vote->leaving > vote->ranks || (vote->leaving ? vote->leave_rank >= size : vote->leave_rank != HVD_NONE))
         return false;
-    if (vote->tune > (uint64_t)INT64_MAX + 1 || vote->date > HVD_DATE_MAX || vote->lay > HVD_LAY_APART)
+    if (vote->tune > (uint64_t)INT64_MAX + 1 || vote->date > HVD_DATE_MAX)
         return false;
     if (vote->slots != coord->high && (vote->slots || coord->learn.count == 0))
         return false;

@@ -50,13 +50,7 @@ struct hvd_cuda_uuid {
     X(MemsetD16Async, "cuMemsetD16Async", (uintptr_t to, unsigned short value, size_t count, void *stream))  \
     X(MemsetD32Async, "cuMemsetD32Async", (uintptr_t to, unsigned value, size_t count, void *stream))        \
     X(MemsetD2D32Async, "cuMemsetD2D32Async",                                                                \
-      (uintptr_t to, size_t pitch, unsigned value, size_t width, size_t height, void *stream))               \
-    X(ModuleLoadData, "cuModuleLoadData", (void **module, const void *image))                                \
-    X(ModuleUnload, "cuModuleUnload", (void *module))                                                        \
-    X(ModuleGetFunction, "cuModuleGetFunction", (void **kernel, void *module, const char *name))             \
-    X(LaunchKernel, "cuLaunchKernel",                                                                        \
-      (void *kernel, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,    \
-       unsigned shared, void *stream, void **arguments, void **more))
+      (uintptr_t to, size_t pitch, unsigned value, size_t width, size_t height, void *stream))
 
 /* Y(NAME, symbol, arguments): what is used where it is there; else NULL. */
 #define HVD_CUDA_NEWER_CALLS(Y) Y(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))

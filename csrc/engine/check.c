@@ -190,30 +190,15 @@ static int check_kind(const struct hvd_membership *membership, const struct hvd_
     return code == HVD_OK ? HVD_AGAIN : code;
 }
 
-/* May it travel as this? */
-static int check_wire(const struct hvd_request *request, struct hvd_error *error)
-{
-    int wire = request->wire - 1;
-    bool sums = request->kind == HVD_ALLREDUCE && request->op != HVD_OP_adasum;
-    bool wide = request->dtype == HVD_DTYPE_float32 || request->dtype == HVD_DTYPE_float64;
-    if (request->device && sums && wide && (wire == HVD_DTYPE_float16 || wire == HVD_DTYPE_bfloat16))
-        return HVD_OK;
-    return hvd_fail(error, HVD_EINVAL,
-                    HVD901 "%s of '%.200s': %s cannot travel as dtype %d; only float32 and float64 on a GPU can, in an "
-                           "allreduce, as float16 or bfloat16",
-                    hvd_engine_kind(request->kind), NAME_OF(request),
-                    hvd_dtype_bytes(request->dtype) ? hvd_dtype_name(request->dtype) : "this dtype", wire);
-}
-
 /* What cannot be done on devices, whatever lies there. */
 static int check_device(const struct hvd_request *request, struct hvd_error *error)
 {
-    if ((request->device | request->wire) == 0)
+    if (request->device == 0)
         return HVD_OK;
     if (request->device < 0 || request->kind == HVD_BARRIER || request->kind == HVD_JOIN)
         return hvd_fail(error, HVD_EINVAL, HVD901 "%s of '%.200s': %d is no device", hvd_engine_kind(request->kind),
                         NAME_OF(request), request->device - 1);
-    return request->wire ? check_wire(request, error) : HVD_OK;
+    return HVD_OK;
 }
 
 int hvd_request_check(const struct hvd_membership *membership, const struct hvd_request *request,
@@ -266,14 +251,6 @@ int hvd_set_look_up(struct hvd_engine *engine, const struct hvd_request *request
     return code;
 }
 
-/* What a device adds to the dtype. */
-static int place_of(const struct hvd_request *request)
-{
-    return request->wire == 0                       ? HVD_SIGNED_ON_DEVICE
-           : request->wire == HVD_DTYPE_float16 + 1 ? HVD_SIGNED_AS_FLOAT16
-                                                    : HVD_SIGNED_AS_BFLOAT16;
-}
-
 struct hvd_signature hvd_set_sign(const struct hvd_request *request)
 {
     int kind = request->kind;
@@ -282,7 +259,7 @@ struct hvd_signature hvd_set_sign(const struct hvd_request *request)
     memset(&signature, 0, sizeof signature);
     signature.kind = kind;
     signature.op = reduces ? request->op : 0;
-    signature.dtype = kind == HVD_BARRIER ? 0 : request->dtype + (request->device ? place_of(request) : 0);
+    signature.dtype = kind == HVD_BARRIER ? 0 : request->dtype + (request->device ? HVD_SIGNED_ON_DEVICE : 0);
     signature.ndim = request->ndim;
     bool rooted = kind == HVD_BROADCAST || kind == HVD_REDUCE || kind == HVD_SEND || kind == HVD_ALLTOALL;
     signature.root = rooted ? request->root : 0;

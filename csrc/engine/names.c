@@ -3,9 +3,6 @@
  * The kernel names dtypes and ops, this file names the kinds of collective, and the coordinator, which may look
  * into neither, gets all three as tables indexed by number, with NULL where there is no such number. Each is
  * made from the X-macro rows at compile time, so nothing here is edited when a row is added.
- *
- * To the coordinator, what a tensor may travel as (hvd_request.wire) is part of its dtype: those are rows of their own.
- * So ranks have to agree on it, only tensors that travel alike share a bucket, and its size is that on the wire.
  */
 #include "engine.h"
 
@@ -27,25 +24,14 @@ static const char *const ops[] = {
     HVD_OPS(X)
 #undef X
 };
-#define WIRES(X)                                 \
-    X(float32, float16, HVD_SIGNED_AS_FLOAT16)   \
-    X(float64, float16, HVD_SIGNED_AS_FLOAT16)   \
-    X(float32, bfloat16, HVD_SIGNED_AS_BFLOAT16) \
-    X(float64, bfloat16, HVD_SIGNED_AS_BFLOAT16)
 static const char *const dtypes[] = {
 #define X(number, name, bytes) [number] = #name, [number + HVD_SIGNED_ON_DEVICE] = #name,
     HVD_DTYPES(X)
-#undef X
-#define X(name, wire, added) [HVD_DTYPE_##name + added] = #name " compressed to " #wire,
-        WIRES(X)
 #undef X
 };
 const uint8_t hvd_engine_bytes_of[] = {
 #define X(number, name, bytes) [number] = bytes, [number + HVD_SIGNED_ON_DEVICE] = bytes,
     HVD_DTYPES(X)
-#undef X
-#define X(name, wire, added) [HVD_DTYPE_##name + added] = 2,
-        WIRES(X)
 #undef X
 };
 
@@ -58,16 +44,6 @@ const struct hvd_coord_names hvd_engine_names = {
     .dtypes = HVD_COUNT_OF(dtypes),
     .on_device = HVD_SIGNED_ON_DEVICE,
 };
-
-int hvd_item_wire(const struct hvd_plan_item *item)
-{
-    int signed_as = item->signature.dtype / HVD_SIGNED_ON_DEVICE * HVD_SIGNED_ON_DEVICE;
-    if (item->signature.kind != HVD_ALLREDUCE || item->signature.op == HVD_OP_adasum)
-        return 0;
-    return signed_as == HVD_SIGNED_AS_FLOAT16    ? HVD_DTYPE_float16 + 1
-           : signed_as == HVD_SIGNED_AS_BFLOAT16 ? HVD_DTYPE_bfloat16 + 1
-                                                 : 0;
-}
 
 const char *hvd_engine_kind(int kind)
 {

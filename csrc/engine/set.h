@@ -25,10 +25,8 @@
 #include "tree.h"
 
 #define HVD_PLANES_MAX 8
-/* Added to a signature's dtype: the tensor lies on a device; and there it may travel as another dtype. */
-#define HVD_SIGNED_ON_DEVICE   64
-#define HVD_SIGNED_AS_FLOAT16  128
-#define HVD_SIGNED_AS_BFLOAT16 192
+/* Added to a signature's dtype: the tensor lies on a device. */
+#define HVD_SIGNED_ON_DEVICE 64
 
 struct hvd_engine;
 struct hvd_host;
@@ -211,7 +209,6 @@ static inline bool hvd_item_on_device(const struct hvd_plan_item *item)
 {
     return item->signature.dtype >= HVD_SIGNED_ON_DEVICE;
 }
-int hvd_item_wire(const struct hvd_plan_item *item); /* as a request has it. names.c */
 static inline int hvd_item_dtype(const struct hvd_plan_item *item)
 {
     return item->signature.dtype % HVD_SIGNED_ON_DEVICE;

@@ -6,9 +6,6 @@
  * whatever no plane for devices computes as we do, and of hosts without one; the results are those of the CPU's planes,
  * bit by bit. An Adasum is a series of such works between the two copies.
  *
- * Float32 that may travel in 16 bits (hvd_work.wire) does so between hosts: it is cast here, in the CPU's memory. On
- * one host nothing would be gained, and it stays what it is.
- *
  * The memory holds one work, grows to the largest and is kept, as is what it has outgrown, for freeing waits for the
  * device (cuda/pinned.c). A stage belongs to one set and has a stream of its own on each
  * device that the set's tensors lie on; a work's tensors lie on one. A rank that gives nothing and gets nothing (it has
@@ -16,7 +13,6 @@
  */
 #include "stage.h"
 
-#include "../kernel/adasum.h"
 #include "../kernel/kernel.h"
 
 #include <stdlib.h>
@@ -170,31 +166,12 @@ static int copy_down(struct hvd_stage *stage, const struct hvd_work *work, int r
                : code;
 }
 
-/* The place of the float32 of a tensor that was narrowed: what this rank gave, and the result. It lies in front of the
- * values of 16 bits, which copy_down has laid out for the result. */
-static float *wide_of(const struct hvd_piece *piece)
-{
-    return (void *)((char *)piece->out - HVD_ALIGN_UP(piece->count * sizeof(float), (size_t)HVD_CACHE_LINE));
-}
-
-static void narrow(struct hvd_stage *stage, const struct hvd_work *work)
-{
-    for (uint32_t i = 0; i < stage->pieces; i++) {
-        struct hvd_piece *piece = &stage->piece[i];
-        if (!piece->in)
-            continue;
-        hvd_narrow_of_floats(work->dtype, piece->out, wide_of(piece), piece->count);
-        piece->in = piece->out;
-    }
-}
-
 int hvd_stage_begin(struct hvd_stage *stage, struct hvd_work *work, int rank, int size, struct hvd_error *error)
 {
     int code = HVD_OK;
     stage->away = NULL;
     stage->phase = HVD_STAGE_HERE;
     stage->pieces = work->pieces;
-    stage->narrowed = false;
     if (work->device) {
         code = enter_device(stage, work->device, error);
         if (code == HVD_OK) {
@@ -207,17 +184,12 @@ int hvd_stage_begin(struct hvd_stage *stage, struct hvd_work *work, int rank, in
     }
     if (code != HVD_OK)
         stage->phase = HVD_STAGE_NONE;
-    if (work->wire && work->dtype == HVD_DTYPE_float32) {
-        work->dtype = work->wire - 1; /* also on a rank that has none */
-        stage->narrowed = true;
-    }
-    work->wire = 0;
     work->flags &= ~HVD_WORK_ON_DEVICE;
     work->ready = NULL;
     return code;
 }
 
-int hvd_stage_poll(struct hvd_stage *stage, const struct hvd_work *work, bool *progress, struct hvd_error *error)
+int hvd_stage_poll(struct hvd_stage *stage, bool *progress, struct hvd_error *error)
 {
     if (stage->phase == HVD_STAGE_HERE)
         return HVD_OK;
@@ -228,13 +200,11 @@ int hvd_stage_poll(struct hvd_stage *stage, const struct hvd_work *work, bool *p
     if (asked == HVD_CUDA_NOT_READY)
         return HVD_AGAIN;
     *progress = true;
-    if (stage->phase == HVD_STAGE_DOWN && stage->narrowed && asked == 0)
-        narrow(stage, work);
     stage->phase = stage->phase == HVD_STAGE_DOWN ? HVD_STAGE_HERE : HVD_STAGE_NONE;
     return check(asked, "copy a tensor", error);
 }
 
-int hvd_stage_return(struct hvd_stage *stage, struct hvd_work *work, struct hvd_error *error)
+int hvd_stage_return(struct hvd_stage *stage, struct hvd_error *error)
 {
     stage->phase = HVD_STAGE_NONE;
     if (!stage->away)
@@ -246,10 +216,6 @@ int hvd_stage_return(struct hvd_stage *stage, struct hvd_work *work, struct hvd_
         const void *result = stage->piece[i].out;
         if (stage->out_bytes[i] == 0)
             continue;
-        if (stage->narrowed) {
-            result = wide_of(&stage->piece[i]);
-            hvd_floats_of_narrow(work->dtype, wide_of(&stage->piece[i]), stage->piece[i].out, stage->piece[i].count, 1);
-        }
         code = check(
             stage->cuda->MemcpyHtoDAsync((uintptr_t)stage->away[i].out, result, stage->out_bytes[i], stage->on->stream),
             "copy a result to a device", error);

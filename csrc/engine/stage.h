@@ -29,15 +29,14 @@ struct hvd_stage {
     uint32_t pieces, room;
     const struct hvd_piece *away; /* the tensors themselves; NULL: this rank has none in this work */
     size_t *out_bytes;            /* of each piece, that go back */
-    bool narrowed;                /* float32 became a dtype of 16 bits here */
 };
 
 /* HVD_OK: the work has other pieces now, and poll is next. */
 int hvd_stage_begin(struct hvd_stage *stage, struct hvd_work *work, int rank, int size, struct hvd_error *error);
 /* HVD_AGAIN: a copy is under way. HVD_OK: see phase; NONE: all is done. */
-int hvd_stage_poll(struct hvd_stage *stage, const struct hvd_work *work, bool *progress, struct hvd_error *error);
+int hvd_stage_poll(struct hvd_stage *stage, bool *progress, struct hvd_error *error);
 /* The plane has done the work: HVD_AGAIN, copies are under way; HVD_OK: there is nothing to copy. */
-int hvd_stage_return(struct hvd_stage *stage, struct hvd_work *work, struct hvd_error *error);
+int hvd_stage_return(struct hvd_stage *stage, struct hvd_error *error);
 void hvd_stage_close(struct hvd_stage *stage);
 
 #endif

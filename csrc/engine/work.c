@@ -103,7 +103,6 @@ static void by_the_cpu(struct hvd_engine *engine, struct hvd_set *set, struct hv
     struct hvd_moving *moving = &set->moving;
     moving->by = NULL;
     moving->begun_ns = hvd_now_ns();
-    moving->work.wire = set->locals < set->size ? moving->work.wire : 0; /* 16 bits are for the way between hosts */
     moving->busy = error->code == HVD_OK && moving->work.flags & HVD_WORK_ON_DEVICE &&
                    hvd_stage_begin(&moving->stage, &moving->work, set->rank, set->size, error) == HVD_OK;
     if (moving->busy)
@@ -151,8 +150,6 @@ void hvd_work_describe(struct hvd_set *set, const struct hvd_plan_item *item)
     work->piece = set->moving.piece;
     if (hvd_item_on_device(item)) {
         work->flags = HVD_WORK_ON_DEVICE;
-        work->lay = item->lay;
-        work->wire = hvd_item_wire(item);
         work->ready = set->moving.ready;
     } else if (item->flags & HVD_FRESH_IN_PLANE) {
         work->flags = HVD_WORK_IN_PLANE;
@@ -297,7 +294,7 @@ static void start_next(struct hvd_engine *engine, struct hvd_set *set)
 static int step_stage(struct hvd_engine *engine, struct hvd_set *set, bool *progress, struct hvd_error *error)
 {
     struct hvd_moving *moving = &set->moving;
-    int code = hvd_stage_poll(&moving->stage, &moving->work, progress, error);
+    int code = hvd_stage_poll(&moving->stage, progress, error);
     if (code != HVD_OK || moving->stage.phase != HVD_STAGE_HERE)
         return code;
     if (!moving->by) { /* its pieces lie here now */
@@ -308,7 +305,7 @@ static int step_stage(struct hvd_engine *engine, struct hvd_set *set, bool *prog
     code = moving->by->plane->poll(moving->by->self, &moving->work, progress, error);
     if (code == HVD_OK && moving->composed && compose(engine, set))
         return HVD_AGAIN;
-    if (code == HVD_OK && (code = hvd_stage_return(&moving->stage, &moving->work, error)) == HVD_AGAIN)
+    if (code == HVD_OK && (code = hvd_stage_return(&moving->stage, error)) == HVD_AGAIN)
         *progress = true;
     return code;
 }
@@ -370,8 +367,6 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
     if (moving->work.behind)
         hvd_mark_drop(moving->work.behind);
     moving->work.behind = NULL;
-    if (moving->work.lies)
-        hvd_coord_lay(set->coord, moving->work.lies);
     if (moving->lineup && moving->lineup->device)
         moving->asked_for -= moving->items;
     pop(set, moving->items);

@@ -13,18 +13,12 @@
 #include <stdarg.h>
 #include <stdbool.h>
 
-#define HVD_WIRE_VERSION 10    /* grows whenever bytes that ranks exchange change meaning */
+#define HVD_WIRE_VERSION 11    /* grows whenever bytes that ranks exchange change meaning */
 #define HVD_LOCAL_MAX    64    /* ranks on one host, which shared memory serves */
 #define HVD_RANKS_MAX    1024  /* ranks of a job */
 #define HVD_CACHE_LINE   64    /* bytes; flags that different ranks write keep two lines apart */
 #define HVD_HANDLES_MAX  65536 /* collectives in flight in one process */
 #define HVD_PAGE         4096
-
-/* How a bucket's tensors lie in a rank's memory, with nothing between: each right behind the one before it in plan
- * order, or right before it. Both bits: neither. 0: nobody says. */
-#define HVD_LAY_UP    1u
-#define HVD_LAY_DOWN  2u
-#define HVD_LAY_APART 3u
 
 #define HVD_ALIGN_UP(n, to) (((n) + (to) - 1) / (to) * (to))
 #define HVD_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))

@@ -73,9 +73,6 @@ static int fill(struct hvd_nccl *nccl, struct hvd_error *error)
                         version, nccl->path);
     HVD_NCCL_CALLS(X)
 #undef X
-#define Y(name, arguments) *(void **)(void *)&nccl->name = dlsym(library, "nccl" #name);
-    HVD_NCCL_NEWER_CALLS(Y)
-#undef Y
     return HVD_OK;
 }
 

@@ -66,13 +66,6 @@ struct hvd_nccl_config {
     X(GroupStart, (void))                                                                                           \
     X(GroupEnd, (void))
 
-/* Y(NAME, arguments): what older ones lack; NULL there. The memory of MemAlloc is on the current device. */
-#define HVD_NCCL_NEWER_CALLS(Y)                                                  \
-    Y(MemAlloc, (void **memory, size_t bytes))                                   \
-    Y(MemFree, (void *memory))                                                   \
-    Y(CommRegister, (void *comm, void *memory, size_t bytes, void **registered)) \
-    Y(CommDeregister, (void *comm, void *registered))
-
 struct hvd_nccl {
     bool loaded;
     int version; /* such as 22105 */
@@ -81,7 +74,6 @@ struct hvd_nccl {
     const char *(*GetLastError)(void *comm); /* NULL before NCCL 2.13 */
 #define X(name, arguments) int(*name) arguments;
     HVD_NCCL_CALLS(X)
-    HVD_NCCL_NEWER_CALLS(X)
 #undef X
 };
 

@@ -68,7 +68,6 @@ static int start(void *self, struct hvd_work *work, struct hvd_error *error)
                  "a tensor of this rank lies on device %d, and its communicator is of device %d; please report this",
                  work->device - 1, plane->device->ordinal);
     plane->stage = HVD_NCCL_STARTED;
-    work->moved_as = hvd_nccl_dtype(plane, work) + 1;
     return HVD_OK; /* others may have started: poll tells of a failure */
 }
 
@@ -87,15 +86,12 @@ static int go_on(struct hvd_nccl_plane *plane, struct hvd_work *work, bool *prog
         if (code != HVD_OK)
             return code;
     }
-    code =
-        hvd_nccl_unpack(plane, work, error); /* behind NCCL's own: a group may get to the stream later than it ends */
-    struct hvd_mark *mark = code == HVD_OK ? hvd_nccl_device_mark(plane->device, error) : NULL;
+    struct hvd_mark *mark = hvd_nccl_device_mark(plane->device, error);
     if (!mark)
         return error->code;
     if (plane->last)
         hvd_mark_drop(plane->last);
     plane->last = mark;
-    work->lies = hvd_nccl_packs(plane, work) ? plane->bucket.lies : 0;
     hvd_mark_keep(mark);
     mark->before = plane->before;
     plane->before = NULL;

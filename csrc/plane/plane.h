@@ -27,12 +27,11 @@ struct hvd_piece {
 #define HVD_WORK_ON_DEVICE 2u /* agreed: every rank's pieces lie in the memory of its device */
 
 /* One collective on one bucket, all of one kind, op, dtype, scale and root. Written by the engine, read-only
- * for the plane but for `room`, `behind`, `lies` and `moved_as`; lent from start until poll returns something else than
+ * for the plane but for `room` and `behind`; lent from start until poll returns something else than
  * HVD_AGAIN.
  */
 struct hvd_work {
     int kind, op, dtype, root;
-    int wire; /* agreed: an allreduce of float32 or float64 may be done in this dtype of 16 bits, counted from 1 */
     uint32_t flags;
     int rooted;    /* allreduce, agreed: only this rank wants the result, counted from 1; 0: all do, but for pieces that
                       have no place for it */
@@ -53,19 +52,15 @@ struct hvd_work {
                                  may now. NULL: so may all */
     void *vacant;             /* on a device: and what they write, after this event; NULL: at once */
     int device;               /* on which device this rank's pieces lie, counted from 1; 0: it has none */
-    uint32_t lay;             /* HVD_LAY_*, agreed: how the tensors of each rank's buckets lay so far, if alike; these
-                                 may lie otherwise */
-    uint32_t lies;            /* the same of this rank's pieces, set by the plane if it has looked; 0: it has not */
-    int moved_as; /* set by the plane's start if values cross in another dtype than `dtype`, counted from 1 */
     struct hvd_mark *behind; /* on a device, set by the poll that says HVD_OK: the work lies on the device's stream, and
                                 the memory may be touched behind this mark; a reference that is the caller's */
     uint64_t room[24];       /* the plane's own state for this work; start may assume nothing about it */
 };
 
-/* What of it crosses between ranks, as counts and traces tell it: the values once, in the dtype they cross in. */
+/* What of it crosses between ranks, as counts and traces tell it: the values once. */
 static inline uint64_t hvd_work_bytes(const struct hvd_work *work)
 {
-    return work->count * (uint64_t)hvd_dtype_bytes(work->moved_as ? work->moved_as - 1 : work->dtype);
+    return work->count * (uint64_t)hvd_dtype_bytes(work->dtype);
 }
 
 /* Shared memory of the ranks of one set on one host: rank r's segment is mapped at map[r] in this process.

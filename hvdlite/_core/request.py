@@ -208,12 +208,12 @@ class Pending:
 def request(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], *, root: int = 0, peer: int = 0,
     splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0,
-    group: int = 0, group_count: int = 0, priority: int = 0, wire: int = 0
+    group: int = 0, group_count: int = 0, priority: int = 0
 ) -> Request:  # fmt: skip
-    """The Request that says this, made when it is asked for the first time. wire: of an allreduce on devices, the dtype
-    that it may travel as, counted from 1. Raises ValueError: a NUL in the name, a priority that is no int32."""
+    """The Request that says this, made when it is asked for the first time. Raises ValueError: a NUL in the name, a
+    priority that is no int32."""
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
-           priority, wire)  # fmt: skip
+           priority)  # fmt: skip
     known = _requests.get(key)
     if known is None:
         known = made(*key)
@@ -225,7 +225,7 @@ def request(
 def made(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], root: int, peer: int,
     splits: tuple[int, ...] | None, prescale: float, postscale: float, process_set: int, group: int, group_count: int,
-    priority: int, wire: int
+    priority: int
 ) -> Request:  # fmt: skip
     """A Request of one's own. As `request` has it."""
     if name is not None and "\0" in name:
@@ -244,7 +244,7 @@ def made(
     native.dims[0 : len(shape)] = shape
     native.prescale, native.postscale = prescale, postscale
     native.process_set, native.group, native.group_count = process_set, group, group_count
-    native.priority, native.wire = priority, wire
+    native.priority = priority
     known_as = None if name is None else (name, process_set, root, peer) if kind == SEND else (name, process_set)
     return Request(native, known_as, (c_name, c_splits))
 

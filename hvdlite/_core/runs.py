@@ -35,7 +35,7 @@ class Run:
         made = [
             request_made(
                 lib.HVD_ALLREDUCE, op, member.dtype, member.name, member.shape, 0, 0, None, prescale, postscale,
-                process_set, 0, 0, 0, 0
+                process_set, 0, 0, 0
             )
             for member in members
         ]  # fmt: skip

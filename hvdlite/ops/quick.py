@@ -50,7 +50,7 @@ class Landing(Handle):
         flight = self._flight
         if flight is not None:
             if timeout is not None and flight.native.handle:
-                self._within(timeout, [(flight.native.handle, flight.request, False)])
+                self._within(timeout, [(flight.native.handle, flight.request)])
             self._error = flight.wait()
             if self._in_place and self._error is None:
                 self._adapter.written(self._result)

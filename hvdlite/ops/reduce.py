@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _core, guard
+from .. import _core
 from ..adapter import T
 from ..process_set import ProcessSet, global_process_set, number_of, rank_in, share_of
 from .handle import Handle
 from .quick import Landing, Quick
-from .tensors import group_of, is_wide, placed
-from .terms import Adasum, Average, NoneCompressor, Terms, compress, full_name, reduction, travels_as
+from .tensors import group_of, placed
+from .terms import Average, NoneCompressor, Terms, compress, full_name, reduction
 
 
 class Reductions(Quick[T]):
@@ -42,7 +42,7 @@ class Reductions(Quick[T]):
             _core.ALLREDUCE, terms.op, view.dtype, full_name("allreduce.", name), view.shape, view.address, address,
             (self.adapter.memory(source), target), prescale=terms.prescale, postscale=terms.postscale,
             process_set=number_of(terms.process_set), priority=terms.priority,
-            quiet=_core.QUIET if waits else _core.SOON, **placed(view, wire=terms.wire),
+            quiet=_core.QUIET if waits else _core.SOON, **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: self._landed(mine, target) if in_place else target)
 
@@ -120,8 +120,6 @@ class Reductions(Quick[T]):
             result = self._now("allreduce", self._allreduce, tensor, name, terms)
             self._remember(tensor, words, name, terms)
             return result
-        if self.is_cast_on_the_way(compression, terms.op, tensor):
-            return self._now("allreduce", self._allreduce, tensor, name, terms._replace(wire=travels_as(compression)))
         small, ctx = compress(compression, tensor)
         return compression.decompress(self._now("allreduce", self._allreduce, small, name, terms), ctx)
 
@@ -184,27 +182,13 @@ class Reductions(Quick[T]):
     ) -> list[T]:
         if compression is NoneCompressor:
             return self._now(kind, start, tensors, name, terms)
-        members = group_of(tensors)
-        casts = [kind == "grouped_allreduce" and self.is_cast_on_the_way(compression, terms.op, one) for one in members]
-        pairs = [(one, None) if cast else compress(compression, one) for one, cast in zip(members, casts)]
-        terms = terms._replace(wire=travels_as(compression) if any(casts) else 0)
+        pairs = [compress(compression, one) for one in group_of(tensors)]
         results = self._now(kind, start, [small for small, _ in pairs], name, terms)
-        return [
-            result if cast else compression.decompress(result, ctx)
-            for result, (_, ctx), cast in zip(results, pairs, casts)
-        ]
+        return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, pairs)]
 
-    def is_cast_on_the_way(self, compression: Any, op: int, tensor: Any) -> bool:
-        """Whether the core does what this compressor would do to a tensor of an allreduce; see `terms`. Not under the
-        NaN guard, which then sees what a cast makes infinite."""
-        if op == Adasum or not travels_as(compression) or self._tracked(tensor) or guard.looks():
-            return False
-        return is_wide(self.adapter.view(self.adapter.accept(tensor)))
-
-    def narrowed_async_(self, tensor: Any, name: str | None, terms: Terms) -> Handle:
-        """allreduce_async_ of one that `is_cast_on_the_way`; of a list: as a group, of any. terms.wire is set."""
-        start = self._grouped_allreduce if isinstance(tensor, list) else self._allreduce
-        return start(tensor, name, terms, in_place=True)
+    def reduced_async_(self, tensors: list[Any], name: str | None, terms: Terms) -> Handle:
+        """grouped_allreduce_async_ with these terms."""
+        return self._grouped_allreduce(tensors, name, terms, in_place=True)
 
     def _reduce(self, tensor: Any, name: str | None, terms: Terms, waits: bool = False) -> Handle:
         mine, view = self._readable(tensor)

@@ -20,8 +20,6 @@ from ..process_set import number_of
 from .handle import Handle
 from .terms import Terms, full_name
 
-_WIDE = (_core.DTYPES["float32"], _core.DTYPES["float64"])
-
 
 class Tensors(Generic[T]):
     """What the collectives of a framework are made of."""
@@ -68,7 +66,7 @@ class Tensors(Generic[T]):
     ) -> list[_core.Pending]:
         """Requests that become ready as one. Members: view, what to keep alive, address of the result (0: none)."""
         number, count, quiet = number_of(terms.process_set), len(members), _core.QUIET if waits else _core.SOON
-        places = [placed(view, kind == _core.ALLGATHER, terms.wire) for view, _, _ in members]
+        places = [placed(view, kind == _core.ALLGATHER) for view, _, _ in members]
         group = _core.group_number(base, number)
 
         given = [
@@ -94,20 +92,14 @@ class Tensors(Generic[T]):
         return result, gathered.rows_of
 
 
-def placed(view: View, fetched: bool = False, wire: int = 0) -> dict[str, Any]:
+def placed(view: View, fetched: bool = False) -> dict[str, Any]:
     """What `_core.submit` has to know of a tensor that lies on a device. fetched: so will the result be, by
-    `fetched`, which waits for it there. wire: as `Terms` has it."""
+    `fetched`, which waits for it there."""
     device = view.device
     if device is None:
         return {}
     follow = None if fetched else device.follow
-    place = {"device": device.number, "ready": device.ready(), "follow": follow, "found": device.found}
-    return {**place, "wire": wire} if wire and is_wide(view) else place
-
-
-def is_wide(view: View) -> bool:
-    """Whether the core casts such a tensor while it packs it."""
-    return view.device is not None and view.dtype in _WIDE
+    return {"device": device.number, "ready": device.ready(), "follow": follow, "found": device.found}
 
 
 def group_of(tensors: Any) -> list[Any]:

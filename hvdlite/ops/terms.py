@@ -4,9 +4,7 @@ The public forms take Horovod's arguments and make a `Terms` of them; what submi
 reads it. Root ranks stay global here, as users name them; the place inside a set is looked up at submission.
 
 A compressor belongs here too: it changes what travels. `Compressor` has two static functions, `compress(tensor)`, which
-returns a tensor and whatever `decompress` needs, and `decompress(tensor, ctx)`. Users may write their own. One that
-does nothing but cast floats may say `travels_as`, the dtype: then those on devices are not compressed one by one; the
-core casts them while it packs them.
+returns a tensor and whatever `decompress` needs, and `decompress(tensor, ctx)`. Users may write their own.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ class Terms(NamedTuple):
     exact: bool = False  # the gradient: the exact one, not Horovod's
     tracked: bool = False  # scatter: the root wants a gradient, which all must help to compute
     timeout: Any = None  # of a call that waits; see `handle.synchronize`
-    wire: int = 0  # floats on devices may travel as this dtype, counted from 1; 0: as they are
 
 
 def op_of(average: bool | None, op: int | None) -> int:
@@ -97,16 +94,6 @@ class NoneCompressor(Compressor):
     def decompress(tensor: Any, ctx: Any) -> Any:
         """The tensor itself."""
         return tensor
-
-
-def travels_as(compression: Any) -> int:
-    """Of a compressor that does nothing but cast: as which dtype floats travel, counted from 1; 0: it may do more.
-
-    A subclass is another compressor, whatever it has inherited.
-    """
-    kind = compression if isinstance(compression, type) else type(compression)
-    name = kind.__dict__.get("travels_as")
-    return _core.DTYPES[name] + 1 if isinstance(name, str) and issubclass(kind, Compressor) else 0
 
 
 def compress(compression: Any, tensor: Any) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 A user's own compression is a subclass of `Compressor` (or anything with the same two functions), given to
 `DistributedOptimizer(compression=...)` or `allreduce(compression=...)`. The ranks' compressed tensors are added up by
 the core, so a form that cannot be added (top-k, say) does not fit here. `fp16` and `bf16` halve the bytes; the core
-sums them in float32 and rounds once. On GPUs the core itself casts what these two would, many tensors in one kernel.
+sums them in float32 and rounds once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,21 @@ from typing import Any
 import torch
 
 from ..ops.terms import Compressor, NoneCompressor
+from .adapter import TorchAdapter
+
+_ADAPTER = TorchAdapter()
 
 
 class _Narrow(Compressor):
-    """Floating-point tensors travel in 16 bits, others as they are."""
+    """Floating-point tensors travel in 16 bits, others as they are.
+
+    A cast reads its tensor. So a tensor that a collective would refuse is refused before the cast, with the same error:
+    one without memory of its own, or one whose storage was resized.
+    """
 
     @staticmethod
     def _as(dtype: torch.dtype, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        _ADAPTER.view(_ADAPTER.accept(tensor))
         return (tensor.to(dtype), tensor.dtype) if tensor.dtype.is_floating_point else (tensor, tensor.dtype)
 
     @staticmethod
@@ -30,8 +38,6 @@ class _Narrow(Compressor):
 class FP16Compressor(_Narrow):
     """float16: 11 bits of precision, values up to 65504."""
 
-    travels_as = "float16"
-
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return _Narrow._as(torch.float16, tensor)
@@ -39,8 +45,6 @@ class FP16Compressor(_Narrow):
 
 class BF16Compressor(_Narrow):
     """bfloat16: 8 bits of precision, the range of float32."""
-
-    travels_as = "bfloat16"
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -115,9 +115,6 @@ void fuzz_votes(struct fuzz_input input)
         case 1:
             hvd_coord_leave(coord);
             break;
-        case 3:
-            hvd_coord_lay(coord, fuzz_below(&scene.input, 4));
-            break;
         case 2:
             hvd_coord_tune(coord, fuzz_below(&scene.input, 65536));
             break;

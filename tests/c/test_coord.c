@@ -349,24 +349,6 @@ static void rule_13_a_plan_is_dated_later_than_what_any_rank_said(void)
                     "round\n> 2: w@0 dated 13\n");
 }
 
-static void rule_15_how_buckets_lay_is_a_guess_that_all_share(void)
-{
-    transcript_play("All say the same or nobody knows; it is no news, and rides with what is learned",
-                    "open 3\n"
-                    "all w\nround\n> 1: w@0\n"
-                    "all !lay 1\nsettle\n"
-                    "all w\nround\n> 2: w@0 lay 1\n"
-                    "0 !lay 2\nall w\nround\n> 3: w@0 learned 1\n"
-                    "1,2 !lay 2\nall w\nround\n> 4: w@0 lay 2\n"
-                    "1 !lay 3\nall w\nround\n> 5: w@0\n"
-                    "1 !lay 2\n2 !lay 0\nall w\nround\n> 6: w@0 lay 2\n");
-    transcript_play("Who has joined says nothing", "open 3\n"
-                                                   "0,1 !lay 1\n2 !join\n"
-                                                   "0,1 w\nsettle\n> 1: w@0 without 2 lay 1\n"
-                                                   "0,1 !join\nsettle\n> 2: joined, 1 last\n"
-                                                   "all w\nround\n> 3: w@0\n");
-}
-
 int main(void)
 {
     known_tensors_are_one_bit();
@@ -380,6 +362,5 @@ int main(void)
     rule_9_items_keep_the_order_of_submission();
     rule_11_a_setting_is_agreed_with_the_plan();
     rule_13_a_plan_is_dated_later_than_what_any_rank_said();
-    rule_15_how_buckets_lay_is_a_guess_that_all_share();
     return 0;
 }

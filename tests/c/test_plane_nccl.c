@@ -1,6 +1,6 @@
 /* test_plane_nccl.c - plane nccl over a GPU that is none (tests/stub): does it do every work as the other planes do, in
  * as few calls as it should, and not before the tensors are there? (What it says where it cannot is
- * test_plane_nccl_errors.c's; how buckets are packed and scaled, test_plane_nccl_pack.c's.)
+ * test_plane_nccl_errors.c's.)
  *
  * Device memory is the process's own in the stub, so that the buckets of the other tests serve.
  */
@@ -47,8 +47,7 @@ static void matrix(const struct gpus_seat *seat)
                                         .root = (dtype + i) % size};
                 like.postscale = like.op == HVD_OP_average && size == 2 ? 0.5 : 1;
                 if ((i > 0 && kinds[k] != HVD_ALLREDUCE) || !plane->can(seat->nccl, &like) ||
-                    (size == 3 && (hvd_is_narrow(dtype) ||
-                                   like.op == HVD_OP_average))) /* a third is rounded: test_plane_nccl_pack.c */
+                    (size == 3 && (hvd_is_narrow(dtype) || like.op == HVD_OP_average))) /* a third is rounded */
                     continue;
                 for (size_t c = 0; c < HVD_COUNT_OF(counts); c++)
                     one(seat, &like, counts[c], (int)(c + (size_t)i) % HVD_BUCKET_SHAPES, (int)c % 2, 0);

@@ -126,49 +126,6 @@ static void names_who_lacks_something(const struct hvd_plane_arg *world, void *m
     plane->close(seat.nccl);
 }
 
-/* What fails on one rank when a bucket is packed is told there, and does not come back. */
-static void tells_of_failed_packing(const struct hvd_plane_arg *world, void *more)
-{
-    static const struct {
-        const char *call, *text;
-        int code;
-    } cases[] = {{"ncclMemAlloc", "give memory for a bucket (NCCL_CUMEM_ENABLE=0 takes other)", 2},
-                 {"ncclCommRegister", "register memory for a bucket (NCCL_LOCAL_REGISTER=0 does without)", 2},
-                 {"cuLaunchKernel", "CUDA could not pack a bucket", 700}};
-    (void)more;
-    for (size_t i = 0; i < HVD_COUNT_OF(cases); i++) {
-        struct gpus_seat seat;
-        struct hvd_error error = {0};
-        struct hvd_piece piece[2];
-        float value[2] = {0};
-        CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
-        if (world->rank == 0)
-            gpus_fail(cases[i].call, 1, cases[i].code);
-        hvd_world_meet(world);
-        struct hvd_work work = hvd_bucket_sum(piece, value, 1);
-        piece[1] = (struct hvd_piece){.in = &value[1], .out = &value[1], .count = 1};
-        work.pieces = work.count = 2;
-        work.device = world->rank + 1;
-        work.flags |= HVD_WORK_ON_DEVICE;
-        CHECK(plane->start(seat.nccl, &work, &error) == HVD_OK, "start never refuses");
-        bool progress = false, failed = false;
-        int code;
-        while ((code = plane->poll(seat.nccl, &work, &progress, &error)) == HVD_AGAIN)
-            sched_yield();
-        if (code == HVD_OK)
-            hvd_mark_drop(work.behind);
-        else
-            failed = strstr(error.text, cases[i].text) != NULL;
-        CHECK(code == HVD_OK || failed, "%s: %s", cases[i].call, error.text);
-        failures += failed;
-        hvd_world_meet(world);
-        CHECK(failures == (int)i + 1, "one rank of two, for %s", cases[i].call);
-        plane->part(seat.nccl, true); /* as an engine does: the other one waits on its device */
-        hvd_world_meet(world);
-        plane->close(seat.nccl);
-    }
-}
-
 /* Where a call fails, or an error comes later, it is told with all that is known. */
 static void tells_of_errors(const struct hvd_plane_arg *world, void *more)
 {
@@ -390,7 +347,6 @@ int main(void)
     gpus_threads(2, is_abandoned);
     hvd_world_run(HVD_WORLD_PROCESSES, 1, 100, is_left_behind, NULL);
     gpus_threads(1, refuses_another_device);
-    gpus_threads(2, tells_of_failed_packing);
     gpus_threads(2, is_made_to_block);
     ((struct hvd_nccl *)(uintptr_t)hvd_nccl_load(NULL))->version = 23003;
     CHECK(setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1) == 0, "for the stub, which refuses as NCCL does");

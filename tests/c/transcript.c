@@ -82,8 +82,6 @@ static void play_round(struct play *play)
         see(play, i ? ", " : " ");
         see_item(play, &plan->item[i], i);
     }
-    if (plan->items && plan->item[0].lay && plan->item[0].lay < HVD_LAY_APART)
-        see(play, " lay %u", plan->item[0].lay);
     if (plan->joined >= 0)
         see(play, " joined, %d last", plan->joined);
     if (plan->tuned >= 0)
@@ -225,8 +223,6 @@ static void play_line(struct play *play, char *line)
             hvd_coord_tune(play->ranks.coord[rank], signature.dims[0]);
         else if (strcmp(word[1], "!date") == 0)
             hvd_coord_date(play->ranks.coord[rank], (uint64_t)signature.dims[0]);
-        else if (strcmp(word[1], "!lay") == 0)
-            hvd_coord_lay(play->ranks.coord[rank], (uint32_t)signature.dims[0]);
         else if (strcmp(word[1], "!leave") == 0)
             hvd_coord_leave(play->ranks.coord[rank]);
         else

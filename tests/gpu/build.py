@@ -25,7 +25,7 @@ def described():
 
 
 def main(out):
-    """Fills `out` with the package, its launcher and its extension, and the bench of packing."""
+    """Fills `out` with the package, its launcher and its extension."""
     shutil.rmtree(out, ignore_errors=True)
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "hvdlite", out / "hvdlite", ignore=ignored)
@@ -45,10 +45,6 @@ def main(out):
     suffix = sysconfig.get_config_var("EXT_SUFFIX") if build.FREE_THREADED else ".abi3.so"
     target = str(out / "hvdlite" / f"_cffi{suffix}")
     subprocess.run([*compiler, "-shared", "-pthread", *objects, "-o", target, "-ldl", "-lm"], check=True)
-    bench = str(ROOT / "tests" / "c" / "bench_gpu_pack.c")
-    subprocess.run([*flags, bench, "-o", str(out / "bench.o")], check=True)
-    program = ["-o", str(out / "bench_gpu_pack"), "-ldl", "-lm"]
-    subprocess.run([*compiler, "-pthread", str(out / "bench.o"), *objects[1:], *program], check=True)
     for path in objects:
         os.unlink(path)
 

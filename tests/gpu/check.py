@@ -1,7 +1,6 @@
 """What only a GPU can show; tests/gpu/run starts it. Each check prints what it found; at the end stands a verdict for
 each claim of issue 5 (verdict.py): a part that did not run is called that, and not a pass.
 
-packing         of 161 gradients beside the device's own copy (tests/c/bench_gpu_pack.c)
 one             every op and dtype through NCCL, beside NumPy, and figures of one rank (figures.py)
 staged          two and four ranks on one GPU by way of the CPU: the same checks, rows that differ or are none, results
                 fetched by a busy stream, beside and inside a capture of a CUDA graph
@@ -10,7 +9,7 @@ several         two ranks, and as many as the greatest power of two of GPUs, by 
                 there are so many
 pairs           figures of two ranks (figures.py): on two GPUs, and on one where NCCL permits that
 death           of one rank in two: the other one's error and its free device within a second
-sanitizer       compute-sanitizer, where it is installed, over packing and over one rank's checks
+sanitizer       compute-sanitizer, where it is installed, over one rank's checks
 
 Arguments: names of parts (none: all of them), and "judge": figures that are missed, and parts that did not run, make
 the exit code (Verdicts.code). That is for a machine that has nothing else to do.
@@ -94,18 +93,6 @@ def every_kind():
         assert one[0] == 0
 
 
-def compressed(strictly):
-    """Compressed tensors are cast while they are packed, as PyTorch casts them; unless `strictly`, they need not be."""
-    seeds = torch.Generator().manual_seed(7)
-    for kind, wire in ((hvd.Compression.fp16, torch.float16), (hvd.Compression.bf16, torch.bfloat16)):
-        for dtype in (torch.float32, torch.float64):
-            # Doubles that are floats, since PyTorch casts others by way of a float, and rounds twice.
-            mine = [(torch.randn(97 * abs(n) + 1, generator=seeds) * 10.0**n).to(dtype).cuda() for n in range(-9, 9)]
-            for given, got in zip(mine, hvd.grouped_allreduce(mine, op=hvd.Max, compression=kind)):
-                cast = torch.equal(got, given.to(wire).to(dtype))
-                assert cast or (not strictly and torch.equal(got, given)), (kind, dtype, len(given))
-
-
 def rows_that_differ():
     """Allgather, alltoall, gather and scatter, in every dtype, of rows that differ, and of none."""
     rank, size = hvd.rank(), hvd.size()
@@ -149,23 +136,6 @@ def after_what_was_begun():
         slow = slow @ slow / 4096
     value = slow[:1].sum() + hvd.rank()
     assert hvd.allreduce(value, op=hvd.Sum).item() == hvd.size() * 4096 + hvd.size() * (hvd.size() - 1) / 2
-
-
-def views_of_one_memory(device="cuda"):
-    """Of a flat tensor, from its begin or from its end, and at last not all of them: from the second step on NCCL gets
-    the memory itself, and must add up the same."""
-    rank, size = hvd.rank(), hvd.size()
-    flat, due = torch.empty(64 * 1001, device=device), torch.arange(64 * 1001.0, device=device) % 101
-    for order in (1, -1):
-        views = list(flat.view(64, 1001))[::order]
-        for step in range(8):
-            flat.copy_(due * (rank + 1))
-            apart = views[7].clone()
-            given = [*views[:7], apart, *views[8:]] if step > 5 and rank == 0 else views
-            hvd.grouped_allreduce_(given, op=hvd.Sum, prescale_factor=2.0, name=f"views.{order}")
-            if given is not views:
-                views[7].copy_(apart)
-            assert bool((flat == due * size * (size + 1)).all()), (order, step)
 
 
 def beside_a_capture():
@@ -250,11 +220,9 @@ def as_rank():
         with Ways() as ways:
             done = every_op_and_dtype()
             every_kind()
-        compressed(hvd.size() > 1 and (lets_ranks_share() or not crowded))
         rows_that_differ()
         fetched_in_order()
         after_what_was_begun()
-        views_of_one_memory()
         beside_a_capture()
         two_devices()
     by_others = crowded and not lets_ranks_share()

@@ -15,18 +15,15 @@ import threading
 from contextlib import suppress
 
 import torch
-from verdict import FAILED, MEASURED, MISSED, PASS, Verdicts
+from verdict import FAILED, MEASURED, PASS, Verdicts
 
-import hvdlite
-
-PARTS = ("packing", "one", "staged", "shared", "several", "pairs", "death", "sanitizer")
+PARTS = ("one", "staged", "shared", "several", "pairs", "death", "sanitizer")
 LIMIT_S = float(os.environ.get("LIMIT_S", 420))  # of a program
 GRACE_S = 40  # for its end; the launcher gives its ranks 30
 LAUNCH = "import sys; from hvdlite.launcher.cli import main; sys.exit(main())"
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 WORKED = "NCCL has added up over ranks that share a GPU"  # from there on nothing is a refusal
 REFUSED = re.compile(r"use the same GPU|could not (?:begin a communicator|connect the ranks): invalid usage")
-BENCH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(hvdlite.__file__))), "bench_gpu_pack")
 
 
 class Machine:
@@ -90,13 +87,6 @@ class Machine:
         line = [sys.executable, "-c", LAUNCH, "-np", str(size), sys.executable, self.program, "rank", *more]
         return self.ran(claim, f"{size} ranks {' '.join(environ)}", line, **environ)
 
-    def packing(self):
-        """Beside the device's own copy."""
-        said = self.ran("packing", "packing", [BENCH])
-        found = re.search(r"(\d+) % of it; 0 wrong values", said or "")
-        if found:
-            self.verdicts.note("packing", PASS if int(found.group(1)) >= 70 else MISSED, f"{found.group(1)} %")
-
     def one(self):
         """Its figures come from it."""
         self.ranks("dtypes", 1, "figures", **self.one_gpu)
@@ -158,12 +148,10 @@ class Machine:
 
     def sanitizer(self):
         """Of memory errors; PyTorch's and NCCL's questions that a driver answers with an error are none. Races are not
-        looked for: what the tool can find are those in a block's shared memory, and our kernels use none."""
+        looked for: there are no kernels of our own."""
         line = [sys.executable, self.program, "rank"]
-        packs = self._sanitized("sanitizer", "packing", [BENCH])
-        rank = packs is not None and self._sanitized("sanitizer", "1 rank", line, **self.one_gpu) is not None
-        if rank:
-            self.verdicts.note("sanitizer", PASS, "packing, and one rank's checks")
+        if self._sanitized("sanitizer", "1 rank", line, **self.one_gpu) is not None:
+            self.verdicts.note("sanitizer", PASS, "one rank's checks")
 
     def _sanitized(self, claim, what, line, **environ):
         """What a command says under compute-sanitizer; None: it could not be had, or has failed, or found something. A

@@ -18,7 +18,6 @@ CLAIMS = {
     "staged2": "2 ranks on one GPU by way of the CPU",
     "staged4": "4 ranks on one GPU by way of the CPU",
     "shared": "2 ranks on one GPU by NCCL 2.30 or newer, if it permits that",
-    "packing": "pack and unpack of 161 gradients: at least 70 % of the device's copy",
     "small": "a 4 KB allreduce: at most 10 us over NCCL's own call",
     "step": "a step of 162 gradients: not slower than DistributedDataParallel with NCCL",
     "overlap": "a step of 100 M parameters: at most 1.05 times its computation",

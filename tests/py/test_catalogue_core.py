@@ -79,7 +79,6 @@ FILES = {
     "csrc/kernel/adasum.c": "the same",
     "csrc/kernel/identity.c": "an assertion, whose text has a code",
     "csrc/engine/account.c": "states of a rank, within other texts",
-    "csrc/cuda/pack_ptx.c": "a program of the GPU",
 }
 
 _STRING = r'"(?:\\.|[^"\\\n])*"'

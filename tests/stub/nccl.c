@@ -284,48 +284,6 @@ EXPORT int ncclGroupEnd(void)
     return 0;
 }
 
-EXPORT int ncclMemAlloc(void **memory, size_t bytes)
-{
-    CALLED("ncclMemAlloc");
-    UNSAFE;
-    *memory = malloc(bytes);
-    return bytes % (2 << 20) == 0 ? 0 : 5; /* it would hand out more, which nobody counted */
-}
-
-EXPORT int ncclMemFree(void *memory)
-{
-    int device = 0;
-    CALLED("ncclMemFree");
-    UNSAFE;
-    stub_current(&device);
-    stub_drain(device);
-    free(memory);
-    return 0;
-}
-
-EXPORT int ncclCommRegister(void *self, void *memory, size_t bytes, void **registered)
-{
-    struct stub_comm *comm = self;
-    CALLED("ncclCommRegister");
-    int i = 0;
-    while (i < STUB_REGISTERED && comm->registered[i].bytes)
-        i++;
-    if (i == STUB_REGISTERED)
-        return 5;
-    comm->registered[i].begin = memory;
-    comm->registered[i].bytes = bytes;
-    *registered = &comm->registered[i].bytes;
-    return 0;
-}
-
-EXPORT int ncclCommDeregister(void *comm, void *registered)
-{
-    (void)comm;
-    CALLED("ncclCommDeregister");
-    *(size_t *)registered = 0;
-    return 0;
-}
-
 static bool is_registered(const struct stub_comm *comm, const char *memory)
 {
     for (int i = 0; i < STUB_REGISTERED; i++)

@@ -1,12 +1,11 @@
 /* calls.c - what does a work become, in NCCL's words?
  *
- * A bucket of small tensors is packed (pack.c) and becomes one call. Else its tensors are calls of one group, each
- * where it lies, of which NCCL makes one launch. What the ranks give unevenly becomes a group of simpler calls: an
- * allgather of different rows a broadcast from each rank, a reducescatter of uneven shares a reduce to each, an
- * alltoall sends and receives.
+ * The tensors of a bucket are calls of one group, each where it lies, of which NCCL makes few launches. What the ranks
+ * give unevenly becomes a group of simpler calls: an allgather of different rows a broadcast from each rank, a
+ * reducescatter of uneven shares a reduce to each, an alltoall sends and receives.
  *
  * What is left of the scale (prescale, average and postscale, one factor) every rank's values are multiplied with,
- * before they are added, by NCCL or on the way into the bucket: that is its way, and one rounding more than ours.
+ * before they are added, by NCCL: that is its way, and one rounding more than ours.
  * Integers with a scale, and products and extremes with one, it does not compute as we do: hvd_nccl_computes says no,
  * and the tensors go another way. So it is with sums of floats in deterministic mode, whose order follows from NCCL's
  * choice of algorithm; and with scaled sums of float8, for a third is 0.34 there.
@@ -107,7 +106,7 @@ static int choose_op(struct hvd_nccl_plane *plane, const struct hvd_work *work, 
         *op = HVD_NCCL_MIN;
     else if (scale.op == HVD_OP_product)
         *op = HVD_NCCL_PRODUCT;
-    else if (scale.factor != 1.0 && !hvd_nccl_packs_scaled(plane, work))
+    else if (scale.factor != 1.0)
         return multiplied(plane, work->dtype, scale.factor, op, error);
     return HVD_OK;
 }
@@ -121,7 +120,7 @@ static int cuda_call(int code, const char *what, struct hvd_error *error)
 static int identities(struct hvd_nccl_plane *plane, const struct hvd_work *work, uint64_t count,
                       struct hvd_error *error)
 {
-    int code = hvd_nccl_reserve(plane, &plane->scratch, 2 * count * (size_t)hvd_dtype_bytes(work->dtype), false, error);
+    int code = hvd_nccl_reserve(plane, 2 * count * (size_t)hvd_dtype_bytes(work->dtype), error);
     return code == HVD_OK ? hvd_nccl_fill(plane, work, plane->scratch.at, count, error) : code;
 }
 
@@ -144,9 +143,7 @@ static int prepare(struct hvd_nccl_plane *plane, const struct hvd_work *work, st
     }
     if (code == HVD_OK && !plane->before && !(plane->before = hvd_nccl_device_mark(plane->device, error)))
         code = error->code;
-    if (code == HVD_OK && hvd_nccl_packs(plane, work))
-        code = hvd_nccl_pack(plane, work, scale_of(plane, work).factor, error);
-    else if (code == HVD_OK && lacking && work->kind == HVD_ALLREDUCE)
+    if (code == HVD_OK && lacking && work->kind == HVD_ALLREDUCE)
         code = identities(plane, work, lacking, error);
     return code;
 }
@@ -156,9 +153,6 @@ static int reduce_all(struct hvd_nccl_plane *plane, const struct hvd_work *work,
     int result = HVD_NCCL_SUCCESS;
     const void *nothing = (const void *)plane->scratch.at;
     void *away = (void *)(plane->scratch.at + plane->scratch.bytes / 2);
-    if (hvd_nccl_packs(plane, work) && plane->bucket.count)
-        return plane->nccl->AllReduce((const void *)plane->bucket.in, (void *)plane->bucket.out, plane->bucket.count,
-                                      type_of(hvd_nccl_dtype(plane, work)), op, plane->comm, plane->device->stream);
     for (uint32_t i = 0; i < work->pieces && hvd_nccl_going(result); i++) {
         const struct hvd_piece *piece = &work->piece[i];
         const void *in = piece->in ? piece->in : nothing;

@@ -95,10 +95,9 @@ static int hear_all(struct hvd_nccl_plane *plane, const unsigned char *all, stru
 {
     int code = HVD_OK;
     bool all_know = true;
-    plane->all_scale = plane->adds_float8 = true;
+    plane->adds_float8 = true;
     for (int rank = 0; rank < plane->size; rank++) {
         struct hvd_nccl_hello one = hello_of(all, rank);
-        plane->all_scale &= one.packs != 0;
         plane->adds_float8 &= one.adds_float8 != 0;
         all_know &= one.ordinal >= 0;
         if (one.code != HVD_OK)
@@ -137,7 +136,6 @@ void hvd_nccl_say_hello(struct hvd_nccl_plane *plane, const struct hvd_work *fir
         plane->device = hvd_nccl_device_take(hello.ordinal, &error);
     if (plane->device) {
         hello.version = plane->nccl->version;
-        hello.packs = plane->device->module != NULL;
         hello.adds_float8 = adds_float8(plane, hello.version);
         hello.uuid = plane->device->uuid;
         memcpy(hello.pci, plane->device->pci, sizeof hello.pci);

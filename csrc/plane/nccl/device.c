@@ -41,8 +41,6 @@ static int begin(const struct hvd_cuda *cuda, struct hvd_nccl_device *device, st
         enum { NON_BLOCKING = 1 };
         cuda->CtxGetStreamPriorityRange(&least, &greatest);
         code = check(cuda->StreamCreateWithPriority(&device->stream, NON_BLOCKING, greatest), "make a stream", error);
-        if (code == HVD_OK)
-            hvd_nccl_pack_load(cuda, device);
         hvd_cuda_leave(cuda, mode);
     }
     if (code != HVD_OK)
@@ -102,8 +100,6 @@ static void end(const struct hvd_cuda *cuda, struct hvd_nccl_device *device)
     }
     if (current) {
         cuda->StreamDestroy(device->stream);
-        if (device->module)
-            cuda->ModuleUnload(device->module);
         hvd_cuda_leave(cuda, mode);
     }
     cuda->DevicePrimaryCtxRelease(device->handle);

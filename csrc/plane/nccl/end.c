@@ -114,10 +114,6 @@ void hvd_nccl_part(struct hvd_nccl_plane *plane, bool abort)
     plane->parted = true;
     plane->aborted = abort && plane->comm; /* else it has put nothing on the device */
     plane->part_until_ns = hvd_now_ns() + (abort ? 0 : FINISHING_NS) + ABORTING_NS;
-    if (plane->comm && !abort && hvd_nccl_enter(plane, NULL) == HVD_OK) {
-        hvd_nccl_deregister(plane);
-        hvd_nccl_leave(plane);
-    }
     if (plane->comm)
         begin(plane, abort);
 }

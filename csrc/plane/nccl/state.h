@@ -1,9 +1,8 @@
 /* state.h - what plane nccl knows of its device, its communicator and the work under way, for its files.
  *
  * Private to plane nccl. nccl.c is the plug-in; device.c has the devices of this process, comm.c how ranks come to a
- * communicator and what is said when that fails, calls.c what a work becomes, pack.c how a bucket's tensors come into
- * one memory and out again, memory.c the plane's own memory, end.c how a communicator ends. Everything but device.c is
- * called by the turn of one engine only.
+ * communicator and what is said when that fails, calls.c what a work becomes, memory.c the plane's own memory, end.c
+ * how a communicator ends. Everything but device.c is called by the turn of one engine only.
  */
 #ifndef HVD_PLANE_NCCL_STATE_H
 #define HVD_PLANE_NCCL_STATE_H
@@ -20,7 +19,6 @@ struct hvd_nccl_device {
     struct hvd_mark *marks; /* that nobody holds */
     int handle;
     void *ctx, *stream;
-    void *module, *copies, *scales, *narrows, *widens; /* kernels of cuda/pack.cu; NULL: the driver did not take them */
     struct hvd_cuda_uuid uuid;
     char pci[20];
     struct hvd_nccl_device *next;
@@ -29,7 +27,7 @@ struct hvd_nccl_device {
 /* What a rank says before the first work. */
 struct hvd_nccl_hello {
     int32_t code, ordinal, version; /* ordinal: of its device; -1: it knows none yet */
-    int32_t packs, shares;          /* it has the kernels; it lets ranks share a device */
+    int32_t shares;                 /* it lets ranks share a device */
     int32_t adds_float8;            /* its NCCL does, on its device */
     struct hvd_cuda_uuid uuid;
     char pci[20];
@@ -42,21 +40,9 @@ _Static_assert(sizeof(struct hvd_nccl_hello) <= HVD_HELLO_BYTES, "a hello must f
 struct hvd_nccl_memory {
     uintptr_t at; /* 0: none */
     size_t bytes;
-    bool by_nccl;
-    void *registered; /* with the communicator; NULL: not, or NCCL has no use for it */
 };
 
-/* A bucket whose tensors lie one after the other: each from a multiple of 16 bytes on, or, where views are left where
- * they are, with nothing between. */
-struct hvd_nccl_bucket {
-    uintptr_t in, out;
-    uint64_t count;
-    uint32_t lies; /* HVD_LAY_*: how this rank's tensors do, for the others to hear; 0: nothing new */
-    int doubts;    /* buckets in a row that lay otherwise than was agreed */
-    bool unpacks;  /* the results are to be copied to the tensors when NCCL's call lies on the stream */
-};
-
-#define HVD_NCCL_RETIRED_MAX 128 /* of two kinds; each is larger than the one before by half at least */
+#define HVD_NCCL_RETIRED_MAX 64 /* each is larger than the one before by half at least */
 
 enum hvd_nccl_stage { HVD_NCCL_IDLE, HVD_NCCL_STARTED, HVD_NCCL_LAUNCHING };
 
@@ -83,10 +69,7 @@ struct hvd_nccl_plane {
     struct hvd_nccl_memory retired[HVD_NCCL_RETIRED_MAX]; /* was too small; kept until the plane closes */
     int retired_count;
     struct hvd_nccl_memory scratch; /* its first half stands in for the tensors of who has none, the second for results
-                                       that nobody wants; or a bucket that others leave where it is. Never registered */
-    struct hvd_nccl_memory fusion;  /* tensors of a bucket; registered wherever that can be */
-    struct hvd_nccl_bucket bucket;  /* of the work that is being launched */
-    bool all_scale;                 /* agreed: all ranks have the kernels */
+                                       that nobody wants */
     bool adds_float8;               /* agreed: every rank's NCCL does */
     int multiplied; /* NCCL's number of a sum of values times `factor`, of `factor_dtype`; -1: none is made */
     int factor_dtype;
@@ -124,30 +107,14 @@ void hvd_nccl_part(struct hvd_nccl_plane *plane, bool abort);
 void hvd_nccl_disconnect(struct hvd_nccl_plane *plane);
 bool hvd_nccl_recovered(bool patient);
 
-/* memory.c. With the device current. At least so many bytes, unless there are; what was there before is kept. shared:
- * all ranks ask for it in the same work, to give it to NCCL. */
-int hvd_nccl_reserve(struct hvd_nccl_plane *plane, struct hvd_nccl_memory *memory, size_t bytes, bool shared,
-                     struct hvd_error *error);
-/* Before the communicator ends: NCCL forgets the memory. After: it is freed. */
-void hvd_nccl_deregister(struct hvd_nccl_plane *plane);
+/* memory.c. With the device current. At least so many bytes of scratch; what was there before is kept. */
+int hvd_nccl_reserve(struct hvd_nccl_plane *plane, size_t bytes, struct hvd_error *error);
+/* After the communicator has ended. */
 void hvd_nccl_free_memory(struct hvd_nccl_plane *plane);
 /* So many elements that change nothing when this work's op combines them. */
 int hvd_nccl_fill(struct hvd_nccl_plane *plane, const struct hvd_work *work, uintptr_t at, uint64_t count,
                   struct hvd_error *error);
 uint64_t hvd_nccl_memory_bytes(void); /* on devices, of all planes of this process. Any thread */
-
-/* pack.c. load: when a device is taken, with it current. */
-void hvd_nccl_pack_load(const struct hvd_cuda *cuda, struct hvd_nccl_device *device);
-/* Agreed: is this work done as one bucket? And left where its tensors lie, by whom that can? And are its values
- * multiplied on the way into it? */
-bool hvd_nccl_packs(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
-bool hvd_nccl_leaves_views(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
-bool hvd_nccl_packs_scaled(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
-/* Agreed: in which dtype NCCL gets its values. If that is not the work's, they are cast on the way into the bucket. */
-int hvd_nccl_dtype(const struct hvd_nccl_plane *plane, const struct hvd_work *work);
-/* Puts on the stream what makes plane->bucket hold the tensors; and what brings the results back. */
-int hvd_nccl_pack(struct hvd_nccl_plane *plane, const struct hvd_work *work, double factor, struct hvd_error *error);
-int hvd_nccl_unpack(struct hvd_nccl_plane *plane, const struct hvd_work *work, struct hvd_error *error);
 
 /* calls.c. Does NCCL compute this as we do? From agreed fields only. */
 bool hvd_nccl_computes(const struct hvd_nccl_plane *plane, const struct hvd_work *work);

@@ -5,7 +5,6 @@ gradient or of a group, and gives back a `Flight`, whose `land` waits and puts t
 case (dense, not compressed, not weighted) the gradient's own memory is reduced in place and nothing else is done,
 unless somebody else has that memory, too, and may need what is in it until backward is over (`shared`): then a copy
 travels, and comes back when the round lands. A tensor that was there a round before is safe: backward adds to it.
-So it is on GPUs where a compression only casts, which the core does on the way.
 
 Sparse gradients travel as two allgathers, of indices and values, after duplicates have been added up on each rank. The
 indices go under the name that the dense gradient would have, so that a rank which never saw this gradient, and
@@ -29,7 +28,7 @@ from ... import _core
 from ..._core.runs import Sent
 from ...errors import HvdError
 from ...ops import Average, Sum
-from ...ops.terms import Terms, reduction, travels_as
+from ...ops.terms import reduction
 from ...process_set import ProcessSet
 from .. import owned
 from ..ops import plain
@@ -95,7 +94,6 @@ class Wire:
         if self.weights is not None:
             self.shares = Shares("optimizer.weight" + suffix, process_set, self.weights.current)
         self.settings: dict[str, Any] = {}
-        self.terms = Terms()  # the same, of what is cast on the way
         self.tells: int | None = None  # in this round, the gradient that tells of a step not taken (`untaken`)
         self._runs: dict[tuple[int, ...], GradientRun] = {}
         self._stay: dict[int, weakref.ref[torch.Tensor]] = {}  # gradients of shared memory, as they were last sent
@@ -110,9 +108,7 @@ class Wire:
         self.settings = {
             "op": op, "prescale_factor": prescale, "postscale_factor": postscale, "process_set": self.process_set
         }  # fmt: skip
-        self.terms = reduction(None, op, prescale, postscale, self.process_set)._replace(
-            wire=travels_as(self.compression)
-        )
+        self.terms = reduction(None, op, prescale, postscale, self.process_set)  # the same, of a group
 
     def count_active(self, on: bool) -> None:
         """Divide averages by the ranks that still have data (`uneven_inputs`), or by all again."""
@@ -141,10 +137,7 @@ class Wire:
             if self._is_lent(number, gradient):
                 mine, arrive = gradient.detach().clone(), gradient.copy_
             return Flight((number,), plain.allreduce_async_(mine, name=self.names[number], **settings), arrive)
-        packed, unpack, cast = self._pack(number, gradient)
-        if cast:
-            terms = self.terms._replace(priority=priority)
-            return Flight((number,), plain.narrowed_async_(packed, self.names[number], terms), unpack)
+        packed, unpack = self._pack(number, gradient)
         return Flight((number,), plain.allreduce_async_(packed, name=self.names[number], **settings), unpack)
 
     def prepare_all(self, numbers: tuple[int, ...]) -> Flight | None:
@@ -196,16 +189,14 @@ class Wire:
                     f"the gradient of {self.names[number]!r} is sparse and cannot travel in a group: use "
                     "sparse_as_dense=True, or leave this parameter out of groups [HVD231]"
                 )
-        packed, unpack, cast = zip(*[self._pack(*pair) for pair in zip(numbers, gradients)])
+        packed, unpack = zip(*[self._pack(*pair) for pair in zip(numbers, gradients)])
 
         def arrive(results: list[torch.Tensor]) -> None:
             for each, result in zip(unpack, results):
                 each(result)
 
-        terms = self.terms if any(cast) else self.terms._replace(wire=0)
-        if self.tells in numbers:
-            terms = terms._replace(priority=PRIORITY)
-        return Flight(numbers, plain.narrowed_async_(list(packed), name, terms), arrive)
+        terms = self.terms._replace(priority=PRIORITY) if self.tells in numbers else self.terms
+        return Flight(numbers, plain.reduced_async_(list(packed), name, terms), arrive)
 
     def is_sparse(self, number: int) -> bool:
         """Whether this gradient travels as indices and values."""
@@ -235,12 +226,11 @@ class Wire:
                 gradient = parameter.grad.to_dense()  # type: ignore[union-attr]
         return gradient
 
-    def _pack(self, number: int, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], None], bool]:
-        """What travels for a dense gradient, what to do with the result, and whether it is cast on the way."""
+    def _pack(self, number: int, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], None]]:
+        """What travels for a dense gradient, and what to do with the result."""
         dims = self.known_sparse.get(number)  # it was made dense to travel
         tensor = self._weighted(gradient.detach().clone() if self._is_lent(number, gradient) else gradient)
-        cast = plain.is_cast_on_the_way(self.compression, self.op, tensor)
-        packed, ctx = (tensor, None) if self.uncompressed or cast else self.compression.compress(tensor)
+        packed, ctx = (tensor, None) if self.uncompressed else self.compression.compress(tensor)
         if not isinstance(packed, torch.Tensor):
             raise TypeError(
                 f"{self.compression!r}.compress returned {type(packed).__name__} instead of a tensor [HVD208]"
@@ -249,7 +239,7 @@ class Wire:
         shared: list[torch.Tensor] = []
 
         def unpack(result: torch.Tensor) -> None:
-            out = result if self.uncompressed or cast else self.compression.decompress(result, ctx)
+            out = result if self.uncompressed else self.compression.decompress(result, ctx)
             if self.shares is not None:
                 if not shared or result is not gradient:
                     shared[:] = [self._shared(out)]
@@ -259,7 +249,7 @@ class Wire:
             if dims is not None:
                 self.parameters[number].grad = gradient.to_sparse(dims)
 
-        return packed, unpack, cast
+        return packed, unpack
 
     def _weighted(self, gradient: torch.Tensor) -> torch.Tensor:
         if self.shares is None:
