@@ -1,6 +1,6 @@
 """Which code does a text end with? The few lines that errors and warnings need of the catalogue.
 
-Every trouble that hvdlite tells ends with its code, `... [HVD301]`, which stands in hvdlite/catalogue/ with its cause
+Every trouble that hvdlite tells ends with its code, `... [HVD301]`, which stands in hvdlite/ERRORS.md with its cause
 and its remedy. Most texts have it written at their end; `coded` is for those that may end with one already, as they
 quote another error: that one is nearer to the cause, so it stays, and no text has two. Nothing is loaded here, since
 errors are made on every floor.

@@ -1,9 +1,7 @@
-/* codes.h - what stands before the text of every failure: its code in the catalogue.
+/* codes.h - what stands before the text of every failure: its code.
  *
- * Written by `make -C tests catalogue` from hvdlite/catalogue/, where each code has its cause and its
- * remedy (ERRORS.md has the same for readers); a test compares. A format begins with one of these, as in
+ * Written by `make -C tests codes` from hvdlite/ERRORS.md; a test compares. A format begins with one of these, as in
  * hvd_fail(error, HVD_EINVAL, HVD202 "..."), and error.c brings it to the end of the text: "... [HVD202]".
- * The codes of both Python and the core stand here, since some facts are found by either.
  */
 #ifndef HVD_CODES_H
 #define HVD_CODES_H

@@ -170,7 +170,7 @@ def sources():
 
 def test_every_text_of_the_core_has_a_code(sources):
     found = [site for path, text in sources.items() for site in without_code(path, text)]
-    assert not found, "these texts have no code (see ground.h and hvdlite/catalogue/):\n" + "\n".join(found)
+    assert not found, "these texts have no code (see ground.h and hvdlite/ERRORS.md):\n" + "\n".join(found)
 
 
 def test_codes_in_the_core_are_those_of_the_catalogue(sources):

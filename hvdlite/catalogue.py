@@ -1,0 +1,59 @@
+"""What does HVD301 mean? The codes that errors and warnings end with, read from ERRORS.md, which lies beside this file.
+
+ERRORS.md is the one place where codes are written: a section for each code with its title, what raises it, cause and
+remedy. `hvdlite-run --explain HVD301` prints a section; `make -C tests codes` writes csrc/ground/codes.h from them.
+A released code keeps its meaning, and a number is never used again.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+_FAMILY = re.compile(r"^## HVD(\d)xx: (.+)$", re.MULTILINE)
+_ROW = re.compile(
+    r"^### (?P<code>HVD\d{3})\n\n\*\*(?P<title>[^\n]+)\.\*\* \((?P<raises>[^\n]+)\)\n\n\*Cause:\* (?P<cause>.+?)\n\n"
+    r"\*Remedy:\* (?P<remedy>.+?)\n(?:\n```\n(?P<example>[^\n]+) \[(?P=code)\]\n```\n)?(?=\n#|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Row(NamedTuple):
+    """One code. The texts are plain sentences; what a user types stands between backticks."""
+
+    code: str  # "HVD301"
+    title: str  # what has happened, without a full stop
+    raises: str  # the error classes, or "a warning", "a line of hvdlite-run"
+    cause: str
+    remedy: str
+    example: str = ""  # an error text, without the code at its end
+
+
+_PAGE = Path(__file__).with_name("ERRORS.md").read_text(encoding="utf-8")
+FAMILIES: dict[str, str] = dict(_FAMILY.findall(_PAGE))
+ROWS: dict[str, Row] = {
+    found["code"]: Row(*(" ".join((part or "").split()) for part in found.groups())) for found in _ROW.finditer(_PAGE)
+}
+
+
+def find(code: str) -> Row:
+    """The row of a code, in any case, as a number or in brackets. ValueError for an unknown code."""
+    wanted = code.strip().strip("[]").upper()
+    wanted = f"HVD{wanted}" if wanted.isdecimal() and wanted.isascii() else wanted
+    if wanted in ROWS:
+        return ROWS[wanted]
+    if not (wanted.startswith("HVD") and wanted.isascii() and wanted[3:].isdigit()):
+        raise ValueError(f"{code[:40]!r} is no code of hvdlite: they look like HVD301 [HVD704]")
+    near = min(ROWS, key=lambda each: abs(int(each[3:]) - int(wanted[3:12])))
+    raise ValueError(f"there is no code {wanted[:40]}; the nearest is {near}: {ROWS[near].title} [HVD704]")
+
+
+def explained(row: Row, width: int = 96) -> str:
+    """The row as a terminal shows it; ends with a newline."""
+    lines = [f"{row.code}: {row.title}", f"({FAMILIES[row.code[3]]}; {row.raises})"]
+    for head, said in (("Cause", row.cause), ("Remedy", row.remedy), ("Example", row.example)):
+        if said:
+            lines += ["", *textwrap.wrap(f"{head}: {said}", width, break_long_words=False, break_on_hyphens=False)]
+    return "\n".join(lines) + "\n"
