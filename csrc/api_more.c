@@ -5,7 +5,6 @@
  * and the timeline made of it, counters, and what memory is used for (engine/measure.c). Nothing is remembered here.
  */
 #include "api.h"
-#include "trace/nvtx.h"
 #include "trace/spans.h"
 
 int hvd_submit_many(const struct hvd_request *const *requests, int count, struct hvd_owner *owners, char *text,
@@ -289,14 +288,6 @@ int hvd_named(const char *plane, const char *algo, char *text, size_t text_bytes
     const struct hvd_plane *wanted;
     const struct hvd_algo *forced;
     int code = hvd_engine_find_named(plane, algo, &wanted, &forced, &error);
-    hvd_text_copy(text, text_bytes, error.text);
-    return code;
-}
-
-int hvd_ranges(const char *library, char *text, size_t text_bytes)
-{
-    struct hvd_error error = {0};
-    int code = hvd_nvtx_open(library, &error);
     hvd_text_copy(text, text_bytes, error.text);
     return code;
 }

@@ -238,9 +238,6 @@ int64_t hvd_fusion_bytes(void);
  * these the sentence, which is the same on all ranks: which tensor, which ranks had how many. */
 int hvd_guarded(char *text, size_t text_bytes);
 
-/* Buckets become ranges of NVTX, for NVIDIA's profilers, from now on. HVD_EINIT says why this library will not do. */
-int hvd_ranges(const char *library, char *text, size_t text_bytes);
-
 /* GPUs. Neither CUDA's driver nor NCCL is begun before the first tensor on a device is submitted. libraries: which
  * files to take then (NULL: by their names; NCCL's is not loaded where one is in the process already). notice: 1 and a
  * sentence, once, on the first rank of a set whose tensors on devices go another way than by NCCL; else 0. */

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _failing, _given, _meeting, autotune, config, discovery, gpu, guard, measured, mpi, process_set
+from . import _core, _failing, _given, _meeting, autotune, config, discovery, guard, measured, mpi, process_set
 from ._coded import coded, ending
 from ._core import ffi, lib
 from ._sealed import Seals, use_seals
@@ -132,7 +132,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         process_set.use_links(_life.links)
         use_seals(Seals(*_given.of_job(settings, store, _life.inits), place.rank))
         _core.bound(settings.stall_limits()[1])
-        gpu.ranges(settings.values["nvtx"])
         guard.begin(settings.values["nan_guard"])
         _life.inits += 1
         _hook()

@@ -3,8 +3,6 @@
 A framework brings an NCCL, and a process must not hold two. Where the framework is linked with it, it is loaded
 already; where it is not, its file lies in a package of its own, and the core is told which. HVDLITE_NCCL_LIBRARY and
 HVDLITE_CUDA_LIBRARY name others. Asking for a version starts nothing on a GPU; that of NCCL loads the library.
-
-HVDLITE_NVTX=1 makes collectives ranges in NVIDIA's profilers, by the library of NVTX that PyTorch's wheels bring.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import warnings
 
 from . import _core, config
 
@@ -22,27 +19,6 @@ def find() -> None:
     """Tells the core which files to take, before it loads them."""
     values = config.load().values
     _core.gpu_libraries(values["cuda_library"], values["nccl_library"] or _packaged("nvidia.nccl", "libnccl.so.2"))
-
-
-def ranges(wanted: str | None) -> None:
-    """Collectives are ranges of NVTX, unless `wanted` is None or "0": "1", or the library's path. Warns if there is
-    none."""
-    if not wanted or wanted == "0":
-        return
-    names = ("libnvtx3interop.so.1", "libnvToolsExt.so.1")
-    places = [_packaged(package, name) for package in ("nvidia.nvtx", "nvidia.cu13") for name in names]
-    tried = [place for place in places if place] + list(names) if wanted == "1" else [wanted]
-    reasons = []
-    for library in tried:
-        reason = _core.ranges(library)
-        if reason is None:
-            return
-        reasons.append(reason)
-    warnings.warn(
-        f"hvdlite: HVDLITE_NVTX={wanted}: no library of NVTX can be used ({'; '.join(reasons)}); "
-        "pip install nvidia-nvtx brings one [HVD603]",
-        stacklevel=2,
-    )
 
 
 def _packaged(package: str, name: str) -> str | None:

@@ -223,9 +223,6 @@ OPTIONS = (
         high=1_000_000,
     ),
     Option("cuda_library", str, None, "The file to take for CUDA's driver instead of libcuda.so.1.", alias=None),
-    Option(
-        "nvtx", str, None, "1: collectives are ranges in NVIDIA's profilers; or the library of NVTX to use.", alias=None
-    ),
     Option("nccl_library", str, None, "The NCCL to use, unless one is in the process already.", alias=None),
     Option(
         "mpi_library", str, None, "The MPI library (a path, or a name) instead of the one that is found.", alias=None

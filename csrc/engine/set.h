@@ -81,7 +81,6 @@ struct hvd_moving {
                                   and one knew no device yet */
     struct hvd_lineup *lineup; /* it lies there; NULL: in the CPU's memory */
     bool rode;                 /* it has been done by the votes that agreed on it, see ride.c */
-    uint64_t range;            /* in a profiler's picture, see ranges.c; 0: none */
     struct hvd_stage stage;
     struct hvd_adasum adasum;
     uint32_t items; /* items of the agenda, from its head, that it serves */
@@ -213,10 +212,6 @@ static inline int hvd_item_dtype(const struct hvd_plan_item *item)
 {
     return item->signature.dtype % HVD_SIGNED_ON_DEVICE;
 }
-
-/* ranges.c: by the turn. The bucket at the head has begun; it is over. */
-void hvd_range_begin(struct hvd_engine *engine, struct hvd_set *set);
-void hvd_range_end(struct hvd_set *set);
 
 /* device.c: by the turn. usual: the flag of a request on a device that lies where this rank's others do. greets: true,
  * the head lies on a device, and the ranks of this set have to say where, or to greet each other first, which is under

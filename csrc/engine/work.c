@@ -321,7 +321,6 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
         if (set->agenda.count == 0)
             return progress;
         start_next(engine, set);
-        hvd_range_begin(engine, set);
         hvd_flight_start(engine, set);
         progress = true;
     }
@@ -360,7 +359,6 @@ bool hvd_work_step(struct hvd_engine *engine, struct hvd_set *set)
         return true;
     if (set->wires)
         hvd_wire_count(engine, set);
-    hvd_range_end(set);
     hvd_watch_launched(engine, set);
     for (uint32_t i = 0; i < moving->items; i++)
         finish(engine, set, hvd_work_item(set, i), moving->work.behind, HVD_OK, NULL, now_ns);

@@ -139,7 +139,6 @@
 /* Planes: shared memory, links, MPI, CUDA and NCCL */
 #define HVD601 "[HVD601] "
 #define HVD602 "[HVD602] "
-#define HVD603 "[HVD603] "
 #define HVD650 "[HVD650] "
 #define HVD651 "[HVD651] "
 #define HVD652 "[HVD652] "

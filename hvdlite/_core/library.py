@@ -218,12 +218,6 @@ def keep(path: str) -> dict[str, Any]:
     return {"job": f"{job[0]:016x}", "epoch": int(epoch[0])}
 
 
-def ranges(library: str) -> str | None:
-    """Collectives are ranges of NVTX from now on, by this library. Why it will not do, or None."""
-    code = lib.hvd_ranges(library.encode(), thread.text, TEXT_BYTES)
-    return None if code == lib.HVD_OK else text_of(thread.text)
-
-
 def behind(native: int, stream: int) -> None:
     """What is put on this stream of the tensor's device from now on comes after a collective that was waited for.
 

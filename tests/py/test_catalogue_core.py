@@ -61,16 +61,12 @@ WITHIN = {
     "no MPI is loaded": "api_mpi.c: a constant, in a text that has a code",
     "it sent what is no": "link/mpi.c: why a way has ended, within a text",
     "its host has not answered": "link/tcp.c: the same",
-    "by way of the CPU": "ranges.c: a name in a profiler",
     "rank %d: ranks have different": "list.c: the code comes last",
     "\\n  and %d other rank": "list.c: a part of it",
     "; the job ends after": "inquiry.c: within the headline of a report",
     "hvdlite: stall: ": "inquiry.c: the beginning of that headline; its end has the code",
     "nobody is left who could": "stall.c: the rest of a text that has a code",
     "%s %s, and cannot tell who": "stall.c: the same",
-    "hvdlite ranks of set": "ranges.c: names in a profiler",
-    "hvdlite sizes of": "the same",
-    "hvdlite %s %.100s": "the same",
     "build with -D": "for who compiles it",
 }
 # ... or by their file.

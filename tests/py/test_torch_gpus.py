@@ -151,29 +151,6 @@ def test_what_is_there_is_told_and_options_name_other_files():
         assert done.stdout.strip() == told, (more, done.stderr)
 
 
-def test_collectives_are_ranges_of_nvtx_where_that_is_asked_for():
-    do = (
-        "import ctypes, os, warnings, numpy, hvdlite as hvd\n"
-        "with warnings.catch_warnings(record=True) as said:\n"
-        "    warnings.simplefilter('always')\n"
-        "    hvd.init()\n"
-        "hvd.allreduce(numpy.ones(3), name='mine')\n"
-        "stub = ctypes.CDLL(os.environ['STUB'])\n"
-        "stub.stub_range.restype = ctypes.c_char_p\n"
-        "print(stub.stub_range(0).decode(), *[str(one.message) for one in said], sep='|')\n"
-    )
-    for nvtx, told in (
-        ("", "|"),
-        ("0", "|"),
-        (str(gpus.STUB), "hvdlite allreduce allreduce.mine, 0.0 MB, self|"),
-        ("/none/libnvtx.so", "|hvdlite: HVDLITE_NVTX=/none/libnvtx.so: no library of NVTX can be used (/none/"),
-    ):
-        env = {**os.environ, "HVDLITE_NVTX": nvtx, "STUB": str(gpus.STUB)}
-        env.pop("HVDLITE_NVTX") if not nvtx else None
-        done = subprocess.run([sys.executable, "-c", do], env=env, capture_output=True, text=True, timeout=120)
-        assert (done.stdout.strip() + "|").startswith(told), (nvtx, done.stdout, done.stderr)
-
-
 @as_ranks(2)
 def test_a_rank_uses_two_devices_in_turn():
     rank, size = hvd.rank(), hvd.size()

@@ -57,30 +57,6 @@ int stub_called(const char *name)
     return code;
 }
 
-enum { RANGES = 256 };
-static char ranges[RANGES][160];
-static _Atomic int ranges_begun;
-
-__attribute__((visibility("default"))) uint64_t nvtxRangeStartA(const char *name)
-{
-    stub_called("nvtxRangeStartA");
-    pthread_mutex_lock(&lock);
-    int i = ranges_begun++;
-    snprintf(ranges[i % RANGES], sizeof ranges[0], "%s", name);
-    pthread_mutex_unlock(&lock);
-    return (uint64_t)i;
-}
-
-__attribute__((visibility("default"))) void nvtxRangeEnd(uint64_t range)
-{
-    stub_called(range < (uint64_t)ranges_begun ? "nvtxRangeEnd" : "nvtxRangeEnd of none");
-}
-
-const char *stub_range(int i)
-{
-    return i < RANGES && i < ranges_begun ? ranges[i] : "";
-}
-
 __attribute__((constructor)) static void from_environment(void)
 {
     const char *said = getenv("STUB_FAIL");

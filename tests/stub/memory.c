@@ -119,16 +119,6 @@ static void forget(uintptr_t address)
     pthread_mutex_unlock(&lock);
 }
 
-bool stub_holds(int device)
-{
-    bool any = false;
-    pthread_mutex_lock(&lock);
-    for (struct given *one = given; one; one = one->next)
-        any = any || one->device == device;
-    pthread_mutex_unlock(&lock);
-    return any;
-}
-
 /* The block that begins there, taken out of the table if it is to go. */
 static struct block find(uintptr_t address, bool goes)
 {

@@ -24,10 +24,6 @@ int stub_calls(const char *name); /* so far */
 void *stub_gate(void);
 void stub_open_gate(void *event);
 
-/* The name of the i-th range of NVTX that was begun, from 0; "" past the end. */
-const char *stub_range(int i);
-
-bool stub_holds(int device); /* is there memory of it that cuMemAlloc gave? */
 /* Inside. Counts a call; 0, or the code with which it shall fail. */
 int stub_called(const char *name);
 #define CALLED(name)                     \
