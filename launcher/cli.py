@@ -22,7 +22,7 @@ from hvdlite import config
 from hvdlite._coded import coded
 from hvdlite.errors import HvdOptionError
 
-from . import dashboard, flags, foreign, horovods, looks, mpi, places, plan
+from . import dashboard, flags, horovods, looks, mpi, places, plan
 from .ending import Graces
 from .process import NOT_FOUND, NOT_RUNNABLE
 
@@ -66,7 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     dashboard.add_flags(parser.add_argument_group("a page that shows the job").add_argument)
     places.add_flags(parser.add_argument_group("several hosts").add_argument)
     mpi.add_flags(parser.add_argument_group("an MPI's own launcher").add_argument)
-    foreign.add_flags(parser.add_argument_group("of mpirun and torchrun").add_argument)
     horovods.add_flags(parser.add_argument_group("of horovodrun").add_argument)
     config.add_flags(parser.add_argument_group("options of the library"))
     flags.add_obsolete(parser)
@@ -103,9 +102,9 @@ def _answered(argv: Sequence[str], asked: argparse.Namespace, command: list[str]
         return 0
     if asked.check or (command[:1] == ["doctor"] and not asked.module):
         return _examine(argv, command)
-    if asked.completion is None and asked.explain is None:
+    if asked.explain is None:
         return None
-    print(_told(asked.completion, asked.explain), end="")
+    print(_told(asked.explain), end="")
     return 0
 
 
@@ -115,12 +114,11 @@ def _run(argv: Sequence[str]) -> int:
         return code
     environ = config.environ()
     try:
-        notes = foreign.translate(asked)
-        told, more = horovods.translate(asked, environ)
+        told, notes = horovods.translate(asked, environ)
         options = {**told, **config.variables_of(vars(asked))}
         settings = config.read(_with_flags(environ, options))
         look = looks.of(asked, environ)
-        note = flags.note_of(asked.obsolete, [*notes, *more])
+        note = flags.note_of(asked.obsolete, notes)
         if note is not None:
             print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
         if not command:
@@ -139,7 +137,7 @@ def _run(argv: Sequence[str]) -> int:
         else:
             where = places.of(asked, environ, options, settings.values["start_timeout"])
         restarts = 0 if asked.restarts is None else places.number("--max-restarts", asked.restarts, 0, "restarts")
-    except (HvdOptionError, foreign.ForeignError, horovods.HorovodsError, places.PlaceError, looks.LookError) as error:
+    except (HvdOptionError, horovods.HorovodsError, places.PlaceError, looks.LookError) as error:
         raise UsageError(coded("HVD704", str(error))) from None
     wrong = looks.missing(asked, look, where.slots) if where.slots else None
     if wrong is not None:
@@ -243,13 +241,11 @@ def _room(asked: argparse.Namespace, size: int) -> tuple[int, int] | None:
     return terminal.room(0 if size == 1 else len("[0]<stdout>:"))
 
 
-def _told(shell: str | None, code: str | None) -> str:
+def _told(code: str) -> str:
     from hvdlite import catalogue
 
-    from . import completion
-
     try:
-        return catalogue.explained(catalogue.find(code or "")) if shell is None else completion.script(shell, _parser())
+        return catalogue.explained(catalogue.find(code))
     except ValueError as error:
         raise UsageError(coded("HVD704", str(error))) from None
 
@@ -264,14 +260,13 @@ def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
     environ = config.environ()
     listed = asked.hosts is not None or asked.hostfile is not None
     try:
-        foreign.translate(asked)
         if not listed and (asked.check or batch.allocation(environ, hosts.read) is None):
             if asked.check:
                 return check_build.show()
             asked.np = asked.np or "1"
         timeout = config.read(_with_flags(environ, config.variables_of(vars(asked)))).values["start_timeout"]
         where = places.of(asked, environ, {}, timeout)
-    except (HvdOptionError, foreign.ForeignError, places.PlaceError, ValueError) as error:
+    except (HvdOptionError, places.PlaceError, ValueError) as error:
         raise UsageError(coded("HVD704", str(error))) from None
     if where.join is not None or not where.slots:
         raise UsageError(

@@ -81,12 +81,13 @@ def add_control(add: Callable[..., argparse.Action]) -> None:
         "--bind-to",
         "-bind-to",
         dest="bind",
-        metavar="WHAT",
+        choices=("none", "core", "socket", "numa"),
         help="CPUs of a rank: none (all; the default), core (cores of its own, shared out evenly), socket or numa",
     )
     add("--stdin", metavar="RANK", help="0: rank 0 reads what comes at this command's stdin; by default nobody does")
     add("--explain", metavar="CODE", help="print what the code at the end of an error means, as HVD301, and what to do")
-    add("--completion", metavar="SHELL", help="print what makes bash, zsh or fish complete these flags")
+    add("--wdir", dest="wdir", metavar="DIR", help="the folder that ranks start in; by default this one")
+    add("--oversubscribe", action="store_true", help="more ranks than the hosts have slots may run")
 
 
 def add_output(add: Callable[..., argparse.Action]) -> None:
@@ -101,6 +102,12 @@ def add_output(add: Callable[..., argparse.Action]) -> None:
     )
     add("--output-file-mb", dest="file_mb", metavar="MB", help="begin these files anew at this size; 3 older are kept")
     add("--ranks-to-console", dest="shown", metavar="0,2-3", help="whose output is shown: ranks, all or none")
+    add(
+        "--local-ranks-filter",
+        dest="local_shown",
+        metavar="0,2-3",
+        help="as --ranks-to-console, by numbers on each host",
+    )
     add("--pty", action="store_true", help="rank 0 writes to a terminal of its own, for progress bars and colours")
     add("--fold-output", dest="fold", action="store_true", help="show a line that several ranks say alike only once")
     add("--output-json", dest="as_json", action="store_true", help="one JSON object for each line of output")

@@ -92,7 +92,7 @@ class Console:
             self._show(rank, stream, self._lines[rank, stream].feed(chunk, time.monotonic()))
 
     def _shows(self, rank: int, stream: int) -> bool:
-        return stream in self._look.streams and (self._look.ranks is None or rank in self._look.ranks)
+        return self._look.ranks is None or rank in self._look.ranks
 
     def finish(self, rank: int) -> None:
         """The rank has ended: its unfinished lines get their newline."""

@@ -37,7 +37,7 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str]) -> Look:
     colours = [] if plain else [stream for stream in (1, 2) if os.isatty(stream)]
     ranks = _ranks("--ranks-to-console", asked.shown)
     local_ranks = _ranks("--local-ranks-filter", asked.local_shown)
-    return Look(asked.timestamps, ranks, local_ranks, asked.streams, asked.fold, asked.as_json, colours, size)
+    return Look(asked.timestamps, ranks, local_ranks, asked.fold, asked.as_json, colours, size)
 
 
 def placed(look: Look, slots: Sequence[Slot]) -> Look:

@@ -36,7 +36,6 @@ class Look(NamedTuple):
     timestamps: bool = False
     ranks: Collection[int] | None = None  # whose output is shown; None: all
     local_ranks: Collection[int] | None = None  # the same, by numbers on their hosts; both must agree
-    streams: Collection[int] = (1, 2)  # which of theirs
     fold: bool = False
     as_json: bool = False
     colours: Collection[int] = ()  # descriptors of terminals that get some

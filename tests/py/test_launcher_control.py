@@ -9,7 +9,6 @@ import time
 import pytest
 from launching import Launch, launch
 
-from hvdlite.launcher import cli, foreign, mpi
 from hvdlite.launcher.binding import BindError, Cpu, share
 
 TRY = 'echo "try $HVDLITE_RESTART_COUNT $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS"'
@@ -133,72 +132,6 @@ def _cores():
     return found
 
 
-def test_the_line_of_an_mpirun_runs_under_the_other_name(tmp_path):
-    """The one that Horovod's documentation shows."""
-    line = "-np 2 -H localhost:1,127.0.0.1:1 -bind-to none -map-by slot -x MINE=5 -mca pml ob1 -mca btl ^openib"
-    also = ("--allow-run-as-root", "--tag-output", "--wdir", tmp_path)
-    code, out, err = launch(*line.split(), *also, "sh", "-c", "echo $MINE $PWD")
-    assert code == 0 and sorted(out.splitlines()) == [f"[{rank}]<stdout>:5 {tmp_path}" for rank in range(2)], err
-    assert err.count("without effect: -mca pml, btl (parameters of Open MPI: only with --mpi)") == 1
-    assert launch("-np", 3, "-H", "localhost:2", "--oversubscribe", "true")[0] == 0
-
-
-def test_the_line_of_a_torchrun_runs_under_the_other_name(tmp_path):
-    words = ("--standalone", "--nproc_per_node", 2, "--max_restarts=0", "--log_dir", tmp_path, "-r", 3, "--no_python")
-    code, out, err = launch(*words, "echo", "here")
-    assert (code, out) == (0, "") and (tmp_path / "rank.1" / "stdout").read_text() == "here\n", err
-
-
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        ("--map-by node", "--map-by node: ranks fill hosts in order"),
-        ("--bind-to board", "--bind-to board: ranks are bound to none, core, socket or numa"),
-        ("--bind-to core:x", "--bind-to core:x: ranks are bound to none, core, socket or numa"),
-        ("--mpi --bind-to core", "--binding-args"),
-        ("--redirects 3", "needs a folder"),
-    ],
-)
-def test_what_other_launchers_do_and_this_one_does_not_is_refused(words, says):
-    asked, _ = cli._asked([*words.split(), "-np", "2", "true"])
-    with pytest.raises(foreign.ForeignError, match=re.escape(says)):
-        foreign.translate(asked)
-
-
-def test_parameters_of_open_mpi_go_on_with_mpi():
-    asked, _ = cli._asked(["--mpi", "-mca", "btl", "^openib", "--map-by", "ppr:4:node", "-np", "8", "true"])
-    assert foreign.translate(asked) == [] and asked.mpi_args == "--mca btl ^openib" and asked.per_node == "4"
-    assert mpi.joined(["--mpi-args", "-x A"]) == ["--mpi-args=-x A"]
-
-
 def test_a_folder_that_is_not_there_is_named():
     code, _, err = launch("-np", 1, "--wdir", "/no/such/folder", "true")
     assert code == 2 and "--wdir /no/such/folder cannot be used: No such file" in err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_every_flag(shell):
-    code, out, err = launch("--completion", shell)
-    assert (code, err) == (0, "")
-    for flag in ("max-restarts", "fusion-threshold-mb", "no-autotune", "hostfile", "rdzv-endpoint"):
-        assert flag in out
-    assert "obsolete" not in out and "torus" not in out
-
-
-def test_completion_in_bash():
-    """What bash offers, asked of bash itself."""
-    script = launch("--completion", "bash")[1]
-    ask = 'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _hvdlite_run 2>/dev/null; echo "${COMPREPLY[@]}"'
-
-    def offered(*words):
-        code, out, err = launch("-np", 1, "bash", "-c", f"{script}\n{ask}", "x", "hvdlite-run", *words)
-        assert code == 0, err
-        return out.split()
-
-    assert offered("--max-r") == ["--max-restarts"]
-    assert {"--nnodes", "--node-rank"} <= set(offered("-np", "2", "--n"))
-    assert offered("-np", "") == []
-    assert "/etc/passwd" in offered("--hostfile", "/etc/pass")
-    assert "--max-restarts" not in offered("-np", "2", "python", "--max-r")
-    code, _, err = launch("--completion", "tcsh")
-    assert code == 2 and "bash, zsh and fish" in err

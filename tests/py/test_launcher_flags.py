@@ -6,7 +6,7 @@ import sys
 import pytest
 from launching import launch
 
-from hvdlite.launcher import cli, completion, flags, looks
+from hvdlite.launcher import cli, flags, looks
 from hvdlite.launcher.hosts import Host, assign
 
 HOROVODRUNS = """-v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces
@@ -22,8 +22,8 @@ HOROVODRUNS = """-v --version -np --num-proc -cb --check-build --disable-cache -
 NOT_HERE = """--min-np --min-num-proc --max-np --max-num-proc --slots-per-host --elastic-timeout --reset-limit
 --blacklist-cooldown-range --host-discovery-script --jsrun"""
 TORCHRUNS = """--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --standalone --max-restarts -m
---module --no-python --log-dir -r --redirects -t --tee --local-ranks-filter --node-rank --master-addr --master-port
---signals-to-handle --numa-binding --rdzv-conf --monitor-interval --start-method --role --run-path"""
+--module --log-dir --local-ranks-filter --node-rank --master-addr --master-port
+--rdzv-conf --monitor-interval --start-method --role"""
 
 
 def known():
@@ -134,34 +134,12 @@ def test_obsolete_flags_are_one_line():
         ("--gloo --mpi", "--gloo and --mpi exclude each other"),
         ("--local-ranks-filter 0:1", "--local-ranks-filter 0:1: must be all, none, or numbers"),
         ("--local-ranks-filter 0,2", "--local-ranks-filter 0,2: no host has so many ranks, they end with 0 there"),
-        ("--redirects 0:3", "--redirects 0:3: 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), the same for all"),
-        ("--tee 4", "--tee 4: 0 (nothing)"),
-        ("--tee 3", "--tee 3 needs a folder for the files: --log-dir DIR"),
-        ("-r 1", "--redirects 1 needs a folder"),
         ("--monitor-interval often", "--monitor-interval: invalid float value: 'often'"),
-        ("--run_path", "--run-path: the command is a program, so leave it out and say: python train.py"),
     ],
 )
 def test_bad_values_are_refused_before_anything_starts(words, says):
     code, out, err = launch(*words.split(), "-np", 1, "true")
     assert (code, out) == (2, "") and says in err and "Traceback" not in err, err
-
-
-@pytest.mark.parametrize(
-    "words, out, err",
-    [
-        ("-r 1", "", "err\n"),
-        ("-r 2", "out\n", ""),
-        ("-r 3", "", ""),
-        ("-r 0", "out\n", "err\n"),
-        ("-r 3 -t 1", "out\n", ""),
-        ("--redirects=3 --tee=3", "out\n", "err\n"),
-    ],
-)
-def test_redirects_and_tee(words, out, err, tmp_path):
-    said = launch("-np", 1, "--log_dir", tmp_path, *words.split(), "sh", "-c", "echo out; echo err >&2")
-    assert said == (0, out, err)
-    assert [(tmp_path / "rank.0" / name).read_text() for name in ("stdout", "stderr")] == ["out\n", "err\n"]
 
 
 def test_output_dir_is_another_name(tmp_path):
@@ -199,25 +177,6 @@ def test_much_output_through_a_terminal_is_whole():
     body = "for i in range(20000): print(i)"
     code, out, err = launch("-np", 1, "--pty", sys.executable, "-c", body)
     assert code == 0 and out.splitlines() == [str(i) for i in range(20000)], err
-
-
-@pytest.mark.parametrize("shell", completion.SHELLS)
-def test_completion_and_parser_know_the_same_flags(shell):
-    """Every flag with a help text, and no other, is in the script."""
-    actions = cli._parser()._actions
-    offered = {flag for each in actions if each.help != argparse.SUPPRESS for flag in each.option_strings}
-    hidden = {flag for each in actions if each.help == argparse.SUPPRESS for flag in each.option_strings}
-    text = completion.script(shell, cli._parser())
-    if shell == "bash":
-        found = text.partition('compgen -W "')[2].partition('"')[0].split()
-    elif shell == "zsh":
-        found = [line.strip(" '").partition("[")[0] for line in text.splitlines() if line.startswith("  '-")]
-    else:
-        words = [line.split(" -d ")[0].split() for line in text.splitlines()]
-        before = {"-l": "--", "-s": "-", "-o": "-"}
-        found = [before[a] + b for each in words for a, b in zip(each, each[1:]) if a in before]
-    assert sorted(found) == sorted(offered) and not hidden & set(found) and len(offered) > 80
-    assert {"--log-level", "--pty", "--output-dir", "--agent-timeout", "--local-ranks-filter"} <= offered
 
 
 def test_help_names_every_flag_that_is_not_obsolete():

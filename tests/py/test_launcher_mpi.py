@@ -253,7 +253,7 @@ def test_a_dry_run_shows_the_line_and_starts_nothing(tmp_path):
         f"#!/bin/sh\n[ $# = 1 ] || touch {tmp_path}/started\necho 'mpirun (Open MPI) 5.0.2'\n"
     )
     (tmp_path / "mpirun").chmod(0o755)
-    words = ["--mpi", "--dry-run", "-np", "3", "-mca", "pml", "ob1", "--output-filename", tmp_path / "said"]
+    words = ["--mpi", "--dry-run", "-np", "3", "--mpi-args=--mca pml ob1", "--output-filename", tmp_path / "said"]
     code, out, err = launch(*words, "train", "a b", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert code == 0 and out.startswith(f"command: {tmp_path}/mpirun ") and " -np 3 " in out, out + err
     line, ranks, environ = out.splitlines()

@@ -179,6 +179,6 @@ def test_output_is_the_same_by_srun_and_by_mpirun(slurm, quiet):
 def test_ranks_meet_over_the_mpi_that_carries_them_in_an_allocation(slurm, quiet):
     mpis.mpirun("system")
     path = os.pathsep.join([mpis.OF_SYSTEM, os.environ["PATH"]])
-    command = [*ALLOCATED, *RUN, "--mpi", "-mca", "btl_tcp_if_include", "eth0", sys.executable, PROGRAM, "meet", "2,2"]
-    code, said = slurm.run(command, PATH=path, **quiet)
+    command = [*ALLOCATED, *RUN, "--mpi", "--mpi-args=--mca btl_tcp_if_include eth0"]
+    code, said = slurm.run([*command, sys.executable, PROGRAM, "meet", "2,2"], PATH=path, **quiet)
     assert code == 0 and all(f"[{rank}]<stdout>:fine\n" in said for rank in range(4)), said
