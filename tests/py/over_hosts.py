@@ -40,10 +40,11 @@ def _named(names, value):
     return dict(zip(names, values if len(names) > 1 or hasattr(value, "marks") else [values]))
 
 
-def main():
+def run(modules):
+    """All cases of these modules."""
     hvd.init()
     count = 0
-    for module in sys.argv[1:]:
+    for module in modules:
         for name, body, arguments in cases(importlib.import_module(module), hvd.size()):
             try:
                 body(**arguments)
@@ -59,4 +60,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1:])

@@ -11,7 +11,6 @@ import time
 
 import numpy as np
 import over_hosts
-from mpi_collectives import large, movements, reductions
 from over_mpi_early import early__exit, early_raise  # noqa: F401  (by their names)
 from over_mpi_late import slow  # noqa: F401  (by its name)
 
@@ -78,32 +77,10 @@ def half():
 
 
 def collectives():
-    """All of them on plane mpi: all ranks, and two process sets at once."""
+    """The suite that every plane passes, on plane mpi."""
     hvd.init()
     assert plane() == "mpi" or hvd.size() == 1
-    everyone = list(range(hvd.size()))
-    reductions(everyone, hvd.global_process_set)
-    movements(everyone, hvd.global_process_set)
-    large()
-    if hvd.size() > 2:
-        sets = [hvd.add_process_set(ranks) for ranks in ([0, 1], everyone[1:])]
-        waiting = [
-            (hvd.allreduce_async(np.ones(100), op=hvd.Sum, process_set=each), each.size())
-            for each in sets
-            if each.included()
-        ]
-        for handle, size in reversed(waiting):
-            assert (hvd.synchronize(handle) == size).all()
-        for each in sets:
-            if each.included():
-                reductions(each.ranks, each)
-                movements(each.ranks, each)
-        hvd.barrier()
-        for each in sets:
-            hvd.remove_process_set(each)
-    for _ in range(hvd.rank() * 2):  # and those who have joined stand for zeros
-        assert hvd.allreduce(np.ones(10, "float16"), op=hvd.Sum, name="uneven").max() <= hvd.size()
-    hvd.join()
+    over_hosts.run(["test_numpy_collectives", "test_process_sets"])
     idle()
     fine()
 
@@ -285,8 +262,7 @@ def apart(slots, way="votes", *then):
     assert hvd.local_size() < hvd.size() and _life._life.links is None
     if then and then[0] in globals():
         return globals()[then[0]](*then[1:])
-    sys.argv[1:] = then
-    over_hosts.main()
+    over_hosts.run(then)
     assert _life._life.links is None
     assert counter("link_messages_in") > 0 or hvd.local_rank() > 0
     hvd.shutdown()
