@@ -23,7 +23,7 @@ CSRC = ROOT / "csrc"
 C_LINES, PYTHON_LINES, FUNCTION_LINES, ESSAY_LINES = 400, 350, 66, 5  # "about 60" with a tenth of patience
 
 # An include or import only points down: to a smaller number, or stays in its folder (C) or at a listed neighbour.
-C_FLOOR = {"ground": 0, "kernel": 1, "algo": 1, "link": 1, "coord": 2, "plane": 2, "codec": 2, "trace": 2, "boot": 2}
+C_FLOOR = {"ground": 0, "kernel": 1, "algo": 1, "link": 1, "coord": 2, "plane": 2, "codec": 2, "trace": 2}
 C_FLOOR.update({"engine": 3, "": 4, "mpi": 0.5, "cuda": 1, "nccl": 1, "tensorflow": 5})
 PYTHON_FLOOR = {"errors": 0, "_wire": 0, "_cffi": 0, "_build": 0, "config": 1, "_store": 2, "discovery": 2, "_core": 2}
 PYTHON_FLOOR.update({"launcher": 3, "_bytes": 3, "_meeting": 4, "process_set": 4, "_life": 5, "adapter": 4, "mpi": 3})

@@ -69,8 +69,6 @@ struct hvd_cuda {
 const struct hvd_cuda *hvd_cuda_load(struct hvd_error *error);
 /* CUDA's version as the driver has it; 0 without one. Begins nothing: not even the driver. Any thread. */
 int hvd_cuda_version(void);
-/* Has the driver this function? Likewise. */
-bool hvd_cuda_has(const char *symbol);
 /* The library that is asked for first, before the first load; a copy is kept. NULL: libcuda.so.1. */
 void hvd_cuda_prefer(const char *path);
 /* The context is this thread's current one until leave, and what is called meanwhile spoils no CUDA graph that somebody

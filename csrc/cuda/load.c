@@ -49,11 +49,6 @@ int hvd_cuda_version(void)
     return version;
 }
 
-bool hvd_cuda_has(const char *symbol)
-{
-    return look_up(symbol) != NULL;
-}
-
 void hvd_cuda_hang(void)
 {
     atomic_fetch_add(&hangs, 1);

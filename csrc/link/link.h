@@ -68,6 +68,6 @@ static inline int hvd_link_send_rest(struct hvd_link *link, struct hvd_error *er
     return link->rest ? link->rest(link, error) : HVD_OK;
 }
 
-extern const struct hvd_link_kind hvd_link_tcp, hvd_link_signed, hvd_link_sim, hvd_link_mpi;
+extern const struct hvd_link_kind hvd_link_tcp, hvd_link_signed, hvd_link_mpi;
 
 #endif

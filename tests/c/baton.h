@@ -7,7 +7,7 @@
 #ifndef HVD_TEST_BATON_H
 #define HVD_TEST_BATON_H
 
-#include "link/sim/net.h"
+#include "netsim.h"
 
 struct hvd_baton;
 

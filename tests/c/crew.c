@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "crew.h"
 
-#include "boot/memory.h"
+#include "boot_memory.h"
 #include "streams.h"
 
 #include <errno.h>

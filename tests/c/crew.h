@@ -1,6 +1,6 @@
 /* crew.h - ranks for engine tests: threads of this process, or forked processes.
  *
- * A test's body reads as one rank's program. Threads meet through boot/memory, processes through a shared page
+ * A test's body reads as one rank's program. Threads meet through boot_memory.h, processes through a shared page
  * with a barrier. Both worlds are bounded by an alarm that ends the whole test with a message.
  */
 #ifndef HVD_TEST_CREW_H

@@ -1,7 +1,7 @@
 /* test_choice.c - a plane and an algorithm asked for by name: taken, unknown, or not to be had. */
 #include "crew.h"
 
-#include "boot/memory.h"
+#include "boot_memory.h"
 
 #include <fcntl.h>
 #include <pthread.h>

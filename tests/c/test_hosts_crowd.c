@@ -7,7 +7,7 @@
 #define _GNU_SOURCE
 #include "crew.h"
 
-#include "boot/memory.h"
+#include "boot_memory.h"
 
 #include <pthread.h>
 #include <sys/resource.h>

@@ -4,7 +4,7 @@
  */
 #include "bucket.h"
 #include "check.h"
-#include "link/sim/net.h"
+#include "netsim.h"
 #include "world.h"
 
 #include <signal.h>

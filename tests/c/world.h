@@ -8,7 +8,7 @@
 #define HVD_TEST_WORLD_H
 
 #include "check.h"
-#include "link/sim/net.h"
+#include "netsim.h"
 #include "plane/plane.h"
 
 enum hvd_world_kind { HVD_WORLD_THREADS, HVD_WORLD_PROCESSES };

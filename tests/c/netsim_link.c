@@ -1,11 +1,11 @@
-/* sim.c - a link through a network that exists in memory only (sim/net.h): what tests run planes over.
+/* netsim_link.c - a link through a network that exists in memory only (netsim.h): what tests run planes over.
  *
  * It keeps every promise of link.h and uses every freedom: a call moves less than it could, bytes come when the seed
  * says so, and a peer's end may arrive at any byte. What is under way or unread is bounded, so that a sender whose peer
  * does not read is held up, as by a socket. Nobody is ever silent here: a rank that is gone ends its streams, so there
  * is nothing to give up after.
  */
-#include "sim/net.h"
+#include "netsim.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* memory.h - bootstrap for ranks that are threads of one process: the tests' way in.
+/* boot_memory.h - bootstrap for ranks that are threads of one process: the tests' way in.
  *
  * The verb is the same as everywhere, allgather(mine, bytes, all). The store's client for processes is
  * Python and comes in as a callback (hvd_boot_allgather in hvdlite.h); MPI will be a file beside this one.
@@ -6,7 +6,7 @@
 #ifndef HVD_BOOT_MEMORY_H
 #define HVD_BOOT_MEMORY_H
 
-#include "../ground/ground.h"
+#include "ground/ground.h"
 
 #include <pthread.h>
 

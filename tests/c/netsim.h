@@ -1,4 +1,4 @@
-/* net.h - a network that exists in memory only: seeded, with a clock that is moved by hand.
+/* netsim.h - a network that exists in memory only: seeded, with a clock that is moved by hand.
  *
  * All ranks are in one process and take turns: nothing here locks. Time stands still until hvd_sim_advance moves it to
  * the next event; if there is none although somebody waits, the ranks wait for each other, and a test has found a
@@ -11,7 +11,7 @@
 #ifndef HVD_SIM_NET_H
 #define HVD_SIM_NET_H
 
-#include "../link.h"
+#include "link/link.h"
 
 #define HVD_SIM_PIECES 64 /* pieces under way or unread, of one way */
 #define HVD_SIM_NEVER  UINT64_MAX
@@ -70,5 +70,7 @@ uint64_t hvd_sim_below(uint64_t *seed, uint64_t bound);
 uint64_t hvd_sim_end_ns(const struct hvd_sim_way *way);
 /* Bytes that have arrived and were not read. */
 uint64_t hvd_sim_arrived(const struct hvd_sim_way *way);
+
+extern const struct hvd_link_kind hvd_link_sim;
 
 #endif

@@ -1,4 +1,4 @@
-/* net.c - the clock of the simulated network, and what happens at which time.
+/* netsim.c - the clock of the simulated network, and what happens at which time.
  *
  * The question is only ever "what happens next?": a piece arrives, the end of a stream arrives, a rank is gone. All are
  * known when they are caused, since a piece's time of arrival is drawn when it is sent; so the network needs no queue
@@ -9,7 +9,7 @@
  *
  * A rank that is gone takes with it what would have arrived after its end: the stream is cut, at any byte.
  */
-#include "net.h"
+#include "netsim.h"
 
 #include <stdio.h>
 #include <stdlib.h>

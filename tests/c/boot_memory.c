@@ -1,9 +1,9 @@
-/* memory.c - allgather among threads: a mutex, a condition and a generation.
+/* boot_memory.c - allgather among threads: a mutex, a condition and a generation.
  *
  * The last to arrive publishes what was collected and starts the next generation; the others copy it out. A
  * published block lives until the next one is complete, which needs everybody to have left this call.
  */
-#include "memory.h"
+#include "boot_memory.h"
 
 #include <stdlib.h>
 #include <string.h>
