@@ -379,14 +379,6 @@ int hvd_wire_version(void)
     return HVD_WIRE_VERSION;
 }
 
-const char *hvd_plane_name(int i)
-{
-    for (int k = 0; k <= i; k++)
-        if (i < 0 || !hvd_planes[k])
-            return NULL;
-    return i < 0 ? NULL : hvd_planes[i]->name;
-}
-
 const char *hvd_plane_used(void)
 {
     struct hvd_engine *engine = hvd_api_enter();

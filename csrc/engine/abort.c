@@ -20,34 +20,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PATIENCE_NS 200000000u /* how long the bare end of a stream waits for somebody to say who died */
-
-/* The abort word: epoch 16 | witness 16 | culprit + 1 24 | -code 8. Never 0. */
-static uint64_t pack(uint64_t epoch, int witness, int culprit, int code)
-{
-    return (epoch & 0xffff) << 48 | (uint64_t)(witness & 0xffff) << 32 | (uint64_t)((culprit + 1) & 0xffffff) << 8 |
-           (uint64_t)(-code & 0xff);
-}
-
-static _Atomic uint64_t *abort_word(struct hvd_engine *engine)
-{
-    return engine->alone ? &engine->abort_alone : &engine->host.control->abort;
-}
-
-void hvd_abort_text(struct hvd_engine *engine, uint32_t slot, const char *why, char *text, size_t text_bytes)
-{
-    const struct hvd_request *request = &engine->handles.slot[slot].request;
-    char where[32] = "";
-    if (request->process_set)
-        snprintf(where, sizeof where, " in process set %d", request->process_set);
-    if (request->name)
-        hvd_text_write(text, text_bytes, "%s of '%.*s' on rank %d%s: %s", hvd_engine_kind(request->kind), HVD_NAME_MAX,
-                       HVD_SHOWN(request->name), engine->options.rank, where, why);
-    else
-        hvd_text_write(text, text_bytes, "%s on rank %d%s: %s", hvd_engine_kind(request->kind), engine->options.rank,
-                       where, why);
-}
-
 /* Does the request belong to the set? Of NULL, which stands for all, each does. */
 static bool belongs(const struct hvd_slot *slot, const struct hvd_set *set)
 {
@@ -71,7 +43,7 @@ void hvd_abort_handles(struct hvd_engine *engine, const struct hvd_set *set, int
 
 bool hvd_abort_seen(struct hvd_engine *engine)
 {
-    uint64_t word = atomic_load_explicit(abort_word(engine), memory_order_acquire);
+    uint64_t word = atomic_load_explicit(hvd_abort_word(engine), memory_order_acquire);
     if (word == 0 || atomic_load_explicit(&engine->failed, memory_order_relaxed))
         return false;
     int witness = (int)(word >> 32 & 0xffff), culprit = (int)(word >> 8 & 0xffffff) - 1, code = -(int)(word & 0xff);
@@ -101,46 +73,6 @@ bool hvd_abort_seen(struct hvd_engine *engine)
     return true;
 }
 
-void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const char *reason)
-{
-    /* One witness per rank is enough: a second thread of it would overwrite the text that may be in use. */
-    if (atomic_exchange(&engine->witnessing, 1))
-        return;
-    uint64_t none = 0, mine = pack(engine->options.epoch, engine->host.rank, culprit, code);
-    bool first = atomic_load(abort_word(engine)) == 0;
-    if (engine->alone) {
-        if (first)
-            hvd_fail_rank(&engine->failure, code, culprit, "%s", reason);
-        engine->failure.code = code;
-        atomic_compare_exchange_strong(&engine->abort_alone, &none, mine);
-    } else {
-        struct hvd_seat *seat = &engine->host.control->seat[engine->host.rank];
-        if (first) {
-            hvd_text_copy(seat->text, sizeof seat->text, reason);
-            atomic_store_explicit(&seat->text_ready, 1, memory_order_release);
-            first = atomic_compare_exchange_strong(&engine->host.control->abort, &none, mine);
-        }
-        if (first)
-            hvd_report_abort(&engine->host.store, culprit, code, reason);
-        hvd_bells_ring_all(&engine->host.bells);
-    }
-    hvd_turn_kick(engine);
-}
-
-void hvd_abort_suspect(struct hvd_engine *engine, const struct hvd_set *set, int rank, bool missed, const char *text)
-{
-    struct hvd_suspicion *suspicion = &engine->suspicion;
-    if (suspicion->since_ns || (!missed && hvd_abort_has_left(engine, rank)))
-        return;
-    suspicion->since_ns = hvd_now_ns();
-    suspicion->culprit = rank;
-    suspicion->set = set->number;
-    suspicion->missed = missed;
-    hvd_text_copy(suspicion->text, sizeof suspicion->text, text);
-    atomic_store(&engine->alarm_ns, suspicion->since_ns + PATIENCE_NS);
-    hvd_turn_call(engine); /* it may sleep without end */
-}
-
 /* Whoever is in a set that somebody has left may end its streams, unless they are still needed. */
 static bool is_harmless(const struct hvd_engine *engine, const struct hvd_suspicion *suspicion)
 {
@@ -151,23 +83,13 @@ static bool is_harmless(const struct hvd_engine *engine, const struct hvd_suspic
 bool hvd_abort_judge(struct hvd_engine *engine)
 {
     struct hvd_suspicion *suspicion = &engine->suspicion;
-    if (suspicion->since_ns == 0 || hvd_now_ns() - suspicion->since_ns < PATIENCE_NS)
+    if (suspicion->since_ns == 0 || hvd_now_ns() - suspicion->since_ns < HVD_PATIENCE_NS)
         return false;
     suspicion->since_ns = 0;
     atomic_store(&engine->alarm_ns, 0);
     if (!is_harmless(engine, suspicion))
         hvd_engine_abort(engine, suspicion->culprit, HVD_EPEER, suspicion->text);
     return true;
-}
-
-bool hvd_abort_has_left(const struct hvd_engine *engine, int rank)
-{
-    if (rank < 0 || rank >= engine->options.size)
-        return false;
-    const struct hvd_who *who = &engine->who[rank];
-    if (who->host == engine->who[engine->options.rank].host)
-        return atomic_load_explicit(&engine->host.control->seat[who->local].left, memory_order_acquire);
-    return atomic_load(&engine->left) == (uint32_t)rank + 1;
 }
 
 void hvd_abort_lost(struct hvd_engine *engine, int local)
@@ -187,14 +109,6 @@ void hvd_abort_lost(struct hvd_engine *engine, int local)
                    "rank %d (pid %d%s is lost: its process ended without leaving the job; its own last output says why",
                    rank, engine->host.pid[local], host ? where : ")");
     hvd_engine_abort(engine, rank, HVD_EPEER, text);
-}
-
-void hvd_abort_left_text(int rank, char *text, size_t text_bytes)
-{
-    hvd_text_write(text, text_bytes,
-                   HVD451 "rank %d left the job (its script ended, perhaps by SystemExit, or it called shutdown) and "
-                          "takes part in nothing more; do all ranks make the same number of steps?",
-                   rank);
 }
 
 struct pending {
@@ -225,70 +139,4 @@ void hvd_abort_left(struct hvd_engine *engine, struct hvd_set *set, int rank)
     if (set->join_slot != HVD_SLOT_NONE)
         fail_pending(&(struct pending){engine, why}, set->join_slot);
     set->join_slot = HVD_SLOT_NONE;
-}
-
-/* Whatever was agreed is done here; with `agreed`, in all sets that others are in a leave is agreed too. */
-static bool over(const struct hvd_engine *engine, bool agreed)
-{
-    for (int i = 0; i < engine->sets; i++) {
-        const struct hvd_set *set = engine->set[i];
-        if (agreed && set->tree && !hvd_tree_idle(set->tree))
-            return false;
-        if (!hvd_work_empty(set) || (agreed && !set->left && !set->alone))
-            return false;
-    }
-    return true;
-}
-
-static bool own_part_done(void *self)
-{
-    struct hvd_engine *engine = self;
-    return atomic_load(&engine->failed) || over(engine, false);
-}
-
-static bool leave_done(void *self)
-{
-    struct hvd_engine *engine = self;
-    return atomic_load(&engine->failed) || over(engine, true);
-}
-
-/* The time is up. Others may never finish what was agreed without this rank: then its end is no leave. */
-static void give_up_unfinished(struct hvd_engine *engine)
-{
-    if (hvd_turn_take(engine) && hvd_turn_drive(engine, own_part_done, engine, 0))
-        return;
-    char text[320];
-    hvd_text_write(
-        text, sizeof text,
-        HVD452 "rank %d ends although collectives that all ranks agreed on are not finished: another rank did not take "
-               "part in them within %d ms of its shutdown (HVDLITE_LEAVE_TIMEOUT); synchronize before the script ends",
-        engine->options.rank, engine->options.leave_timeout_ms);
-    hvd_engine_abort(engine, engine->options.rank, HVD_EPEER, text);
-}
-
-bool hvd_engine_leaving(struct hvd_engine *engine, uint64_t until_ns)
-{
-    bool done = engine->alone;
-    if (!done && !atomic_exchange(&engine->leave_wanted, 1))
-        hvd_turn_kick(engine);
-    while (!done && hvd_now_ns() < until_ns) {
-        if (hvd_turn_take(engine))
-            done = hvd_turn_drive(engine, leave_done, engine, until_ns);
-        if (!done) /* the turn is elsewhere, or others are late: look again in a millisecond */
-            hvd_futex_wait(&engine->left, atomic_load(&engine->left), 1000000u);
-    }
-    return done;
-}
-
-void hvd_engine_leave(struct hvd_engine *engine, uint64_t until_ns)
-{
-    if (!hvd_engine_leaving(engine, until_ns))
-        give_up_unfinished(engine);
-    if (!engine->alone)
-        atomic_store_explicit(&engine->host.control->seat[engine->host.rank].left, 1, memory_order_release);
-}
-
-uint64_t hvd_engine_leave_until(const struct hvd_engine *engine)
-{
-    return hvd_now_ns() + (uint64_t)engine->options.leave_timeout_ms * 1000000u;
 }

@@ -355,3 +355,17 @@ bool hvd_account_has_stack(struct hvd_engine *engine, uint64_t now_ns)
     engine->stall.stack_bytes = now.st_size;
     return whole;
 }
+
+uint64_t hvd_stall_since(const struct hvd_engine *engine, const struct hvd_slot *slot)
+{
+    const struct hvd_set *set = engine->by_number[slot->request.process_set];
+    struct hvd_key key;
+    uint64_t number, moved_ns = 0;
+    if (!set || set->life != slot->life)
+        return slot->since_ns;
+    if (slot->request.kind == HVD_JOIN)
+        moved_ns = set->planned_ns;
+    else if (!hvd_coord_waits(set->coord, (uint32_t)(slot - engine->handles.slot), &key, &number))
+        moved_ns = set->moved_ns;
+    return moved_ns > slot->since_ns ? moved_ns : slot->since_ns;
+}

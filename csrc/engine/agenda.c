@@ -4,7 +4,7 @@
  * bucket; work.c takes from the head. Beside each item stand its bucket, the date of its plan and how many ranks were
  * active when it was planned, which is agreed and may have changed by the time it is done.
  */
-#include "set.h"
+#include "engine.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -66,4 +66,19 @@ void hvd_agenda_close(struct hvd_agenda *agenda)
     free(agenda->active);
     free(agenda->date);
     memset(agenda, 0, sizeof *agenda);
+}
+
+struct hvd_plan_item *hvd_work_item(struct hvd_set *set, uint32_t i)
+{
+    return &set->agenda.item[(set->agenda.head + i) & (set->agenda.room - 1)];
+}
+
+uint64_t hvd_work_bucket(const struct hvd_set *set, uint32_t i)
+{
+    return set->agenda.bucket[(set->agenda.head + i) & (set->agenda.room - 1)];
+}
+
+struct hvd_slot *hvd_work_slot(struct hvd_engine *engine, const struct hvd_plan_item *item)
+{
+    return item->ticket == HVD_TICKET_NONE ? NULL : &engine->handles.slot[item->ticket];
 }

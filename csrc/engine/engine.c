@@ -278,3 +278,55 @@ void *hvd_engine_alloc(struct hvd_engine *engine, size_t bytes)
     const struct hvd_open_plane *first = &engine->global->planes[0];
     return first->plane->alloc ? first->plane->alloc(first->self, bytes) : NULL;
 }
+
+struct asked {
+    struct hvd_engine *engine;
+    int number, peer, found;
+    struct hvd_link_counts *counts;
+};
+
+static bool stopped(void *self)
+{
+    return atomic_load(&((struct asked *)self)->engine->stopped);
+}
+
+/* With the turn, whose the counts are. */
+static bool look_up(void *self)
+{
+    struct asked *asked = self;
+    const struct hvd_set *set = asked->engine->by_number[asked->number];
+    struct hvd_wires *wires[] = {set ? set->wires : NULL, set ? set->vote_wires : NULL};
+    for (int i = 0; i < 2; i++) {
+        if (!wires[i] || asked->peer >= wires[i]->size || !wires[i]->link[asked->peer])
+            continue;
+        const struct hvd_link_counts *counts = &wires[i]->link[asked->peer]->counts;
+        asked->counts->bytes_out += counts->bytes_out;
+        asked->counts->bytes_in += counts->bytes_in;
+        asked->counts->messages_out += counts->messages_out;
+        asked->counts->messages_in += counts->messages_in;
+        asked->found = 1;
+    }
+    return true;
+}
+
+int hvd_wire_counts(struct hvd_engine *engine, int number, int peer, struct hvd_link_counts *counts)
+{
+    struct asked asked = {.engine = engine, .number = number, .peer = peer, .counts = counts};
+    *counts = (struct hvd_link_counts){0};
+    if (number < 0 || number >= HVD_SETS_MAX || peer < 0)
+        return 0;
+    while (!stopped(&asked))
+        if (hvd_turn_take_over(engine, stopped, &asked)) {
+            hvd_turn_drive(engine, look_up, &asked, 0);
+            return asked.found;
+        }
+    return HVD_ESTATE;
+}
+
+int64_t hvd_guard_push(struct hvd_engine *engine, const struct hvd_request *request,
+                       const struct hvd_membership *membership, struct hvd_error *error)
+{
+    struct hvd_request looked_at = *request;
+    looked_at.not_finite = hvd_guard_look(engine->options.nan_guard, request);
+    return hvd_engine_push(engine, &looked_at, membership, error);
+}

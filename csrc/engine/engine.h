@@ -5,13 +5,13 @@
  * while the engine thread has nothing to do. Only its holder may touch what the turn owns. Exactly two things
  * cross: the submission queue and the handle word (handle.h); abort and leave are single words.
  *
- *   turn.c    the token, one turn, who sleeps and who wakes whom, the engine thread
- *   set.h     one process set: what it agrees on and what it moves (set.c, space.c, agree.c, work.c, ragged.c)
+ *   turn.c    the token, one turn; wake.c: who sleeps and who wakes whom; thread.c: the engine thread
+ *   set.h     one process set: what it agrees on and what it moves (set.c, space.c, agree.c, submit.c; start.c, work.c)
  *   guess.c   a small work told to the plane before it is agreed on
- *   wire.c    streams to ranks that share no memory with this one, and how the engine thread sleeps on them
+ *   wires.c   streams to ranks that share no memory with this one; wire.c: how the engine thread sleeps on them
  *   silence.c who does not answer
- *   stall.c   what waits for too long, and for whom (account.c, finding.c); watch.c: on a device
- *   abort.c   death, abort, leave: what ends a job
+ *   stall.c   what waits for too long, and for whom (account.c, finding.c, desk.c, missing.c); watch.c: on a device
+ *   abort.c   death and abort, what ends a job (failure.c: how that is told); leave.c: how a rank leaves
  *   flight.c  what happened, in a ring; record.c: and in a file
  *   soon.c    submissions that wake nobody now, and are sent within a millisecond
  *   order.c   works on devices begin in one order on all ranks, whichever set they are of
@@ -293,9 +293,11 @@ int64_t hvd_engine_push(struct hvd_engine *engine, const struct hvd_request *req
 int hvd_request_check(const struct hvd_membership *membership, const struct hvd_request *request,
                       struct hvd_error *error);
 
-/* guard.c: hvd_engine_push, after a look at the tensor. tell: by the turn, the guard warns of what is agreed. */
+/* engine.c: hvd_engine_push, after the guard's look at the tensor. guard.c: what that finds, as hvd_request.not_finite
+ * has it; tell: by the turn, the guard warns of what is agreed. */
 int64_t hvd_guard_push(struct hvd_engine *engine, const struct hvd_request *request,
                        const struct hvd_membership *membership, struct hvd_error *error);
+uint64_t hvd_guard_look(int mode, const struct hvd_request *request);
 void hvd_guard_tell(struct hvd_engine *engine, const char *text);
 
 /* names.c */
@@ -375,7 +377,9 @@ void hvd_silence_tick(struct hvd_engine *engine);
 uint64_t hvd_silence_progress(const struct hvd_set *set); /* anything that changes when the set gets on */
 int hvd_silence_tick_ms(const struct hvd_engine *engine);
 
-/* abort.c */
+/* abort.c, failure.c */
+#define HVD_PATIENCE_NS 200000000u /* how long the bare end of a stream waits for somebody to say who died */
+_Atomic uint64_t *hvd_abort_word(struct hvd_engine *engine);
 bool hvd_abort_seen(struct hvd_engine *engine); /* by the turn: take note of an abort; true if it was new */
 /* By the turn: fail all BUSY handles, of one set or (NULL) of all. */
 void hvd_abort_handles(struct hvd_engine *engine, const struct hvd_set *set, int code, const char *why);
@@ -387,8 +391,8 @@ void hvd_abort_text(struct hvd_engine *engine, uint32_t slot, const char *why, c
  * over? */
 void hvd_abort_suspect(struct hvd_engine *engine, const struct hvd_set *set, int rank, bool missed, const char *text);
 bool hvd_abort_judge(struct hvd_engine *engine);
-void hvd_abort_lost(struct hvd_engine *engine,
-                    int local); /* any thread: the process of this rank of the host has ended */
+/* Any thread: the process of this rank of the host has ended. */
+void hvd_abort_lost(struct hvd_engine *engine, int local);
 void hvd_abort_left_text(int rank, char *text, size_t text_bytes);
 bool hvd_abort_has_left(const struct hvd_engine *engine, int rank);
 

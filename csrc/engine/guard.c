@@ -24,7 +24,7 @@ static uint64_t at_most_32_bits(uint64_t count)
     return count < UINT32_MAX ? count : UINT32_MAX;
 }
 
-static uint64_t look(int mode, const struct hvd_request *request)
+uint64_t hvd_guard_look(int mode, const struct hvd_request *request)
 {
     bool reduces = request->kind == HVD_ALLREDUCE || request->kind == HVD_REDUCE || request->kind == HVD_REDUCESCATTER;
     uint64_t nans = request->not_finite >> 32, infinities = request->not_finite & UINT32_MAX;
@@ -37,14 +37,6 @@ static uint64_t look(int mode, const struct hvd_request *request)
     if (mode == HVD_GUARD_NAN)
         infinities = 0;
     return reduces ? at_most_32_bits(nans) << 32 | at_most_32_bits(infinities) : 0;
-}
-
-int64_t hvd_guard_push(struct hvd_engine *engine, const struct hvd_request *request,
-                       const struct hvd_membership *membership, struct hvd_error *error)
-{
-    struct hvd_request looked_at = *request;
-    looked_at.not_finite = look(engine->options.nan_guard, request);
-    return hvd_engine_push(engine, &looked_at, membership, error);
 }
 
 void hvd_guard_tell(struct hvd_engine *engine, const char *text)

@@ -34,11 +34,6 @@ struct hvd_book {
     struct hvd_told told;
 };
 
-static struct hvd_desk *desk_of(const struct hvd_engine *engine)
-{
-    return hvd_host_desk(&engine->host);
-}
-
 static void forget_accounts(struct hvd_book *book)
 {
     for (int rank = 0; book->of && rank < book->size; rank++) {
@@ -52,6 +47,8 @@ static void forget_accounts(struct hvd_book *book)
 
 int hvd_inquiry_open(struct hvd_engine *engine, struct hvd_error *error)
 {
+    engine->stall.may_come = hvd_stall_may_come;
+    engine->stall.take = hvd_stall_take;
     struct hvd_book *book = calloc(1, sizeof *book);
     engine->stall.book = book;
     if (book) {
@@ -82,7 +79,7 @@ static void ask_own_host(struct hvd_engine *engine, uint64_t number)
     forget_accounts(stall->book);
     stall->number = number;
     stall->until_ns = hvd_now_ns() + ANSWER_NS;
-    atomic_store(&desk_of(engine)->inquiry, number);
+    atomic_store(&hvd_desk(engine)->inquiry, number);
     for (int local = 0; local < engine->host.size; local++)
         hvd_stall_ring(engine, local);
 }
@@ -98,7 +95,7 @@ static void say_down(struct hvd_engine *engine, uint32_t type, uint64_t number, 
 static void serve_wants(struct hvd_engine *engine, uint64_t now)
 {
     struct hvd_stall *stall = &engine->stall;
-    struct hvd_desk *desk = desk_of(engine);
+    struct hvd_desk *desk = hvd_desk(engine);
     if (!stall->led && atomic_load(&desk->inquiry) != atomic_load(&desk->found)) /* who led before has not ended it */
         atomic_fetch_or(&desk->wanted, HVD_WANT_ANSWER);
     stall->led = true;
@@ -130,7 +127,7 @@ static void serve_wants(struct hvd_engine *engine, uint64_t now)
 
 void hvd_inquiry_answer(struct hvd_engine *engine, uint64_t number, uint64_t now)
 {
-    struct hvd_desk *desk = desk_of(engine);
+    struct hvd_desk *desk = hvd_desk(engine);
     hvd_account_fill(engine, &desk->account[engine->host.rank], now);
     atomic_store_explicit(&desk->answered[engine->host.rank], number, memory_order_release);
     hvd_stall_ring(engine, hvd_stall_leader(engine));
@@ -152,7 +149,7 @@ static void keep(struct hvd_book *book, const struct hvd_account *account)
 static bool gather(struct hvd_engine *engine, uint64_t now)
 {
     struct hvd_stall *stall = &engine->stall;
-    struct hvd_desk *desk = desk_of(engine);
+    struct hvd_desk *desk = hvd_desk(engine);
     struct hvd_account account;
     uint64_t gone = atomic_load(&desk->gone);
     bool all = true;
@@ -204,7 +201,7 @@ static void pass_up(struct hvd_engine *engine, struct hvd_near *up)
 
 static void publish(struct hvd_engine *engine, uint64_t number, const struct hvd_finding *finding)
 {
-    struct hvd_desk *desk = desk_of(engine);
+    struct hvd_desk *desk = hvd_desk(engine);
     atomic_store(&desk->found, 0);
     desk->finding = *finding;
     atomic_store(&desk->found, number);
@@ -362,9 +359,9 @@ bool hvd_stall_take(struct hvd_engine *engine, const struct hvd_set *set, const 
     if (!stall->book)
         return true;
     if (head->type == HVD_FRAME_WANT && !above) {
-        atomic_fetch_or(&desk_of(engine)->wanted, head->round & 7);
+        atomic_fetch_or(&hvd_desk(engine)->wanted, head->round & 7);
     } else if (head->type == HVD_FRAME_ASK && above) {
-        if (head->round > atomic_load(&desk_of(engine)->inquiry)) /* now: accounts from below may come at any time */
+        if (head->round > atomic_load(&hvd_desk(engine)->inquiry)) /* now: accounts from below may come at any time */
             ask_own_host(engine, head->round);
         say_down(engine, HVD_FRAME_ASK, head->round, NULL, 0);
     } else if (head->type == HVD_FRAME_ACCOUNT && !above) {

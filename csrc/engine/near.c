@@ -120,7 +120,8 @@ void hvd_near_say(struct hvd_engine *engine, const struct hvd_set *set, struct h
 }
 
 /* Is this the head of a frame that may come now? */
-static bool may_come(const struct hvd_set *set, const struct hvd_near *near, const struct hvd_frame *head)
+static bool may_come(const struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near,
+                     const struct hvd_frame *head)
 {
     uint64_t round = hvd_coord_round(set->coord);
     if (head->magic != MAGIC || head->life != set->life)
@@ -136,7 +137,7 @@ static bool may_come(const struct hvd_set *set, const struct hvd_near *near, con
         return (head->round == round || head->round == round + 1) && near->has[head->round & 1] != head->round &&
                head->bytes >= sizeof(struct hvd_vote) && head->bytes <= set->vote_bytes + HVD_RIDE_ROOM;
     default:
-        return hvd_stall_may_come(set, head);
+        return engine->stall.may_come && engine->stall.may_come(set, head);
     }
 }
 
@@ -187,7 +188,7 @@ static void take_frame(struct hvd_engine *engine, const struct hvd_set *set, str
         return;
     }
     if (head->type > HVD_FRAME_PART) {
-        if (!hvd_stall_take(engine, set, near, head, body))
+        if (!engine->stall.take(engine, set, near, head, body))
             hvd_near_babbles(engine, set, near, head);
         return;
     }
@@ -205,7 +206,7 @@ static void take_frames(struct hvd_engine *engine, const struct hvd_set *set, st
     size_t at = 0;
     while (!near->deaf && near->in_count - at >= sizeof head) {
         memcpy(&head, near->in + at, sizeof head);
-        if (!may_come(set, near, &head))
+        if (!may_come(engine, set, near, &head))
             hvd_near_babbles(engine, set, near, &head);
         else if (near->in_count - at < sizeof head + head.bytes)
             break;

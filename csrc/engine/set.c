@@ -69,27 +69,6 @@ void hvd_set_insert_plane(struct hvd_engine *engine, struct hvd_set *set, struct
         atomic_store(&engine->silent, true);
 }
 
-struct hvd_plane_arg hvd_set_plane_arg(struct hvd_engine *engine, struct hvd_set *set)
-{
-    return (struct hvd_plane_arg){.rank = set->rank,
-                                  .size = set->size,
-                                  .local_rank = engine->options.local_rank,
-                                  .one_host = set->locals == set->size,
-                                  .host_of = engine->hosts > 1 ? set->host_of : NULL,
-                                  .cpus = hvd_cpus_usable(),
-                                  .bells = set->alone ? NULL : &set->bells,
-                                  .link = set->wires ? set->wires->link : NULL,
-                                  .comm = (void *)engine->comm,
-                                  .any_order = !engine->options.deterministic,
-                                  .leaving = &set->left,
-                                  .algo = engine->algo,
-                                  .shares_gpus = engine->options.shares_gpus,
-                                  .nccl_blocks = engine->options.nccl_blocks,
-                                  .start_timeout_ms = engine->options.start_timeout_ms,
-                                  .link_cost = engine->link_cost,
-                                  .wanted = engine->wanted};
-}
-
 /* Local, so all ranks must come to the same: what opens here for a set of this size opens everywhere. */
 static int open_planes(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
 {
@@ -256,31 +235,6 @@ static int ask_turn(struct hvd_engine *engine, int kind, struct hvd_set *set, in
         return hvd_fail(error, HVD_ESTATE, HVD457 "hvdlite was shut down on rank %d", engine->options.rank);
     hvd_engine_forget(engine, handle);
     return code == HVD_OK ? code : hvd_fail(error, code, "%s", text);
-}
-
-void hvd_set_turn(struct hvd_engine *engine, uint32_t index)
-{
-    const struct hvd_request *request = &engine->handles.slot[index].request;
-    struct hvd_set *set = (struct hvd_set *)(uintptr_t)request->input;
-    if (request->kind == HVD_ENGINE_SET_OPEN) {
-        engine->by_number[set->number] = engine->set[engine->sets++] = set;
-        if (atomic_load(&engine->leave_wanted))
-            hvd_coord_leave(set->coord);
-    } else if (request->kind == HVD_ENGINE_TUNE) {
-        hvd_coord_tune(set->coord, request->dims[0]);
-    } else {
-        char why[128];
-        hvd_text_write(why, sizeof why, HVD213 "process set %d was removed while this was pending", set->number);
-        hvd_abort_handles(engine, set, HVD_EINVAL, why);
-        engine->by_number[set->number] = NULL;
-        int at = 0;
-        while (engine->set[at] != set)
-            at++;
-        engine->set[at] = engine->set[--engine->sets];
-        if (!set->alone) /* entered nothing: whoever still looks there finds that this rank has gone */
-            hvd_place_enter(&set->place[set->here], set->life, 0);
-    }
-    hvd_handles_finish(&engine->handles, index, HVD_OK, NULL);
 }
 
 static int open_member(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)

@@ -240,6 +240,7 @@ void hvd_order_vote(struct hvd_engine *engine, struct hvd_set *set);
 void hvd_order_plan(struct hvd_engine *engine, const struct hvd_plan *plan);
 bool hvd_order_turn(struct hvd_engine *engine, const struct hvd_set *set);
 void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set);
+void hvd_work_by_the_cpu(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error);
 void hvd_ragged_counts(struct hvd_set *set);                           /* room for moving.count_of */
 void hvd_ragged_start(struct hvd_engine *engine, struct hvd_set *set); /* the head is an allgather or alltoall */
 void hvd_ragged_send(struct hvd_engine *engine, struct hvd_set *set);

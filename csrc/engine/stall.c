@@ -45,42 +45,6 @@
 #define SOON_NS     5000000u    /* until the turn is free, an account is there */
 #define LATE_NS     6000000000u /* then a rank ends the job by itself: an inquiry takes 2 s if a host is silent */
 
-static struct hvd_desk *desk_of(const struct hvd_engine *engine)
-{
-    return hvd_host_desk(&engine->host);
-}
-
-int hvd_stall_leader(const struct hvd_engine *engine)
-{
-    uint64_t there = ~atomic_load(&desk_of(engine)->gone);
-    int first = there ? __builtin_ctzll(there) : 0;
-    return first < engine->host.size ? first : 0;
-}
-
-static bool leads(const struct hvd_engine *engine)
-{
-    return engine->host.rank == hvd_stall_leader(engine);
-}
-
-/* Wakes the engine thread of a rank of this host, asleep or not. */
-void hvd_stall_ring(const struct hvd_engine *engine, int local)
-{
-    uint64_t one = 1;
-    if (local == engine->host.rank) {
-        hvd_turn_call(engine);
-        return;
-    }
-    ssize_t written = write(engine->host.bells.eventfd[local], &one, sizeof one);
-    (void)written;
-}
-
-/* The bit comes before the look for who is to be rung, here as in `want`: who leads next misses nothing. */
-void hvd_stall_gone(struct hvd_engine *engine, int local)
-{
-    atomic_fetch_or(&desk_of(engine)->gone, (uint64_t)1 << local);
-    hvd_stall_ring(engine, hvd_stall_leader(engine));
-}
-
 int hvd_stall_open(struct hvd_engine *engine, struct hvd_error *error)
 {
     struct hvd_stall *stall = &engine->stall;
@@ -98,15 +62,6 @@ int hvd_stall_open(struct hvd_engine *engine, struct hvd_error *error)
     stall->next_ns = least_ms == UINT64_MAX ? UINT64_MAX : hvd_now_ns() + stall->tick_ns;
     stall->repeat_ns = (uint64_t)engine->options.stall_warn_ms * 1000000u;
     return hvd_inquiry_open(engine, error);
-}
-
-/* Another rank is rung each time: a listener of its (wire.c) may have taken the ring before, and only its engine thread
- * serves this. */
-static void want(struct hvd_engine *engine, uint64_t what)
-{
-    atomic_fetch_or(&desk_of(engine)->wanted, what);
-    if (!leads(engine))
-        hvd_stall_ring(engine, hvd_stall_leader(engine));
 }
 
 /* ---- by the turn ---- */
@@ -180,20 +135,6 @@ static void end_on_device(struct hvd_engine *engine, const struct hvd_set *set)
     hvd_engine_abort(engine, engine->options.rank, HVD_ETIMEOUT, text);
 }
 
-uint64_t hvd_stall_since(const struct hvd_engine *engine, const struct hvd_slot *slot)
-{
-    const struct hvd_set *set = engine->by_number[slot->request.process_set];
-    struct hvd_key key;
-    uint64_t number, moved_ns = 0;
-    if (!set || set->life != slot->life)
-        return slot->since_ns;
-    if (slot->request.kind == HVD_JOIN)
-        moved_ns = set->planned_ns;
-    else if (!hvd_coord_waits(set->coord, (uint32_t)(slot - engine->handles.slot), &key, &number))
-        moved_ns = set->moved_ns;
-    return moved_ns > slot->since_ns ? moved_ns : slot->since_ns;
-}
-
 /* Note when requests were first seen, and whether one is too old. */
 static void look_at_requests(struct hvd_engine *engine, uint64_t now)
 {
@@ -236,7 +177,7 @@ static void look_at_requests(struct hvd_engine *engine, uint64_t now)
     }
     if (warn_ns && oldest >= warn_ns && now - stall->asked_ns >= warn_ns / 2) {
         stall->asked_ns = now;
-        want(engine, HVD_WANT_REPORT);
+        hvd_desk_want(engine, HVD_WANT_REPORT);
     }
     uint64_t step_ns = now - stall->looked_ns;
     stall->looked_ns = now;
@@ -247,7 +188,7 @@ static void look_at_requests(struct hvd_engine *engine, uint64_t now)
     if (stall->late_ns >= LATE_NS + end_ns / 8)
         first ? end_by_itself(engine, first) : end_on_device(engine, on_device);
     else if (stall->late_ns)
-        want(engine, HVD_WANT_END);
+        hvd_desk_want(engine, HVD_WANT_END);
 }
 
 /* ---- the engine thread ---- */
@@ -255,10 +196,10 @@ static void look_at_requests(struct hvd_engine *engine, uint64_t now)
 void hvd_stall_look(struct hvd_engine *engine)
 {
     struct hvd_stall *stall = &engine->stall;
-    struct hvd_desk *desk = desk_of(engine);
+    struct hvd_desk *desk = hvd_desk(engine);
     uint64_t now = hvd_now_ns(), inquiry = atomic_load(&desk->inquiry);
     bool answers = inquiry != atomic_load(&desk->answered[engine->host.rank]);
-    bool leader = leads(engine),
+    bool leader = hvd_desk_leads(engine),
          open = leader && (stall->number || atomic_load(&stall->news) || atomic_load(&desk->wanted) || !stall->led);
     if ((!answers && !open && now < stall->next_ns) || atomic_load(&engine->failed))
         return;
@@ -288,63 +229,3 @@ void hvd_stall_look(struct hvd_engine *engine)
 }
 
 /* ---- any thread ---- */
-
-/* The finding with this number, unless another one is written over it meanwhile. */
-__attribute__((no_sanitize("thread"))) static bool copy_finding(struct hvd_desk *desk, uint64_t found,
-                                                                struct hvd_finding *finding)
-{
-    const volatile uint32_t *from = (const volatile uint32_t *)(const volatile void *)&desk->finding;
-    for (size_t i = 0; i < sizeof *finding / sizeof *from; i++)
-        ((uint32_t *)(void *)finding)[i] = from[i];
-    atomic_thread_fence(memory_order_seq_cst);
-    return atomic_load(&desk->found) == found && hvd_finding_sane(finding);
-}
-
-/* What the newest finding of this host says of a request. `found`: its number. */
-static bool found_for(struct hvd_desk *desk, const struct hvd_slot *slot, uint32_t word, uint64_t found, char *text,
-                      size_t text_bytes)
-{
-    struct hvd_finding finding;
-    if (!copy_finding(desk, found, &finding) || atomic_load(&slot->key_word) != word)
-        return false;
-    uint64_t key = atomic_load(&slot->key);
-    for (uint32_t i = 0; i < finding.keys; i++)
-        if (finding.of[i].key == key && finding.of[i].set == slot->request.process_set) {
-            hvd_text_copy(text, text_bytes, finding.line[finding.of[i].line]);
-            return true;
-        }
-    return false;
-}
-
-/* A finding without this request is not the last word: what asked may have overtaken it on some rank. */
-int hvd_engine_missing(struct hvd_engine *engine, int64_t handle, int wait_ms, uint64_t *asked, char *text,
-                       size_t text_bytes)
-{
-    struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
-    if (!slot)
-        return HVD_EHANDLE;
-    uint32_t word = atomic_load(&slot->word);
-    atomic_store(&slot->excused, wait_ms < 0 ? 0 : word);
-    if (wait_ms < 0)
-        return HVD_OK;
-    if (engine->alone || !engine->thread_runs || (word & 3) != HVD_SLOT_BUSY)
-        return HVD_AGAIN;
-    struct hvd_desk *desk = desk_of(engine);
-    uint64_t before = *asked ? *asked - 1 : atomic_load(&desk->inquiry);
-    uint64_t until_ns = hvd_now_ns() + (uint64_t)wait_ms * 1000000u;
-    while (hvd_now_ns() < until_ns && !atomic_load(&engine->failed) && atomic_load(&slot->word) == word) {
-        uint64_t found = atomic_load(&desk->found);
-        if (found > before) {
-            if (found_for(desk, slot, word, found, text, text_bytes))
-                return HVD_OK;
-            before = atomic_load(&desk->inquiry);
-        }
-        if (atomic_load(&desk->inquiry) <= before)
-            want(engine, HVD_WANT_ANSWER);
-        if (leads(engine))
-            hvd_turn_call(engine);
-        nanosleep(&(struct timespec){.tv_nsec = SOON_NS}, NULL);
-    }
-    *asked = before + 1;
-    return HVD_AGAIN;
-}

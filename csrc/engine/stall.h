@@ -32,6 +32,10 @@ struct hvd_stall {
     _Atomic uint64_t number; /* 0: none is open here; also looked at without the turn */
     uint64_t until_ns;
     struct hvd_book *book; /* for when it leads */
+    /* What near.c does with frames that are no votes; NULL: none may come. Set when the engine opens. */
+    bool (*may_come)(const struct hvd_set *set, const struct hvd_frame *head);
+    bool (*take)(struct hvd_engine *engine, const struct hvd_set *set, const struct hvd_near *near,
+                 const struct hvd_frame *head, const char *body);
 };
 
 int hvd_stall_open(struct hvd_engine *engine, struct hvd_error *error);
@@ -40,6 +44,10 @@ uint64_t hvd_stall_since(const struct hvd_engine *engine, const struct hvd_slot 
 /* Who leads this host: its first rank that is not gone. gone: that one has left, and does nothing more. */
 int hvd_stall_leader(const struct hvd_engine *engine);
 void hvd_stall_gone(struct hvd_engine *engine, int local);
+/* desk.c: the desk of this host; does this rank lead there? want: HVD_WANT_* bits for who does. */
+struct hvd_desk *hvd_desk(const struct hvd_engine *engine);
+bool hvd_desk_leads(const struct hvd_engine *engine);
+void hvd_desk_want(struct hvd_engine *engine, uint64_t what);
 /* inquiry.c. open, close: the book. The others by the turn but tell: answer: this rank's account. lead: a leader's
  * part; true: who leads the job has come to an end, and is to tell the user. */
 int hvd_inquiry_open(struct hvd_engine *engine, struct hvd_error *error);

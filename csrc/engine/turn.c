@@ -47,37 +47,6 @@
 #define PAUSES_PER_CLOCK 64
 #define TAKE_TRY_NS      500000u /* for a turn that another thread holds: some passes of the engine thread */
 
-static _Atomic uint32_t *asleep_word(struct hvd_engine *engine)
-{
-    return engine->alone ? &engine->asleep_alone : &engine->host.control->seat[engine->host.rank].asleep.word;
-}
-
-void hvd_turn_ring(struct hvd_engine *engine)
-{
-    uint64_t one = 1;
-    hvd_wire_give_bell(engine);
-    ssize_t written = engine->thread_runs ? write(engine->bell, &one, sizeof one) : 0;
-    (void)written; /* EAGAIN: it is ringing already */
-}
-
-void hvd_turn_call(const struct hvd_engine *engine)
-{
-    uint64_t one = 1;
-    ssize_t written = engine->thread_runs ? write(engine->call, &one, sizeof one) : 0;
-    (void)written;
-}
-
-void hvd_turn_kick(struct hvd_engine *engine)
-{
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(asleep_word(engine), memory_order_relaxed)) {
-        if (atomic_exchange(asleep_word(engine), 0))
-            hvd_turn_ring(engine);
-    } else if (atomic_load_explicit(&engine->dozing, memory_order_relaxed)) {
-        hvd_turn_ring(engine);
-    }
-}
-
 static void leave_all_sets(struct hvd_engine *engine)
 {
     atomic_store(&engine->leave_wanted, 2);
@@ -102,17 +71,6 @@ bool hvd_turn_once(struct hvd_engine *engine)
         }
     }
     return moved;
-}
-
-bool hvd_turn_take(struct hvd_engine *engine)
-{
-    uint32_t none = 0;
-    if (atomic_load_explicit(&engine->turn, memory_order_relaxed) ||
-        !atomic_compare_exchange_strong(&engine->turn, &none, 1))
-        return false;
-    if (atomic_load_explicit(asleep_word(engine), memory_order_relaxed))
-        atomic_store(asleep_word(engine), 0);
-    return true;
 }
 
 bool hvd_turn_take_over(struct hvd_engine *engine, bool (*done)(void *self), void *self)
@@ -171,11 +129,11 @@ static bool leave(struct hvd_engine *engine, bool hand_over)
     if (hand_over && leave_dozing(engine))
         return true;
     hvd_wire_give_bell(engine);
-    atomic_store(asleep_word(engine), 1);
+    atomic_store(hvd_asleep_word(engine), 1);
     atomic_thread_fence(memory_order_seq_cst);
     if (hvd_turn_once(engine)) {
         engine->naps = 0;
-        atomic_store(asleep_word(engine), 0);
+        atomic_store(hvd_asleep_word(engine), 0);
         if (!hand_over)
             return false;
         atomic_store(&engine->turn, 0);
@@ -187,7 +145,7 @@ static bool leave(struct hvd_engine *engine, bool hand_over)
     if (atomic_load_explicit(&engine->silent, memory_order_relaxed))
         hvd_soon_nap(engine);
     atomic_store(&engine->turn, 0);
-    if (atomic_load(asleep_word(engine)))
+    if (atomic_load(hvd_asleep_word(engine)))
         return true;
     if (!hand_over)
         return !hvd_turn_take(engine);
@@ -202,7 +160,7 @@ static bool breathe(struct hvd_engine *engine, bool waiter, uint32_t *idle, uint
         *since_ns = 0;
     ++*idle;
     if (engine->wire_byte && !atomic_load_explicit(&engine->silent, memory_order_relaxed))
-        return hvd_wire_listen(engine, waiter, since_ns);
+        return hvd_wire_listen(engine, waiter, since_ns, hvd_turn_once);
     if (*idle <= (engine->spins ? PAUSES_FITTING : PAUSES_CROWDED)) {
         hvd_pause();
         if (!engine->spins || *idle % PAUSES_PER_CLOCK)

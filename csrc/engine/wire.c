@@ -37,8 +37,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define WIRES_MAX 65536 /* greatest descriptor + 1 */
-#define OURS      0x80
 #define ARMED_IN  0x01
 #define ARMED_OUT 0x02
 #define ARMED_END 0x04
@@ -49,121 +47,6 @@
 #define SETTLE_NAP_NS     50000
 #define SETTLE_NAP_MAX_NS 5000000
 #define LISTEN_NS         20000000u /* then the turn is given back, for whoever else may want it */
-
-static void drop(const int *fd, int count)
-{
-    for (int i = 0; fd && i < count; i++)
-        if (fd[i] >= 0)
-            close(fd[i]);
-}
-
-void hvd_wire_drop(const struct hvd_streams *streams, int count)
-{
-    drop(streams->vote_fd, count);
-    drop(streams->tensor_fd, count);
-}
-
-static int note(struct hvd_engine *engine, int fd, struct hvd_error *error)
-{
-    if (fd >= WIRES_MAX)
-        return hvd_fail(error, HVD_EINIT, HVD120 "rank %d: descriptor %d is beyond %d, the greatest for a stream",
-                        engine->options.rank, fd, WIRES_MAX - 1);
-    if (!engine->wire_byte)
-        engine->wire_byte = hvd_memory_private(WIRES_MAX, error);
-    if (!engine->wire_byte)
-        return HVD_ENOMEM;
-    atomic_store(&engine->wire_byte[fd], OURS);
-    if (fd >= atomic_load(&engine->wire_high))
-        atomic_store(&engine->wire_high, fd + 1);
-    return HVD_OK;
-}
-
-static struct hvd_wires *new_wires(struct hvd_engine *engine, int size, struct hvd_error *error)
-{
-    struct hvd_wires *wires = calloc(1, sizeof *wires + (size_t)size * (sizeof wires->of[0] + sizeof wires->link[0]));
-    if (!wires) {
-        hvd_fail(error, HVD_ENOMEM, HVD951 "rank %d: no memory for streams", engine->options.rank);
-        return NULL;
-    }
-    wires->size = size;
-    wires->of = (struct hvd_link *)(wires + 1);
-    wires->link = (struct hvd_link **)(wires->of + size);
-    return wires;
-}
-
-/* Over the stream, or over it and signed. */
-static int open_link(struct hvd_link *link, int fd, int peer, const unsigned char *keys, const char *what,
-                     struct hvd_error *error)
-{
-    struct hvd_link_signing signing = {keys, what};
-    link->self = &signing;
-    return keys ? hvd_link_signed.open(link, fd, peer, error) : hvd_link_tcp.open(link, fd, peer, error);
-}
-
-int hvd_wire_open(struct hvd_engine *engine, const struct hvd_streams *streams, bool votes, const int *member, int size,
-                  struct hvd_wires **wires, struct hvd_error *error)
-{
-    const int *fd = votes ? streams->vote_fd : streams->tensor_fd;
-    const unsigned char *keys = votes ? streams->vote_keys : streams->tensor_keys;
-    *wires = NULL;
-    if (!fd)
-        return HVD_OK;
-    struct hvd_wires *mine = new_wires(engine, size, error);
-    int code = mine ? HVD_OK : HVD_ENOMEM;
-    for (int peer = 0; peer < size; peer++) {
-        if (fd[peer] < 0)
-            continue;
-        if (code == HVD_OK)
-            code = note(engine, fd[peer], error);
-        if (code == HVD_OK)
-            code = open_link(&mine->of[peer], fd[peer], peer, keys ? keys + (size_t)peer * HVD_KEY_PAIR_BYTES : NULL,
-                             votes ? "votes" : "tensors", error);
-        if (code != HVD_OK) {
-            if (engine->wire_byte && fd[peer] < WIRES_MAX)
-                atomic_store(&engine->wire_byte[fd[peer]], 0);
-            close(fd[peer]);
-            continue;
-        }
-        hvd_text_copy(mine->of[peer].called, sizeof mine->of[peer].called, engine->who[member[peer]].called);
-        mine->of[peer].kind->give_up_after(&mine->of[peer], engine->options.peer_timeout_ms, votes);
-        mine->link[peer] = &mine->of[peer];
-    }
-    if (code != HVD_OK && mine) {
-        hvd_wire_close(engine, mine);
-        mine = NULL;
-    }
-    *wires = mine;
-    return code;
-}
-
-int hvd_wire_open_mpi(struct hvd_engine *engine, uintptr_t comm, const int *member, int size, const int *peers,
-                      int count, struct hvd_wires **wires, struct hvd_error *error)
-{
-    struct hvd_wires *mine = *wires = new_wires(engine, size, error);
-    for (int i = 0; mine && i < count; i++) {
-        struct hvd_link *link = &mine->of[peers[i]];
-        link->self = (void *)comm;
-        int code = hvd_link_mpi.open(link, -1, peers[i], error);
-        if (code != HVD_OK)
-            return code; /* what is there is closed with the set */
-        hvd_text_copy(link->called, sizeof link->called, engine->who[member[peers[i]]].called);
-        mine->link[peers[i]] = link;
-    }
-    return mine ? HVD_OK : HVD_ENOMEM;
-}
-
-void hvd_wire_close(struct hvd_engine *engine, struct hvd_wires *wires)
-{
-    if (!wires)
-        return;
-    for (int peer = 0; peer < wires->size; peer++)
-        if (wires->link[peer]) {
-            if (wires->of[peer].fd >= 0)
-                atomic_store(&engine->wire_byte[wires->of[peer].fd], 0); /* epoll forgets what is closed */
-            wires->of[peer].kind->close(&wires->of[peer]);
-        }
-    free(wires);
-}
 
 static void arm(struct hvd_engine *engine, const struct pollfd *news, int count)
 {
@@ -178,7 +61,7 @@ static void arm(struct hvd_engine *engine, const struct pollfd *news, int count)
                                               (want & ARMED_OUT ? (uint32_t)EPOLLOUT : 0) |
                                               (want & ARMED_END ? (uint32_t)EPOLLRDHUP : 0),
                                     .data.u64 = (uint64_t)HVD_EVENT_WIRE << 32 | (uint32_t)fd};
-        atomic_store(&engine->wire_byte[fd], OURS | want);
+        atomic_store(&engine->wire_byte[fd], HVD_WIRE_OURS | want);
         if (epoll_ctl(engine->epoll, EPOLL_CTL_MOD, fd, &entry) != 0)
             epoll_ctl(engine->epoll, EPOLL_CTL_ADD, fd, &entry);
     }
@@ -221,26 +104,8 @@ static bool sleep_on_news(struct hvd_engine *engine, uint64_t ns)
     return true;
 }
 
-/* Under a lock: if of two threads one took it and one gave it, and epoll heard of that in the other order, then the
- * engine thread would never hear its bell again. */
-static void mask_bell(struct hvd_engine *engine, bool masked)
-{
-    struct epoll_event entry = {.events = masked ? 0 : EPOLLIN | EPOLLET, .data.u64 = (uint64_t)HVD_EVENT_BELL << 32};
-    pthread_mutex_lock(&engine->bell_lock);
-    if (atomic_load(&engine->bell_masked) != masked) {
-        atomic_store(&engine->bell_masked, masked);
-        epoll_ctl(engine->epoll, EPOLL_CTL_MOD, engine->bell, &entry);
-    }
-    pthread_mutex_unlock(&engine->bell_lock);
-}
-
-void hvd_wire_give_bell(struct hvd_engine *engine)
-{
-    if (atomic_load_explicit(&engine->bell_masked, memory_order_relaxed))
-        mask_bell(engine, false);
-}
-
-bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns)
+bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns,
+                     bool (*look)(struct hvd_engine *engine))
 {
     _Atomic uint32_t *word = &engine->host.control->seat[engine->host.rank].asleep.word;
     uint64_t now = hvd_now_ns();
@@ -252,87 +117,20 @@ bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns)
     if (!asleep || now - *since_ns >= LISTEN_NS || atomic_load(&engine->failed))
         return false;
     if (engine->thread_runs && !atomic_load_explicit(&engine->bell_masked, memory_order_relaxed))
-        mask_bell(engine, true);
+        hvd_mask_bell(engine, true);
     atomic_store(&engine->listening, 1);
     atomic_store(word, 1);
     atomic_thread_fence(memory_order_seq_cst);
-    bool on = hvd_turn_once(engine) || sleep_on_news(engine, *since_ns + LISTEN_NS - now);
+    bool on = look(engine) || sleep_on_news(engine, *since_ns + LISTEN_NS - now);
     atomic_store(word, 0);
     atomic_store(&engine->listening, 0);
     return on;
 }
 
-static void add(struct hvd_link_counts *sum, const struct hvd_wires *wires)
-{
-    for (int peer = 0; wires && peer < wires->size; peer++) {
-        const struct hvd_link_counts *counts = &wires->of[peer].counts;
-        sum->bytes_out += counts->bytes_out;
-        sum->bytes_in += counts->bytes_in;
-        sum->messages_out += counts->messages_out;
-        sum->messages_in += counts->messages_in;
-    }
-}
-
-void hvd_wire_count(struct hvd_engine *engine, struct hvd_set *set)
-{
-    struct hvd_link_counts now = {0}, *before = &set->crossed;
-    add(&now, set->wires);
-    add(&now, set->vote_wires);
-    hvd_count(engine, HVD_COUNT_link_bytes_out, (int64_t)(now.bytes_out - before->bytes_out));
-    hvd_count(engine, HVD_COUNT_link_bytes_in, (int64_t)(now.bytes_in - before->bytes_in));
-    hvd_count(engine, HVD_COUNT_link_messages_out, (int64_t)(now.messages_out - before->messages_out));
-    hvd_count(engine, HVD_COUNT_link_messages_in, (int64_t)(now.messages_in - before->messages_in));
-    *before = now;
-}
-
-struct asked {
-    struct hvd_engine *engine;
-    int number, peer, found;
-    struct hvd_link_counts *counts;
-};
-
-static bool stopped(void *self)
-{
-    return atomic_load(&((struct asked *)self)->engine->stopped);
-}
-
-/* With the turn, whose the counts are. */
-static bool look_up(void *self)
-{
-    struct asked *asked = self;
-    const struct hvd_set *set = asked->engine->by_number[asked->number];
-    struct hvd_wires *wires[] = {set ? set->wires : NULL, set ? set->vote_wires : NULL};
-    for (int i = 0; i < 2; i++) {
-        if (!wires[i] || asked->peer >= wires[i]->size || !wires[i]->link[asked->peer])
-            continue;
-        const struct hvd_link_counts *counts = &wires[i]->link[asked->peer]->counts;
-        asked->counts->bytes_out += counts->bytes_out;
-        asked->counts->bytes_in += counts->bytes_in;
-        asked->counts->messages_out += counts->messages_out;
-        asked->counts->messages_in += counts->messages_in;
-        asked->found = 1;
-    }
-    return true;
-}
-
-int hvd_wire_counts(struct hvd_engine *engine, int number, int peer, struct hvd_link_counts *counts)
-{
-    struct asked asked = {.engine = engine, .number = number, .peer = peer, .counts = counts};
-    *counts = (struct hvd_link_counts){0};
-    if (number < 0 || number >= HVD_SETS_MAX || peer < 0)
-        return 0;
-    while (!stopped(&asked))
-        if (hvd_turn_take_over(engine, stopped, &asked)) {
-            hvd_turn_drive(engine, look_up, &asked, 0);
-            return asked.found;
-        }
-    return HVD_ESTATE;
-}
-
 void hvd_wire_heard(struct hvd_engine *engine, int fd)
 {
     uint8_t has = atomic_load(&engine->wire_byte[fd]);
-    while (has && !atomic_compare_exchange_weak(&engine->wire_byte[fd], &has, OURS))
+    while (has && !atomic_compare_exchange_weak(&engine->wire_byte[fd], &has, HVD_WIRE_OURS))
         ; /* 0: it was closed meanwhile */
     if (atomic_exchange(&engine->host.control->seat[engine->host.rank].asleep.word, 0) &&
         atomic_load(&engine->listening))
@@ -366,7 +164,7 @@ void hvd_wire_settle(struct hvd_engine *engine, int timeout_ms)
 void hvd_wire_end(struct hvd_engine *engine)
 {
     if (engine->wire_byte)
-        hvd_memory_unmap(engine->wire_byte, WIRES_MAX);
+        hvd_memory_unmap(engine->wire_byte, HVD_WIRES_MAX);
     engine->wire_byte = NULL;
 }
 

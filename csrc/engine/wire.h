@@ -12,6 +12,9 @@
 #include <stdatomic.h>
 
 struct hvd_engine;
+
+#define HVD_WIRES_MAX 65536 /* greatest descriptor + 1 */
+#define HVD_WIRE_OURS 0x80  /* of wire_byte: a stream of ours */
 struct hvd_set;
 
 /* What Python has connected for a set, by rank in the set, -1: none; its keys, as hvd_options has them. */
@@ -48,9 +51,13 @@ void hvd_wire_drop(const struct hvd_streams *streams, int count);
 void hvd_wire_watch(struct hvd_engine *engine);
 /* One breath of a holder that cannot get on, at *since_ns for the first time (0: now): looks again at once, or, asleep,
  * sleeps until a stream or a peer on this host has news. False: give the turn back. */
-bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns);
-/* Any thread, before it rings, or leaves the turn so as to be rung: the engine thread hears its bell again. */
+bool hvd_wire_listen(struct hvd_engine *engine, bool asleep, uint64_t *since_ns,
+                     bool (*look)(struct hvd_engine *engine));
+/* wake.c. Any thread, before it rings, or leaves the turn so as to be rung: the engine thread hears its bell again.
+ * mask: does it hear it? asleep_word: on which this rank's sleepers wait. */
 void hvd_wire_give_bell(struct hvd_engine *engine);
+void hvd_mask_bell(struct hvd_engine *engine, bool masked);
+_Atomic uint32_t *hvd_asleep_word(struct hvd_engine *engine);
 /* By the turn: add to the engine's counters what has crossed the set's links since the last time. */
 void hvd_wire_count(struct hvd_engine *engine, struct hvd_set *set);
 /* Any thread: what has crossed between this rank and that one, in the set of this number: tensors and votes. 1, 0: no

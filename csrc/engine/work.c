@@ -19,25 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct hvd_plan_item *hvd_work_item(struct hvd_set *set, uint32_t i)
-{
-    return &set->agenda.item[(set->agenda.head + i) & (set->agenda.room - 1)];
-}
-
-uint64_t hvd_work_bucket(const struct hvd_set *set, uint32_t i)
-{
-    return set->agenda.bucket[(set->agenda.head + i) & (set->agenda.room - 1)];
-}
-
 static void pop(struct hvd_set *set, uint32_t items)
 {
     set->agenda.head = (set->agenda.head + items) & (set->agenda.room - 1);
     set->agenda.count -= items;
-}
-
-struct hvd_slot *hvd_work_slot(struct hvd_engine *engine, const struct hvd_plan_item *item)
-{
-    return item->ticket == HVD_TICKET_NONE ? NULL : &engine->handles.slot[item->ticket];
 }
 
 /* behind: of a work that lies on a device's stream. */
@@ -80,87 +65,6 @@ static bool finish_without_plane(struct hvd_engine *engine, struct hvd_set *set)
     if (any && set->riders)
         set->served_ns = hvd_now_ns();
     return any;
-}
-
-void hvd_work_pieces(struct hvd_moving *moving, uint32_t pieces)
-{
-    if (moving->piece_room >= pieces)
-        return;
-    uint32_t room = moving->piece_room ? moving->piece_room : 64;
-    while (room < pieces)
-        room *= 2;
-    free(moving->piece);
-    free(moving->ready);
-    moving->piece = malloc(sizeof *moving->piece * room);
-    moving->ready = malloc(sizeof *moving->ready * room);
-    HVD_ASSERT(moving->piece && moving->ready);
-    moving->piece_room = room;
-}
-
-/* A work on devices that no plane for devices does, or none can: it goes by way of the CPU, or the job ends. */
-static void by_the_cpu(struct hvd_engine *engine, struct hvd_set *set, struct hvd_error *error)
-{
-    struct hvd_moving *moving = &set->moving;
-    moving->by = NULL;
-    moving->begun_ns = hvd_now_ns();
-    moving->busy = error->code == HVD_OK && moving->work.flags & HVD_WORK_ON_DEVICE &&
-                   hvd_stage_begin(&moving->stage, &moving->work, set->rank, set->size, error) == HVD_OK;
-    if (moving->busy)
-        return;
-    if (error->code == HVD_OK)
-        hvd_fail(error, HVD_EINTERNAL, HVD671 "no plane can do this %s", hvd_engine_kind(moving->work.kind));
-    hvd_engine_abort(engine, engine->options.rank, error->code, error->text);
-}
-
-/* Choose the plane and start; a refusal by all ends the job (it cannot happen: some plane can do everything). */
-void hvd_work_start(struct hvd_engine *engine, struct hvd_set *set)
-{
-    struct hvd_moving *moving = &set->moving;
-    struct hvd_error error;
-    hvd_error_none(&error);
-    bool on_device = moving->work.flags & HVD_WORK_ON_DEVICE;
-    for (int i = 0; i < set->planes_count; i++) {
-        const struct hvd_open_plane *open = on_device ? &moving->lineup->open : &set->planes[i];
-        if (set->planes[i].plane->device != on_device || open->refused || !open->plane->can(open->self, &moving->work))
-            continue;
-        moving->by = open;
-        moving->busy = true;
-        moving->waits = open->plane->order == HVD_ORDER_DEVICE;
-        hvd_steps_begun(engine, set);
-        if (open->plane->start(open->self, &moving->work, &error) == HVD_OK)
-            return;
-        break;
-    }
-    by_the_cpu(engine, set, &error);
-}
-
-void hvd_work_describe(struct hvd_set *set, const struct hvd_plan_item *item)
-{
-    struct hvd_work *work = &set->moving.work;
-    memset(work, 0, sizeof *work);
-    work->kind = item->signature.kind == HVD_REDUCE ? HVD_ALLREDUCE : item->signature.kind;
-    work->op = item->signature.op;
-    work->dtype = hvd_item_dtype(item);
-    work->root = item->signature.kind == HVD_BROADCAST ? item->signature.root : 0;
-    work->rooted = item->signature.kind == HVD_REDUCE ? item->signature.root + 1 : 0;
-    work->divide_by = set->size;
-    work->active = (int)set->agenda.active[set->agenda.head];
-    work->prescale = item->signature.prescale;
-    work->postscale = item->signature.postscale;
-    work->piece = set->moving.piece;
-    if (hvd_item_on_device(item)) {
-        work->flags = HVD_WORK_ON_DEVICE;
-        work->ready = set->moving.ready;
-    } else if (item->flags & HVD_FRESH_IN_PLANE) {
-        work->flags = HVD_WORK_IN_PLANE;
-    }
-}
-
-void hvd_work_place(struct hvd_set *set, uint32_t i, const struct hvd_slot *slot)
-{
-    set->moving.ready[i] = slot ? slot->request.ready : NULL;
-    if (slot && slot->request.device)
-        set->moving.work.device = slot->request.device;
 }
 
 /* A tensor of this rank; with no slot this rank has joined. An empty tensor has no memory, but NULL says "joined". */
@@ -237,7 +141,7 @@ static void start_bucket(struct hvd_engine *engine, struct hvd_set *set)
     moving->work.pieces = moving->items = items;
     moving->sizes = false;
     if (is_adasum(&moving->work) && hvd_item_on_device(hvd_work_item(set, 0))) {
-        by_the_cpu(engine, set, &(struct hvd_error){0});
+        hvd_work_by_the_cpu(engine, set, &(struct hvd_error){0});
     } else if (is_adasum(&moving->work)) {
         start_adasum(engine, set);
     } else if (!rode(engine, set)) {

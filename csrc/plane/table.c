@@ -5,6 +5,7 @@
  */
 #include "plane.h"
 
+#include "../hvdlite.h"
 #include "../kernel/kernel.h"
 
 #ifndef HVD_PLANE_LIST
@@ -36,4 +37,12 @@ bool hvd_plane_can_all(void *plane, const struct hvd_work *work)
     default:
         return false;
     }
+}
+
+const char *hvd_plane_name(int i)
+{
+    for (int k = 0; k <= i; k++)
+        if (i < 0 || !hvd_planes[k])
+            return NULL;
+    return i < 0 ? NULL : hvd_planes[i]->name;
 }
