@@ -2,7 +2,7 @@
 
 HVDLITE_TRACE_DIR (`--trace-dir`) names a folder; "off" or "0" means none. Otherwise only what fails leaves records, in
 `hvdlite-trace-UID/JOB` of the folder for temporary files, where anybody may have put something of that name: the core
-uses it only if it is the user's alone (csrc/engine/record.c). The newest KEPT jobs stay there.
+uses it only if it is the user's alone (csrc/engine/record/record.c). The newest KEPT jobs stay there.
 
 The launcher and the ranks of its host find the same folder, each by itself: by the job's number.
 """

@@ -1,9 +1,9 @@
 """The NaN guard as Python sees it: whether it looks, and what it warns of.
 
-The core looks at each tensor that is to be reduced, and all ranks agree on who had what (csrc/engine/guard.c). Where
-the guard raises, that is the error of the collective. Where it warns, the collective goes on, and the sentence waits in
-the core: a thread that runs in this mode alone fetches it, since a step may be a graph that never comes back to Python.
-Every rank warns, in the same words: each may have a log of its own.
+The core looks at each tensor that is to be reduced, and all ranks agree on who had what (csrc/engine/state/guard.c).
+Where the guard raises, that is the error of the collective. Where it warns, the collective goes on, and the sentence
+waits in the core: a thread that runs in this mode alone fetches it, since a step may be a graph that never comes back
+to Python. Every rank warns, in the same words: each may have a log of its own.
 """
 
 from __future__ import annotations

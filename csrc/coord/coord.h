@@ -64,7 +64,7 @@
  *  12. A setting that a rank proposes rides in its next vote; of several in one round the greatest is agreed, and
  *      all ranks apply it to the plan of that very round.
  *  13. Dates, for what is ordered beyond one set: a vote says the latest that the engine knows, merged with MAX, and
- *      a plan is dated one later. What dates are good for is the engine's business (engine/order.c).
+ *      a plan is dated one later. What dates are good for is the engine's business (engine/device/order.c).
  *  14. What the NaN guard has found in a rank's tensor is part of its signature. It goes the way of a mismatch, also
  * where all ranks have found the same: fresh, and a detail round that tells who found what. Then the request fails on
  * all ranks, or, where that is forgiven, all forget what was found and announce it again, with its key and its order,

@@ -1,8 +1,8 @@
 /* mac.h - a tag that shows that bytes come from who has the key, and that nobody has changed them.
  *
  * Keyed BLAKE2b (RFC 7693) with tags of 16 bytes: Python's hashlib.blake2b(bytes, key=key, digest_size=16). Frames
- * between engine and store carry it (engine/report.c), and records of signed streams (link/signed.c). Each direction of
- * a connection has a key of its own, and each message its number there. Nothing is hidden by it.
+ * between engine and store carry it (engine/state/report.c), and records of signed streams (link/signed.c). Each
+ * direction of a connection has a key of its own, and each message its number there. Nothing is hidden by it.
  */
 #ifndef HVD_MAC_H
 #define HVD_MAC_H

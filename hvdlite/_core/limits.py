@@ -2,9 +2,9 @@
 
 Nothing is taken back by it. A collective that ranks have voted for cannot be withdrawn on one of them: it goes on, its
 memory stays the core's, and whoever holds it may wait again. So the limit ends a call and not the job, and from then on
-the job's own limits pass this collective by. Who is missing is asked of all ranks (csrc/engine/stall.c), which takes
-some milliseconds, and up to three seconds more where one of them does not answer; should the collective have ended
-meanwhile, that is what counts.
+the job's own limits pass this collective by. Who is missing is asked of all ranks (csrc/engine/life/stall.c), which
+takes some milliseconds, and up to three seconds more where one of them does not answer; should the collective have
+ended meanwhile, that is what counts.
 """
 
 from __future__ import annotations

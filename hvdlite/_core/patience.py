@@ -1,10 +1,10 @@
 """How long does a thread wait for a collective, if all else fails?
 
-HVDLITE_COLLECTIVE_TIMEOUT is the core's to keep (csrc/engine/stall.c): it ends the job with a text that says who was
-missing, whether anybody waits or not. Should the core itself not get on, whoever waits in Python loses patience after
-twice that time and some seconds, and fails the whole job with what is known here: this rank and the tensor. Only who
-waits looks, each time that the core comes back to Python; join is there to wait. What waits outside of Python is told
-the limit, and looks itself.
+HVDLITE_COLLECTIVE_TIMEOUT is the core's to keep (csrc/engine/life/stall.c): it ends the job with a text that says who
+was missing, whether anybody waits or not. Should the core itself not get on, whoever waits in Python loses patience
+after twice that time and some seconds, and fails the whole job with what is known here: this rank and the tensor. Only
+who waits looks, each time that the core comes back to Python; join is there to wait. What waits outside of Python is
+told the limit, and looks itself.
 """
 
 from __future__ import annotations

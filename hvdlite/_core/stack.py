@@ -1,4 +1,4 @@
-"""Where does this rank's Python stand? Asked by the core, when others wait for it (csrc/engine/stall.c).
+"""Where does this rank's Python stand? Asked by the core, when others wait for it (csrc/engine/life/stall.c).
 
 faulthandler writes the stack of a thread from a signal handler: it needs neither the GIL nor a Python that gets on. It
 is registered once per process, for a real-time signal that nobody handles (SIGUSR1 and SIGUSR2 are the user's), with a

@@ -9,7 +9,7 @@ Who loses patience at a monitored barrier cannot take back that he came to it, s
 and wait for him at the next one, when he is elsewhere. Therefore it is a sum in which each rank has a place of its own:
 zero, or one once it has given up, which is read when the last one comes. So at each barrier either all ranks pass or
 all raise, the late ones at once, and the next barrier is the next for all. It is a group of one, since what is in no
-group may travel with the votes, before its time (csrc/engine/guess.c).
+group may travel with the votes, before its time (csrc/engine/rounds/guess.c).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How is a file opened that was found in a folder or named by a user? Only if it is a plain one, and without waiting.
 
 Whatever lies in a folder may have the name of a record. A FIFO that nobody writes into would keep its reader for ever,
-and a device may have no end; so nothing is read before it is known what it is, as in csrc/engine/keep.c. Links are
-followed: where a record really lies is its owner's affair.
+and a device may have no end; so nothing is read before it is known what it is, as in csrc/engine/record/keep.c. Links
+are followed: where a record really lies is its owner's affair.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class Timeline:
         self._thread.start()
 
     def _make_folder(self) -> None:
-        """As the recorder makes its own (csrc/engine/record.c), with the same mode: it may be the same, and all ranks
-        of a host may be at it."""
+        """As the recorder makes its own (csrc/engine/record/record.c), with the same mode: it may be the same, and all
+        ranks of a host may be at it."""
         folder = os.path.dirname(self.path) or "."
         try:
             os.makedirs(folder, exist_ok=True)

@@ -1,4 +1,4 @@
-/* fuzz_stall.c - what comes over an edge of the tree of hosts while somebody asks who is missing (engine/inquiry.c).
+/* fuzz_stall.c - what comes over an edge of the tree of hosts while somebody asks who is missing (watch/inquiry.c).
  *
  * One rank per host. The leader under test runs the engine's own near.c, inquiry.c, account.c and finding.c over links
  * that are made of the input: frames WANT, ASK, ACCOUNT and FINDING, which are mostly what a neighbour would send, and

@@ -74,7 +74,7 @@ FILES = {
     "csrc/kernel/dtype.c": "why a reduction is refused; check.c makes a text of it",
     "csrc/kernel/adasum.c": "the same",
     "csrc/kernel/identity.c": "an assertion, whose text has a code",
-    "csrc/engine/account.c": "states of a rank, within other texts",
+    "csrc/engine/watch/account.c": "states of a rank, within other texts",
 }
 
 _STRING = r'"(?:\\.|[^"\\\n])*"'

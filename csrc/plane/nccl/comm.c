@@ -11,7 +11,7 @@
  * limited time and not the engine. It is the work that begins it and not the greeting, because NCCL 2.14 to 2.2x keeps
  * what goes on in the background in memory of the calling thread: a second communicator that the same thread begins, or
  * calls, before the first is through, spoils both. Works begin one after the other, in one order on all ranks, each
- * when the one before lies on the stream (engine/order.c). What is left open there: those versions
+ * when the one before lies on the stream (engine/device/order.c). What is left open there: those versions
  * (group.cc: ncclGroupJobMain, ncclAsyncJobs) let the background read the queues of the thread that began it, and a
  * thread of the caller's may begin it while it waits. Should that thread have what it waited for before another set's
  * communicator is connected, and end or call NCCL for somebody else (torch.distributed), that spoils both. Later
