@@ -34,20 +34,6 @@ static uint32_t needed(const struct hvd_signature *signature, const struct turn 
     return signature->kind == HVD_SEND && turn->active > 2 ? 2 : turn->active;
 }
 
-/* Greater priority goes first. */
-static uint32_t front_of(const struct hvd_signature *signature)
-{
-    return (uint32_t)INT32_MAX - (uint32_t)signature->priority;
-}
-
-void hvd_plan_slot(struct hvd_coord *coord, uint32_t slot, uint64_t round)
-{
-    const struct hvd_known *known = &coord->known[slot];
-    hvd_slot_touch(coord, slot, round);
-    coord->done[coord->done_count++] =
-        (struct hvd_sortable){known->order, known->key.high, known->key.low, slot, front_of(&known->signature)};
-}
-
 static void release_group(struct hvd_coord *coord, struct hvd_key group, uint64_t round)
 {
     for (uint32_t slot; (slot = hvd_group_release(coord, group)) != HVD_NONE;)
@@ -165,7 +151,7 @@ static void accept(struct hvd_coord *coord, const struct turn *turn, uint32_t co
                 coord->news = true; /* its other rank may have joined, and then nobody else would ask for a round */
         } else if (complete && !(fresh->flags & HVD_FRESH_MISMATCH) && fresh->signature.group == 0) {
             item.id |= HVD_DONE_DIRECT;
-            item.front = front_of(&fresh->signature);
+            item.front = hvd_front_of(&fresh->signature);
             coord->done[coord->done_count++] = item;
         }
     }

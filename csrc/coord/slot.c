@@ -166,3 +166,17 @@ uint32_t hvd_slot_take(struct hvd_coord *coord, const struct hvd_fresh *fresh, u
     adopt(coord, slot);
     return slot;
 }
+
+/* Greater priority goes first. */
+uint32_t hvd_front_of(const struct hvd_signature *signature)
+{
+    return (uint32_t)INT32_MAX - (uint32_t)signature->priority;
+}
+
+void hvd_plan_slot(struct hvd_coord *coord, uint32_t slot, uint64_t round)
+{
+    const struct hvd_known *known = &coord->known[slot];
+    hvd_slot_touch(coord, slot, round);
+    coord->done[coord->done_count++] =
+        (struct hvd_sortable){known->order, known->key.high, known->key.low, slot, hvd_front_of(&known->signature)};
+}
