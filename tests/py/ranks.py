@@ -7,9 +7,11 @@
 The function runs once per size in brackets, on that many processes which the real launcher has started: once per size,
 since importing torch costs seconds. It is sent by reference (module and name; parameters pickled). A rank's exception
 comes back with its traceback and fails the test in the rank's name; so does a rank that dies or does not answer before
-the deadline (its Python stack is shown), and then the ranks are started anew for the next test. Between tests the ranks
-are initialized again if a test has shut down. Each module begins with a life of hvdlite of its own, the environment
-that the ranks started with, and torch's own settings. A module that needs new processes says FRESH_RANKS = True.
+the deadline (its Python stack is shown), and then the ranks are started anew for the next test. After each test that
+passed, the ranks are initialized again if it has shut down, and meet in a barrier: a test that leaves ranks which
+cannot meet fails itself, and the next one gets new ranks. Each module begins with a life of hvdlite of its own, the
+environment that the ranks started with, and torch's own settings. A module that needs new processes says
+FRESH_RANKS = True.
 
 `Job` starts ranks of one program for tests in which ranks die, where nothing can be kept.
 """
@@ -43,7 +45,10 @@ START_S = 60.0
 DEADLINE_S = 40.0
 AFTER_FAILURE_S = 2.0  # what the other ranks get to answer once one has failed
 KEPT = (1, 2, 3, 4)  # sizes whose ranks outlive a module
-NEW_LIFE = "", "", {}  # in the place of a test: module, name, arguments
+NEW_LIFE = "", "new life", {}  # in the place of a test: module, name, arguments
+MEET = "", "meet", {}
+# A job ends this long after its first failure. Ranks that have failed and begun a new life are used again.
+NEVER = str(24 * 3600.0)
 EVERYTHING = bool(os.environ.get("TESTS_EVERYTHING"))  # tests/run everything
 OPTIONAL = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_")
 
@@ -147,7 +152,7 @@ class _Pool:
             listener.listen(size)
             listener.settimeout(0.2)
             command = [sys.executable, str(HERE / "ranks.py"), path]
-            flags = ("--start-timeout", str(START_S), "--failure-grace", str(START_S))  # ranks that fail are used again
+            flags = ("--start-timeout", str(START_S), "--failure-grace", NEVER)
             self.job = Job(size, command, *flags, framework=framework)
             self.links, self.pids = {}, {}
             until = time.monotonic() + START_S
@@ -237,15 +242,16 @@ class Ranks:
             self._tell(size, self.pools[size].run(*NEW_LIFE, DEADLINE_S))
         self.lived.add(size)
         self._tell(size, self.pools[size].run(module, name, arguments, deadline))
+        self._tell(size, self.pools[size].run(*MEET, DEADLINE_S), "the test passed, but its ranks are of no more use")
 
-    def _tell(self, size, answers):
+    def _tell(self, size, answers, found=""):
         bad = {rank: answer for rank, answer in sorted(answers.items()) if answer[0] not in ("passed", "skipped")}
         if bad:
             pool = self.pools.pop(size)
             output = pool.job.text() if any(outcome != "failed" for outcome, _ in bad.values()) else ""
             pool.close(kindly=False)
             lines = [f"rank {rank} of {size} {outcome}\n{text}" for rank, (outcome, text) in bad.items()]
-            pytest.fail("\n".join([*lines, output]), pytrace=False)
+            pytest.fail("\n".join([*filter(None, [found]), *lines, output]), pytrace=False)
         skipped = [text for outcome, text in answers.values() if outcome == "skipped"]
         if skipped:
             pytest.skip(skipped[0])
@@ -313,7 +319,10 @@ def _run(module, name, arguments):
 
     try:
         hvd.init()
-        getattr(importlib.import_module(module), name).body(**arguments)
+        if (module, name, arguments) == MEET:
+            hvd.barrier()
+        else:
+            getattr(importlib.import_module(module), name).body(**arguments)
         return "passed", ""
     except BaseException as error:
         if type(error).__name__ == "Skipped":
