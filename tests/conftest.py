@@ -7,8 +7,10 @@ is slow by nature is marked `long` (steps.py has the reasons); `tests/run everyt
 
 import functools
 import re
+import shutil
 from pathlib import Path
 
+import callgraph
 import pytest
 from steps import LONG
 
@@ -21,6 +23,14 @@ ALONE = re.compile(r"test_(deaths|chaos|bad_input|lives|store|mpi_lingers|stall\
 def pytest_configure(config):
     config.addinivalue_line("markers", "alone: has to come within a second, also on two cores")
     config.addinivalue_line("markers", "long: slow by nature, not in the check of a commit")
+
+
+@pytest.fixture(scope="session")
+def symbols():
+    """{source: (defined external names, undefined names)} of csrc/, as the C tests build it."""
+    if not shutil.which("nm") or not shutil.which("make"):
+        pytest.skip("nm and make are needed to look at symbols")
+    return callgraph.symbols(HERE.parent, sorted((HERE.parent / "csrc").rglob("*.c")))
 
 
 @functools.cache

@@ -6,6 +6,10 @@
  * turn looks at the word; whoever finds it set takes the text from the witness's seat (it was written before
  * the word) and fails all its handles. There are no locks in shared memory and nothing to clean up.
  *
+ * A stream that ends without a reason only raises a suspicion: its peer is blamed after HVD_PATIENCE_NS, unless a
+ * reason arrives first. Reading continues after a send has failed, because the reason lies in front of the end of the
+ * stream.
+ *
  * Leaving is not dying: `left` in a seat says that a rank took its leave, and its process may end. Work that
  * was agreed before the leave still completes, because the leaver stays until its own part of it is done (if others
  * keep it from that for too long, it aborts instead), and until all that it has sent is with the others' machines

@@ -3,7 +3,7 @@
  * One file csrc/link/x.c per transport, exporting only hvd_link_x. A link belongs to one process set and one peer: sets
  * that share a stream would wait for each other's bytes. It is made of what Python has connected and authenticated;
  * nothing here opens a connection. Calls come from the turn only. Every link counts what crosses it. A kind that needs
- * no descriptor is made by a function of its own (sim/net.h).
+ * no descriptor is made by a function of its own (tests/c/netsim.h).
  */
 #ifndef HVD_LINK_H
 #define HVD_LINK_H

@@ -16,6 +16,10 @@
  * sends no more, and waits, bounded, until the other end's TCP has acknowledged that. What has arrived there survives a
  * reset.
  *
+ * ONE STREAM joins two ranks. At 1 Gbit/s and a round trip of 4 ms one stream carries an allreduce of 16 MB in 147 ms,
+ * of which the line alone takes 134 ms: several streams would save a tenth at most. Faster lines, and lines that lose
+ * packets, were not measured.
+ *
  * A call moves at most MOVE_MAX bytes, so that a turn stays short however much waits.
  */
 #define _GNU_SOURCE /* POLLRDHUP */

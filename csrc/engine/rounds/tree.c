@@ -12,6 +12,11 @@
  *     ABORT  why the job ends; goes on to all neighbours
  *     ALIVE  "I wait, too": see silence.c
  *
+ * COST. A round of learned tensors takes 120 bytes on each edge and direction, and 24 to open it, with two ranks as
+ * with 10,000. On 1,250 hosts, at 25 us for a message, the plan arrives after 0.48 ms. Only a mismatch carries a bit
+ * for each rank: 39 KB at the busiest host. examples/benchmarks/votes_tree.py simulates this with the code of this
+ * file.
+ *
  * A vote from a neighbour is checked by hvd_vote_check when its round has come, and must speak for exactly the ranks on
  * its side; frames are near.c's.
  */
