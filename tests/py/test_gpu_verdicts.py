@@ -10,7 +10,7 @@ from unittest import mock
 import gpus
 import pytest
 import torch
-from ranks import as_ranks, gone
+from ranks import as_ranks
 
 import hvdlite.torch as hvd
 
@@ -84,21 +84,6 @@ def test_a_death_is_told_by_who_lives(monkeypatch):
     assert here.verdicts.found["death"] == (FAILED, "rank 0 did not say when it heard, see above")
 
 
-def test_what_a_program_has_started_ends_with_it(monkeypatch):
-    """Also what hangs, and does not care about SIGTERM, and would keep the pipe open."""
-    import machine
-    from verdict import FAILED
-
-    here = machine.Machine("check.py")
-    monkeypatch.setattr(machine, "GRACE_S", 0.5)
-    monkeypatch.setattr(machine, "LIMIT_S", 3)
-    hangs = "trap '' TERM; sh -c 'trap \"\" TERM; echo $$; while :; do sleep 1; done' & "
-    for claim, ending, why in (("packing", "wait", "not done in 3 s"), ("sanitizer", "exit 0", "not done in 3 s")):
-        assert here.ran(claim, claim, ["sh", "-c", hangs + ending]) is None
-        assert not gone([int(here.said[0])], 30)
-        assert here.verdicts.found[claim] == (FAILED, f"{claim}: {why}")
-
-
 @pytest.mark.parametrize(
     ("says", "verdict"),
     [
@@ -120,65 +105,6 @@ def test_only_what_nccl_refuses_excuses_ranks_that_share_a_gpu(monkeypatch, says
     assert here.verdicts.found.get("shared", (None,))[0] == verdict
     assert ("shared" in here.verdicts.why_not) == (verdict is None)
     assert here.verdicts.code(judges=True) == (4 if verdict is None else 1)
-
-
-@pytest.mark.parametrize(("gpus_here", "sizes"), [(1, []), (2, [2]), (3, [2]), (6, [2, 4]), (8, [2, 8])])
-def test_several_gpus_are_asked_by_as_many_ranks_as_have_exact_averages(monkeypatch, gpus_here, sizes):
-    import machine
-
-    here, asked = machine.Machine("check.py"), []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus_here)
-    monkeypatch.setattr(here, "ranks", lambda claim, size: asked.append(size))
-    here.several()
-    assert asked == sizes and ("several" in here.verdicts.why_not) == (gpus_here == 1)
-
-
-@pytest.mark.parametrize(
-    ("version", "gpus_here", "says", "due"),
-    [
-        ((2, 27, 3), 1, "", [None, None, None, None]),
-        ((2, 27, 3), 2, "PASS [small2] 4 KB; MISSED [step2] 3 ms", ["PASS", "MISSED", None, None]),
-        ((2, 27, 3), 2, "PASS [small2] 4 KB; exit 1", ["PASS", "FAILED", None, None]),
-        ((2, 27, 3), 2, "MISSED [small2] 4 KB; PASS [step2] 3 ms; exit 1", ["MISSED", "FAILED", None, None]),
-        ((2, 30, 7), 1, "PASS [smallshared] 4 KB; PASS [stepshared] 3 ms", [None, None, "PASS", "PASS"]),
-        ((2, 30, 7), 1, "ranks 0 and 1 use the same GPU; exit 1", [None, None, None, None]),
-        ((2, 30, 7), 1, "{WORKED}; ranks 0 and 1 use the same GPU; exit 1", [None, None, "FAILED", "FAILED"]),
-    ],
-)
-def test_figures_of_two_ranks_are_claims_of_their_own(monkeypatch, version, gpus_here, says, due):
-    import machine
-
-    here, claims = machine.Machine("check.py"), ("small2", "step2", "smallshared", "stepshared")
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus_here)
-    ends = int(says.endswith("exit 1"))
-    lines = says.replace("{WORKED}", machine.WORKED).split("; ")
-    program = "import sys; assert sys.argv[1:3] == ['-np', '2'] and sys.argv[5:] == ['rank', 'pair'], sys.argv; "
-    program += f"print(*{lines!r}, sep=chr(10)); sys.exit({ends})"
-    monkeypatch.setattr(machine, "LAUNCH", program)
-    here.pairs()
-    assert [here.verdicts.found.get(claim, (None,))[0] for claim in claims] == due
-    assert [claim in here.verdicts.why_not for claim in claims] == [verdict is None for verdict in due]
-    assert here.verdicts.code(judges=False) == int("FAILED" in due)
-
-
-@pytest.mark.parametrize("installed", [False, True])
-def test_a_tool_that_has_not_looked_has_found_nothing_out(monkeypatch, tmp_path, installed):
-    """Only its summary says that it has."""
-    import machine
-
-    here, tool = machine.Machine("check.py"), tmp_path / "compute-sanitizer"
-    monkeypatch.setattr(machine.shutil, "which", lambda name, path=None: str(tool) if installed else None)
-    tool.write_text("#!/bin/sh\necho '========= ERROR SUMMARY: 0 errors'\n")
-    tool.chmod(0o755)
-    here.sanitizer()
-    assert here.verdicts.found.get("sanitizer", (None,))[0] == ("PASS" if installed else None)
-    if installed:
-        tool.write_text("#!/bin/sh\n")
-        here.verdicts.found.clear()
-        here.sanitizer()
-        why = "compute-sanitizer, 1 rank: it has not looked, see above"
-        assert here.verdicts.found["sanitizer"] == ("FAILED", why)
 
 
 def test_what_a_machine_lacks_is_said_before_anything_is_built(tmp_path):
