@@ -26,15 +26,15 @@ TEST = re.compile(r"tests/(py/|)test_(?!house)\w+\.py|tests/c/test_\w+\.c")  # t
 # The folder of a module, and what stands before its name when it is imported. The first that fits.
 PACKAGES = (("launcher/", "hvdlite.launcher."), ("hvdlite/", "hvdlite."), ("tests/py/", ""), ("tests/fuzz/", ""))
 PACKAGES += (("tests/gpu/", ""), ("tests/", ""), ("examples/benchmarks/", ""), ("examples/", ""))
-# What a file has built or loads, which its text does not name: the beginning of their paths.
+# What a file has built or loads, which its text does not name: their paths.
 LOADS = {
-    "hvdlite/_core/library.py": "csrc/api",
-    "hvdlite/tensorflow/ops/kernels.py": "csrc/tensorflow/",
-    "tests/c/gpus.c": "tests/stub/",
-    "tests/c/mpis.c": "tests/stub/mpi/",
-    "tests/c/test_fuzz.c": "tests/fuzz/",
-    "tests/py/gpus.py": "tests/stub/",
-    "tests/py/mpis.py": "tests/stub/mpi/",
+    "hvdlite/_core/library.py": r"csrc/api\w*\.c",
+    "hvdlite/tensorflow/ops/kernels.py": r"csrc/tensorflow/.*",
+    "tests/c/gpus.c": r"tests/stub/\w+\.[ch]",
+    "tests/c/mpis.c": r"tests/stub/mpi/.*",
+    "tests/c/test_fuzz.c": r"tests/fuzz/\w+\.txt",
+    "tests/py/gpus.py": r"tests/stub/\w+\.[ch]",
+    "tests/py/mpis.py": r"tests/stub/mpi/.*",
 }
 IN_TEXT = re.compile(
     r"\bfrom +([\w.]+) +import +([\w, ]+)|\bimport +([\w.]+)|\b(hvdlite(?:\.\w+)+)|(?<![\w.])(\.\w[\w.]*)$"
@@ -83,7 +83,7 @@ def graph(tree: dict[str, str]) -> dict[str, set[str]]:
     readers = defaultdict(set)
     for path, text in tree.items():
         reads = _included(path, text, tree) if path.endswith((".c", ".h")) else _imported(path, text, modules, named)
-        reads |= {other for other in tree if path in LOADS and other.startswith(LOADS[path])}
+        reads |= {other for other in tree if path in LOADS and re.fullmatch(LOADS[path], other)}
         for other in reads - {path}:
             readers[other].add(path)
     for header, source in [pair for path in tree if path.endswith(".h") for pair in _defined(path, readers)]:
