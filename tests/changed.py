@@ -157,9 +157,10 @@ def _spread(start: str, readers: dict[str, set[str]], may: Callable[[str], bool]
 
 
 def _defined(header: str, readers: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
-    """The header with each C file, beside and below it, that includes it."""
+    """The header with each C file that includes it, beside it and below; below hvdlite.h is all of the core."""
     folder = header.rpartition("/")[0] + "/"
-    for source in _spread(header, readers, lambda path: path.startswith(folder)):
+    inside = re.compile(folder + ("[^/]+" if folder == "csrc/" else ".+"))
+    for source in _spread(header, readers, lambda path: bool(inside.fullmatch(path))):
         if source.endswith(".c") and not PROGRAM.fullmatch(source):
             yield header, source
 
@@ -196,7 +197,9 @@ def _included(path: str, text: str, tree: dict[str, str]) -> set[str]:
 def _imported(path: str, text: str, modules: dict[str, str], named: dict[str, set[str]]) -> set[str]:
     """What it imports, anywhere in its text, and the modules and files that its strings name. That a package is
     imported with a module in it does not count: hvdlite itself would be read by all."""
-    if not path.endswith(".py"):
+    try:
+        tree = ast.parse(text if path.endswith(".py") else "")
+    except SyntaxError:  # ruff says so
         return set()
     package = _module(path) if path.endswith("__init__.py") else _module(path).rpartition(".")[0]
     dotted, files = set(), set()
@@ -204,18 +207,17 @@ def _imported(path: str, text: str, modules: dict[str, str], named: dict[str, se
     def base(level: int) -> str:
         return ".".join(package.split(".")[: len(package.split(".")) - level + 1])
 
-    tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             dotted |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             start = ".".join(filter(None, [base(node.level) if node.level else "", node.module]))
             dotted |= {f"{start}.{alias.name}" for alias in node.names}
-    for text in _strings(tree):
-        for start, names, whole, inside, relative in IN_TEXT.findall(text):
+    for string in _strings(tree):
+        for start, names, whole, inside, relative in IN_TEXT.findall(string):
             dotted |= {f"{start}.{name.split()[0]}" for name in names.split(",") if name.strip()}
             dotted |= {whole, inside, f"{package}{relative}" if relative and package else ""}
-        files |= {file for word in FILE_NAME.findall(text) for file in named.get(word, ())}
+        files |= {file for word in FILE_NAME.findall(string) for file in named.get(word, ())}
     for name in filter(None, dotted):
         while name and name not in modules:
             name = name.rpartition(".")[0]

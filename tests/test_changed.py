@@ -22,16 +22,18 @@ TREE = {
     "tests/conftest.py": "import pytest",
     "tests/py/launching.py": 'RUN = ["-m", "hvdlite.launcher"]',
     "tests/py/test_desk.py": "from launching import launch",
-    "tests/py/test_run.py": "from launching import launch",
+    "tests/py/test_agent.py": "from launching import launch",
     "tests/py/test_torch.py": 'SCRIPT = "import os\\nimport hvdlite.torch as hvd"',
     "tests/py/test_data.py": 'PROGRAM = HERE / "trains.py"',
     "tests/py/trains.py": "import hvdlite as hvd",
-    "csrc/api.c": '#include "coord/coord.h"',
-    "csrc/ground/ground.h": "",
+    "csrc/hvdlite.h": "",
+    "csrc/api.c": '#include "hvdlite.h"\n#include "coord/coord.h"',
+    "csrc/ground/ground.h": '#include "../hvdlite.h"',
     "csrc/coord/coord.h": '#include "../ground/ground.h"',
     "csrc/coord/state.h": '#include "coord.h"',
     "csrc/coord/vote.c": '#include "state.h"',
     "tests/c/world.h": "",
+    "tests/c/test_api.c": '#include "hvdlite.h"',
     "tests/c/world.c": '#include "world.h"\n#include "coord/coord.h"',
     "tests/c/test_state.c": '#include "coord/state.h"',
     "tests/c/test_world.c": '#include "world.h"',
@@ -47,22 +49,29 @@ def reached(path, tree=TREE):
 
 def test_a_program_in_a_string_and_a_launched_module_count_as_imports():
     assert reached("hvdlite/torch/optimizer.py") == ["test_torch.py"]
-    assert reached("launcher/desk.py") == ["test_desk.py", "test_run.py"]
+    assert reached("launcher/desk.py") == ["test_desk.py", "test_agent.py"]
     assert reached("hvdlite/numpy.py") == ["test_data.py"]
-    assert reached("hvdlite/errors.py") == ["test_torch.py", "test_desk.py", "test_run.py"]
-    assert reached("tests/conftest.py") == ["test_data.py", "test_desk.py", "test_run.py", "test_torch.py"]
+    assert reached("hvdlite/errors.py") == ["test_torch.py", "test_agent.py", "test_desk.py"]
+    assert reached("tests/conftest.py") == ["test_agent.py", "test_data.py", "test_desk.py", "test_torch.py"]
 
 
 def test_a_header_stands_for_what_defines_its_names():
-    assert reached("csrc/coord/vote.c") == ["test_state.c", "test_ground.c", "test_world.c", "test_data.py"]
+    assert reached("csrc/coord/vote.c") == [
+        "test_state.c",
+        "test_api.c",
+        "test_ground.c",
+        "test_world.c",
+        "test_data.py",
+    ]
     assert reached("csrc/ground/ground.h")[0] == "test_ground.c"
-    assert reached("csrc/api.c") == ["test_data.py"]
+    assert reached("csrc/api.c")[0] == "test_api.c"
     assert reached("tests/c/test_world.c") == ["test_world.c"]
 
 
 def test_who_still_names_a_deleted_file_is_reached():
     tree = {"launcher/gone.py": "", "tests/py/test_x.py": "from hvdlite.launcher import gone"}
     assert reached("launcher/gone.py", tree) == ["test_x.py"]
+    assert reached("launcher/gone.py", {**tree, "launcher/wrong.py": "def"}) == ["test_x.py"]
 
 
 def test_the_nearest_that_fit_are_chosen_and_the_others_named():
@@ -75,6 +84,10 @@ def test_the_nearest_that_fit_are_chosen_and_the_others_named():
         assert set(choice.run) | set(choice.left) == set(takes)
     itself = changed.choose(["tests/py/test_long.py", "launcher/a.py"], readers, takes, 5.0)
     assert itself.run == ["tests/py/test_long.py"] and len(itself.left) == 2
+    assert changed.choose(["launcher/a.py"], readers, {"tests/py/test_far.py": 4.0}, 9.0) == (
+        ["tests/py/test_far.py"],
+        [],
+    )
     said = changed.says("HEAD", ["launcher/a.py"], itself)
     assert "2 further test files can be reached (nearest: test_near.py test_far.py): tests/run" in said
     assert "further" not in changed.says("HEAD", [], changed.Choice([], []))
