@@ -11,18 +11,20 @@ import shutil
 from pathlib import Path
 
 import callgraph
+import durations
 import pytest
-from steps import LONG
+from steps import ALONE, LONG
 
 HERE = Path(__file__).resolve().parent
 # The longest.
 FIRST = ("mpi", "test_install", "test_soak", "test_benchmarks")
-ALONE = re.compile(r"test_(deaths|chaos|bad_input|lives|store|mpi_lingers|stall\w*)$")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "alone: has to come within a second, also on two cores")
     config.addinivalue_line("markers", "long: slow by nature, not in the check of a commit")
+    if not hasattr(config, "workerinput"):  # a process of pytest-xdist
+        config.pluginmanager.register(durations.Durations(durations.OUT / "seconds.json"))
 
 
 @pytest.fixture(scope="session")

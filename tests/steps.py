@@ -3,6 +3,7 @@
     tests/run                   the check of a commit: the steps whose `check` says why they are in it
     tests/run everything        the long form: before a capability is called finished
     tests/run mypy pytest       only these steps
+    tests/run changed [COMMIT]  the tests which what has changed can reach, in a few minutes: changed.py says how
 
 Each step runs under a deadline; its log is tests/out/log/STEP, and the end of a failed one's is shown. The last lines
 are a table: step, how it ended, seconds, what it said last.
@@ -22,6 +23,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+import changed
+import durations
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -39,6 +43,11 @@ PYTEST = f"{sys.executable} -m pytest "
 CHAOS = f"{sys.executable} tests/chaos.py --trials 500 --seed 1"
 BITS = "adasum algo coord_sim kernel kinds learned plane_bits"
 FORMATTED = "find csrc tests examples -name '*.[ch]' -not -path 'tests/out/*' | xargs clang-format --dry-run -Werror"
+
+
+# What `changed` gives to tests where such a file has changed, in seconds of two idle cores. With the rest it comes to 1
+# minute, 2 and 3: who waits longer looks at something else. The first that fits.
+SECONDS = (("hvdlite/", 130.0), ("csrc/", 60.0), ("", 35.0))
 
 
 class Step(NamedTuple):
@@ -80,6 +89,7 @@ STEPS = (
     Step("fuzz", 3600, "make -s --no-print-directory -C tests fuzz", long="needs clang; what it found the check plays"),
     Step("oldest-tensorflow", 3600, "make -C tests oldest-tensorflow", long="an environment of its own"),
 )
+ALONE = re.compile(r"test_(deaths|chaos|bad_input|lives|store|mpi_lingers|stall\w*)$")  # modules marked `alone`
 # A Python module or one of its tests, and why it is in the step `long`, not in the check.
 LONG: dict[str, str] = {
     "test_benchmarks::test_a_part_runs_and_its_launches_are_kept": "builds and runs peers; no user waits for it",
@@ -103,13 +113,45 @@ def chosen(words: list[str]) -> list[Step]:
     """The steps that are asked for. ValueError: there is none of that name."""
     if not words:
         return [step for step in STEPS if step.check]
+    if words[0] == "changed" and len(words) <= 2:
+        return of_change(*words[1:])
     if words == ["everything"]:
         return list(STEPS)
     steps = {step.name: step for step in STEPS}
     for word in words:
         if word not in steps:
-            raise ValueError(f"no step is called {word}; there are everything, {', '.join(steps)}")
+            raise ValueError(f"no step is called {word}; there are everything, changed, {', '.join(steps)}")
     return [steps[word] for word in words]
+
+
+def of_change(commit: str = "") -> list[Step]:
+    """The steps for what has changed since a commit. Says which tests they run and what is left out."""
+    base, paths = changed.since(ROOT, commit)
+    tree = changed.texts(ROOT, paths)
+    tests = {test for test in tree if changed.TEST.fullmatch(test) and tree[test] and Path(test).stem not in LONG}
+    alone = {test for test in tests if ALONE.match(Path(test).stem) or "pytest.mark.alone" in tree[test]}
+    takes = {test: durations.known(test) / (1 if test in alone else min(JOBS, 4)) for test in tests}
+    most = next(most for folder, most in SECONDS if any(path.startswith(folder) for path in paths) or not folder)
+    choice = changed.choose(paths, changed.graph(tree), takes, most)
+    print(changed.says(base, paths, choice))
+
+    def of(name: str, *words: str) -> Step:
+        step = next(step for step in STEPS if step.name == name)
+        return step._replace(command=" ".join([step.command.removesuffix(" tests") if words else step.command, *words]))
+
+    def any_is(kinds: tuple[str, ...], folders: tuple[str, ...] = ("",)) -> bool:
+        return any(path.endswith(kinds) and path.startswith(folders) for path in paths)
+
+    in_c = [Path(test).stem[5:] for test in choice.run if test.endswith(".c")]
+    in_python = [test for test in choice.run if test.endswith(".py")]
+    together, apart = [test for test in in_python if test not in alone], [test for test in in_python if test in alone]
+    steps = [of("ruff"), of("format")] if any_is((".py",)) else []
+    steps += [of("clang-format")] if any_is((".c", ".h")) else []
+    steps += [of("mypy")] if any_is((".py",), ("hvdlite/", "launcher/")) else []
+    steps += [Step("house", 600, PYTEST + "tests/test_house.py tests/test_circles.py")]
+    steps += [of("address,undefined", f"ONLY='{' '.join(in_c)}'")] if in_c else []
+    steps += [of("pytest", *together)] if together else []
+    return steps + ([of("alone", *apart)] if apart else [])
 
 
 def run(step: Step) -> tuple[str, float, str]:

@@ -56,7 +56,28 @@ def test_a_step_that_hangs_is_ended_with_all_that_it_has_started(table, capsys, 
 
 def test_a_step_that_is_not_there_is_refused_by_name(capsys):
     assert steps.main(["nonsense"]) == 2
-    assert "no step is called nonsense; there are everything, ruff, " in capsys.readouterr().out
+    assert "no step is called nonsense; there are everything, changed, ruff, " in capsys.readouterr().out
+
+
+def test_a_change_gives_the_steps_that_it_can_reach(monkeypatch, capsys):
+    readers = steps.changed.graph(steps.changed.texts(steps.ROOT, []))
+    monkeypatch.setattr(steps.changed, "graph", lambda tree: readers)
+    monkeypatch.setattr(steps.durations, "known", lambda test: 8.0)
+    for path, kind, names, tests in (  # apart: this file shall not be one that names them
+        ("launcher/slurm", ".py", "ruff format mypy house pytest", "tests/py/test_launcher_slurm"),
+        ("csrc/coord/vote", ".c", "clang-format house address,undefined", "ONLY='coord_finite coord_fuzz coord_learn"),
+        ("hvdlite/_store", ".py", "ruff format mypy house pytest alone", "tests/py/test_store"),
+        ("LICENSE", "", "house", "tests/test_house"),
+    ):
+        since = ("HEAD", [path + kind])
+        monkeypatch.setattr(steps.changed, "since", lambda root, commit="", since=since: since)
+        made = steps.chosen(["changed"])
+        assert " ".join(step.name for step in made).startswith(names)
+        assert any(tests in step.command for step in made)
+        assert "further test files" in capsys.readouterr().out or path == "LICENSE"
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="merge-base"):
+        steps.chosen(["changed", "no-such-commit"])
 
 
 def test_a_failed_test_is_asked_again_only_where_flaky_toml_names_it(table, monkeypatch, tmp_path, capsys):
