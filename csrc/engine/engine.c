@@ -97,21 +97,34 @@ int hvd_engine_poll(struct hvd_engine *engine, int64_t handle)
     return HVD_AGAIN;
 }
 
-static bool slot_done(void *self)
+static bool slot_done(const struct hvd_slot *slot)
 {
-    return hvd_slot_state(self) == HVD_SLOT_DONE;
+    return hvd_slot_state(slot) == HVD_SLOT_DONE;
+}
+
+/* What a waiter waits for. Where two wait for one handle, the other may have the result, and the slot a new request,
+ * before this one looks again: so it asks for the whole word. */
+struct awaited {
+    struct hvd_slot *slot;
+    uint32_t busy; /* the word of the slot while the request is under way */
+};
+
+static bool over(void *self)
+{
+    const struct awaited *awaited = self;
+    return atomic_load_explicit(&awaited->slot->word, memory_order_acquire) != awaited->busy;
 }
 
 /* Sleep on the handle. */
-static void wait_asleep(struct hvd_engine *engine, struct hvd_slot *slot, uint64_t until_ns)
+static void wait_asleep(struct hvd_engine *engine, const struct awaited *awaited, uint64_t until_ns)
 {
+    struct hvd_slot *slot = awaited->slot;
     /* The holder may have looked at the queue for the last time before this request was pushed, unannounced. */
     hvd_engine_kick(engine);
     uint64_t now = hvd_now_ns();
     atomic_fetch_add(&slot->waiters, 1);
-    uint32_t word = atomic_load(&slot->word);
-    if ((word & 3) == HVD_SLOT_BUSY && now < until_ns)
-        hvd_futex_wait(&slot->word, word, until_ns - now);
+    if (atomic_load(&slot->word) == awaited->busy && now < until_ns)
+        hvd_futex_wait(&slot->word, awaited->busy, until_ns - now);
     atomic_fetch_sub(&slot->waiters, 1);
 }
 
@@ -126,9 +139,18 @@ bool hvd_engine_take_part(struct hvd_engine *engine, bool (*done)(void *self), v
     return true;
 }
 
-/* A waiter has what it came for. */
-static int told(struct hvd_engine *engine, struct hvd_slot *slot, char *text, size_t text_bytes)
+static int unknown(char *text, size_t text_bytes)
 {
+    hvd_text_copy(text, text_bytes, "this handle is unknown, or was synchronized already" HVD_ENDS(218));
+    return HVD_EHANDLE;
+}
+
+/* A waiter has what it came for. */
+static int told(struct hvd_engine *engine, const struct awaited *awaited, char *text, size_t text_bytes)
+{
+    struct hvd_slot *slot = awaited->slot;
+    if (atomic_load_explicit(&slot->word, memory_order_acquire) != awaited->busy - HVD_SLOT_BUSY + HVD_SLOT_DONE)
+        return unknown(text, text_bytes);
     hvd_flight_watch(engine, slot, false);
     if (slot->code != HVD_OK)
         hvd_text_copy(text, text_bytes, slot->text ? slot->text : "failed" HVD_ENDS(951));
@@ -138,20 +160,19 @@ static int told(struct hvd_engine *engine, struct hvd_slot *slot, char *text, si
 int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, char *text, size_t text_bytes)
 {
     struct hvd_slot *slot = hvd_handles_find(&engine->handles, handle);
-    if (!slot) {
-        hvd_text_copy(text, text_bytes, "this handle is unknown, or was synchronized already" HVD_ENDS(218));
-        return HVD_EHANDLE;
-    }
-    if (slot_done(slot)) /* and nobody needs the time */
-        return told(engine, slot, text, text_bytes);
+    if (!slot)
+        return unknown(text, text_bytes);
+    struct awaited awaited = {slot, (uint32_t)(handle >> 16) << 2 | HVD_SLOT_BUSY};
+    if (over(&awaited)) /* and nobody needs the time */
+        return told(engine, &awaited, text, text_bytes);
     uint64_t since_ns = hvd_now_ns(), now_ns = since_ns,
              until_ns = since_ns + (uint64_t)(timeout_ms > 0 ? timeout_ms : 0) * 1000000u;
     bool patient = true;
     atomic_fetch_add(&engine->waiters, 1);
     hvd_flight_watch(engine, slot, true);
-    while (!slot_done(slot)) {
-        if (!hvd_engine_take_part(engine, slot_done, slot, until_ns, &patient))
-            wait_asleep(engine, slot, engine->alone ? hvd_now_ns() + NAP_ALONE_NS : until_ns);
+    while (!over(&awaited)) {
+        if (!hvd_engine_take_part(engine, over, &awaited, until_ns, &patient))
+            wait_asleep(engine, &awaited, engine->alone ? hvd_now_ns() + NAP_ALONE_NS : until_ns);
         patient |= engine->alone; /* no thread here: a work on a device ends when a waiter looks */
         if ((now_ns = hvd_now_ns()) >= until_ns)
             break;
@@ -159,7 +180,7 @@ int hvd_engine_wait(struct hvd_engine *engine, int64_t handle, int timeout_ms, c
     atomic_fetch_sub(&engine->waiters, 1);
     if (now_ns != since_ns && slot->request.kind != HVD_JOIN)
         hvd_count(engine, HVD_COUNT_exposed_ns, (int64_t)(now_ns - since_ns));
-    return slot_done(slot) ? told(engine, slot, text, text_bytes) : HVD_AGAIN;
+    return over(&awaited) ? told(engine, &awaited, text, text_bytes) : HVD_AGAIN;
 }
 
 int hvd_engine_behind(struct hvd_engine *engine, int64_t handle, void *stream, struct hvd_error *error)

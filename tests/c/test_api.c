@@ -119,7 +119,7 @@ static void *finish_it(void *handle)
 {
     char text[HVD_TEXT_MAX];
     struct hvd_owner same = *(const struct hvd_owner *)handle;
-    return (void *)(intptr_t)(hvd_finish(&same, 1000, text, sizeof text) + 100);
+    return (void *)(intptr_t)(hvd_finish(&same, 20000, text, sizeof text) + 100);
 }
 
 /* Nobody should, and the thread sanitizer says so. But one of them gets the result, the other one a code, however they
@@ -136,7 +136,7 @@ static void two_threads_wait_for_one_landing(void)
         CHECK(run(&value, HVD_ALLREDUCE, 0, text) == HVD_AGAIN);
         CHECK(pthread_create(&other, NULL, finish_it, &owner) == 0);
         struct hvd_owner same = owner;
-        int mine = hvd_finish(&same, 1000, text, sizeof text);
+        int mine = hvd_finish(&same, 20000, text, sizeof text);
         CHECK(pthread_join(other, &code) == 0);
         int others = (int)(intptr_t)code - 100;
         CHECK((mine == HVD_OK || mine == HVD_EHANDLE) && (others == HVD_OK || others == HVD_EHANDLE));

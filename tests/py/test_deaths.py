@@ -1,6 +1,10 @@
 """A rank that dies, at any moment and in any way, is named by every other rank within a second; nothing is left.
 
 The moments are random but seeded: 100 times with NumPy, 12 times with torch, from before init to well into the work.
+
+A second of a machine that is theirs: what the kernel has counted that ranks and launcher were ready and others ran
+(doomed.py) is added, and what the whole machine stood still. Neither grows while somebody waits for a clock that he
+should not wait for, so such a wait is seen on a busy machine as on an idle one.
 """
 
 import importlib.util
@@ -57,7 +61,7 @@ def kill_one(folder, size, seed, with_torch, latest):
     assert code == WAYS[plan["how"]], said
     pids = [read(folder, path.name)["pid"] for path in folder.glob("*.started")]
     assert len(pids) == size and not gone(pids), said
-    died, limit = read(folder, "victim.json")["time"], LIMIT_S + still.seconds
+    died = read(folder, "victim.json")["time"]
     for rank in range(size):
         if rank == plan["victim"]:
             continue
@@ -66,7 +70,7 @@ def kill_one(folder, size, seed, with_torch, latest):
         assert seen["lost"] and seen["rank"] == plan["victim"], f"{seen}, {said}"
         assert f"rank {plan['victim']}" in seen["text"], f"{seen}, {said}"
         assert "boom" in seen["text"] or plan["how"] != "raise", f"{seen}, {said}"
-        late = seen["seen"] - died
+        late, limit = seen["seen"] - died, LIMIT_S + still.seconds + seen["withheld"]
         assert late < limit, f"after {late:.2f} s (stood still: {still.seconds:.2f} s). {seen}, {said}"
         if (folder / f"{rank}.works").exists():
             assert f"rank {plan['victim']}" in seen["again"] and seen["again_s"] < limit, f"{seen}, {said}"

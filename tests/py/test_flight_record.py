@@ -20,12 +20,12 @@ BY_DEFAULT = ("env", "-u", "HVDLITE_TRACE_DIR")
 PROGRAM = [sys.executable, __file__]
 
 
-def appears(path, ready=lambda found: True):
+def appears(path):
     """The record, once it is there."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
-        if path.exists() and ready(found := json.loads(path.read_text())):
-            return found
+        if path.exists():
+            return json.loads(path.read_text())
         time.sleep(0.05)
     pytest.fail(f"{path} did not appear")
 
@@ -54,11 +54,11 @@ def test_a_failed_job_leaves_records_of_all_who_lived_and_the_last_line_says_whe
 def test_a_signal_asks_a_blocked_rank_and_the_job_goes_on(tmp_path):
     flags = ["-np", "2", "--trace-dir", str(tmp_path / "here")]
     with Launch(*flags, *PROGRAM, "signal", str(tmp_path), HVDLITE_TRACE_SIGNAL="RTMIN+5") as job:
-        job.until("pid of rank 0: ")
+        job.until(" .\n")
         pid = int(job.out.partition("pid of rank 0: ")[2].split()[0])
         os.kill(pid, signal.SIGRTMIN + 5)
         record = tmp_path / "here" / "rank-0.flight.json"
-        found = appears(record, lambda found: found["waiting"])
+        found = appears(record)
         assert found["why"] == "signal" and [each["name"] for each in found["waiting"]] == ["allreduce.late"]
         (tmp_path / "go").touch()
         assert job.wait() == 0 and not job.left()
@@ -161,11 +161,12 @@ def main(how, folder=None):
     hvd.allreduce(1.0, name="first")
     hvd.allreduce(1.0)
     if how == "signal":
-        if hvd.rank() == 0:
-            print(f"pid of rank 0: {os.getpid()} .", flush=True)
         while hvd.rank() == 1 and not os.path.exists(f"{folder}/go"):
             time.sleep(0.01)
-        hvd.allreduce(1.0, name="late")
+        late = hvd.allreduce_async(1.0, name="late")
+        if hvd.rank() == 0:  # from here on a record has what is waited for, however late this rank begins to wait
+            print(f"pid of rank 0: {os.getpid()} .", flush=True)
+        hvd.synchronize(late)
         return
     handle = hvd.allreduce_async(np.ones(1), name="never") if hvd.rank() == 2 else None
     Path(folder, f"rank {hvd.rank()}").touch()

@@ -105,7 +105,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_on_all_nodes_along(slurm, qui
     assert "launcher ended with 137" in said and "all gone" in said, said
 
 
-SAVES = """cd $XDG_CONFIG_HOME; trap 'sleep $((RANK * 2)); echo saved $RANK; exit 143' TERM; : > ready.$RANK
+SAVES = """cd {folder} || exit; trap 'sleep $((RANK * 2)); echo saved $RANK; exit 143' TERM; : > ready.$RANK
     [ $RANK = 0 ] && { until [ -e ready.1 -a -e ready.2 -a -e ready.3 ]; do sleep 0.1; done
         scancel --signal=TERM $SLURM_JOB_ID; }
     while :; do sleep 0.1; done"""
@@ -113,7 +113,8 @@ SAVES = """cd $XDG_CONFIG_HOME; trap 'sleep $((RANK * 2)); echo saved $RANK; exi
 
 def test_ranks_that_slurm_ends_past_the_launcher_may_save_as_long_as_it_takes(slurm, quiet):
     """scancel signals the step, not the job file. Who has saved first, and ends with a code, hurries nobody."""
-    code, said = slurm.run([*ALLOCATED, *RUN, "sh", "-c", SAVES], **quiet)
+    saves = SAVES.replace("{folder}", quiet["XDG_CONFIG_HOME"])  # the ranks have not got this variable
+    code, said = slurm.run([*ALLOCATED, *RUN, "sh", "-c", saves], **quiet)
     assert code == 143 and all(f"[{rank}]<stdout>:saved {rank}\n" in said for rank in range(4)), said
 
 
