@@ -8,16 +8,18 @@ from ranks import as_ranks
 
 import hvdlite as hvd
 
+SOON_S = 10.0  # every limit of time that could end the call instead is longer
+
 
 def disagree(call, *words):
-    """Every rank's `call` raises HvdMismatchError within a second, its text holds `words`; then the engine works."""
+    """Every rank's `call` raises HvdMismatchError, soon, and its text holds `words`; then the engine works."""
     hvd.barrier()
     started = time.monotonic()
     with pytest.raises(hvd.HvdMismatchError) as caught:
         call()
     took = time.monotonic() - started
     text = str(caught.value)
-    assert took < 1.0, took
+    assert took < SOON_S, took
     assert isinstance(caught.value, ValueError)
     for word in words:
         assert word in text, text
