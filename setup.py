@@ -55,7 +55,6 @@ CHECKS = [
     "pytest-xdist",  # several processes of tests
     "psutil",
     "pyyaml",
-    "tomli; python_version < '3.11'",
     "nbclient",  # hvdlite.run from a notebook
     "ipykernel",
     "setuptools>=64",

@@ -134,7 +134,7 @@ def says(base: str, changed: list[str], choice: Choice) -> str:
         nearest = " ".join(Path(test).name for test in choice.left[:4])
         lines.append(
             f"{len(choice.left)} further test files can be reached (nearest: {nearest}): "
-            "tests/run address,undefined pytest alone"
+            "tests/run address,undefined pytest"
         )
     return "\n".join(lines) + "\n"
 

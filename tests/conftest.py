@@ -1,8 +1,7 @@
 """Which tests run in one process, where several processes of tests run (pytest -n; tests/run does so), and which first.
 
 A module's tests stay together, for its fixtures. So do those that want an MPI, for they sweep what MPIs of killed ranks
-leave in /dev/shm. What has to come within a second is marked `alone`: tests/run has it run when nothing else does. What
-is slow by nature is marked `long` (steps.py has the reasons); `tests/run everything` runs it.
+leave in /dev/shm. What is slow by nature is marked `long` (steps.py has the reasons); `tests/run everything` runs it.
 """
 
 import functools
@@ -13,7 +12,7 @@ from pathlib import Path
 import callgraph
 import durations
 import pytest
-from steps import ALONE, LONG
+from steps import LONG
 
 HERE = Path(__file__).resolve().parent
 # The longest.
@@ -21,7 +20,6 @@ FIRST = ("mpi", "test_install", "test_soak", "test_benchmarks")
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "alone: has to come within a second, also on two cores")
     config.addinivalue_line("markers", "long: slow by nature, not in the check of a commit")
     if not hasattr(config, "workerinput"):  # a process of pytest-xdist
         config.pluginmanager.register(durations.Durations(durations.OUT / "seconds.json"))
@@ -45,8 +43,6 @@ def group(file):
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items):
     for item in items:
-        if ALONE.match(item.path.stem):
-            item.add_marker("alone")
         if LONG.get(item.path.stem) or LONG.get(f"{item.path.stem}::{item.name.split('[')[0]}"):
             item.add_marker("long")
 

@@ -11,7 +11,6 @@ are a table: step, how it ended, seconds, what it said last.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -21,15 +20,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 import changed
 import durations
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "tests" / "out" / "log"
@@ -76,10 +70,9 @@ STEPS = (
     Step(
         "pytest",
         3600,
-        PYTEST + f"-n {min(JOBS, 4)} --no-loadscope-reorder -m 'not alone and not long' --durations=40 tests",
+        PYTEST + f"-n {min(JOBS, 4)} --no-loadscope-reorder -m 'not long' --durations=40 tests",
         check="all Python tests but those of LONG",
     ),
-    Step("alone", 1800, PYTEST + "-m 'alone and not long' --durations=20 tests", check="has to come within a second"),
     Step("plain", 1800, C_TESTS, long="the same C tests as under the sanitizers, as they are shipped"),
     Step("thread", 2400, C_TESTS + "SAN=thread", long="7 minutes; who changes C runs it for what has changed"),
     Step("long", 5400, PYTEST + "-m long --durations=0 tests", long="slow by nature; each with its reason"),
@@ -89,24 +82,11 @@ STEPS = (
     Step("fuzz", 3600, "make -s --no-print-directory -C tests fuzz", long="needs clang; what it found the check plays"),
     Step("oldest-tensorflow", 3600, "make -C tests oldest-tensorflow", long="an environment of its own"),
 )
-ALONE = re.compile(r"test_(deaths|chaos|bad_input|lives|store|mpi_lingers|stall\w*)$")  # modules marked `alone`
 # A Python module or one of its tests, and why it is in the step `long`, not in the check.
 LONG: dict[str, str] = {
     "test_benchmarks::test_a_part_runs_and_its_launches_are_kept": "builds and runs peers; no user waits for it",
     "test_benchmarks::test_the_plane_is_measured_in_c_in_every_dtype": "builds an optimized core",
 }
-
-
-def flaky(text: str) -> dict[str, dict[str, str]]:
-    """The rows of flaky.toml by the name of the test. ValueError: one does not say its rate, cause and date."""
-    rows: dict[str, dict[str, str]] = tomllib.loads(text)
-    for name, row in rows.items():
-        if set(row) != {"rate", "cause", "date"}:
-            raise ValueError(f"tests/flaky.toml: {name} has to say rate, cause and date, and nothing else")
-    return rows
-
-
-FLAKY = flaky((ROOT / "tests" / "flaky.toml").read_text())
 
 
 def chosen(words: list[str]) -> list[Step]:
@@ -129,8 +109,7 @@ def of_change(commit: str = "") -> list[Step]:
     base, paths = changed.since(ROOT, commit)
     tree = changed.texts(ROOT, paths)
     tests = {test for test in tree if changed.TEST.fullmatch(test) and tree[test] and Path(test).stem not in LONG}
-    alone = {test for test in tests if ALONE.match(Path(test).stem) or "pytest.mark.alone" in tree[test]}
-    takes = {test: durations.known(test) / (1 if test in alone else min(JOBS, 4)) for test in tests}
+    takes = {test: durations.known(test) / min(JOBS, 4) for test in tests}
     most = next(most for folder, most in SECONDS if any(path.startswith(folder) for path in paths) or not folder)
     choice = changed.choose(paths, changed.graph(tree), takes, most)
     print(changed.says(base, paths, choice))
@@ -144,20 +123,17 @@ def of_change(commit: str = "") -> list[Step]:
 
     in_c = [Path(test).stem[5:] for test in choice.run if test.endswith(".c")]
     in_python = [test for test in choice.run if test.endswith(".py")]
-    together, apart = [test for test in in_python if test not in alone], [test for test in in_python if test in alone]
     steps = [of("ruff"), of("format")] if any_is((".py",)) else []
     steps += [of("clang-format")] if any_is((".c", ".h")) else []
     steps += [of("mypy")] if any_is((".py",), ("hvdlite/", "launcher/")) else []
     steps += [Step("house", 600, PYTEST + "tests/test_house.py tests/test_circles.py")]
     steps += [of("address,undefined", f"ONLY='{' '.join(in_c)}'")] if in_c else []
-    steps += [of("pytest", *together)] if together else []
-    return steps + ([of("alone", *apart)] if apart else [])
+    return steps + ([of("pytest", *in_python)] if in_python else [])
 
 
 def run(step: Step) -> tuple[str, float, str]:
     """How it ended, after how many seconds, and the last line of its log."""
     began, log = time.monotonic(), LOGS / step.name
-    (ROOT / ".pytest_cache/v/cache/lastfailed").unlink(missing_ok=True)
     needed = shlex.split(step.command)[0]
     if step.name == "mypy" and not shutil.which(needed):
         return "skipped", 0.0, "mypy needs Python 3.10"
@@ -177,8 +153,6 @@ def run(step: Step) -> tuple[str, float, str]:
             file.write(f"FAILED: no end within {step.seconds} s\n")
         finally:
             _end(process)
-        if code == 1 and step.name in ("pytest", "alone") and FLAKY:
-            code = _again(file)
     lines = log.read_text(errors="replace").splitlines()
     last = next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
     if code and code != SKIPPED:
@@ -197,18 +171,6 @@ def found(step: str, text: str) -> list[str]:
         again = f"make -C tests check{sanitizer} ONLY={name[5:]}" if name.startswith("test_") else f"pytest '{name}'"
         rows.append(f"{kind} {name}{why[:200]}\n    {again}")
     return list(dict.fromkeys(rows))[:SHOWN]
-
-
-def _again(log: TextIO) -> int:
-    """The exit code once the tests that have failed, if flaky.toml names all of them, have run alone."""
-    failed = list(json.loads((ROOT / ".pytest_cache/v/cache/lastfailed").read_text()))
-    if not {name.split("[")[0] for name in failed} <= set(FLAKY):
-        return 1
-    words = [sys.executable, "-m", "pytest", "--last-failed", "tests"]
-    code = subprocess.call(words, cwd=ROOT, stdout=log, stderr=log, timeout=1800)
-    if code == 0:
-        log.write(f"passed, but at a second attempt only, as tests/flaky.toml allows: {', '.join(failed)}\n")
-    return code
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -66,7 +66,7 @@ def test_a_change_gives_the_steps_that_it_can_reach(monkeypatch, capsys):
     for path, kind, names, tests in (  # apart: this file shall not be one that names them
         ("launcher/slurm", ".py", "ruff format mypy house pytest", "tests/py/test_launcher_slurm"),
         ("csrc/coord/vote", ".c", "clang-format house address,undefined", "ONLY='coord_finite coord_fuzz coord_learn"),
-        ("hvdlite/_store", ".py", "ruff format mypy house pytest alone", "tests/py/test_store"),
+        ("hvdlite/_store", ".py", "ruff format mypy house pytest", "tests/py/test_store"),
         ("LICENSE", "", "house", "tests/test_house"),
     ):
         since = ("HEAD", [path + kind])
@@ -78,21 +78,3 @@ def test_a_change_gives_the_steps_that_it_can_reach(monkeypatch, capsys):
     monkeypatch.undo()
     with pytest.raises(ValueError, match="merge-base"):
         steps.chosen(["changed", "no-such-commit"])
-
-
-def test_a_failed_test_is_asked_again_only_where_flaky_toml_names_it(table, monkeypatch, tmp_path, capsys):
-    """Which says why, and has no more than five."""
-    (tmp_path / ".pytest_cache/v/cache").mkdir(parents=True)
-    failing = (
-        "mkdir -p .pytest_cache/v/cache; echo '{\"t.py::test_x[1]\": true}' > .pytest_cache/v/cache/lastfailed; exit 1"
-    )
-    table(steps.Step("alone", 9, failing, check="x"))
-    monkeypatch.setattr(steps.subprocess, "call", lambda *_, **__: 0)
-    for row, code in ((None, 1), ("t.py::test_y", 1), ("t.py::test_x", 0)):
-        monkeypatch.setattr(steps, "FLAKY", {row: {}} if row else {})
-        assert steps.main([]) == code
-    assert "at a second attempt only" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="has to say rate, cause and date"):
-        steps.flaky('["a"]\nrate = "1"')
-    root = Path(__file__).resolve().parents[2]
-    assert len(steps.flaky((root / "tests/flaky.toml").read_text())) <= 5
