@@ -123,8 +123,12 @@ class Ending:
         return Send(number)
 
     def warned(self, number: int) -> None:
-        """A scheduler has sent this signal to ranks past the launcher: who is done first hurries nobody who saves."""
-        self._graces = self._graces._replace(fail=max(self._graces.fail, self._graces.after(number)))
+        """A scheduler has sent this signal to ranks past the launcher: who is done first hurries nobody who saves, also
+        where the news of its end came before this."""
+        more = max(0.0, self._graces.after(number) - self._graces.fail)
+        self._graces = self._graces._replace(fail=self._graces.fail + more)
+        if self._next is not None and not self._sent:
+            self._next = (self._next[0] + more, self._next[1])
 
     @property
     def far(self) -> bool:

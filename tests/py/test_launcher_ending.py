@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from hvdlite import config
 from hvdlite.launcher.ending import INTERRUPT_S, KILL, TERM_S, Abort, Ending, Graces, Send
 
@@ -224,12 +226,16 @@ def test_a_signal_to_a_job_that_is_failing_does_not_prolong_it():
     assert job.due() == 0.5 + 2.0 + 0.5
 
 
-def test_ranks_that_a_scheduler_has_told_to_end_are_not_hurried_by_the_first():
+@pytest.mark.parametrize("first", ["signal", "end"])
+def test_ranks_that_a_scheduler_has_told_to_end_are_not_hurried_by_the_first(first):
     """Slurm signals whole steps: ranks get SIGTERM without the launcher, and each saves as long as it takes."""
     job = ending()
-    job.warned(signal.SIGTERM)
-    job.ended(10.0, 1, 143)
+    news = [lambda: job.warned(signal.SIGTERM), lambda: job.ended(10.0, 1, 143)]
+    for tell in news if first == "signal" else reversed(news):  # an agent may be slower than the rank that ends at once
+        tell()
     assert job.due() == 10.0 + TERM_S and job.act(39.0) is None
+    job.warned(signal.SIGTERM)  # of another host
+    assert job.due() == 10.0 + TERM_S
     job.ended(20.0, 0, 143)
     job.ended(30.0, 2, 143)
     assert job.exit_code() == 143
