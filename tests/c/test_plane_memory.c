@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "bucket.h"
 #include "kernel/kernel.h"
-#include "sizes.h"
+#include "matrix.h"
 #include "world.h"
 
 #include <errno.h>
@@ -145,8 +145,11 @@ static void works(const struct hvd_plane_arg *arg, void *more)
                         !hvd_picked(shape, HVD_BUCKET_SHAPES, (int)k + dtype + like.op + arg->size))
                         continue;
                     work_in_plane(arg, plane, opened, &like, counts[k], shape, (int)k % 2, 0, false);
+                    work_in_plane(arg, plane, opened, &like, counts[k], shape, (int)k % 2 | HVD_BUCKET_ROOTED, 0,
+                                  false);
                     if (dtype == HVD_DTYPE_float32)
-                        work_in_plane(arg, plane, opened, &like, counts[k], shape, (int)k % 2, 0, true);
+                        work_in_plane(arg, plane, opened, &like, counts[k], shape, (int)k % 2 | HVD_BUCKET_ROOTED, 0,
+                                      true);
                     if (thorough && arg->size > 1)
                         work_in_plane(arg, plane, opened, &like, counts[k], shape, 0, 1 | 2u << arg->size / 2, false);
                 }

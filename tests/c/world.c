@@ -370,8 +370,8 @@ int hvd_world_finish(const struct hvd_plane_arg *arg, const struct hvd_plane *pl
                 return code;
             continue;
         }
-        int code = idle < 50 ? plane->poll(opened, work, &progress, error)
-                             : sleep_and_poll(arg, plane, opened, work, &progress, error);
+        int code = idle < 50 || plane->polled ? plane->poll(opened, work, &progress, error)
+                                              : sleep_and_poll(arg, plane, opened, work, &progress, error);
         if (code != HVD_AGAIN)
             return code;
         idle = progress ? 0 : idle + 1;
