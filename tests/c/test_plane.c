@@ -36,6 +36,9 @@ static void many_segments(struct hvd_seat *seat, struct hvd_work like)
             like.root = seat->arg.size - 1;
             hvd_bucket_do(seat, &like, many, shape, (int)k % 2, 0);
             hvd_bucket_do(seat, &like, 3, shape, (int)k % 2, 0);
+            like.kind = HVD_ALLREDUCE;
+            like.root = (int)k % seat->arg.size;
+            hvd_bucket_do(seat, &like, many, shape, (int)k % 2 | HVD_BUCKET_ROOTED, 0);
             like.kind = HVD_BROADCAST;
             like.root = 0;
             hvd_bucket_do(seat, &like, many, shape, (int)k % 2, 0);
