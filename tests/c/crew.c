@@ -321,3 +321,19 @@ void crew_barrier(struct hvd_engine *engine)
     struct hvd_request request = {.kind = HVD_BARRIER};
     CHECK_CODE(crew_wait(engine, hvd_engine_submit(engine, &request, &error), text), HVD_OK, text);
 }
+
+int64_t crew_begin(struct hvd_engine *engine, const struct hvd_request *request)
+{
+    struct hvd_error error = {0};
+    int64_t handle = hvd_engine_submit(engine, request, &error);
+    CHECK_CODE(handle > 0, 1, error.text);
+    return handle;
+}
+
+int crew_wait_only(struct hvd_engine *engine, int64_t handle, char *text)
+{
+    int code = HVD_AGAIN;
+    for (int i = 0; i < 400 && code == HVD_AGAIN; i++)
+        code = hvd_engine_wait(engine, handle, 50, text, HVD_TEXT_MAX);
+    return code;
+}

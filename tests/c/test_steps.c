@@ -19,10 +19,8 @@ static void allreduce(struct hvd_engine *engine, const char *name, int64_t count
 {
     static _Thread_local float memory[1024];
     char text[HVD_TEXT_MAX] = "";
-    struct hvd_error error = {0};
     struct hvd_request request = crew_sum(name, memory, count);
-    int64_t handle = hvd_engine_submit(engine, &request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
+    int64_t handle = crew_begin(engine, &request);
     CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
 }
 
