@@ -33,7 +33,6 @@ uint64_t crew_alpha_ns;
 static void too_late(int signal)
 {
     static const char text[] = "the test is not over in time\n";
-    (void)signal;
     ssize_t written = write(2, text, sizeof text - 1);
     (void)written;
     abort();
@@ -215,7 +214,6 @@ static int page_allgather(void *self, const void *mine, size_t bytes, void *all,
 {
     const struct hvd_options *options = self;
     CHECK(bytes <= BLOCK);
-    (void)text, (void)text_bytes;
     memcpy(page->block[options->rank], mine, bytes);
     pthread_barrier_wait(&page->barrier);
     for (int rank = 0; rank < options->size; rank++)

@@ -65,7 +65,6 @@ void hvd_world_processes(int size, int seconds, void (*body)(const struct hvd_pl
 #if !defined(__SANITIZE_THREAD__)
     hvd_world_run(HVD_WORLD_PROCESSES, size, seconds, body, more);
 #else
-    (void)size, (void)seconds, (void)body, (void)more;
 #endif
 }
 

@@ -152,7 +152,6 @@ static void duplicate_name(struct hvd_engine *engine, int rank, int size)
     struct hvd_error error;
     float memory[4] = {0};
     char text[HVD_TEXT_MAX] = "";
-    (void)size;
     if (rank == 0) {
         int64_t first =
             crew_submit(engine, HVD_ALLREDUCE, "twice", HVD_OP_sum, HVD_DTYPE_float32, memory, memory, 4, &error);

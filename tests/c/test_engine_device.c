@@ -245,7 +245,6 @@ static void refused_at_once(struct hvd_engine *engine, int rank, int size)
 {
     float value = 1;
     struct hvd_error error = {0};
-    (void)size;
     struct hvd_request request = on_device(HVD_ALLREDUCE, "a", HVD_OP_sum, HVD_DTYPE_float32, &value, &value, 1, rank);
     request.device = -1;
     CHECK(hvd_engine_submit(engine, &request, &error) == HVD_EINVAL && strstr(error.text, "-2 is no device"));

@@ -158,7 +158,6 @@ static void off(struct hvd_engine *engine, int rank, int size)
 {
     char text[HVD_TEXT_MAX] = "";
     float memory[COUNT];
-    (void)size;
     CHECK_CODE(sum_with(engine, "w", rank, 1, NAN, memory, text), HVD_OK, text);
     CHECK(isnan(memory[COUNT - 1]) && hvd_engine_guarded(engine, text, sizeof text) == 0);
 }

@@ -127,7 +127,6 @@ static void sum_numbers(struct hvd_seat *seat)
 /* At this cost algorithms are about as good for so many bytes, and which is better may hang on the size of elements. */
 static void a_guess_chooses_for_nobody(const struct hvd_plane_arg *world, void *more)
 {
-    (void)more;
     struct hvd_plane_arg arg = *world;
     struct hvd_seat seat;
     signed char bytes[600] = {0};

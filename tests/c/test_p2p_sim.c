@@ -176,7 +176,6 @@ static void one_sum(const struct hvd_plane_arg *world, void *more)
     struct hvd_error error = {0};
     void *opened;
     float *values = calloc(timed_count, sizeof *values);
-    (void)more;
     arg.algo = timed->name;
     arg.any_order = true;
     const struct hvd_plane *plane = hvd_world_open(&arg, "p2p", &opened);

@@ -71,12 +71,9 @@ static void slices(struct hvd_seat *seat)
 /* Point-to-point, many times around any ring, between works of other kinds that leave other words behind. */
 static void one_pair_among_bystanders(struct hvd_seat *seat)
 {
-    struct hvd_work work = {.kind = HVD_REDUCESCATTER,
-                            .op = HVD_OP_sum,
-                            .dtype = HVD_DTYPE_int16,
-                            .divide_by = 1,
-                            .prescale = 1,
-                            .postscale = 1};
+    struct hvd_piece none;
+    struct hvd_work work = hvd_bucket_sum(&none, NULL, 0);
+    work.dtype = HVD_DTYPE_int16;
     for (int times = 0; times < 3; times++) {
         alltoall(seat, HVD_DTYPE_float64, 9 * HVD_MATRIX_ABOVE / sizeof(double) + 5, HVD_BUCKET_ONE_CELL);
         alltoall(seat, HVD_DTYPE_uint8, 3, HVD_BUCKET_ONE_CELL);
@@ -121,7 +118,6 @@ static void works(struct hvd_seat *seat)
 
 static void every_plane(const struct hvd_plane_arg *arg, void *more)
 {
-    (void)more;
     hvd_every_plane(arg, works);
 }
 

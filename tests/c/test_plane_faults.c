@@ -62,7 +62,6 @@ static void an_offset_outside_of_the_arena_is_refused(struct hvd_seat *seat)
 
 static void a_world_too_large_or_apart_is_refused(const struct hvd_plane_arg *arg, void *more)
 {
-    (void)more;
     for (int i = 0; hvd_planes[i]; i++) {
         bool self = strcmp(hvd_planes[i]->name, "self") == 0;
         if (!self && strcmp(hvd_planes[i]->name, "shm") != 0)
@@ -81,15 +80,12 @@ static void a_world_too_large_or_apart_is_refused(const struct hvd_plane_arg *ar
 
 static struct hvd_share *no_share(void *self, size_t bytes, struct hvd_error *error)
 {
-    (void)self;
-    (void)bytes;
     hvd_fail(error, HVD_ENOMEM, "no shared memory today");
     return NULL;
 }
 
 static void without_shared_memory_open_says_so(const struct hvd_plane_arg *arg, void *more)
 {
-    (void)more;
     for (int i = 0; hvd_planes[i]; i++) {
         struct hvd_plane_arg other = *arg;
         struct hvd_error error = {0};

@@ -101,7 +101,6 @@ static void what_is_left_to_others(const struct hvd_plane_arg *world, void *more
     struct hvd_piece piece;
     float memory[1];
     void *opened;
-    (void)more;
     arg.wanted = NULL;
     const struct hvd_plane *plane = open_hier(&arg, &opened);
     struct hvd_work work = hvd_bucket_sum(&piece, memory, 1000);
@@ -145,7 +144,6 @@ static void it_fits_where_hosts_have_several_ranks(const struct hvd_plane_arg *w
 {
     static const int one[] = {5, 5, 5, 5}, each[] = {0, 1, 2, 3};
     struct hvd_plane_arg arg = *world;
-    (void)more;
     CHECK(refused(&arg) == HVD_OK, "it fits here");
     arg.host_of = one;
     CHECK(refused(&arg) == HVD_EINIT, "one host");

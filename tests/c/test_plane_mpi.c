@@ -15,12 +15,8 @@ static void does_every_work(struct hvd_seat *seat)
 {
     CHECK(!seat->plane->can(seat->opened, &(struct hvd_work){.kind = HVD_BARRIER}), "a barrier needs no plane");
     hvd_matrix(seat, ~0u, true);
-    struct hvd_work like = {.kind = HVD_ALLREDUCE,
-                            .op = HVD_OP_sum,
-                            .dtype = HVD_DTYPE_float32,
-                            .divide_by = seat->arg.size,
-                            .prescale = 1,
-                            .postscale = 1};
+    struct hvd_piece none;
+    struct hvd_work like = hvd_bucket_sum(&none, NULL, 0);
     hvd_bucket_do(seat, &like, 300000, HVD_BUCKET_FEW, HVD_BUCKET_OUT_OF_PLACE, 0);
     hvd_bucket_do(seat, &like, 300000, HVD_BUCKET_FEW, HVD_BUCKET_OUT_OF_PLACE, 1); /* rank 0 has joined */
 }
@@ -80,7 +76,6 @@ static void a_call_that_fails_fails_all_later_ones(struct hvd_seat *seat)
 
 static void a_job_without_mpi_is_refused(const struct hvd_plane_arg *world, void *more)
 {
-    (void)more;
     struct hvd_error error = {0};
     void *opened;
     for (int i = 0; hvd_planes[i]; i++)

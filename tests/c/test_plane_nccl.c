@@ -22,12 +22,10 @@ static int on_device(struct hvd_seat *seat, struct hvd_work *work)
 /* By an NCCL that can; never scaled, for NCCL would round every rank's value and the factor; nor in a fixed order. */
 static void adds_float8(const struct gpus_seat *seat)
 {
-    struct hvd_work work = {.kind = HVD_ALLREDUCE,
-                            .op = HVD_OP_sum,
-                            .flags = HVD_WORK_ON_DEVICE,
-                            .divide_by = 3,
-                            .prescale = 1,
-                            .postscale = 1};
+    struct hvd_piece none;
+    struct hvd_work work = hvd_bucket_sum(&none, NULL, 0);
+    work.flags = HVD_WORK_ON_DEVICE;
+    work.divide_by = 3;
     static const int dtypes[] = {HVD_DTYPE_float8_e4m3fn, HVD_DTYPE_float8_e5m2};
     for (size_t i = 0; i < HVD_COUNT_OF(dtypes); i++) {
         work.dtype = dtypes[i];
@@ -47,7 +45,6 @@ static void does_every_work(const struct hvd_plane_arg *world, void *more)
 {
     struct gpus_seat seat;
     struct hvd_error error = {0};
-    (void)more;
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
     struct hvd_seat asked = {.arg = seat.arg, .plane = plane, .opened = seat.nccl, .more = &seat, .run = on_device};
     hvd_matrix(&asked, ~0u, true);
@@ -61,13 +58,9 @@ static void leaves_to_others(const struct hvd_plane_arg *world, void *more)
     struct hvd_plane_arg arg = *world;
     struct hvd_error error = {0};
     void *opened;
-    (void)more;
-    struct hvd_work work = {.kind = HVD_ALLREDUCE,
-                            .op = HVD_OP_sum,
-                            .dtype = HVD_DTYPE_float32,
-                            .divide_by = 2,
-                            .prescale = 1,
-                            .postscale = 1};
+    struct hvd_piece none;
+    struct hvd_work work = hvd_bucket_sum(&none, NULL, 0);
+    work.divide_by = 2;
     arg.any_order = false;
     CHECK(plane->open(&arg, &opened, &error) == HVD_OK, "%s", error.text);
     CHECK(!plane->can(opened, &work), "tensors of the CPU");
@@ -101,7 +94,6 @@ static void waits_for_tensors(const struct hvd_plane_arg *world, void *more)
     struct hvd_piece piece;
     float value[3] = {1, 1, 1};
     bool progress;
-    (void)more;
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
     struct hvd_work work = hvd_bucket_sum(&piece, value, 3);
     work.flags = HVD_WORK_ON_DEVICE;
@@ -140,7 +132,6 @@ static void waits_for_a_device(const struct hvd_plane_arg *world, void *more)
     bool joined = world->rank == 1;
     float value = (float)world->rank;
     int numbers = gpus_calls("ncclGetUniqueId"), comms = gpus_calls("ncclCommInitRankConfig");
-    (void)more;
     if (joined) {
         hvd_cuda_prefer("no-such-library.so");
         hvd_nccl_prefer("no-such-library.so");

@@ -157,7 +157,6 @@ static int open_code(const struct hvd_plane_arg *arg, void **opened, struct hvd_
 
 static void wrong_arguments_are_refused(const struct hvd_plane_arg *world, void *more)
 {
-    (void)more;
     struct hvd_plane_arg arg = *world;
     struct hvd_error error = {0};
     void *opened;

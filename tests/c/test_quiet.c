@@ -158,7 +158,6 @@ static void priorities(struct hvd_engine *engine, int rank, int size)
     struct hvd_error error = {0};
     char text[HVD_TEXT_MAX] = "";
     float memory = 1;
-    (void)size;
     struct hvd_request request = a_sum("first layer", &memory, HVD_NOW);
     request.priority = rank == 1 ? -7 : INT32_MAX;
     CHECK_CODE(crew_wait(engine, hvd_engine_submit(engine, &request, &error), text), HVD_EMISMATCH, text);

@@ -174,7 +174,6 @@ static void crowd(struct hvd_engine *engine, int rank, int size)
     struct operation *op = malloc(sizeof *op * SETS * BATCH);
     uint64_t seed = (uint64_t)rank + 1;
     int order[SETS * BATCH];
-    (void)size;
     open_all(engine);
     for (int batch = 0; batch < BATCHES; batch++) {
         int count = 0;

@@ -35,7 +35,6 @@ static void somebody_is_late(struct hvd_engine *engine, int rank, int size)
     char text[HVD_TEXT_MAX] = "", words[64];
     struct hvd_request request = crew_sum("wanted", &memory, 1);
     CHECK_CODE(engine != NULL, 1, crew_open_error.text);
-    (void)size;
     sum(engine, "first");
     crew_meet();
     if (rank == victim)

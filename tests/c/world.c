@@ -145,7 +145,6 @@ static struct hvd_share *world_share(void *self, size_t bytes, struct hvd_error 
         CHECK(world->region[number] != MAP_FAILED && mine->share.map[from] != MAP_FAILED, "no share of %zu bytes",
               total);
     }
-    (void)error;
     return &mine->share;
 }
 
