@@ -11,7 +11,6 @@
 
 #include "kernel/kernel.h"
 #include "slow_reduce.h"
-#include "world.h"
 
 #include <string.h>
 
@@ -136,31 +135,117 @@ static uint64_t ragged(uint64_t count, uint32_t piece, int rank)
     return (piece + (uint32_t)rank) % 5 == 3 ? 0 : count + (uint64_t)((rank * 3 + (int)piece) % 4);
 }
 
-/* Elements of the output of a piece. */
-static uint64_t out_count(const struct hvd_bucket *bucket, uint32_t piece)
+static uint64_t cell(int pattern, uint64_t count, int size, int from, int to)
+{
+    switch (pattern) {
+    case HVD_BUCKET_EVEN:
+        return count;
+    case HVD_BUCKET_UNEVEN:
+        return (from + 2 * to) % 5 == 3 ? 0 : count + (uint64_t)((from * 3 + to * 5) % 4);
+    case HVD_BUCKET_ONE_CELL: /* from rank 0 to the last, or all is the last rank's share */
+        return from == (to + 1) % size && to == size - 1 ? count : 0;
+    case HVD_BUCKET_SILENT_RANK: /* rank 0 gives nothing, the last takes nothing */
+        return from == 0 || to == size - 1 ? 0 : count;
+    default: /* one pair has most */
+        return from == size - 1 && to == 0 ? 9 * count + 1 : count / 50;
+    }
+}
+
+static bool is_exchange(int kind)
+{
+    return kind == HVD_ALLTOALL || kind == HVD_REDUCESCATTER;
+}
+
+int hvd_bucket_shapes(int kind)
+{
+    return is_exchange(kind) ? HVD_BUCKET_PATTERNS : HVD_BUCKET_SHAPES;
+}
+
+static void make_counts(struct hvd_bucket *bucket, uint32_t pieces, const uint64_t *of, int shape)
+{
+    int size = bucket->size, kind = bucket->work.kind;
+    int rows = kind == HVD_ALLTOALL ? size : (int)pieces;
+    for (int row = 0; row < rows; row++)
+        for (int rank = 0; rank < size; rank++)
+            bucket->count_of[row * size + rank] =
+                kind == HVD_ALLTOALL ? cell(shape, of[0], size, row, rank)
+                : kind == HVD_REDUCESCATTER
+                    ? cell(shape, of[0], size, shape == HVD_BUCKET_ONE_CELL ? (rank + 1) % size : size - 1, rank)
+                    : ragged(of[row], (uint32_t)row, rank);
+}
+
+/* Of so many counts, each a step behind the one before. */
+static uint64_t sum_of(const uint64_t *count_of, int many, int step)
 {
     uint64_t total = 0;
-    if (bucket->work.kind != HVD_ALLGATHER)
-        return bucket->piece[piece].count;
-    for (int rank = 0; rank < bucket->size; rank++)
-        total += bucket->count_of[piece * (uint32_t)bucket->size + (uint32_t)rank];
+    for (int k = 0; k < many; k++)
+        total += count_of[k * step];
     return total;
 }
 
+/* Elements of the input and of the output of a piece; `of`: as it was split. */
+static uint64_t in_count(const struct hvd_bucket *bucket, uint32_t piece, uint64_t of)
+{
+    int size = bucket->size, kind = bucket->work.kind;
+    return kind == HVD_ALLGATHER       ? bucket->count_of[(int)piece * size + bucket->rank]
+           : kind == HVD_ALLTOALL      ? sum_of(bucket->count_of + bucket->rank * size, size, 1)
+           : kind == HVD_REDUCESCATTER ? sum_of(bucket->count_of, size, 1)
+                                       : of;
+}
+
+static uint64_t out_count(const struct hvd_bucket *bucket, uint32_t piece)
+{
+    int size = bucket->size, kind = bucket->work.kind;
+    return kind == HVD_ALLGATHER       ? sum_of(bucket->count_of + (int)piece * size, size, 1)
+           : kind == HVD_ALLTOALL      ? sum_of(bucket->count_of + bucket->rank, size, size)
+           : kind == HVD_REDUCESCATTER ? bucket->count_of[bucket->rank]
+                                       : bucket->piece[piece].count;
+}
+
+/* What `from` gives `to`, at `at`; returns where it ends. */
+static unsigned char *give(const struct hvd_bucket *bucket, int from, int to, unsigned char *at)
+{
+    int dtype = bucket->work.dtype;
+    for (uint64_t i = 0; i < bucket->count_of[from * bucket->size + to]; i++, at += hvd_dtype_bytes(dtype))
+        hvd_bucket_value(dtype, HVD_OP_min, from, i + 7 * (uint64_t)to, at);
+    return at;
+}
+
 /* What a piece's input holds: the bucket's positions; allgather: each piece its own, by rank. */
-static void fill(struct hvd_bucket *bucket, uint32_t piece, uint64_t position, void *to)
+static void fill(struct hvd_bucket *bucket, uint32_t piece, uint64_t position, unsigned char *to)
 {
     const struct hvd_work *work = &bucket->work;
     size_t bytes = (size_t)hvd_dtype_bytes(work->dtype);
     if (work->kind == HVD_ALLGATHER)
         position = piece * 5;
-    for (uint64_t i = 0; i < bucket->piece[piece].count; i++)
-        hvd_bucket_value(work->dtype, work->op, bucket->rank, position + i, (char *)to + i * bytes);
+    for (int other = 0; work->kind == HVD_ALLTOALL && other < bucket->size; other++)
+        to = give(bucket, bucket->rank, other, to);
+    for (uint64_t i = 0; work->kind != HVD_ALLTOALL && i < bucket->piece[piece].count; i++)
+        hvd_bucket_value(work->dtype, work->op, bucket->rank, position + i, to + i * bytes);
 }
 
-void hvd_bucket_make(struct hvd_bucket *bucket, const struct hvd_work *like, uint64_t count,
-                     enum hvd_bucket_shape shape, enum hvd_bucket_place place, int rank, int size, uint64_t joined,
-                     const struct hvd_plane *plane, void *lender)
+/* One piece's places in the block from `at` on; returns where they end. */
+static size_t place_piece(struct hvd_bucket *bucket, uint32_t k, int place, size_t at)
+{
+    struct hvd_piece *piece = &bucket->piece[k];
+    size_t element = (size_t)hvd_dtype_bytes(bucket->work.dtype);
+    piece->in = piece->out = bucket->memory + at;
+    at += HVD_ALIGN_UP(out_count(bucket, k) * element, GUARD) + element;
+    if (place & HVD_BUCKET_OUT_OF_PLACE || is_exchange(bucket->work.kind)) {
+        piece->in = bucket->memory + at;
+        at += HVD_ALIGN_UP(piece->count * element, GUARD) + element;
+    } else if (bucket->work.kind == HVD_ALLGATHER) {
+        uint64_t before = sum_of(bucket->count_of + (int)k * bucket->size, bucket->rank, 1);
+        piece->in = (const char *)piece->in + before * element;
+    }
+    if (place & HVD_BUCKET_ROOTED && bucket->rank != bucket->work.root)
+        piece->out = NULL;
+    CHECK(at <= bucket->bytes, "a bucket of %zu bytes", bucket->bytes);
+    return at;
+}
+
+void hvd_bucket_make(struct hvd_bucket *bucket, const struct hvd_work *like, uint64_t count, int shape, int place,
+                     int rank, int size, uint64_t joined, const struct hvd_plane *plane, void *lender)
 {
     uint64_t of[420];
     *bucket = (struct hvd_bucket){
@@ -168,46 +253,31 @@ void hvd_bucket_make(struct hvd_bucket *bucket, const struct hvd_work *like, uin
     bucket->work.active = size - __builtin_popcountll(joined);
     struct hvd_work *work = &bucket->work;
     size_t element = (size_t)hvd_dtype_bytes(work->dtype);
-    uint32_t pieces = split(shape, count, of);
+    uint32_t pieces = split(is_exchange(work->kind) ? HVD_BUCKET_ONE : shape, count, of);
     bucket->piece = calloc(pieces, sizeof *bucket->piece);
-    bucket->count_of = calloc(pieces, sizeof(uint64_t) * (size_t)size);
+    bucket->count_of = calloc(pieces + (uint32_t)size, sizeof(uint64_t) * (size_t)size);
     CHECK(pieces <= 420 && bucket->piece && bucket->count_of, "%u pieces", pieces);
-    for (uint32_t k = 0; k < pieces; k++)
-        for (int from = 0; from < size; from++)
-            bucket->count_of[k * (uint32_t)size + (uint32_t)from] = ragged(of[k], k, from);
+    make_counts(bucket, pieces, of, shape);
     work->piece = bucket->piece;
     work->pieces = pieces;
     work->count_of = bucket->count_of;
-    bucket->bytes = GUARD;
+    bucket->bytes = 2 * GUARD + element;
     for (uint32_t k = 0; k < pieces; k++) {
-        bucket->piece[k].count =
-            work->kind == HVD_ALLGATHER ? bucket->count_of[k * (uint32_t)size + (uint32_t)rank] : of[k];
-        work->count += bucket->piece[k].count;
+        work->count += bucket->piece[k].count = in_count(bucket, k, of[k]);
         bucket->bytes += (bucket->piece[k].count + out_count(bucket, k)) * element + 2 * GUARD + 2 * element;
     }
     bucket->memory = lender ? plane->alloc(lender, bucket->bytes) : malloc(bucket->bytes);
     bucket->inputs = malloc(bucket->bytes);
     CHECK(bucket->memory && bucket->inputs, "no %zu bytes for a bucket", bucket->bytes);
     memset(bucket->memory, 0xa5, bucket->bytes);
-    size_t at = GUARD;
+    size_t at = GUARD + (is_exchange(work->kind) ? element : 0);
     uint64_t end = work->count;
     for (uint32_t k = pieces; k-- > 0;) { /* last piece first, each one element further off the cache line */
-        struct hvd_piece *piece = &bucket->piece[k];
-        end -= piece->count;
+        end -= bucket->piece[k].count;
         if (joined >> rank & 1)
             continue;
-        piece->out = bucket->memory + at;
-        at += HVD_ALIGN_UP(out_count(bucket, k) * element, GUARD) + element;
-        piece->in = piece->out;
-        if (work->kind == HVD_ALLGATHER && place == HVD_BUCKET_IN_PLACE)
-            for (int before = 0; before < rank; before++)
-                piece->in = (const char *)piece->in + bucket->count_of[k * (uint32_t)size + (uint32_t)before] * element;
-        if (place == HVD_BUCKET_OUT_OF_PLACE) {
-            piece->in = bucket->memory + at;
-            at += HVD_ALIGN_UP(piece->count * element, GUARD) + element;
-        }
-        CHECK(at <= bucket->bytes, "a bucket of %zu bytes", bucket->bytes);
-        fill(bucket, k, end, (void *)(uintptr_t)piece->in);
+        at = place_piece(bucket, k, place, at);
+        fill(bucket, k, end, (void *)(uintptr_t)bucket->piece[k].in);
     }
     memcpy(bucket->inputs, bucket->memory, bucket->bytes);
 }
@@ -216,16 +286,21 @@ void hvd_bucket_make(struct hvd_bucket *bucket, const struct hvd_work *like, uin
 static void expect_piece(const struct hvd_bucket *bucket, uint32_t k, uint64_t position, unsigned char *to)
 {
     const struct hvd_work *work = &bucket->work;
+    int kind = work->kind, me = bucket->rank;
     size_t element = (size_t)hvd_dtype_bytes(work->dtype);
     unsigned char period[HVD_BUCKET_PERIOD][8];
-    if (work->kind == HVD_ALLREDUCE)
-        for (uint64_t i = 0; i < HVD_BUCKET_PERIOD; i++)
-            hvd_bucket_expect(bucket, i, period[i]);
-    for (int rank = 0; work->kind == HVD_ALLGATHER && rank < bucket->size; rank++)
-        for (uint64_t i = 0; i < bucket->count_of[k * (uint32_t)bucket->size + (uint32_t)rank]; i++, to += element)
+    bool reduces = kind == HVD_ALLREDUCE || kind == HVD_REDUCESCATTER;
+    for (uint64_t i = 0; i < HVD_BUCKET_PERIOD && reduces; i++)
+        hvd_bucket_expect(bucket, i, period[i]);
+    if (kind == HVD_REDUCESCATTER)
+        position = sum_of(bucket->count_of, me, 1);
+    for (int rank = 0; kind == HVD_ALLTOALL && rank < bucket->size; rank++)
+        to = give(bucket, rank, me, to);
+    for (int rank = 0; kind == HVD_ALLGATHER && rank < bucket->size; rank++)
+        for (uint64_t i = 0; i < bucket->count_of[(int)k * bucket->size + rank]; i++, to += element)
             hvd_bucket_value(work->dtype, work->op, rank, k * 5 + i, to);
-    for (uint64_t i = 0; work->kind != HVD_ALLGATHER && i < bucket->piece[k].count; i++, to += element)
-        if (work->kind == HVD_ALLREDUCE)
+    for (uint64_t i = 0; (reduces || kind == HVD_BROADCAST) && i < out_count(bucket, k); i++, to += element)
+        if (reduces)
             memcpy(to, period[(position + i) % HVD_BUCKET_PERIOD], element);
         else
             hvd_bucket_value(work->dtype, work->op, work->root, position + i, to);
@@ -257,6 +332,21 @@ void hvd_bucket_check(struct hvd_bucket *bucket)
     free(bucket->inputs);
     free(bucket->piece);
     free(bucket->count_of);
+}
+
+_Atomic long hvd_bucket_works;
+
+void hvd_bucket_do(struct hvd_seat *seat, const struct hvd_work *like, uint64_t count, int shape, int place,
+                   uint64_t joined)
+{
+    struct hvd_bucket bucket;
+    hvd_bucket_make(&bucket, like, count, shape, place, seat->arg.rank, seat->arg.size, joined, NULL, NULL);
+    bool can = seat->plane->can(seat->opened, &bucket.work);
+    CHECK(can || seat->rest, "plane %s cannot do kind %d, %s of %s", seat->plane->name, like->kind,
+          hvd_op_name(like->op), hvd_dtype_name(like->dtype));
+    hvd_seat_done(can ? seat : seat->rest, &bucket.work);
+    hvd_bucket_works += can;
+    hvd_bucket_check(&bucket);
 }
 
 struct hvd_work hvd_bucket_sum(struct hvd_piece *piece, void *memory, uint64_t count)

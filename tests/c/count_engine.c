@@ -47,7 +47,6 @@ static void once(float *memory)
 
 static bool at_once(void *self)
 {
-    (void)self;
     return true;
 }
 

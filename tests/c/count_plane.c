@@ -76,7 +76,6 @@ static void rank_main(const struct hvd_plane_arg *arg, void *more)
 {
     size_t bytes = sizeof(float) * PIECES * ELEMENTS;
     struct side *side = &both[arg->rank];
-    (void)more;
     side->plane = hvd_world_open(arg, "shm", &side->opened);
     float *private_memory = aligned_alloc(HVD_PAGE, bytes), *plane_memory = side->plane->alloc(side->opened, bytes);
     CHECK(private_memory && plane_memory, "no memory for %zu bytes", bytes);

@@ -33,7 +33,6 @@ uint64_t crew_alpha_ns;
 static void too_late(int signal)
 {
     static const char text[] = "the test is not over in time\n";
-    (void)signal;
     ssize_t written = write(2, text, sizeof text - 1);
     (void)written;
     abort();
@@ -215,7 +214,6 @@ static int page_allgather(void *self, const void *mine, size_t bytes, void *all,
 {
     const struct hvd_options *options = self;
     CHECK(bytes <= BLOCK);
-    (void)text, (void)text_bytes;
     memcpy(page->block[options->rank], mine, bytes);
     pthread_barrier_wait(&page->barrier);
     for (int rank = 0; rank < options->size; rank++)
@@ -320,4 +318,20 @@ void crew_barrier(struct hvd_engine *engine)
     char text[HVD_TEXT_MAX] = "";
     struct hvd_request request = {.kind = HVD_BARRIER};
     CHECK_CODE(crew_wait(engine, hvd_engine_submit(engine, &request, &error), text), HVD_OK, text);
+}
+
+int64_t crew_begin(struct hvd_engine *engine, const struct hvd_request *request)
+{
+    struct hvd_error error = {0};
+    int64_t handle = hvd_engine_submit(engine, request, &error);
+    CHECK_CODE(handle > 0, 1, error.text);
+    return handle;
+}
+
+int crew_wait_only(struct hvd_engine *engine, int64_t handle, char *text)
+{
+    int code = HVD_AGAIN;
+    for (int i = 0; i < 400 && code == HVD_AGAIN; i++)
+        code = hvd_engine_wait(engine, handle, 50, text, HVD_TEXT_MAX);
+    return code;
 }

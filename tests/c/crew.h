@@ -63,6 +63,9 @@ int crew_set_open(struct hvd_engine *engine, const int *ranks, int count, struct
 
 /* Shorthands of a rank's program. sum: an allreduce of float32 in place. */
 struct hvd_request crew_sum(const char *name, float *memory, int64_t count);
+int64_t crew_begin(struct hvd_engine *engine, const struct hvd_request *request); /* ends the test if it is refused */
+/* Waits up to 20 s and forgets nothing; on a device until the collective lies on a stream. The code, or HVD_AGAIN. */
+int crew_wait_only(struct hvd_engine *engine, int64_t handle, char *text);
 void crew_barrier(struct hvd_engine *engine);
 int64_t crew_submit(struct hvd_engine *engine, int kind, const char *name, int op, int dtype, const void *in, void *out,
                     int64_t count, struct hvd_error *error);

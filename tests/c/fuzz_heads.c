@@ -29,7 +29,6 @@ static struct scene {
 static int take(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error)
 {
     static volatile uint8_t last;
-    (void)error;
     *moved = count < (size_t)scene.piece ? count : (size_t)scene.piece;
     last = ((const uint8_t *)bytes)[0] ^ ((const uint8_t *)bytes)[*moved - 1]; /* can they be read? */
     (void)last;
@@ -42,7 +41,6 @@ static int take(struct hvd_link *link, const void *bytes, size_t count, size_t *
 static int give(struct hvd_link *link, void *bytes, size_t count, size_t *moved, struct hvd_error *error)
 {
     const struct hvd_p2p_run *run = &scene.run;
-    (void)error;
     size_t head = sizeof scene.head;
     CHECK(run->in.step.from == link->peer, "rank %d is asked for a message of rank %d", link->peer, run->in.step.from);
     size_t at = scene.guess && scene.at >= head ? 0 : scene.at;
@@ -75,7 +73,6 @@ static int give(struct hvd_link *link, void *bytes, size_t count, size_t *moved,
 
 static int goes_on(struct hvd_link *link, struct hvd_error *error)
 {
-    (void)link, (void)error;
     return HVD_OK;
 }
 

@@ -82,7 +82,6 @@ static int wire_send(struct hvd_link *link, const void *bytes, size_t count, siz
 {
     struct wire *wire = wire_of(link);
     struct hvd_frame head;
-    (void)error;
     *moved = count;
     for (size_t i = 0; i < count; i++) {
         CHECK(wire->out_at < sizeof wire->out, "a frame of more than %zu bytes", sizeof wire->out);
@@ -102,7 +101,6 @@ static int wire_recv(struct hvd_link *link, void *bytes, size_t count, size_t *m
 {
     struct wire *wire = wire_of(link);
     size_t there = wire->written - wire->read;
-    (void)error;
     *moved = count < there ? count : there;
     memcpy(bytes, wire->inbox + wire->read, *moved);
     wire->read += *moved;

@@ -65,7 +65,6 @@ static struct wire *wire_of(struct hvd_link *link)
 static int wire_send(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error)
 {
     struct wire *wire = wire_of(link);
-    (void)error;
     *moved = count < (size_t)scene.piece ? count : (size_t)scene.piece;
     for (size_t i = 0; i < *moved; i++) {
         if (wire->out_at < sizeof wire->out)

@@ -86,3 +86,20 @@ int gpus_do(const struct gpus_seat *seat, struct hvd_work *work, struct hvd_erro
     CHECK(seat->plane->start(seat->nccl, work, error) == HVD_OK, "start never refuses");
     return gpus_finish(seat, work, error);
 }
+
+void *gpus_stream(int device)
+{
+    void *ctx, *stream;
+    const struct hvd_cuda *cuda = hvd_cuda_load(NULL);
+    CHECK(cuda->DevicePrimaryCtxRetain(&ctx, device) == 0 && cuda->CtxPushCurrent(ctx) == 0 &&
+              cuda->StreamCreateWithPriority(&stream, 1, -5) == 0,
+          "no stream on device %d", device);
+    return stream;
+}
+
+void gpus_stream_end(void *stream)
+{
+    void *ctx;
+    CHECK(hvd_cuda_load(NULL)->StreamDestroy(stream) == 0, "the stream does not end");
+    hvd_cuda_load(NULL)->CtxPopCurrent(&ctx);
+}

@@ -17,6 +17,11 @@ void *gpus_symbol(const char *name); /* of the stub's */
 /* `size` ranks, each a thread of this process: they share the stub's counts and errors. */
 void gpus_threads(int size, void (*body)(const struct hvd_plane_arg *arg, void *more));
 
+/* A stream that stands in for the framework's, with its device current until it ends; the stub then works off what
+ * lies there. */
+void *gpus_stream(int device);
+void gpus_stream_end(void *stream);
+
 struct gpus_seat {
     struct hvd_plane_arg arg;
     const struct hvd_plane *plane;

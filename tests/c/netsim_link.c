@@ -116,23 +116,15 @@ static int sim_ended(struct hvd_link *link, struct hvd_error *error)
     return hvd_sim_end_ns(back(way)) <= way->net->now_ns ? lost(link, "closed by the peer", error) : HVD_OK;
 }
 
-static void sim_give_up_after(struct hvd_link *link, int ms, bool unread)
-{
-    (void)link;
-    (void)ms;
-    (void)unread;
-}
+static void sim_give_up_after(struct hvd_link *link, int ms, bool unread) {}
 
 static bool sim_unheard(struct hvd_link *link, int ms)
 {
-    (void)link;
-    (void)ms;
     return false;
 }
 
 static bool sim_settle(struct hvd_link *link)
 {
-    (void)link;
     return true;
 }
 

@@ -99,7 +99,6 @@ static struct event next_event(void)
 static int pipe_send(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error)
 {
     struct way *pipe = (struct way *)(void *)link, *to = pipe->other;
-    (void)error;
     *moved = 0;
     if (to->count == HVD_COUNT_OF(to->due))
         return HVD_OK; /* full, as a socket may be */
@@ -126,7 +125,6 @@ static int pipe_recv(struct hvd_link *link, void *bytes, size_t count, size_t *m
 {
     struct way *pipe = (struct way *)(void *)link;
     struct delivery *due = &pipe->due[pipe->first];
-    (void)error;
     *moved = 0;
     if (pipe->count == 0 || due->at_ns > sim->now_ns)
         return HVD_OK;

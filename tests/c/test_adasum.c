@@ -210,7 +210,6 @@ static void opposite_gradients_vanish(struct turn *turn)
 
 static void matrix(const struct hvd_plane_arg *arg, void *more)
 {
-    (void)more;
     struct turn turn = {.arg = arg};
     turn.plane = hvd_world_open(arg, arg->size == 1 ? "self" : "shm", &turn.opened);
     for (size_t i = 0; i < HVD_COUNT_OF(dtypes); i++) {

@@ -84,7 +84,6 @@ static void one_dies_in_the_middle(struct hvd_engine *engine, int rank, int size
     int64_t count = 8 << 20;
     float *memory = calloc((size_t)count, sizeof *memory);
     CHECK_CODE(engine != NULL, 1, crew_open_error.text);
-    (void)size;
     int code = HVD_OK;
     for (int step = 0; code == HVD_OK; step++) {
         int64_t handle =

@@ -115,8 +115,6 @@ static void what_is_no_float_is_refused(struct hvd_engine *engine, int rank, int
 {
     struct hvd_error error;
     double memory[4] = {0};
-    (void)rank;
-    (void)size;
     for (int dtype = 0; dtype < HVD_DTYPES_MAX; dtype++)
         if (!strstr(hvd_dtype_name(dtype), "float")) {
             CHECK(crew_submit(engine, HVD_ALLREDUCE, "counter", HVD_OP_adasum, dtype, memory, memory, 4, &error) ==

@@ -30,10 +30,8 @@ static struct hvd_request on_device(int kind, const char *name, int op, int dtyp
 
 static void done(struct hvd_engine *engine, const struct hvd_request *request)
 {
-    struct hvd_error error = {0};
     char text[HVD_TEXT_MAX] = "";
-    int64_t handle = hvd_engine_submit(engine, request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
+    int64_t handle = crew_begin(engine, request);
     CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
 }
 
@@ -99,15 +97,13 @@ static void side_by_side(struct hvd_engine *engine, int rank, int size)
         for (int k = 0; k < MANY; k++) {
             int i = rank % 2 ? MANY - 1 - k : k;
             char name[16];
-            struct hvd_error error = {0};
             snprintf(name, sizeof name, "t%d", i);
             for (int at = 0; at < 100; at++)
                 memory[i][at] = (float)(i + rank);
             struct hvd_request request =
                 on_device(HVD_ALLREDUCE, name, HVD_OP_sum, HVD_DTYPE_float32, memory[i], memory[i], 100, rank);
             request.device = i % 3 ? request.device : 0;
-            handle[i] = hvd_engine_submit(engine, &request, &error);
-            CHECK_CODE(handle[i] > 0, 1, error.text);
+            handle[i] = crew_begin(engine, &request);
         }
         for (int i = 0; i < MANY; i++) {
             char text[HVD_TEXT_MAX] = "";
@@ -205,25 +201,20 @@ static void nobody_waits_for_a_device(struct hvd_engine *engine, int rank, int s
     struct hvd_error error = {0};
     char text[HVD_TEXT_MAX] = "";
     float value[2] = {1, 1}, copy[2] = {0};
-    void *gate = gpus_gate(), *ctx, *stream;
+    void *gate = gpus_gate();
     int64_t handle[2];
     crew_barrier(engine);
     for (int i = 0; i < 2; i++) { /* the second is launched behind the first, that is not ready yet */
         struct hvd_request request =
             on_device(HVD_ALLREDUCE, i ? "b" : "a", HVD_OP_sum, HVD_DTYPE_float32, &value[i], &value[i], 1, rank);
         request.ready = i ? NULL : gate;
-        handle[i] = hvd_engine_submit(engine, &request, &error);
-        CHECK_CODE(handle[i] > 0, 1, error.text);
-        int code = HVD_AGAIN;
-        for (int k = 0; k < 400 && code == HVD_AGAIN; k++)
-            code = hvd_engine_wait(engine, handle[i], 50, text, sizeof text);
-        CHECK_CODE(code, HVD_OK, text);
+        handle[i] = crew_begin(engine, &request);
+        CHECK_CODE(crew_wait_only(engine, handle[i], text), HVD_OK, text);
     }
     for (int i = 0; i < 2; i++)
         CHECK(hvd_engine_poll(engine, handle[i]) == HVD_AGAIN && value[i] == 1);
     const struct hvd_cuda *cuda = hvd_cuda_load(&error);
-    CHECK(cuda->DevicePrimaryCtxRetain(&ctx, rank) == 0 && cuda->CtxPushCurrent(ctx) == 0);
-    CHECK(cuda->StreamCreateWithPriority(&stream, 1, -5) == 0);
+    void *stream = gpus_stream(rank);
     for (int i = 0; i < 2; i++) {
         CHECK_CODE(hvd_engine_behind(engine, handle[i], stream, &error), HVD_OK, error.text);
         CHECK(hvd_engine_forget(engine, handle[i]) == HVD_OK); /* at once */
@@ -232,22 +223,19 @@ static void nobody_waits_for_a_device(struct hvd_engine *engine, int rank, int s
     CHECK(copy[0] == 0 && hvd_engine_behind(engine, handle[0], stream, &error) == HVD_EHANDLE);
     crew_meet();
     gpus_open_gate(gate);
-    CHECK(cuda->StreamDestroy(stream) == 0); /* the stub's works off what lies there */
+    gpus_stream_end(stream);
     CHECK(copy[0] == (float)size && copy[1] == (float)size);
-    cuda->CtxPopCurrent(&ctx);
     cuda->EventDestroy(gate);
 }
 
 static void ranks_disagree(struct hvd_engine *engine, int rank, int size)
 {
     float value = 1;
-    struct hvd_error error = {0};
     char text[HVD_TEXT_MAX] = "";
     struct hvd_request request =
         on_device(HVD_ALLREDUCE, "mixed", HVD_OP_sum, HVD_DTYPE_float32, &value, &value, 1, rank);
     request.device = rank == 1 ? 0 : request.device;
-    int64_t handle = hvd_engine_submit(engine, &request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
+    int64_t handle = crew_begin(engine, &request);
     CHECK_CODE(crew_wait(engine, handle, text), HVD_EMISMATCH, text);
     CHECK(strstr(text, "tensor 'mixed': ranks disagree on the device: rank") && strstr(text, "or .cpu()"));
     every_kind(engine, rank, size);
@@ -257,7 +245,6 @@ static void refused_at_once(struct hvd_engine *engine, int rank, int size)
 {
     float value = 1;
     struct hvd_error error = {0};
-    (void)size;
     struct hvd_request request = on_device(HVD_ALLREDUCE, "a", HVD_OP_sum, HVD_DTYPE_float32, &value, &value, 1, rank);
     request.device = -1;
     CHECK(hvd_engine_submit(engine, &request, &error) == HVD_EINVAL && strstr(error.text, "-2 is no device"));
@@ -331,10 +318,7 @@ static void one_dies(struct hvd_engine *engine, int rank, int size)
     int code = handle < 0 ? (int)handle : HVD_AGAIN;
     for (int i = 0; i < 400 && code == HVD_AGAIN; i++)
         code = hvd_engine_wait(engine, handle, 50, text, sizeof text);
-    void *ctx, *stream;
-    const struct hvd_cuda *cuda = hvd_cuda_load(&error);
-    CHECK(cuda->DevicePrimaryCtxRetain(&ctx, rank) == 0 && cuda->CtxPushCurrent(ctx) == 0);
-    CHECK(cuda->StreamCreateWithPriority(&stream, 1, -5) == 0);
+    void *stream = gpus_stream(rank);
     for (int i = 0; i < 400 && rank == 2 && (code == HVD_OK || code == HVD_AGAIN); i++)
         code = hvd_engine_wait_many(engine, &(struct hvd_owner){.handle = handle}, 1, 50, text, sizeof text);
     while (code == HVD_OK && (code = hvd_engine_behind(engine, handle, stream, &error)) == HVD_OK)

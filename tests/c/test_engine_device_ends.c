@@ -14,7 +14,6 @@ enum { COUNT = 1000 };
 static int64_t begin(struct hvd_engine *engine, const char *name, int set, float *value, int count, int rank,
                      void *ready)
 {
-    struct hvd_error error = {0};
     struct hvd_request request = {.kind = HVD_ALLREDUCE,
                                   .name = name,
                                   .op = HVD_OP_sum,
@@ -28,9 +27,7 @@ static int64_t begin(struct hvd_engine *engine, const char *name, int set, float
                                   .process_set = set,
                                   .device = rank + 1,
                                   .ready = ready};
-    int64_t handle = hvd_engine_submit(engine, &request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
-    return handle;
+    return crew_begin(engine, &request);
 }
 
 static void sum(struct hvd_engine *engine, const char *name, int set, int rank, int size)
@@ -39,15 +36,6 @@ static void sum(struct hvd_engine *engine, const char *name, int set, int rank, 
     float value = (float)rank;
     CHECK_CODE(crew_wait(engine, begin(engine, name, set, &value, 1, rank, NULL), text), HVD_OK, text);
     CHECK(value == (float)(size * (size - 1)) / 2);
-}
-
-/* Until it lies on the stream; or the code with which it failed. */
-static int launched(struct hvd_engine *engine, int64_t handle, char *text)
-{
-    int code = HVD_AGAIN;
-    for (int i = 0; i < 400 && code == HVD_AGAIN; i++)
-        code = hvd_engine_wait(engine, handle, 50, text, HVD_TEXT_MAX);
-    return code;
 }
 
 /* Rank 1 dies while its tensors are not ready yet. On the others' one stream lie a collective of a set and, behind it,
@@ -68,7 +56,7 @@ static void one_dies_in_two_sets(struct hvd_engine *engine, int rank, int size)
     int code = HVD_OK;
     for (int i = 0; i < 2 && code == HVD_OK; i++) {
         handle[i] = begin(engine, "last", numbers[i], &value[i], 1, rank, rank == 1 ? gpus_gate() : NULL);
-        code = launched(engine, handle[i], text);
+        code = crew_wait_only(engine, handle[i], text);
     }
     CHECK_CODE(code, HVD_OK, text);
     crew_meet(); /* all have both on their streams */

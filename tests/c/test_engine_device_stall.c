@@ -21,13 +21,10 @@ static _Atomic int *stopped; /* the process that stops itself */
 
 static int64_t begin(struct hvd_engine *engine, const char *name, float *value, int rank, void *ready)
 {
-    struct hvd_error error = {0};
     struct hvd_request request = crew_sum(name, value, 1);
     request.device = rank + 1;
     request.ready = ready;
-    int64_t handle = hvd_engine_submit(engine, &request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
-    return handle;
+    return crew_begin(engine, &request);
 }
 
 static void sum(struct hvd_engine *engine, int rank, int size)

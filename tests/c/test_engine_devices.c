@@ -35,14 +35,6 @@ static struct hvd_request request_of(int kind, const char *name, void *in, void 
                                 .device = device};
 }
 
-static int64_t begin(struct hvd_engine *engine, const struct hvd_request *request)
-{
-    struct hvd_error error = {0};
-    int64_t handle = hvd_engine_submit(engine, request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
-    return handle;
-}
-
 static void end(struct hvd_engine *engine, int64_t handle)
 {
     char text[HVD_TEXT_MAX] = "";
@@ -62,7 +54,7 @@ static void sums(struct hvd_engine *engine, int rank, int size, int step)
         snprintf(name, sizeof name, "t%d", i);
         struct hvd_request request =
             request_of(HVD_ALLREDUCE, name, value[i], value[i], COUNT, device_of(rank, i, step));
-        handle[i] = begin(engine, &request);
+        handle[i] = crew_begin(engine, &request);
     }
     for (int i = 0; i < MANY; i++) {
         end(engine, handle[i]);
@@ -76,19 +68,19 @@ static void other_kinds(struct hvd_engine *engine, int rank, int size, int step)
     float mine[8] = {(float)rank, 1, 2}, sent[2] = {5, 6}, got[2] = {0};
     struct hvd_request request = request_of(HVD_BROADCAST, "cast", mine, mine, 3, device_of(rank, step, 0));
     request.root = size - 1;
-    end(engine, begin(engine, &request));
+    end(engine, crew_begin(engine, &request));
     CHECK(mine[0] == (float)(size - 1));
     int64_t handle[2];
     for (int i = 0; i < 2; i++) { /* results come to the device of what was given */
         request = request_of(HVD_ALLGATHER, i ? "rows" : "more", mine, NULL, 1 + rank, device_of(rank, i, step));
-        handle[i] = begin(engine, &request);
+        handle[i] = crew_begin(engine, &request);
     }
     for (int i = 0; i < 2; i++)
         end(engine, handle[i]);
     if (size > 1 && (rank == 0 || rank == size - 1)) {
         request = request_of(HVD_SEND, "sent", sent, got, 2, device_of(rank, 1, step));
         request.peer = size - 1;
-        end(engine, begin(engine, &request));
+        end(engine, crew_begin(engine, &request));
         CHECK(rank == 0 || got[1] == 6);
     }
     crew_barrier(engine);
@@ -124,7 +116,7 @@ static void in_two_sets(struct hvd_engine *engine, int rank, int size)
             struct hvd_request request = request_of(HVD_ALLREDUCE, name, &value[step][which][i], &value[step][which][i],
                                                     1, device_of(rank, i, step));
             request.process_set = sets[which];
-            handle[step][which][i] = which && rank > 1 ? 0 : begin(engine, &request);
+            handle[step][which][i] = which && rank > 1 ? 0 : crew_begin(engine, &request);
         }
     for (int step = 0; step < STEPS; step++)
         for (int k = 0; k < 2 * MANY; k++)
@@ -137,7 +129,7 @@ static void in_two_sets(struct hvd_engine *engine, int rank, int size)
         for (int i = 0; i < 2; i++) {
             float one = 1;
             struct hvd_request request = request_of(HVD_ALLREDUCE, i ? "b" : "a", &one, &one, 1, device_of(rank, i, 0));
-            end(engine, begin(engine, &request));
+            end(engine, crew_begin(engine, &request));
             CHECK(one == (float)(size - 1));
         }
     end(engine, crew_submit(engine, HVD_JOIN, NULL, 0, 0, NULL, NULL, 0, &error));
@@ -158,7 +150,7 @@ static void pins_and_keeps(struct hvd_engine *engine, int rank, int size)
             value[i] = (float)(rank + i);
         struct hvd_request request = request_of(HVD_ALLREDUCE, "grows", value, value, count, 1);
         request.op = HVD_OP_max;
-        end(engine, begin(engine, &request));
+        end(engine, crew_begin(engine, &request));
         for (int i = 0; i < count; i++)
             CHECK(value[i] == (float)(size - 1 + i));
     }
@@ -195,7 +187,7 @@ static void begins_one_by_one(struct hvd_engine *engine, int rank, int size)
             if (round > 1 && handle[round - 2][i])
                 end(engine, handle[round - 2][i]);
             if (ranks[i][0] == rank || (i < 3 && ranks[i][1] == rank))
-                handle[round][i] = begin(engine, &request);
+                handle[round][i] = crew_begin(engine, &request);
         }
     for (int round = 0; round < ROUNDS; round++)
         for (int i = 0; i < SETS; i++) {
@@ -221,7 +213,7 @@ static void joins_first(struct hvd_engine *engine, int rank, int size)
             struct hvd_request request = request_of(HVD_ALLREDUCE, "sum", value, value, 2, 2 + 2 * rank);
             if (epoch == 0 && rank)
                 continue;
-            end(engine, begin(engine, &request));
+            end(engine, crew_begin(engine, &request));
             CHECK(value[1] == (float)(2 * (epoch ? size : 1)));
         }
         CHECK(rank || gpus_calls("cuMemcpyDtoH") == copies + 3); /* of the first epoch */

@@ -29,48 +29,13 @@ static struct hvd_request rows_of(int kind, const char *name, const float *in, i
                                 .device = (shared_device < 0 ? rank : shared_device) + 1};
 }
 
-static int64_t submitted(struct hvd_engine *engine, const struct hvd_request *request)
-{
-    struct hvd_error error = {0};
-    int64_t handle = hvd_engine_submit(engine, request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
-    return handle;
-}
-
-/* A stream that stands in for the framework's. With its device current until `end_stream`. */
-static void *a_stream(int device)
-{
-    struct hvd_error error = {0};
-    void *ctx, *stream;
-    const struct hvd_cuda *cuda = hvd_cuda_load(&error);
-    CHECK(cuda->DevicePrimaryCtxRetain(&ctx, device) == 0 && cuda->CtxPushCurrent(ctx) == 0);
-    CHECK(cuda->StreamCreateWithPriority(&stream, 1, -5) == 0);
-    return stream;
-}
-
-static void end_stream(void *stream) /* the stub's works off what lies there */
-{
-    void *ctx;
-    CHECK(hvd_cuda_load(NULL)->StreamDestroy(stream) == 0);
-    hvd_cuda_load(NULL)->CtxPopCurrent(&ctx);
-}
-
-/* Until the collective lies on a stream. */
-static int waited(struct hvd_engine *engine, int64_t handle, char *text)
-{
-    int code = HVD_AGAIN;
-    for (int i = 0; i < 2000 && code == HVD_AGAIN; i++)
-        code = hvd_engine_wait(engine, handle, 50, text, HVD_TEXT_MAX);
-    return code;
-}
-
 /* Waits, has the result copied on a stream, and forgets the handle at once. How many rows came. */
 static int64_t fetched(struct hvd_engine *engine, int64_t handle, float *to, int64_t *from_each, void *stream)
 {
     struct hvd_error error = {0};
     struct hvd_output output;
     char text[HVD_TEXT_MAX] = "";
-    CHECK_CODE(waited(engine, handle, text), HVD_OK, text);
+    CHECK_CODE(crew_wait_only(engine, handle, text), HVD_OK, text);
     CHECK(hvd_engine_result(engine, handle, &output) == HVD_OK && output.bytes <= MOST * (int64_t)sizeof *to);
     CHECK(output.bytes == output.rows * WIDTH * (int64_t)sizeof *to);
     if (from_each)
@@ -97,14 +62,14 @@ static void gather_and_exchange(struct hvd_engine *engine, int rank, int size, i
     for (int i = 0; i < MOST; i++)
         in[i] = (float)(10000 * rank + i);
     struct hvd_request request = rows_of(HVD_ALLGATHER, "gather", in, rows_at(step, rank), NULL, size, rank);
-    int64_t gather = submitted(engine, &request);
+    int64_t gather = crew_begin(engine, &request);
     for (int to = 0; to < size; to++)
         given += splits[to] = goes(step, rank, to);
     request = rows_of(HVD_ALLTOALL, "exchange", in, given, splits, size, rank);
-    int64_t exchange = submitted(engine, &request);
+    int64_t exchange = crew_begin(engine, &request);
     got = fetched(engine, gather, all, from_each, stream);
     int64_t came = fetched(engine, exchange, out, from_each, stream);
-    end_stream(stream);
+    gpus_stream_end(stream);
     for (int from = 0; from < size; from++)
         for (int64_t i = 0; i < rows_at(step, from) * WIDTH; i++)
             CHECK(all[at++] == (float)(10000 * from + i));
@@ -124,7 +89,7 @@ static void gather_and_exchange(struct hvd_engine *engine, int rank, int size, i
 static void ragged(struct hvd_engine *engine, int rank, int size)
 {
     for (int step = 0; step < 12; step++)
-        gather_and_exchange(engine, rank, size, step, a_stream(shared_device < 0 ? rank : shared_device));
+        gather_and_exchange(engine, rank, size, step, gpus_stream(shared_device < 0 ? rank : shared_device));
 }
 
 /* The same sizes again and again take no memory but in the first step; of growing ones what is outgrown is kept, and
@@ -136,10 +101,10 @@ static void memory_is_given_again(struct hvd_engine *engine, int rank, int size)
     int before = gpus_calls("cuMemAlloc"), made = 0, freed = gpus_calls("cuMemFree");
     crew_meet();
     for (int step = 0; step < 20; step++) {
-        void *stream = a_stream(rank);
+        void *stream = gpus_stream(rank);
         struct hvd_request request = rows_of(HVD_ALLGATHER, "same", in, 10 + step % 3, NULL, size, rank);
-        fetched(engine, submitted(engine, &request), out[rank], NULL, stream);
-        end_stream(stream);
+        fetched(engine, crew_begin(engine, &request), out[rank], NULL, stream);
+        gpus_stream_end(stream);
         crew_meet();
         if (step == 4)
             made = gpus_calls("cuMemAlloc");
@@ -148,10 +113,10 @@ static void memory_is_given_again(struct hvd_engine *engine, int rank, int size)
     CHECK(gpus_calls("cuMemAlloc") == made && made - before <= 2 * size);
     crew_meet();
     for (int rows = 20; rows < MOST / WIDTH / size; rows = rows * 3 / 2) {
-        void *stream = a_stream(rank);
+        void *stream = gpus_stream(rank);
         struct hvd_request request = rows_of(HVD_ALLGATHER, "grows", in, rows, NULL, size, rank);
-        fetched(engine, submitted(engine, &request), out[rank], NULL, stream);
-        end_stream(stream);
+        fetched(engine, crew_begin(engine, &request), out[rank], NULL, stream);
+        gpus_stream_end(stream);
         most = (uint64_t)(rows * size * WIDTH) * sizeof(float);
     }
     crew_meet();
@@ -168,7 +133,7 @@ static void not_too_early(struct hvd_engine *engine, int rank, int size)
     enum { ROWS = 50 };
     float in[2][ROWS * WIDTH], out[2][8 * ROWS * WIDTH];
     const struct hvd_cuda *cuda = hvd_cuda_load(NULL);
-    void *held = gpus_gate(), *stream = a_stream(rank);
+    void *held = gpus_gate(), *stream = gpus_stream(rank);
     CHECK(cuda->StreamWaitEvent(stream, held, 0) == 0);
     struct hvd_output output;
     char text[HVD_TEXT_MAX] = "";
@@ -178,8 +143,8 @@ static void not_too_early(struct hvd_engine *engine, int rank, int size)
         for (int k = 0; k < ROWS * WIDTH; k++)
             in[i][k] = (float)(100 * i + rank);
         struct hvd_request request = rows_of(HVD_ALLGATHER, "rows", in[i], ROWS, NULL, size, rank);
-        handle[i] = submitted(engine, &request);
-        CHECK_CODE(waited(engine, handle[i], text), HVD_OK, text); /* which no device holds up */
+        handle[i] = crew_begin(engine, &request);
+        CHECK_CODE(crew_wait_only(engine, handle[i], text), HVD_OK, text); /* which no device holds up */
         CHECK(hvd_engine_result(engine, handle[i], &output) == HVD_OK);
         block[i] = (uintptr_t)output.data;
         if (i == 0)
@@ -192,7 +157,7 @@ static void not_too_early(struct hvd_engine *engine, int rank, int size)
     fetched(engine, handle[1], out[1], NULL, stream);
     crew_meet();
     gpus_open_gate(held);
-    end_stream(stream);
+    gpus_stream_end(stream);
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < size * ROWS * WIDTH; k++)
             CHECK(out[i][k] == (float)(100 * i + k / (ROWS * WIDTH)));
@@ -205,19 +170,19 @@ static void nobody_fetches(struct hvd_engine *engine, int rank, int size)
     static float in[4][WIDTH];
     float out[MOST];
     char text[HVD_TEXT_MAX] = "";
-    void *gate = gpus_gate(), *stream = a_stream(rank);
+    void *gate = gpus_gate(), *stream = gpus_stream(rank);
     struct hvd_request request = rows_of(HVD_ALLGATHER, "dropped", in[rank], 1, NULL, size, rank);
     in[rank][0] = 7;
     request.ready = gate;
-    int64_t handle = submitted(engine, &request);
-    CHECK_CODE(waited(engine, handle, text), HVD_OK, text);
+    int64_t handle = crew_begin(engine, &request);
+    CHECK_CODE(crew_wait_only(engine, handle, text), HVD_OK, text);
     CHECK(hvd_engine_forget(engine, handle) == HVD_OK);
     crew_meet();
     gpus_open_gate(gate);
     request.ready = NULL;
     request.name = "kept";
-    CHECK(fetched(engine, submitted(engine, &request), out, NULL, stream) == size);
-    end_stream(stream);
+    CHECK(fetched(engine, crew_begin(engine, &request), out, NULL, stream) == size);
+    gpus_stream_end(stream);
     CHECK(out[0] == 7 && out[(size - 1) * WIDTH] == 7);
     CHECK(hvd_cuda_load(NULL)->EventDestroy(gate) == 0);
 }
@@ -255,16 +220,16 @@ static void sets_overlap(struct hvd_engine *engine, int rank, int size)
             request.group = i % EACH < 2 ? (uint64_t)(100 + set) : 0;
             request.group_count = request.group ? 2 : 0;
             bool member = set == 0 || (set == 1 ? rank != 2 : rank != 0);
-            handle[i] = member ? submitted(engine, &request) : 0;
+            handle[i] = member ? crew_begin(engine, &request) : 0;
         }
         for (int k = 0; k < MANY; k++) {
             int i = order[(k + step) % MANY], set = i / EACH;
             int64_t at = 0;
             if (!handle[i])
                 continue;
-            void *stream = a_stream(rank);
+            void *stream = gpus_stream(rank);
             int64_t rows = fetched(engine, handle[i], out, NULL, stream);
-            end_stream(stream);
+            gpus_stream_end(stream);
             for (int from = 0; from < members[set]; from++)
                 for (int row = 0; row < (i + ranks[set][from] + step) % 4; row++, at++)
                     CHECK(out[at * WIDTH] == (float)(1000 * ranks[set][from] + 10 * i + step));
@@ -281,20 +246,20 @@ static void no_memory(struct hvd_engine *engine, int rank, int size)
 {
     static float in[MOST], out[MOST];
     char text[HVD_TEXT_MAX] = "";
-    void *stream = a_stream(rank);
+    void *stream = gpus_stream(rank);
     struct hvd_request request = rows_of(HVD_ALLGATHER, "small", in, 10, NULL, size, rank);
-    fetched(engine, submitted(engine, &request), out, NULL, stream);
-    end_stream(stream);
+    fetched(engine, crew_begin(engine, &request), out, NULL, stream);
+    gpus_stream_end(stream);
     int freed = gpus_calls("cuMemFree");
     gpus_fail("cuMemAlloc", 1, 2);
     request = rows_of(HVD_ALLGATHER, "large", in, 400, NULL, size, rank);
-    stream = a_stream(rank);
-    CHECK(fetched(engine, submitted(engine, &request), out, NULL, stream) == 400);
-    end_stream(stream);
+    stream = gpus_stream(rank);
+    CHECK(fetched(engine, crew_begin(engine, &request), out, NULL, stream) == 400);
+    gpus_stream_end(stream);
     CHECK(gpus_calls("cuMemFree") > freed);
     gpus_fail("cuMemAlloc", 0, 2);
     request = rows_of(HVD_ALLGATHER, "larger", in, 1000, NULL, size, rank);
-    CHECK_CODE(crew_wait(engine, submitted(engine, &request), text), HVD_ENOMEM, text);
+    CHECK_CODE(crew_wait(engine, crew_begin(engine, &request), text), HVD_ENOMEM, text);
     CHECK(strstr(text, "'larger'") && strstr(text, "MB on device 0") && strstr(text, "empty_cache"));
     gpus_fail("cuMemAlloc", 0, 0);
 }
@@ -306,7 +271,7 @@ static void faulted(struct hvd_engine *engine, int rank, int size)
     char text[HVD_TEXT_MAX] = "";
     gpus_fail("cuMemAlloc", 1, 700);
     struct hvd_request request = rows_of(HVD_ALLGATHER, "rows", in, 10, NULL, size, rank);
-    CHECK_CODE(crew_wait(engine, submitted(engine, &request), text), HVD_EINTERNAL, text);
+    CHECK_CODE(crew_wait(engine, crew_begin(engine, &request), text), HVD_EINTERNAL, text);
     CHECK(strstr(text, "'rows'") && strstr(text, "(error 700") && !strstr(text, "empty_cache"));
 }
 

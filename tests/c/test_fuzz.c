@@ -46,10 +46,7 @@ static void tell(void)
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 void __sanitizer_set_death_callback(void (*callback)(void));
 #else
-static void __sanitizer_set_death_callback(void (*callback)(void))
-{
-    (void)callback;
-}
+static void __sanitizer_set_death_callback(void (*callback)(void)) {}
 #endif
 
 static void read_hex(struct entry *entry, const char *hex)

@@ -40,7 +40,6 @@ static _Atomic uint32_t word;
 
 static void *futex_waker(void *unused)
 {
-    (void)unused;
     for (uint32_t round = 1; round <= 1000; round++) {
         while (atomic_load(&word) != 2 * round - 1) /* the waiter's turn: it is about to sleep */
             sched_yield();

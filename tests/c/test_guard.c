@@ -20,13 +20,11 @@ static void has(const char *text, const char *words)
 static int sum_with(struct hvd_engine *engine, const char *name, int rank, int bad, float value, float *memory,
                     char *text)
 {
-    struct hvd_error error = {0};
     fill(memory, rank);
     for (int i = 0; i < bad; i++)
         memory[COUNT - 1 - 7 * i] = value;
     struct hvd_request request = crew_sum(name, memory, COUNT);
-    int64_t handle = hvd_engine_submit(engine, &request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
+    int64_t handle = crew_begin(engine, &request);
     return crew_wait(engine, handle, text);
 }
 
@@ -160,7 +158,6 @@ static void off(struct hvd_engine *engine, int rank, int size)
 {
     char text[HVD_TEXT_MAX] = "";
     float memory[COUNT];
-    (void)size;
     CHECK_CODE(sum_with(engine, "w", rank, 1, NAN, memory, text), HVD_OK, text);
     CHECK(isnan(memory[COUNT - 1]) && hvd_engine_guarded(engine, text, sizeof text) == 0);
 }

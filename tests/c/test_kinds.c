@@ -12,15 +12,6 @@ static int64_t submit(struct hvd_engine *engine, struct hvd_request request, str
     return hvd_engine_submit(engine, &request, error);
 }
 
-/* Wait, and keep the handle for its result. */
-static int wait_only(struct hvd_engine *engine, int64_t handle, char *text)
-{
-    int code = HVD_AGAIN;
-    for (int i = 0; i < 400 && code == HVD_AGAIN; i++)
-        code = hvd_engine_wait(engine, handle, 50, text, HVD_TEXT_MAX);
-    return code;
-}
-
 static int value_of(int from, int to, int64_t i)
 {
     return from * 1000000 + to * 10000 + (int)(i % 9999);
@@ -57,7 +48,7 @@ static void alltoalls(struct hvd_engine *engine, int rank, int size)
             CHECK_CODE(handle[k] > 0, 1, error.text);
         }
         for (int k = AT_ONCE - 1; k >= 0; k--) {
-            CHECK_CODE(wait_only(engine, handle[k], text), HVD_OK, text);
+            CHECK_CODE(crew_wait_only(engine, handle[k], text), HVD_OK, text);
             struct hvd_output output;
             CHECK(hvd_engine_result(engine, handle[k], &output) == HVD_OK && output.size == size);
             int64_t at = 0, unit = k == 2 ? 0 : k == 1 && step > 3 ? 5000 : 3;
@@ -82,7 +73,7 @@ static void alltoall_in_equal_parts(struct hvd_engine *engine, int rank, int siz
         mine[i] = rank * 1000 + i;
     int64_t handle = submit(
         engine, (struct hvd_request){.kind = HVD_ALLTOALL, .ndim = 1, .dims = {2 * size}, .input = mine}, &error);
-    CHECK_CODE(wait_only(engine, handle, text), HVD_OK, text);
+    CHECK_CODE(crew_wait_only(engine, handle, text), HVD_OK, text);
     struct hvd_output output;
     CHECK(hvd_engine_result(engine, handle, &output) == HVD_OK && output.rows == 2 * size);
     for (int i = 0; i < 2 * size; i++)
@@ -228,7 +219,7 @@ static void groups(struct hvd_engine *engine, int rank, int size)
             struct hvd_output output;
             CHECK_CODE(crew_wait(engine, scatter[m], text), HVD_OK, text);
             CHECK(out[m] == size * (size - 1) / 2 + size * rank);
-            CHECK_CODE(wait_only(engine, gather[m], text), HVD_OK, text);
+            CHECK_CODE(crew_wait_only(engine, gather[m], text), HVD_OK, text);
             CHECK(hvd_engine_result(engine, gather[m], &output) == HVD_OK);
             CHECK(output.rows == m * size * (size - 1) / 2);
             CHECK(output.rows == 0 || ((int32_t *)output.data)[output.rows - 1] == size - 1);

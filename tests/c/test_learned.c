@@ -19,7 +19,6 @@ static void step(struct hvd_engine *engine, int rank, int size, int left_out, un
 {
     static _Thread_local float memory[TENSORS][COUNT];
     int64_t handle[TENSORS];
-    struct hvd_error error = {0};
     char name[16], text[HVD_TEXT_MAX] = "";
     const int run = TENSORS / RUNS;
     for (int i = 0; i < TENSORS; i++) {
@@ -32,8 +31,7 @@ static void step(struct hvd_engine *engine, int rank, int size, int left_out, un
         snprintf(name, sizeof name, "w%d", i);
         struct hvd_request request = crew_sum(name, memory[i], COUNT);
         request.quiet = (i + 1) % run != 0;
-        handle[i] = hvd_engine_submit(engine, &request, &error);
-        CHECK_CODE(handle[i] > 0, 1, error.text);
+        handle[i] = crew_begin(engine, &request);
     }
     for (int i = TENSORS - 1; i >= 0; i--) {
         if (i == left_out)

@@ -171,7 +171,6 @@ static void wait_for_nothing(const struct hvd_plane_arg *arg, void *more)
     struct hvd_error error = {0};
     struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
     const struct hvd_plane *plane = hvd_world_open(arg, "p2p", &opened);
-    (void)more;
     if (arg->rank > 0)
         hvd_world_do(arg, plane, opened, &work, &error);
     hvd_world_meet(arg);

@@ -103,7 +103,6 @@ static void usage(struct hvd_engine *engine, int rank, int size)
 {
     char text[HVD_TEXT_MAX] = "";
     struct hvd_error error = {0};
-    (void)rank, (void)size;
     for (int kind = 0; kind < HVD_USAGES_MAX; kind++)
         CHECK(hvd_engine_usage(engine, kind) >= 0);
     int64_t arena = hvd_engine_usage(engine, HVD_USAGE_arena), results = hvd_engine_usage(engine, HVD_USAGE_results);

@@ -16,7 +16,6 @@ static char text[HVD_TEXT_MAX];
 
 static void what_is_no_mpi_is_refused(bool standard)
 {
-    (void)standard;
     int rank, size;
     uintptr_t comm;
     char all[8];

@@ -19,7 +19,6 @@ static bool can(int kind, int size)
 
 static int steps(struct hvd_shape *shape)
 {
-    (void)shape;
     return 2;
 }
 

@@ -45,11 +45,11 @@ static const struct hvd_plane *open_any(struct hvd_plane_arg *arg, uint64_t *dra
     return hvd_world_open(arg, "p2p", opened);
 }
 
-/* A work that may be any but for what bucket.h does not make; sums are of small integers, which any order sums exactly.
- */
+/* A work that may be any; sums are of small integers, which any order sums exactly. */
 static struct hvd_work draw_work(int size, uint64_t *draw)
 {
-    static const int kinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_ALLGATHER, HVD_BROADCAST};
+    static const int kinds[] = {HVD_ALLREDUCE, HVD_ALLREDUCE, HVD_ALLGATHER,
+                                HVD_BROADCAST, HVD_ALLTOALL,  HVD_REDUCESCATTER};
     static const int dtypes[] = {HVD_DTYPE_float32, HVD_DTYPE_float64,  HVD_DTYPE_int8,
                                  HVD_DTYPE_int32,   HVD_DTYPE_bfloat16, HVD_DTYPE_float8_e5m2};
     static const int ops[] = {HVD_OP_sum, HVD_OP_average, HVD_OP_min, HVD_OP_max};
@@ -60,81 +60,6 @@ static struct hvd_work draw_work(int size, uint64_t *draw)
                              .prescale = 1,
                              .postscale = hvd_sim_below(draw, 4) ? 1 : 2,
                              .root = (int)hvd_sim_below(draw, (uint64_t)size)};
-}
-
-/* What rank `from` has at place i of what it gives `to`; -1: to all, to be summed. */
-static int32_t number(int from, int to, uint64_t i)
-{
-    return from * 1000003 + to * 10007 + (int32_t)i;
-}
-
-static int32_t *filled(uint64_t count)
-{
-    int32_t *values = malloc((size_t)(count + 1) * sizeof *values);
-    CHECK(values, "no memory");
-    memset(values, 0xa5, (size_t)(count + 1) * sizeof *values);
-    return values;
-}
-
-static void do_one(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened, struct hvd_work *work,
-                   int32_t *in, int32_t *out)
-{
-    struct hvd_piece piece = {in, out, work->count};
-    struct hvd_error error = {0};
-    work->piece = &piece;
-    work->pieces = 1;
-    work->dtype = HVD_DTYPE_int32;
-    work->op = HVD_OP_sum;
-    work->prescale = work->postscale = 1;
-    CHECK(hvd_world_do(arg, plane, opened, work, &error) == HVD_OK, "%s", error.text);
-}
-
-/* Every rank gives every other any number of elements. */
-static void any_alltoall(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened, uint64_t *draw)
-{
-    uint64_t count_of[HVD_LOCAL_MAX * HVD_LOCAL_MAX], given = 0, taken = 0, n = (uint64_t)arg->size;
-    uint64_t most = UINT64_C(1) << hvd_sim_below(draw, 9), me = (uint64_t)arg->rank;
-    for (uint64_t k = 0; k < n * n; k++)
-        count_of[k] = hvd_sim_below(draw, 3) ? hvd_sim_below(draw, most) : 0;
-    for (uint64_t r = 0; r < n; r++) {
-        given += count_of[me * n + r];
-        taken += count_of[r * n + me];
-    }
-    int32_t *in = filled(given), *out = filled(taken), *next = in;
-    for (uint64_t r = 0; r < n; r++)
-        for (uint64_t i = 0; i < count_of[me * n + r]; i++)
-            *next++ = number(arg->rank, (int)r, i);
-    struct hvd_work work = {.kind = HVD_ALLTOALL, .count = given, .count_of = count_of};
-    do_one(arg, plane, opened, &work, in, out);
-    next = out;
-    for (uint64_t r = 0; r < n; r++)
-        for (uint64_t i = 0; i < count_of[r * n + me]; i++, next++)
-            CHECK(*next == number((int)r, arg->rank, i), "alltoall: %d from rank %d", *next, (int)r);
-    CHECK(*next == (int32_t)0xa5a5a5a5, "alltoall wrote behind its output");
-    free(in);
-    free(out);
-}
-
-/* Every rank gets any share of the sum. */
-static void any_reducescatter(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened,
-                              uint64_t *draw)
-{
-    uint64_t count_of[HVD_LOCAL_MAX], total = 0, start = 0, most = UINT64_C(1) << hvd_sim_below(draw, 9);
-    for (int r = 0; r < arg->size; r++) {
-        start = r == arg->rank ? total : start;
-        total += count_of[r] = hvd_sim_below(draw, 3) ? hvd_sim_below(draw, most) : 0;
-    }
-    uint64_t mine = count_of[arg->rank];
-    int32_t *in = filled(total), *out = filled(mine), ranks = arg->size * (arg->size - 1) / 2;
-    for (uint64_t i = 0; i < total; i++)
-        in[i] = number(arg->rank, -1, i);
-    struct hvd_work work = {.kind = HVD_REDUCESCATTER, .count = total, .count_of = count_of};
-    do_one(arg, plane, opened, &work, in, out);
-    for (uint64_t i = 0; i < mine; i++)
-        CHECK(out[i] == arg->size * number(0, -1, start + i) + ranks * 1000003, "reducescatter: %d", out[i]);
-    CHECK(out[mine] == (int32_t)0xa5a5a5a5, "reducescatter wrote behind its output");
-    free(in);
-    free(out);
 }
 
 /* Some ranks guess what comes next, rightly or not; so the others find messages that left too early, or too late. */
@@ -157,11 +82,11 @@ static void any_works(const struct hvd_plane_arg *world, void *more)
     void *opened;
     const struct hvd_plane *plane = open_any(&arg, &draw, &opened);
     for (int i = 0; i < WORKS; i++) {
-        if (hvd_sim_below(&draw, 3) == 0)
-            (hvd_sim_below(&draw, 2) ? any_alltoall : any_reducescatter)(&arg, plane, opened, &draw);
         struct hvd_work like = draw_work(arg.size, &draw);
-        uint64_t most = UINT64_C(1) << hvd_sim_below(&draw, 12), count = hvd_sim_below(&draw, most);
-        int shape = (int)hvd_sim_below(&draw, HVD_BUCKET_SHAPES), place = (int)hvd_sim_below(&draw, HVD_BUCKET_PLACES);
+        uint64_t most = UINT64_C(1) << hvd_sim_below(&draw, hvd_bucket_shapes(like.kind) > HVD_BUCKET_SHAPES ? 9 : 12);
+        uint64_t count = hvd_sim_below(&draw, most);
+        int shape = (int)hvd_sim_below(&draw, (uint64_t)hvd_bucket_shapes(like.kind)),
+            place = (int)hvd_sim_below(&draw, HVD_BUCKET_PLACES);
         bool joins = like.kind == HVD_ALLREDUCE && hvd_sim_below(&draw, 4) == 0;
         struct hvd_bucket bucket;
         struct hvd_error error = {0};
@@ -251,7 +176,6 @@ static void one_sum(const struct hvd_plane_arg *world, void *more)
     struct hvd_error error = {0};
     void *opened;
     float *values = calloc(timed_count, sizeof *values);
-    (void)more;
     arg.algo = timed->name;
     arg.any_order = true;
     const struct hvd_plane *plane = hvd_world_open(&arg, "p2p", &opened);

@@ -1,10 +1,11 @@
 /* test_plane_bits.c - sums of floats are the same to the last bit, however tensors are fused and in every run.
  *
  * Twelve tensors of values whose sum depends on the order go through the plane alone, in one bucket, in
- * three, in plane memory, and again; every result is compared with the sum in rank order, made by a plain loop.
+ * three, in plane memory, and again, through each plane that adds floats in a fixed order; every result is compared
+ * with the sum in rank order, made by a plain loop.
  */
+#include "bucket.h"
 #include "kernel/kernel.h"
-#include "world.h"
 
 #include <string.h>
 
@@ -21,21 +22,14 @@ static float value(int rank, int tensor, uint64_t i)
 }
 
 /* One work on tensors [first, last), in place in `memory`. */
-static void run(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, void *opened, char *memory, int dtype,
-                int first, int last, uint32_t flags)
+static void run(struct hvd_seat *seat, char *memory, int dtype, int first, int last, uint32_t flags)
 {
     size_t element = (size_t)hvd_dtype_bytes(dtype);
     struct hvd_piece piece[TENSORS];
-    struct hvd_error error = {0};
-    struct hvd_work work = {.kind = HVD_ALLREDUCE,
-                            .op = HVD_OP_sum,
-                            .dtype = dtype,
-                            .flags = flags,
-                            .divide_by = 1,
-                            .prescale = 1,
-                            .postscale = 1,
-                            .piece = piece,
-                            .pieces = (uint32_t)(last - first)};
+    struct hvd_work work = hvd_bucket_sum(piece, memory, 0);
+    work.dtype = dtype;
+    work.flags = flags;
+    work.pieces = (uint32_t)(last - first);
     uint64_t at = 0;
     for (int tensor = 0; tensor < last; at += counts[tensor++])
         if (tensor >= first) {
@@ -43,7 +37,7 @@ static void run(const struct hvd_plane_arg *arg, const struct hvd_plane *plane, 
             piece[tensor - first] = (struct hvd_piece){here, here, counts[tensor]};
             work.count += counts[tensor];
         }
-    CHECK(hvd_world_do(arg, plane, opened, &work, &error) == HVD_OK, "%s", error.text);
+    hvd_seat_done(seat, &work);
 }
 
 static void fill(char *memory, int dtype, int rank)
@@ -72,41 +66,44 @@ static void expect(char *memory, int dtype, int size, size_t total)
     free(next);
 }
 
-static void every_fusion(const struct hvd_plane_arg *arg, void *more)
+static void every_fusion(struct hvd_seat *seat)
 {
     static const int fusions[][5] = {{1, 2, 3, 4, 12}, {12}, {3, 7, 12}, {2, 9, 12}, {12}, {1, 11, 12}};
-    (void)more;
-    void *opened;
-    const struct hvd_plane *plane = hvd_world_open(arg, "shm", &opened);
     size_t total = 0;
     for (int tensor = 0; tensor < TENSORS; tensor++)
         total += counts[tensor];
-    char *wanted = malloc(total * 8), *private = malloc(total * 8), *shared = plane->alloc(opened, total * 8);
-    CHECK(wanted && private && shared, "no memory");
+    int memories = seat->plane->alloc ? 2 : 1;
+    char *wanted = malloc(total * 8), *memory[] = {malloc(total * 8), NULL};
+    if (memories > 1)
+        memory[1] = seat->plane->alloc(seat->opened, total * 8);
+    CHECK(wanted && memory[0] && memory[memories - 1], "no memory");
     for (int dtype = HVD_DTYPE_float32; dtype <= HVD_DTYPE_float64; dtype++) {
-        expect(wanted, dtype, arg->size, total);
-        for (size_t k = 0; k < 2 * HVD_COUNT_OF(fusions); k++) {
-            char *memory = k % 2 ? shared : private;
-            fill(memory, dtype, arg->rank);
-            for (int i = 0, first = 0; first < TENSORS; first = fusions[k / 2][i++])
-                run(arg, plane, opened, memory, dtype, first, fusions[k / 2][i], k % 2 ? HVD_WORK_IN_PLANE : 0);
-            CHECK(memcmp(memory, wanted, total * (size_t)hvd_dtype_bytes(dtype)) == 0,
-                  "rank %d of %d, %s: fusion %zu in %s memory gives other bits", arg->rank, arg->size,
-                  hvd_dtype_name(dtype), k / 2, k % 2 ? "plane" : "private");
+        expect(wanted, dtype, seat->arg.size, total);
+        for (size_t k = 0; k < (size_t)memories * HVD_COUNT_OF(fusions); k++) {
+            const int *until = fusions[k % HVD_COUNT_OF(fusions)];
+            size_t in_plane = k / HVD_COUNT_OF(fusions);
+            fill(memory[in_plane], dtype, seat->arg.rank);
+            for (int i = 0, first = 0; first < TENSORS; first = until[i++])
+                run(seat, memory[in_plane], dtype, first, until[i], in_plane ? HVD_WORK_IN_PLANE : 0);
+            CHECK(memcmp(memory[in_plane], wanted, total * (size_t)hvd_dtype_bytes(dtype)) == 0,
+                  "%s, rank %d of %d, %s: fusion %zu in %s memory gives other bits", seat->plane->name, seat->arg.rank,
+                  seat->arg.size, hvd_dtype_name(dtype), k % HVD_COUNT_OF(fusions), in_plane ? "plane" : "private");
         }
     }
-    plane->release(shared);
-    free(private);
+    if (memories > 1)
+        seat->plane->release(memory[1]);
+    free(memory[0]);
     free(wanted);
-    hvd_world_meet(arg);
-    plane->close(opened);
 }
 
 int main(void)
 {
     static const int sizes[] = {2, 3, 4, 7};
-    for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++)
-        hvd_world_run(HVD_WORLD_THREADS, sizes[i], 200, every_fusion, NULL);
-    hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, every_fusion, NULL);
+    static const char *const planes[] = {"shm", "p2p"};
+    for (size_t k = 0; k < HVD_COUNT_OF(planes); k++) {
+        for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++)
+            hvd_world_seats(HVD_WORLD_THREADS, sizes[i], planes[k], NULL, every_fusion, NULL);
+        hvd_world_seats(HVD_WORLD_PROCESSES, 3, planes[k], NULL, every_fusion, NULL);
+    }
     return 0;
 }

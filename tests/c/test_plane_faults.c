@@ -2,7 +2,6 @@
 #include "bucket.h"
 #include "kernel/kernel.h"
 #include "plane/shm/lane.h"
-#include "world.h"
 
 #include <string.h>
 
@@ -14,71 +13,55 @@ static void expect_culprit(int code, const struct hvd_error *error, int culprit)
           error->culprit, error->text);
 }
 
-static void ranks_that_start_different_works_both_say_so(const struct hvd_plane_arg *arg, void *more)
+static void ranks_that_start_different_works_both_say_so(struct hvd_seat *seat)
 {
-    (void)more;
-    void *opened;
-    const struct hvd_plane *plane = hvd_world_open(arg, "shm", &opened);
     float memory[100] = {0};
     struct hvd_piece piece;
-    struct hvd_error error = {0}, again = {0};
-    struct hvd_work work = hvd_bucket_sum(&piece, memory, arg->rank == 0 ? 10 : 11);
-    expect_culprit(hvd_world_do(arg, plane, opened, &work, &error), &error, 1 - arg->rank);
-    expect_culprit(plane->start(opened, &work, &again), &again, 1 - arg->rank);
-    hvd_world_meet(arg);
-    plane->close(opened);
+    struct hvd_error again = {0};
+    struct hvd_work work = hvd_bucket_sum(&piece, memory, seat->arg.rank == 0 ? 10 : 11);
+    expect_culprit(hvd_seat_do(seat, &work), &seat->error, 1 - seat->arg.rank);
+    expect_culprit(seat->plane->start(seat->opened, &work, &again), &again, 1 - seat->arg.rank);
 }
 
 /* Rank 1 does not work; it writes what it likes into its own lane. */
-static void a_peer_far_ahead_is_named(const struct hvd_plane_arg *arg, void *more)
+static void a_peer_far_ahead_is_named(struct hvd_seat *seat)
 {
-    (void)more;
-    void *opened;
-    const struct hvd_plane *plane = hvd_world_open(arg, "shm", &opened);
-    struct hvd_shm *shm = opened;
-    if (arg->rank == 1)
+    struct hvd_shm *shm = seat->opened;
+    if (seat->arg.rank == 1)
         hvd_shm_publish(shm, &shm->lane[1]->in[0], 5);
-    hvd_world_meet(arg);
-    if (arg->rank == 0) {
+    hvd_world_meet(&seat->arg);
+    if (seat->arg.rank == 0) {
         float memory[1] = {0};
         struct hvd_piece piece;
-        struct hvd_error error = {0};
         struct hvd_work work = hvd_bucket_sum(&piece, memory, 1);
-        expect_culprit(hvd_world_do(arg, plane, opened, &work, &error), &error, 1);
+        expect_culprit(hvd_seat_do(seat, &work), &seat->error, 1);
     }
-    hvd_world_meet(arg);
-    plane->close(opened);
 }
 
-static void an_offset_outside_of_the_arena_is_refused(const struct hvd_plane_arg *arg, void *more)
+static void an_offset_outside_of_the_arena_is_refused(struct hvd_seat *seat)
 {
     enum { COUNT = 4096 };
-    const uint64_t *offset = more;
-    void *opened;
-    const struct hvd_plane *plane = hvd_world_open(arg, "shm", &opened);
-    struct hvd_shm *shm = opened;
-    float *memory = plane->alloc(opened, COUNT * sizeof *memory);
+    const uint64_t *offset = seat->more;
+    struct hvd_shm *shm = seat->opened;
+    float *memory = seat->plane->alloc(seat->opened, COUNT * sizeof *memory);
     struct hvd_piece piece;
-    struct hvd_error error = {0};
     struct hvd_work work = hvd_bucket_sum(&piece, memory, COUNT);
     work.flags = HVD_WORK_IN_PLANE;
     memset(memory, 0, COUNT * sizeof *memory);
     /* Rank 1 starts honestly, then changes what it said before rank 0 looks. */
-    if (arg->rank == 1) {
-        CHECK(plane->start(opened, &work, &error) == HVD_OK, "%s", error.text);
+    if (seat->arg.rank == 1) {
+        CHECK(seat->plane->start(seat->opened, &work, &seat->error) == HVD_OK, "%s", seat->error.text);
         memcpy(shm->lane[1]->in[0].tiny, offset, sizeof *offset);
     }
-    hvd_world_meet(arg);
-    if (arg->rank == 0)
-        expect_culprit(hvd_world_do(arg, plane, opened, &work, &error), &error, 1);
-    hvd_world_meet(arg);
-    plane->release(memory);
-    plane->close(opened);
+    hvd_world_meet(&seat->arg);
+    if (seat->arg.rank == 0)
+        expect_culprit(hvd_seat_do(seat, &work), &seat->error, 1);
+    hvd_world_meet(&seat->arg);
+    seat->plane->release(memory);
 }
 
 static void a_world_too_large_or_apart_is_refused(const struct hvd_plane_arg *arg, void *more)
 {
-    (void)more;
     for (int i = 0; hvd_planes[i]; i++) {
         bool self = strcmp(hvd_planes[i]->name, "self") == 0;
         if (!self && strcmp(hvd_planes[i]->name, "shm") != 0)
@@ -97,15 +80,12 @@ static void a_world_too_large_or_apart_is_refused(const struct hvd_plane_arg *ar
 
 static struct hvd_share *no_share(void *self, size_t bytes, struct hvd_error *error)
 {
-    (void)self;
-    (void)bytes;
     hvd_fail(error, HVD_ENOMEM, "no shared memory today");
     return NULL;
 }
 
 static void without_shared_memory_open_says_so(const struct hvd_plane_arg *arg, void *more)
 {
-    (void)more;
     for (int i = 0; hvd_planes[i]; i++) {
         struct hvd_plane_arg other = *arg;
         struct hvd_error error = {0};
@@ -120,10 +100,10 @@ static void without_shared_memory_open_says_so(const struct hvd_plane_arg *arg, 
 int main(void)
 {
     static uint64_t offsets[] = {UINT64_MAX, UINT64_MAX - 3, (uint64_t)64 << 20, ((uint64_t)64 << 20) - 4, 2, 1u << 31};
-    hvd_world_run(HVD_WORLD_THREADS, 2, 30, ranks_that_start_different_works_both_say_so, NULL);
-    hvd_world_run(HVD_WORLD_THREADS, 2, 30, a_peer_far_ahead_is_named, NULL);
+    hvd_world_seats(HVD_WORLD_THREADS, 2, "shm", NULL, ranks_that_start_different_works_both_say_so, NULL);
+    hvd_world_seats(HVD_WORLD_THREADS, 2, "shm", NULL, a_peer_far_ahead_is_named, NULL);
     for (size_t i = 0; i < HVD_COUNT_OF(offsets); i++)
-        hvd_world_run(HVD_WORLD_THREADS, 2, 30, an_offset_outside_of_the_arena_is_refused, &offsets[i]);
+        hvd_world_seats(HVD_WORLD_THREADS, 2, "shm", NULL, an_offset_outside_of_the_arena_is_refused, &offsets[i]);
     hvd_world_run(HVD_WORLD_THREADS, 1, 30, a_world_too_large_or_apart_is_refused, NULL);
     hvd_world_run(HVD_WORLD_THREADS, 2, 30, without_shared_memory_open_says_so, NULL);
     return 0;

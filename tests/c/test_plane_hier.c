@@ -5,12 +5,15 @@
 #include "bucket.h"
 #include "kernel/kernel.h"
 #include "plane/hier/state.h"
-#include "world.h"
 
 #include <sched.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+static const struct hvd_plane_arg any_order = {.any_order = true};
+/* for so little another algorithm is cheaper that sends more */
+static const struct hvd_plane_arg by_ring = {.any_order = true, .algo = "ring"};
 
 static const struct hvd_plane *open_hier(struct hvd_plane_arg *arg, void **opened)
 {
@@ -41,51 +44,38 @@ static uint64_t sent(const struct hvd_plane_arg *arg, bool away)
 }
 
 /* With h hosts and l lanes each of the lanes sends 2 (h - 1) / h of its share, and heads, and nobody else anything. */
-static void bytes_cross_once(const struct hvd_plane_arg *world, void *more)
+static void bytes_cross_once(struct hvd_seat *seat)
 {
     enum { SHARE = 64 * 120 }; /* divides evenly by hosts */
     static _Thread_local float values[SHARE * 4];
-    struct hvd_plane_arg arg = *world;
     struct hvd_hier_place place;
     struct hvd_piece piece;
-    struct hvd_error error = {0};
-    void *opened;
-    arg.algo = "ring"; /* for so little another one is cheaper that sends more */
-    const struct hvd_plane *plane = open_hier(&arg, &opened);
-    (void)more;
-    hvd_hier_lay_out(arg.host_of, arg.size, arg.rank, &place);
+    hvd_hier_lay_out(seat->arg.host_of, seat->arg.size, seat->arg.rank, &place);
     uint64_t count = (uint64_t)SHARE * (uint64_t)place.lanes, h = (uint64_t)place.hosts, head = 24;
     for (uint64_t i = 0; i < count; i++)
-        values[i] = (float)arg.rank;
+        values[i] = (float)seat->arg.rank;
     struct hvd_work work = hvd_bucket_sum(&piece, values, count);
-    uint64_t before = sent(&arg, true);
-    CHECK(plane->can(opened, &work), "asked for by name, it does this");
-    CHECK(hvd_world_do(&arg, plane, opened, &work, &error) == HVD_OK, "%s", error.text);
+    uint64_t before = sent(&seat->arg, true);
+    CHECK(seat->plane->can(seat->opened, &work), "asked for by name, it does this");
+    hvd_seat_done(seat, &work);
     for (uint64_t i = 0; i < count; i++)
-        CHECK(values[i] == (float)(arg.size * (arg.size - 1) / 2), "element %llu is %g", (unsigned long long)i,
-              (double)values[i]);
+        CHECK(values[i] == (float)(seat->arg.size * (seat->arg.size - 1) / 2), "element %llu is %g",
+              (unsigned long long)i, (double)values[i]);
     uint64_t due = place.number < place.lanes ? 2 * (h - 1) * (SHARE / h * sizeof(float) + head) : 0;
-    CHECK(sent(&arg, true) - before == due, "rank %d sent %llu bytes away, not %llu", arg.rank,
-          (unsigned long long)(sent(&arg, true) - before), (unsigned long long)due);
-    CHECK(sent(&arg, false) == 0, "rank %d sent over a link to its own host", arg.rank);
-    hvd_world_meet(&arg);
-    plane->close(opened);
+    CHECK(sent(&seat->arg, true) - before == due, "rank %d sent %llu bytes away, not %llu", seat->arg.rank,
+          (unsigned long long)(sent(&seat->arg, true) - before), (unsigned long long)due);
+    CHECK(sent(&seat->arg, false) == 0, "rank %d sent over a link to its own host", seat->arg.rank);
 }
 
 /* 1 + 1/256 + 1/256: added up on one host first and rounded there, the second number is lost, and the third. */
-static void halves_are_rounded_once(const struct hvd_plane_arg *world, void *more)
+static void halves_are_rounded_once(struct hvd_seat *seat)
 {
     static const double of_rank[] = {1, 1.0 / 256, 1.0 / 256, 0};
     static const uint16_t bits[] = {0x3f80, 0x3b80, 0x3b80, 0};
-    struct hvd_plane_arg arg = *world;
     uint16_t values[700];
     float floats[700];
-    struct hvd_error error = {0};
-    void *opened;
-    const struct hvd_plane *plane = open_hier(&arg, &opened);
-    (void)more;
     for (int i = 0; i < 700; i++)
-        values[i] = bits[arg.rank];
+        values[i] = bits[seat->arg.rank];
     struct hvd_piece pieces[] = {{values, values, 100}, {values + 100, values + 100, 600}};
     struct hvd_work work = hvd_bucket_sum(pieces, values, 700);
     work.dtype = HVD_DTYPE_bfloat16;
@@ -95,7 +85,7 @@ static void halves_are_rounded_once(const struct hvd_plane_arg *world, void *mor
     work.piece = pieces;
     pieces[0].count = 100;
     work.pieces = 2;
-    CHECK(hvd_world_do(&arg, plane, opened, &work, &error) == HVD_OK, "%s", error.text);
+    hvd_seat_done(seat, &work);
     for (int i = 0; i < 700; i++) {
         floats[i] = 0;
         uint32_t wide = (uint32_t)values[i] << 16;
@@ -103,38 +93,6 @@ static void halves_are_rounded_once(const struct hvd_plane_arg *world, void *mor
         CHECK(floats[i] == (float)(2 * (of_rank[0] + of_rank[1] + of_rank[2])), "element %d is %g", i,
               (double)floats[i]);
     }
-    hvd_world_meet(&arg);
-    plane->close(opened);
-}
-
-/* A reduce is an allreduce whose result only one rank takes. */
-static void only_the_root_is_given_a_result(const struct hvd_plane_arg *world, void *more)
-{
-    enum { COUNT = 300001 };
-    static _Thread_local double in[COUNT], out[COUNT];
-    struct hvd_plane_arg arg = *world;
-    void *opened;
-    const struct hvd_plane *plane = open_hier(&arg, &opened);
-    (void)more;
-    for (int root = 0; root < arg.size; root++) {
-        struct hvd_error error = {0};
-        for (int i = 0; i < COUNT; i++) {
-            in[i] = arg.rank + i % 7;
-            out[i] = -1;
-        }
-        struct hvd_piece piece = {in, root == arg.rank ? out : NULL, COUNT}, ignored;
-        struct hvd_work work = hvd_bucket_sum(&ignored, in, COUNT);
-        work.dtype = HVD_DTYPE_float64;
-        work.piece = &piece;
-        CHECK(hvd_world_do(&arg, plane, opened, &work, &error) == HVD_OK, "%s", error.text);
-        for (int i = 0; i < COUNT; i++) {
-            double due = root == arg.rank ? arg.size * (arg.size - 1) / 2 + arg.size * (i % 7) : -1;
-            CHECK(out[i] == due && in[i] == arg.rank + i % 7, "root %d, rank %d: element %d is %g", root, arg.rank, i,
-                  out[i]);
-        }
-    }
-    hvd_world_meet(&arg);
-    plane->close(opened);
 }
 
 static void what_is_left_to_others(const struct hvd_plane_arg *world, void *more)
@@ -143,7 +101,6 @@ static void what_is_left_to_others(const struct hvd_plane_arg *world, void *more
     struct hvd_piece piece;
     float memory[1];
     void *opened;
-    (void)more;
     arg.wanted = NULL;
     const struct hvd_plane *plane = open_hier(&arg, &opened);
     struct hvd_work work = hvd_bucket_sum(&piece, memory, 1000);
@@ -187,7 +144,6 @@ static void it_fits_where_hosts_have_several_ranks(const struct hvd_plane_arg *w
 {
     static const int one[] = {5, 5, 5, 5}, each[] = {0, 1, 2, 3};
     struct hvd_plane_arg arg = *world;
-    (void)more;
     CHECK(refused(&arg) == HVD_OK, "it fits here");
     arg.host_of = one;
     CHECK(refused(&arg) == HVD_EINIT, "one host");
@@ -205,42 +161,38 @@ static _Atomic int told;
 
 /* Ranks 2 and 3 are a lane. Each hears of the other, by its rank in the set; 0 and 1 wait for them in their hosts until
  * the engine ends that. */
-static void a_lane_is_lost(const struct hvd_plane_arg *world, void *more)
+static void a_lane_is_lost(struct hvd_seat *seat)
 {
-    const enum how how = *(enum how *)more;
+    const enum how how = *(enum how *)seat->more;
     static _Thread_local float values[20000];
-    struct hvd_plane_arg arg = *world;
-    struct hvd_error error = {0}, again = {0};
+    struct hvd_error again = {0};
     struct hvd_piece piece;
-    void *opened;
-    const struct hvd_plane *plane = open_hier(&arg, &opened);
     struct hvd_work work = hvd_bucket_sum(&piece, values, 20000);
     char junk[64], name[32];
-    int other = 5 - arg.rank, due = how == ENDS ? HVD_EPEER : HVD_EINTERNAL;
+    int other = 5 - seat->arg.rank, due = how == ENDS ? HVD_EPEER : HVD_EINTERNAL;
     memset(junk, 0x5a, sizeof junk);
-    if (arg.rank >= 2 && how == BABBLES)
-        CHECK(write(arg.link[other]->fd, junk, sizeof junk) == sizeof junk, "written");
-    else if (arg.rank == 3)
-        shutdown(arg.link[other]->fd, SHUT_RDWR);
-    hvd_world_meet(&arg);
-    if (arg.rank >= 2) {
-        int code = hvd_world_do(&arg, plane, opened, &work, &error);
+    if (seat->arg.rank >= 2 && how == BABBLES)
+        CHECK(write(seat->arg.link[other]->fd, junk, sizeof junk) == sizeof junk, "written");
+    else if (seat->arg.rank == 3)
+        shutdown(seat->arg.link[other]->fd, SHUT_RDWR);
+    hvd_world_meet(&seat->arg);
+    if (seat->arg.rank >= 2) {
+        int code = hvd_seat_do(seat, &work);
         snprintf(name, sizeof name, "rank %d", other);
-        CHECK(code == due && error.culprit == other && strstr(error.text, name), "rank %d: %d, culprit %d: %s",
-              arg.rank, code, error.culprit, error.text);
-        CHECK(plane->start(opened, &work, &again) == code && strcmp(again.text, error.text) == 0, "%s", again.text);
+        CHECK(code == due && seat->error.culprit == other && strstr(seat->error.text, name),
+              "rank %d: %d, culprit %d: %s", seat->arg.rank, code, seat->error.culprit, seat->error.text);
+        CHECK(seat->plane->start(seat->opened, &work, &again) == code && strcmp(again.text, seat->error.text) == 0,
+              "%s", again.text);
         atomic_fetch_add(&told, 1);
     } else {
-        CHECK(plane->start(opened, &work, &error) == HVD_OK, "%s", error.text);
+        CHECK(seat->plane->start(seat->opened, &work, &seat->error) == HVD_OK, "%s", seat->error.text);
         while (atomic_load(&told) < 2) {
             bool progress;
-            CHECK(plane->poll(opened, &work, &progress, &error) == HVD_AGAIN, "without the others: %s", error.text);
+            CHECK(seat->plane->poll(seat->opened, &work, &progress, &seat->error) == HVD_AGAIN,
+                  "without the others: %s", seat->error.text);
             sched_yield();
         }
     }
-    hvd_world_meet(&arg);
-    plane->close(opened);
-    atomic_store(&told, 0);
 }
 
 int main(void)
@@ -255,15 +207,16 @@ int main(void)
     hosts_and_lanes_are_found();
     for (size_t i = 0; i < HVD_COUNT_OF(worlds); i++) {
         hvd_world_host_of = worlds[i].host_of;
-        hvd_world_run(HVD_WORLD_THREADS, worlds[i].size, 100, bytes_cross_once, NULL);
-        hvd_world_run(HVD_WORLD_THREADS, worlds[i].size, 100, only_the_root_is_given_a_result, NULL);
+        hvd_world_seats(HVD_WORLD_THREADS, worlds[i].size, "hier", &by_ring, bytes_cross_once, NULL);
     }
     hvd_world_host_of = pairs;
-    hvd_world_run(HVD_WORLD_THREADS, 4, 100, halves_are_rounded_once, NULL);
+    hvd_world_seats(HVD_WORLD_THREADS, 4, "hier", &any_order, halves_are_rounded_once, NULL);
     hvd_world_run(HVD_WORLD_THREADS, 4, 100, what_is_left_to_others, NULL);
     hvd_world_run(HVD_WORLD_THREADS, 4, 100, it_fits_where_hosts_have_several_ranks, NULL);
     hvd_world_host_of = four;
-    for (size_t i = 0; i < HVD_COUNT_OF(ways); i++)
-        hvd_world_run(HVD_WORLD_THREADS, 4, 100, a_lane_is_lost, &ways[i]);
+    for (size_t i = 0; i < HVD_COUNT_OF(ways); i++) {
+        atomic_store(&told, 0);
+        hvd_world_seats(HVD_WORLD_THREADS, 4, "hier", &any_order, a_lane_is_lost, &ways[i]);
+    }
     return 0;
 }

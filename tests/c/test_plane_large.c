@@ -1,7 +1,7 @@
 /* test_plane_large.c - more than 2^31 elements: no count is cut to 32 bits. uint8, in place, two processes. */
 #define _GNU_SOURCE
+#include "bucket.h"
 #include "kernel/kernel.h"
-#include "world.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -37,40 +37,27 @@ static void check(const uint8_t *memory, unsigned times, unsigned plus)
               (unsigned long long)at);
 }
 
-static void large(const struct hvd_plane_arg *arg, void *more)
+static void large(struct hvd_seat *seat)
 {
-    (void)more;
-    void *opened;
-    const struct hvd_plane *plane = hvd_world_open(arg, "shm", &opened);
     uint8_t *memory = mmap(NULL, COUNT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(memory != MAP_FAILED, "no %llu bytes", (unsigned long long)COUNT);
     madvise(memory, COUNT, MADV_HUGEPAGE);
-    struct hvd_piece piece = {memory, memory, COUNT};
-    struct hvd_error error = {0};
-    struct hvd_work work = {.kind = HVD_ALLREDUCE,
-                            .op = HVD_OP_sum,
-                            .dtype = HVD_DTYPE_uint8,
-                            .divide_by = 1,
-                            .prescale = 1,
-                            .postscale = 1,
-                            .piece = &piece,
-                            .pieces = 1,
-                            .count = COUNT};
+    struct hvd_piece piece;
+    struct hvd_work work = hvd_bucket_sum(&piece, memory, COUNT);
+    work.dtype = HVD_DTYPE_uint8;
     for (unsigned k = 0; k < PERIOD; k++)
-        memory[k] = (uint8_t)(k + (unsigned)arg->rank * 7);
+        memory[k] = (uint8_t)(k + (unsigned)seat->arg.rank * 7);
     for (uint64_t have = PERIOD; have < COUNT; have *= 2)
         memcpy(memory + have, memory, COUNT - have < have ? COUNT - have : have);
-    CHECK(hvd_world_do(arg, plane, opened, &work, &error) == HVD_OK, "%s", error.text);
+    hvd_seat_done(seat, &work);
     check(memory, 2, 7);
     work.kind = HVD_BROADCAST;
     work.root = 1;
-    if (arg->rank != 1)
+    if (seat->arg.rank != 1)
         memset(memory, 0, COUNT);
-    CHECK(hvd_world_do(arg, plane, opened, &work, &error) == HVD_OK, "%s", error.text);
+    hvd_seat_done(seat, &work);
     check(memory, 2, 7);
     munmap(memory, COUNT);
-    hvd_world_meet(arg);
-    plane->close(opened);
 }
 
 int main(void)
@@ -78,6 +65,6 @@ int main(void)
     if (available_bytes() < NEEDED)
         SKIP("more than 2^31 elements on two ranks need %llu bytes of available memory, there are %llu",
              (unsigned long long)NEEDED, (unsigned long long)available_bytes());
-    hvd_world_run(HVD_WORLD_PROCESSES, 2, 300, large, NULL);
+    hvd_world_seats(HVD_WORLD_PROCESSES, 2, "shm", NULL, large, NULL);
     return 0;
 }

@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "bucket.h"
 #include "kernel/kernel.h"
-#include "sizes.h"
+#include "matrix.h"
 #include "world.h"
 
 #include <errno.h>
@@ -91,7 +91,6 @@ static void any_thread_may_allocate_and_release(const struct hvd_plane *plane, v
 
 static void blocks(const struct hvd_plane_arg *arg, void *more)
 {
-    (void)more;
     void *opened;
     const struct hvd_plane *plane = hvd_world_open(arg, "shm", &opened);
     a_block_is_aligned_and_owned(plane, opened);
@@ -124,7 +123,6 @@ static void work_in_plane(const struct hvd_plane_arg *arg, const struct hvd_plan
 
 static void works(const struct hvd_plane_arg *arg, void *more)
 {
-    (void)more;
     void *opened;
     const struct hvd_plane *plane = hvd_world_open(arg, "shm", &opened);
     static const uint64_t counts[] = {0, 1, 5, 1000, 65537, 400001};
@@ -145,8 +143,11 @@ static void works(const struct hvd_plane_arg *arg, void *more)
                         !hvd_picked(shape, HVD_BUCKET_SHAPES, (int)k + dtype + like.op + arg->size))
                         continue;
                     work_in_plane(arg, plane, opened, &like, counts[k], shape, (int)k % 2, 0, false);
+                    work_in_plane(arg, plane, opened, &like, counts[k], shape, (int)k % 2 | HVD_BUCKET_ROOTED, 0,
+                                  false);
                     if (dtype == HVD_DTYPE_float32)
-                        work_in_plane(arg, plane, opened, &like, counts[k], shape, (int)k % 2, 0, true);
+                        work_in_plane(arg, plane, opened, &like, counts[k], shape, (int)k % 2 | HVD_BUCKET_ROOTED, 0,
+                                      true);
                     if (thorough && arg->size > 1)
                         work_in_plane(arg, plane, opened, &like, counts[k], shape, 0, 1 | 2u << arg->size / 2, false);
                 }
@@ -158,21 +159,15 @@ static void works(const struct hvd_plane_arg *arg, void *more)
 /* More pieces than one group of places holds. */
 static void many_pieces(const struct hvd_plane_arg *arg, void *more)
 {
-    (void)more;
     enum { PIECES = 70000 };
     void *opened;
     const struct hvd_plane *plane = hvd_world_open(arg, "shm", &opened);
     struct hvd_piece *piece = calloc(PIECES, sizeof *piece);
     uint16_t *memory = plane->alloc(opened, PIECES * 3 * sizeof *memory);
-    struct hvd_work work = {.kind = HVD_ALLREDUCE,
-                            .op = HVD_OP_sum,
-                            .dtype = HVD_DTYPE_uint16,
-                            .flags = HVD_WORK_IN_PLANE,
-                            .divide_by = 1,
-                            .prescale = 1,
-                            .postscale = 1,
-                            .piece = piece,
-                            .pieces = PIECES};
+    struct hvd_work work = hvd_bucket_sum(piece, memory, 0);
+    work.dtype = HVD_DTYPE_uint16;
+    work.flags = HVD_WORK_IN_PLANE;
+    work.pieces = PIECES;
     for (uint32_t k = 0, at = 0; k < PIECES; at += piece[k++].count) {
         piece[k] = (struct hvd_piece){memory + at, memory + at, k % 4};
         work.count += piece[k].count;

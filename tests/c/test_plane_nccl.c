@@ -7,120 +7,25 @@
 #include "bucket.h"
 #include "gpus.h"
 #include "kernel/kernel.h"
-#include "world.h"
+#include "matrix.h"
 
 #include <sched.h>
 #include <string.h>
 
 static const struct hvd_plane *plane; /* nccl */
-static _Atomic long works_done;
 
-static void one(const struct gpus_seat *seat, const struct hvd_work *like, uint64_t count, enum hvd_bucket_shape shape,
-                enum hvd_bucket_place place, uint64_t joined)
+static int on_device(struct hvd_seat *seat, struct hvd_work *work)
 {
-    struct hvd_bucket bucket;
-    struct hvd_error error = {0};
-    hvd_bucket_make(&bucket, like, count, shape, place, seat->arg.rank, seat->arg.size, joined, NULL, NULL);
-    bucket.work.flags = HVD_WORK_ON_DEVICE;
-    CHECK(plane->can(seat->nccl, &bucket.work), "op %d of dtype %d", like->op, like->dtype);
-    CHECK(gpus_do(seat, &bucket.work, &error) == HVD_OK, "%s", error.text);
-    works_done++;
-    hvd_bucket_check(&bucket);
-}
-
-/* Of each kind, dtype and op that it says it does, some counts. */
-static void matrix(const struct gpus_seat *seat)
-{
-    static const int kinds[] = {HVD_ALLREDUCE, HVD_BROADCAST, HVD_ALLGATHER};
-    static const uint64_t counts[] = {0, 1, 7, 20001};
-    int size = seat->arg.size;
-    for (size_t k = 0; k < HVD_COUNT_OF(kinds); k++)
-        for (int dtype = 0; dtype < HVD_DTYPES_MAX; dtype++)
-            for (int i = 0; hvd_op_number(i) >= 0; i++) {
-                struct hvd_work like = {.kind = kinds[k],
-                                        .op = hvd_op_number(i),
-                                        .dtype = dtype,
-                                        .flags = HVD_WORK_ON_DEVICE,
-                                        .divide_by = size,
-                                        .prescale = 1,
-                                        .postscale = 1,
-                                        .root = (dtype + i) % size};
-                like.postscale = like.op == HVD_OP_average && size == 2 ? 0.5 : 1;
-                if ((i > 0 && kinds[k] != HVD_ALLREDUCE) || !plane->can(seat->nccl, &like) ||
-                    (size == 3 && (hvd_is_narrow(dtype) || like.op == HVD_OP_average))) /* a third is rounded */
-                    continue;
-                for (size_t c = 0; c < HVD_COUNT_OF(counts); c++)
-                    one(seat, &like, counts[c], (int)(c + (size_t)i) % HVD_BUCKET_SHAPES, (int)c % 2, 0);
-                if (kinds[k] == HVD_ALLREDUCE && size > 1)
-                    one(seat, &like, 1000, HVD_BUCKET_FEW, HVD_BUCKET_OUT_OF_PLACE, UINT64_C(1) << (size - 1));
-            }
-}
-
-static void shares(const struct gpus_seat *seat, uint64_t rows, bool uneven)
-{
-    struct hvd_error error = {0};
-    int size = seat->arg.size, rank = seat->arg.rank;
-    uint64_t count_of[HVD_LOCAL_MAX], before = 0, count = 0;
-    float in[4096], out[4096];
-    for (int other = 0; other < size; other++) {
-        count_of[other] = rows + (uneven ? (uint64_t)other : 0);
-        before += other < rank ? count_of[other] : 0;
-        count += count_of[other];
-    }
-    for (uint64_t i = 0; i < count; i++)
-        in[i] = (float)(i * (uint64_t)(rank + 1));
-    struct hvd_piece piece = {.in = in, .out = out, .count = count};
-    struct hvd_work work = {.kind = HVD_REDUCESCATTER,
-                            .op = HVD_OP_sum,
-                            .dtype = HVD_DTYPE_float32,
-                            .divide_by = size,
-                            .prescale = 2,
-                            .postscale = 1,
-                            .piece = &piece,
-                            .pieces = 1,
-                            .count = count,
-                            .count_of = count_of};
-    CHECK(gpus_do(seat, &work, &error) == HVD_OK, "%s", error.text);
-    for (uint64_t i = 0; i < count_of[rank]; i++)
-        CHECK(out[i] == (float)((before + i) * (uint64_t)(size * (size + 1))), "row %d is %g", (int)i, (double)out[i]);
-}
-
-/* From rank a to rank b go 100 a + 7 b elements; of some nothing. */
-static void everyone_to_everyone(const struct gpus_seat *seat)
-{
-    struct hvd_error error = {0};
-    int size = seat->arg.size, rank = seat->arg.rank;
-    uint64_t count_of[HVD_LOCAL_MAX], given = 0;
-    int64_t in[4096], out[4096], *at = in;
-    for (int from = 0; from < size; from++)
-        for (int to = 0; to < size; to++)
-            count_of[from * size + to] = from == 1 && to == 0 ? 0 : (uint64_t)(100 * from + 7 * to);
-    for (int to = 0; to < size; to++)
-        for (uint64_t i = 0; i < count_of[rank * size + to]; i++, given++)
-            *at++ = rank * 1000000 + to * 10000 + (int64_t)i;
-    struct hvd_piece piece = {.in = in, .out = out, .count = given};
-    struct hvd_work work = {.kind = HVD_ALLTOALL,
-                            .dtype = HVD_DTYPE_int64,
-                            .piece = &piece,
-                            .pieces = 1,
-                            .count = given,
-                            .count_of = count_of};
-    CHECK(gpus_do(seat, &work, &error) == HVD_OK, "%s", error.text);
-    at = out;
-    for (int from = 0; from < size; from++)
-        for (uint64_t i = 0; i < count_of[from * size + rank]; i++)
-            CHECK(*at++ == from * 1000000 + rank * 10000 + (int64_t)i, "from %d, element %d", from, (int)i);
+    return gpus_do(seat->more, work, &seat->error);
 }
 
 /* By an NCCL that can; never scaled, for NCCL would round every rank's value and the factor; nor in a fixed order. */
 static void adds_float8(const struct gpus_seat *seat)
 {
-    struct hvd_work work = {.kind = HVD_ALLREDUCE,
-                            .op = HVD_OP_sum,
-                            .flags = HVD_WORK_ON_DEVICE,
-                            .divide_by = 3,
-                            .prescale = 1,
-                            .postscale = 1};
+    struct hvd_piece none;
+    struct hvd_work work = hvd_bucket_sum(&none, NULL, 0);
+    work.flags = HVD_WORK_ON_DEVICE;
+    work.divide_by = 3;
     static const int dtypes[] = {HVD_DTYPE_float8_e4m3fn, HVD_DTYPE_float8_e5m2};
     for (size_t i = 0; i < HVD_COUNT_OF(dtypes); i++) {
         work.dtype = dtypes[i];
@@ -140,13 +45,10 @@ static void does_every_work(const struct hvd_plane_arg *world, void *more)
 {
     struct gpus_seat seat;
     struct hvd_error error = {0};
-    (void)more;
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
-    matrix(&seat);
+    struct hvd_seat asked = {.arg = seat.arg, .plane = plane, .opened = seat.nccl, .more = &seat, .run = on_device};
+    hvd_matrix(&asked, ~0u, true);
     adds_float8(&seat);
-    shares(&seat, 60, false);
-    shares(&seat, 60, true);
-    everyone_to_everyone(&seat);
     hvd_world_meet(world);
     plane->close(seat.nccl);
 }
@@ -156,13 +58,9 @@ static void leaves_to_others(const struct hvd_plane_arg *world, void *more)
     struct hvd_plane_arg arg = *world;
     struct hvd_error error = {0};
     void *opened;
-    (void)more;
-    struct hvd_work work = {.kind = HVD_ALLREDUCE,
-                            .op = HVD_OP_sum,
-                            .dtype = HVD_DTYPE_float32,
-                            .divide_by = 2,
-                            .prescale = 1,
-                            .postscale = 1};
+    struct hvd_piece none;
+    struct hvd_work work = hvd_bucket_sum(&none, NULL, 0);
+    work.divide_by = 2;
     arg.any_order = false;
     CHECK(plane->open(&arg, &opened, &error) == HVD_OK, "%s", error.text);
     CHECK(!plane->can(opened, &work), "tensors of the CPU");
@@ -196,7 +94,6 @@ static void waits_for_tensors(const struct hvd_plane_arg *world, void *more)
     struct hvd_piece piece;
     float value[3] = {1, 1, 1};
     bool progress;
-    (void)more;
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
     struct hvd_work work = hvd_bucket_sum(&piece, value, 3);
     work.flags = HVD_WORK_ON_DEVICE;
@@ -235,7 +132,6 @@ static void waits_for_a_device(const struct hvd_plane_arg *world, void *more)
     bool joined = world->rank == 1;
     float value = (float)world->rank;
     int numbers = gpus_calls("ncclGetUniqueId"), comms = gpus_calls("ncclCommInitRankConfig");
-    (void)more;
     if (joined) {
         hvd_cuda_prefer("no-such-library.so");
         hvd_nccl_prefer("no-such-library.so");
@@ -262,10 +158,10 @@ int main(void)
     gpus_threads(2, leaves_to_others);
     static const int sizes[] = {1, 2, 3, 4};
     for (size_t i = 0; i < HVD_COUNT_OF(sizes); i++) {
-        long before = works_done;
+        long before = hvd_bucket_works;
         gpus_threads(sizes[i], does_every_work);
-        printf("world of %d: %ld works\n", sizes[i], (works_done - before) / sizes[i]);
-        CHECK(works_done - before > 100, "too few works for a world of %d", sizes[i]);
+        printf("world of %d: %ld works\n", sizes[i], (hvd_bucket_works - before) / sizes[i]);
+        CHECK(hvd_bucket_works - before > 100, "too few works for a world of %d", sizes[i]);
     }
     gpus_threads(2, waits_for_tensors);
     hvd_world_run(HVD_WORLD_PROCESSES, 3, 200, does_every_work, NULL);

@@ -17,7 +17,6 @@ static void names_two_ranks_on_one_device(const struct hvd_plane_arg *world, voi
 {
     struct gpus_seat seat;
     struct hvd_error error = {0};
-    (void)more;
     CHECK(gpus_greet(world, world->rank == 2 ? 1 : world->rank, &seat, &error) == HVD_EINIT, "two ranks on one device");
     CHECK(strstr(error.text, "ranks 1 and 2 use the same GPU (device 1, uuid ababababababababababababababab01, PCI "
                              "0000:02:00.0), which NCCL 2.21.5 does not support: give each its own, with "
@@ -32,7 +31,6 @@ static void knows_slices(const struct hvd_plane_arg *world, void *more)
 {
     static const int hosts[] = {0, 0, 1};
     struct hvd_plane_arg arg = *world;
-    (void)more;
     for (int several = 0; several < 2; several++) {
         struct gpus_seat seat;
         struct hvd_error error = {0};
@@ -70,7 +68,6 @@ static void is_made_to_block(const struct hvd_plane_arg *world, void *more)
     struct gpus_seat seat;
     struct hvd_error error = {0};
     struct hvd_plane_arg arg = *world;
-    (void)more;
     arg.nccl_blocks = world->rank == 1;
     CHECK(gpus_greet(&arg, world->rank, &seat, &error) == HVD_EINIT &&
               strstr(error.text, "rank 1 cannot use NCCL: NCCL_COMM_BLOCKING=1 is set") &&
@@ -109,7 +106,6 @@ static void names_who_lacks_something(const struct hvd_plane_arg *world, void *m
 {
     struct gpus_seat seat;
     struct hvd_error error = {0}, other = {0};
-    (void)more;
     int code = gpus_greet(world, world->rank ? 99 : 0, &seat, &error);
     CHECK(code == HVD_EINIT && strstr(error.text, "rank 1 cannot use NCCL: CUDA could not find the device of this "
                                                   "tensor: the stub was told to fail (error 101"),
@@ -137,7 +133,6 @@ static void tells_of_errors(const struct hvd_plane_arg *world, void *more)
                  {"ncclGroupEnd", "could not start a collective: invalid usage", 1},
                  {"async", "could not connect the ranks: invalid usage", 1},
                  {"async", "could not do a collective: invalid usage", 2}};
-    (void)more;
     for (size_t i = 0; i < HVD_COUNT_OF(cases); i++) {
         struct gpus_seat seat;
         struct hvd_error error = {0};
@@ -170,7 +165,6 @@ static void never_gets_through(const struct hvd_plane_arg *world, void *more)
     struct hvd_piece piece;
     float value = 1;
     void *gate = gpus_gate();
-    (void)more;
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
     struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
     CHECK(gpus_do(&seat, &work, &error) == HVD_OK, "%s", error.text);
@@ -216,7 +210,6 @@ static void waits_for_nobody_for_ever(const struct hvd_plane_arg *world, void *m
     struct hvd_error error = {0};
     struct hvd_piece piece;
     float value = 1;
-    (void)more;
     gpus_fail("ncclCommInitRankConfig", 100000, 5);
     struct hvd_plane_arg arg = *world;
     arg.start_timeout_ms = 50;
@@ -248,7 +241,6 @@ static void is_abandoned(const struct hvd_plane_arg *world, void *more)
     struct hvd_piece piece;
     float value = 1;
     bool progress = false;
-    (void)more;
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
     struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
     CHECK(gpus_do(&seat, &work, &error) == HVD_OK, "%s", error.text); /* they are connected */
@@ -279,7 +271,6 @@ static void is_left_behind(const struct hvd_plane_arg *world, void *more)
     struct hvd_piece piece;
     float value = 1;
     bool progress = false;
-    (void)more;
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_OK, "%s", error.text);
     struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
     void *gate = gpus_gate(), *ready[] = {gate};
@@ -319,7 +310,6 @@ static void refuses_another_device(const struct hvd_plane_arg *world, void *more
     struct hvd_error error = {0};
     struct hvd_piece piece;
     float value = 1;
-    (void)more;
     CHECK(gpus_greet(world, 0, &seat, &error) == HVD_OK, "%s", error.text);
     struct hvd_work work = hvd_bucket_sum(&piece, &value, 1);
     work.flags = HVD_WORK_ON_DEVICE;

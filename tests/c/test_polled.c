@@ -17,14 +17,12 @@ struct slow {
 
 static bool slow_can(void *self, const struct hvd_work *work)
 {
-    (void)self;
     return work->kind == HVD_ALLREDUCE;
 }
 
 static int slow_start(void *self, struct hvd_work *work, struct hvd_error *error)
 {
     struct slow *slow = self;
-    (void)work, (void)error;
     slow->looks = slow->by_waiter = 0;
     return HVD_OK;
 }
@@ -32,17 +30,13 @@ static int slow_start(void *self, struct hvd_work *work, struct hvd_error *error
 static int slow_poll(void *self, struct hvd_work *work, bool *progress, struct hvd_error *error)
 {
     struct slow *slow = self;
-    (void)work, (void)progress, (void)error;
     for (uint64_t until = hvd_now_ns() + LOOK_NS; hvd_now_ns() < until;)
         ;
     slow->by_waiter += pthread_equal(slow->waiter, pthread_self()) != 0;
     return ++slow->looks == LOOKS ? HVD_OK : HVD_AGAIN;
 }
 
-static void slow_close(void *self)
-{
-    (void)self;
-}
+static void slow_close(void *self) {}
 
 static const struct hvd_plane polled = {.name = "slow",
                                         .preference = 1000,
@@ -57,7 +51,6 @@ static void who_waits_polls(struct hvd_engine *engine, int rank, int size)
 {
     struct slow slow = {.waiter = pthread_self()};
     float one = 1;
-    (void)rank, (void)size;
     crew_barrier(engine);
     while (!hvd_turn_take(engine))
         sched_yield();

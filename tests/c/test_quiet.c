@@ -20,11 +20,8 @@ static struct hvd_request a_sum(const char *name, float *memory, int quiet)
 
 static int64_t submit_quietly(struct hvd_engine *engine, const char *name, float *memory, int quiet)
 {
-    struct hvd_error error = {0};
     struct hvd_request request = a_sum(name, memory, quiet);
-    int64_t handle = hvd_engine_submit(engine, &request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
-    return handle;
+    return crew_begin(engine, &request);
 }
 
 static pthread_barrier_t all_threads;
@@ -89,7 +86,6 @@ static void soon_submissions(struct hvd_engine *engine, int rank, int size)
 {
     enum { LARGE = 300000 };
     char text[HVD_TEXT_MAX] = "";
-    struct hvd_error error = {0};
     float memory = (float)rank, *large = calloc(LARGE, sizeof *large);
     for (int step = 0; step < 3; step++) {
         memory = (float)rank;
@@ -113,8 +109,7 @@ static void soon_submissions(struct hvd_engine *engine, int rank, int size)
     struct hvd_request request = a_sum("large", large, HVD_SOON);
     request.ndim = 1;
     request.dims[0] = LARGE;
-    int64_t handle = hvd_engine_submit(engine, &request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
+    int64_t handle = crew_begin(engine, &request);
     CHECK(!atomic_load(&engine->soon.armed)); /* it is on its way */
     while (!done(engine, handle))
         sched_yield();
@@ -163,7 +158,6 @@ static void priorities(struct hvd_engine *engine, int rank, int size)
     struct hvd_error error = {0};
     char text[HVD_TEXT_MAX] = "";
     float memory = 1;
-    (void)size;
     struct hvd_request request = a_sum("first layer", &memory, HVD_NOW);
     request.priority = rank == 1 ? -7 : INT32_MAX;
     CHECK_CODE(crew_wait(engine, hvd_engine_submit(engine, &request, &error), text), HVD_EMISMATCH, text);

@@ -293,7 +293,6 @@ static void limit_addresses(int rank)
     CHECK(statm && fscanf(statm, "%lu", &pages) == 1);
     fclose(statm);
     rlim_t most = pages * HVD_PAGE + (400u << 20);
-    (void)rank;
     CHECK(setrlimit(RLIMIT_AS, &(struct rlimit){most, most}) == 0);
 }
 

@@ -174,7 +174,6 @@ static void crowd(struct hvd_engine *engine, int rank, int size)
     struct operation *op = malloc(sizeof *op * SETS * BATCH);
     uint64_t seed = (uint64_t)rank + 1;
     int order[SETS * BATCH];
-    (void)size;
     open_all(engine);
     for (int batch = 0; batch < BATCHES; batch++) {
         int count = 0;
@@ -185,10 +184,8 @@ static void crowd(struct hvd_engine *engine, int rank, int size)
             order[i] = i;
         shuffle(order, count, &seed);
         for (int i = 0; i < count; i++) {
-            struct hvd_error error = {0};
             struct operation *next = &op[order[i]];
-            next->handle = hvd_engine_submit(engine, &next->request, &error);
-            CHECK_CODE(next->handle > 0, 1, error.text);
+            next->handle = crew_begin(engine, &next->request);
         }
         shuffle(order, count, &seed);
         for (int i = 0; i < count; i++) {

@@ -33,16 +33,13 @@ static void somebody_is_late(struct hvd_engine *engine, int rank, int size)
 {
     float memory = 1;
     char text[HVD_TEXT_MAX] = "", words[64];
-    struct hvd_error error = {0};
     struct hvd_request request = crew_sum("wanted", &memory, 1);
     CHECK_CODE(engine != NULL, 1, crew_open_error.text);
-    (void)size;
     sum(engine, "first");
     crew_meet();
     if (rank == victim)
         crew_meet();
-    int64_t handle = hvd_engine_submit(engine, &request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
+    int64_t handle = crew_begin(engine, &request);
     if (rank != victim) {
         snprintf(words, sizeof words, "missing on rank %d; rank %d (pid", victim, victim);
         for (int i = 0; i < 3 || (i < 100 && !strstr(text, words)); i++) /* others may be about to submit it */
@@ -64,7 +61,6 @@ static void somebody_calls_them_otherwise(struct hvd_engine *engine, int rank, i
     static float memory[2][LAYERS];
     int64_t handle[2][LAYERS];
     char text[HVD_TEXT_MAX] = "", words[64], name[64];
-    struct hvd_error error = {0};
     CHECK_CODE(engine != NULL, 1, crew_open_error.text);
     CHECK(size == SIZE);
     sum(engine, "first");
@@ -73,8 +69,7 @@ static void somebody_calls_them_otherwise(struct hvd_engine *engine, int rank, i
             snprintf(name, sizeof name, "%s.%d", prefix[turn ^ (rank == victim)], i);
             struct hvd_request request = crew_sum(name, &memory[turn][i], 1);
             memory[turn][i] = 1;
-            handle[turn][i] = hvd_engine_submit(engine, &request, &error);
-            CHECK_CODE(handle[turn][i] > 0, 1, error.text);
+            handle[turn][i] = crew_begin(engine, &request);
         }
         crew_meet();
         snprintf(words, sizeof words, "missing on rank %d; rank %d (pid", victim, victim);
@@ -198,8 +193,7 @@ static void leaders_leave(struct hvd_engine *engine, int rank, int size)
         request.process_set = set[i];
         if (rank == victim)
             wait_for_told(2 * i + size - 2 - i);
-        int64_t handle = hvd_engine_submit(engine, &request, &error);
-        CHECK_CODE(handle > 0, 1, error.text);
+        int64_t handle = crew_begin(engine, &request);
         if (rank != victim) {
             hear_who_is_missing(engine, handle);
             while (engine->hosts == 1 && !(atomic_load(&hvd_host_desk(&engine->host)->gone) >> i & 1))

@@ -19,16 +19,13 @@ static void allreduce(struct hvd_engine *engine, const char *name, int64_t count
 {
     static _Thread_local float memory[1024];
     char text[HVD_TEXT_MAX] = "";
-    struct hvd_error error = {0};
     struct hvd_request request = crew_sum(name, memory, count);
-    int64_t handle = hvd_engine_submit(engine, &request, &error);
-    CHECK_CODE(handle > 0, 1, error.text);
+    int64_t handle = crew_begin(engine, &request);
     CHECK_CODE(crew_wait(engine, handle, text), HVD_OK, text);
 }
 
 static void counts(struct hvd_engine *engine, int rank, int size)
 {
-    (void)rank;
     int width = engine->steps.width, buckets = place("buckets"), exposed = place("exposed_ns");
     int64_t now[2][HVD_STEP_NUMBERS_MAX + HVD_COUNTERS_MAX + HVD_CARRIERS_MAX * HVD_PLANE_NUMBERS_MAX + HVD_SIZES];
     struct hvd_error error = {0};
@@ -87,7 +84,6 @@ static void *write_steps(void *self)
 /* Rows that are read are whole, however many write and however often the ring goes round. */
 static void races(struct hvd_engine *engine, int rank, int size)
 {
-    (void)rank, (void)size;
     struct writer writer[WRITERS];
     int64_t row[HVD_STEP_NUMBERS_MAX + HVD_COUNTERS_MAX + HVD_CARRIERS_MAX * HVD_PLANE_NUMBERS_MAX + HVD_SIZES];
     for (int i = 0; i < WRITERS; i++) {

@@ -42,7 +42,6 @@ static char result; /* every flight's output tensor */
 
 static int64_t core_submit(const struct hvd_request *request, char *text, size_t text_bytes)
 {
-    (void)text, (void)text_bytes;
     pthread_mutex_lock(&lock);
     int64_t handle = ++submitted;
     HOLDS(handle <= REQUESTS);
@@ -83,7 +82,6 @@ static const char lists[] = "rank 0: 3 gradients\na\nb\ncrank 1: 2 gradients\na\
 
 static int core_result(int64_t handle, struct hvd_output *output)
 {
-    (void)handle;
     static const int64_t rows_of[3] = {25, 23, 25};
     *output = (struct hvd_output){(void *)(uintptr_t)lists, 73, 73, rows_of, 3};
     return HVD_OK;
@@ -91,7 +89,6 @@ static int core_result(int64_t handle, struct hvd_output *output)
 
 static int core_forget(int64_t handle)
 {
-    (void)handle;
     return HVD_OK;
 }
 
@@ -144,35 +141,23 @@ static struct tf_status *new_status(void)
 {
     return NULL;
 }
-static void delete_status(struct tf_status *status)
-{
-    (void)status;
-}
+static void delete_status(struct tf_status *status) {}
 static int get_code(const struct tf_status *status)
 {
-    (void)status;
     return 0;
 }
 static void set_status(struct tf_status *status, int code, const char *text)
 {
-    (void)status;
     pthread_mutex_lock(&lock);
     fails[failures++] = code;
     snprintf(last_text, sizeof last_text, "%s", text);
     pthread_mutex_unlock(&lock);
 }
-static void failure(struct tf_run *run, struct tf_status *status)
-{
-    (void)run, (void)status;
-}
-static void set_output(struct tf_run *run, int i, const struct tf_tensor *tensor, struct tf_status *status)
-{
-    (void)run, (void)i, (void)tensor, (void)status;
-}
+static void failure(struct tf_run *run, struct tf_status *status) {}
+static void set_output(struct tf_run *run, int i, const struct tf_tensor *tensor, struct tf_status *status) {}
 static struct tf_tensor *no_output(struct tf_run *run, int i, int dtype, const int64_t *dims, int count, size_t bytes,
                                    struct tf_status *status)
 {
-    (void)run, (void)i, (void)dtype, (void)dims, (void)bytes, (void)status;
     static int64_t rows[8];
     HOLDS(count == 1);
     return (struct tf_tensor *)rows;
@@ -195,7 +180,6 @@ static int64_t core_step(int found, int64_t optimizer_ns)
 }
 static void run_done(struct tf_done *done)
 {
-    (void)done;
     pthread_mutex_lock(&lock);
     dones++;
     pthread_cond_broadcast(&moved);

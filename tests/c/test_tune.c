@@ -15,7 +15,6 @@ static int64_t step(struct hvd_engine *engine, int set, int rank, int size)
 {
     float memory[TENSORS][100];
     int64_t handle[TENSORS], before = buckets(engine);
-    struct hvd_error error = {0};
     char name[16], text[HVD_TEXT_MAX] = "";
     for (int i = 0; i < TENSORS; i++) {
         for (int k = 0; k < 100; k++)
@@ -25,8 +24,7 @@ static int64_t step(struct hvd_engine *engine, int set, int rank, int size)
         request.process_set = set;
         request.group = 1;
         request.group_count = TENSORS;
-        handle[i] = hvd_engine_submit(engine, &request, &error);
-        CHECK_CODE(handle[i] > 0, 1, error.text);
+        handle[i] = crew_begin(engine, &request);
     }
     for (int i = 0; i < TENSORS; i++) {
         CHECK_CODE(crew_wait(engine, handle[i], text), HVD_OK, text);

@@ -145,7 +145,6 @@ static struct hvd_share *world_share(void *self, size_t bytes, struct hvd_error 
         CHECK(world->region[number] != MAP_FAILED && mine->share.map[from] != MAP_FAILED, "no share of %zu bytes",
               total);
     }
-    (void)error;
     return &mine->share;
 }
 
@@ -370,8 +369,8 @@ int hvd_world_finish(const struct hvd_plane_arg *arg, const struct hvd_plane *pl
                 return code;
             continue;
         }
-        int code = idle < 50 ? plane->poll(opened, work, &progress, error)
-                             : sleep_and_poll(arg, plane, opened, work, &progress, error);
+        int code = idle < 50 || plane->polled ? plane->poll(opened, work, &progress, error)
+                                              : sleep_and_poll(arg, plane, opened, work, &progress, error);
         if (code != HVD_AGAIN)
             return code;
         idle = progress ? 0 : idle + 1;

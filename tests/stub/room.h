@@ -10,7 +10,7 @@ enum {
     STUB_RANKS = 8,
     STUB_SLOT = 1 << 15,
     STUB_BOX = 1 << 12,
-    STUB_CALLS = 512,
+    STUB_CALLS = 2048,
     STUB_FACTORS = 64,
     STUB_OPS = 5,
     STUB_REGISTERED = 16,

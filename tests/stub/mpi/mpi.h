@@ -27,4 +27,7 @@ enum {
 int stub_mpi_fails(const char *name); /* whether this call is to fail */
 intptr_t stub_mpi_comm(int size);     /* of threads: the handle of rank 0, those of the others follow */
 
+enum { MAX, MIN, SUM };
+void stub_mpi_combine(int type, int op, void *into, const void *from, int count); /* of rows of types[] in mpi.c */
+
 #endif

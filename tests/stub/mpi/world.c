@@ -141,3 +141,41 @@ EXPORT int MPI_Comm_create_group(HANDLE of, HANDLE group, int tag, HANDLE *some)
     *some = (HANDLE)stub_mpi_comm((int)group);
     return 0;
 }
+
+#define COMBINE(type)                                            \
+    for (int i = 0; i < count; i++) {                            \
+        type a = ((type *)into)[i], b = ((const type *)from)[i]; \
+        ((type *)into)[i] = (type)(op == MAX   ? (b > a ? b : a) \
+                                   : op == MIN ? (b < a ? b : a) \
+                                   : op == SUM ? a + b           \
+                                               : a * b);         \
+    }
+
+void stub_mpi_combine(int type, int op, void *into, const void *from, int count)
+{
+    switch (type) {
+    case 0:
+        COMBINE(float)
+        break;
+    case 1:
+        COMBINE(double)
+        break;
+    case 2:
+        COMBINE(int32_t)
+        break;
+    case 3:
+        COMBINE(int64_t)
+        break;
+    case 4:
+        COMBINE(int16_t)
+        break;
+    case 5:
+        COMBINE(uint16_t)
+        break;
+    case 6:
+        COMBINE(uint8_t)
+        break;
+    default:
+        COMBINE(int8_t)
+    }
+}
