@@ -70,7 +70,7 @@ STEPS = (
     Step(
         "pytest",
         3600,
-        PYTEST + f"-n {min(JOBS, 4)} --no-loadscope-reorder -m 'not long' --durations=40 tests",
+        PYTEST + f"-n {2 * JOBS} --no-loadscope-reorder -m 'not long' --durations=40 tests",
         check="all Python tests but those of LONG",
     ),
     Step("plain", 1800, C_TESTS, long="the same C tests as under the sanitizers, as they are shipped"),
@@ -109,7 +109,7 @@ def of_change(commit: str = "") -> list[Step]:
     base, paths = changed.since(ROOT, commit)
     tree = changed.texts(ROOT, paths)
     tests = {test for test in tree if changed.TEST.fullmatch(test) and tree[test] and Path(test).stem not in LONG}
-    takes = {test: durations.known(test) / min(JOBS, 4) for test in tests}
+    takes = {test: durations.known(test) / JOBS for test in tests}
     most = next(most for folder, most in SECONDS if any(path.startswith(folder) for path in paths) or not folder)
     choice = changed.choose(paths, changed.graph(tree), takes, most)
     print(changed.says(base, paths, choice))
