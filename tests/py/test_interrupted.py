@@ -24,7 +24,7 @@ import hvdlite as hvd
 from hvdlite import _core
 
 COUNT = 1 << 15  # floats: so much memory malloc gives back to the system
-EVERY = int(os.environ.get("INTERRUPT_EVERY", 5 if EVERYTHING else 61))
+EVERY = int(os.environ.get("INTERRUPT_EVERY", 5 if EVERYTHING else 127))
 OURS = os.path.dirname(hvd.__file__)
 LATE_S = 0.06  # longer than one wait in the core
 ERRORS = (KeyboardInterrupt, TimeoutError, SystemExit, hvd.HvdError)
@@ -167,7 +167,7 @@ def test_an_exception_at_any_instruction_leaves_no_memory_without_an_owner(form)
 @as_ranks(2, deadline=600)
 def test_a_signal_in_any_millisecond_comes_out_at_once_and_leaves_no_memory_without_an_owner(form):
     call, due = FORMS[form]
-    for number in range(0, 58, min(EVERY, 6)):
+    for number in range(0, 58, min(EVERY, 6 if EVERYTHING else 19)):
         error, members = ERRORS[number % len(ERRORS)]("mine"), 3 if form == "group" else 1
         assert interrupted(call, due, members, f"in.{form}", after_ms(number), error)
 

