@@ -13,7 +13,7 @@
 #if defined(__SANITIZE_THREAD__)
 static const int sizes[] = {3, 64};
 #elif defined(HVD_SANITIZED)
-static const int sizes[] = {1, 2, 3, 7, 64};
+static const int sizes[] = {1, 3, 7};
 #else
 static const int sizes[] = {1, 2, 3, 4, 7, 8, 64};
 #endif
@@ -23,7 +23,7 @@ static bool is_simulated(int size)
 #if defined(__SANITIZE_THREAD__)
     return size == 0;
 #elif defined(HVD_SANITIZED)
-    return size == 3 || size == 7;
+    return size == 3;
 #else
     return size <= 8;
 #endif
