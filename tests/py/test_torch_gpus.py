@@ -181,7 +181,8 @@ def test_a_tensor_of_the_cpu_beside_one_on_a_gpu_is_named():
     with gpus.on_gpus(hvd.rank()):
         hvd.allreduce(torch.ones(1))
     mine = torch.ones(2)
-    text = r"the device: rank 0 said a GPU, rank 1 said the CPU\..*move the tensor with \.cuda\(\) or \.cpu\(\)"
+    text = r"tensor 'allreduce.mixed': ranks disagree on the device: rank 0 said a GPU, rank 1 said the CPU\."
+    text += r".*move the tensor with \.cuda\(\) or \.cpu\(\)"
     with pytest.raises(hvd.HvdMismatchError, match=text):
         if hvd.rank():
             hvd.allreduce(mine, name="mixed")
