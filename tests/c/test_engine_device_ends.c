@@ -14,19 +14,10 @@ enum { COUNT = 1000 };
 static int64_t begin(struct hvd_engine *engine, const char *name, int set, float *value, int count, int rank,
                      void *ready)
 {
-    struct hvd_request request = {.kind = HVD_ALLREDUCE,
-                                  .name = name,
-                                  .op = HVD_OP_sum,
-                                  .dtype = HVD_DTYPE_float32,
-                                  .ndim = 1,
-                                  .dims = {count},
-                                  .prescale = 1,
-                                  .postscale = 1,
-                                  .input = value,
-                                  .output = value,
-                                  .process_set = set,
-                                  .device = rank + 1,
-                                  .ready = ready};
+    struct hvd_request request = crew_sum(name, value, count);
+    request.process_set = set;
+    request.device = rank + 1;
+    request.ready = ready;
     return crew_begin(engine, &request);
 }
 
@@ -39,7 +30,8 @@ static void sum(struct hvd_engine *engine, const char *name, int set, int rank, 
 }
 
 /* Rank 1 dies while its tensors are not ready yet. On the others' one stream lie a collective of a set and, behind it,
- * one of the global set: the abort of that, which comes first, waits for the other one. */
+ * one of the global set: the abort of that, which comes first, waits for the other one. Whoever asks hears of the
+ * death. */
 static void one_dies_in_two_sets(struct hvd_engine *engine, int rank, int size)
 {
     static const int ranks[] = {0, 1, 2};
@@ -62,6 +54,12 @@ static void one_dies_in_two_sets(struct hvd_engine *engine, int rank, int size)
     crew_meet(); /* all have both on their streams */
     if (rank == 1)
         kill(getpid(), SIGKILL);
+    for (int i = 0; i < 400 && rank == 2 && (code == HVD_OK || code == HVD_AGAIN); i++)
+        code = hvd_engine_wait_many(engine, &(struct hvd_owner){.handle = handle[1]}, 1, 50, text, sizeof text);
+    void *stream = gpus_stream(rank);
+    while (code == HVD_OK && (code = hvd_engine_behind(engine, handle[1], stream, &error)) == HVD_OK)
+        usleep(1000); /* it is on the stream: whoever asks later hears of the death */
+    CHECK_CODE(code, HVD_EPEER, text);
     uint64_t until = hvd_now_ns() + 20000000000u;
     while (gpus_calls("aborts that have ended") < 2 && hvd_now_ns() < until)
         usleep(1000);

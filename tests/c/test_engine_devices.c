@@ -1,12 +1,12 @@
 /* test_engine_devices.c - ranks that use several devices each, over a GPU that is none (tests/stub): every work goes by
  * the communicator of the devices that its tensors lie on, whatever each rank thinks is usual, in one order everywhere;
- * and memory that was outgrown is kept, so that nobody waits for what others run on a device.
+ * no thread waits for a device; and memory that was outgrown is kept, so that nobody waits for what others run there.
  */
 #define _GNU_SOURCE
 #include "crew.h"
 #include "gpus.h"
 
-#include <unistd.h>
+#include <dlfcn.h>
 
 enum { MANY = 24, STEPS = 6, COUNT = 40 };
 
@@ -22,17 +22,12 @@ static int device_of(int rank, int i, int step)
 
 static struct hvd_request request_of(int kind, const char *name, void *in, void *out, int64_t count, int device)
 {
-    return (struct hvd_request){.kind = kind,
-                                .name = name,
-                                .op = kind == HVD_ALLREDUCE ? HVD_OP_sum : 0,
-                                .dtype = HVD_DTYPE_float32,
-                                .ndim = 1,
-                                .dims = {count},
-                                .prescale = 1,
-                                .postscale = 1,
-                                .input = in,
-                                .output = out,
-                                .device = device};
+    struct hvd_request request = crew_sum(name, in, count);
+    request.kind = kind;
+    request.op = kind == HVD_ALLREDUCE ? HVD_OP_sum : 0;
+    request.output = out;
+    request.device = device;
+    return request;
 }
 
 static void end(struct hvd_engine *engine, int64_t handle)
@@ -223,10 +218,54 @@ static void joins_first(struct hvd_engine *engine, int rank, int size)
     crew_barrier(engine);
 }
 
+/* A wait is over when the collective lies on the stream; another stream waits for it, and no thread does. */
+static void nobody_waits_for_a_device(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    char text[HVD_TEXT_MAX] = "";
+    float value[2] = {1, 1}, copy[2] = {0};
+    void *gate = gpus_gate();
+    int64_t handle[2];
+    crew_barrier(engine);
+    for (int i = 0; i < 2; i++) { /* the second is launched behind the first, that is not ready yet */
+        struct hvd_request request = request_of(HVD_ALLREDUCE, i ? "b" : "a", &value[i], &value[i], 1, rank + 1);
+        request.ready = i ? NULL : gate;
+        handle[i] = crew_begin(engine, &request);
+        CHECK_CODE(crew_wait_only(engine, handle[i], text), HVD_OK, text);
+    }
+    for (int i = 0; i < 2; i++)
+        CHECK(hvd_engine_poll(engine, handle[i]) == HVD_AGAIN && value[i] == 1);
+    const struct hvd_cuda *cuda = hvd_cuda_load(&error);
+    void *stream = gpus_stream(rank);
+    for (int i = 0; i < 2; i++) {
+        CHECK_CODE(hvd_engine_behind(engine, handle[i], stream, &error), HVD_OK, error.text);
+        CHECK(hvd_engine_forget(engine, handle[i]) == HVD_OK); /* at once */
+    }
+    CHECK(cuda->MemcpyDtoHAsync(copy, (uintptr_t)value, sizeof copy, stream) == 0);
+    CHECK(copy[0] == 0 && hvd_engine_behind(engine, handle[0], stream, &error) == HVD_EHANDLE);
+    crew_meet();
+    gpus_open_gate(gate);
+    gpus_stream_end(stream);
+    CHECK(copy[0] == (float)size && copy[1] == (float)size);
+    cuda->EventDestroy(gate);
+}
+
+static void refused_at_once(struct hvd_engine *engine, int rank, int size)
+{
+    float value = 1;
+    struct hvd_error error = {0};
+    struct hvd_request request = request_of(HVD_ALLREDUCE, "a", &value, &value, 1, -1);
+    CHECK(hvd_engine_submit(engine, &request, &error) == HVD_EINVAL && strstr(error.text, "-2 is no device"));
+}
+
 int main(void)
 {
     crew_deadline(500);
+    crew_threads(2, refused_at_once); /* no library is loaded for that */
+    CHECK(!dlopen("libgpu.so", RTLD_NOLOAD | RTLD_NOW));
     gpus_find();
+    crew_threads(1, nobody_waits_for_a_device);
+    crew_threads(3, nobody_waits_for_a_device);
     int copies = gpus_calls("cuMemcpyDtoH"), comms = gpus_calls("ncclCommInitRankConfig");
     crew_threads(1, alternates);
     crew_threads(2, alternates);

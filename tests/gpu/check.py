@@ -1,5 +1,5 @@
 """What only a GPU can show; tests/gpu/run starts it. Each check prints what it found; at the end stands a verdict for
-each claim of issue 5 (verdict.py): a part that did not run is called that, and not a pass.
+each claim of issue 5 (machine.py): a part that did not run is called that, and not a pass.
 
 one             every op and dtype through NCCL, beside NumPy, and figures of one rank (figures.py)
 staged          two and four ranks on one GPU by way of the CPU: the same checks, rows that differ or are none, results
@@ -12,26 +12,29 @@ death           of one rank in two: the other one's error and its free device wi
 sanitizer       compute-sanitizer, where it is installed, over one rank's checks
 
 Arguments: names of parts (none: all of them), and "judge": figures that are missed, and parts that did not run, make
-the exit code (Verdicts.code). That is for a machine that has nothing else to do.
+the exit code (Machine.code). That is for a machine that has nothing else to do.
 """
 
+import contextlib
+import json
 import os
 import sys
+import tempfile
 import time
 import warnings
 
 import numpy as np
 import torch
 from figures import figures, timed
-from machine import PARTS, SHARING, WORKED, Machine
-from verdict import CLAIMS, tell
-from ways import Ways, adds_float8, judged
+from machine import CLAIMS, PARTS, SHARING, WORKED, Machine, jobs, tell
 
 import hvdlite.torch as hvd
 
 OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
 DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
 DTYPES += ("float8_e4m3fn", "float8_e5m2")
+FLOAT8_SINCE, FLOAT8_CAPABILITY = 22400, (9, 0)
+TENSORS = 1000  # the first lane of one in a timeline
 
 
 def expected(values, op, factor):
@@ -193,6 +196,36 @@ def beside_the_cpu():
         print(f"16 MB over {hvd.size()} ranks on one GPU by way of the CPU: {took * 1e3:.3f} ms", flush=True)
 
 
+@contextlib.contextmanager
+def carried(seen):
+    """Afterwards `seen` has (tensor, what has carried it) of each collective of the block, as one rank's timeline says:
+    by way of the CPU goes what NCCL does not compute as hvdlite does (csrc/plane/nccl/calls.c), and the results are
+    right either way, so a dtype that has lost its way to NCCL shows nowhere but here."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "timeline")
+        hvd.start_timeline(path)
+        yield
+        hvd.stop_timeline()
+        with open(path, encoding="utf-8") as file:
+            rows = json.load(file)
+    titles = {row["tid"]: row["args"]["name"] for row in rows if row.get("name") == "thread_name"}
+    for row in rows:
+        carrier = row.get("args", {}).get("plane")
+        if row.get("tid", 0) >= TENSORS and carrier:
+            seen.append((titles[row["tid"]].removeprefix("allreduce."), carrier))
+
+
+def lost(seen, reductions, float8):
+    """Names of what NCCL has to carry, and has not. reductions: names of allreduces of one rank, and for each (dtype,
+    op, factor); of whatever else is seen all is NCCL's. float8: it adds such numbers."""
+    due = {name for name, _ in seen} - set(reductions)
+    for name, (dtype, _, factor) in reductions.items():
+        if float8 and factor == 1 if dtype.startswith("float8") else factor == 1 or "float" in dtype:
+            due.add(name)
+    others = {name for name, carrier in seen if carrier != "nccl"}
+    return sorted(due - ({name for name, _ in seen} - others))
+
+
 def lets_ranks_share():
     """Does NCCL take several ranks on one GPU? Since 2.30, where this variable says so."""
     return os.environ.get(SHARING) == "1" and hvd.nccl_built() >= 23000
@@ -209,52 +242,43 @@ def adds_up(crowded, said):
     assert one.tolist() == [hvd.size()] * 3
 
 
-def as_rank():
-    """The program of each rank."""
+def every_check(seen):
+    """The names of all that was reduced, and what that was."""
+    with carried(seen) if hvd.size() == 1 else contextlib.nullcontext():
+        done = every_op_and_dtype()
+        every_kind()
+    rows_that_differ()
+    fetched_in_order()
+    after_what_was_begun()
+    beside_a_capture()
+    two_devices()
+    return done
+
+
+def as_rank(asked):
+    """The program of each rank; `pair`: of each of two that NCCL joins and whose figures are wanted."""
     hvd.init()
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-    crowded = hvd.size() > torch.cuda.device_count()
+    crowded, seen, done = hvd.size() > torch.cuda.device_count(), [], {}
+    staged = crowded and not lets_ranks_share()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         adds_up(crowded, said)
-        with Ways() as ways:
-            done = every_op_and_dtype()
-            every_kind()
-        rows_that_differ()
-        fetched_in_order()
-        after_what_was_begun()
-        beside_a_capture()
-        two_devices()
-    by_others = crowded and not lets_ranks_share()
+        if "pair" not in asked:
+            done = every_check(seen)
     texts = [str(one.message) for one in said if "hvdlite" in str(one.message)]
-    assert bool(texts) == (by_others and hvd.rank() == 0), texts
-    if by_others:
-        beside_the_cpu()
-    way = f"staged{hvd.size()}" if by_others else "shared" if crowded else "several"
-    if hvd.rank() == 0:
-        text = f"{hvd.size()} ranks: {len(done)} reductions and every kind hold"
-        if hvd.size() == 1:
-            holds, went = judged(ways, done, 1, adds_float8())
-            tell("dtypes", holds, f"{text}; {went}")
-        elif way in CLAIMS:
-            tell(way, True, text)
+    assert bool(texts) == (staged and hvd.rank() == 0), texts
+    if staged:
         print(*texts, flush=True)
-    if hvd.size() == 1 and "figures" in sys.argv:
-        figures("one")
-    hvd.shutdown()
-
-
-def as_pair():
-    """The program of each of two ranks that NCCL joins and whose figures are wanted."""
-    hvd.init()
-    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-    crowded = hvd.size() > torch.cuda.device_count()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        adds_up(crowded, said)
-    texts = [str(one.message) for one in said if "hvdlite" in str(one.message)]
-    assert not texts, texts  # another way than NCCL's
-    figures("shared" if crowded else "several")
+        beside_the_cpu()
+    way = "dtypes" if hvd.size() == 1 else f"staged{hvd.size()}" if staged else "shared" if crowded else "several"
+    if hvd.rank() == 0 and done and way in CLAIMS:
+        float8 = hvd.nccl_built() >= FLOAT8_SINCE and torch.cuda.get_device_capability() >= FLOAT8_CAPABILITY
+        gone = lost(seen, done, float8) if hvd.size() == 1 else []
+        text = f"{hvd.size()} ranks: {len(done)} reductions and every kind hold"
+        tell(way, not gone, text + f"; by way of the CPU, though NCCL computes them: {gone}" * bool(gone))
+    if "figures" in asked or "pair" in asked:
+        figures("one" if hvd.size() == 1 else way)
     hvd.shutdown()
 
 
@@ -266,17 +290,15 @@ def main(asked):
         return 2
     parts = [one for one in PARTS if one in asked] or PARTS
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "NCCL", torch.cuda.nccl.version(), flush=True)
-    machine = Machine(__file__)
-    for part in parts:  # whoever ends this before its time has what was found so far
-        known = [*machine.verdicts.found]
+    machine = Machine()
+    for part, *job in jobs(torch.cuda.device_count(), torch.cuda.nccl.version()):
+        if part in parts:
+            machine.job(*job)
+    for part in [one for one in ("death", "sanitizer") if one in parts]:
         getattr(machine, part)()
-        silent = [claim for claim in CLAIMS if claim not in machine.verdicts.found]
-        print(*machine.verdicts.summary([*known, *silent]), sep="\n", flush=True)
-    print("\nIssue 5, measured on this GPU:", *machine.verdicts.summary(), sep="\n", flush=True)
-    return machine.verdicts.code("judge" in asked)
+    print("\nIssue 5, measured on this GPU:", *machine.summary(), sep="\n", flush=True)
+    return machine.code("judge" in asked)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rank"]:
-        sys.exit(as_pair() if "pair" in sys.argv else as_rank())
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(as_rank(sys.argv) if sys.argv[1:2] == ["rank"] else main(sys.argv[1:]))

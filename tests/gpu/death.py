@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from verdict import tell_most
+from machine import tell_most
 
 import hvdlite.torch as hvd
 

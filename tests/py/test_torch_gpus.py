@@ -8,7 +8,6 @@ import sys
 import warnings
 
 import gpus
-import numpy as np
 import pytest
 import torch
 from ranks import as_ranks
@@ -56,8 +55,9 @@ def every_collective():
     assert rows[:, 0].tolist() == [r for r in range(size) for _ in range(r + 1)]
     assert hvd.alltoall(torch.arange(size) + 10 * rank).tolist() == [10 * r + rank for r in range(size)]
     ragged_and_rooted(rank, size)
-    part = hvd.reducescatter(torch.arange(2.0 * size), op=hvd.Sum)
-    assert part.tolist() == [size * 2.0 * rank, size * (2.0 * rank + 1)]
+    part = hvd.reducescatter(torch.arange(2.0 * size + 1), op=hvd.Sum)  # the first gets one more
+    first = 2 * rank + (rank > 0)
+    assert part.tolist() == [size * float(i) for i in range(first, first + 2 + (rank == 0))]
     root = hvd.reduce(torch.tensor([float(rank)]), 0, op=hvd.Max)
     assert root.tolist() == ([size - 1] if rank == 0 else [])
 
@@ -66,23 +66,31 @@ def every_collective():
 def test_tensors_on_gpus_go_by_nccl():
     with gpus.on_gpus(hvd.rank()), warnings.catch_warnings():
         warnings.simplefilter("error")
-        before = gpus.calls("ncclAllReduce")
-        every_collective()
-        assert gpus.calls("ncclAllReduce") > before
+        for _ in range(2):  # with greetings and without
+            sums, roots, copies = map(gpus.calls, ("ncclAllReduce", "ncclReduce", "cuMemcpyDtoH"))
+            every_collective()
+            assert gpus.calls("ncclAllReduce") > sums
+            assert gpus.calls("cuMemcpyDtoH") == copies + (hvd.size() > 1)  # the average of integers
+            assert gpus.calls("ncclReduce") == roots + 1 + (hvd.size() > 1) * hvd.size()  # uneven shares: one each
         hvd.barrier()
         waits = gpus.calls("cuStreamWaitEvent")
         hvd.synchronize(hvd.allreduce_async(torch.ones(3)))  # the stub's streams wait, no ready event is given
         assert gpus.calls("cuStreamWaitEvent") == waits + 1
 
 
-@as_ranks(2)
+@as_ranks(1, 2, 3)
 def test_an_adasum_on_gpus_has_the_bits_that_it_has_on_the_cpu():
+    """Also beside a rank that has joined."""
     given = torch.arange(50.0) * (hvd.rank() + 1) % 7 - 3
-    due = hvd.allreduce(given, op=hvd.Adasum)
-    with gpus.on_gpus(hvd.rank()):
-        before = gpus.calls("cuMemcpyDtoH")
-        assert torch.equal(hvd.allreduce(given, op=hvd.Adasum), due)
-        assert gpus.calls("cuMemcpyDtoH") == before + 1
+    for joined in range(min(2, hvd.size())):
+        if hvd.rank() >= joined:
+            due = hvd.allreduce(given, op=hvd.Adasum)
+            with gpus.on_gpus(hvd.rank()):
+                before = gpus.calls("cuMemcpyDtoH")
+                assert torch.equal(hvd.allreduce(given, op=hvd.Adasum), due)
+                assert gpus.calls("cuMemcpyDtoH") == before + 1
+        if joined:
+            hvd.join()
     assert hvd.memory_stats()["pinned"] >= 2 * given.nbytes  # what went down and what came up
     hvd.barrier()
 
@@ -152,26 +160,6 @@ def test_what_is_there_is_told_and_options_name_other_files():
 
 
 @as_ranks(2)
-def test_a_rank_uses_two_devices_in_turn():
-    rank, size = hvd.rank(), hvd.size()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for step in range(4):
-            handles = []
-            for which in (0, 1) if rank else (1, 0):  # each has another one that is usual
-                with gpus.on_gpus(2 * rank + which):
-                    for part in range(3):
-                        given, name = torch.full((3,), float(rank + part)), f"{step}.{which}.{part}"
-                        handles.append((hvd.allreduce_async(given, op=hvd.Sum, name=name), 2.0 * part + 1))
-            for handle, due in handles:
-                assert hvd.synchronize(handle).tolist() == [due] * 3
-            for which in (0, 1):
-                with gpus.on_gpus(2 * rank + which):
-                    rows = hvd.allgather(torch.full((rank + 1, 1), float(rank)), name=f"rows.{step}.{which}")
-                    assert rows[:, 0].tolist() == [0.0, 1.0, 1.0] and size == 2
-
-
-@as_ranks(2)
 def test_two_ranks_on_one_gpu_go_by_way_of_the_cpu_and_are_told_so_once():
     hvd.shutdown()
     hvd.init()
@@ -182,7 +170,9 @@ def test_two_ranks_on_one_gpu_go_by_way_of_the_cpu_and_are_told_so_once():
     assert gpus.calls("ncclAllReduce") == before
     texts = [str(one.message) for one in said]
     assert len(texts) == (hvd.rank() == 0), texts
-    assert hvd.rank() or "ranks 0 and 1 use the same GPU (device 4" in texts[0]
+    text = "ranks 0 and 1 use the same GPU (device 4, uuid ababababababababababababababab04, PCI 0000:05:00.0), which "
+    text += "NCCL 2.21.5 does not support: give each its own, with torch.cuda.set_device(hvd.local_rank())"
+    assert hvd.rank() or text in texts[0] and "go by way of the CPU in process set 0" in texts[0], texts
     hvd.shutdown()
 
 
@@ -191,31 +181,16 @@ def test_a_tensor_of_the_cpu_beside_one_on_a_gpu_is_named():
     with gpus.on_gpus(hvd.rank()):
         hvd.allreduce(torch.ones(1))
     mine = torch.ones(2)
-    text = r"the device: rank 0 said a GPU, rank 1 said the CPU\..*move the tensor with \.cuda\(\) or \.cpu\(\)"
+    text = r"tensor 'allreduce.mixed': ranks disagree on the device: rank 0 said a GPU, rank 1 said the CPU\."
+    text += r".*move the tensor with \.cuda\(\) or \.cpu\(\)"
     with pytest.raises(hvd.HvdMismatchError, match=text):
         if hvd.rank():
             hvd.allreduce(mine, name="mixed")
         else:
             with gpus.on_gpus(0):
                 hvd.allreduce(mine, name="mixed")
-    hvd.barrier()
-
-
-@as_ranks(2)
-def test_a_model_on_gpus_trains():
-    torch.manual_seed(1)
-    model = torch.nn.Linear(3, 1)
-    weights = [p.detach().numpy().copy() for p in model.parameters()]
     with gpus.on_gpus(hvd.rank()):
-        hvd.broadcast_parameters(model.state_dict(), 0)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.5), model.named_parameters())
-        before = gpus.calls("ncclAllReduce")
-        model(torch.full((1, 3), float(hvd.rank()))).sum().backward()
-        optimizer.step()
-        assert gpus.calls("ncclAllReduce") > before
-    after = [p.detach().numpy() for p in model.parameters()]
-    np.testing.assert_allclose(after[0], weights[0] - 0.5 * 0.5)
-    np.testing.assert_allclose(after[1], weights[1] - 0.5)
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum) == 2
 
 
 @as_ranks(2)
@@ -251,14 +226,14 @@ def test_what_is_saved_after_the_last_step_holds_the_averages():
         hvd.broadcast_parameters(model.state_dict(), 0)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.5), model.named_parameters())
-        waits = gpus.calls("cuStreamWaitEvent")
+        waits, sums = gpus.calls("cuStreamWaitEvent"), gpus.calls("ncclAllReduce")
         for _ in range(2):
             optimizer.zero_grad()
             model(torch.full((1, 3), float(hvd.rank()))).sum().backward()
             optimizer.step()
         saved = io.BytesIO()
         torch.save({"model": model.state_dict(), "grads": [one.grad for one in model.parameters()]}, saved)
-        assert gpus.calls("cuStreamWaitEvent") >= waits + 4
+        assert gpus.calls("cuStreamWaitEvent") >= waits + 4 and gpus.calls("ncclAllReduce") > sums
     saved.seek(0)
     loaded = torch.load(saved)
     assert [one.flatten().tolist() for one in loaded["grads"]] == [[0.5] * 6, [1.0] * 2]

@@ -2,10 +2,7 @@
 #include "stub.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -55,13 +52,4 @@ int stub_called(const char *name)
     int code = fails ? table[row].code : 0;
     pthread_mutex_unlock(&lock);
     return code;
-}
-
-__attribute__((constructor)) static void from_environment(void)
-{
-    const char *said = getenv("STUB_FAIL");
-    char name[48];
-    int nth, code;
-    if (said && sscanf(said, "%47[^:]:%d:%d", name, &nth, &code) == 3)
-        stub_fail(name, nth, code);
 }

@@ -35,8 +35,6 @@ struct stream {
     struct stream *next; /* of all */
 };
 struct event {
-    pthread_mutex_t lock;
-    pthread_cond_t news;
     uint64_t recorded, reached;
     int users; /* the owner, and what is on streams */
 };
@@ -44,6 +42,8 @@ struct event {
 static _Thread_local int stack[16], depth; /* 1 + device */
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stream *streams;
+static pthread_mutex_t events_lock = PTHREAD_MUTEX_INITIALIZER; /* of all events */
+static pthread_cond_t reached = PTHREAD_COND_INITIALIZER;
 
 bool stub_current(int *device)
 {
@@ -119,7 +119,6 @@ void stub_drain(int device)
 
 EXPORT int cuCtxPushCurrent_v2(void *ctx)
 {
-    CALLED("cuCtxPushCurrent");
     stack[depth++] = (int)(uintptr_t)ctx;
     return 0;
 }
@@ -139,7 +138,6 @@ EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest)
 
 EXPORT int cuStreamCreateWithPriority(void **made, unsigned flags, int priority)
 {
-    CALLED("cuStreamCreate");
     NEEDS_CURRENT;
     UNSAFE;
     if (flags != 1 || priority != -5)
@@ -160,10 +158,7 @@ EXPORT int cuStreamCreateWithPriority(void **made, unsigned flags, int priority)
 
 EXPORT int cuStreamDestroy_v2(void *self)
 {
-    struct stream *stream = self;
-    CALLED("cuStreamDestroy");
-    if (atomic_load(&stream->done) < atomic_load(&stream->put)) /* CUDA would not wait for it, as is done here */
-        stub_count("streams that were busy when destroyed", 1);
+    struct stream *stream = self; /* CUDA would not wait for it, as is done here */
     pthread_mutex_lock(&stream->lock);
     stream->ends = true;
     pthread_cond_signal(&stream->news);
@@ -184,12 +179,9 @@ EXPORT int cuStreamDestroy_v2(void *self)
 EXPORT int cuEventCreate(void **made, unsigned flags)
 {
     (void)flags;
-    CALLED("cuEventCreate");
     NEEDS_CURRENT;
     UNSAFE;
     struct event *event = calloc(1, sizeof *event);
-    pthread_mutex_init(&event->lock, NULL);
-    pthread_cond_init(&event->news, NULL);
     event->users = 1;
     *made = event;
     return 0;
@@ -197,19 +189,15 @@ EXPORT int cuEventCreate(void **made, unsigned flags)
 
 static void drop_event(struct event *event)
 {
-    pthread_mutex_lock(&event->lock);
+    pthread_mutex_lock(&events_lock);
     int left = --event->users;
-    pthread_mutex_unlock(&event->lock);
-    if (left)
-        return;
-    pthread_mutex_destroy(&event->lock);
-    pthread_cond_destroy(&event->news);
-    free(event);
+    pthread_mutex_unlock(&events_lock);
+    if (!left)
+        free(event);
 }
 
 EXPORT int cuEventDestroy_v2(void *self)
 {
-    CALLED("cuEventDestroy");
     drop_event(self);
     return 0;
 }
@@ -222,22 +210,22 @@ struct mark {
 static struct mark *mark_of(struct event *event, bool next)
 {
     struct mark *mark = malloc(sizeof *mark);
-    pthread_mutex_lock(&event->lock);
+    pthread_mutex_lock(&events_lock);
     event->recorded += next;
     event->users++;
     *mark = (struct mark){event, event->recorded};
-    pthread_mutex_unlock(&event->lock);
+    pthread_mutex_unlock(&events_lock);
     return mark;
 }
 
 static void reach(void *self)
 {
     struct mark *mark = self;
-    pthread_mutex_lock(&mark->event->lock);
+    pthread_mutex_lock(&events_lock);
     if (mark->event->reached < mark->number)
         mark->event->reached = mark->number;
-    pthread_cond_broadcast(&mark->event->news);
-    pthread_mutex_unlock(&mark->event->lock);
+    pthread_cond_broadcast(&reached);
+    pthread_mutex_unlock(&events_lock);
     drop_event(mark->event);
     free(mark);
 }
@@ -245,17 +233,16 @@ static void reach(void *self)
 static void await(void *self)
 {
     struct mark *mark = self;
-    pthread_mutex_lock(&mark->event->lock);
+    pthread_mutex_lock(&events_lock);
     while (mark->event->reached < mark->number)
-        pthread_cond_wait(&mark->event->news, &mark->event->lock);
-    pthread_mutex_unlock(&mark->event->lock);
+        pthread_cond_wait(&reached, &events_lock);
+    pthread_mutex_unlock(&events_lock);
     drop_event(mark->event);
     free(mark);
 }
 
 EXPORT int cuEventRecord(void *event, void *stream)
 {
-    CALLED("cuEventRecord");
     NEEDS_CURRENT;
     stub_put(stream, reach, mark_of(event, true));
     return 0;
@@ -264,19 +251,17 @@ EXPORT int cuEventRecord(void *event, void *stream)
 EXPORT int cuEventQuery(void *self)
 {
     struct event *event = self;
-    CALLED("cuEventQuery");
     NEEDS_CURRENT;
     UNSAFE;
-    pthread_mutex_lock(&event->lock);
-    bool reached = event->reached >= event->recorded;
-    pthread_mutex_unlock(&event->lock);
-    return reached ? 0 : 600;
+    pthread_mutex_lock(&events_lock);
+    int code = event->reached >= event->recorded ? 0 : 600;
+    pthread_mutex_unlock(&events_lock);
+    return code;
 }
 
 EXPORT int cuStreamSynchronize(void *stream)
 {
     void *event = NULL;
-    CALLED("cuStreamSynchronize");
     UNSAFE;
     stack[depth++] = 1;
     cuEventCreate(&event, 0);
@@ -292,8 +277,6 @@ EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
     (void)flags;
     CALLED("cuStreamWaitEvent");
     NEEDS_CURRENT;
-    if (stub_isolated(stream))
-        return stub_isolated(stream);
     stub_put(stream, await, mark_of(event, false));
     return 0;
 }

@@ -45,9 +45,29 @@ static _Thread_local struct {
     void *stream;
 } now;
 
-static void unlink_one(const char *path)
+/* What a thread has in the background. It ends when its communicator says so, whichever thread asks. */
+enum { THREADS = 1 << 14 };
+static _Atomic int jobs[THREADS], threads;
+static _Thread_local int thread;
+
+static bool has_job(void)
 {
-    unlink(path); /* whoever comes first */
+    if (!thread)
+        thread = 1 + atomic_fetch_add(&threads, 1) % (THREADS - 1);
+    return atomic_load(&jobs[thread]) > 0;
+}
+
+static void begin_job(struct stub_comm *comm)
+{
+    if (!comm->job)
+        atomic_fetch_add(&jobs[comm->job = thread], 1);
+}
+
+static void end_job(struct stub_comm *comm)
+{
+    if (comm->job)
+        atomic_fetch_sub(&jobs[comm->job], 1);
+    comm->job = 0;
 }
 
 EXPORT int ncclGetVersion(int *version)
@@ -86,7 +106,7 @@ EXPORT int ncclCommInitRankConfig(void **out, int size, struct id id, int rank, 
     CALLED("ncclCommInitRankConfig");
     UNSAFE;
     if (config->magic != 0xcafebeef || config->blocking != 0 || size > STUB_RANKS || rank >= size ||
-        !stub_current(NULL) || stub_has_job())
+        !stub_current(NULL) || has_job())
         return 5;
     struct stub_comm *comm = calloc(1, sizeof *comm);
     int fd = open(id.path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -106,7 +126,7 @@ EXPORT int ncclCommInitRankConfig(void **out, int size, struct id id, int rank, 
     stub_current(&comm->device);
     atomic_store(&comm->room->device[rank], comm->device);
     atomic_fetch_add(&comm->room->joined, 1);
-    stub_begin_job(comm);
+    begin_job(comm);
     *out = comm;
     return 7;
 }
@@ -124,7 +144,6 @@ static bool crowds(const struct stub_comm *comm)
 EXPORT int ncclCommGetAsyncError(void *self, int *state)
 {
     struct stub_comm *comm = self;
-    CALLED("ncclCommGetAsyncError");
     *state = stub_called("async");
     if (*state)
         return 0;
@@ -137,7 +156,7 @@ EXPORT int ncclCommGetAsyncError(void *self, int *state)
         *state = 5;
     else if (*state == 0 && comm->rank == 0 && !comm->unlinked) {
         comm->unlinked = true;
-        unlink_one(comm->path);
+        unlink(comm->path);
     }
     if (*state == 0 && comm->late && comm->asked++ > 1 && !comm->stuck) {
         stub_put(comm->late_stream, stub_run_group, comm->late);
@@ -146,7 +165,7 @@ EXPORT int ncclCommGetAsyncError(void *self, int *state)
     if (comm->late)
         *state = 7;
     if (*state != 7)
-        stub_end_job(comm);
+        end_job(comm);
     if (*state == 0 && comm->finalizing && atomic_load(&comm->room->finalized) < comm->size)
         *state = atomic_load(&comm->room->aborted) ? 6 : 7;
     return 0;
@@ -156,7 +175,6 @@ EXPORT int ncclCommGetAsyncError(void *self, int *state)
 EXPORT int ncclCommInitRank(void **out, int size, struct id id, int rank)
 {
     const struct config config = {.size = sizeof config, .magic = 0xcafebeef, .blocking = 0};
-    CALLED("ncclCommInitRank");
     int state = ncclCommInitRankConfig(out, size, id, rank, &config);
     if (state == 7)
         ((struct stub_comm *)*out)->blocks = true;
@@ -183,11 +201,11 @@ void stub_group_free(struct stub_group *group)
 
 static int end_comm(struct stub_comm *comm)
 {
-    stub_end_job(comm);
+    end_job(comm);
     if (comm->late)
         stub_group_free(comm->late);
     if (comm->rank == 0 || atomic_load(&comm->room->joined) < comm->size)
-        unlink_one(comm->path);
+        unlink(comm->path);
     drop(comm);
     return 0;
 }
@@ -195,7 +213,6 @@ static int end_comm(struct stub_comm *comm)
 EXPORT int ncclCommFinalize(void *self)
 {
     struct stub_comm *comm = self;
-    CALLED("ncclCommFinalize");
     if (comm->finalizing || atomic_load(&comm->room->joined) < comm->size)
         return 5;
     comm->finalizing = true;
@@ -206,7 +223,6 @@ EXPORT int ncclCommFinalize(void *self)
 EXPORT int ncclCommDestroy(void *self)
 {
     struct stub_comm *comm = self;
-    CALLED("ncclCommDestroy");
     UNSAFE;
     atomic_fetch_add(&comm->room->destroyed, 1);
     while (!comm->finalizing && atomic_load(&comm->room->destroyed) < comm->size)
@@ -233,7 +249,6 @@ EXPORT int ncclCommAbort(void *self)
 EXPORT int ncclRedOpCreatePreMulSum(int *op, const void *scalar, int type, int residence, void *self)
 {
     struct stub_comm *comm = self;
-    CALLED("ncclRedOpCreatePreMulSum");
     if (residence != 1)
         return 5;
     if (comm->ops++ % 2 == 0) /* it was busy: to be asked again */
@@ -246,14 +261,13 @@ EXPORT int ncclRedOpCreatePreMulSum(int *op, const void *scalar, int type, int r
 EXPORT int ncclRedOpDestroy(int op, void *comm)
 {
     (void)comm;
-    CALLED("ncclRedOpDestroy");
     return op >= STUB_OPS ? 0 : 5;
 }
 
 EXPORT int ncclGroupStart(void)
 {
     CALLED("ncclGroupStart");
-    if (stub_has_job())
+    if (has_job())
         return 5;
     now.depth++;
     return 0;
@@ -275,21 +289,13 @@ EXPORT int ncclGroupEnd(void)
     if (comm->groups++ % 2 == 1 && !comm->blocks) { /* every second one goes on in the background */
         comm->late = group;
         comm->late_stream = now.stream;
-        stub_begin_job(comm);
+        begin_job(comm);
         comm->asked = 0;
         comm->stuck = stub_called("background") != 0;
         return 7;
     }
     stub_put(now.stream, stub_run_group, group);
     return 0;
-}
-
-static bool is_registered(const struct stub_comm *comm, const char *memory)
-{
-    for (int i = 0; i < STUB_REGISTERED; i++)
-        if (memory >= comm->registered[i].begin && memory < comm->registered[i].begin + comm->registered[i].bytes)
-            return true;
-    return false;
 }
 
 static int add(const char *name, struct stub_call call, void *self, void *stream)
@@ -299,9 +305,8 @@ static int add(const char *name, struct stub_call call, void *self, void *stream
     if (!stub_current(NULL))
         return 5;
     bool alone = now.depth == 0;
-    if (alone && stub_has_job())
+    if (alone && has_job())
         return 5;
-    call.registered = is_registered(comm, call.in) + 2 * is_registered(comm, call.out);
     if (call.op >= STUB_OPS)
         call.factor = comm->factor[(call.op - STUB_OPS) % STUB_FACTORS];
     if (!now.group) {
@@ -322,35 +327,35 @@ static int add(const char *name, struct stub_call call, void *self, void *stream
 EXPORT int ncclAllReduce(const void *in, void *out, size_t count, int type, int op, void *comm, void *stream)
 {
     stub_count("elements of ncclAllReduce", (int)count);
-    return add("ncclAllReduce", (struct stub_call){STUB_ALLREDUCE, in, out, count, type, op, 0, 0, 0}, comm, stream);
+    return add("ncclAllReduce", (struct stub_call){STUB_ALLREDUCE, in, out, count, type, op, 0, 0}, comm, stream);
 }
 
 EXPORT int ncclReduce(const void *in, void *out, size_t count, int type, int op, int root, void *comm, void *stream)
 {
-    return add("ncclReduce", (struct stub_call){STUB_REDUCE, in, out, count, type, op, root, 0, 0}, comm, stream);
+    return add("ncclReduce", (struct stub_call){STUB_REDUCE, in, out, count, type, op, root, 0}, comm, stream);
 }
 
 EXPORT int ncclReduceScatter(const void *in, void *out, size_t gets, int type, int op, void *comm, void *stream)
 {
-    return add("ncclReduceScatter", (struct stub_call){STUB_SCATTER, in, out, gets, type, op, 0, 0, 0}, comm, stream);
+    return add("ncclReduceScatter", (struct stub_call){STUB_SCATTER, in, out, gets, type, op, 0, 0}, comm, stream);
 }
 
 EXPORT int ncclAllGather(const void *in, void *out, size_t gives, int type, void *comm, void *stream)
 {
-    return add("ncclAllGather", (struct stub_call){STUB_GATHER, in, out, gives, type, 0, 0, 0, 0}, comm, stream);
+    return add("ncclAllGather", (struct stub_call){STUB_GATHER, in, out, gives, type, 0, 0, 0}, comm, stream);
 }
 
 EXPORT int ncclBroadcast(const void *in, void *out, size_t count, int type, int root, void *comm, void *stream)
 {
-    return add("ncclBroadcast", (struct stub_call){STUB_BROADCAST, in, out, count, type, 0, root, 0, 0}, comm, stream);
+    return add("ncclBroadcast", (struct stub_call){STUB_BROADCAST, in, out, count, type, 0, root, 0}, comm, stream);
 }
 
 EXPORT int ncclSend(const void *in, size_t count, int type, int to, void *comm, void *stream)
 {
-    return add("ncclSend", (struct stub_call){STUB_SEND, in, NULL, count, type, 0, to, 0, 0}, comm, stream);
+    return add("ncclSend", (struct stub_call){STUB_SEND, in, NULL, count, type, 0, to, 0}, comm, stream);
 }
 
 EXPORT int ncclRecv(void *out, size_t count, int type, int from, void *comm, void *stream)
 {
-    return add("ncclRecv", (struct stub_call){STUB_RECEIVE, NULL, out, count, type, 0, from, 0, 0}, comm, stream);
+    return add("ncclRecv", (struct stub_call){STUB_RECEIVE, NULL, out, count, type, 0, from, 0}, comm, stream);
 }

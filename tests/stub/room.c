@@ -133,8 +133,7 @@ static bool collective(struct stub_comm *comm, const struct stub_call *call)
     unsigned char *out = call->out;
     int blocks = call->kind == STUB_SCATTER ? comm->size : 1;
     comm->room->says[comm->rank] = (uint64_t)call->kind | (uint64_t)(call->op < STUB_OPS ? call->op : STUB_OPS) << 4 |
-                                   (uint64_t)call->type << 8 | (uint64_t)call->registered << 12 |
-                                   (uint64_t)call->count << 16;
+                                   (uint64_t)call->type << 8 | (uint64_t)call->count << 16;
     if (!barrier(comm))
         return false;
     for (int rank = 0; rank < comm->size; rank++)

@@ -13,7 +13,6 @@ enum {
     STUB_CALLS = 2048,
     STUB_FACTORS = 64,
     STUB_OPS = 5,
-    STUB_REGISTERED = 16,
     STUB_ASKS = 20 /* until a communicator is connected, when all have come */
 };
 enum stub_kind { STUB_ALLREDUCE, STUB_REDUCE, STUB_SCATTER, STUB_GATHER, STUB_BROADCAST, STUB_SEND, STUB_RECEIVE };
@@ -22,8 +21,7 @@ struct stub_room {                          /* zero at first */
     _Atomic int joined, device[STUB_RANKS]; /* device: of each rank */
     _Atomic int finalized, destroyed, aborted;
     _Atomic uint32_t arrived, generation;
-    uint64_t says[STUB_RANKS]; /* kind, op, type and count of the call under way, and whether its memory is
-                                  registered: they must be the same */
+    uint64_t says[STUB_RANKS]; /* kind, op, type and count of the call under way: they must be the same */
     struct {
         _Atomic uint32_t full;
         unsigned char bytes[STUB_BOX];
@@ -37,8 +35,7 @@ struct stub_call {
     void *out;
     size_t count;
     int type, op, peer;
-    double factor;  /* of an op from STUB_OPS on */
-    int registered; /* 1: in, 2: out */
+    double factor; /* of an op from STUB_OPS on */
 };
 
 struct stub_comm {
@@ -57,10 +54,6 @@ struct stub_comm {
     void *late_stream;
     double factor[STUB_FACTORS];
     int factors;
-    struct {
-        const char *begin;
-        size_t bytes;
-    } registered[STUB_REGISTERED];
 };
 
 struct stub_group {
@@ -71,9 +64,6 @@ struct stub_group {
 
 void stub_run_group(void *group); /* by a stream */
 void stub_group_free(struct stub_group *group);
-bool stub_has_job(void); /* this thread */
-void stub_begin_job(struct stub_comm *comm);
-void stub_end_job(struct stub_comm *comm);
 double stub_number(int type, const void *element);
 
 #endif

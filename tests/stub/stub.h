@@ -2,9 +2,9 @@
  *
  * Device memory is the process's own; a stream is a thread that works off what was put there, in order, so that what
  * would deadlock on a GPU deadlocks here, and what is asked too early is not there yet. Collectives really run, between
- * threads or processes, over a file that all ranks map, whose name is in the unique id. Calls are counted, and a call
- * can be told to fail: stub_fail("ncclAllReduce", 3, 5), or STUB_FAIL=ncclAllReduce:3:5 in the environment: the
- * third call from now; the 0th: all, until the code is 0.
+ * threads or processes, over a file that all ranks map, whose name is in the unique id. Calls
+ * that tests ask for are counted, and can be told to fail: stub_fail("ncclAllReduce", 3, 5): the third call from now;
+ * the 0th: all, until the code is 0.
  */
 #ifndef HVD_TESTS_STUB_H
 #define HVD_TESTS_STUB_H
@@ -34,7 +34,6 @@ int stub_called(const char *name);
     } while (0)
 /* Of a call that must not be made while a graph is captured: 0, or the code with which it is refused. */
 int stub_unsafe(void);
-int stub_isolated(const void *stream); /* it shall wait for something outside; 0: it is not being captured */
 /* Blocks until everything is done that was put on this device's streams: as freeing memory does. */
 void stub_drain(int device);
 /* On the stream's thread, after all that was put there before. `run` frees `self`. */
