@@ -113,20 +113,6 @@ def test_too_few_descriptors_are_a_failure_with_its_fix():
     assert code == 1 and "FAIL localhost: open files: 300; 8 ranks may need 448. Fix: ulimit -n 448\n" in out, out
 
 
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        (["doctor", "--nope"], "--nope"),
-        (["doctor", "-H", "a b"], "is no host"),
-        (["doctor", "--hostfile", "/not/there"], "No such file"),
-        (["doctor", "--start-timeout", "x", "-H", "a"], "--start-timeout"),
-    ],
-)
-def test_what_cannot_be_is_refused(words, says):
-    code, out, err = launch(*words)
-    assert code == 2 and says in err and not out, err
-
-
 @pytest.fixture
 def doctor(hosts, sshd):
     """`doctor(*words)` from nodeA: (code, output, errors)."""

@@ -59,10 +59,8 @@ def test_what_asks_for_nothing_is_no_line():
 @pytest.mark.parametrize(
     "words, limit",
     [
-        ("--stall-check-shutdown-time-seconds 90", "90"),
         ("--stall-check-shutdown-time-seconds 90 --stall-check", "90"),
         ("--stall-check-shutdown-time-seconds=90 --no-stall-check", "0"),
-        ("--stall-check-shutdown-time-seconds 0", "0"),
         ("--stall-check-shutdown-time-seconds 90 --collective-timeout 5", "5"),
         ("--stall_check_shutdown_time_seconds 90", "90"),
     ],
@@ -104,42 +102,14 @@ def test_the_shutdown_time_ends_a_job_that_stalls():
 
 
 def test_obsolete_flags_are_one_line():
-    words = "--num-nccl-streams 2 --thread-affinity 1 --mpi-threads-disable"
+    words = "--num-nccl-streams 2 --thread-affinity 1 --mpi-threads-disable --cycle-time-ms 3.5 --no-torus-allreduce"
     words += " --rdzv_conf timeout=9 --monitor_interval 0.5 --start-method spawn --role trainer"
-    environ, err = given(*words.split())
+    environ, err = given(*words.split(), "--cycle-time-ms=4")
+    assert err.count("--cycle-time-ms (there is no cycle: ") == 1
     assert (
         err.count("hvdlite-run: ") == err.count("without effect: ") == 1 and "HOROVOD_NUM_NCCL_STREAMS" not in environ
     )
     assert all(f"{word.replace('_', '-')} (" in err for word in words.split() if word.startswith("--"))
-
-
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        ("--log-level loud", "--log-level loud: must be one of TRACE, DEBUG, INFO, WARNING, ERROR, FATAL"),
-        ("--timeline-filename=", "--timeline-filename='': must be the name of a file"),
-        (
-            "--stall-check-shutdown-time-seconds soon",
-            "--stall-check-shutdown-time-seconds soon: must be a whole number",
-        ),
-        ("--stall-check-shutdown-time-seconds -1", "must be a whole number of seconds, 0 to 1000000"),
-        ("--stall-check-shutdown-time-seconds 99999999999", "must be a whole number of seconds, 0 to 1000000"),
-        ("--stall-check-warning-time-seconds 1.5", "--stall-check-warning-time-seconds 1.5: must be a whole number"),
-        ("--num-nccl-streams many", "--num-nccl-streams: invalid int value: 'many'"),
-        ("--thread-affinity all", "--thread-affinity: invalid int value: 'all'"),
-        ("--log-levle DEBUG", "unknown option --log-levle; did you mean --log-level?"),
-        ("--timeline-file x", "did you mean --timeline-filename?"),
-        ("--host-discovery-scrip x", "did you mean --host-discovery-script?"),
-        ("--pty=1", "--pty"),
-        ("--gloo --mpi", "--gloo and --mpi exclude each other"),
-        ("--local-ranks-filter 0:1", "--local-ranks-filter 0:1: must be all, none, or numbers"),
-        ("--local-ranks-filter 0,2", "--local-ranks-filter 0,2: no host has so many ranks, they end with 0 there"),
-        ("--monitor-interval often", "--monitor-interval: invalid float value: 'often'"),
-    ],
-)
-def test_bad_values_are_refused_before_anything_starts(words, says):
-    code, out, err = launch(*words.split(), "-np", 1, "true")
-    assert (code, out) == (2, "") and says in err and "Traceback" not in err, err
 
 
 def test_output_dir_is_another_name(tmp_path):

@@ -35,6 +35,7 @@ def test_the_agent_of_another_node(number):
         (agent,) = agents(second)
         os.kill(agent, number)
         assert (first.wait(), second.wait()) == (255, 255) and "is lost" in first.err, first.err + second.err
+        assert number != signal.SIGSTOP or "its agent has not answered for 4 s (--agent-timeout)" in first.err
         second.gone_within(10)
         first.gone_within(10)
     told = "the agent of this host was killed by SIGKILL"

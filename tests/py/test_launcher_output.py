@@ -141,20 +141,6 @@ def test_output_files_are_begun_anew_at_their_size(tmp_path):
     assert all(104000 < len(files[f"stdout.{number}"]) < 106000 for number in (1, 2, 3))
 
 
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        ("--ranks-to-console 1-x", "--ranks-to-console 1-x: must be all, none, or numbers"),
-        ("--output-file-mb 5", "give that, too"),
-        ("--output-filename /tmp --output-file-mb much", "--output-file-mb much: must be a number"),
-        ("--output-filename /tmp --output-file-mb 0", "must be greater than 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(words, says):
-    code, _, err = launch(*words.split(), "-np", 1, "true")
-    assert code == 2 and says in err, err
-
-
 def test_the_whole_traceback_of_the_first_to_fail_comes_last():
     body = (
         "import os, sys, time\n"
