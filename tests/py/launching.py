@@ -6,6 +6,7 @@ Every process of a job carries a mark in its environment, so that those that are
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -89,6 +90,11 @@ class Launch:
         """A signal to the launcher."""
         os.kill(self.pid, number)
 
+    def children(self):
+        """Of the first process: the launcher, where `under` has forked it."""
+        with open(f"/proc/{self.pid}/task/{self.pid}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+
     def left(self):
         """Living processes of the job."""
         return marked(self.mark)
@@ -113,6 +119,12 @@ class Launch:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+
+def free_port():
+    """At which nobody listens just now."""
+    with socket.create_server(("127.0.0.1", 0)) as any_of_them:
+        return any_of_them.getsockname()[1]
 
 
 def marked(mark):

@@ -39,34 +39,19 @@ logging:
   level: DEBUG
   with_timestamp: false
 """
+FLAGS = """
+--gloo --fusion-threshold-mb=32 --cycle-time-ms=5 --cache-capacity=2048 --hierarchical-allreduce
+--no-hierarchical-allgather --autotune --autotune-log-file=tuned.csv --autotune-warmup-samples=5
+--autotune-steps-per-sample=20 --autotune-bayes-opt-max-samples=50 --autotune-gaussian-process-noise=0.2
+--no-timeline-mark-cycles --no-stall-check --stall-check-warning-time-seconds=120
+--stall-check-shutdown-time-seconds=300 --no-mpi-threads-disable --num-nccl-streams=2 --thread-affinity=1
+--gloo-timeout-seconds=60 --log-level=DEBUG --log-without-timestamp
+"""
 
 
 def test_horovods_keys_are_flags_of_the_same_names(tmp_path):
     (tmp_path / "some.yaml").write_text(HOROVODS)
-    assert config_file.words(str(tmp_path / "some.yaml"), KNOWN, []) == [
-        "--gloo",
-        "--fusion-threshold-mb=32",
-        "--cycle-time-ms=5",
-        "--cache-capacity=2048",
-        "--hierarchical-allreduce",
-        "--no-hierarchical-allgather",
-        "--autotune",
-        "--autotune-log-file=tuned.csv",
-        "--autotune-warmup-samples=5",
-        "--autotune-steps-per-sample=20",
-        "--autotune-bayes-opt-max-samples=50",
-        "--autotune-gaussian-process-noise=0.2",
-        "--no-timeline-mark-cycles",
-        "--no-stall-check",
-        "--stall-check-warning-time-seconds=120",
-        "--stall-check-shutdown-time-seconds=300",
-        "--no-mpi-threads-disable",
-        "--num-nccl-streams=2",
-        "--thread-affinity=1",
-        "--gloo-timeout-seconds=60",
-        "--log-level=DEBUG",
-        "--log-without-timestamp",
-    ]
+    assert config_file.words(str(tmp_path / "some.yaml"), KNOWN, []) == FLAGS.split()
 
 
 def test_the_command_line_wins(tmp_path):

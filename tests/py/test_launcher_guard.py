@@ -2,10 +2,9 @@
 
 import os
 import signal
-import socket
 
 import pytest
-from launching import Launch
+from launching import Launch, free_port
 
 from hvdlite.launcher import process
 
@@ -19,9 +18,7 @@ def agents(job):
 
 
 def nodes():
-    with socket.create_server(("127.0.0.1", 0)) as any_of_them:
-        port = any_of_them.getsockname()[1]
-    words = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--agent-timeout", 4)
+    words = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--agent-timeout", 4)
     first = Launch(*words, "--node-rank", 0, *BODY, HVDLITE_SECRET_KEY=SECRET)
     second = Launch(*words, "--node-rank", 1, *BODY, HVDLITE_SECRET_KEY=SECRET)
     return first, second

@@ -102,18 +102,6 @@ def _read(fd, count):
     return os.read(fd, count)
 
 
-def test_all_ranks_hear_all_addresses():
-    told = []
-
-    def allgather(mine):
-        told.append(mine)
-        return [mine]
-
-    links = job.open_links(("127.0.0.1", 1), SECRET, JOB, 0, 0, allgather, [0], 5)
-    assert told == [links._listener.address]
-    links.close()
-
-
 def test_a_listener_is_closed_when_the_others_cannot_be_told():
     before = threading.active_count()
 
