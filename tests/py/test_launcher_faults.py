@@ -40,29 +40,6 @@ def test_the_first_to_fail_gives_the_exit_code_and_is_named(does, code, says):
     assert ended == code and re.search(rf"hvdlite-run: rank 2 \(pid \d+\) {re.escape(says)}\n\Z", err), err
 
 
-def test_the_last_words_are_those_of_the_culprit_once():
-    body = (
-        "import os, sys, time\n"
-        "rank = int(os.environ['RANK'])\n"
-        "if rank == 1:\n"
-        "    for i in range(30): print('reason', i, file=sys.stderr)\n"
-        "    sys.exit(5)\n"
-        "while os.read(0, 1): pass\n"
-        "print('a later complaint', file=sys.stderr)\n"
-        "sys.exit(6)\n"
-    )
-    words = ("-np", 2, "--stdin", 0, "--verbose", "--failure-grace", 20, *PYTHON, body)
-    with Launch(*words, stdin=subprocess.PIPE, merged=True) as job:
-        job.until("exited with code 5 after")
-        job.process.stdin.close()
-        assert job.wait() == 5
-        said = job.out.splitlines()
-    headline = re.compile(r"hvdlite-run: rank 1 \(pid \d+\) exited with code 5 \[HVD401\]")
-    (at,) = [number for number, line in enumerate(said) if headline.fullmatch(line)]
-    assert "[0]<stderr>:a later complaint" in said[:at]
-    assert said[at + 1 :] == [f"[1]<stderr>:reason {number}" for number in range(10, 30)]
-
-
 def test_last_words_that_stand_there_already_are_not_repeated():
     code, _, err = launch("-np", 1, *PYTHON, "raise ValueError('boom')")
     assert code == 1 and err.count("ValueError: boom") == 1

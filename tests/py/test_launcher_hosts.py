@@ -93,14 +93,6 @@ def test_groups_are_hosts_however_uneven_they_are():
     assert [rank["HOROVOD_CROSS_RANK"] for rank in found] == ["0", "1", "0"]
 
 
-def test_a_flag_beats_a_variable_in_either_spelling():
-    slots = assign([Host("localhost", 1)], 1)
-    base = {"HOROVOD_START_TIMEOUT": "7", "HVDLITE_SPIN_US": "1", "HVDLITE_RANK": "9", "HOROVOD_RANK": "8"}
-    shared = environment.shared(base, {"HVDLITE_START_TIMEOUT": "9"}, MEETING, slots)
-    settings = config.read({**shared, **environment.of_rank(slots[0], 1)})
-    assert settings.values["start_timeout"] == 9 and settings.values["rank"] == 0 and settings.values["spin_us"] == 1
-
-
 def test_a_users_own_master_address_stays():
     slots = assign([Host("localhost", 1)], 1)
     shared = environment.shared({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, {}, MEETING, slots)
@@ -132,25 +124,6 @@ def test_the_command_starts_at_the_first_word_that_is_no_option(words, own):
     ours, command = flags.split(cli._parser(), argv)
     assert ours == argv[:own]
     assert command == [word for word in argv[own:] if word != "--"]
-
-
-@pytest.mark.parametrize(
-    "word, says",
-    [
-        ("--nump", "did you mean --num-proc"),
-        ("--output-filname", "did you mean --output-filename"),
-        ("--zzz", "unknown option --zzz"),
-        ("-q", "unknown option -q"),
-        ("--min-np", "not yet"),
-        ("--min_np=2", "not yet"),
-        ("--ssh-port", "needs a value"),
-        ("--ssh_prt", "did you mean --ssh-port"),
-        ("-np", "needs a value"),
-    ],
-)
-def test_a_flag_nobody_knows_is_refused_with_advice(word, says):
-    with pytest.raises(flags.FlagError, match=says):
-        flags.split(cli._parser(), [word])
 
 
 def test_no_flag_is_both_known_and_refused():

@@ -3,7 +3,6 @@
 import os
 import re
 import select
-import stat
 import subprocess
 import sys
 
@@ -134,16 +133,6 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path):
     assert code == 2 and "--output-filename" in err and "cannot be written" in err
 
 
-def test_an_output_folder_without_permission_is_refused(tmp_path):
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    if os.access(folder, os.W_OK):
-        pytest.skip("root may write everywhere")
-    code, _, err = launch("-np", 2, "--output-filename", folder, "true")
-    assert code == 2 and "cannot be written" in err
-
-
 def test_verbose_tells_what_is_started_and_how_it_ended():
     code, _, err = launch("-np", 2, "--verbose", "sh", "-c", "exit $RANK")
     assert code == 1
@@ -175,9 +164,11 @@ def test_the_launcher_loads_neither_numpy_nor_the_extension():
 
 
 def test_options_reach_the_ranks_as_variables():
-    code, out, _ = launch("-np", 1, "--fusion-threshold-mb", 2, "--spin-us=7", "env", HOROVOD_FUSION_THRESHOLD="5")
+    code, out, _ = launch(
+        "-np", 1, "--fusion-threshold-mb", 2, "--spin-us=7", "env", HOROVOD_FUSION_THRESHOLD="5", HVDLITE_RANK="9"
+    )
     assert code == 0
-    assert "HVDLITE_FUSION_THRESHOLD=2097152\n" in out and "HVDLITE_SPIN_US=7\n" in out
+    assert "HVDLITE_FUSION_THRESHOLD=2097152\n" in out and "HVDLITE_SPIN_US=7\n" in out and "HVDLITE_RANK=0\n" in out
     assert "HOROVOD_FUSION_THRESHOLD" not in out
 
 

@@ -146,14 +146,6 @@ def test_a_rendezvous_without_a_route_is_named():
         listener(3, towards=("no-such-host.invalid", 7))
 
 
-def test_an_address_is_what_it_was_before_it_was_packed():
-    ends = [places.End("10.77.0.11", 1), places.End("fe80::1234:5678:9abc:def0", 65535), places.End("::1", 80)]
-    address = places.own_address([*ends, places.End("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff", 40000)], "host")
-    address = address._replace(host="h" * 40)
-    assert places.unpack(places.pack(address)) == address
-    assert len(places.pack(address)) <= 128
-
-
 def test_a_peer_that_never_comes_is_named_with_its_address_and_a_remedy():
     with listeners(2) as made:
         began = time.monotonic()
