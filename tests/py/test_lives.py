@@ -77,8 +77,6 @@ def test_a_malformed_variable_is_named_on_every_rank():
     assert code == 1 and "HvdOptionError: HVDLITE_SPIN_US='fast': must be a whole number." in said
     code, said = job(2, INIT, HVDLITE_SPIN_US="fast")  # the launcher knows the table, too
     assert code == 2 and "HVDLITE_SPIN_US='fast'" in said and "Traceback" not in said
-    code, said = alone(INIT, HOROVOD_CACHE_CAPACITY="(None,)")
-    assert code == 1 and "HOROVOD_CACHE_CAPACITY='(None,)'" in said
 
 
 def test_what_became_of_variables_is_told_once_by_rank_0():

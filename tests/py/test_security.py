@@ -100,7 +100,7 @@ def test_the_secret_is_in_no_argument_list_no_log_no_file(tmp_path):
     environ = {"HOME": str(home), "XDG_CACHE_HOME": str(home), "TMPDIR": str(home), "TOLD": str(told)}
     environ["PYTHONUNBUFFERED"] = "1"
     with Launch(*words, sys.executable, "-c", script, stdin=subprocess.PIPE, **environ) as job:
-        job.until("met", 2)
+        job.until("]<stdout>:met", 2)  # --verbose says the command
         secret = told.read_text()
         shown = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (job.pid, *job.left()))
         for pid in (job.pid, *job.left()):  # and who may look at the environments
@@ -277,18 +277,15 @@ def ordinary():
     return words
 
 
-SEGV = "setsid sleep 600 & kill -SEGV $$"  # which holds the output: who is left would be waited for
-
-
 def test_as_an_ordinary_user(tmp_path):
     tmp_path.chmod(0o777)
-    words = ordinary()
+    words, segv = ordinary(), "setsid sleep 600 & kill -SEGV $$"
     environ = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     script = MEET.replace("sys.stdin.read()", "0")
     code, out, err = inside(words, *RUN, "-np", "2", "--verbose", sys.executable, "-c", script, **environ)
     assert code == 0 and out.count("met") == 2, out + err
-    code, out, err = inside(words, *RUN, "-np", "2", "--failure-grace", "0", "sh", "-c", SEGV, **environ)
-    assert code == 139, out + err
+    with Launch("-np", 2, "--failure-grace", 0, "sh", "-c", segv, under=words, **environ) as job:
+        assert job.wait() == 139 and not job.left(), job.out + job.err
     code, out, err = inside(words, *RUN, "doctor", **environ)
     assert code == 0 and "0 failures" in out, out + err
     body = "import hvdlite, os; print(hvdlite.run(os.geteuid, num_proc=2))"

@@ -14,25 +14,14 @@ WAITED = (
     "'allreduce.wanted', 'allreduce.more.0', 'allreduce.more.1' and 7 more: submitted by ranks 0, 2, missing on rank 1"
 )
 ALIVE = r"rank 1 \(pid \d+\) is alive; it submitted 'allreduce.first' last, and waits for no collective"
+ORDER = "'allreduce.layer.2': submitted by ranks 0, 2, missing on rank 1"
 WAYS = {
     "sleep": (WAITED, ALIVE, "in sleeps_here"),
     "gil": (WAITED, ALIVE, "in holds_the_lock"),
     "stop": (WAITED, r"rank 1 \(pid \d+\) is stopped", None),
-    "other": (
-        WAITED,
-        r"rank 1 \(pid \d+\) is alive; it submitted 'allreduce.another' last, and waits for 'allreduce.another'",
-        "in wait",
-    ),
-    "order": (
-        "'allreduce.layer.2': submitted by ranks 0, 2, missing on rank 1",
-        r"rank 1 \(pid \d+\) is alive; it submitted 'allreduce.layer.0' last",
-        "in sleeps_here",
-    ),
-    "set": (
-        "'allreduce.wanted' in process set 1: submitted by rank 0, missing on rank 1",
-        ALIVE,
-        "in sleeps_here",
-    ),
+    "other": (WAITED, r"it submitted 'allreduce.another' last, and waits for 'allreduce.another'", "in wait"),
+    "order": (ORDER, r"rank 1 \(pid \d+\) is alive; it submitted 'allreduce.layer.0' last", "in sleeps_here"),
+    "set": ("'allreduce.wanted' in process set 1: submitted by rank 0, missing on rank 1", ALIVE, "in sleeps_here"),
     "joined": (WAITED.replace("ranks 0, 2", "rank 0"), ALIVE, "in sleeps_here"),
     "join": ("join: submitted by ranks 0, 2, missing on rank 1", ALIVE, "in sleeps_here"),
 }
