@@ -24,6 +24,7 @@ import ranks  # noqa: E402  (after the path is set)
 import warm  # noqa: E402
 from hosts import Hosts  # noqa: E402
 from hosts_sshd import Sshd  # noqa: E402
+from slurm import Slurm  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +58,13 @@ def sshd(hosts):
     """An sshd on each of them."""
     with Sshd(hosts) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    """A Slurm on two hosts of its own."""
+    with Hosts(2) as made, Slurm(made) as running:
+        yield running
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,8 +3,10 @@
 Every process of a job carries a mark in its environment, so that those that are left can be found wherever they hide.
 """
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -88,6 +90,11 @@ class Launch:
         """A signal to the launcher."""
         os.kill(self.pid, number)
 
+    def children(self):
+        """Of the first process: the launcher, where `under` has forked it."""
+        with open(f"/proc/{self.pid}/task/{self.pid}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+
     def left(self):
         """Living processes of the job."""
         return marked(self.mark)
@@ -114,6 +121,12 @@ class Launch:
                 pass
 
 
+def free_port():
+    """At which nobody listens just now."""
+    with socket.create_server(("127.0.0.1", 0)) as any_of_them:
+        return any_of_them.getsockname()[1]
+
+
 def marked(mark):
     """(pid, command) of every living process with this mark in its environment."""
     found = {}
@@ -134,3 +147,29 @@ def launch(*words, **settings):
         code = job.wait()
         assert not job.left(), "the launcher has ended before its ranks"
         return code, job.out, job.err
+
+
+ANSWERS = """
+import json, os, sys
+from hvdlite.launcher import cli
+codes = []
+for number, words in enumerate(json.loads(sys.argv[2])):
+    pid = os.fork()
+    if pid == 0:
+        for descriptor, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{sys.argv[1]}/{number}.{name}", os.O_CREAT | os.O_WRONLY), descriptor)
+        sys.exit(cli.main(words))
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print(json.dumps(codes))
+"""
+
+
+def answers(jobs, folder, **environ):
+    """(exit code, stdout, stderr) of hvdlite-run for each of these lists of words, none of which starts anything:
+    forks of one process that has imported it. What they say is kept in `folder`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
+    words = [sys.executable, "-c", ANSWERS, str(folder), json.dumps([[str(word) for word in job] for job in jobs])]
+    settings = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True, "timeout": SECONDS}
+    done = subprocess.run(words, env={**inherited, **NO_RECORDS, **environ}, check=True, **settings)
+    said = ([(folder / f"{number}.{name}").read_text() for name in ("out", "err")] for number in range(len(jobs)))
+    return [(code, *each) for code, each in zip(json.loads(done.stdout), said)]

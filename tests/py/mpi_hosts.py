@@ -38,30 +38,35 @@ def run(hosts, name, slots, program, network=True, with_mpi4py=False, seconds=SE
 
     network: whether the launcher is told which network joins the hosts.
     """
+    words = [*command(name, slots, agent(hosts), network), sys.executable, *map(str, program)]
+    return ended(hosts, words, mpis.environment(name, with_mpi4py, **environ), seconds)
+
+
+def agent(hosts):
+    """The path of what stands for ssh."""
+    return os.path.join(hosts.folder, "agent")
+
+
+def ended(hosts, words, environ, seconds=SECONDS):
+    """(exit code, output) of a launcher on nodeA that starts others by `agent`. No process of the job may be left."""
     mark = uuid.uuid4().hex
-    given = mpis.environment(name, with_mpi4py, HVDLITE_TEST_MARK=mark, **environ)
-    with Shell(hosts, given) as shell, tempfile.TemporaryFile("w+", errors="replace") as output:
-        words = command(name, slots, shell.agent, network)
-        process = hosts.popen(
-            0,
-            [*words, sys.executable, *map(str, program)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=shell.environ,
-            start_new_session=True,
-        )
+    with (
+        Shell(hosts, {**environ, "HVDLITE_TEST_MARK": mark}) as shell,
+        tempfile.TemporaryFile("w+", errors="replace") as output,
+    ):
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        process = hosts.popen(0, words, **streams, env=shell.environ, start_new_session=True)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             output.seek(0)
-            pytest.fail(f"no end within {seconds} s under {name}:\n{output.read()[-9000:]}", pytrace=False)
+            pytest.fail(f"no end within {seconds} s:\n{output.read()[-9000:]}", pytrace=False)
         finally:
             end(process)
             left = _gone(mark)
         output.seek(0)
         said = output.read()
-    assert not left, f"left by {name}: {left}"
+    assert not left, f"left: {left}"
     return code, said
 
 

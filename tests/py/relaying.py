@@ -62,14 +62,19 @@ def _pump(source, drain, change):
             sock.shutdown(socket.SHUT_RDWR)
 
 
-@contextlib.contextmanager
 def mustering():
     """A Muster that a thread turns, and its arrivals."""
-    place, arrivals, stop = muster.Muster(SECRET, "127.0.0.1"), [], threading.Event()
+    return turning(muster.Muster(SECRET, "127.0.0.1"))
+
+
+@contextlib.contextmanager
+def turning(place):
+    """What a thread turns, and its arrivals."""
+    arrivals, stop = [], threading.Event()
 
     def turn():
         while not stop.wait(0.005):
-            arrivals.extend(place.turn())
+            arrivals.extend(place.turn() or ())
 
     thread = threading.Thread(target=turn)
     thread.start()

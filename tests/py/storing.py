@@ -4,14 +4,14 @@ import os
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+
+import linking
+from linking import JOB, SECRET, exactly
 
 from hvdlite import _handshake, _store, _wire
 from hvdlite.launcher.store import StoreServer
 
-SECRET = bytes(range(32))
-JOB = 0xFEDCBA9876543210
 SECONDS = 20.0
 
 
@@ -67,13 +67,7 @@ def served(size):
 
 def together(size, body):
     """Runs body(rank) for all ranks at once; their results, or exceptions, in rank order."""
-    with ThreadPoolExecutor(size) as pool:
-        waiting = [pool.submit(body, rank) for rank in range(size)]
-        outcomes = []
-        for each in waiting:
-            error = each.exception(SECONDS * 2)
-            outcomes.append(error if error is not None else each.result())
-        return outcomes
+    return linking.together([lambda rank=rank: body(rank) for rank in range(size)])
 
 
 def stranger(store, shake_hands=False, secret=SECRET):
@@ -95,20 +89,6 @@ class Line:
 
     def say(self, kind, body=b""):
         self.sock.sendall(self.session.pack(kind, body))
-
-
-def exactly(sock, count):
-    """`count` bytes, or fewer if the other end closes first."""
-    held = b""
-    while len(held) < count:
-        try:
-            chunk = sock.recv(count - len(held))
-        except ConnectionResetError:
-            chunk = b""
-        if not chunk:
-            break
-        held += chunk
-    return held
 
 
 def frame(sock):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import stepping
 from launching import SECONDS, Launch
-from ranks import as_ranks
+from ranks import as_ranks, everything
 
 import hvdlite as hvd
 from hvdlite.trace import attempts, cli
@@ -148,7 +148,7 @@ def test_whatever_a_tensor_is_called_files_are_json(tmp_path):
     assert len([json.loads(line) for line in steps]) == len(names) + 1
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [2, *everything(1)])
 def test_a_handler_of_the_script_is_called_too_or_it_is_told(tmp_path, size):
     flags = ["-np", size, "--trace-dir", tmp_path]
     with Launch(*flags, *PROGRAM, "handlers", HVDLITE_TRACE_SIGNAL="USR2") as job:

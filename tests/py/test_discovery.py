@@ -12,37 +12,25 @@ def own(rank, size, local_rank, local_size, cross_rank, cross_size, prefix="HVDL
     return {prefix + n: str(v) for n, v in zip(names, (rank, size, local_rank, local_size, cross_rank, cross_size))}
 
 
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2",
-}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "2",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "OMPI_COMM_WORLD_NODE_RANK": "0",
-    "PMIX_RANK": "2",
-}
-HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+def variables(text):
+    return dict(word.split("=") for word in text.split())
+
+
+TORCHRUN = variables(
+    "TORCHELASTIC_RUN_ID=none RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 GROUP_WORLD_SIZE=2"
+)
+OPEN_MPI = variables(
+    "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
+    "OMPI_COMM_WORLD_NODE_RANK=0 PMIX_RANK=2"
+)
+HYDRA = variables("PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
 PLACE_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 MVAPICH = dict(zip(["MV2_COMM_WORLD_" + name for name in PLACE_NAMES], ["1", "4", "1", "2"]))
 JSRUN = dict(zip(["JSM_NAMESPACE_" + name for name in PLACE_NAMES], ["1", "4", "1", "2"]))
-SRUN = {
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "2",
-    "SLURM_NTASKS": "3",
-    "SLURM_STEP_NUM_TASKS": "3",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2,1",
-}
+SRUN = variables(
+    "SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=3 SLURM_STEP_NUM_TASKS=3 SLURM_LOCALID=0 SLURM_NODEID=1 "
+    "SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=2,1"
+)
 
 
 def without(environ, *names):
@@ -89,10 +77,6 @@ def test_an_sbatch_script_itself_is_a_single_process():
     assert discover(without(SRUN, "SLURM_STEP_ID")) == SINGLE
 
 
-def test_torchruns_names_count_only_under_torchrun():
-    assert discover(without(TORCHRUN, "TORCHELASTIC_RUN_ID")) == SINGLE
-
-
 @pytest.mark.parametrize("mpi", [OPEN_MPI, HYDRA])
 def test_mpi_inside_an_allocation_wins_over_slurm(mpi):
     """Every rank of mpirun has SLURM_PROCID=0; under hydra it is the number of the node."""
@@ -101,17 +85,10 @@ def test_mpi_inside_an_allocation_wins_over_slurm(mpi):
 
 
 def test_the_first_source_wins():
-    everything = {**SRUN, **HYDRA, **OPEN_MPI, **TORCHRUN, **own(0, 2, 0, 2, 0, 1)}
-    assert discover(everything)[:6] == (0, 2, 0, 2, 0, 1)
-    everything = {**SRUN, **HYDRA, **OPEN_MPI, **TORCHRUN}
-    for source, key in (("torchrun", "RANK"), ("Open MPI", "OMPI_"), ("MPICH or Intel MPI", "PMI_"), ("Slurm", None)):
-        assert discover(everything).source == source
-        if source == "torchrun":
-            everything = without(everything, "TORCHELASTIC_RUN_ID")
-        elif key is not None:
-            everything = {name: value for name, value in everything.items() if not name.startswith((key, "MPI_LOCAL"))}
-            if source == "Open MPI":
-                everything = {**everything, **HYDRA}
+    environs = [own(0, 2, 0, 2, 0, 1), TORCHRUN, OPEN_MPI, HYDRA, SRUN]
+    names = ["HVDLITE_ variables", "torchrun", "Open MPI", "MPICH or Intel MPI", "Slurm"]
+    for first, name in enumerate(names):
+        assert discover({key: value for each in environs[first:] for key, value in each.items()}).source == name
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ except hvd.HvdError as error:
 """
 LEFT = "rank 1 left the job"
 WAYS = {
-    "raise": (1, "rank 1 raised ValueError: boom (<string>:"),
+    "raise": (1, "rank 1 raised ValueError: boom (<string>:10)"),
     "two": (1, " raised ValueError: boom (<string>:"),
     "in flight": (1, "rank 1 raised ValueError: boom (<string>:"),
     "thread": (1, "in thread 'trainer'"),

@@ -17,24 +17,18 @@ import socket
 server = socket.create_server(("", 5000)); print("ready", flush=True)
 while True:
     peer, _ = server.accept()
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    while (got := peer.recv(1 << 20)):
-        peer.sendall(got if len(got) == 1 else b"")
+    while peer.recv(1 << 20):
+        pass
     peer.close()
 """
 MEASURE = """
 import socket, sys, time
 peer = socket.create_connection((sys.argv[1], 5000), timeout=20)
-peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-began = time.monotonic()
-for _ in range(5):
-    peer.sendall(b"x"); peer.recv(1)
-print((time.monotonic() - began) / 5)
-count = int(sys.argv[2]) << 20
+count = 5 << 20
 began = time.monotonic()
 peer.sendall(bytes(count)); peer.shutdown(socket.SHUT_WR)
 peer.recv(1)
-print(count * 8 / (time.monotonic() - began) if count else 0)
+print(count * 8 / (time.monotonic() - began))
 """
 
 
@@ -46,12 +40,6 @@ def hosts():
         yield made
     server.wait(30)
     server.stdout.close()
-
-
-def measured(hosts, megabytes=0):
-    """Seconds of a round trip from nodeA to nodeB, bits per second."""
-    said = hosts.run(0, [sys.executable, "-c", MEASURE, hosts.ip(1), str(megabytes)])
-    return [float(line) for line in said.split()]
 
 
 def test_each_host_has_a_name_and_processes_of_its_own(hosts):
@@ -68,52 +56,19 @@ def test_host_ids_differ_between_hosts_and_agree_within(hosts):
     assert said[0] == said[1] and len(set(said)) == 3
 
 
-def test_a_delayed_cable(hosts):
-    hosts.delay(1, 20)
-    try:
-        assert 0.04 <= measured(hosts)[0] < 0.3
-    finally:
-        hosts.delay(1, 0)
-    assert measured(hosts)[0] < 0.03
-
-
 def test_a_limited_rate(hosts):
+    """Delays: test_hosts_cost; pulled cables and hosts that are killed: test_hosts_faults."""
+
+    def measured():
+        """Bits per second from nodeA to nodeB."""
+        return float(hosts.run(0, [sys.executable, "-c", MEASURE, hosts.ip(1)]))
+
     hosts.rate(1, "100mbit")
     try:
-        assert measured(hosts, 5)[1] < 120e6
+        assert measured() < 120e6
     finally:
         hosts.rate(1, None)
-    assert measured(hosts, 5)[1] > 120e6
-
-
-def test_lost_packets_delay_but_lose_nothing(hosts):
-    hosts.loss(1, 5)
-    try:
-        assert measured(hosts, 1)[1] > 0
-    finally:
-        hosts.loss(1, 0)
-
-
-def test_a_pulled_cable_is_silence(hosts):
-    hosts.cable(1, "down")
-    try:
-        with pytest.raises(subprocess.CalledProcessError):
-            hosts.run(
-                0, [sys.executable, "-c", f"import socket; socket.create_connection(('{hosts.ip(1)}', 5000), 0.5)"]
-            )
-    finally:
-        hosts.cable(1, "up")
-    assert measured(hosts)[0] < 5
-
-
-def test_a_killed_host_takes_its_processes_with_it():
-    with Hosts(2) as made:
-        rank = made.popen(0, ["sleep", "1000"])
-        other = made.popen(1, ["sleep", "1000"])
-        made.kill(0)
-        assert rank.wait(30) != 0
-        assert other.poll() is None
-    assert other.wait(30) != 0
+    assert measured() > 120e6
 
 
 def test_hosts_go_when_the_test_is_killed():

@@ -24,25 +24,17 @@ def passes(hosts, slots, *modules, seconds=180, **variables):
     return int(counts.pop())
 
 
-@pytest.mark.parametrize("slots", [(1, 1, 1), (2, 2), (3, 1, 3), *everything((1, 1), (2, 1), (4, 4))], ids=str)
-def test_collectives_over_hosts(hosts, slots):
-    assert passes(hosts, slots, *SUITE) > 10
+STREAMS = {"HVDLITE_PLANE": "p2p"}  # of every rank, as if the ranks of a host shared nothing but their host
+SIGNED = {**STREAMS, "HVDLITE_WIRE_AUTH": "1"}
+LAYOUTS = [((1, 1, 1), {}), ((2, 2), {}), ((3, 1, 3), {}), *everything(((1, 1), {}), ((2, 1), {}), ((4, 4), {}))]
+LAYOUTS += [(slots, STREAMS) for slots in ((2, 1), (4, 4), (2,), (7,))]
+LAYOUTS += everything(*[(slots, STREAMS) for slots in ((2, 2), (3, 1, 3), (1,), (3,), (4,), (8,))])
+LAYOUTS += [((2, 1), SIGNED), *everything(((3,), SIGNED), ((2, 2), SIGNED))]
 
 
-@pytest.mark.parametrize("slots", [(2, 1), (4, 4), *everything((2, 2), (3, 1, 3))], ids=str)
-def test_collectives_over_streams_of_every_rank(hosts, slots):
-    """As if the ranks of a host shared nothing but their host."""
-    assert passes(hosts, slots, *SUITE, HVDLITE_PLANE="p2p") > 10
-
-
-@pytest.mark.parametrize("slots", [(2,), (7,), *everything((1,), (3,), (4,), (8,))], ids=str)
-def test_collectives_over_streams_on_one_host(hosts, slots):
-    assert passes(hosts, slots, *SUITE, HVDLITE_PLANE="p2p") > 10
-
-
-@pytest.mark.parametrize("slots", [(2, 1), *everything((3,), (2, 2))], ids=str)
-def test_collectives_over_signed_streams(hosts, slots):
-    assert passes(hosts, slots, *SUITE, HVDLITE_PLANE="p2p", HVDLITE_WIRE_AUTH="1") > 10
+@pytest.mark.parametrize(("slots", "variables"), LAYOUTS, ids=str)
+def test_collectives_over_hosts_and_streams(hosts, slots, variables):
+    assert passes(hosts, slots, *SUITE, **variables) > 10
 
 
 def test_the_store_and_the_links_may_be_reached_over_ipv6(hosts):

@@ -4,6 +4,7 @@ A closed connection is noticed within a second or so, silence after HVDLITE_PEER
 for a busy machine. `tell` is whether somebody who watches over processes tells the store of ends, as the launcher does.
 """
 
+import itertools
 import re
 import signal
 import time
@@ -11,6 +12,7 @@ import time
 import pytest
 from hosts import NAMES, Hosts, needs_hosts
 from hosts_job import HostsJob
+from ranks import everything
 
 pytestmark = needs_hosts
 SLACK_S = 8.0
@@ -44,8 +46,7 @@ def looping(hosts, slots, count=1000, **settings):
 
 
 def survivors_say(job, lost, since, seconds):
-    """Every rank but the lost ones raises in time, naming one of them and its host; the texts by rank."""
-    texts = {}
+    """Every rank but the lost ones raises in time, naming one of them and its host."""
     for slot in job.slots:
         if slot.rank in lost:
             continue
@@ -56,23 +57,26 @@ def survivors_say(job, lost, since, seconds):
         assert float(found[1]) - since < seconds, f"rank {slot.rank} took {float(found[1]) - since} s:\n{job.text()}"
         named = [rank for rank in lost if re.search(rf"\brank {rank}\b", found[3])]
         assert named and any(job.slots[rank].host in found[3] for rank in named), job.text()
-        texts[slot.rank] = found[3]
-    return texts
 
 
-@pytest.mark.parametrize("tell", [True, False], ids=["watched", "alone"])
-@pytest.mark.parametrize("lost", [0, 1, 2, 5])
-def test_a_killed_rank_is_named_with_its_host(hosts, lost, tell):
-    with looping(hosts, (2, 1, 3), tell=tell, store_on=None) as job:
+MUCH = 300000  # doubles: some segments of plane hier
+KILLED = [(0, False, 1000), (2, False, 1000), (0, True, MUCH), (5, True, MUCH)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "tell", "count"), everything(*itertools.product([0, 1, 2, 5], [True, False], [1000, MUCH])) or KILLED
+)
+def test_a_killed_rank_is_named_with_its_host(hosts, lost, tell, count):
+    with looping(hosts, (2, 1, 3), count=count, tell=tell, store_on=None) as job:
         job.until("ready")
         began = time.monotonic()
         job.kill_rank(lost)
         survivors_say(job, {lost}, began, 1 + SLACK_S)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_killed_host_is_named(hosts, number):
-    with looping(hosts, (2, 2), store_on=None) as job:
+@pytest.mark.parametrize(("number", "count"), [(0, 1000), (1, MUCH), *everything((1, 1000), (0, MUCH))])
+def test_a_killed_host_is_named(hosts, number, count):
+    with looping(hosts, (2, 2), count=count, store_on=None) as job:
         job.until("ready")
         began = time.monotonic()
         hosts.kill(number)
@@ -104,24 +108,18 @@ def test_a_peer_that_stops_reading_is_named(hosts, lost):
         survivors_say(job, {lost}, began, PATIENCE_S + SLACK_S)
 
 
-def test_a_rank_that_raises_is_quoted_on_other_hosts(hosts):
-    program = LOOP.replace(
-        "    while True:", "    if hvd.rank() == 2:\n        raise ValueError('boom')\n    while True:"
-    )
+@pytest.mark.parametrize(
+    ("does", "code", "says"),
+    [
+        ("raise ValueError('boom')", 1, r"rank 2 \(host \S+\) raised ValueError: boom"),
+        ("sys.exit(0)", 0, r"caught .*HvdPeerLostError.*\brank 2\b"),
+    ],
+)
+def test_a_rank_that_raises_or_leaves_early_is_named_on_other_hosts(hosts, does, code, says):
+    program = LOOP.replace("    while True:", f"    if hvd.rank() == 2:\n        {does}\n    while True:")
     with HostsJob(hosts, (2, 1), ["-c", program, "10"]) as job:
-        codes = job.wait(60)
-        assert codes[2] == 1
-        for rank in (0, 1):
-            assert re.search(r"rank 2 \(host \S+\) raised ValueError: boom", job.said(rank)), job.text()
-
-
-def test_a_rank_that_leaves_early_is_named(hosts):
-    program = LOOP.replace("    while True:", "    if hvd.rank() == 1:\n        sys.exit(0)\n    while True:")
-    with HostsJob(hosts, (1, 1, 1), ["-c", program, "10"]) as job:
-        codes = job.wait(60)
-        assert codes[1] == 0
-        for rank in (0, 2):
-            assert re.search(r"caught .*HvdPeerLostError.*\brank 1\b", job.said(rank)), job.text()
+        assert job.wait(60)[2] == code
+        assert all(re.search(says, job.said(rank)) for rank in (0, 1)), job.text()
 
 
 def test_ranks_that_cannot_link_up_say_with_whom(hosts):

@@ -1,21 +1,18 @@
-"""Plane hier over hosts of several ranks: the suite that shared memory passes, and deaths while it moves much.
+"""Plane hier over hosts of several ranks: the suite that shared memory passes; deaths are in test_hosts_faults.
 
 By default it does what is large enough; asked for by name it does all that it can, so that the suite, whose tensors are
 small, goes through it. What it promises beside (bytes, rounding, who is named in a lane), test_plane_hier.c asks.
 """
 
 import itertools
-import time
 
 import pytest
-from hosts import NAMES, Hosts, needs_hosts
+from hosts import needs_hosts
 from hosts_job import HostsJob
 from ranks import everything
 from test_hosts_collectives import SUITE, passes
-from test_hosts_faults import SLACK_S, looping, survivors_say
 
 pytestmark = needs_hosts
-MUCH = 300000  # doubles: some segments
 
 LARGE = """
 import numpy as np
@@ -42,12 +39,6 @@ lists = hvd.grouped_allreduce([np.full(k * 1000 + 1, rank, np.float32) for k in 
 assert all((each == n - 1).all() and each.size == k * 1000 + 1 for k, each in enumerate(lists))
 print("large ones are right", flush=True)
 """
-
-
-@pytest.fixture
-def hosts():
-    with Hosts(3) as made:
-        yield made
 
 
 @pytest.mark.parametrize("slots", [(2, 1), (3, 1, 3), *everything((2, 2), (4, 4))], ids=str)
@@ -78,22 +69,3 @@ def test_hier_is_refused_where_it_makes_no_sense(hosts, slots):
         assert 0 not in codes.values(), job.text()
         assert "plane hier, which was asked for (HVDLITE_PLANE), does not work here" in job.said(0), job.text()
         assert "needs several hosts, one of them with several ranks" in job.said(0), job.text()
-
-
-@pytest.mark.parametrize("lost", [0, 5, *everything(1, 2)])
-def test_a_rank_that_is_killed_while_much_moves_is_named(hosts, lost):
-    with looping(hosts, (2, 1, 3), count=MUCH, store_on=None) as job:
-        job.until("ready")
-        began = time.monotonic()
-        job.kill_rank(lost)
-        survivors_say(job, {lost}, began, 1 + SLACK_S)
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_host_that_is_killed_while_much_moves_is_named(hosts, number):
-    with looping(hosts, (2, 2), count=MUCH, store_on=None) as job:
-        job.until("ready")
-        began = time.monotonic()
-        hosts.kill(number)
-        lost = {slot.rank for slot in job.slots if slot.host == NAMES[number]}
-        survivors_say(job, lost, began, 1 + SLACK_S)

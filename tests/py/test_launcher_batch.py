@@ -101,23 +101,6 @@ def test_one_srun_starts_all_agents_in_slurms_order():
     assert "install it on all nodes" in Srun(["a"]).remedy("a", 1, "ModuleNotFoundError: No module named 'hvdlite'")
 
 
-@pytest.mark.parametrize(
-    ("words", "ranks"),
-    [
-        ([], [("a", 2), ("b", 2)]),
-        (["-np", "3"], [("a", 2), ("b", 1)]),
-        (["--nproc-per-node", "4"], [("a", 4), ("b", 4)]),
-        (["-np", "1"], [("a", 1)]),
-    ],
-)
-def test_ranks_fill_the_allocation(words, ranks, monkeypatch):
-    monkeypatch.setattr(allocated.hosts, "read", lambda path: "a\na\nb\nb\n")
-    found = allocated.places(cli._parser().parse_args(words), {"PBS_NODEFILE": "x"}, 30.0)
-    assert found.gather is not None
-    counts = {slot.host: slot.local_size for slot in found.slots}
-    assert list(counts.items()) == ranks
-
-
 def test_more_ranks_than_slots_are_refused_but_where_the_job_is_this_host_alone(monkeypatch):
     monkeypatch.setattr(allocated.hosts, "read", lambda path: "a\nb\n")
     with pytest.raises(places.PlaceError, match="PBS has given this job 2 slots on 2 hosts"):

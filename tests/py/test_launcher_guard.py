@@ -2,10 +2,9 @@
 
 import os
 import signal
-import socket
 
 import pytest
-from launching import Launch
+from launching import Launch, free_port
 
 from hvdlite.launcher import process
 
@@ -19,9 +18,7 @@ def agents(job):
 
 
 def nodes():
-    with socket.create_server(("127.0.0.1", 0)) as any_of_them:
-        port = any_of_them.getsockname()[1]
-    words = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--agent-timeout", 4)
+    words = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--agent-timeout", 4)
     first = Launch(*words, "--node-rank", 0, *BODY, HVDLITE_SECRET_KEY=SECRET)
     second = Launch(*words, "--node-rank", 1, *BODY, HVDLITE_SECRET_KEY=SECRET)
     return first, second
@@ -35,6 +32,7 @@ def test_the_agent_of_another_node(number):
         (agent,) = agents(second)
         os.kill(agent, number)
         assert (first.wait(), second.wait()) == (255, 255) and "is lost" in first.err, first.err + second.err
+        assert number != signal.SIGSTOP or "its agent has not answered for 4 s (--agent-timeout)" in first.err
         second.gone_within(10)
         first.gone_within(10)
     told = "the agent of this host was killed by SIGKILL"

@@ -59,11 +59,6 @@ def test_fewer_ranks_than_slots_leave_the_last_hosts_empty():
     assert assign([Host("a", 2), Host("b", 2)], 2) == [Slot(0, "a", 0, 2, 0, 1), Slot(1, "a", 1, 2, 0, 1)]
 
 
-def test_more_ranks_than_slots_are_refused():
-    with pytest.raises(HostError, match=r"more processes \(5\) than there are available slots \(4\)"):
-        assign([Host("a", 4)], 5)
-
-
 def test_this_host_is_known_by_its_names():
     for name in ("localhost", "127.0.0.1", "127.1.2.3", "::1", "box", "BOX", "box.example.org"):
         assert is_this_host(name, "box.example.org"), name
@@ -96,21 +91,6 @@ def test_groups_are_hosts_however_uneven_they_are():
     found = [environment.of_rank(slot, 3) for slot in slots]
     assert [(rank["GROUP_RANK"], rank["GROUP_WORLD_SIZE"]) for rank in found] == [("0", "2"), ("1", "2"), ("1", "2")]
     assert [rank["HOROVOD_CROSS_RANK"] for rank in found] == ["0", "1", "0"]
-
-
-def test_threads_are_set_only_where_ranks_share_a_host_and_nobody_said_otherwise():
-    two, one = assign([Host("localhost", 2)], 2), assign([Host("localhost", 1)], 1)
-    assert environment.shared({}, {}, MEETING, two)["OMP_NUM_THREADS"] == "1"
-    assert "OMP_NUM_THREADS" not in environment.shared({}, {}, MEETING, one)
-    assert environment.shared({"OMP_NUM_THREADS": "6"}, {}, MEETING, two)["OMP_NUM_THREADS"] == "6"
-
-
-def test_a_flag_beats_a_variable_in_either_spelling():
-    slots = assign([Host("localhost", 1)], 1)
-    base = {"HOROVOD_START_TIMEOUT": "7", "HVDLITE_SPIN_US": "1", "HVDLITE_RANK": "9", "HOROVOD_RANK": "8"}
-    shared = environment.shared(base, {"HVDLITE_START_TIMEOUT": "9"}, MEETING, slots)
-    settings = config.read({**shared, **environment.of_rank(slots[0], 1)})
-    assert settings.values["start_timeout"] == 9 and settings.values["rank"] == 0 and settings.values["spin_us"] == 1
 
 
 def test_a_users_own_master_address_stays():
@@ -146,37 +126,7 @@ def test_the_command_starts_at_the_first_word_that_is_no_option(words, own):
     assert command == [word for word in argv[own:] if word != "--"]
 
 
-@pytest.mark.parametrize(
-    "word, says",
-    [
-        ("--nump", "did you mean --num-proc"),
-        ("--output-filname", "did you mean --output-filename"),
-        ("--zzz", "unknown option --zzz"),
-        ("-q", "unknown option -q"),
-        ("--min-np", "not yet"),
-        ("--min_np=2", "not yet"),
-        ("--ssh-port", "needs a value"),
-        ("--ssh_prt", "did you mean --ssh-port"),
-        ("-np", "needs a value"),
-    ],
-)
-def test_a_flag_nobody_knows_is_refused_with_advice(word, says):
-    with pytest.raises(flags.FlagError, match=says):
-        flags.split(cli._parser(), [word])
-
-
 def test_no_flag_is_both_known_and_refused():
     known = {flag for action in cli._parser()._actions for flag in action.option_strings}
     assert not known & set(flags.NOT_YET) and not set(flags.OBSOLETE) & set(flags.NOT_YET)
     assert set(flags.OBSOLETE) <= known
-
-
-def test_an_obsolete_flag_is_taken_with_its_value_and_told_once():
-    words = "--cycle-time-ms 3.5 --cycle-time-ms=4 --no-torus-allreduce -np 2 true --torus-allreduce"
-    own, command = flags.split(cli._parser(), words.split())
-    assert command == ["true", "--torus-allreduce"]
-    asked = cli._parser().parse_args(own)
-    note = flags.note_of(asked.obsolete)
-    assert asked.np == "2" and "--no-torus-allreduce (the way" in note
-    assert note.count("--cycle-time-ms (there is no cycle: ") == 1
-    assert flags.note_of(cli._parser().parse_args(["-np", "2"]).obsolete) is None

@@ -1,5 +1,6 @@
 """hvdlite-run over ssh: who runs where, what ranks find, how jobs on several hosts end, and that nothing is left."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -13,8 +14,7 @@ import pytest
 from hosts import needs_hosts
 from hosts_sshd import empty_within
 from launching import Launch
-
-import hvdlite
+from ranks import everything
 
 pytestmark = needs_hosts
 HANG = "exec sleep 600"
@@ -112,13 +112,6 @@ def test_the_first_to_fail_is_named_with_its_host_and_gives_the_exit_code(on):
         assert "[2]<stderr>:why" in job.err
 
 
-def test_a_segmentation_fault_elsewhere_and_an_early_end_with_0(on):
-    script = "[ $RANK = 0 ] && exit 0; sleep 0.3; kill -SEGV $$"
-    with on("-H", "nodeA,nodeB", "sh", "-c", script) as job:
-        assert job.wait() == 139
-        assert re.search(r"rank 1 \(nodeB, pid \d+\) killed by SIGSEGV", job.err), job.err
-
-
 def test_stdin_goes_to_rank_0_on_another_host_and_to_nobody_unasked(on, tmp_path):
     """A pipe and a file, of more than any buffer holds; rank 0 reads late, and need not read all."""
     text = "".join(f"line {number}\n" for number in range(60_000))
@@ -141,24 +134,18 @@ def test_stdin_goes_to_rank_0_on_another_host_and_to_nobody_unasked(on, tmp_path
         assert job.wait(60) == 0 and job.out == "line 0\n", job.err
 
 
-def launcher_of(job):
-    """The launcher's own process, a child of the one that entered the host."""
-    with open(f"/proc/{job.pid}/task/{job.pid}/children") as file:
-        return int(file.read().split()[0])
-
-
 def test_signals_reach_the_ranks_of_all_hosts(on, hosts):
     script = "trap 'echo got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     with on("-H", "nodeA,nodeB", "sh", "-c", script) as job:
         job.until("ready", 2)
-        os.kill(launcher_of(job), signal.SIGTERM)
+        os.kill(job.children()[0], signal.SIGTERM)
         assert job.wait() == 143 and job.out.count("got it") == 2
 
 
 def test_killing_the_launcher_leaves_nobody_on_any_host(on, hosts):
     with on("-H", "nodeA,nodeB,nodeC", "sh", "-c", f"trap '' TERM; setsid sleep 600 & echo ready; {HANG}") as job:
         job.until("ready", 3)
-        os.kill(launcher_of(job), signal.SIGKILL)
+        os.kill(job.children()[0], signal.SIGKILL)
         empty_within(hosts, 10)
 
 
@@ -171,83 +158,58 @@ def test_an_ssh_that_is_cut_ends_the_job_and_names_the_host(on, hosts):
         assert "host nodeB is lost: ssh, which led there, has ended; rank 1 ran there" in job.err, job.err
 
 
-def test_every_host_that_cannot_take_part_is_told_with_the_remedy(on, sshd):
+@contextlib.contextmanager
+def without_sshd(sshd):
+    """nodeB has none for a while."""
     sshd.stop(1)
     try:
-        began = time.monotonic()
-        words = ("-H", "nodeA,nodeB,nodeC,nodeX", "--ssh-opt", "-o ConnectTimeout=2", "sh", "-c", "echo started")
-        with on(*words) as job:
-            assert job.wait() == 255 and time.monotonic() - began < 20
-            assert "nodeB: ssh was refused: is sshd running there" in job.err, job.err
-            assert "nodeX: there is no host of this name" in job.err and "nodeC" not in job.err, job.err
-            assert "started" not in job.out and "Traceback" not in job.err
+        yield
     finally:
         sshd.start(1)
 
 
-def test_a_host_without_the_command_the_folder_or_the_python_is_told_before_anything_starts(on, hosts, sshd, tmp_path):
-    with on("-H", "nodeA,nodeB", "no-such-command") as job:
-        assert job.wait() == 127 and "no-such-command: command not found" in job.err, job.err
-    sshd.stop(1)
-    (tmp_path / "only-here").mkdir()
-    sshd.start(1, hide=tmp_path)
-    enter = ["sh", "-c", 'cd "$0" && exec "$@"', str(tmp_path / "only-here")]
-    words = (*sshd.flags, "-H", "nodeA,nodeB", "sh", "-c", "echo started")
-    try:
-        with Launch(*words, under=hosts.within(0, ["--", *enter])) as job:
-            assert job.wait() == 1 and "started" not in job.out
-            assert f"nodeB: there is no folder {tmp_path}/only-here" in job.err, job.err
-        sshd.stop(1)
-        sshd.start(1, hide=sys.prefix)
-        with on(*words[2:]) as job:
-            assert job.wait() in (126, 127) and "started" not in job.out
-            assert f"nodeB: there is no Python {sys.executable}" in job.err, job.err
-    finally:
-        sshd.stop(1)
-        sshd.start(1)
-
-
-def test_a_host_that_cannot_be_reached_is_told_with_the_remedy(on, hosts):
+def test_every_host_that_cannot_take_part_is_told_with_the_remedy(on, hosts, sshd):
     hosts.cable(2, "down")
-    began = time.monotonic()
     try:
-        with on("-H", "nodeA,nodeB,nodeC", "--ssh-opt", "-o ConnectTimeout=2", "sh", "-c", "echo started") as job:
-            assert job.wait() == 255 and time.monotonic() - began < 20 and "started" not in job.out
-            assert "nodeC: ssh does not reach it: is it up, and is the network?" in job.err, job.err
-            assert "nodeB:" not in job.err and "Traceback" not in job.err, job.err
+        with without_sshd(sshd):
+            began = time.monotonic()
+            words = ("-H", "nodeA,nodeB,nodeC,nodeX", "--ssh-opt", "-o ConnectTimeout=2", "sh", "-c", "echo started")
+            with on(*words) as job:
+                assert job.wait() == 255 and time.monotonic() - began < 20
     finally:
         hosts.cable(2, "up")
+    assert "nodeB: ssh was refused: is sshd running there" in job.err, job.err
+    assert "nodeC: ssh does not reach it: is it up, and is the network?" in job.err, job.err
+    assert "nodeX: there is no host of this name" in job.err and "nodeA:" not in job.err, job.err
+    assert "started" not in job.out and "Traceback" not in job.err
 
 
-def test_a_command_that_one_host_lacks_is_told_with_its_name(on, sshd, tmp_path):
-    program = tmp_path / "programs" / "train"
-    program.parent.mkdir()
+@pytest.mark.parametrize(
+    "lacks, code, says",
+    [
+        ("folder", 1, "nodeB: there is no folder {0}"),
+        ("program", 127, "nodeB: {0}/train: command not found"),
+        ("Python", (126, 127), "nodeB: there is no Python {executable}"),
+    ],
+)
+def test_what_one_host_lacks_is_told_with_its_name_before_anything_starts(on, hosts, sshd, tmp_path, lacks, code, says):
+    here = tmp_path / "only-here"
+    here.mkdir()
+    program = here / "train"
     program.write_text("#!/bin/sh\necho started\n")
     program.chmod(0o755)
-    sshd.stop(1)
-    sshd.start(1, hide=program.parent)
-    try:
-        with on("-H", "nodeA,nodeB,nodeC", program) as job:
-            assert job.wait() == 127 and "started" not in job.out
-            assert job.err.count("command not found") == 1 and f"nodeB: {program}: command not found" in job.err, (
-                job.err
-            )
-    finally:
-        sshd.stop(1)
-        sshd.start(1)
-
-
-def test_a_python_that_cannot_run_hvdlite_is_told_with_its_host(on, sshd, tmp_path):
-    """The same path leads to something else on nodeB."""
-    sshd.stop(1)
-    sshd.start(1, hide=os.path.dirname(hvdlite.__file__))
-    try:
-        with on("-H", "nodeA,nodeB", "sh", "-c", "echo started") as job:
-            assert job.wait() == 1 and "started" not in job.out
-            assert "nodeB: the Python there has no hvdlite: install it on all hosts" in job.err, job.err
-    finally:
-        sshd.stop(1)
-        sshd.start(1)
+    enter = ["sh", "-c", 'cd "$0" && exec "$@"', str(here)] if lacks == "folder" else []
+    command = [program] if lacks == "program" else ["sh", "-c", "echo started"]
+    with without_sshd(sshd):
+        sshd.start(1, hide=sys.prefix if lacks == "Python" else tmp_path)
+        try:
+            words = (*sshd.flags, "-H", "nodeA,nodeB,nodeC", *command)
+            with Launch(*words, under=hosts.within(0, ["--", *enter])) as job:
+                assert job.wait() in (code if isinstance(code, tuple) else (code,)), job.err
+        finally:
+            sshd.stop(1)
+    assert job.err.count(says.format(here, executable=sys.executable)) == 1 and "started" not in job.out, job.err
+    assert "nodeA:" not in job.err and "nodeC:" not in job.err, job.err
 
 
 def test_a_job_that_fails_is_started_again_on_all_hosts_and_bound_there(on):
@@ -271,11 +233,12 @@ def test_a_host_whose_cable_is_pulled_ends_the_job_and_what_runs_there_ends_itse
             hosts.cable(2, "up")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_job_that_is_ended_while_it_starts_leaves_nothing(on, hosts, number):
-    for pause in (0.1, 0.3, 0.6):
+def test_a_job_that_is_ended_while_it_starts_leaves_nothing(on, hosts):
+    kill, interrupt = signal.SIGKILL, signal.SIGINT
+    more = everything((kill, 0.1), (interrupt, 0.1), (interrupt, 0.6))
+    for number, pause in ((kill, 0.3), (kill, 0.6), (interrupt, 0.3), *more):
         with on("-H", "nodeA:2,nodeB:2,nodeC:2", "sh", "-c", HANG) as job:
             time.sleep(pause)  # any moment will do
-            os.kill(launcher_of(job), number)
+            os.kill(job.children()[0], number)
             job.process.wait(20)
             empty_within(hosts, 10)

@@ -38,21 +38,6 @@ class Terminal:
         return shown
 
 
-def test_lines_get_the_prefix_of_their_stream():
-    terminal = Terminal()
-    terminal.write("a", b"one\ntwo\n")
-    terminal.write("b", b"three\n")
-    assert terminal.bytes == b"a:one\na:two\nb:three\n"
-
-
-def test_a_line_in_two_writes_is_one_line():
-    terminal = Terminal()
-    terminal.write("a", b"hel")
-    terminal.write("b", b"other\n")
-    terminal.write("a", b"lo\n")
-    assert terminal.bytes == b"b:other\na:hello\n"
-
-
 def test_an_unfinished_line_is_due_and_goes_on_where_it_was():
     terminal = Terminal()
     terminal.write("a", b"name? ", now=5.0)
@@ -153,16 +138,6 @@ def test_however_it_is_cut_the_text_of_each_stream_is_the_same(seed):
         assert shown == wrote[key].replace(b"\n", b""), (seed, terminal.bytes)
     whole = [row for row in terminal.rows() if row]
     assert all(row[:2] in ("a:", "b:") and row[2:].strip("." + row[0].upper()) == "" for row in whole), terminal.bytes
-
-
-def test_the_screen_knows_who_wrote_last_and_how_much():
-    terminal = Terminal()
-    terminal.write("a", b"1\n2\n")
-    assert terminal.screen.alone_for("a") == 2
-    terminal.write("b", b"3\n")
-    terminal.write("a", b"4\n")
-    assert terminal.screen.alone_for("a") == 1
-    assert terminal.screen.alone_for("b") == 0
 
 
 def test_the_tail_is_the_last_lines_as_they_stand():

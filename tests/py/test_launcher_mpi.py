@@ -3,19 +3,16 @@
 import itertools
 import json
 import os
-import re
 import shlex
 import signal
 import sys
-import time
-import uuid
 from pathlib import Path
 
+import mpi_hosts
 import mpis
 import pytest
 from hosts import Hosts, needs_hosts
-from hosts_shell import Shell, end
-from launching import RUN, Launch, launch, marked
+from launching import RUN, Launch, launch
 from ranks import everything
 
 from hvdlite.launcher import process
@@ -170,21 +167,6 @@ def test_output_is_that_of_any_other_job(mpi, tmp_path):
 
 
 @pytest.mark.parametrize("mpi", mpis.ALL)
-def test_the_first_to_fail_decides_and_its_traceback_comes_last(mpi):
-    """After init: the others hang in a collective, and no MPI has a say in how the job ends."""
-    body = "import hvdlite as hvd, time; hvd.init()\nif hvd.rank() == 1: raise ValueError('deep')\ntime.sleep(600)"
-    words = ("-np", 2, "--verbose", "--failure-grace", 2, sys.executable, "-c", body)
-    code, _, err = said_by(mpi, *words)
-    last = err[err.rindex("hvdlite-run: rank 1 (") :].splitlines()
-    how = r"(exited with code 1|failed, was stopped while it was ending)"  # on a crowded machine
-    told = rf"hvdlite-run: rank 1 \(.*, pid \d+\) {how}: rank 1 raised ValueError: deep \(<string>:2\) \[HVD401\]"
-    assert code == 1 and re.fullmatch(told, last[0]) and err.count("ValueError: deep\n") <= 2, err
-    assert "\n".join(last).count("Traceback") <= 1 and last[-1].endswith(("ValueError: deep", "[HVD401]")), err
-    assert "mpirun has exited" not in err and "BAD TERMINATION" not in err, err
-    assert said_by(mpi, "-np", 2, "--failure-grace", 0, "sh", "-c", "kill -SEGV $$")[0] == 128 + signal.SIGSEGV
-
-
-@pytest.mark.parametrize("mpi", mpis.ALL)
 def test_an_mpi_that_ends_the_ranks_is_heard(mpi):
     """MPI_Abort: the words of the rank are all there, and so is its code."""
     body = (
@@ -267,34 +249,6 @@ def test_a_dry_run_shows_the_line_and_starts_nothing(tmp_path):
     assert ranks == "ranks: 3, placed by that MPI" and environ.startswith("all ranks: ") and "HVDLITE_RANK=" not in out
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (["--mpi", "true"], 2, "how many ranks? Say -np N"),
-        (["--mpi", "-np", "x", "true"], 2, "-np x"),
-        (["--mpi", "-np", "2_0", "true"], 2, "-np 2_0: must be a whole number"),
-        (["--mpi", "-np", "0", "true"], 2, "-np 0: there must be at least 1"),
-        (["--mpi", "-np", "2", "--ssh-port", "x", "true"], 2, "--ssh-port x: must be a whole number"),
-        (["--mpi", "-np", "2", "--nnodes", "2", "true"], 2, "--nnodes is for hosts that meet without ssh"),
-        (["--mpi", "-np", "2", "--rdzv-endpoint", "a:1", "true"], 2, "--rdzv-endpoint is for hosts that meet"),
-        (["--mpi", "-np", "4", "-H", "a:2", "true"], 2, "Requested more processes (4)"),
-        (["--mpi", "-np", "1", "true"], 127, "neither mpirun, mpiexec nor mpiexec.hydra is on PATH"),
-        (["--mpi", "-np", "65", "true"], 2, "more than 64 ranks on one host (localhost)"),
-        (["--mpi", "-np", "65", "-H", "a:65", "true"], 2, "more than 64 ranks on one host (a)"),
-        (["--mpi", "--oversubscribe", "-np", "1025", "-H", "a,b", "true"], 2, "a job of 1025 ranks: this version"),
-        (["--mpi", "--oversubscribe", "-np", "70000", "true"], 2, "a job of 70000 ranks: this version"),
-        (["--mpi", "-np", "65", "-H", "a:64,b", "true"], 127, "neither mpirun"),
-        (["--mpi", "-np", "65", "--mpi-args=-hostfile f", "true"], 127, "neither mpirun"),
-        (["--tcp", "-np", "1", "true"], 2, "they need --mpi"),
-        (["--mpi-args", "-x A", "-np", "1", "true"], 2, "they need --mpi"),
-    ],
-)
-def test_what_cannot_be_is_said_before_anything_starts(words, code, says, tmp_path):
-    (tmp_path / "true").symlink_to("/bin/true")
-    ended, _, err = launch(*words, PATH=str(tmp_path))
-    assert ended == code and says in err, err
-
-
 def test_a_program_that_is_no_mpi_is_not_run(tmp_path):
     program = tmp_path / "mpirun"
     program.write_text("#!/bin/sh\necho something else\n")
@@ -303,33 +257,16 @@ def test_a_program_that_is_no_mpi_is_not_run(tmp_path):
     assert code == 2 and "--version says 'something else'" in err, err
 
 
-def over_two_hosts(mpi, *program, **environ):
+def over_two_hosts(mpi, *program):
     """(exit code, output) of a job with two ranks on nodeA and one on nodeB, each of which has a docker0 of the same
-    address; the agent stands for ssh. Nothing may be left."""
-    mpis.mpirun(mpi)
-    args = "" if mpi == "system" else "-launcher ssh -launcher-exec {}"
-    mark = uuid.uuid4().hex
-    with Hosts(2) as hosts, Shell(hosts, mpis.environment(mpi, HVDLITE_TEST_MARK=mark)) as shell:
-        path = f"{mpis.mpirun(mpi).parent}:{os.environ['PATH']}"
-        given = {
-            **shell.environ,
-            "PATH": path,
-            "OMPI_MCA_plm_rsh_agent": shell.agent,
-            "OMP_NUM_THREADS": "1",
-            **environ,
-        }
-        words = [*RUN, "--mpi", "-H", "nodeA:2,nodeB:1", f"--mpi-args={args.format(shell.agent)}"]
-        words += ["-x", "HVDLITE_TEST_MARK", *map(str, program)]
-        process = hosts.popen(0, words, env=given, stdout=-1, stderr=-2, stdin=-3, start_new_session=True)
-        try:
-            said = process.communicate(timeout=120)[0].decode(errors="replace")
-            limit = time.monotonic() + 10
-            while (left := marked(mark)) and time.monotonic() < limit:
-                time.sleep(0.05)
-        finally:
-            end(process)
-    assert not left, left
-    return process.returncode, said
+    address. Nothing may be left."""
+    path = f"{mpis.mpirun(mpi).parent}:{os.environ['PATH']}"
+    with Hosts(2) as hosts:
+        agent = mpi_hosts.agent(hosts)
+        args = "" if mpi == "system" else f"-launcher ssh -launcher-exec {agent}"
+        words = [*RUN, "--mpi", "-H", "nodeA:2,nodeB:1", f"--mpi-args={args}", "-x", "HVDLITE_TEST_MARK"]
+        environ = mpis.environment(mpi, PATH=path, OMPI_MCA_plm_rsh_agent=agent)
+        return mpi_hosts.ended(hosts, [*words, *map(str, program)], environ)
 
 
 @needs_hosts
@@ -340,7 +277,7 @@ def test_hosts_are_passed_on(mpi):
 
 
 @needs_hosts
-@pytest.mark.parametrize("mpi", ["mpich", "system"])
+@pytest.mark.parametrize("mpi", ["mpich", *everything("system")])
 def test_a_rank_of_another_host_that_fails_is_named(mpi):
     """And what the others have started, in sessions of their own, ends on both hosts."""
     script = "setsid sleep 600 & [ $OMPI_COMM_WORLD_RANK$PMI_RANK = 2 ] && { echo why >&2; exit 37; }; exec sleep 600"

@@ -141,37 +141,40 @@ def test_output_files_are_begun_anew_at_their_size(tmp_path):
     assert all(104000 < len(files[f"stdout.{number}"]) < 106000 for number in (1, 2, 3))
 
 
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        ("--ranks-to-console 1-x", "--ranks-to-console 1-x: must be all, none, or numbers"),
-        ("--output-file-mb 5", "give that, too"),
-        ("--output-filename /tmp --output-file-mb much", "--output-file-mb much: must be a number"),
-        ("--output-filename /tmp --output-file-mb 0", "must be greater than 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(words, says):
-    code, _, err = launch(*words.split(), "-np", 1, "true")
-    assert code == 2 and says in err, err
+FAILS = """
+import os, sys, time
+def down(n):
+    if n: down(n - 1)
+    else: raise ValueError('deep')
+def around(n):
+    eval('around(n - 1)' if n else 'down(0)')
+if os.environ['RANK'] == '1' and sys.argv[1] == '1':
+    around(15)
+if os.environ['RANK'] == '1':
+    for i in range(30): print('reason', i, file=sys.stderr)
+    sys.exit(5)
+while os.read(0, 1): pass
+print('a later complaint', file=sys.stderr)
+sys.exit(6)
+"""
 
 
-def test_the_whole_traceback_of_the_first_to_fail_comes_last():
-    body = (
-        "import os, sys, time\n"
-        "def down(n):\n    if n: down(n - 1)\n    else: raise ValueError('deep')\n"
-        "def around(n):\n    eval('around(n - 1)' if n else 'down(0)')\n"
-        "if os.environ['RANK'] == '1': around(15)\n"
-        "while os.read(0, 1): pass\n"
-        "print('a later complaint', file=sys.stderr)\nsys.exit(6)\n"
-    )
-    words = ("-np", 2, "--stdin", 0, "--verbose", "--failure-grace", 20, *PYTHON, body)
+@pytest.mark.parametrize("code", [1, 5])
+def test_the_last_words_of_the_first_to_fail_come_last_and_a_traceback_whole(code):
+    words = ("-np", 2, "--stdin", 0, "--verbose", "--failure-grace", 20, *PYTHON, FAILS, code)
     with Launch(*words, stdin=subprocess.PIPE, merged=True) as job:
-        job.until("exited with code 1 after")
+        job.until(f"exited with code {code} after")
         job.process.stdin.close()
-        assert job.wait() == 1
-    last = job.out[job.out.rindex("a later complaint") :]
-    assert last.count("Traceback (most recent call last)") == 1 and last.count("in around") == 16, last
-    assert last.endswith("[1]<stderr>:ValueError: deep\n")
+        assert job.wait() == code
+    assert "[0]<stderr>:a later complaint\n" in job.out  # it had its time to fail by itself
+    headline = re.compile(rf"hvdlite-run: rank 1 \(pid \d+\) exited with code {code} \[HVD401\]\n")
+    before, last = headline.split(job.out)
+    assert "a later complaint" in before
+    if code == 5:
+        assert last == "".join(f"[1]<stderr>:reason {number}\n" for number in range(10, 30))
+    else:
+        assert last.count("Traceback (most recent call last)") == 1 and last.count("in around") == 16, last
+        assert last.endswith("[1]<stderr>:ValueError: deep\n")
 
 
 @pytest.mark.parametrize("quiet", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])

@@ -3,7 +3,6 @@
 import os
 import re
 import select
-import stat
 import subprocess
 import sys
 
@@ -107,28 +106,14 @@ def test_closed_standard_streams_are_no_obstacle():
     assert subprocess.run(["sh", "-c", command], timeout=30).returncode == 0
 
 
-def test_the_secret_is_in_the_environment_and_in_no_argument_list():
-    body = (
-        "import glob, os\n"
-        "secret = os.environ['HVDLITE_SECRET_KEY']\n"
-        "assert len(bytes.fromhex(secret)) == 32 and int(os.environ['HVDLITE_JOB_ID'], 16) >= 0\n"
-        "shown = b''\n"
-        "for path in glob.glob('/proc/[0-9]*/cmdline'):\n"
-        "    try: shown += open(path, 'rb').read()\n"
-        "    except OSError: pass\n"
-        "assert b'HVDLITE' not in os.environb[b'HVDLITE_SECRET_KEY'] and secret.encode() not in shown\n"
-    )
-    code, _, err = launch("-np", 2, "--verbose", *PYTHON, body)
-    assert code == 0, err
-    assert not re.search(r"\b[0-9a-f]{64}\b", err), "--verbose shows the secret"
-
-
 def test_threads_are_limited_with_one_note():
     with Launch("-np", 2, "sh", "-c", "echo $OMP_NUM_THREADS", under=("env", "-u", "OMP_NUM_THREADS")) as job:
         assert job.wait() == 0
         assert sorted(job.out.splitlines()) == ["[0]<stdout>:1", "[1]<stdout>:1"]
         assert job.err.count("OMP_NUM_THREADS") == 1
-    assert launch("-np", 1, "sh", "-c", "echo $OMP_NUM_THREADS", OMP_NUM_THREADS="3") == (0, "3\n", "")
+    assert launch("-np", 2, "sh", "-c", "echo $OMP_NUM_THREADS", OMP_NUM_THREADS="3")[1].count(">:3\n") == 2
+    with Launch("-np", 1, "sh", "-c", "echo ${OMP_NUM_THREADS-none}", under=("env", "-u", "OMP_NUM_THREADS")) as job:
+        assert (job.wait(), job.out, job.err) == (0, "none\n", "")
 
 
 def test_output_files_hold_what_each_rank_wrote(tmp_path):
@@ -146,16 +131,6 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = launch("-np", 2, "--output-filename", tmp_path / "file" / "logs", "true")
     assert code == 2 and "--output-filename" in err and "cannot be written" in err
-
-
-def test_an_output_folder_without_permission_is_refused(tmp_path):
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    if os.access(folder, os.W_OK):
-        pytest.skip("root may write everywhere")
-    code, _, err = launch("-np", 2, "--output-filename", folder, "true")
-    assert code == 2 and "cannot be written" in err
 
 
 def test_verbose_tells_what_is_started_and_how_it_ended():
@@ -189,69 +164,12 @@ def test_the_launcher_loads_neither_numpy_nor_the_extension():
 
 
 def test_options_reach_the_ranks_as_variables():
-    code, out, _ = launch("-np", 1, "--fusion-threshold-mb", 2, "--spin-us=7", "env", HOROVOD_FUSION_THRESHOLD="5")
+    code, out, _ = launch(
+        "-np", 1, "--fusion-threshold-mb", 2, "--spin-us=7", "env", HOROVOD_FUSION_THRESHOLD="5", HVDLITE_RANK="9"
+    )
     assert code == 0
-    assert "HVDLITE_FUSION_THRESHOLD=2097152\n" in out and "HVDLITE_SPIN_US=7\n" in out
+    assert "HVDLITE_FUSION_THRESHOLD=2097152\n" in out and "HVDLITE_SPIN_US=7\n" in out and "HVDLITE_RANK=0\n" in out
     assert "HOROVOD_FUSION_THRESHOLD" not in out
-
-
-@pytest.mark.parametrize(
-    "words, code, says",
-    [
-        ("", 2, "no command"),
-        ("-np 2", 2, "no command"),
-        ("true", 2, "how many ranks"),
-        ("-np 0 true", 2, "-np 0: there must be at least 1 rank"),
-        ("-np 65 true", 2, "more than 64 ranks"),
-        ("-np 1000000 true", 2, "more than 64 ranks"),
-        ("-np 1025 -H " + ",".join(f"10.9.8.{i}:64" for i in range(1, 18)) + " true", 2, "supports at most 1024"),
-        ("-H localhost:2147483647 true", 2, "more than 64 ranks"),
-        ("-H localhost:99999999999999999999 true", 2, "999999999999... slots are more than a host can have"),
-        pytest.param(f"-H localhost:{'9' * 5000} true", 2, "are more than a host can have", id="slots"),
-        pytest.param(f"-np {'9' * 5000} true", 2, "must be a whole number of rank", id="ranks"),
-        ("-np 1_0 true", 2, "-np 1_0: must be a whole number"),
-        ("--nnodes 1000000000 --rdzv-endpoint localhost true", 2, "--nnodes 1000000000: this version"),
-        ("-np 2 --network-interface nosuch true", 2, "--network-interface nosuch: this host has only"),
-        ("-np 2 -x =5 true", 2, "-x =5: needs the name of a variable"),
-        ("-np 2 --ranks-to-console 0,5 true", 2, "--ranks-to-console 0,5: there is no rank 5, they end with 1"),
-        ("-np -3 true", 2, "-np -3: there must be at least 1 rank"),
-        ("-np x true", 2, "-np x: must be a whole number"),
-        ("-np 2 no-such-command-anywhere", 127, "no-such-command-anywhere: command not found"),
-        ("-np 2 ./no/such/file", 127, "./no/such/file: command not found"),
-        ("-np 2 /etc/passwd", 126, "/etc/passwd: permission denied"),
-        ("-np 2 /tmp", 126, "/tmp: is a directory"),
-        ("--nump 2 true", 2, "unknown option --nump; did you mean --num-proc?"),
-        ("-np 2 --min-np 2 true", 2, "not yet: --min-np"),
-        ("-np 2 -H elsewhere.invalid:2 true", 2, "elsewhere.invalid: "),
-        ("-np 3 -H localhost:2 true", 2, "more processes (3) than there are available slots (2)"),
-        ("-np 2 -H localhost:x true", 2, "localhost:x"),
-        ("-np 2 --hostfile /no/such/file true", 2, "--hostfile /no/such/file: No such file"),
-        ("-np 2 --start-timeout soon true", 2, "--start-timeout='soon': must be a number"),
-        ("-np 2 --failure-grace -1 true", 2, "--failure-grace"),
-        ("-np 2 --network-interface nosuch true", 2, "--network-interface nosuch: this host has only"),
-        ("-np 2 --stdin 1 true", 2, "--stdin 1: 0 (rank 0 reads"),
-        ("-np 2 --mpi --stdin all true", 2, "--stdin all"),
-        ("-np 2 --cycle-time-ms fast true", 2, "--cycle-time-ms: invalid float value: 'fast'"),
-        ("-np 2 --autotune-gaussian-process-noise loud true", 2, "--autotune-gaussian-process-noise: invalid float"),
-        ("-np 2 --autotune-steps-per-sample 0 true", 2, "--autotune-steps-per-sample='0': must be at least 1"),
-        ("-np 2 --autotune=1 true", 2, "--autotune"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_starts(words, code, says):
-    ended, out, err = launch(*words.split())
-    assert (ended, out) == (code, "") and says in err and "Traceback" not in err, err
-    assert err.startswith("hvdlite-run: ")
-
-
-def test_an_obsolete_flag_is_one_line_and_the_job_runs():
-    code, out, err = launch("--cycle-time-ms", 3, "--hierarchical-allreduce", "-np", 1, "echo", "here")
-    assert code == 0 and "here" in out
-    assert err.count("hvdlite-run: without effect: --cycle-time-ms (there is no cycle") == 1
-
-
-def test_a_malformed_variable_is_named():
-    code, _, err = launch("-np", 2, "true", HOROVOD_FUSION_THRESHOLD="lots")
-    assert code == 2 and "HOROVOD_FUSION_THRESHOLD='lots'" in err
 
 
 def test_a_script_that_is_not_executable_gets_the_advice_to_name_python(tmp_path):

@@ -52,11 +52,10 @@ def test_a_second_interrupt_kills_past_a_stopped_agent():
 
 
 def test_a_launcher_that_was_stopped_blames_nobody():
-    with Launch("-np", 2, "--verbose", "--agent-timeout", 1, "sh", "-c", "echo ready; sleep 5; exit 4") as job:
+    with Launch("-np", 2, "--verbose", "--agent-timeout", 1, "sh", "-c", "echo ready; sleep 3; exit 4") as job:
         started(job)
-        time.sleep(1.0)
         job.send(signal.SIGSTOP)
-        time.sleep(2.0)
+        time.sleep(1.5)
         job.send(signal.SIGCONT)
         assert job.wait(30) == 4, job.err
 

@@ -6,18 +6,11 @@ from pathlib import Path
 
 import mpis
 import pytest
-from hosts import Hosts, needs_hosts
-from slurm import Slurm
+from hosts import needs_hosts
 
 pytestmark = needs_hosts
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "batch"
 PROGRAM = Path(__file__).resolve().parent / "on_slurm.py"
-
-
-@pytest.fixture(scope="module")
-def slurm():
-    with Hosts(2) as hosts, Slurm(hosts) as made:
-        yield made
 
 
 @pytest.fixture

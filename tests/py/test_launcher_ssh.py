@@ -12,7 +12,6 @@ from launching import launch
 
 from hvdlite import _handshake
 from hvdlite.launcher import environment, muster, ssh, starting
-from hvdlite.launcher.signals import Signals
 
 SECRET = bytes(range(32))
 FAR = ("--network-interface", "lo", "-H", "far-away:2")
@@ -44,27 +43,6 @@ def test_a_connection_that_is_refused_is_tried_again_and_a_wrong_key_is_not(stan
     code, out, err = launch(*FAR, "sh", "-c", "echo here")
     assert code == 255 and not out and "far-away: ssh was refused" in err, err
     assert (tmp_path / "ran5").exists() and not (tmp_path / "ran6").exists()  # three attempts
-
-
-class Cats:
-    """A Starter of processes that report never."""
-
-    def sessions(self, hosts):
-        return [starting.Session(["cat"], [number]) for number, _ in hosts]
-
-
-def test_at_most_32_sessions_start_at_once():
-    place, signals = muster.Muster(SECRET, "127.0.0.1"), Signals()
-    start = starting.Start(Cats(), [(n, f"host{n}") for n in range(40)], place, {}, os.environ, signals, 60.0)
-    try:
-        for _ in range(3):
-            start._launch()
-            assert sum(each.pid > 0 for each in start.running) == 32
-    finally:
-        start.abandon()
-        place.close()
-        for end in signals.ends:
-            end.close()
 
 
 def test_another_version_and_a_missing_package_are_told(stand_in):

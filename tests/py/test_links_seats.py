@@ -72,26 +72,6 @@ def test_what_is_not_so_is_said_with_ranks_hosts_and_remedy(records, said):
     assert text is not None and said in text and "HVDLITE_" in text
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 3, 4, 7, 20])
-def test_votes_reach_every_host_over_the_tree(hosts):
-    """Seen from both ends alike, and connected: hosts - 1 links, all hosts within a logarithm of steps."""
-    host_of = [host for host in range(hosts) for _ in range(host % 3 + 1)]
-    near = {place: job.tree(host_of, place) for place in range(len(host_of))}
-    leaders = [host_of.index(host) for host in range(hosts)]
-    assert all(not near[place] for place in near if place not in leaders)
-    assert all(place in near[other] for place in near for other in near[place])
-    assert sum(map(len, near.values())) == 2 * (hosts - 1)
-    reached, steps = {0}, 0
-    while len(reached) < hosts:
-        reached |= {other for place in reached for other in near[place]}
-        steps += 1
-    assert steps < hosts.bit_length() + 1
-
-
-def test_hosts_of_a_set_are_counted_by_their_first_rank_in_it():
-    assert job.tree([2, 0, 2, 1], 0) == [1, 3] and job.tree([2, 0, 2, 1], 3) == [0] and job.tree([2, 0, 2, 1], 2) == []
-
-
 def test_a_set_gets_the_descriptors_that_the_core_takes():
     host_of = [0, 0, 1]
     made = [listener(rank) for rank in range(3)]
@@ -120,18 +100,6 @@ def test_a_set_gets_the_descriptors_that_the_core_takes():
 def _read(fd, count):
     os.set_blocking(fd, True)
     return os.read(fd, count)
-
-
-def test_all_ranks_hear_all_addresses():
-    told = []
-
-    def allgather(mine):
-        told.append(mine)
-        return [mine]
-
-    links = job.open_links(("127.0.0.1", 1), SECRET, JOB, 0, 0, allgather, [0], 5)
-    assert told == [links._listener.address]
-    links.close()
 
 
 def test_a_listener_is_closed_when_the_others_cannot_be_told():

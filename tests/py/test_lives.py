@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import Job, as_ranks, environment
+from ranks import EVERYTHING, Job, as_ranks, environment
 
 import hvdlite as hvd
 
@@ -77,8 +77,6 @@ def test_a_malformed_variable_is_named_on_every_rank():
     assert code == 1 and "HvdOptionError: HVDLITE_SPIN_US='fast': must be a whole number." in said
     code, said = job(2, INIT, HVDLITE_SPIN_US="fast")  # the launcher knows the table, too
     assert code == 2 and "HVDLITE_SPIN_US='fast'" in said and "Traceback" not in said
-    code, said = alone(INIT, HOROVOD_CACHE_CAPACITY="(None,)")
-    assert code == 1 and "HOROVOD_CACHE_CAPACITY='(None,)'" in said
 
 
 def test_what_became_of_variables_is_told_once_by_rank_0():
@@ -160,28 +158,14 @@ def test_an_exception_before_init_is_only_that():
     assert code == 1 and said.count("ValueError: boom") == 1 and said.count("Traceback") == 1, said
 
 
-def test_an_uncaught_exception_is_told_to_all_with_its_line(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import hvdlite as hvd, numpy as np\nhvd.init()\nhvd.barrier()\n"
-        "if hvd.rank() == 1:\n    np.ones(2).reshape(3)\nhvd.allreduce(1.0, name='loss')\n"
-    )
-    with Job(3, [sys.executable, str(script)]) as started:
-        code, said = started.wait(60), started.text()
-    assert code == 1, said
-    for rank in (0, 2):
-        (line,) = [line for line in said.splitlines() if line.startswith(f"[{rank}]<stderr>:") and "PeerLost" in line]
-        assert "rank 1 raised ValueError: cannot reshape" in line and "(train.py:5)" in line, said
-
-
 @as_ranks(1, 2)
-def test_a_thousand_forks_are_harmless():
-    for i in range(1000):
+def test_many_forks_are_harmless():
+    for i in range(1000 if EVERYTHING else 100):
         child = os.fork()
         if child == 0:
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        if i % 250 == 0:
+        if i % 25 == 0:
             assert hvd.allreduce(1, op=hvd.Sum) == hvd.size()
     assert hvd.allreduce(1, op=hvd.Sum) == hvd.size()
 

@@ -4,18 +4,12 @@ import sys
 
 import mpis
 import pytest
-from hosts import Hosts, needs_hosts
-from slurm import Slurm, pmix
+from hosts import needs_hosts
+from slurm import pmix
 from test_mpi_meeting import PROGRAM
 
 pytestmark = needs_hosts
 TWO_AND_TWO = ["-N2", "-n4", "--ntasks-per-node=2"]
-
-
-@pytest.fixture(scope="module")
-def slurm():
-    with Hosts(2) as hosts, Slurm(hosts) as made:
-        yield made
 
 
 def start(slurm, way, mpi, *words, **environ):

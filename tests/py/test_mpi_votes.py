@@ -28,7 +28,7 @@ def fine(mpi, slots, *words, **environ):
     return said
 
 
-@pytest.mark.parametrize(("mpi", "slots"), [("mpich", (1, 2)), ("openmpi", (2, 1)), ("system", (1, 1, 1))])
+@pytest.mark.parametrize(("mpi", "slots"), [("mpich", (1, 2)), ("system", (1, 1, 1)), *everything(("openmpi", (2, 1)))])
 def test_votes_over_mpi_where_they_are_asked_for(mpi, slots):
     """Two lives, collectives on plane mpi, a process set."""
     assert "no stream" not in fine(mpi, slots, "votes", "meet", ",".join(map(str, slots)), "mpi")

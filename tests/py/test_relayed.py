@@ -19,14 +19,6 @@ from hvdlite.links import rendezvous
 from hvdlite.links.job import JobLinks
 
 
-@contextlib.contextmanager
-def unbound(monkeypatch):
-    """A handshake whose proofs leave the ends out, as that of old did: who is in the middle gets in."""
-    with monkeypatch.context() as patched:
-        patched.setattr(_handshake, "ends_of", lambda sock, connects: bytes(_handshake.ENDS_BYTES))
-        yield
-
-
 def test_a_store_behind_a_relay_is_refused():
     with served(1) as store, Relay(store.address) as relay:
         with pytest.raises(HvdInitError, match=r"rank 0: the store at 127.*connection is not direct.*\[HVD127\]"):
@@ -188,7 +180,8 @@ def test_who_is_in_the_middle_of_a_handshake_of_old_would_read_and_write(monkeyp
             return chunk.replace(b"a job", b"evil!")
         return chunk
 
-    with unbound(monkeypatch), served(1) as store, Relay(store.address, down=down) as relay:
+    monkeypatch.setattr(_handshake, "ends_of", lambda sock, connects: bytes(_handshake.ENDS_BYTES))
+    with served(1) as store, Relay(store.address, down=down) as relay:
         mine = _store.connect(*relay.address, SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
         began = time.monotonic()
         with pytest.raises(HvdInitError, match=r"not what it sends: frame 1 .*\[HVD458\]"):

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from launching import Launch
+from launching import Launch, free_port
 from linking import SECONDS, soon
 from relaying import CHANGES, SEEN, Relay, changes, mustering
 from storing import SECRET
@@ -187,9 +187,7 @@ sys.exit(cli.main())
 
 @pytest.mark.parametrize("how", ["reset", "longer"])
 def test_the_last_lines_of_a_rank_do_not_vanish_in_silence(how):
-    with socket.create_server(("127.0.0.1", 0)) as any_of_them:
-        port = any_of_them.getsockname()[1]
-    words = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{port}", "--node-rank")
+    words = ("--nnodes", 2, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--node-rank")
     body = ("sh", "-c", "echo first $RANK; sleep 0.3; echo last $RANK")
     settings = {"HVDLITE_SECRET_KEY": SECRET.hex()}
     meddling = (sys.executable, "-c", MEDDLING, how)

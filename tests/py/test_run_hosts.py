@@ -8,28 +8,21 @@ import textwrap
 
 import mpis
 import pytest
-from hosts import Hosts, needs_hosts
-from hosts_sshd import Sshd, empty_within
+from hosts import needs_hosts
+from hosts_sshd import empty_within
 
 SECONDS = 300
 
 
 @pytest.fixture(scope="module")
-def hosts():
-    with Hosts(2) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def path(hosts):
+def path(hosts, sshd):
     """PATH on which ssh reaches the hosts of the test."""
-    with Sshd(hosts) as sshd:
-        folder = os.path.join(hosts.folder, "bin")
-        os.mkdir(folder)
-        with open(os.path.join(folder, "ssh"), "w") as file:
-            file.write(f'#!/bin/sh\nexec {shutil.which("ssh")} {sshd.flags[1]} "$@"\n')
-        os.chmod(file.name, 0o755)
-        yield folder + os.pathsep + os.environ["PATH"]
+    folder = os.path.join(hosts.folder, "bin")
+    os.mkdir(folder)
+    with open(os.path.join(folder, "ssh"), "w") as file:
+        file.write(f'#!/bin/sh\nexec {shutil.which("ssh")} {sshd.flags[1]} "$@"\n')
+    os.chmod(file.name, 0o755)
+    return folder + os.pathsep + os.environ["PATH"]
 
 
 def called(hosts, path, body):

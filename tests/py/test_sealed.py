@@ -1,7 +1,7 @@
 """Seals: nothing is unpickled that a rank of the job has not sent, as it was sent, for this."""
 
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -86,22 +86,13 @@ def test_numbers_may_come_out_of_order_and_memory_is_bounded():
 
 def test_objects_of_threads_with_names_of_their_own_are_all_opened():
     one, other = pair()
-    failed = []
 
     def send(name):
-        try:
-            for i in range(200):
-                assert other.opened(name, 0, one.sealed(name, b"%d" % i)) == b"%d" % i
-        except BaseException as error:
-            failed.append(error)
+        for i in range(200):
+            assert other.opened(name, 0, one.sealed(name, b"%d" % i)) == b"%d" % i
 
-    threads = [threading.Thread(target=send, args=(str(i),)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert not failed
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(send, "0123", timeout=60))
 
 
 def test_objects_need_init(monkeypatch):

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hosts import Hosts, needs_hosts
-from hosts_sshd import Sshd, empty_within
+from hosts import needs_hosts
+from hosts_sshd import empty_within
 from launching import RUN, SECONDS, Launch, launch
 
 from hvdlite.discovery import Place
@@ -67,18 +67,10 @@ def test_a_job_of_one_host_listens_on_loopback_only():
         assert job.wait() == 0, job.err
 
 
-@pytest.fixture(scope="module")
-def hosts():
-    with Hosts(2) as made, Sshd(made) as sshd:
-        made.flags = sshd.flags
-        yield made
-        empty_within(made, 15)
-
-
 @needs_hosts
-def test_a_job_of_several_hosts_listens_where_they_meet_only(hosts):
+def test_a_job_of_several_hosts_listens_where_they_meet_only(hosts, sshd):
     script = MEET.replace("sys.stdin.read()", "__import__('time').sleep(600)")
-    words = ("-H", "nodeA:1,nodeB:1", *hosts.flags, sys.executable, "-c", script)
+    words = ("-H", "nodeA:1,nodeB:1", *sshd.flags, sys.executable, "-c", script)
     with Launch(*words, under=hosts.within(0, ["--"])) as job:
         job.until("met", 2, seconds=120)
         found = listeners(job.left())
@@ -108,7 +100,7 @@ def test_the_secret_is_in_no_argument_list_no_log_no_file(tmp_path):
     environ = {"HOME": str(home), "XDG_CACHE_HOME": str(home), "TMPDIR": str(home), "TOLD": str(told)}
     environ["PYTHONUNBUFFERED"] = "1"
     with Launch(*words, sys.executable, "-c", script, stdin=subprocess.PIPE, **environ) as job:
-        job.until("met", 2)
+        job.until("]<stdout>:met", 2)  # --verbose says the command
         secret = told.read_text()
         shown = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (job.pid, *job.left()))
         for pid in (job.pid, *job.left()):  # and who may look at the environments
@@ -127,6 +119,7 @@ def test_a_dry_run_shows_no_secret():
     words = ("--dry-run", "--nnodes", 2, "--node-rank", 0, "--rdzv-endpoint", "127.0.0.1", "--nproc-per-node", 2, "env")
     code, out, err = launch(*words, HVDLITE_SECRET_KEY="5a" * 32)
     assert code == 0 and "HVDLITE_SECRET_KEY" in out and "5a5a" not in out + err, out + err
+    assert "other hosts: 1 more come to 127.0.0.1:29400" in out, out
     code, out, err = launch("--dry-run", "-np", 2, "env", HVDLITE_SECRET_KEY="no key")
     assert "no key" not in out + err
 
@@ -234,8 +227,7 @@ def test_signals_to_process_1_reach_the_ranks(isolated):
     script = "trap 'echo got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     with Launch("-np", 2, "sh", "-c", script, under=isolated) as job:
         job.until("ready", 2)
-        (launcher,) = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        os.kill(int(launcher), signal.SIGTERM)
+        os.kill(job.children()[0], signal.SIGTERM)
         assert job.wait() == 143 and job.out.count("got it") == 2, job.err
 
 
@@ -287,13 +279,13 @@ def ordinary():
 
 def test_as_an_ordinary_user(tmp_path):
     tmp_path.chmod(0o777)
-    words = ordinary()
+    words, segv = ordinary(), "setsid sleep 600 & kill -SEGV $$"
     environ = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     script = MEET.replace("sys.stdin.read()", "0")
     code, out, err = inside(words, *RUN, "-np", "2", "--verbose", sys.executable, "-c", script, **environ)
     assert code == 0 and out.count("met") == 2, out + err
-    code, out, err = inside(words, *RUN, "-np", "2", "--failure-grace", "0", "sh", "-c", "kill -SEGV $$", **environ)
-    assert code == 139, out + err
+    with Launch("-np", 2, "--failure-grace", 0, "sh", "-c", segv, under=words, **environ) as job:
+        assert job.wait() == 139 and not job.left(), job.out + job.err
     code, out, err = inside(words, *RUN, "doctor", **environ)
     assert code == 0 and "0 failures" in out, out + err
     body = "import hvdlite, os; print(hvdlite.run(os.geteuid, num_proc=2))"
