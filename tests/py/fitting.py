@@ -17,14 +17,12 @@ def mine(array, rank, size, batch=64):
     return rows[:, rank].reshape(-1, *array.shape[1:])
 
 
-def model_of(seed=1, **more):
+def model_of(seed=1):
     """A small model, the same on every rank."""
     import keras
 
     keras.utils.set_random_seed(seed)
-    return keras.Sequential(
-        [keras.layers.Input((64,)), keras.layers.Dense(32, "relu", **more), keras.layers.Dense(10, **more)]
-    )
+    return keras.Sequential([keras.layers.Input((64,)), keras.layers.Dense(32, "relu"), keras.layers.Dense(10)])
 
 
 def compiled(model, optimizer, **more):

@@ -55,7 +55,10 @@ def test_load_model(ending):
         np.testing.assert_allclose(one, two)
     assert len(variables_of(optimizer)) == len(variables_of(again.optimizer))
     assert again.optimizer.get_config()["learning_rate"] == optimizer.get_config()["learning_rate"]
-    again.train_on_batch(X, Y)
+    for each in (model, again):  # and goes on as if never interrupted
+        each.train_on_batch(X, Y)
+    for one, two in zip(model.get_weights(), again.get_weights()):
+        np.testing.assert_array_equal(one, two)
     assert type(keras.models.load_model(path).optimizer) is keras.optimizers.RMSprop
 
 
@@ -141,15 +144,26 @@ def test_a_config_makes_the_optimizer_again():
 
 def test_callbacks():
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * SIZE, momentum=0.9))
+    rates = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(float(np.asarray(optimizer.learning_rate)))
+
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(),
+        Look(),
         hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1, warmup_epochs=2, verbose=1, steps_per_epoch=2),
         hvd.callbacks.LearningRateScheduleCallback(initial_lr=0.1, start_epoch=2, end_epoch=4, multiplier=0.1),
         hvd.callbacks.LearningRateScheduleCallback(0.1, multiplier=lambda epoch: 0.1 ** (epoch - 2), start_epoch=4),
     ]
     more = {"validation_data": (X, Y * (RANK + 1)), "batch_size": 2, "epochs": 5, "verbose": 0}
-    history = compiled(optimizer).fit(X, Y * (RANK + 1), callbacks=callbacks, **more).history
+    model = compiled(optimizer)
+    history = model.fit(X, Y * (RANK + 1), callbacks=callbacks, **more).history
+    warm = [0.1 / SIZE * (1 + (SIZE - 1) * batch / 4) for batch in range(1, 5)]
+    np.testing.assert_allclose(rates, [*warm, *[0.01] * 4, *[0.001] * 2], rtol=1e-5)
+    assert len(set(hvd.allgather_object(model.get_weights()[0].tobytes()))) == 1
     np.testing.assert_allclose(history["lr"], [0.1 / SIZE * (1 + (SIZE - 1) / 2), 0.1, 0.01, 0.01, 0.001], rtol=1e-5)
     assert len({str((found["loss"], found["val_loss"])) for found in hvd.allgather_object(history)}) == 1
 

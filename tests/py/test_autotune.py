@@ -5,7 +5,6 @@ What it does to real ranks is in test_autotune_ranks.py.
 
 import argparse
 import csv
-import gc
 
 import pytest
 
@@ -89,14 +88,6 @@ def test_it_is_over_within_fifty_steps_whatever_is_asked(asked, capsys):
     assert ("steps; to end within 50 it takes " in capsys.readouterr().err) == cut
 
 
-def test_a_sample_of_several_steps_is_their_median():
-    machine, seen = Machine({}, asked=(0, 3, 16)), []
-    machine.tuner.trials.add = lambda setting, step, milliseconds: seen.append(round(milliseconds))
-    for machine.milliseconds[DEFAULT] in (7, 100, 900, 120):  # the first only starts the clock
-        machine.train(1)
-    assert seen == [120]
-
-
 def test_each_trial_is_a_row_at_once_and_the_last_is_the_verdict(tmp_path):
     path = tmp_path / "trials.csv"
     machine = Machine({2 << 20: 80}, filename=str(path))
@@ -130,35 +121,6 @@ def test_a_file_of_an_earlier_job_is_replaced_and_one_of_this_process_goes_on(tm
         assert len(rows_of(path)) == lives and path.read_text().count("score") == 1
 
 
-def test_a_restart_searches_anew_from_the_default_and_goes_on_counting(tmp_path):
-    path = tmp_path / "trials.csv"
-    machine = Machine({2 << 20: 80}, filename=str(path))
-    first = machine.train()
-    machine.tuner.restart()
-    machine.milliseconds = {8 << 20: 70, 2 << 20: 120}
-    machine.settings.clear()
-    second = machine.train()
-    assert machine.settings[0] == 2 << 20 and machine.settings[1:5] == [DEFAULT] * 4  # the first starts the clock
-    assert machine.force == 8 << 20 and second <= STEPS_MAX
-    rows = rows_of(path)
-    verdicts = [row for row in rows if row["chosen"] == "1"]
-    assert [row["tensor_fusion_threshold"] for row in verdicts] == ["2", "8"] and rows[-1] == verdicts[-1]
-    assert [int(row["step"]) for row in verdicts] == [first, first + second]
-    assert [int(row["trial"]) for row in rows if row["chosen"] == "0"] == list(range(1, len(rows) - 1))
-
-
-def test_of_two_optimizers_the_first_counts():
-    machine, first, second = Machine({}), Source(), Source()
-    for _ in range(10):
-        machine.train(1, first)
-        machine.train(1, second)
-    assert machine.tuner.steps == 10
-    del first
-    gc.collect()
-    machine.train(1, second)
-    assert machine.tuner.steps == 11  # now it is the one
-
-
 def test_an_optimizer_that_steps_no_more_gives_way_to_one_that_does():
     machine, old, new = Machine({}), Source(), Source()
     machine.train(3, old)
@@ -169,16 +131,6 @@ def test_an_optimizer_that_steps_no_more_gives_way_to_one_that_does():
     machine.tuner.restart()
     machine.train(4, old)  # a new search takes who comes first
     assert machine.tuner.steps == 9
-
-
-def test_where_the_script_says_its_steps_those_of_optimizers_do_not_count():
-    machine, optimizer = Machine({2 << 20: 80}), Source()
-    machine.train(1, optimizer)
-    machine.train(1)
-    for _ in range(5):
-        machine.train(1, optimizer)
-        machine.train(1)
-    assert machine.tuner.steps == 7
 
 
 def test_a_disk_that_is_full_ends_the_file_and_not_the_training(capsys):
@@ -252,13 +204,6 @@ def test_a_job_that_has_failed_ends_the_search_in_silence(monkeypatch):
     job(monkeypatch, tune=lost)
     for _ in range(10):
         autotune.step()
-    assert not autotune.watching
-
-
-@pytest.mark.parametrize("filename", ["/no/such/folder/trials.csv", "/", "/proc/trials.csv"])
-def test_a_file_that_cannot_be_written_is_an_error_of_init(filename, monkeypatch):
-    with pytest.raises(HvdOptionError, match=f"HVDLITE_AUTOTUNE_LOG='{filename}' cannot be written by rank 0: "):
-        job(monkeypatch, HVDLITE_AUTOTUNE_LOG=filename)
     assert not autotune.watching
 
 

@@ -96,7 +96,10 @@ def test_a_setting_that_is_better_is_used_by_all_ranks_and_a_reopening_finds_ano
     assert code == 0, out + err
     assert out.count("2 MB after 55 steps of 2 MB") == 2 and out.count("8 MB after 55 steps of 8 MB") == 2, out + err
     assert err.count("autotune: chose 2 MB: ") == err.count("autotune: chose 8 MB: ") == 1
-    verdicts = [row for row in rows_of(path) if row["chosen"] == "1"]
+    rows = rows_of(path)
+    verdicts = [row for row in rows if row["chosen"] == "1"]
+    assert rows[-1] is verdicts[-1] and int(verdicts[0]["step"]) < int(verdicts[1]["step"])
+    assert [int(row["trial"]) for row in rows if row["chosen"] == "0"] == list(range(1, len(rows) - 1))
     assert [row["tensor_fusion_threshold"] for row in verdicts] == ["2", "8"]
     assert path.read_text().count("score") == 1
 

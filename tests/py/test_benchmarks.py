@@ -110,26 +110,10 @@ def test_states_are_kept_apart_and_launches_that_straddle_a_change_are_dropped()
     assert re.search(r"0\.67 x of openmpi +1 x NO\n", far)
 
 
-def test_probes_that_hover_about_a_limit_are_one_state():
-    table = importlib.import_module("table")
-    records = [launch("hvdlite", ns, ns + 7, work=1.0) for ns in (104, 108, 112, 120)]
-    groups, dropped = table.by_state(records)
-    assert dropped == 0 and len(groups) == 1
-
-
 def test_a_median_over_launches_has_its_spread_beside_it():
     table = importlib.import_module("table")
     records = [launch("hvdlite", 60, 60, work=us) for us in (3.0, 1.0, 2.0)]
     assert "2.00       1.00       3.00 us            3" in table.tables(records)
-
-
-def test_bars_are_judged_by_what_they_ask():
-    table = importlib.import_module("table")
-    assert table.bar_of("allreduce float32 4 KB", "hvdlite", 2, "near") == ("ratio", 1.0)
-    assert table.bar_of("allreduce float32 16 MB", "hvdlite, plane memory", 2, "near") == ("ratio", 3.0)
-    assert table.bar_of("allreduce float32 16 MB", "hvdlite, plane memory", 2, "far") == ("ratio", 2.0)
-    assert table.bar_of("allreduce_ of 4 B", "hvdlite", 4, "near") == ("at most", 60.0)
-    assert table.bar_of("allreduce float32 4 KB", "hvdlite", 4, "near") is None
 
 
 def test_pictures_are_drawn_of_what_there_is(tmp_path):
@@ -143,14 +127,6 @@ def test_pictures_are_drawn_of_what_there_is(tmp_path):
     pictures.draw(records, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"bandwidth.png", "bandwidth.svg", "step.png", "step.svg"}
     assert "MPICH 5" in (tmp_path / "bandwidth.svg").read_text()
-
-
-def test_at_128_mb_a_peer_as_shipped_is_another_bar():
-    table = importlib.import_module("table")
-    work = "allreduce_float32_128_MB"
-    times = {"hvdlite": 10.0, "mpich": 19.0, "mpich, malloc tuned": 16.0}
-    printed = table.tables([launch(who, 60, 60, **{work: us}) for who, us in times.items()])
-    assert "1.60 x of mpich, malloc tuned" in printed and "1.90 x of mpich as shipped, 2 x NO" in printed
 
 
 def test_time_after_the_last_gradient_is_moving_or_negotiation():

@@ -1,7 +1,7 @@
 """Training on n ranks is, bit by bit, one process that adds the ranks' gradients in rank order and scales them once.
 
 What could make the bits differ is the order of additions, a second rounding of the scale, or where in a bucket a tensor
-travelled. So every rank trains a small transformer for 50 steps, and rank 0 replays the job alone, with plain torch:
+travelled. So every rank trains a small transformer for 20 steps, and rank 0 replays the job alone, with plain torch:
 it computes every rank's gradients on that rank's batch, adds them in float32 in rank order, multiplies once by a factor
 that was computed in double, and steps. Parameters and the optimizer's state must be equal in all bits, on all ranks.
 Torch uses one thread, so that its own sums are the same in both; the last test shows that the comparison can fail.
@@ -22,7 +22,7 @@ from torch import nn  # noqa: E402
 import hvdlite.torch as hvd  # noqa: E402
 from hvdlite._core import ffi, lib  # noqa: E402
 
-STEPS, WORDS, WIDTH, LENGTH, ROWS = 50, 13, 16, 6, 3
+STEPS, WORDS, WIDTH, LENGTH, ROWS = 20, 13, 16, 6, 3
 MAKERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.01),
     "adam": lambda params: torch.optim.Adam(params, lr=0.003),
@@ -148,7 +148,7 @@ def test_an_averaged_job_is_one_process_bit_for_bit(maker):
     assert_replayed(train(maker), maker, 1.0 / hvd.size())
 
 
-@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("maker", ["sgd", *everything("adam", "adamw")])
 @as_ranks(2, *everything(3))
 def test_a_summed_job_is_one_process_bit_for_bit(maker):
     assert_replayed(train(maker, op=hvd.Sum), maker, None)
@@ -159,7 +159,7 @@ def test_four_ranks_are_one_process_bit_for_bit():
     assert_replayed(train("adamw"), "adamw", 1.0 / hvd.size())
 
 
-@pytest.mark.parametrize("predivide", [2.0, 3.0])
+@pytest.mark.parametrize("predivide", [3.0, *everything(2.0)])
 @as_ranks(3)
 def test_a_predivided_average_is_scaled_once(predivide):
     """1/f before the sum and f/n after it are one factor, rounded once, after the sum."""
@@ -172,7 +172,7 @@ def test_several_backward_passes_are_one_process_bit_for_bit():
     assert_replayed(train("adam", passes=2), "adam", 1.0 / hvd.size(), passes=2)
 
 
-@pytest.mark.parametrize("threshold", [0, 1000, 1 << 20], ids=["alone", "small buckets", "one bucket"])
+@pytest.mark.parametrize("threshold", [0, 1000, *everything(1 << 20)])
 @as_ranks(3)
 def test_how_tensors_travel_together_changes_no_bit(threshold):
     with life_with("HVDLITE_FUSION_THRESHOLD", threshold):
@@ -191,11 +191,6 @@ def test_ranks_that_do_not_agree_on_deterministic_mode_are_told_so():
     mine = str(hvd.rank())
     with pytest.raises(hvd.HvdInitError, match="deterministic.*rank 1"), life_with("HVDLITE_DETERMINISTIC", mine):
         pass
-
-
-@as_ranks(3)
-def test_groups_change_no_bit():
-    assert_replayed(train("adam", groups=3), "adam", 1.0 / hvd.size())
 
 
 @as_ranks(3)

@@ -14,15 +14,15 @@ if find_spec("tensorflow") is None:  # importing it takes seconds, and only rank
 PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
 
 
-@pytest.mark.parametrize("how", ["graph", "auto", "eager"])
+@pytest.mark.parametrize("how", ["auto", "eager"])
 @as_ranks(2, deadline=120)
 def test_fit_trains_to_what_one_process_trains_to_on_the_global_batch(how):
     import keras
 
     import hvdlite.tensorflow.keras as hvd
 
-    more = {"graph": {"jit_compile": False}, "auto": {"jit_compile": "auto"}, "eager": {"run_eagerly": True}}[how]
-    images, labels = digits()
+    more = {"auto": {"jit_compile": "auto"}, "eager": {"run_eagerly": True}}[how]
+    images, labels = digits(64 * 8)
     rank, size = hvd.rank(), hvd.size()
     sgd = keras.optimizers.SGD(0.1)
     optimizer = hvd.DistributedOptimizer(sgd)
@@ -39,7 +39,7 @@ def test_fit_trains_to_what_one_process_trains_to_on_the_global_batch(how):
     alone.fit(images, labels, **{**FIT, "batch_size": 64})
     for ours, theirs in zip(model.get_weights(), alone.get_weights()):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    assert int(model.optimizer.iterations) == 20
+    assert int(model.optimizer.iterations) == 8
 
 
 @as_ranks(2, deadline=120)
@@ -119,92 +119,8 @@ def test_several_passes_per_step_and_keras_own_accumulation(average):
         np.testing.assert_allclose(one, two, atol=1e-5)
 
 
-@as_ranks(2, deadline=120)
-def test_saving_loading_and_going_on_is_as_if_never_interrupted():
-    import os
-    import tempfile
-
-    import keras
-
-    import hvdlite.keras as hvd
-
-    images, labels = digits(64 * 8)
-    x, y = mine(images, hvd.rank(), 2), mine(labels, hvd.rank(), 2)
-    folder = hvd.broadcast_object(tempfile.mkdtemp() if hvd.rank() == 0 else None)
-    path = os.path.join(folder, "model.keras")
-    model = compiled(model_of(), hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2)), jit_compile=False)
-    model.fit(x[:128], y[:128], **FIT)
-    if hvd.rank() == 0:
-        model.save(path)
-    hvd.barrier()
-    model.fit(x[128:], y[128:], **FIT)
-    again = hvd.load_model(path)
-    assert hasattr(again.optimizer, "register_local_var") and type(again.optimizer).__name__ == "Adam"
-    plain = keras.models.load_model(path)
-    assert type(plain.optimizer) is keras.optimizers.Adam
-    again.fit(x[128:], y[128:], **FIT)
-    for one, two in zip(model.get_weights(), again.get_weights()):
-        np.testing.assert_array_equal(one, two)
-    hvd.barrier()
-    if hvd.rank() == 0:
-        os.remove(path)
-        os.rmdir(folder)
-
-
-@as_ranks(2, deadline=120)
-def test_callbacks_begin_alike_average_what_is_logged_and_warm_up():
-    import keras
-
-    import hvdlite.keras as hvd
-
-    images, labels = digits(64 * 4)
-    rank, size = hvd.rank(), hvd.size()
-    model = compiled(model_of(seed=rank), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
-    rates = []
-    history = model.fit(
-        mine(images, rank, size), mine(labels, rank, size), epochs=4, **FIT,
-        callbacks=[
-            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-            hvd.callbacks.MetricAverageCallback(),
-            hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.2, warmup_epochs=2, verbose=1),
-            hvd.callbacks.LearningRateScheduleCallback(0.2, multiplier=lambda epoch: 0.1, start_epoch=3),
-            keras.callbacks.LambdaCallback(
-                on_train_batch_end=lambda batch, logs: rates.append(float(np.asarray(model.optimizer.learning_rate)))
-            ),
-        ],
-    )  # fmt: skip
-    the_same_everywhere(model.get_weights())
-    assert len(set(map(str, hvd.allgather_object(history.history["loss"])))) == 1
-    np.testing.assert_allclose(rates[:8], [0.1 + 0.1 * (i + 1) / 8 for i in range(8)], rtol=1e-5)
-    np.testing.assert_allclose(rates[8:], [0.2] * 4 + [0.02] * 4, rtol=1e-5)
-    np.testing.assert_allclose(history.history["lr"], [0.15, 0.2, 0.2, 0.02], rtol=1e-5)
-
-
-@as_ranks(2)
-def test_where_keras_would_choose_xla_it_does_not():
-    import types
-
-    import keras
-    import tensorflow as tf
-
-    import hvdlite.keras as hvd
-
-    devices = [types.SimpleNamespace(device_type="CPU"), types.SimpleNamespace(device_type="GPU")]
-    with mock.patch.object(tf.config, "list_physical_devices", lambda *_: devices):
-        plain = compiled(model_of(), keras.optimizers.SGD(), jit_compile="auto")
-        ours = [
-            compiled(model_of(), hvd.DistributedOptimizer(keras.optimizers.SGD()), jit_compile="auto"),
-            compiled(
-                model_of(),
-                keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD())),
-                jit_compile="auto",
-            ),
-        ]
-    assert plain.jit_compile and not any(model.jit_compile for model in ours)
-
-
 @as_ranks(2, deadline=300)
-def test_nor_where_the_optimizer_comes_after_the_choice():
+def test_where_keras_would_choose_xla_it_does_not_nor_where_the_optimizer_comes_after_the_choice():
     import os
     import tempfile
     import types
@@ -248,6 +164,9 @@ def test_nor_where_the_optimizer_comes_after_the_choice():
             models.append(Several(form))
             models[-1].compile(hvd.DistributedOptimizer(keras.optimizers.SGD()))
         assert plain.jit_compile and models[1].jit_compile  # or the test shows nothing
+        for around in (lambda each: each, keras.optimizers.LossScaleOptimizer):
+            optimizer = around(hvd.DistributedOptimizer(keras.optimizers.SGD()))
+            assert not compiled(model_of(), optimizer, jit_compile="auto").jit_compile
         for model in models:
             model.fit(mine(images, hvd.rank(), 2), mine(labels, hvd.rank(), 2), **FIT)
             assert not model.jit_compile
@@ -282,9 +201,7 @@ def test_optimizers_leave_alone_what_they_should_and_refuse_what_cannot_be():
     np.testing.assert_allclose(before[0] - np.array(first), (rank + 1) / 2, rtol=1e-5)
     np.testing.assert_allclose(before[1] - np.array(last), 1.5, rtol=1e-5)
     for wrong, says in (
-        (lambda: hvd.DistributedOptimizer(optimizer), "already"),
         (lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0), "at least 1"),
-        (lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), op=hvd.Sum, gradient_predivide_factor=2.0), "op"),
         (lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), groups="x"), "groups should be"),
     ):
         with pytest.raises(ValueError, match=says):

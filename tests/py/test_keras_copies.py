@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from fitting import FIT, the_same_everywhere
-from ranks import as_ranks
+from ranks import as_ranks, everything
 from test_keras_differ import rows, small
 
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
@@ -83,7 +83,7 @@ def test_a_copy_has_passes_of_its_own_and_knows_local_variables():
     np.testing.assert_array_equal(first, [-6.0])
 
 
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("mixed", [False, *everything(True)])
 @as_ranks(2, deadline=300)
 def test_copied_models_go_on_distributed(mixed):
     import copy

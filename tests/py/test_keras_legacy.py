@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from fitting import FIT, digits, mine, the_same_everywhere
-from ranks import as_ranks
+from ranks import as_ranks, everything
 
 if find_spec("tensorflow") is None or find_spec("tf_keras") is None:
     pytest.skip("TensorFlow or tf_keras is not installed", allow_module_level=True)
@@ -93,49 +93,6 @@ def test_a_loss_scale_skips_a_step_on_all_ranks_when_one_overflows():
         assert not np.array_equal(before[0], model.get_weights()[0])
 
 
-@as_ranks(2, deadline=120)
-def test_callbacks_saving_and_going_on():
-    import os
-    import tempfile
-
-    keras, hvd = legacy()
-    images, labels = digits(64 * 4)
-    rank, size = hvd.rank(), hvd.size()
-    x, y = mine(images, rank, size), mine(labels, rank, size)
-    model = compiled(keras, model_of(keras, seed=rank), hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2)))
-    history = model.fit(
-        x, y, epochs=2, **FIT,
-        callbacks=[
-            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-            hvd.callbacks.MetricAverageCallback(),
-            hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.02, warmup_epochs=2),
-        ],
-    )  # fmt: skip
-    the_same_everywhere(model.get_weights())
-    assert len(set(map(str, hvd.allgather_object(history.history["loss"])))) == 1
-    np.testing.assert_allclose(history.history["lr"], [0.015, 0.02], rtol=1e-5)
-    folder = hvd.broadcast_object(tempfile.mkdtemp() if rank == 0 else None)
-    for ending in (".keras", ".h5"):
-        path = os.path.join(folder, "model" + ending)
-        if rank == 0:
-            model.save(path)
-        hvd.barrier()
-        again = hvd.load_model(path)
-        assert hasattr(again.optimizer, "register_local_var") and type(again.optimizer).__name__ == "Adam"
-        before = model.get_weights()
-        again.fit(x, y, **FIT)
-        the_same_everywhere(again.get_weights())
-        hvd.barrier()
-        if rank == 0:
-            os.remove(path)
-    model.fit(x, y, **FIT)
-    for one, two, old in zip(model.get_weights(), again.get_weights(), before):
-        np.testing.assert_array_equal(one, two)
-        assert not np.array_equal(one, old)
-    if rank == 0:
-        os.rmdir(folder)
-
-
 @as_ranks(2, deadline=60)
 def test_sync_batch_norm_and_what_is_refused():
     keras, hvd = legacy()
@@ -189,7 +146,7 @@ def test_copies_of_an_optimizer_are_distributed():
         assert type(kind.from_config(dict(optimizer.get_config()))) is kind  # what files have
 
 
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("mixed", [True, *everything(False)])
 @as_ranks(2)
 def test_copied_models_go_on_distributed(mixed):
     import copy

@@ -181,7 +181,6 @@ def test_steps_are_written_with_their_buckets(tmp_path):
 def test_a_full_disk_is_told_of_once_and_training_goes_on(tmp_path):
     import contextlib
     import io
-    import os
 
     said = io.StringIO()
     with contextlib.redirect_stderr(said):

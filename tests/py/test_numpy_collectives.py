@@ -203,16 +203,6 @@ def test_barrier_waits_for_the_last():
     assert all(after >= arrived[slowest][0] for _, after in arrived), arrived
 
 
-@as_ranks(*SIZES)
-def test_topology():
-    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
-    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
-    assert hvd.is_homogeneous() and hvd.is_initialized()
-    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
-    assert hvd.global_process_set.ranks == list(range(hvd.size()))
-    assert hvd.allreduce(1, process_set=hvd.global_process_set, op=hvd.Sum) == hvd.size()
-
-
 @as_ranks(1, 2, 3)
 def test_shutdown_and_init_again():
     for _ in range(3):
@@ -249,13 +239,3 @@ def test_handles_that_nobody_waits_for_do_no_harm():
     gc.collect()
     hvd.barrier()
     assert hvd.allreduce(1, op=hvd.Sum) == hvd.size()
-
-
-@as_ranks(2)
-def test_many_steps_of_many_tensors():
-    names = [f"w{i}" for i in range(60)]
-    for step in range(30):
-        handles = [hvd.allreduce_async(np.full(i * 37 % 500, step + hvd.rank(), np.float32), name=name, op=hvd.Sum)
-                   for i, name in enumerate(names)]  # fmt: skip
-        for handle in handles:
-            assert (hvd.synchronize(handle) == 2 * step + 1).all()

@@ -12,14 +12,14 @@ if find_spec("tensorflow") is None:  # importing it takes seconds, and only rank
 
 
 @pytest.mark.parametrize(
-    "file, keras", [("horovod_tf_ops", "3"), ("horovod_tf_rest", "3"), ("horovod_keras", "3"), ("horovod_keras", "2")]
+    "keras, files", [("3", ["horovod_tf_ops", "horovod_tf_rest", "horovod_keras"]), ("2", ["horovod_keras"])]
 )
-def test_a_test_file_for_horovod_passes_on_every_rank(file, keras):
+def test_files_of_tests_for_horovod_pass_on_every_rank(keras, files):
     if keras == "2" and find_spec("tf_keras") is None:
         pytest.skip("tf_keras is not installed")
-    path = HERE / f"{file}.py"
-    assert "hvdlite" not in re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL)
-    command = [sys.executable, "-m", "pytest", "-v", "-x", "--noconftest", "-p", "no:cacheprovider", str(path)]
+    paths = [HERE / f"{file}.py" for file in files]
+    assert all("hvdlite" not in re.sub(r'""".*?"""', "", each.read_text(), flags=re.DOTALL) for each in paths)
+    command = [sys.executable, "-m", "pytest", "-v", "-x", "--noconftest", "-p", "no:cacheprovider", *map(str, paths)]
     with Job(2, command, "--as-horovod", framework="tensorflow", TF_USE_LEGACY_KERAS=str(int(keras == "2"))) as job:
         code = job.wait(900)
         assert code == 0, job.text()

@@ -1,17 +1,16 @@
-"""The collectives on TensorFlow's tensors, each in three ways: eager, inside tf.function, and a mixture of both."""
+"""The collectives on TensorFlow's tensors, eager, inside tf.function, and a mixture of both."""
 
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from ranks import as_ranks
+from ranks import as_ranks, everything
 
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
 PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
 
-MODES = ["eager", "graph", "mixed"]
 DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 DTYPES += ["float8_e4m3fn", "float8_e5m2"]
 
@@ -25,7 +24,7 @@ def both(mode, function):
     return tf.function(function) if mode == "graph" or (mode == "mixed" and hvd.rank() > 0) else function
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["mixed", *everything("eager", "graph")])
 @as_ranks(3, deadline=240)
 def test_every_collective_of_every_dtype(mode):
     import tensorflow as tf
@@ -195,52 +194,6 @@ def test_indexed_slices_are_gathered(mode):
         hvd.allreduce(rows, op=hvd.Adasum)
     with pytest.raises(tf.errors.InvalidArgumentError, match="max is not supported"):
         hvd.allreduce(rows, op=hvd.Max)
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-@as_ranks(3, deadline=240)
-def test_process_sets_splits_compression_and_questions(mode):
-    import tensorflow as tf
-
-    import hvdlite.tensorflow as hvd
-
-    rank = hvd.rank()
-    some = hvd.add_process_set([0, 2])
-
-    def asked(x):
-        result, received = hvd.alltoall(tf.repeat(x, 6)[:, None], [1, 2, 3])
-        return (
-            hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16), result[:, 0], received,
-            hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op(),
-            hvd.size_op(some.process_set_id), hvd.process_set_included_op(some.process_set_id),
-        )  # fmt: skip
-
-    summed, result, received, *numbers = both(mode, asked)(tf.constant([rank + 1.0]))
-    assert summed.dtype == tf.float32 and summed[0] == 6 and received.dtype == tf.int32
-    np.testing.assert_array_equal(result, np.repeat([1, 2, 3], rank + 1))
-    np.testing.assert_array_equal(received, [rank + 1] * 3)
-    assert [int(number) for number in numbers] == [rank, 3, rank, 3, 2, int(rank != 1)]
-    if rank != 1:
-        within = both(mode, lambda: hvd.allreduce(tf.constant(rank), op=hvd.Sum, process_set=some))
-        assert within() == 2
-        parts = both(mode, lambda: hvd.reducescatter(tf.ones([3, 1]), op=hvd.Sum, process_set=some))
-        np.testing.assert_array_equal(parts(), [[2.0]] * (2 if rank == 0 else 1))
-    else:
-        with pytest.raises(ValueError, match="not a member"):
-            hvd.allreduce(1.0, process_set=some)
-    hvd.remove_process_set(some)
-
-
-@as_ranks(2, deadline=240)
-def test_a_rank_that_has_joined_gives_nothing_and_all_learn_who_was_last():
-    import tensorflow as tf
-
-    import hvdlite.tensorflow as hvd
-
-    for mode in (lambda f: f, tf.function):
-        if hvd.rank() == 0:
-            assert mode(lambda: hvd.allreduce(tf.constant([4.0]), op=hvd.Sum, name="one more"))()[0] == 4
-        assert mode(hvd.join)() == 0
 
 
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])

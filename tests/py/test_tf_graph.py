@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from ranks import HERE, Job, as_ranks
+from ranks import HERE, Job, as_ranks, everything
 
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
@@ -209,7 +209,7 @@ def test_failures_are_tensorflows_name_rank_and_tensor_and_leave_the_job_working
     none_is_left()
 
 
-@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("threads", ["1", *everything("2")])
 def test_few_threads_starve_no_collective(threads):
     """A deadlock shows in the first steps; starving.py takes their number, for a longer run by hand."""
     with Job(2, [sys.executable, str(HERE / "starving.py"), threads, "100"], "--start-timeout", "120") as job:
@@ -243,7 +243,7 @@ except tf.errors.DeadlineExceededError as error:
 """
 
 
-@pytest.mark.parametrize("way", ["move", "block"])
+@pytest.mark.parametrize("way", ["move", *everything("block")])
 def test_a_graph_waits_no_longer_than_the_limit(way):
     command = [sys.executable, "-c", ABSENT, way]
     with Job(2, command, "--start-timeout", "120", "--collective-timeout", "1") as job:

@@ -170,13 +170,9 @@ def test_a_name_too_long_to_show_is_cut_between_two_letters():
     import tensorflow as tf
 
     import hvdlite.tensorflow as hvd
-    from hvdlite.keras.lists import Listed
-    from hvdlite.process_set import global_process_set
-    from hvdlite.tensorflow.ops.run import agree
 
     for cut in range(3):  # each of the three bytes of a letter is where the text ends
-        names = ["x" * (hvd.rank() + cut) + "漢" * 1500]
-        listed = Listed(f"l{cut}", 1, "gradients", names, names, "x")
+        made = [tf.Variable(np.ones(1 + hvd.rank()), name="x" * cut + "漢" * 1500)]
         with pytest.raises(tf.errors.FailedPreconditionError) as caught:
-            tf.function(lambda listed=listed: agree(listed, global_process_set)[0])()
+            tf.function(lambda made=made: hvd.broadcast_variables(made, 0))()
         assert "漢" in str(caught.value) and "\ufffd" not in str(caught.value)

@@ -137,6 +137,7 @@ def test_every_node_of_ours_says_what_to_set_under_xla():
 
     x = tf.ones([2, 2])
     calls = {
+        "allreduce": lambda: hvd.allreduce(x),
         "grouped_allreduce": lambda: hvd.grouped_allreduce([x, x]),
         "alltoall": lambda: hvd.alltoall(x, [2]),
         "join": hvd.join,
@@ -180,7 +181,7 @@ def test_mistakes_are_tensorflows_errors_and_name_rank_and_tensor(mode):
 
     import hvdlite.tensorflow as hvd
 
-    x = tf.ones(2)
+    x, sliced = tf.ones(2), tf.IndexedSlices(tf.ones([1, 2]), [0])
     for says, wrong in (
         ("there is no rank 5", lambda: hvd.broadcast(x, 5, name="mine")),
         ("there is no rank 5", lambda: hvd.reduce(x, 5, name="mine")),
@@ -188,12 +189,15 @@ def test_mistakes_are_tensorflows_errors_and_name_rank_and_tensor(mode):
         ("op=99 is not supported", lambda: hvd.grouped_allreduce([x, x], op=99, name="mine")),
         ("op=99 is not supported", lambda: hvd.reducescatter(x, op=99, name="mine")),
         ("complex64 is not supported; .*bfloat16", lambda: hvd.allreduce(tf.ones(2, tf.complex64), name="mine")),
+        ("op=max is not supported .*HVD207", lambda: hvd.grouped_allreduce([sliced], op=hvd.Max, name="mine")),
+        (r"entries in splits \(3\) .*HVD209", lambda: hvd.alltoall(tf.ones(4), splits=[1, 2, 1], name="mine")),
+        ("needs a tensor of at least one dim.*HVD210", lambda: hvd.allgather(tf.constant(1.0), name="mine")),
         ("string is not|object is not", lambda: hvd.allgather(tf.constant(["a"]), name="mine")),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=says) as caught:
             (tf.function(wrong) if mode == "graph" else wrong)()
         assert isinstance(caught.value, ValueError), says
-        assert f"rank {hvd.rank()}, tensor" in str(caught.value) and ".mine'" in str(caught.value)
+        assert f"rank {hvd.rank()}, tensor" in str(caught.value) and ".mine" in str(caught.value)
     assert hvd.allreduce(x, op=hvd.Sum)[0] == 2
 
 

@@ -137,30 +137,3 @@ def test_numbers_of_small_types_are_reduced_and_sent():
         hvd.broadcast_variables([variable], 1)
         assert float(variable) == 2
         hvd.check_consistency([variable])
-
-
-@as_ranks(2, deadline=240)
-def test_wrong_arguments_name_rank_and_tensor_in_both_modes():
-    import tensorflow as tf
-
-    import hvdlite.tensorflow as hvd
-    from hvdlite.errors import HvdArgumentError
-
-    def sliced():
-        return hvd.grouped_allreduce([tf.IndexedSlices(tf.ones([1, 2]), [0])], op=hvd.Max, name="n")
-
-    def split():
-        return hvd.alltoall(tf.ones(4), splits=[1, 2, 1], name="n")
-
-    def scalar():
-        return hvd.allgather(tf.constant(1.0), name="n")
-
-    for call, says in (
-        (sliced, r"'grouped_allreduce\.n_0': op=max is not supported .*HVD207"),
-        (split, r"'alltoall\.n': Number of entries in splits \(3\) .*HVD209"),
-        (scalar, r"'allgather\.n': allgather needs a tensor of at least one dimension.*HVD210"),
-    ):
-        for function in ways(call):
-            with pytest.raises(tf.errors.InvalidArgumentError, match=rf"rank {hvd.rank()}, tensor {says}") as caught:
-                function()
-            assert isinstance(caught.value, HvdArgumentError)

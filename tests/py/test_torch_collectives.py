@@ -126,51 +126,6 @@ def test_forms_and_layouts():
     assert torch.equal(group[0], total) and torch.equal(group[1], total[0].T)
 
 
-@as_ranks(1, 2)
-def test_what_is_no_tensor_for_us_is_refused():
-    with pytest.raises(TypeError, match=r"torch\.Tensor"):
-        hvd.allreduce([1.0, 2.0])
-    with pytest.raises(ValueError, match="complex64"):
-        hvd.allreduce(torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(ValueError, match="to_dense"):
-        hvd.allreduce(torch.eye(3).to_sparse())
-    with pytest.raises(ValueError, match="meta"):
-        hvd.allreduce(torch.zeros(2, device="meta"))
-    assert hvd.allreduce(torch.tensor(1.0), op=hvd.Sum).item() == hvd.size()
-
-
-@as_ranks(*SIZES)
-def test_gradients_are_horovods():
-    n, r = hvd.size(), hvd.rank()
-    weight = torch.arange(1.0, 4.0, dtype=torch.float64) * (r + 1)
-    weights = torch.arange(1.0, 4.0, dtype=torch.float64) * sum(range(1, n + 1))
-
-    def gradient(function):
-        x = torch.full((3,), r + 1.0, dtype=torch.float64, requires_grad=True)
-        (function(x) * weight).sum().backward()
-        return x.grad
-
-    assert torch.allclose(gradient(lambda x: hvd.allreduce(x, op=hvd.Sum, name="s")), weights)
-    assert torch.allclose(gradient(lambda x: hvd.allreduce(x)), weights / n)
-    assert torch.allclose(gradient(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0)), weights * 2)
-    assert torch.allclose(gradient(lambda x: sum(hvd.grouped_allreduce([x, x * x], op=hvd.Sum))), weights * (2 * r + 3))
-    expected = weights / n if r == n - 1 else weights * 0
-    assert torch.allclose(gradient(lambda x: hvd.broadcast(x, n - 1, name="b")), expected)
-    x = torch.full((r + 1, 2), 3.0, requires_grad=True)
-    everyone = hvd.allgather(x, name="g")
-    (everyone * torch.arange(len(everyone))[:, None]).sum().backward()
-    first = sum(range(1, r + 1))
-    assert torch.allclose(x.grad, torch.arange(first, first + r + 1.0)[:, None].expand(-1, 2))
-
-
-@as_ranks(1, 2)
-def test_ops_without_a_gradient_say_so():
-    x = torch.ones(2, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="max"):
-        hvd.allreduce(x, op=hvd.Max).sum().backward()
-    assert not hvd.allreduce(x.detach()).requires_grad
-
-
 @as_ranks(1)
 def test_casting_knows_the_cores_names():
     from hvdlite import _core

@@ -179,6 +179,7 @@ def test_arguments_that_cannot_be():
         (ValueError, lambda: hvd.send(ones, r)),
         (ValueError, lambda: hvd.recv(ones, r)),
         (ValueError, lambda: hvd.send(ones, n)),
+        (TypeError, lambda: hvd.allreduce([1.0])),
         (TypeError, lambda: hvd.recv([1.0], (r + 1) % n)),
         (TypeError, lambda: hvd.send(ones, (r + 1) % n, name=3) if n > 1 else hvd.send(1, 0)),
         (TypeError, lambda: hvd.grouped_allgather(ones)),

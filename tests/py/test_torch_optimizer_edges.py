@@ -107,17 +107,6 @@ def test_parameters_frozen_and_unfrozen_later():
 
 
 @as_ranks(2)
-def test_a_group_added_later_is_averaged_too():
-    model, extra = network(), network()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    optimizer.add_param_group({"params": list(extra.parameters())})
-    (loss_of(model, batch(0)[1]) + loss_of(extra, batch(0)[1])).backward()
-    optimizer.step()
-    weights = hvd.allgather(extra[0].weight.detach().flatten()[None])
-    assert torch.equal(weights[0], weights[1])
-
-
-@as_ranks(2)
 def test_reductions_are_under_way_before_backward_ends():
     model, optimizer, _, _ = pair()
     started = []

@@ -244,36 +244,6 @@ def test_what_goes_wrong_at_the_end_of_backward_is_our_exception_and_the_optimiz
     assert_same(model, reference)
 
 
-class Boom(Exception):
-    pass
-
-
-@pytest.mark.parametrize("clears", [True, False])
-@as_ranks(2)
-def test_a_backward_that_fails_in_the_users_code_can_be_repeated(clears):
-    model, optimizer, reference, plain = pair()
-
-    def fail(_):
-        raise Boom
-
-    optimizer.zero_grad()
-    handle = model[0].weight.register_hook(fail)
-    with pytest.raises(Boom):
-        loss_of(model, batch(1)[1]).backward()
-    handle.remove()
-    if clears:
-        optimizer.zero_grad()
-    else:
-        model.zero_grad()
-    loss_of(model, batch(0)[1]).backward()
-    everyone = hvd.allgather(model[0].weight.grad.flatten()[None])
-    assert torch.equal(everyone[0], everyone[1])
-    loss_of(reference, batch(0)[0]).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1), torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
-    optimizer.step(), plain.step()
-    assert_same(model, reference)
-
-
 @as_ranks(2)
 def test_gradients_of_gradients():
     worlds = pair(lambda parameters: torch.optim.SGD(parameters, lr=0.1))

@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import hvdlite.torch as hvd  # noqa: E402
-from hvdlite.torch.optimizer.order import FIRST_BYTES, LAST_BYTES, LONGEST_BYTES, Order, cut  # noqa: E402
 
 
 def guards(model):
@@ -34,18 +33,6 @@ def test_a_plain_graph_loses_its_guards_after_two_rounds_and_each_gradient_is_st
     sends = counted(world[1])
     train(world, range(2, 6))
     assert list(sends.values()) == [4] * 4
-
-
-@pytest.mark.parametrize("arguments", [{"op": hvd.Sum}, {"op": hvd.Max}, {"wait": False}], ids=["sum", "max", "wait"])
-@as_ranks(2)
-def test_what_may_be_added_to_under_way_stays_guarded(arguments):
-    model, optimizer, _, _ = pair(**{key: value for key, value in arguments.items() if key == "op"})
-    optimizer.wait_in_backward = arguments.get("wait", True)
-    for step in range(4):
-        optimizer.zero_grad()
-        loss_of(model, batch(step)[1]).backward()
-        optimizer.step()
-    assert guards(model) == 4
 
 
 @as_ranks(2)
@@ -159,38 +146,6 @@ def test_gradients_of_other_forms_go_one_by_one_among_those_that_go_together():
         loss_of(model, batch(step)[1]).backward(), loss_of(reference, batch(step)[0]).backward()
         optimizer.step(), plain.step()
     assert_same(model, reference)
-
-
-def test_runs_grow_and_the_last_is_short():
-    sizes = [100_000] * 1000  # 100 MB
-    order = list(range(1000))
-    at = [0, *sorted(cut(order, sizes)), 1000]
-    runs = [100_000 * (end - begin) for begin, end in zip(at, at[1:])]
-    assert FIRST_BYTES <= runs[0] <= FIRST_BYTES + 100_000
-    assert LAST_BYTES - 100_000 <= runs[-1] <= LAST_BYTES
-    for before, after in zip(runs, runs[1:-2]):
-        assert after >= min(2 * before - 200_000, LONGEST_BYTES)
-    assert 4 <= len(runs) <= 8
-
-
-@pytest.mark.parametrize("sizes", [[], [7], [0, 0, 0], [5, 5], [1 << 30], [1, 1 << 30, 1], [1 << 30, 1, 1]])
-def test_runs_of_odd_models(sizes):
-    ends = cut(list(range(len(sizes))), sizes)
-    assert ends <= set(range(1, len(sizes)))
-
-
-def test_the_order_of_the_last_round_is_that_of_the_next():
-    order = Order()
-    for _ in range(8):
-        order.add(1000)
-    ends = order.ends
-    order.begin()
-    assert ends == bytes([0, 1, 0, 0, 0, 1, 0, 0]) and ends is order.ends  # backward is taken to go from the end
-    order.ready([0, 1, 2])
-    order.ready([3, 4, 5, 6, 7])
-    order.round_over()
-    order.begin()
-    assert ends == bytes([0, 0, 1, 0, 0, 0, 1, 0])
 
 
 @as_ranks(2)

@@ -146,29 +146,6 @@ def test_no_sync_accumulates_and_the_next_pass_sends_the_sum(passes):
 
 
 @as_ranks(2)
-def test_step_right_after_no_sync_sends_what_is_there():
-    worlds = pair()
-    for model, optimizer, rows in both(*worlds, 0):
-        with optimizer.no_sync() if optimizer is worlds[1] else torch.enable_grad():
-            loss_of(model, rows).backward()
-        optimizer.step()
-    assert_same(worlds[0], worlds[2])
-
-
-@as_ranks(2)
-def test_clipping_between_windows_of_several_passes():
-    worlds = pair(backward_passes_per_step=3)
-    for step in range(3):
-        for model, optimizer, _ in both(*worlds, step):
-            optimizer.zero_grad()
-            for part in range(3):
-                loss_of(model, batch(10 * step + part)[optimizer is worlds[1]]).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-    assert_same(worlds[0], worlds[2])
-
-
-@as_ranks(2)
 def test_step_after_synchronize_warns_once_per_step_and_reduces_once():
     model, optimizer, _, _ = pair(op=hvd.Sum)
     for skip in (False, True, False):

@@ -78,14 +78,6 @@ def test_two_overlapping_sets_of_one_model():
                 torch.testing.assert_close(list(model.parameters())[index].grad, expected)
 
 
-@as_ranks(2)
-def test_a_set_that_is_none_is_an_error():
-    model = network()
-    for wrong, error in ((hvd.ProcessSet([0]), ValueError), ([0, 1], TypeError)):
-        with pytest.raises(error):
-            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), process_set=wrong)
-
-
 def pairwise(deltas):
     """Adasum of the ranks' tensors: neighbours pairwise, level by level, an odd one carried up."""
     while len(deltas) > 1:

@@ -104,24 +104,6 @@ def test_parameters_that_share_the_memory_of_their_gradients(way):
         optimizer.step()
 
 
-@as_ranks(2)
-def test_gradients_in_a_buffer_of_the_user_stay_there_and_are_averaged():
-    model = made(Twins)
-    flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
-    at = 0
-    for parameter in model.parameters():
-        parameter.grad = flat[at : at + parameter.numel()]
-        at += parameter.numel()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.0), named_parameters=model.named_parameters()
-    )
-    for step in range(STEPS):
-        flat.zero_()
-        loss(model, step, hvd.rank()).backward()
-        torch.testing.assert_close(flat, torch.cat(expected(made(Twins), step, hvd.Average)), rtol=1e-5, atol=1e-5)
-        optimizer.step()
-
-
 VIEWS = {
     "data": lambda gradient: gradient.data,
     "detach": lambda gradient: gradient.detach(),
@@ -150,17 +132,3 @@ def test_views_that_the_user_holds_of_a_gradient_stay_views(view):
         model(x).sum().backward()
         assert all((each.view(-1) == p.grad.view(-1)).all() for each, p in zip(held, model.parameters()))
         optimizer.step()
-
-
-@as_ranks(2)
-def test_gradients_that_nobody_else_holds_still_move_into_plane_memory():
-    model = torch.nn.Linear(50, 50)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
-    )
-    before = hvd.memory_stats()["arena"]
-    for _ in range(4):
-        optimizer.zero_grad(set_to_none=False)
-        model(torch.ones(2, 50)).sum().backward()
-        optimizer.step()
-    assert hvd.memory_stats()["arena"] - before >= 4 * 50 * 51

@@ -4,7 +4,7 @@ rank has skipped what, nobody waits, and training goes on with equal weights."""
 import contextlib
 
 import pytest
-from ranks import as_ranks
+from ranks import as_ranks, everything
 
 torch = pytest.importorskip("torch")
 
@@ -93,7 +93,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@as_ranks(2, 3)
+@as_ranks(3, *everything(2))
 def test_a_batch_that_one_rank_skips_is_skipped_by_all_and_told(form):
     world = Skipping(**FORMS[form])
     failing = (1, 3, 4) if world.fails_at else (0, 3, 4)  # which are reached together is known after a batch

@@ -2,7 +2,7 @@
 ranks hear of it in the next round, and nobody does in programs whose ranks leave steps out together."""
 
 import pytest
-from ranks import as_ranks
+from ranks import as_ranks, everything
 
 torch = pytest.importorskip("torch")
 
@@ -72,7 +72,7 @@ DROPS = (
 
 
 @pytest.mark.parametrize("form", FORMS)
-@as_ranks(2, 3)
+@as_ranks(3, *everything(2))
 def test_a_rank_that_misses_a_step_is_told_on_all_ranks(form):
     world = World(**FORMS[form])
     for number, drop in enumerate(DROPS):
@@ -170,62 +170,3 @@ def test_steps_that_all_ranks_leave_out_are_nobodys_concern(form):
         world.optimizer.zero_grad()
         world.batch()
         world.check()
-
-
-@as_ranks(2)
-def test_a_grad_scaler_that_leaves_a_step_out():
-    world, scaler = World(), torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    for number in range(8):
-        world.optimizer.zero_grad()
-        world.backward(float("inf") if number % 3 == 1 and hvd.rank() == 0 else float(scaler.get_scale()))
-        scaler.step(world.optimizer) if scaler.is_enabled() and scaler.scale(torch.ones(1)) is not None else None
-        scaler.update()
-        world.check()
-
-
-@as_ranks(2)
-def test_a_closure_that_is_called_several_times_and_a_generator_that_reaches_the_other():
-    torch.manual_seed(2)
-    model = torch.nn.Linear(4, 1)
-    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=4)
-    optimizer = hvd.DistributedOptimizer(lbfgs, model.named_parameters())
-    data = torch.randn(8, 4, generator=torch.Generator().manual_seed(hvd.rank()))
-
-    def closure():
-        optimizer.zero_grad()
-        loss = model(data).pow(2).mean() + model(data).sum()
-        loss.backward()
-        return loss
-
-    for _ in range(3):
-        optimizer.step(closure)
-    maker, judge = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
-    hvd.broadcast_parameters([*maker.parameters(), *judge.parameters()], 0)
-    makes = hvd.DistributedOptimizer(torch.optim.Adam(maker.parameters()), maker.named_parameters("maker"))
-    judges = hvd.DistributedOptimizer(torch.optim.Adam(judge.parameters()), judge.named_parameters("judge"))
-    for _ in range(4):
-        judges.zero_grad()
-        (judge(data) - judge(maker(data).detach())).mean().backward()
-        judges.step()
-        makes.zero_grad()
-        judge(maker(data)).mean().backward()
-        makes.step()
-    everyone = hvd.allgather(torch.cat([each.detach().flatten() for each in judge.parameters()])[None])
-    assert torch.equal(everyone[0], everyone[1])
-
-
-@as_ranks(2)
-def test_an_exception_between_backward_and_step_of_a_script_that_goes_on():
-    world, heard = World(), []
-    for number in range(6):
-        try:
-            world.optimizer.zero_grad()
-            world.backward()
-            if number == 2 and hvd.rank() == 0:
-                raise ValueError("mine")
-            world.optimizer.step()
-        except (ValueError, hvd.HvdError) as error:
-            heard.append(error)
-            world.optimizer.zero_grad()
-    assert len(heard) == 4 - hvd.rank()  # the script does nothing about it, and hears it again
-    assert all(error.code == "HVD309" for error in heard[1 - hvd.rank() :])

@@ -6,6 +6,7 @@ Each runs as a program under the launcher, with sizes that end in seconds.
 import re
 
 import pytest
+from ranks import everything
 from test_examples import run
 
 torch = pytest.importorskip("torch")
@@ -74,7 +75,7 @@ def test_a_language_model_learns_the_same_on_one_rank_and_on_two():
     assert one == pytest.approx(two, abs=0.003), outputs
 
 
-@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+@pytest.mark.parametrize("half", ["float16", *everything("bfloat16")])
 def test_a_language_model_learns_in_mixed_precision(half):
     code, output = run(2, *WRITER, "--amp", half, "--steps", 30, "--every", 10)
     assert code == 0, output
@@ -100,7 +101,7 @@ def test_a_gan_learns_to_draw():
     assert output.count("##") > 20, "it shows what it draws"
 
 
-@pytest.mark.parametrize("dp, tp", [(2, 2), (1, 2), (3, 1)])
+@pytest.mark.parametrize("dp, tp", [(2, 2), *everything((1, 2), (3, 1))])
 def test_a_mesh_trains_as_one_process_does(dp, tp):
     pytest.importorskip("sklearn")
     shape = ("--dp", dp, "--tp", tp, "--batch-size", 48)
