@@ -294,6 +294,8 @@ def _check_flags(asked: argparse.Namespace) -> None:
         raise UsageError(f"--stdin {asked.stdin}: 0 (rank 0 reads what comes there) or none [HVD704]")
     if asked.mpi and asked.gloo:
         raise UsageError("--gloo and --mpi exclude each other [HVD703]")
+    if asked.mpi and asked.bind:
+        raise UsageError(f"--bind-to {asked.bind}: with --mpi say it as mpirun does, by --binding-args [HVD704]")
 
 
 def _go_to(asked: argparse.Namespace) -> None:

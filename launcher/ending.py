@@ -127,7 +127,7 @@ class Ending:
         where the news of its end came before this."""
         more = max(0.0, self._graces.after(number) - self._graces.fail)
         self._graces = self._graces._replace(fail=self._graces.fail + more)
-        if self._next is not None and not self._sent:
+        if self._next is not None and self.asked is None:
             self._next = (self._next[0] + more, self._next[1])
 
     @property

@@ -180,7 +180,7 @@ void hvd_learn_say(const struct hvd_coord *coord, struct hvd_vote *vote);
 void hvd_learn_propose(const struct hvd_coord *coord, struct hvd_vote *vote);
 bool hvd_learn_check(const struct hvd_coord *coord, const struct hvd_vote *vote);
 uint32_t hvd_front_of(const struct hvd_signature *signature);               /* slot.c */
-void hvd_plan_slot(struct hvd_coord *coord, uint32_t slot, uint64_t round); /* decide.c */
+void hvd_plan_slot(struct hvd_coord *coord, uint32_t slot, uint64_t round); /* slot.c */
 
 /* group.c. arrive: true when the slot's group is complete with it; then release gives the held members one by
  * one, HVD_NONE at the end. */

@@ -17,6 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,13 +54,15 @@ class Abandoned(Protocol):
 class Flight:
     """One request under way, or none: whose memory the core may touch (`keep`), and by which handle.
 
-    From `take` to `land` it has one owner, who lets go of it before `land`.
+    From `take` to `land` it has one owner, who lets go of it before `land`. Threads that wait for one handle do so by
+    `turn`, one after the other.
     """
 
-    __slots__ = ("keep", "native", "request")
+    __slots__ = ("keep", "native", "request", "turn")
 
     def __init__(self) -> None:
         self.native = ffi.new("struct hvd_owner *")
+        self.turn = threading.RLock()
         self.keep: Any = None
         self.request: Request | None = None
         _flights.append(self)

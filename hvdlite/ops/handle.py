@@ -7,11 +7,12 @@ says the same again, also when that was an error; only who lost patience (`timeo
 A signal handler that raises while it is waited for (Ctrl-C, an alarm) changes nothing: the exception is the caller's,
 and the handle may be synchronized again.
 
-Several threads may have handles, but one handle is waited for by one thread at a time.
+Several threads may wait for one handle: they do so one after the other, and all get the result.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,13 +23,14 @@ from .. import _core
 class Handle:
     """An asynchronous collective. `brought` is what it learned beside its result: of an allgather, whose rows came."""
 
-    __slots__ = ("__weakref__", "_error", "_finish", "_given_up", "_pending", "_result", "brought")
+    __slots__ = ("__weakref__", "_error", "_finish", "_given_up", "_pending", "_result", "_turn", "brought")
 
     def __init__(self, pending: list[_core.Pending], finish: Callable[[list[_core.Pending]], Any]) -> None:
         self._pending = pending
         self._finish: Callable[[list[_core.Pending]], Any] | None = finish
         self._result: Any = None
         self._error: Exception | None = None
+        self._turn = threading.RLock()
         self._given_up = False  # by who waited with a limit of his own
         self.brought: list[Any] = []
 
@@ -46,14 +48,15 @@ class Handle:
         elif self._given_up:
             for pending in self._pending:
                 _core.count_again(pending.native)
-        if self._finish is not None:
-            errors = [pending.ended() for pending in self._pending]
-            error = next((each for each in errors if each is not None), None)
-            result = self._finish(self._pending) if error is None else None
-            self._result, self._error, self._finish = result, error, None
-            over, self._pending = self._pending, []
-            for pending in over:
-                pending.release()
+        with self._turn:
+            if self._finish is not None:
+                errors = [pending.ended() for pending in self._pending]
+                error = next((each for each in errors if each is not None), None)
+                result = self._finish(self._pending) if error is None else None
+                self._result, self._error, self._finish = result, error, None
+                over, self._pending = self._pending, []
+                for pending in over:
+                    pending.release()
         if self._error is not None:
             raise self._error
         return self._result

@@ -43,7 +43,8 @@ class Landing(Handle):
 
     def done(self) -> bool:
         """Whether `wait` returns or raises at once."""
-        return self._flight is None or self._flight.over()
+        flight = self._flight
+        return flight is None or flight.over()
 
     def wait(self, timeout: Any = None) -> Any:
         """The result. Raises why the collective failed. timeout: as `synchronize` has it."""
@@ -51,11 +52,13 @@ class Landing(Handle):
         if flight is not None:
             if timeout is not None and flight.native.handle:
                 self._within(timeout, [(flight.native.handle, flight.request)])
-            self._error = flight.wait()
-            if self._in_place and self._error is None:
-                self._adapter.written(self._result)
-            self._flight = None
-            flight.land()
+            with flight.turn:
+                if self._flight is flight:  # else another thread has had the result, and the flight may serve another
+                    self._error = flight.wait()
+                    if self._in_place and self._error is None:
+                        self._adapter.written(self._result)
+                    self._flight = None
+                    flight.land()
         if self._error is not None:
             raise self._error
         return self._result

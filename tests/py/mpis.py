@@ -110,9 +110,10 @@ def _sweep(before):
     left = {str(file) for file in made}
     for pid in filter(str.isdigit, os.listdir("/proc")) if left else ():
         with contextlib.suppress(OSError):  # it ends just now
-            held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-            held.update(Path(f"/proc/{pid}/maps").read_text().split())  # after: what is mapped was open before
-            left -= held
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):  # it is closed just now
+                    left.discard(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            left.difference_update(Path(f"/proc/{pid}/maps").read_text().split())  # was open before
     for file in left:
         Path(file).unlink(missing_ok=True)
 

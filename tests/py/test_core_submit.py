@@ -1,6 +1,9 @@
 """What Python hands to the core: quiet submissions and what sends them, priorities, wrong values."""
 
+import threading
+import time
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ from ranks import as_ranks
 
 import hvdlite as hvd
 from hvdlite import _core
+from hvdlite._core.flight import idle
 from hvdlite.errors import HvdMismatchError, HvdNotInitializedError
 
 
@@ -111,3 +115,30 @@ def test_what_was_abandoned_is_held_though_more_is_abandoned_meanwhile(monkeypat
     leave("first")
     flight.forget_all()
     assert held[0] == "first" and len(held) > 3 and not flight.abandoned
+
+
+@as_ranks(2)
+def test_threads_that_wait_for_one_handle_all_get_its_result_and_nothing_of_anothers():
+    """The second comes while the first waits, and goes on when the first has the result and others are under way."""
+    entered, wait = threading.Event(), _core.Flight.wait
+
+    def slow(flight):
+        entered.set()
+        time.sleep(0.05)
+        return wait(flight)
+
+    for start in (hvd.allreduce_async, lambda *given, **more: hvd.grouped_allreduce_async([*given], **more)):
+        for number in range(3):
+            entered.clear()
+            handle, found = start(np.full(5, number, np.float32), op=hvd.Sum, name="both"), []
+            threads = [threading.Thread(target=lambda: found.append(hvd.synchronize(handle))) for _ in range(2)]  # noqa: B023
+            with mock.patch.object(_core.Flight, "wait", slow):
+                threads[0].start()
+                entered.wait(0.2)  # a group waits by itself
+                threads[1].start()
+                threads[0].join()
+            for other in range(4):
+                assert hvd.allreduce(np.ones(3, np.float32), op=hvd.Sum, name=f"other.{other}")[0] == 2
+            threads[1].join()
+            assert [np.max(each) for each in found] == [2 * number] * 2, found
+            assert len(set(map(id, idle))) == len(idle), "one flight for two requests"

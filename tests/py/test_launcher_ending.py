@@ -215,6 +215,14 @@ def test_ranks_that_a_scheduler_has_told_to_end_are_not_hurried_by_the_first(fir
     assert job.due() == 10.0 + TERM_S and job.act(39.0) is None
     job.warned(signal.SIGTERM)  # of another host
     assert job.due() == 10.0 + TERM_S
+
+
+def test_news_of_such_a_signal_puts_off_sigkill_too():
+    job = ending()
+    job.ended(10.0, 1, 143)
+    assert job.act(12.0) == TERM
+    job.warned(signal.SIGTERM)
+    assert job.act(13.0) is None and job.due() > TERM_S
     job.ended(20.0, 0, 143)
     job.ended(30.0, 2, 143)
     assert job.exit_code() == 143

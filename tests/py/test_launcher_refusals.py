@@ -94,6 +94,7 @@ FLAGS = [  # of a job that could start
     ("--host-discovery-scrip x", "did you mean --host-discovery-script?"),
     ("--pty=1", "--pty"),
     ("--gloo --mpi", "--gloo and --mpi exclude each other"),
+    ("--bind-to core --mpi", "--bind-to core: with --mpi say it as mpirun does, by --binding-args"),
     ("--local-ranks-filter 0:1", "--local-ranks-filter 0:1: must be all, none, or numbers"),
     ("--local-ranks-filter 0,2", "--local-ranks-filter 0,2: no host has so many ranks, they end with 0 there"),
     ("--monitor-interval often", "--monitor-interval: invalid float value: 'often'"),

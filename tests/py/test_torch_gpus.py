@@ -58,8 +58,8 @@ def every_collective():
     part = hvd.reducescatter(torch.arange(2.0 * size + 1), op=hvd.Sum)  # the first gets one more
     first = 2 * rank + (rank > 0)
     assert part.tolist() == [size * float(i) for i in range(first, first + 2 + (rank == 0))]
-    root = hvd.reduce(torch.tensor([float(rank)]), 0, op=hvd.Max)
-    assert root.tolist() == ([size - 1] if rank == 0 else [])
+    root = hvd.reduce(torch.tensor([float(rank)]), size - 1, op=hvd.Max)
+    assert root.tolist() == ([size - 1] if rank == size - 1 else [])
 
 
 @as_ranks(1, 2, 3)
