@@ -30,7 +30,7 @@ LOGS = ROOT / "tests" / "out" / "log"
 JOBS = len(os.sched_getaffinity(0))
 SKIPPED = 77
 SHOWN = 60  # lines of a failed step's log
-FAULTS = re.compile(r"FAILED|^ERROR |Sanitizer|runtime error|^E  |^Failed: ")
+FAULTS = re.compile(r"FAILED|^ERROR |Sanitizer|runtime error|^E  |^Failed: |^rank \d+ of |^[\w.]*(Error|Interrupt)\b")
 # Addresses must not be random for the thread sanitizer of older compilers.
 C_TESTS = f"setarch {os.uname().machine} -R make -s --no-print-directory -C tests -j {JOBS} check AT_ONCE={JOBS + 1} "
 PYTEST = f"{sys.executable} -m pytest "
