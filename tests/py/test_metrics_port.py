@@ -99,7 +99,7 @@ def test_rank_0_serves_the_numbers_of_all_ranks():
             last = [value for each, value in found["hvdlite_bucket_bytes_bucket"] if each == {**labels, "le": "+Inf"}]
             assert last == [count]
         (busy,) = [v for each, v in found["hvdlite_plane_bytes_total"] if each["rank"] == str(hvd.size() - 1)]
-        assert busy > 4000
+        assert busy >= 4000  # the tensor of one step: its report may be from before the next collective
         assert _get("/healthz")[1] == f"{hvd.size()} of {hvd.size()} ranks have reported\n"
         assert _get("/metrics?x=1", "HEAD")[1] == ""
         for path, method, code in (("/", "GET", 404), ("/metrics", "POST", 405), ("/../etc/passwd", "GET", 404)):
