@@ -168,6 +168,45 @@ def test_a_skip_that_was_interrupted_goes_on_with_the_next_call():
 
 
 @as_ranks(2)
+def test_a_skip_that_a_signal_handler_interrupts_when_it_has_been_sent_is_not_sent_twice(monkeypatch):
+    from hvdlite.torch.optimizer import carriers
+
+    world, send = World(), carriers.send_skip
+    world.batch()
+
+    def fail(_):
+        raise IndexError
+
+    def handler(*_):
+        raise KeyboardInterrupt
+
+    def told_at_once(wire, number):
+        handles = send(wire, number)
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        return handles
+
+    if hvd.rank() == 0:
+        monkeypatch.setattr(carriers, "send_skip", told_at_once)
+        kept = signal.signal(signal.SIGUSR2, handler)
+        hook = world.model[0].weight.register_hook(fail)
+        with pytest.raises(IndexError):
+            world.batch()
+        hook.remove()
+        with pytest.raises(KeyboardInterrupt):
+            world.optimizer.zero_grad()
+        signal.signal(signal.SIGUSR2, kept)
+        tell(0)
+        world.optimizer.zero_grad()
+    else:
+        tell(0)
+        with pytest.raises(hvd.HvdMismatchError, match="rank 0 skipped.*HVD308"):
+            world.batch()
+    world.batch()
+    world.check()
+
+
+@as_ranks(2)
 def test_a_combination_by_adasum_that_was_interrupted_goes_on_with_the_next_call():
     world = World(op=hvd.Adasum)
     world.batch()

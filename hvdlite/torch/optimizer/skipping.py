@@ -18,6 +18,7 @@ an error that says so.
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,6 @@ from ...ops import Handle
 from ..ops import plain
 
 if TYPE_CHECKING:
-    import threading
-
     from ...optimizer import GradientBook
     from .backward import Backward, Participant
     from .carriers import Carrier
@@ -115,12 +114,26 @@ class Skips:
     def __init__(self) -> None:
         self._numbers: set[int] = set()
         self._handles: list[Handle] = []
+        self._sending = threading.Lock()
 
     def send(self, carrier: Carrier, numbers: Iterable[int]) -> None:
         """In the place of these, as far as it has not been done."""
-        for some, handles in carrier.skip([number for number in numbers if number not in self._numbers]):
-            self._numbers.update(some)
-            self._handles += handles
+        failures: list[Exception] = []
+        # Signal handlers raise in the main thread only. There, what has been sent could be lost before it is noted.
+        sender = threading.Thread(target=self._send, args=(carrier, list(numbers), failures))
+        sender.start()
+        sender.join()
+        if failures:
+            raise failures[0]
+
+    def _send(self, carrier: Carrier, numbers: list[int], failures: list[Exception]) -> None:
+        try:
+            with self._sending:  # the thread of a call that was interrupted may be at it
+                for some, handles in carrier.skip([number for number in numbers if number not in self._numbers]):
+                    self._numbers.update(some)
+                    self._handles += handles
+        except Exception as error:
+            failures.append(error)
 
     def wait(self) -> None:
         """Raises the first failure that is no mismatch."""
