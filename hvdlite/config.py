@@ -61,8 +61,10 @@ def parse(option: Option, text: str, source: str) -> Any:
 def _nearest(name: str, names: list[str]) -> str:
     import difflib
 
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    return f" (did you mean {found[0]}?)" if found else ""
+    # Of what follows the prefix, which all of them have: with it two short names look alike that share no letter.
+    by_rest = {each.partition("_")[2]: each for each in names}
+    found = difflib.get_close_matches(name.partition("_")[2], by_rest, n=1, cutoff=0.75)
+    return f" (did you mean {by_rest[found[0]]}?)" if found else ""
 
 
 def read(environ: Mapping[str, str]) -> Settings:

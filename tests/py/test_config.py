@@ -89,9 +89,9 @@ def test_two_names_that_disagree_are_an_error_that_shows_both():
 
 
 def test_an_unknown_variable_is_told_with_the_nearest_name():
-    (note,) = config.read({"HVDLITE_FUSION_TRESHOLD": "1", "HVDLITE_QQQ": "1"}).notes
+    (note,) = config.read({"HVDLITE_FUSION_TRESHOLD": "1", "HVDLITE_NVTX": "1"}).notes
     assert "HVDLITE_FUSION_TRESHOLD (did you mean HVDLITE_FUSION_THRESHOLD?)" in note
-    assert note.endswith("HVDLITE_QQQ [HVD804]")
+    assert note.endswith("HVDLITE_NVTX [HVD804]")
 
 
 def test_one_line_says_what_became_of_horovods_variables():
