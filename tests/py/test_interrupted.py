@@ -179,7 +179,7 @@ def test_a_handle_whose_wait_was_interrupted_may_be_synchronized_again():
         if hvd.rank() == 0:
             handle = start(1.0)
             with pytest.raises(error, match="mine"):
-                raised_in(lambda: hvd.synchronize(handle), error("mine"))  # noqa: B023
+                raised_in_wait(lambda: hvd.synchronize(handle), error("mine"))  # noqa: B023
             assert not hvd.poll(handle)
         tell(0)
         assert hvd.synchronize(handle if hvd.rank() == 0 else start(2.0))[0] == 3
@@ -192,9 +192,7 @@ def test_a_shutdown_that_was_interrupted_goes_on_with_the_next_call():
     if hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        until = time.monotonic() + 10
-        while state_of(pids[1]) != "T" and time.monotonic() < until:
-            time.sleep(0.001)
+        until_stopped(pids[1])
         with pytest.raises(TimeoutError, match="mine"):
             raised_in(hvd.shutdown, TimeoutError("mine"))
         assert hvd.is_initialized()
@@ -203,9 +201,9 @@ def test_a_shutdown_that_was_interrupted_goes_on_with_the_next_call():
     assert not hvd.is_initialized()
 
 
-def state_of(pid):
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rsplit(")", 1)[1].split()[0]
+def until_stopped(pid):
+    while open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "T":
+        time.sleep(0.001)
 
 
 def raised_in(call, error, seconds=0.005):
@@ -223,16 +221,43 @@ def raised_in(call, error, seconds=0.005):
         signal.signal(signal.SIGALRM, kept)
 
 
+def raised_in_wait(call, error):
+    """A signal once the call waits for the engine, whose handler raises: all that it sends has been sent by then."""
+
+    def handler(*_):
+        raise error
+
+    def send():
+        while not over.wait(0.001):
+            code = sys._current_frames()[main].f_code
+            if code.co_name in ("ended", "wait") and code.co_filename.startswith(OURS):
+                signal.pthread_kill(main, signal.SIGUSR2)
+                return
+
+    main, over, kept = threading.get_ident(), threading.Event(), signal.signal(signal.SIGUSR2, handler)
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        call()
+    finally:
+        over.set()
+        sender.join()
+        signal.signal(signal.SIGUSR2, kept)
+
+
 @as_ranks(2)
 def test_a_join_that_was_interrupted_may_be_waited_for_again():
+    """Twice, while rank 1 is stopped."""
+    pids = hvd.allgather(np.array([os.getpid()]))
     for number, error in enumerate(ERRORS):
         if hvd.rank() == 0:
-            with pytest.raises(error, match="mine"):
-                raised_in(hvd.join, error("mine"))
-            with pytest.raises(error, match="mine"):
-                raised_in(hvd.join, error("mine"))
+            until_stopped(pids[1])
+            for _ in range(2):
+                with pytest.raises(error, match="mine"):
+                    raised_in_wait(hvd.join, error("mine"))
+            os.kill(pids[1], signal.SIGCONT)
         else:
-            time.sleep(2 * LATE_S)
+            os.kill(os.getpid(), signal.SIGSTOP)
             assert hvd.allreduce(given(1.0), op=hvd.Sum, name=f"joined.{number}")[0] == 1
         assert hvd.join() == 1
 
