@@ -99,13 +99,12 @@ class Launch:
         """Living processes of the job."""
         return marked(self.mark)
 
-    def gone_within(self, seconds):
-        """Seconds until no process of the job was left."""
+    def until_gone(self, seconds=SECONDS):
+        """Waits until no process of the job is left."""
         began = time.monotonic()
         while left := self.left():
             assert time.monotonic() < began + seconds, f"left after {seconds} s: {left}"
             time.sleep(0.02)
-        return time.monotonic() - began
 
     def __enter__(self):
         return self

@@ -68,7 +68,7 @@ def test_a_launcher_that_is_killed_leaves_no_page_behind_nor_a_folder_of_its_own
         stepping.write(folder, 1, 3)
         assert any("serve" in command for command in job.left().values())
         job.send(signal.SIGKILL)
-        job.gone_within(30)
+        job.until_gone()
         assert os.path.exists(folder) != own and (own or folder == str(tmp_path))
     os.close(read)
     os.close(write)

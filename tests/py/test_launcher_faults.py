@@ -115,7 +115,7 @@ def test_killing_the_launcher_leaves_nobody(kill):
         job.until("ready", 3)
         kill(job.pid, signal.SIGKILL)
         job.process.wait()
-        assert job.gone_within(5) < 5
+        job.until_gone()
 
 
 def test_killing_the_agent_leaves_nobody_and_is_told():
@@ -123,7 +123,7 @@ def test_killing_the_agent_leaves_nobody_and_is_told():
         job.until("]<stdout>:ready", 2)
         agent = int(re.search(r"agent (\d+)", job.err).group(1))
         os.kill(agent, signal.SIGKILL)
-        assert job.wait(10) == 1
+        assert job.wait() == 1
         assert "killed by SIGKILL" in job.err and not job.left()
 
 
@@ -161,7 +161,7 @@ def test_output_that_nobody_reads_does_not_keep_a_second_interrupt_waiting():
         job.send(signal.SIGINT)
         job.until("SIGINT")
         job.send(signal.SIGINT)
-        assert job.wait(10) == 130 and not job.left()
+        assert job.wait() == 130 and not job.left()
     os.close(reader)
 
 
@@ -221,8 +221,8 @@ def test_a_job_that_is_ended_while_it_starts_leaves_nothing(number):
         with Launch("-np", 6, "sh", "-c", f"setsid sleep 600 & {HANG}") as job:
             time.sleep(chance.uniform(0.02, 0.4))  # a random moment is what is tested
             job.send(number)
-            assert job.process.wait(15) != 0
-            job.gone_within(5)
+            assert job.process.wait(60) != 0
+            job.until_gone()
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "too late"])
@@ -240,7 +240,7 @@ def test_an_mpirun_that_is_a_script_leaves_nothing_when_it_is_given_up(how, tmp_
                 time.sleep(0.02)
             job.send(signal.SIGINT)
         assert job.wait() == (130 if how == "Ctrl-C" else 255), job.err
-        job.gone_within(5)
+        job.until_gone()
         assert how == "Ctrl-C" or job.err == (
             "hvdlite-run: no agent that mpirun should start has reported within 2 s (--start-timeout sets the limit); "
             "its last words: go [HVD715]\n"

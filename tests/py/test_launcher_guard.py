@@ -33,8 +33,8 @@ def test_the_agent_of_another_node(number):
         os.kill(agent, number)
         assert (first.wait(), second.wait()) == (255, 255) and "is lost" in first.err, first.err + second.err
         assert number != signal.SIGSTOP or "its agent has not answered for 4 s (--agent-timeout)" in first.err
-        second.gone_within(10)
-        first.gone_within(10)
+        second.until_gone()
+        first.until_gone()
     told = "the agent of this host was killed by SIGKILL"
     assert second.err.count(told) == 1 and "Traceback" not in first.err + second.err, second.err
 
@@ -45,9 +45,9 @@ def test_the_launcher_of_another_node_that_is_killed():
         first.until("ready", 2)
         second.send(signal.SIGKILL)
         second.process.wait()
-        second.gone_within(10)
+        second.until_gone()
         assert first.wait() == 255 and "is lost" in first.err, first.err
-        first.gone_within(10)
+        first.until_gone()
 
 
 @ENDS
@@ -60,4 +60,4 @@ def test_the_agent_that_a_remote_shell_has_brought(number, tmp_path):
         job.until("ready", 2)
         os.kill(agents(job)[0], number)
         assert job.wait() == 255 and "is lost" in job.err, job.err
-        job.gone_within(10)
+        job.until_gone()

@@ -120,7 +120,7 @@ def said_by(mpi, *words, **environ):
     words, environ = by_mpi(mpi, *words, **environ)
     with mpis.swept(), Launch(*words, **environ) as job:
         code = job.wait(mpis.SECONDS)
-        job.gone_within(10)  # daemons of an MPI may be a moment longer than it
+        job.until_gone()  # daemons of an MPI may be a moment longer than it
         return code, job.out, "".join(line for line in job.err.splitlines(True) if "OMP_NUM_THREADS" not in line)
 
 
@@ -205,7 +205,7 @@ def test_nothing_is_left(mpi, who, tmp_path):
             found = [pid for pid, line in job.left().items() if line.split()[0].endswith(names) and "carried" in line]
             os.kill(min(found), signal.SIGKILL)
         code = job.process.wait(30)
-        job.gone_within(10)
+        job.until_gone()
         assert code in {"launcher": [-9], "mpirun": [137, 255], "Ctrl-C": [130]}.get(who, [255]), job.err
         assert "it killed" not in job.err
 

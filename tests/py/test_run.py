@@ -254,7 +254,7 @@ def test_a_caller_that_is_ended_leaves_nothing(number):
         caller.until("ready", 2)
         caller.send(number)
         code = caller.wait(30)
-        caller.gone_within(15)
+        caller.until_gone()
         assert ("interrupted" in caller.out and code == 0) if number == signal.SIGINT else code == -number
 
 
