@@ -45,6 +45,16 @@ def test_a_connection_that_is_refused_is_tried_again_and_a_wrong_key_is_not(stan
     assert (tmp_path / "ran5").exists() and not (tmp_path / "ran6").exists()  # three attempts
 
 
+def test_at_most_32_sessions_are_under_way_at_once(stand_in, tmp_path):
+    """Each says how many have begun when there are 32 and a second has passed; the first one does before any ends."""
+    began = f"cd {tmp_path}; : > began.$$; until [ $(ls began.* | wc -l) -ge 32 ]; do sleep 0.2; done; sleep 1"
+    stand_in(f'{began}; ls began.* | wc -l > seen.$$; echo "Permission denied (publickey)." >&2; exit 255')
+    code, _, err = launch(*FAR[:2], "-H", ",".join(f"far-away-{number}:1" for number in range(36)), "true")
+    assert code == 255 and err.count("ssh does not let you in") == 36, err
+    assert min(int(seen.read_text()) for seen in tmp_path.glob("seen.*")) == 32
+    assert len(list(tmp_path.glob("began.*"))) == 36
+
+
 def test_another_version_and_a_missing_package_are_told(stand_in):
     older = "s/from hvdlite.launcher import remote/import hvdlite;hvdlite.__version__=repr(9);&/"
     stand_in(f'eval "$(echo "$far" | sed "{older}")"')
