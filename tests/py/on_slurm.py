@@ -34,12 +34,12 @@ def meet(slots):
 
 
 def die(rank):
-    """One rank is killed, the others say who."""
+    """One rank is killed, the others say who: in the second barrier, or already as they leave the first one."""
     hvd.init()
-    hvd.barrier()
-    if hvd.rank() == int(rank):
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
+        hvd.barrier()
+        if hvd.rank() == int(rank):
+            os.kill(os.getpid(), signal.SIGKILL)
         hvd.barrier()
     except hvd.HvdPeerLostError as error:
         say("lost:", error)
