@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 NAMES = [f"node{letter}" for letter in "ABCDEFGH"]  # those of hosts.py, which the agent does without
@@ -94,13 +95,17 @@ class Shell:
 
 
 def end(process):
-    """Kills what Hosts.popen or Shell has started on a host, which is the child of `process`."""
-    if process.poll() is None:
+    """Kills what Hosts.popen or Shell has started on a host, which is the child of `process`: that one ends when the
+    child has, so that afterwards its ports are free."""
+    until = time.monotonic() + _SECONDS
+    while process.poll() is None and time.monotonic() < until:
         for pid in _children(process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.kill()
-        process.wait(_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    process.kill()
+    process.wait(_SECONDS)
 
 
 def _children(pid):
