@@ -37,11 +37,13 @@ def test_ranks_meet_without_a_launcher_of_ours(environ, tmp_path):
 
 
 def test_a_lost_rank_0_is_named_and_a_restart_meets_anew(environ, tmp_path):
-    """The store is kept by rank 0's keeper, which must outlive it, and be in nobody's way afterwards."""
+    """The store is kept by rank 0's keeper, which must outlive it, and be in nobody's way afterwards. Rank 1 says what
+    it has learned before it heeds torchrun, which ends it as soon as it sees that rank 0 has ended."""
     script = tmp_path / "train.py"
     script.write_text(
-        f"import os, sys\nsys.path.insert(0, {os.path.dirname(PROGRAM)!r})\nimport on_slurm\n"
-        "on_slurm.die(0) if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else on_slurm.meet('2')\n"
+        f"import os, signal, sys\nsys.path.insert(0, {os.path.dirname(PROGRAM)!r})\nimport on_slurm\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] != '0':\n    on_slurm.meet('2')\nelse:\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    on_slurm.die(0)\n"
     )
     words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(script)]
     code, said = torchrun(words, environ)
