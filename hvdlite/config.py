@@ -61,7 +61,7 @@ def parse(option: Option, text: str, source: str) -> Any:
 def _nearest(name: str, names: list[str]) -> str:
     import difflib
 
-    # Of what follows the prefix, which all of them have: with it two short names look alike that share no letter.
+    # Without the prefix, which is the same for all: with it any two short names look alike.
     by_rest = {each.partition("_")[2]: each for each in names}
     found = difflib.get_close_matches(name.partition("_")[2], by_rest, n=1, cutoff=0.75)
     return f" (did you mean {by_rest[found[0]]}?)" if found else ""

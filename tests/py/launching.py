@@ -99,11 +99,11 @@ class Launch:
         """Living processes of the job."""
         return marked(self.mark)
 
-    def until_gone(self, seconds=SECONDS):
+    def until_gone(self):
         """Waits until no process of the job is left."""
         began = time.monotonic()
         while left := self.left():
-            assert time.monotonic() < began + seconds, f"left after {seconds} s: {left}"
+            assert time.monotonic() < began + SECONDS, f"left after {SECONDS} s: {left}"
             time.sleep(0.02)
 
     def __enter__(self):

@@ -206,14 +206,14 @@ def until_stopped(pid):
         time.sleep(0.001)
 
 
-def raised_in(call, error, seconds=0.005):
-    """A signal so long after this, whose handler raises."""
+def raised_in(call, error):
+    """A signal 5 ms after this, whose handler raises."""
 
     def handler(*_):
         raise error
 
     kept = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0.005)
     try:
         call()
     finally:

@@ -37,8 +37,8 @@ def test_ranks_meet_without_a_launcher_of_ours(environ, tmp_path):
 
 
 def test_a_lost_rank_0_is_named_and_a_restart_meets_anew(environ, tmp_path):
-    """The store is kept by rank 0's keeper, which must outlive it, and be in nobody's way afterwards. Rank 1 says what
-    it has learned before it heeds torchrun, which ends it as soon as it sees that rank 0 has ended."""
+    """The store is kept by rank 0's keeper, which must outlive it, and be in nobody's way afterwards. Rank 1
+    ignores the SIGTERM that torchrun sends as soon as it sees that rank 0 has ended: it says first who is lost."""
     script = tmp_path / "train.py"
     script.write_text(
         f"import os, signal, sys\nsys.path.insert(0, {os.path.dirname(PROGRAM)!r})\nimport on_slurm\n"
