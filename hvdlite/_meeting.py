@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, config
 from ._coded import coded
 from ._numbers import as_runs
-from .discovery import Place
+from .discovery import BY_HAND, Place
 from .errors import HvdInitError, HvdOptionError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .links.seats import Seats
 
 _NO_ROUTE = "hvdlite: votes cross over MPI, polled, because no stream joins all ranks (HVDLITE_VOTES=mpi: at once): {}"
-_UNKEPT = ("Slurm", "torchrun")  # who starts ranks and keeps no store for them
+_UNKEPT = ("Slurm", "torchrun", BY_HAND)  # who starts ranks and keeps no store for them
 
 
 def refusal(place: Place) -> str | None:
@@ -72,7 +72,8 @@ def meet(
     from .links import host_id, seats
 
     values = settings.values
-    if store is None and place.source in _UNKEPT:
+    by_hand = values["store_addr"] is not None and values["job_id"] is None  # a launcher of ours tells its job's number
+    if store is None and (place.source in _UNKEPT or by_hand):
         from .links import rendezvous
 
         values.update(rendezvous.found(place, config.environ(), values))
@@ -116,7 +117,8 @@ def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) ->
     if absent:
         raise HvdInitError(
             f"rank {place.rank} of {place.size} has nowhere to meet the others ({', '.join(absent)} not set): "
-            f"start the job with: hvdlite-run -np {place.size} python ... [HVD103]"
+            f"start the job with: hvdlite-run -np {place.size} python ..., or set HVDLITE_STORE_ADDR to the host of "
+            "rank 0 on all ranks [HVD103]"
         )
     return _store.connect(
         values["store_addr"],

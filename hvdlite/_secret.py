@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 KEY_BYTES = 32
+POD = "KUBERNETES_SERVICE_HOST"  # is set in every container of Kubernetes
 _LARGEST = 2 * KEY_BYTES + 2  # digits and a line's end
 _CANNOT = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT}
 
@@ -70,10 +71,12 @@ def of_user(environ: Mapping[str, str], one_host: bool) -> bytes:
     """This user's key, made if there is none. All ranks may come here at once, on several nodes. one_host: all ranks of
     the job are on this host. Raises SecretError."""
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    path = os.path.join(home, "hvdlite", "key")
+    if POD in environ and not one_host and not os.path.lexists(path):
+        raise SecretError(f"{path} would be another one in each pod")
     try:
-        return _kept(os.path.join(home, "hvdlite", "key"))
+        return _kept(path)
     except OSError as error:
-        path = os.path.join(home, "hvdlite", "key")
         if error.errno not in _CANNOT or not one_host:
             raise SecretError(f"{path}: {error.strerror or error}") from None
     folder = _folder_of_host(environ)

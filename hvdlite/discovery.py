@@ -2,11 +2,14 @@
 
 `discover` is a pure function of a mapping. The first source that is present decides, in this order:
 
-    HVDLITE_*  (each with its HOROVOD_* alias)      hvdlite-run, or set by hand
-    RANK, WORLD_SIZE, ...                           torchrun, only with TORCHELASTIC_RUN_ID: others set RANK too
+    HVDLITE_*  (each with its HOROVOD_* alias)      hvdlite-run, or set by hand; HVDLITE_SIZE alone with
+                                                    JOB_COMPLETION_INDEX: an indexed Job of Kubernetes, a rank per pod
+    RANK, WORLD_SIZE, ... with TORCHELASTIC_RUN_ID  torchrun
     OMPI_COMM_WORLD_*                               Open MPI
     PMI_RANK, PMI_SIZE with MPI_LOCALRANKID         MPICH and Intel MPI (hydra)
     SLURM_*                                         srun, only with SLURM_STEP_ID: an sbatch script has a rank, too
+    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT      set by hand, by Kubeflow's PyTorchJob, Ray Train, DeepSpeed
+    PET_NNODES, PET_NODE_RANK, PET_MASTER_*         Kubeflow's TrainJob, a rank per pod
     nothing                                         rank 0 of 1
 
 Why MPI stands before Slurm: under mpirun inside an allocation every rank has SLURM_PROCID=0, and under hydra it is the
@@ -37,6 +40,9 @@ class Place(NamedTuple):
 
 
 SINGLE = Place(0, 1, 0, 1, 0, 1, "single process")
+BY_HAND = "RANK and WORLD_SIZE"  # a source: these, or PET_ variables, without torchrun
+_WHOLE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PODS = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
 class _Source(NamedTuple):
@@ -96,7 +102,7 @@ def discover(environ: Mapping[str, str]) -> Place:
         if place is None:
             place = _foreign(environ, source)
     if place is None:
-        place = _step(environ)
+        place = _step(environ) or _by_hand(environ)
     if place is not None:
         return place
     if _number(environ, "PMI_SIZE", 1) > 1:
@@ -109,8 +115,8 @@ def discover(environ: Mapping[str, str]) -> Place:
         if name in environ and "PMI_SIZE" not in environ:
             raise HvdInitError(
                 f"{name}={environ[name]} says that this is a rank of a job, and nothing says of how many: this "
-                "launcher is not known. Start the job with hvdlite-run, or set HVDLITE_RANK and HVDLITE_SIZE on all."
-                " [HVD106]"
+                "launcher is not known. Start the job with hvdlite-run, or set HVDLITE_RANK, HVDLITE_SIZE and "
+                "HVDLITE_STORE_ADDR (the host of rank 0) on all. [HVD106]"
             )
     return SINGLE
 
@@ -125,6 +131,8 @@ def _own(environ: Mapping[str, str]) -> Place | None:
                 found[name] = config.parse(option, environ[variable], variable)
     if not found:
         return None
+    if "rank" not in found and "size" in found and "JOB_COMPLETION_INDEX" in environ:
+        found["rank"] = _number(environ, "JOB_COMPLETION_INDEX", 0)
     shown = _shown(environ, [config.PREFIX + name.upper() for name in found], config.ALIAS_PREFIX)
     if "rank" not in found or "size" not in found:
         missing = "HVDLITE_SIZE" if "rank" in found else "HVDLITE_RANK"
@@ -183,6 +191,40 @@ def _step(environ: Mapping[str, str]) -> Place | None:
         "Slurm",
     )
     return _checked(place, shown)
+
+
+def _by_hand(environ: Mapping[str, str]) -> Place | None:
+    """The place that scripts of torch.distributed read (env://), or that an operator of Kubernetes tells torchrun,
+    where no torchrun is. Local and cross numbers are found when the ranks meet."""
+    environ = {name: environ[name] for name in (*_WHOLE, *_PODS) if environ.get(name)}  # manifests leave some empty
+    shown = _shown(environ, list(environ))
+    per_pod, pods = environ.get("PET_NPROC_PER_NODE", ""), environ.get("PET_NNODES", "")
+    if pods and per_pod.isdecimal() and int(per_pod) > 1:
+        raise HvdInitError(
+            f"{shown}: each pod is to run {per_pod} ranks, and this process is none of them: start the script with "
+            f"torchrun, or with hvdlite-run --nnodes {pods} --node-rank $PET_NODE_RANK --nproc-per-node {per_pod} "
+            "--rdzv-endpoint $PET_MASTER_ADDR:29400. [HVD105]"
+        )
+    if all(name in environ for name in _WHOLE):
+        numbers = [_number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)]
+        return _checked(_place([*numbers, None, None, None, None], BY_HAND), shown)
+    sizeless = "RANK" in environ and "MASTER_ADDR" in environ and "WORLD_SIZE" not in environ
+    if sizeless or _number(environ, "WORLD_SIZE", 1) > 1:
+        missing = ", ".join(name for name in _WHOLE if name not in environ)
+        raise HvdInitError(
+            f"{shown} without {missing}: this is a rank of a job, and where the others are is not told whole. Set "
+            f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or torchrun. [HVD105]"
+        )
+    if pods and pods != "1":
+        missing = ", ".join(name for name in _PODS[2:] if name not in environ)
+        if missing or not pods.isdecimal():  # 1:4 is a number for torchrun's elastic agents
+            raise HvdInitError(
+                f"{shown}{f' without {missing}' * bool(missing)}: this is a pod of a job, and its rank is not told: "
+                "start the script with torchrun. [HVD105]"
+            )
+        numbers = [_number(environ, "PET_NODE_RANK", 0), int(pods)]
+        return _checked(_place([*numbers, None, None, None, None], BY_HAND), shown)
+    return None
 
 
 def _number(environ: Mapping[str, str], name: str, absent: int) -> int:

@@ -1,11 +1,12 @@
 """Where do ranks meet that a scheduler has started, and no launcher of ours? At a store that rank 0 keeps for them.
 
 Under a plain `srun python train.py` all ranks know the job's and the step's number and on which node rank 0 is; under
-torchrun its MASTER_ADDR, MASTER_PORT and run id. Nobody tells them more (what listens at MASTER_PORT is torchrun's, and
-believes everybody). So rank 0 starts the store (launcher/keeper.py, a process of its own, because it must outlive rank
-0 to name it when it dies) on the address by which the other nodes know its node, at the first free of a few ports; the
-others try these in turn. A port that answers is the right one if it proves that it knows the job's secret, and that is
-never sent:
+torchrun its MASTER_ADDR, MASTER_PORT and run id; where RANK and WORLD_SIZE are set by hand or by an operator of
+Kubernetes, MASTER_ADDR and MASTER_PORT; where HVDLITE_RANK and HVDLITE_SIZE are, HVDLITE_STORE_ADDR. Nobody tells them
+more (what listens at MASTER_PORT is torch's, and believes everybody). So rank 0 starts the store (launcher/keeper.py, a
+process of its own, because it must outlive rank 0 to name it when it dies) on the address by which the other nodes know
+its node, at the first free of a few ports; the others try these in turn. A port that answers is the right one if it
+proves that it knows the job's secret, and that is never sent:
 
     HVDLITE_SECRET_KEY          if the job file sets it, else what HVDLITE_SECRET_FILE holds, else
     ~/.config/hvdlite/key       made once, readable by its user alone, in a home that the nodes share (_secret.py)
@@ -35,7 +36,7 @@ from typing import Any
 from .. import _handshake, _python, _slurm, _store, config
 from .. import _secret as _secrets
 from .._coded import coded, uncoded
-from ..discovery import Place
+from ..discovery import BY_HAND, Place
 from ..errors import HvdInitError, let_out
 from . import address
 
@@ -54,27 +55,31 @@ def found(place: Place, environ: Mapping[str, str], values: Mapping[str, Any]) -
     """
     if _known and _known["pid"] == os.getpid():
         return {name: value for name, value in _known.items() if name != "pid"}
-    step, nodes = (_torchrun if place.source == "torchrun" else _step)(place, environ)
+    deadline = time.monotonic() + values["start_timeout"]
+    tell = {"torchrun": _torchrun, "Slurm": _step}.get(place.source, _by_hand)
+    step, nodes = tell(place, environ, values["store_addr"])
     node = values["store_addr"] or (nodes[0] if len(nodes) > 1 else "127.0.0.1")
-    secret = hmac.digest(values["secret_key"] or _secret(environ, place), step.encode(), "sha256")
+    secret = hmac.digest(values["secret_key"] or _secret(environ, place.rank, len(nodes) < 2), step.encode(), "sha256")
     ports = [values["store_port"]] if values["store_port"] else _ports(step, secret)
     if place.rank == 0:
-        port = _keep(place.size, _own_address(node, nodes), ports, secret)
+        if tell is _by_hand:
+            _await_name(node, deadline)
+        port = _keep_alone(place.size, _own_address(node, nodes), ports, secret, deadline)
         where = (port["address"], port["port"])
     else:
-        where = _seek(place.rank, node, ports, secret, values["start_timeout"])
+        where = _seek(place.rank, node, ports, secret, values["start_timeout"], environ)
     _known.update(store_addr=where[0], store_port=where[1], secret_key=secret, pid=os.getpid())
     return found(place, environ, values)
 
 
-def _step(place: Place, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+def _step(place: Place, environ: Mapping[str, str], store_addr: str | None) -> tuple[str, list[str]]:
     """What tells this step of this allocation from every other of the cluster, and its nodes."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID", "")
     step = f"{environ.get('SLURM_CLUSTER_NAME', '')} {job}.{environ.get('SLURM_STEP_ID', '')}"
     return step, _slurm.nodes(environ.get("SLURM_STEP_NODELIST", ""), "SLURM_STEP_NODELIST")
 
 
-def _torchrun(place: Place, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+def _torchrun(place: Place, environ: Mapping[str, str], store_addr: str | None) -> tuple[str, list[str]]:
     """The same under torchrun, which tells rank 0's node alone. Its count of restarts is no part of it, since nodes
     need not have the same; the store of an earlier attempt ends when that attempt's ranks do."""
     node, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
@@ -85,6 +90,26 @@ def _torchrun(place: Place, environ: Mapping[str, str]) -> tuple[str, list[str]]
         )
     step = f"torchrun {environ['TORCHELASTIC_RUN_ID']} {node}:{port}"
     return step, ["127.0.0.1"] if place.local_size == place.size else [node, node]
+
+
+def _by_hand(place: Place, environ: Mapping[str, str], store_addr: str | None) -> tuple[str, list[str]]:
+    """The same where variables tell the host of rank 0 and a port, and no number of the job. The name of the host is no
+    part of it, since rank 0 may know itself by another."""
+    port = environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT") if place.source == BY_HAND else None
+    node = store_addr or environ.get("MASTER_ADDR") or environ["PET_MASTER_ADDR"]
+    one_host = place.local_size == place.size or node == "localhost" or address.End(node, 0).is_loopback
+    return f"{place.size} ranks by hand, {port}", ["127.0.0.1"] if one_host else [node, node]
+
+
+def _await_name(node: str, deadline: float) -> None:
+    """Waits until the name of rank 0's host leads somewhere: that of a pod is told to DNS after the pod has started."""
+    while time.monotonic() < deadline:
+        try:
+            socket.getaddrinfo(node, 0)
+            return
+        except OSError as error:
+            let_out(error)
+            time.sleep(_PAUSE_S)
 
 
 def _ports(step: str, secret: bytes) -> list[int]:
@@ -110,6 +135,35 @@ def _own_address(node: str, nodes: Sequence[str]) -> str:
 
 def _family(ip: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in ip else socket.AF_INET
+
+
+def _keep_alone(size: int, ip: str, ports: Sequence[int], secret: bytes, deadline: float) -> dict[str, Any]:
+    """Starts the store where no other with this secret listens at an earlier port: ranks of both jobs would meet there.
+    Waits for the other to end, since it may be what is left of an attempt before."""
+    while True:
+        found = _keep(size, ip, ports, secret)
+        other = next((port for port in ports[: ports.index(found["port"])] if _is_ours(ip, port, secret)), None)
+        if other is None:
+            return found
+        keeper = _keepers.pop()
+        keeper.kill()
+        keeper.wait()
+        if time.monotonic() > deadline:
+            raise HvdInitError(
+                f"rank 0: another job of {size} ranks meets at {ip}:{other} already, with the same secret and the same "
+                "MASTER_PORT or none: give each job a MASTER_PORT (or HVDLITE_STORE_PORT) of its own [HVD116]"
+            )
+        time.sleep(_PAUSE_S)
+
+
+def _is_ours(ip: str, port: int, secret: bytes) -> bool:
+    try:
+        _prove(ip, port, secret, time.monotonic() + _ANSWER_S)
+    except (_handshake.HandshakeError, OSError, EOFError) as error:
+        if isinstance(error, OSError):
+            let_out(error)
+        return False
+    return True
 
 
 def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, Any]:
@@ -146,7 +200,9 @@ def _keep(size: int, ip: str, ports: Sequence[int], secret: bytes) -> dict[str, 
     return said
 
 
-def _seek(rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: float) -> tuple[str, int]:
+def _seek(
+    rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: float, environ: Mapping[str, str]
+) -> tuple[str, int]:
     """Where rank 0's store listens, asked for until it answers. A port of somebody else is passed over, also one that
     leads to the store by way of somebody else."""
     deadline, attempt = time.monotonic() + timeout, 0
@@ -169,7 +225,7 @@ def _seek(rank: int, node: str, ports: Sequence[int], secret: bytes, timeout: fl
     raise HvdInitError(
         f"rank {rank} ({socket.gethostname()}) found no store of rank 0 at {node} within {timeout:g} s (ports {said}): "
         f"does rank 0 call init()? Does {node} lead to its node (else set HVDLITE_STORE_ADDR)? Do the nodes share the "
-        "home directory (else, in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32))? [HVD116]"
+        f"home directory (else {_giving_a_secret(environ)})? [HVD116]"
     )
 
 
@@ -194,13 +250,21 @@ def _prove(node: str, port: int, secret: bytes, deadline: float) -> str:
     raise failure
 
 
-def _secret(environ: Mapping[str, str], place: Place) -> bytes:
+def _secret(environ: Mapping[str, str], rank: int, one_host: bool) -> bytes:
     """This user's key. Raises HvdInitError."""
     try:
-        return _secrets.of_user(environ, place.local_size == place.size)
+        return _secrets.of_user(environ, one_host)
     except _secrets.SecretError as error:
         raise HvdInitError(
-            f"rank {place.rank}: no secret keeps strangers out of the job: {error}. Give it one of its own, in the "
-            "job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32); or a file of mode 0600 that all nodes have: "
-            "HVDLITE_SECRET_FILE [HVD117]"
+            f"rank {rank}: no secret keeps strangers out of the job: {error}. Give it one of its own: "
+            f"{_giving_a_secret(environ)}; or a file of mode 0600 that all nodes have: HVDLITE_SECRET_FILE [HVD117]"
         ) from None
+
+
+def _giving_a_secret(environ: Mapping[str, str]) -> str:
+    if _secrets.POD in environ:
+        return (
+            "set HVDLITE_SECRET_KEY in all pods from a Secret: "
+            "kubectl create secret generic hvdlite --from-literal=key=$(openssl rand -hex 32)"
+        )
+    return "in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)"

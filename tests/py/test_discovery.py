@@ -3,7 +3,7 @@
 import pytest
 
 from hvdlite._slurm import nodes, tasks_per_node
-from hvdlite.discovery import SINGLE, Place, discover
+from hvdlite.discovery import BY_HAND, SINGLE, Place, discover
 from hvdlite.errors import HvdInitError
 
 
@@ -23,6 +23,10 @@ OPEN_MPI = variables(
     "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
     "OMPI_COMM_WORLD_NODE_RANK=0 PMIX_RANK=2"
 )
+HAND = variables("RANK=1 WORLD_SIZE=2 MASTER_ADDR=train-0 MASTER_PORT=23456")
+PODS = variables(
+    "PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=1 PET_MASTER_ADDR=train-0.train PET_MASTER_PORT=29500"
+)
 HYDRA = variables("PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
 PLACE_NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 MVAPICH = dict(zip(["MV2_COMM_WORLD_" + name for name in PLACE_NAMES], ["1", "4", "1", "2"]))
@@ -39,7 +43,14 @@ def without(environ, *names):
 
 def test_nothing_is_a_single_process():
     assert discover({}) == SINGLE == Place(0, 1, 0, 1, 0, 1, "single process")
-    assert discover({"RANK": "3", "WORLD_SIZE": "4", "PATH": "/bin"}) == SINGLE  # RANK alone may be anybody's
+    for few in (
+        {"RANK": "3"},
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"MASTER_ADDR": "a", "MASTER_PORT": "1"},
+        {"RANK": ""},
+    ):
+        assert discover({**few, "PATH": "/bin"}) == SINGLE  # RANK alone may be anybody's
+    assert discover({"JOB_COMPLETION_INDEX": "3"}) == discover({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1"}) == SINGLE
 
 
 @pytest.mark.parametrize("prefix", ["HVDLITE_", "HOROVOD_"])
@@ -51,6 +62,14 @@ def test_own_variables_and_their_aliases(prefix):
     ("environ", "place"),
     [
         (TORCHRUN, Place(3, 4, 1, 2, 1, 2, "torchrun")),
+        (HAND, Place(1, 2, None, None, None, None, BY_HAND)),
+        (PODS, Place(1, 2, None, None, None, None, BY_HAND)),
+        ({**PODS, "PET_NPROC_PER_NODE": "auto"}, Place(1, 2, None, None, None, None, BY_HAND)),
+        ({**PODS, **HAND, "PET_NNODES": "1:4"}, Place(1, 2, None, None, None, None, BY_HAND)),
+        (
+            {"HVDLITE_SIZE": "4", "JOB_COMPLETION_INDEX": "3"},
+            Place(3, 4, None, None, None, None, "HVDLITE_ variables"),
+        ),
         (OPEN_MPI, Place(2, 4, 0, 2, None, None, "Open MPI")),
         (HYDRA, Place(1, 4, 1, 2, None, None, "MPICH or Intel MPI")),
         (MVAPICH, Place(1, 4, 1, 2, None, None, "MVAPICH")),
@@ -85,8 +104,8 @@ def test_mpi_inside_an_allocation_wins_over_slurm(mpi):
 
 
 def test_the_first_source_wins():
-    environs = [own(0, 2, 0, 2, 0, 1), TORCHRUN, OPEN_MPI, HYDRA, SRUN]
-    names = ["HVDLITE_ variables", "torchrun", "Open MPI", "MPICH or Intel MPI", "Slurm"]
+    environs = [own(0, 2, 0, 2, 0, 1), TORCHRUN, OPEN_MPI, HYDRA, SRUN, HAND]
+    names = ["HVDLITE_ variables", "torchrun", "Open MPI", "MPICH or Intel MPI", "Slurm", BY_HAND]
     for first, name in enumerate(names):
         assert discover({key: value for each in environs[first:] for key, value in each.items()}).source == name
 
@@ -105,6 +124,11 @@ def test_the_first_source_wins():
         (without(OPEN_MPI, "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE"),
         (without(HYDRA, "PMI_SIZE"), "PMI_SIZE"),
         (without(SRUN, "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"), "SLURM_NTASKS"),
+        (without(HAND, "MASTER_ADDR", "MASTER_PORT"), "MASTER_ADDR, MASTER_PORT"),
+        (without(HAND, "WORLD_SIZE"), "WORLD_SIZE"),
+        (without(HAND, "RANK"), "RANK"),
+        ({**HAND, "MASTER_ADDR": ""}, "MASTER_ADDR"),
+        (without(PODS, "PET_NODE_RANK", "PET_MASTER_ADDR"), "PET_NODE_RANK, PET_MASTER_ADDR"),
     ],
 )
 def test_half_a_place_is_an_error_naming_the_other_half(environ, missing):
@@ -124,6 +148,11 @@ def test_half_a_place_is_an_error_naming_the_other_half(environ, missing):
         {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "two"},
         {**HYDRA, "PMI_RANK": ""},
         {**SRUN, "SLURM_PROCID": "3"},
+        {**HAND, "RANK": "2"},
+        {**PODS, "PET_NODE_RANK": "2"},
+        {**PODS, "PET_NNODES": "1:4"},
+        {**HAND, **PODS, "WORLD_SIZE": "4", "PET_NPROC_PER_NODE": "2"},
+        {**PODS, "PET_NNODES": "1", "PET_NPROC_PER_NODE": "2"},
         {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x"},
     ],
 )

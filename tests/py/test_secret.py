@@ -108,9 +108,8 @@ def test_without_a_home_ranks_of_one_host_share_a_key_that_is_this_users_alone(h
 
 def test_without_a_home_ranks_of_several_hosts_are_told_how_to_give_a_secret(homeless):
     environ, shared = homeless
-    place = Place(2, 4, 0, 2, 1, 2, "torchrun")
     with pytest.raises(HvdInitError, match=r"rank 2: no secret .*HVDLITE_SECRET_KEY.*HVDLITE_SECRET_FILE \[HVD117\]"):
-        rendezvous._secret(environ, place)
+        rendezvous._secret(environ, 2, one_host=False)
     assert not list(shared.iterdir())
 
 
@@ -157,7 +156,7 @@ def test_the_secret_of_a_job_is_not_that_of_the_user(monkeypatch):
     """So that one job of a user is as much a stranger to another as anybody is, whoever has given the key."""
     seen = []
     monkeypatch.setattr(
-        rendezvous, "_keep", lambda size, ip, ports, secret: seen.append(secret) or {"address": "", "port": 1}
+        rendezvous, "_keep", lambda size, ip, ports, secret: seen.append(secret) or {"address": "", "port": ports[0]}
     )
     values = {"store_addr": None, "store_port": None, "secret_key": KEY, "start_timeout": 1.0}
     for run in ("a", "b"):

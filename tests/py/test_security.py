@@ -17,7 +17,6 @@ from hosts import needs_hosts
 from hosts_sshd import empty_within
 from launching import RUN, SECONDS, Launch, launch
 
-from hvdlite.discovery import Place
 from hvdlite.errors import HvdInitError
 from hvdlite.launcher import muster, ssh
 from hvdlite.links import rendezvous
@@ -149,15 +148,14 @@ def test_a_hosts_report_is_parsed_only_after_its_proof(monkeypatch):
 
 def test_a_key_that_others_may_read_is_refused(tmp_path):
     environ = {"XDG_CONFIG_HOME": str(tmp_path)}
-    place = Place(0, 2, 0, 1, 0, 2, "torchrun")
-    key = rendezvous._secret(environ, place)
-    assert rendezvous._secret(environ, place) == key and len(key) == 32
+    key = rendezvous._secret(environ, 0, one_host=False)
+    assert rendezvous._secret(environ, 0, one_host=False) == key and len(key) == 32
     path = tmp_path / "hvdlite" / "key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and not opened(tmp_path)
     for mode in (0o644, 0o620, 0o602):
         path.chmod(mode)
         with pytest.raises(HvdInitError, match="chmod 600"):
-            rendezvous._secret(environ, place)
+            rendezvous._secret(environ, 0, one_host=False)
 
 
 def test_the_users_own_strictness_wins_over_ours():

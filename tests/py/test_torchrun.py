@@ -71,4 +71,4 @@ def test_two_hosts(environ):
 def test_a_place_without_an_address_is_an_error_that_names_it():
     place = Place(1, 2, 1, 2, 0, 1, "torchrun")
     with pytest.raises(HvdInitError, match="rank 1 of 2: torchrun's MASTER_ADDR=None and MASTER_PORT='5'"):
-        rendezvous.found(place, {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "5"}, {"store_addr": None})
+        rendezvous._torchrun(place, {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "5"}, None)
