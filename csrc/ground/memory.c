@@ -131,6 +131,13 @@ void hvd_memory_unmap(void *memory, size_t bytes)
         munmap(memory, bytes);
 }
 
+void hvd_memory_part(void *memory, size_t bytes, int fd)
+{
+    int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+    if (bytes > 0 && mmap(memory, bytes, PROT_READ | PROT_WRITE, flags, fd, 0) == MAP_FAILED)
+        (void)mprotect(memory, bytes, PROT_READ);
+}
+
 uint64_t hvd_memory_resident(const void *memory, size_t bytes)
 {
     unsigned char there[1024]; /* for 4 MB at a time */

@@ -25,6 +25,9 @@ void hvd_memory_clear(void *memory, size_t bytes, bool shared);
 /* Map it, shared; NULL on failure. Pages cost memory when they are touched. */
 void *hvd_memory_map(int fd, size_t bytes, struct hvd_error *error);
 void hvd_memory_unmap(void *memory, size_t bytes);
+/* For a forked child: the same mapping of `fd` from its beginning, but what is written from now on stays in this
+ * process. Where that is refused, it can only be read. */
+void hvd_memory_part(void *memory, size_t bytes, int fd);
 /* How many bytes of whole pages in it cost memory now; for one mapping, of any kind. */
 uint64_t hvd_memory_resident(const void *memory, size_t bytes);
 /* Anonymous zero-filled memory of this process, sparse; NULL on failure. Freed by hvd_memory_unmap. */

@@ -69,6 +69,7 @@ struct hvd_share {
     void *map[HVD_LOCAL_MAX];
     size_t bytes; /* of each segment; zero-filled and sparse: a page costs memory when it is touched */
     int size;
+    int fd; /* of this rank's own segment; -1: there is none, it is memory of this process */
     _Atomic uint32_t references;
     void (*unmap)(struct hvd_share *share); /* set by who made it; called by hvd_share_drop */
 };

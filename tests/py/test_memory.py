@@ -106,6 +106,27 @@ def test_a_forked_child_that_drops_its_views_takes_nothing_away():
     assert tensor.eq(5).all() and (array == 6).all()
 
 
+@as_ranks(2)
+def test_what_a_forked_child_writes_stays_in_it():
+    """Also what its own child writes; collectives of the rank go on in the memory that all map."""
+    tensor = hvt.empty(1_000_000).fill_(5)
+    small = hvd.empty(3)
+    small[:] = 6
+    child = os.fork()
+    if child == 0:
+        kept = tensor.eq(5).all() and (small == 6).all()
+        tensor.fill_(7), small.fill(8)
+        if os.fork() == 0:
+            tensor.fill_(9)
+            os._exit(0)
+        os.wait()
+        os._exit(0 if kept and tensor.eq(7).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert tensor.eq(5).all() and (small == 6).all()
+    hvt.allreduce_(tensor, op=hvd.Sum)
+    assert tensor.eq(10).all()
+
+
 @as_ranks(1, 2)
 def test_shapes_and_dtypes_that_cannot_be():
     for module, dtype in ((hvd, "float32"), (hvt, torch.float32)):

@@ -74,6 +74,8 @@ static void unmap_process(struct hvd_share *share)
 {
     for (int rank = 0; rank < share->size; rank++)
         hvd_memory_unmap(share->map[rank], share->bytes);
+    if (share->fd >= 0)
+        close(share->fd);
     free(share);
 }
 
@@ -93,6 +95,7 @@ static struct hvd_share *share_new(struct hvd_host *host, size_t bytes, void (*u
     HVD_ASSERT(share);
     share->bytes = bytes;
     share->size = host->size;
+    share->fd = -1;
     share->unmap = unmap;
     atomic_store(&share->references, 1);
     return share;
@@ -146,7 +149,9 @@ struct hvd_share *hvd_host_share(struct hvd_host *host, size_t bytes, struct hvd
         return share_in_process(host, bytes, error);
     int fd = hvd_memory_create(bytes, host->source, error);
     struct hvd_share *share = share_between_processes(host, bytes, fd, error);
-    if (fd >= 0)
+    if (share)
+        share->fd = fd;
+    else if (fd >= 0)
         close(fd);
     return share;
 }

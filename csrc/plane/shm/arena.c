@@ -10,11 +10,16 @@
  * caught by an assertion. A peer that writes outside what it was told could break it, as it could break the
  * tensors themselves.
  *
+ * A forked child has copies of its parent's blocks, as of all other memory: its handler maps what the arena has ever
+ * given out anew, copied on write. It sees what the parent writes later to a page that it has not written itself.
+ *
  * Life: the plane counts as one user, every block as another, and each holds a reference of the share; the last
  * one unmaps it and frees the list. That is how a view outlives shutdown.
  */
 #define _GNU_SOURCE
 #include "arena.h"
+
+#include "../../ground/memory.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -36,8 +41,17 @@ struct hvd_shm_arena {
     int rank;
     pid_t owner;        /* in a forked child the blocks are the parent's, and releasing one would take its pages away */
     size_t users, used; /* used: bytes in blocks, with their heads */
+    _Atomic size_t reach; /* no block has ever ended behind it */
     struct block *first;
+    struct hvd_shm_arena *next;
 };
+
+/* All arenas of this process, for its forked children; also those whose plane is closed. */
+static struct {
+    pthread_once_t watched;
+    pthread_mutex_t mutex;
+    struct hvd_shm_arena *first;
+} all = {.watched = PTHREAD_ONCE_INIT, .mutex = PTHREAD_MUTEX_INITIALIZER};
 
 struct head {
     struct hvd_shm_arena *arena;
@@ -47,20 +61,72 @@ struct head {
 };
 _Static_assert(sizeof(struct head) == HVD_CACHE_LINE, "blocks stay aligned");
 
+static void before_fork(void)
+{
+    pthread_mutex_lock(&all.mutex);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&all.mutex);
+}
+
+static void after_fork_in_child(void)
+{
+    for (struct hvd_shm_arena *arena = all.first; arena; arena = arena->next) {
+        struct hvd_share *share = arena->share;
+        if (share->fd < 0) /* a child's child: its memory is private already */
+            continue;
+        hvd_memory_part(share->map[arena->rank], HVD_ALIGN_UP(atomic_load(&arena->reach), HVD_PAGE), share->fd);
+        close(share->fd);
+        share->fd = -1;
+    }
+    pthread_mutex_unlock(&all.mutex);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+static void enlist(struct hvd_shm_arena *arena)
+{
+    pthread_once(&all.watched, watch_forks);
+    pthread_mutex_lock(&all.mutex);
+    arena->next = all.first;
+    all.first = arena;
+    pthread_mutex_unlock(&all.mutex);
+}
+
+static void delist(const struct hvd_shm_arena *arena)
+{
+    pthread_mutex_lock(&all.mutex);
+    struct hvd_shm_arena **at = &all.first;
+    while (*at != arena)
+        at = &(*at)->next;
+    *at = arena->next;
+    pthread_mutex_unlock(&all.mutex);
+}
+
 struct hvd_shm_arena *hvd_shm_arena_new(struct hvd_share *share, int rank)
 {
     struct hvd_shm_arena *arena = calloc(1, sizeof *arena);
-    struct block *all = calloc(1, sizeof *all);
-    if (!arena || !all) {
+    struct block *whole = calloc(1, sizeof *whole);
+    if (!arena || !whole) {
         free(arena);
-        free(all);
+        free(whole);
         hvd_share_drop(share);
         return NULL;
     }
-    all->bytes = share->bytes;
-    all->free = true;
-    *arena = (struct hvd_shm_arena){
-        .mutex = PTHREAD_MUTEX_INITIALIZER, .share = share, .rank = rank, .owner = getpid(), .users = 1, .first = all};
+    whole->bytes = share->bytes;
+    whole->free = true;
+    *arena = (struct hvd_shm_arena){.mutex = PTHREAD_MUTEX_INITIALIZER,
+                                    .share = share,
+                                    .rank = rank,
+                                    .owner = getpid(),
+                                    .users = 1,
+                                    .first = whole};
+    enlist(arena);
     return arena;
 }
 
@@ -71,6 +137,7 @@ static void leave(struct hvd_shm_arena *arena)
     bool last = --arena->users == 0;
     pthread_mutex_unlock(&arena->mutex);
     if (last) {
+        delist(arena);
         for (struct block *block = arena->first, *after; block; block = after) {
             after = block->after;
             free(block);
@@ -129,6 +196,8 @@ void *hvd_shm_arena_alloc(struct hvd_shm_arena *arena, size_t bytes)
     if (block && split(block, needed)) {
         head = (struct head *)(base + block->at);
         *head = (struct head){.arena = arena, .block = block, .magic = MAGIC ^ (uintptr_t)head};
+        if (block->at + block->bytes > arena->reach)
+            atomic_store(&arena->reach, block->at + block->bytes);
         arena->users++;
         arena->used += block->bytes;
         hvd_share_keep(arena->share);
