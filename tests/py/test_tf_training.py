@@ -182,6 +182,8 @@ def test_sync_batch_norm_is_that_of_one_process_with_all_rows(first, graph):
         np.testing.assert_allclose(hvd.allreduce(own, op=hvd.Sum), of_all, atol=1e-4)
     kept = [np.asarray(each) for each in (synced.moving_mean, synced.moving_variance)]
     np.testing.assert_allclose(kept, [whole.moving_mean, whole.moving_variance], rtol=1e-4)
+    if hvd.rank() == 0:  # inference needs nobody else
+        np.testing.assert_allclose(synced(rows, training=False), whole(rows, training=False), rtol=1e-3, atol=1e-3)
     assert all(np.isfinite(each).all() for each in passed(synced, rows[:0], weight[:0]))  # on no rank
     np.testing.assert_allclose([synced.moving_mean, synced.moving_variance], kept, rtol=1e-6)
     with pytest.raises(ValueError, match="fused"):
