@@ -20,6 +20,7 @@ from typing import Any
 
 from ..process_set import ProcessSet, global_process_set
 from .first_batch import FirstBatch
+from .shared_number import SharedNumber
 
 UNEVEN = ("pad", "drop", "keep")
 
@@ -108,16 +109,16 @@ class Shard:
         self._deal = deal
         self._first = first
         self._length = len(deal.mine(len(data), 0, True))
-        self._epoch = _shared_number()
+        self._epoch = SharedNumber()
         self._dealt: tuple[int, Any] = (-1, ())
 
     def set_epoch(self, epoch: int) -> None:
         """Deal the samples in the order of this epoch. A DataLoader's workers that are alive follow."""
-        self._epoch[0] = epoch
+        self._epoch.value = int(epoch)
 
     def indices(self) -> Any:
         """Which samples of the dataset are this rank's in this epoch, in order."""
-        epoch = int(self._epoch[0])
+        epoch = self._epoch.value
         if self._dealt[0] != epoch:
             self._dealt = (epoch, self._deal.mine(len(self.data), epoch, True))
         return self._dealt[1]
@@ -237,9 +238,3 @@ def _worker() -> tuple[int, int]:
     torch = _torch()
     known = torch.utils.data.get_worker_info() if torch is not None else None
     return (0, 1) if known is None else (known.id, known.num_workers)
-
-
-def _shared_number() -> Any:
-    """A number that a DataLoader's workers see change: they are other processes."""
-    torch = _torch()
-    return [0] if torch is None else torch.zeros(1, dtype=torch.int64).share_memory_()

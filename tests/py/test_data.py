@@ -1,5 +1,7 @@
 """Shards: every sample goes to a rank, evenly unless asked otherwise, in any kind of data; and Horovod's loaders."""
 
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -81,6 +83,30 @@ def test_a_torch_loader_reads_a_shard_also_with_workers():
         assert sorted(sum(epochs[-1], [])) == list(range(8))
     assert epochs[0] != epochs[1] != epochs[2], "the worker that stays alive did not hear of the epoch"
     del loader
+
+
+SPAWNS = """
+import copy, multiprocessing, sys
+from hvdlite.data import shards
+
+def doubles_epoch(view):
+    view.set_epoch(view._epoch.value * 2)
+
+if __name__ == "__main__":
+    view = shards.Shard([1, 2], shards._Deal(0, 2, True, 0, "drop"))
+    view.set_epoch(2**40)
+    copied = copy.deepcopy(view)
+    child = multiprocessing.get_context("spawn").Process(target=doubles_epoch, args=(view,))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode or (view._epoch.value, copied._epoch.value) != (2**41, 2**40))
+"""
+
+
+def test_an_epoch_is_shared_with_spawned_processes_and_not_with_copies(tmp_path):
+    """In a process of its own, since multiprocessing leaves one behind."""
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    assert subprocess.run([sys.executable, tmp_path / "spawns.py"], timeout=60).returncode == 0
 
 
 @as_ranks(2, 3)
