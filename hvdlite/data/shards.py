@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set
 from typing import Any
 
 from ..process_set import ProcessSet, global_process_set
 from .first_batch import FirstBatch
+from .rows import columns, count, taken
 from .shared_number import SharedNumber
 
 UNEVEN = ("pad", "drop", "keep")
+_SET_ITERATOR: type = type(iter(set()))
 
 
 def shard(
@@ -38,12 +40,13 @@ def shard(
     """This rank's part of the data.
 
     data: a dataset with __len__ and __getitem__ (gives a Shard, a view with set_epoch), a list of samples (a list), an
-    array or a tensor (rows of it), a tuple or dict of arrays of equal length (the same rows of each), or anything
-    that can be iterated (an IterableShard, lazily: every rank runs through all of it).
+    array, a tensor, a pandas frame or a scipy sparse matrix (rows of it), a tuple or dict of arrays of equal length
+    (the same rows of each), or anything that can be iterated (an IterableShard, lazily: every rank runs through all of
+    it). All ranks must have the same data in the same order: sort what a folder lists; a set is refused.
     shuffle: deal in an order that depends on `seed` and the epoch alone. uneven: "pad", "drop" or "keep", see above.
     strided: of arrays and lists every n-th row instead of a run of rows. check: compare the ranks' first samples and
     warn if all are identical, which needs all ranks to start reading (default: HVDLITE_CHECK_DATA).
-    ValueError for arrays of different lengths; TypeError for what is no data.
+    ValueError for arrays of different lengths; TypeError for what is no data, has no order or cannot give rows.
     """
     if uneven not in UNEVEN:
         raise ValueError(f"uneven={uneven!r}: must be one of {', '.join(map(repr, UNEVEN))} [HVD240]")
@@ -51,7 +54,10 @@ def shard(
     first = FirstBatch.wanted(check, process_set)
     if isinstance(data, (str, bytes)):
         raise TypeError(f"cannot shard a {type(data).__name__}: make it a list of samples [HVD240]")
-    parts = _columns(data)
+    if _has_no_order(data):
+        kind = type(data).__name__
+        raise TypeError(f"cannot shard a {kind}: it has another order in each process: give sorted(...) of it [HVD240]")
+    parts = columns(data)
     if parts is not None:
         result = _of_arrays(data, parts, deal, strided)
         if first is not None:
@@ -171,46 +177,22 @@ def _dealt(items: Iterator[Any], deal: _Deal) -> Iterator[Any]:
         return
 
 
-def _columns(data: Any) -> list[Any] | None:
-    """The arrays that are sliced alike; None for what is no array."""
-    if isinstance(data, Mapping):
-        parts = list(data.values())
-    elif isinstance(data, tuple):
-        parts = list(data)
-    elif isinstance(data, (list, range)) or _is_array(data) or hasattr(data, "iloc"):
-        return [data]
-    else:
-        return None
-    if not parts or not all(_is_array(part) or isinstance(part, list) or hasattr(part, "iloc") for part in parts):
-        raise TypeError(
-            f"a {type(data).__name__} of arrays is sharded row by row; this one holds other things [HVD240]"
-        )
-    return parts
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "__getitem__") and hasattr(value, "dtype")
+def _has_no_order(data: Any) -> bool:
+    """A set. The keys of a dict have its order, and so has what can be indexed."""
+    if isinstance(data, Set):
+        return not isinstance(data, (KeysView, ItemsView)) and not hasattr(data, "__getitem__")
+    return isinstance(data, _SET_ITERATOR)
 
 
 def _of_arrays(data: Any, parts: list[Any], deal: _Deal, strided: bool) -> Any:
-    lengths = [len(part) for part in parts]
+    lengths = [count(part) for part in parts]
     if len(set(lengths)) > 1:
         raise ValueError(f"arrays that belong together must be equally long; these have {lengths} rows [HVD240]")
     rows = deal.mine(lengths[0], 0, strided)
-    taken = [_rows(part, rows) for part in parts]
+    mine = [taken(part, rows) for part in parts]
     if isinstance(data, Mapping):
-        return dict(zip(data, taken))
-    return tuple(taken) if isinstance(data, tuple) else taken[0]
-
-
-def _rows(array: Any, rows: range | list[int]) -> Any:
-    """A slice where that does it: no copy."""
-    if isinstance(rows, range):
-        where = slice(rows.start, max(rows.stop, rows.start), rows.step)
-        return array.iloc[where] if hasattr(array, "iloc") else array[where]
-    if hasattr(array, "iloc"):
-        return array.iloc[rows]
-    return array[rows] if _is_array(array) else [array[row] for row in rows]
+        return dict(zip(data, mine))
+    return tuple(mine) if isinstance(data, tuple) else mine[0]
 
 
 def _torch() -> Any:

@@ -30,6 +30,13 @@ class Samples:
         return index * 10
 
 
+class Frame:
+    """As pandas': [] means labels, iloc places."""
+
+    def __init__(self, values):
+        self.iloc, self.shape = values, values.shape
+
+
 def everyone(part):
     return hvd.allgather_object([int(value) for value in part])
 
@@ -134,6 +141,24 @@ def test_tensors_are_arrays():
     assert isinstance(x, torch.Tensor) and x.tolist() == y.tolist() == [[0, 1, 2], [3, 4, 5]][hvd.rank()]
 
 
+@pytest.mark.parametrize("how", [{}, {"shuffle": True}, {"strided": True}, {"uneven": "drop"}], ids=str)
+@as_ranks(1, 2)
+def test_sparse_rows_and_frames_are_dealt_as_those_of_an_array(how):
+    sparse, torch = pytest.importorskip("scipy.sparse"), pytest.importorskip("torch")
+    whole = np.arange(14.0).reshape(7, 2)
+    mine = hvd.data.shard(whole, **how)
+    for form in ("csr", "csc", "lil", "dok"):
+        for kind in ("matrix", "array"):
+            rows, labels = hvd.data.shard((getattr(sparse, f"{form}_{kind}")(whole), np.arange(7)), **how)
+            assert np.array_equal(rows.toarray(), mine) and np.array_equal(whole[labels], mine)
+    assert np.array_equal(hvd.data.shard(torch.tensor(whole).to_sparse(), **how).to_dense(), mine)
+    assert np.array_equal(hvd.data.shard(Frame(whole), **how), mine)
+    refused = [getattr(sparse, f"{form}_matrix")(whole) for form in ("coo", "bsr", "dia")]
+    for bad in [*refused, torch.tensor(whole).to_sparse_csr()]:
+        with pytest.raises(TypeError, match=r"cannot shard a .*: give its \.(tocsr|to_sparse_coo)\(\)"):
+            hvd.data.shard((bad, np.arange(7)), **how)
+
+
 @pytest.mark.parametrize("uneven", ["pad", "drop", "keep"])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 10])
 @as_ranks(1, 3)
@@ -187,6 +212,11 @@ def test_what_is_no_data_is_refused():
         ("text", TypeError, "cannot shard a str"),
         ((1, 2), TypeError, "holds other things"),
         ((np.ones(2), np.ones(3)), ValueError, r"equally long; these have \[2, 3\]"),
+        (np.ones(()), TypeError, "ndarray without dimensions"),
+        ({"a", "b"}, TypeError, r"cannot shard a set: .* give sorted\(...\)"),
+        (frozenset("ab"), TypeError, "cannot shard a frozenset"),
+        ({1: 2}.keys() - {3}, TypeError, "cannot shard a set"),
+        (iter({1}), TypeError, "cannot shard a set_iterator"),
     ):
         with pytest.raises(kind, match=says):
             hvd.data.shard(bad)

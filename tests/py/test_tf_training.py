@@ -230,3 +230,14 @@ def test_two_optimizers_without_names_are_told_apart_by_the_order_of_the_program
         got = trained(hvd.DistributedOptimizer, hvd.DistributedGradientTape, True, graph)
         for one, two in zip(got, expected):
             np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5, err_msg=str(graph))
+
+
+@as_ranks(2)
+@pytest.mark.parametrize("how", [{"shuffle": True}, {}])
+def test_rows_of_a_tensor_are_sharded_as_those_of_an_array(how):
+    import tensorflow as tf
+
+    from hvdlite.data import shard
+
+    whole = np.arange(27).reshape(3, 3, 3)
+    np.testing.assert_array_equal(shard(tf.constant(whole), **how), shard(whole, **how))
