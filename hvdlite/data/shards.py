@@ -21,6 +21,7 @@ from typing import Any
 from ..process_set import ProcessSet, global_process_set
 from .first_batch import FirstBatch
 from .rows import columns, count, taken
+from .same_items import require_same_data, require_same_items
 from .shared_number import SharedNumber
 
 UNEVEN = ("pad", "drop", "keep")
@@ -44,8 +45,9 @@ def shard(
     (the same rows of each), or anything that can be iterated (an IterableShard, lazily: every rank runs through all of
     it). All ranks must have the same data in the same order: sort what a folder lists; a set is refused.
     shuffle: deal in an order that depends on `seed` and the epoch alone. uneven: "pad", "drop" or "keep", see above.
-    strided: of arrays and lists every n-th row instead of a run of rows. check: compare the ranks' first samples and
-    warn if all are identical, which needs all ranks to start reading (default: HVDLITE_CHECK_DATA).
+    strided: of arrays and lists every n-th row instead of a run of rows. check=True: compare the ranks' first items
+    before they are dealt (HvdMismatchError if the data differ; see data/same_items.py), and warn if all ranks get
+    identical samples, which needs all ranks to start reading; by HVDLITE_CHECK_DATA (default: off) only the warning.
     ValueError for arrays of different lengths; TypeError for what is no data, has no order or cannot give rows.
     """
     if uneven not in UNEVEN:
@@ -58,12 +60,19 @@ def shard(
         kind = type(data).__name__
         raise TypeError(f"cannot shard a {kind}: it has another order in each process: give sorted(...) of it [HVD240]")
     parts = columns(data)
+    compared = process_set if check and process_set.size() > 1 else None
     if parts is not None:
         result = _of_arrays(data, parts, deal, strided)
+        if compared is not None:
+            require_same_data(
+                lambda row: [taken(part, range(row, row + 1)) for part in parts], count(parts[0]), compared
+            )
         if first is not None:
             first.look(result)
         return result
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not _is_iterable_dataset(data):
+        if compared is not None:
+            require_same_data(data.__getitem__, len(data), compared)
         return Shard(data, deal, first)
     if not isinstance(data, Iterable):
         raise TypeError(f"cannot shard a {type(data).__name__}: it has no length and cannot be iterated [HVD240]")
@@ -71,7 +80,7 @@ def shard(
         raise ValueError(
             "shuffle needs data with a length; what is iterated can be shuffled before it is sharded [HVD240]"
         )
-    return _iterable(data, deal, first)
+    return _iterable(data, deal, first, compared)
 
 
 class _Deal:
@@ -142,17 +151,28 @@ class Shard:
 
 
 class IterableShard:
-    """Every n-th item, as they come. May be iterated as often as what it is made of."""
+    """Every n-th item, as they come. May be iterated as often as what it is made of.
 
-    def __init__(self, data: Iterable[Any], deal: _Deal, first: FirstBatch | None = None) -> None:
+    compared: whose ranks compare the first round of items, once.
+    """
+
+    def __init__(
+        self, data: Iterable[Any], deal: _Deal, first: FirstBatch | None = None, compared: ProcessSet | None = None
+    ) -> None:
         self.data = data
         self._deal = deal
         self._first = first
+        self._compared = compared
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = _worker()
-        items = _dealt(iter(self.data), self._deal)
-        for item in itertools.islice(items, worker, None, workers):
+        items = iter(self.data)
+        if self._compared is not None:
+            process_set, self._compared = self._compared, None
+            beginning = list(itertools.islice(items, self._deal.size))
+            require_same_items(lambda: beginning, None, process_set)
+            items = itertools.chain(beginning, items)
+        for item in itertools.islice(_dealt(items, self._deal), worker, None, workers):
             if self._first is not None:
                 self._first.look(item)
             yield item
@@ -205,14 +225,14 @@ def _is_iterable_dataset(data: Any) -> bool:
     return torch is not None and isinstance(data, torch.utils.data.IterableDataset)
 
 
-def _iterable(data: Any, deal: _Deal, first: FirstBatch | None) -> IterableShard:
+def _iterable(data: Any, *how: Any) -> IterableShard:
     """An IterableShard that torch's DataLoader knows as an IterableDataset, if the program uses torch."""
     torch = _torch()
     if torch is None:
-        return IterableShard(data, deal, first)
+        return IterableShard(data, *how)
     from .torch_shard import TorchIterableShard
 
-    return TorchIterableShard(data, deal, first)
+    return TorchIterableShard(data, *how)
 
 
 def _worker() -> tuple[int, int]:
