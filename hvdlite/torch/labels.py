@@ -22,14 +22,15 @@ def labels_of(optimizer: torch.optim.Optimizer, models: Sequence[Any] = ()) -> l
     for number, model in enumerate(models):
         prefix = f"model {number} " if len(models) > 1 else ""
         for name, tensor in sorted(_named(model), key=lambda pair: pair[0]):
-            known.setdefault(_memory(tensor), prefix + name)
+            key = id(tensor) if isinstance(model, torch.nn.Module) else _memory(tensor)
+            known.setdefault(key, prefix + name)
     wrapped: Mapping[Any, str] = getattr(optimizer, "_hvd_names", {})
     ordered = isinstance(optimizer, torch.optim.LBFGS)  # one state of all parameters, one after the other
     labels = []
     for i, group in enumerate(optimizer.param_groups):
         own = group.get("param_names") or [None] * len(group["params"])
         for j, (parameter, its_name) in enumerate(zip(group["params"], own)):
-            name = known.get(_memory(parameter)) or wrapped.get(parameter) or its_name
+            name = known.get(id(parameter)) or known.get(_memory(parameter)) or wrapped.get(parameter) or its_name
             place = f"{j} " if ordered and name else ""
             labels.append(f"group {i} parameter {place}{name or j}")
     return labels
