@@ -35,10 +35,10 @@ class FirstBatch:
     def look(self, batch: Any) -> None:
         """Warns on the set's first rank if all ranks were shown the same. All ranks of the set have to call it."""
         process_set, self._process_set = self._process_set, None
-        if process_set is None or not _is_rank():
+        if process_set is None or not is_rank():
             return
         everyone = allgather_object(digest(batch), "first_batch", process_set)
-        if len(set(everyone)) == 1 and process_set.rank() == 0:
+        if everyone[0] is not None and len(set(everyone)) == 1 and process_set.rank() == 0:
             import warnings
 
             warnings.warn(
@@ -71,43 +71,44 @@ class _Watched:
         return getattr(self._batches, name)
 
 
-def _is_rank() -> bool:
+def is_rank() -> bool:
     """Whether collectives work here: not in a process that was forked from a rank."""
     return _life.is_initialized() and _core.lib.hvd_forked() != 1
 
 
-def digest(batch: Any) -> bytes:
-    """16 bytes that depend on all of a batch: arrays by their memory, all else by how it is pickled."""
+def digest(batch: Any) -> bytes | None:
+    """16 bytes that depend on all of a batch, and not on the process: arrays by their memory, all else by how it is
+    pickled. None for what cannot be read or pickled."""
     import hashlib  # loads OpenSSL, which few need
 
     state = hashlib.blake2b(digest_size=16)
-    _feed(state, batch)
+    try:
+        _feed(state, batch)
+    except Exception:  # whatever a class raises that cannot be pickled
+        return None
     return state.digest()
 
 
 def _feed(state: Any, part: Any) -> None:
+    from .._digests import digested
+
     if isinstance(part, dict):
-        for key, value in part.items():
-            state.update(repr(key).encode())
-            _feed(state, value)
+        _feed(state, list(part.items()))
     elif isinstance(part, (list, tuple)):
         state.update(f"{len(part)}".encode())
         for value in part:
             _feed(state, value)
-    elif hasattr(part, "shape") and hasattr(part, "dtype"):
-        state.update(f"{tuple(part.shape)} {part.dtype}".encode())
-        state.update(_memory(part))
     else:
-        import pickle
-
-        try:
-            state.update(pickle.dumps(part))
-        except Exception:  # whatever a class raises that cannot be pickled
-            state.update(repr(part).encode())
+        form, of_part, _ = digested("", part, _bits)
+        state.update(form.encode() + of_part)
 
 
-def _memory(array: Any) -> bytes:
+def _bits(value: Any) -> Any:
+    """The bits of a tensor of torch; None of anything else."""
+    from .._digests import Bits
+
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        array = array.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return array.tobytes() if hasattr(array, "tobytes") else repr(array).encode()
+    if torch is None or not isinstance(value, torch.Tensor):
+        return None
+    memory = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return Bits(tuple(value.shape), str(value.dtype), [memory.tobytes()])

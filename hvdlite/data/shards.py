@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set
 from typing import Any
 
 from ..process_set import ProcessSet, global_process_set
 from .first_batch import FirstBatch
+from .rows import columns, count, taken
+from .same_items import require_same_data, require_same_items
+from .shared_number import SharedNumber
 
 UNEVEN = ("pad", "drop", "keep")
+_SET_ITERATOR: type = type(iter(set()))
 
 
 def shard(
@@ -37,12 +41,14 @@ def shard(
     """This rank's part of the data.
 
     data: a dataset with __len__ and __getitem__ (gives a Shard, a view with set_epoch), a list of samples (a list), an
-    array or a tensor (rows of it), a tuple or dict of arrays of equal length (the same rows of each), or anything
-    that can be iterated (an IterableShard, lazily: every rank runs through all of it).
+    array, a tensor, a pandas frame or a scipy sparse matrix (rows of it), a tuple or dict of arrays of equal length
+    (the same rows of each), or anything that can be iterated (an IterableShard, lazily: every rank runs through all of
+    it). All ranks must have the same data in the same order: sort what a folder lists; a set is refused.
     shuffle: deal in an order that depends on `seed` and the epoch alone. uneven: "pad", "drop" or "keep", see above.
-    strided: of arrays and lists every n-th row instead of a run of rows. check: compare the ranks' first samples and
-    warn if all are identical, which needs all ranks to start reading (default: HVDLITE_CHECK_DATA).
-    ValueError for arrays of different lengths; TypeError for what is no data.
+    strided: of arrays and lists every n-th row instead of a run of rows. check=True: compare the ranks' first items
+    before they are dealt (HvdMismatchError if the data differ; see data/same_items.py), and warn if all ranks get
+    identical samples, which needs all ranks to start reading; by HVDLITE_CHECK_DATA (default: off) only the warning.
+    ValueError for arrays of different lengths; TypeError for what is no data, has no order or cannot give rows.
     """
     if uneven not in UNEVEN:
         raise ValueError(f"uneven={uneven!r}: must be one of {', '.join(map(repr, UNEVEN))} [HVD240]")
@@ -50,13 +56,23 @@ def shard(
     first = FirstBatch.wanted(check, process_set)
     if isinstance(data, (str, bytes)):
         raise TypeError(f"cannot shard a {type(data).__name__}: make it a list of samples [HVD240]")
-    parts = _columns(data)
+    if _has_no_order(data):
+        kind = type(data).__name__
+        raise TypeError(f"cannot shard a {kind}: it has another order in each process: give sorted(...) of it [HVD240]")
+    parts = columns(data)
+    compared = process_set if check and process_set.size() > 1 else None
     if parts is not None:
         result = _of_arrays(data, parts, deal, strided)
+        if compared is not None:
+            require_same_data(
+                lambda row: [taken(part, range(row, row + 1)) for part in parts], count(parts[0]), compared
+            )
         if first is not None:
             first.look(result)
         return result
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not _is_iterable_dataset(data):
+        if compared is not None:
+            require_same_data(data.__getitem__, len(data), compared)
         return Shard(data, deal, first)
     if not isinstance(data, Iterable):
         raise TypeError(f"cannot shard a {type(data).__name__}: it has no length and cannot be iterated [HVD240]")
@@ -64,7 +80,7 @@ def shard(
         raise ValueError(
             "shuffle needs data with a length; what is iterated can be shuffled before it is sharded [HVD240]"
         )
-    return _iterable(data, deal, first)
+    return _iterable(data, deal, first, compared)
 
 
 class _Deal:
@@ -108,16 +124,16 @@ class Shard:
         self._deal = deal
         self._first = first
         self._length = len(deal.mine(len(data), 0, True))
-        self._epoch = _shared_number()
+        self._epoch = SharedNumber()
         self._dealt: tuple[int, Any] = (-1, ())
 
     def set_epoch(self, epoch: int) -> None:
         """Deal the samples in the order of this epoch. A DataLoader's workers that are alive follow."""
-        self._epoch[0] = epoch
+        self._epoch.value = int(epoch)
 
     def indices(self) -> Any:
         """Which samples of the dataset are this rank's in this epoch, in order."""
-        epoch = int(self._epoch[0])
+        epoch = self._epoch.value
         if self._dealt[0] != epoch:
             self._dealt = (epoch, self._deal.mine(len(self.data), epoch, True))
         return self._dealt[1]
@@ -135,17 +151,28 @@ class Shard:
 
 
 class IterableShard:
-    """Every n-th item, as they come. May be iterated as often as what it is made of."""
+    """Every n-th item, as they come. May be iterated as often as what it is made of.
 
-    def __init__(self, data: Iterable[Any], deal: _Deal, first: FirstBatch | None = None) -> None:
+    compared: whose ranks compare the first round of items, once.
+    """
+
+    def __init__(
+        self, data: Iterable[Any], deal: _Deal, first: FirstBatch | None = None, compared: ProcessSet | None = None
+    ) -> None:
         self.data = data
         self._deal = deal
         self._first = first
+        self._compared = compared
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = _worker()
-        items = _dealt(iter(self.data), self._deal)
-        for item in itertools.islice(items, worker, None, workers):
+        items = iter(self.data)
+        if self._compared is not None:
+            process_set, self._compared = self._compared, None
+            beginning = list(itertools.islice(items, self._deal.size))
+            require_same_items(lambda: beginning, None, process_set)
+            items = itertools.chain(beginning, items)
+        for item in itertools.islice(_dealt(items, self._deal), worker, None, workers):
             if self._first is not None:
                 self._first.look(item)
             yield item
@@ -170,46 +197,22 @@ def _dealt(items: Iterator[Any], deal: _Deal) -> Iterator[Any]:
         return
 
 
-def _columns(data: Any) -> list[Any] | None:
-    """The arrays that are sliced alike; None for what is no array."""
-    if isinstance(data, Mapping):
-        parts = list(data.values())
-    elif isinstance(data, tuple):
-        parts = list(data)
-    elif isinstance(data, (list, range)) or _is_array(data) or hasattr(data, "iloc"):
-        return [data]
-    else:
-        return None
-    if not parts or not all(_is_array(part) or isinstance(part, list) or hasattr(part, "iloc") for part in parts):
-        raise TypeError(
-            f"a {type(data).__name__} of arrays is sharded row by row; this one holds other things [HVD240]"
-        )
-    return parts
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "__getitem__") and hasattr(value, "dtype")
+def _has_no_order(data: Any) -> bool:
+    """A set. The keys of a dict have its order, and so has what can be indexed."""
+    if isinstance(data, Set):
+        return not isinstance(data, (KeysView, ItemsView)) and not hasattr(data, "__getitem__")
+    return isinstance(data, _SET_ITERATOR)
 
 
 def _of_arrays(data: Any, parts: list[Any], deal: _Deal, strided: bool) -> Any:
-    lengths = [len(part) for part in parts]
+    lengths = [count(part) for part in parts]
     if len(set(lengths)) > 1:
         raise ValueError(f"arrays that belong together must be equally long; these have {lengths} rows [HVD240]")
     rows = deal.mine(lengths[0], 0, strided)
-    taken = [_rows(part, rows) for part in parts]
+    mine = [taken(part, rows) for part in parts]
     if isinstance(data, Mapping):
-        return dict(zip(data, taken))
-    return tuple(taken) if isinstance(data, tuple) else taken[0]
-
-
-def _rows(array: Any, rows: range | list[int]) -> Any:
-    """A slice where that does it: no copy."""
-    if isinstance(rows, range):
-        where = slice(rows.start, max(rows.stop, rows.start), rows.step)
-        return array.iloc[where] if hasattr(array, "iloc") else array[where]
-    if hasattr(array, "iloc"):
-        return array.iloc[rows]
-    return array[rows] if _is_array(array) else [array[row] for row in rows]
+        return dict(zip(data, mine))
+    return tuple(mine) if isinstance(data, tuple) else mine[0]
 
 
 def _torch() -> Any:
@@ -222,14 +225,14 @@ def _is_iterable_dataset(data: Any) -> bool:
     return torch is not None and isinstance(data, torch.utils.data.IterableDataset)
 
 
-def _iterable(data: Any, deal: _Deal, first: FirstBatch | None) -> IterableShard:
+def _iterable(data: Any, *how: Any) -> IterableShard:
     """An IterableShard that torch's DataLoader knows as an IterableDataset, if the program uses torch."""
     torch = _torch()
     if torch is None:
-        return IterableShard(data, deal, first)
+        return IterableShard(data, *how)
     from .torch_shard import TorchIterableShard
 
-    return TorchIterableShard(data, deal, first)
+    return TorchIterableShard(data, *how)
 
 
 def _worker() -> tuple[int, int]:
@@ -237,9 +240,3 @@ def _worker() -> tuple[int, int]:
     torch = _torch()
     known = torch.utils.data.get_worker_info() if torch is not None else None
     return (0, 1) if known is None else (known.id, known.num_workers)
-
-
-def _shared_number() -> Any:
-    """A number that a DataLoader's workers see change: they are other processes."""
-    torch = _torch()
-    return [0] if torch is None else torch.zeros(1, dtype=torch.int64).share_memory_()

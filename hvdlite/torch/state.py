@@ -24,6 +24,7 @@ from ..objects import broadcast_object
 from ..ops import Handle
 from ..process_set import ProcessSet, global_process_set
 from . import owned
+from .labels import labels_of, moved
 from .ops import plain
 
 Named = list[tuple[str, torch.Tensor]]
@@ -139,19 +140,24 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank the root's optimizer state and hyperparameters, types and bits unchanged. Parameters stay.
 
-    State that the root has not yet (before the first step) is none afterwards anywhere. `model` is Horovod's, and not
-    needed here. HvdMismatchError on all ranks when the optimizers have different parameter groups.
+    State that the root has not yet (before the first step) is none afterwards anywhere. Each parameter gets the state
+    of the root's parameter of its name, which `model` (a Module, its state_dict, or a list of them) or
+    `named_parameters` of the optimizer tells; without names, of the one at its place. A checkpoint of an optimizer has
+    places only: load it on the root, which saved it. HvdMismatchError on all ranks when the optimizers have different
+    parameter groups; for LBFGS also when names are in another order.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"broadcast_optimizer_state expects a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]"
         )
-    groups = enumerate(optimizer.param_groups)
-    named = [(f"group {i} parameter {j}", p) for i, group in groups for j, p in enumerate(group["params"])]
+    labels = labels_of(optimizer, _several(model))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     caller = "broadcast_optimizer_state"
-    require_same(caller, named, process_set, "Give the optimizer the same parameter groups")
-    state = _broadcast_structure(optimizer.state_dict, root_rank, caller, process_set)
+    advice = "Give the optimizer the same parameter groups, in the same order unless their parameters have names,"
+    require_same(caller, list(zip(labels, parameters)), process_set, advice)
+    theirs, state = _broadcast_structure(lambda: (labels, optimizer.state_dict()), root_rank, caller, process_set)
     if _core.rank() != root_rank:
+        state = moved(state, theirs, labels)
         optimizer.load_state_dict(state)
         _exact(optimizer.state_dict()["state"], state["state"])
     exchange = getattr(optimizer, "_hvd", None)
@@ -251,7 +257,7 @@ def broadcast_state(
     for part in models:
         _broadcast_model(part, root_rank, process_set)
     for part in optimizers:
-        broadcast_optimizer_state(part, root_rank, process_set=process_set)
+        broadcast_optimizer_state(part, root_rank, models, process_set)
     for part in others:
         state = _broadcast_structure(part.state_dict, root_rank, "broadcast_state", process_set)
         if _core.rank() != root_rank:

@@ -29,7 +29,7 @@ class SyncBatchNorm(_BatchNorm):
     """BatchNorm over (N, C), (N, C, L), ... whose statistics are those of all ranks of `process_set` together.
 
     Arguments as torch.nn.BatchNorm2d. With momentum=None running statistics are plain averages of all batches. In eval
-    mode with running statistics there is no communication.
+    mode there is no communication: without running statistics the statistics are those of this rank's batch.
     """
 
     def __init__(
@@ -56,17 +56,11 @@ class SyncBatchNorm(_BatchNorm):
         """Normalized input, of its shape and dtype. ValueError if all ranks together have one value per channel."""
         self._check_input_dim(input)
         factor = self._factor()
-        if not self.training and self.track_running_stats or self.process_set.size() == 1:
-            return functional.batch_norm(
-                input,
-                self.running_mean if not self.training or self.track_running_stats else None,
-                self.running_var if not self.training or self.track_running_stats else None,
-                self.weight,
-                self.bias,
-                self.training or not self.track_running_stats,
-                factor,
-                self.eps,
-            )
+        if not self.training or self.process_set.size() == 1:
+            running = not self.training or self.track_running_stats
+            of_batch = self.training or (self.running_mean is None and self.running_var is None)
+            mean, variance = (self.running_mean, self.running_var) if running else (None, None)
+            return functional.batch_norm(input, mean, variance, self.weight, self.bias, of_batch, factor, self.eps)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self.process_set)
         if self.training and self.track_running_stats:
             self._track(mean, variance * (count / (count - 1)), factor)

@@ -1,5 +1,7 @@
 """Shards: every sample goes to a rank, evenly unless asked otherwise, in any kind of data; and Horovod's loaders."""
 
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -26,6 +28,13 @@ class Samples:
         if not 0 <= index < self.count:
             raise IndexError(index)
         return index * 10
+
+
+class Frame:
+    """As pandas': [] means labels, iloc places."""
+
+    def __init__(self, values):
+        self.iloc, self.shape = values, values.shape
 
 
 def everyone(part):
@@ -83,6 +92,30 @@ def test_a_torch_loader_reads_a_shard_also_with_workers():
     del loader
 
 
+SPAWNS = """
+import copy, multiprocessing, sys
+from hvdlite.data import shards
+
+def doubles_epoch(view):
+    view.set_epoch(view._epoch.value * 2)
+
+if __name__ == "__main__":
+    view = shards.Shard([1, 2], shards._Deal(0, 2, True, 0, "drop"))
+    view.set_epoch(2**40)
+    copied = copy.deepcopy(view)
+    child = multiprocessing.get_context("spawn").Process(target=doubles_epoch, args=(view,))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode or (view._epoch.value, copied._epoch.value) != (2**41, 2**40))
+"""
+
+
+def test_an_epoch_is_shared_with_spawned_processes_and_not_with_copies(tmp_path):
+    """In a process of its own, since multiprocessing leaves one behind."""
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    assert subprocess.run([sys.executable, tmp_path / "spawns.py"], timeout=60).returncode == 0
+
+
 @as_ranks(2, 3)
 def test_arrays_are_sliced_without_a_copy_where_they_divide():
     rows = np.arange(24).reshape(12, 2)
@@ -106,6 +139,24 @@ def test_tensors_are_arrays():
     torch = pytest.importorskip("torch")
     x, y = hvd.data.shard((torch.arange(6.0), torch.arange(6)), uneven="drop")
     assert isinstance(x, torch.Tensor) and x.tolist() == y.tolist() == [[0, 1, 2], [3, 4, 5]][hvd.rank()]
+
+
+@pytest.mark.parametrize("how", [{}, {"shuffle": True}, {"strided": True}, {"uneven": "drop"}], ids=str)
+@as_ranks(1, 2)
+def test_sparse_rows_and_frames_are_dealt_as_those_of_an_array(how):
+    sparse, torch = pytest.importorskip("scipy.sparse"), pytest.importorskip("torch")
+    whole = np.arange(14.0).reshape(7, 2)
+    mine = hvd.data.shard(whole, **how)
+    for form in ("csr", "csc", "lil", "dok"):
+        for kind in ("matrix", "array"):
+            rows, labels = hvd.data.shard((getattr(sparse, f"{form}_{kind}")(whole), np.arange(7)), **how)
+            assert np.array_equal(rows.toarray(), mine) and np.array_equal(whole[labels], mine)
+    assert np.array_equal(hvd.data.shard(torch.tensor(whole).to_sparse(), **how).to_dense(), mine)
+    assert np.array_equal(hvd.data.shard(Frame(whole), **how), mine)
+    refused = [getattr(sparse, f"{form}_matrix")(whole) for form in ("coo", "bsr", "dia")]
+    for bad in [*refused, torch.tensor(whole).to_sparse_csr()]:
+        with pytest.raises(TypeError, match=r"cannot shard a .*: give its \.(tocsr|to_sparse_coo)\(\)"):
+            hvd.data.shard((bad, np.arange(7)), **how)
 
 
 @pytest.mark.parametrize("uneven", ["pad", "drop", "keep"])
@@ -161,6 +212,11 @@ def test_what_is_no_data_is_refused():
         ("text", TypeError, "cannot shard a str"),
         ((1, 2), TypeError, "holds other things"),
         ((np.ones(2), np.ones(3)), ValueError, r"equally long; these have \[2, 3\]"),
+        (np.ones(()), TypeError, "ndarray without dimensions"),
+        ({"a", "b"}, TypeError, r"cannot shard a set: .* give sorted\(...\)"),
+        (frozenset("ab"), TypeError, "cannot shard a frozenset"),
+        ({1: 2}.keys() - {3}, TypeError, "cannot shard a set"),
+        (iter({1}), TypeError, "cannot shard a set_iterator"),
     ):
         with pytest.raises(kind, match=says):
             hvd.data.shard(bad)

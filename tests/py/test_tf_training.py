@@ -182,6 +182,8 @@ def test_sync_batch_norm_is_that_of_one_process_with_all_rows(first, graph):
         np.testing.assert_allclose(hvd.allreduce(own, op=hvd.Sum), of_all, atol=1e-4)
     kept = [np.asarray(each) for each in (synced.moving_mean, synced.moving_variance)]
     np.testing.assert_allclose(kept, [whole.moving_mean, whole.moving_variance], rtol=1e-4)
+    if hvd.rank() == 0:  # inference needs nobody else
+        np.testing.assert_allclose(synced(rows, training=False), whole(rows, training=False), rtol=1e-3, atol=1e-3)
     assert all(np.isfinite(each).all() for each in passed(synced, rows[:0], weight[:0]))  # on no rank
     np.testing.assert_allclose([synced.moving_mean, synced.moving_variance], kept, rtol=1e-6)
     with pytest.raises(ValueError, match="fused"):
@@ -228,3 +230,14 @@ def test_two_optimizers_without_names_are_told_apart_by_the_order_of_the_program
         got = trained(hvd.DistributedOptimizer, hvd.DistributedGradientTape, True, graph)
         for one, two in zip(got, expected):
             np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5, err_msg=str(graph))
+
+
+@as_ranks(2)
+@pytest.mark.parametrize("how", [{"shuffle": True}, {}])
+def test_rows_of_a_tensor_are_sharded_as_those_of_an_array(how):
+    import tensorflow as tf
+
+    from hvdlite.data import shard
+
+    whole = np.arange(27).reshape(3, 3, 3)
+    np.testing.assert_array_equal(shard(tf.constant(whole), **how), shard(whole, **how))

@@ -80,7 +80,8 @@ def test_arguments_mean_what_they_mean_to_batch_norm(arguments):
     plain.eval()
     synced.eval()
     whole, begin, count = batch(ROWS["unequal"], 4, torch.float64, 7)
-    torch.testing.assert_close(synced(whole[begin : begin + count]), plain(whole)[begin : begin + count])
+    mine = whole[begin : begin + count]
+    torch.testing.assert_close(synced(mine), plain(mine))
 
 
 @pytest.mark.parametrize(
@@ -142,11 +143,16 @@ def test_input_that_cannot_be_is_refused():
             layer(torch.ones(hvd.rank(), 3))
 
 
-@as_ranks(2)
-def test_eval_mode_needs_nobody_else():
-    layer = hvd.SyncBatchNorm(3).eval()
+@pytest.mark.parametrize("track", [True, False])
+@pytest.mark.parametrize("momentum", [0.1, None])
+@as_ranks(1, 2)
+def test_eval_mode_is_batch_norm_of_one_rank_and_needs_nobody_else(track, momentum):
+    plain, synced = pair(4, track_running_stats=track, momentum=momentum)
+    rows = batch(ROWS["equal"], 4, torch.float64)[0]
+    plain.eval()
+    synced.eval()
     if hvd.rank() == 0:
-        layer(torch.ones(2, 3))
+        assert torch.equal(synced(rows), plain(rows))
     hvd.barrier()
 
 

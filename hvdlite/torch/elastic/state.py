@@ -8,6 +8,7 @@ has which handler; users may add their own.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -71,10 +72,12 @@ class ModelStateHandler(StateDictHandler):
 
 
 class OptimizerStateHandler(StateDictHandler):
-    """Of an optimizer."""
+    """Of an optimizer. models: what knows its parameters' names."""
+
+    models: Sequence[torch.nn.Module] = ()
 
     def sync(self) -> None:
-        broadcast_optimizer_state(self.value, root_rank=0)
+        broadcast_optimizer_state(self.value, 0, self.models)
         self.save()
 
 
@@ -151,8 +154,11 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Give every rank rank 0's state."""
+        """Give every rank rank 0's state; optimizer state goes by the names that the models' parameters have."""
+        models = [each.value for each in self._handlers.values() if isinstance(each.value, torch.nn.Module)]
         for handler in self._handlers.values():
+            if isinstance(handler, OptimizerStateHandler):
+                handler.models = models
             handler.sync()
         super().sync()
 

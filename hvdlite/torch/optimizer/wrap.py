@@ -92,6 +92,7 @@ def DistributedOptimizer(
         )
     GradientBook(backward_passes_per_step)  # its check, for one rank as well
     pairs = named(optimizer, named_parameters)
+    names = {} if named_parameters is None else dict(pairs)
     refuse_wrappers(pairs)
     members = grouped(groups, num_groups, [parameter for parameter, _ in pairs])
     alone = size == 1 or not process_set.included() or process_set.size() == 1
@@ -104,11 +105,11 @@ def DistributedOptimizer(
     if not alone:
         pairs, serial = numbered(pairs, process_set), suffix_for(["optimizer"], process_set)
     if combines:
-        wrapped = _wrapped(optimizer, Delta)
+        wrapped = _wrapped(optimizer, Delta, names)
         wrapped.__dict__["_hvd_delta"] = Combination(pairs, serial, compression, process_set)
         wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
         return wrapped
-    wrapped = _wrapped(optimizer, Distributed)
+    wrapped = _wrapped(optimizer, Distributed, names)
     wrapped.__dict__["_hvd_passes"] = backward_passes_per_step
     if not alone:
         bare = compression is Compression.none
@@ -131,11 +132,12 @@ def refuse_wrappers(pairs: Iterable[tuple[torch.Tensor, str]]) -> None:
             raise ValueError(f"parameter {name!r} is {why} [HVD203]")
 
 
-def _wrapped(optimizer: torch.optim.Optimizer, methods: type) -> Any:
+def _wrapped(optimizer: torch.optim.Optimizer, methods: type, names: dict[torch.Tensor, str]) -> Any:
     """The optimizer as an object of a class with our methods before its own."""
     base = type(optimizer)
     wrapped: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": base.__module__}))
     wrapped.__dict__.update(optimizer.__dict__)
+    wrapped._hvd_names = names  # what broadcast_optimizer_state knows parameters by
     if hasattr(wrapped.__dict__.pop("step", None), "_wrapped_by_lr_sched"):
         # A scheduler made before wrapping watches the original for step(), to warn of a wrong order: let it see ours.
         optimizer._opt_called = True  # type: ignore[attr-defined]
