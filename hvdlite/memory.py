@@ -2,8 +2,8 @@
 
 Ranks of one host reduce a tensor in place, each its part of it for all, if all have it in *plane memory*: memory
 that every rank of the host maps. Elsewhere each rank copies its bytes in and the result out again. What the core sums
-for everyone lies in the caller's array. A forked child has a copy of it, made page by page as it writes: it may see what
-its parent writes after the fork, but writes to memory of its own.
+for everyone lies in the caller's array. A forked child has a copy of it, made page by page as it writes: it may see
+what its parent writes after the fork, but writes to memory of its own.
 
 A block is freed by its last view, also after shutdown() and after another init(), whose collectives treat it as memory
 like any other.

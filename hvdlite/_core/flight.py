@@ -17,6 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _OK, _AGAIN = lib.HVD_OK, lib.HVD_AGAIN
 _finish, _poll = lib.hvd_finish, lib.hvd_poll
 
-flying: dict[Any, Flight] = {}  # by name, until somebody has waited: so that a duplicate fails at the call
+flying: dict[Any, Flight] = {}  # by name, until its owner has waited: so that a duplicate fails at the call
 abandoned: deque[Abandoned] = deque()
 idle: list[Flight] = []
 _flights: list[Flight] = []  # all there are: what holds them when nobody else does
@@ -55,14 +56,15 @@ class Flight:
     """One request under way, or none: whose memory the core may touch (`keep`), and by which handle.
 
     From `take` to `land` it has one owner, who lets go of it before `land`. Threads that wait for one handle do so by
-    `turn`, one after the other.
+    `turn`, one after the other. `free`: its owner has dropped it or knows that it is over, so its name may come again.
     """
 
-    __slots__ = ("keep", "native", "request", "turn")
+    __slots__ = ("free", "keep", "native", "request", "turn")
 
     def __init__(self) -> None:
         self.native = ffi.new("struct hvd_owner *")
         self.turn = threading.RLock()
+        self.free = False
         self.keep: Any = None
         self.request: Request | None = None
         _flights.append(self)
@@ -71,6 +73,11 @@ class Flight:
         """Whether nothing is under way any more: waiting for it would return at once."""
         handle = self.native.handle
         return not handle or _poll(handle) != _AGAIN
+
+    def polled(self) -> bool:
+        """`over`, asked by its owner."""
+        self.free = self.over()
+        return self.free
 
     def wait(self) -> Exception | None:
         """Blocks until it is over and forgotten by the core; why it failed, now and ever after."""
@@ -93,7 +100,7 @@ class Flight:
 
     def land(self) -> None:
         """It is over and forgotten: its name and itself are free again. The owner has let go of it before."""
-        request, self.request, self.keep = self.request, None, None
+        request, self.request, self.keep, self.free = self.request, None, None, False
         if request is not None and request.name is not None and flying.get(request.name) is self:
             flying.pop(request.name, None)
         self._rests()
@@ -137,6 +144,7 @@ class Member(Flight):
     def __init__(self, group: Flights, place: int) -> None:
         self.native = group.owners + place
         self.keep = self.request = None
+        self.free = False
         self._group = group
 
     def _rests(self) -> None:
@@ -154,19 +162,31 @@ def take() -> Flight:
 
 
 def refuse_twice(name: Any) -> None:
-    """ValueError if a collective of this name is in flight."""
-    flight = flying.get(name)
-    if flight is not None and not flight.over():
+    """ValueError if a collective of this name is in flight: until its owner has waited for it, polled it done or
+    dropped it, however fast the core was, so that all ranks say the same. One that was dropped is waited for here."""
+    flight, since = flying.get(name), 0.0
+    if flight is not None and not flight.free and _owned(flight):
         raise error_for(
             lib.HVD_EDUP,
             "Requested a collective of a tensor with the same name as another tensor that is currently being "
             f"processed: {name[0]!r} is in flight already. Synchronize it first, or give each tensor its own name."
             " [HVD205]",
         )
+    while flight is not None and flight.native.handle:
+        if lib.hvd_wait(flight.native.handle, WAIT_MS, thread.text, TEXT_BYTES) != _AGAIN:
+            return
+        since = waited(since, name)
+
+
+def _owned(flight: Flight) -> bool:
+    """Whether somebody can still wait for it: a signal handler that raises between two lines may have lost it."""
+    return any(getattr(each, "_flight", None) is flight for each in gc.get_referrers(flight))
 
 
 def abandon(flight: Abandoned) -> None:
     """Nobody will wait for it: it is kept as long as the core needs its memory."""
+    if isinstance(flight, Flight):
+        flight.free = True
     abandoned.append(flight)
 
 

@@ -133,7 +133,7 @@ class Pending:
 
     def done(self) -> bool:
         """Whether `wait` would return (or raise) at once."""
-        return self._flight is None or self._flight.over()
+        return self._flight is None or self._flight.polled()
 
     def ended(self, bounded: bool = True) -> Exception | None:
         """Blocks until the request is finished, and keeps its result; why it failed. May be called again. bounded: by

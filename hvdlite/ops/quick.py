@@ -44,7 +44,7 @@ class Landing(Handle):
     def done(self) -> bool:
         """Whether `wait` returns or raises at once."""
         flight = self._flight
-        return flight is None or flight.over()
+        return flight is None or flight.polled()
 
     def wait(self, timeout: Any = None) -> Any:
         """The result. Raises why the collective failed. timeout: as `synchronize` has it."""

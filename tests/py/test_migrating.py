@@ -213,6 +213,20 @@ def test_a_name_in_flight_twice_is_named():
 
 
 @as_ranks(2)
+def test_a_name_is_in_flight_until_its_handle_was_waited_for_polled_done_or_dropped():
+    """However fast the core is, so that all ranks say the same."""
+    handle = hvd.allreduce_async(torch.ones(3), name="late")
+    hvd.barrier()
+    with pytest.raises(ValueError, match=row("is in flight already")):
+        hvd.allreduce_async(torch.ones(3), name="late")
+    while not hvd.poll(handle):
+        pass
+    hvd.allreduce_async(torch.ones(3), name="late")  # dropped
+    assert hvd.allreduce(torch.ones(3), name="late", op=hvd.Sum).eq(2).all()
+    assert hvd.synchronize(handle).eq(1).all()
+
+
+@as_ranks(2)
 def test_a_call_that_one_rank_does_not_make_is_waited_for():
     row("one rank waits for ever")
     if hvd.rank() == 0:
