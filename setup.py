@@ -92,7 +92,7 @@ setup(
         ".".join(["hvdlite", *path.relative_to(ROOT).parent.parts]) for path in (ROOT / "launcher").rglob("__init__.py")
     ),
     package_dir={"hvdlite.launcher": "launcher"},
-    package_data={"hvdlite": ["py.typed", "ERRORS.md"]},
+    package_data={"hvdlite": ["py.typed", "ERRORS.md"], "hvdlite.as_horovod.front": ["*.dist-info/METADATA"]},
     cmdclass={"build_ext": BuildExt},
     cffi_modules=["hvdlite/_build.py:ffi"],
     ext_modules=[KERNELS],

@@ -12,6 +12,7 @@ from typing import Any
 from .. import built, ops
 from .._core import cross_rank, cross_size, local_rank, local_size, rank, size
 from .._life import init, is_homogeneous, is_initialized, shutdown
+from ..process_set import process_set_by_id, process_sets_by_number
 from ..trace import recorder
 
 
@@ -23,6 +24,18 @@ class HorovodBasics:
 
     def __init__(self, pkg_path: str | None = None, *args: Any) -> None:
         pass
+
+    def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
+        """The ranks of each registered process set, by its number."""
+        return {number: list(each.ranks) for number, each in process_sets_by_number().items()}
+
+    def _process_set_rank(self, process_set_id: int) -> int:
+        """This rank's number in a set. ValueError if it is not in it, or there is none."""
+        return process_set_by_id(process_set_id).rank()
+
+    def _process_set_size(self, process_set_id: int) -> int:
+        """How many ranks a set has. ValueError if there is none."""
+        return process_set_by_id(process_set_id).size()
 
     init = staticmethod(init)
     shutdown = staticmethod(shutdown)

@@ -9,12 +9,14 @@ Horovod that is installed would be mixed with ours.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 from .._coded import coded
@@ -22,6 +24,7 @@ from ..errors import HvdNotYetError, HvdNotYetModuleError
 from .names import HOLLOW, MADE_OF, ON_DEMAND, SAME, why_not
 
 _ROOT = "horovod"
+_ANY = importlib.metadata.DistributionFinder.Context()
 
 
 class _Made(Loader):
@@ -87,8 +90,18 @@ def _hollow_out(module: ModuleType) -> None:
     module.__getattr__ = missing  # type: ignore[method-assign]
 
 
-class _Finder(MetaPathFinder):
+class _Finder(importlib.metadata.DistributionFinder):
     """Answers for `horovod` and below, for nothing else."""
+
+    def __init__(self, front: str) -> None:
+        self._front = front
+
+    def find_distributions(
+        self, context: importlib.metadata.DistributionFinder.Context = _ANY
+    ) -> Iterator[importlib.metadata.Distribution]:
+        """For importlib.metadata.version("horovod")."""
+        if context.name in (None, _ROOT):
+            yield from map(importlib.metadata.PathDistribution, Path(self._front).glob("*.dist-info"))
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -117,7 +130,7 @@ def install(front: str) -> None:
         raise ImportError(
             f"horovod has been imported from {place} already: import hvdlite.as_horovod before it [HVD809]"
         )
-    finder = _Finder()
+    finder = _Finder(front)
     sys.meta_path.insert(0, finder)
     spec = finder.find_spec(_ROOT, None)
     assert spec is not None and spec.loader is not None

@@ -16,6 +16,7 @@ _KERAS_ELASTIC = "hvdlite.keras.elastic"
 _REST = "hvdlite.as_horovod.rest"
 _OF_TENSORFLOW = "hvdlite.as_horovod.of_tensorflow"
 _OF_KERAS = "hvdlite.as_horovod.of_keras"
+_OF_TORCH = "hvdlite.as_horovod.of_torch"
 _LAUNCH = "hvdlite.as_horovod.launch"
 
 MADE_OF: dict[str, tuple[str, ...]] = {
@@ -48,7 +49,7 @@ MADE_OF: dict[str, tuple[str, ...]] = {
     "horovod.tensorflow.mpi_ops": (_TENSORFLOW, "hvdlite.as_horovod.basics", _OF_TENSORFLOW, _REST),
     "horovod.tensorflow.sync_batch_norm": ("hvdlite.tensorflow.sync_batch_norm",),
     "horovod.tensorflow.util": (_OF_TENSORFLOW, _REST),
-    "horovod.torch": (_TORCH, _REST),
+    "horovod.torch": (_TORCH, _OF_TORCH, _REST),
     "horovod.torch.compression": ("hvdlite.torch.compression", _TORCH),
     "horovod.torch.elastic": ("hvdlite.torch.elastic",),
     "horovod.torch.functions": (_TORCH,),

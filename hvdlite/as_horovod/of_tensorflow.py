@@ -2,7 +2,7 @@
 
 They are no part of Horovod's documented surface, and frameworks on top of it use them nevertheless: what is kept here
 means what it meant there. Names that begin with an underscore are shown as well.
-Nothing here is used by hvdlite itself. TensorFlow is loaded when one of them is called.
+Nothing here is used by hvdlite itself.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
+from ..tensorflow import optimizer
 from .rest import handle_average_backwards_compatibility, num_rank_is_power_2
 
 __all__ = ["check_num_rank_power_of_2", "handle_average_backwards_compatibility", "refs_to_vars", "vars_to_refs"]
 
+optimizer.made_in = "horovod.tensorflow"  # as of_torch
 _has_eager = True
 check_num_rank_power_of_2 = num_rank_is_power_2
 

@@ -8,6 +8,7 @@ Nothing here is used by hvdlite itself.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ Item = TypeVar("Item")
 EXTENSIONS = ["tensorflow", "torch"]
 _FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "keras": "keras"}
 _FRAMEWORKS.update({f"horovod.{name}": module for name, module in _FRAMEWORKS.items()})
+
+_cache = functools.lru_cache(maxsize=None)
 
 __all__ = [
     "EXTENSIONS",

@@ -5,6 +5,9 @@ calls before it asks whether the gradients are finite. So averages are what it l
 finite on one rank makes the averages of all ranks so, all skip a step or none does. Optimizers of
 `keras.optimizers.legacy` have it with an underscore.
 
+`_compute_gradients` is private to Keras, and Horovod averages there: libraries that call it take what it returns for
+averages. Here, too, and then `aggregate_gradients` returns those of the next `apply_gradients` as they are.
+
 With several passes per step `apply_gradients` adds up, and only the last pass goes on to the inherited one, with all
 variables that have a sum by then. The others count in `iterations` nevertheless, as in Horovod: schedules are about
 batches.
@@ -45,6 +48,8 @@ class Legacy(Copied):
 
     _hvd: Any
     _hvd_passes: Any
+    _hvd_averaged = False  # by _compute_gradients
+    _agg_helper = property(lambda self: self._hvd_passes)  # Horovod's name of it; None for one pass
 
     def register_local_var(self, variable: Any) -> None:
         """The gradient of this variable is not averaged."""
@@ -53,16 +58,34 @@ class Legacy(Copied):
     def aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, Any]]:
         """The pairs with averaged gradients."""
         pairs = list(grads_and_vars)
+        if self._hvd_averaged:
+            self.__dict__["_hvd_averaged"] = False
+            return pairs
         owners = [variable for _, variable in pairs]
         return list(zip(self._hvd([gradient for gradient, _ in pairs], owners), owners))
 
     _aggregate_gradients = aggregate_gradients
 
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
+        """The pairs with averaged gradients; with several passes per step, with this rank's."""
+        inherited: Any = super()
+        if hasattr(inherited, "_compute_gradients"):
+            pairs = inherited._compute_gradients(loss, var_list, grad_loss, tape=tape)
+        else:
+            pairs = inherited.compute_gradients(loss, var_list, tape)
+        if self._hvd_passes is None:
+            pairs = self.aggregate_gradients(pairs)
+            self.__dict__["_hvd_averaged"] = True
+        return pairs
+
     def apply_gradients(self, grads_and_vars: Pairs, name: Any = None, **more: Any) -> Any:
         """Averages the gradients unless told that they are, in Keras's words, then applies them."""
         inherited: Any = super()
         if self._hvd_passes is None:
-            return inherited.apply_gradients(grads_and_vars, name=name, **more)
+            try:
+                return inherited.apply_gradients(grads_and_vars, name=name, **more)
+            finally:
+                self.__dict__["_hvd_averaged"] = False
         pairs = list(grads_and_vars)
         averaged = more.get("skip_gradients_aggregation", False) or not more.get(AGGREGATE, True)
         sums = self._hvd_passes.add(

@@ -26,6 +26,7 @@ from .functions import broadcast_global_variables
 from .passes import Passes
 from .reducer import Reducer, key_of
 
+made_in: str | None = None  # what the classes of distributed optimizers say about where they are from; None: the base's
 _Pairs = Iterable[tuple[Any, Any]]
 
 
@@ -163,8 +164,8 @@ def DistributedOptimizer(
     _core.size()
     methods: Any = _Delta if op == Adasum else _Distributed
     base = type(optimizer)
-    made: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": base.__module__}))
-    made.__dict__.update(optimizer.__dict__)
+    made: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": made_in or base.__module__}))
+    made.__dict__.update({"_optimizer": optimizer, **optimizer.__dict__})  # Horovod's name, or the base's
     made._hvd = Reducer(
         name or f"Distributed{base.__name__}", compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
         groups, process_set, scale_local_gradients,

@@ -38,6 +38,33 @@ def another_horovod(tmp_path):
     return str(tmp_path)
 
 
+def test_what_libraries_read_beside_the_surface():
+    """Private names, and how they tell a distributed optimizer and the version."""
+    code = """
+        import importlib.metadata, sys
+        if sys.argv[1:]:
+            import hvdlite.as_horovod
+        assert importlib.metadata.version("horovod") == "0.28.1"
+        import torch, horovod, horovod.torch as hvd
+        from horovod.common.util import _cache
+        from horovod.torch.mpi_ops import _basics
+        assert horovod.__version__ == importlib.metadata.version("horovod")
+        assert sum(each.metadata["Name"] == "horovod" for each in importlib.metadata.distributions()) >= 1
+        hvd.init()
+        assert _basics._get_process_set_ids_and_ranks() == {0: [0]}
+        assert (_basics._process_set_rank(0), _basics._process_set_size(0)) == (0, 1)
+        model = torch.nn.Linear(2, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+        assert str(type(optimizer)) == "<class 'horovod.torch.optimizer.SGD'>"
+        calls = []
+        counted = _cache(lambda x: calls.append(x) or x)
+        print(counted(3) + counted(3), calls)
+    """
+    code = textwrap.dedent(code)
+    for words, environ in (([], {"PYTHONPATH": FRONT}), (["import"], {})):
+        assert python(code.replace("sys.argv[1:]", str(bool(words))), **environ).endswith("6 [3]\n")
+
+
 def test_the_names_are_the_same_objects():
     import horovod
     import horovod.common.elastic

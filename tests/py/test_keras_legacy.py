@@ -116,6 +116,29 @@ def test_sync_batch_norm_and_what_is_refused():
     np.testing.assert_array_equal(table, [[-1], [-1], [0]])
 
 
+@as_ranks(2, deadline=60)
+def test_what_horovods_private_names_give_is_reduced_once():
+    keras, hvd = legacy()
+    import tensorflow as tf
+
+    for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        for more in ({}, {"experimental_aggregate_gradients": False}):
+            optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum)
+            assert optimizer._agg_helper is None
+            variable = tf.Variable([1.0, 2.0])
+            for _ in range(2):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(variable) * (hvd.rank() + 1.0)
+                ((gradient, owner),) = optimizer._compute_gradients(loss, [variable], tape=tape)
+                np.testing.assert_array_equal(gradient, [3, 3])
+                optimizer.apply_gradients([(gradient * 2, owner)], **more)
+            optimizer.apply_gradients([(tf.ones(2), variable)])  # not computed there: summed
+            np.testing.assert_array_equal(variable, [1 - 14, 2 - 14])
+            optimizer.minimize(lambda: tf.reduce_sum(variable) * (hvd.rank() + 1.0), [variable])  # noqa: B023
+            np.testing.assert_array_equal(variable, [1 - 17, 2 - 17])
+    assert hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)._agg_helper is not None
+
+
 @as_ranks(2)
 def test_copies_of_an_optimizer_are_distributed():
     import copy

@@ -41,6 +41,8 @@ from .names import grouped, named, numbered, suffix_for
 from .weights import WeightedAverage
 from .wire import Wire
 
+made_in: str | None = None  # what the classes of distributed optimizers say about where they are from; None: the base's
+
 
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
@@ -135,7 +137,7 @@ def refuse_wrappers(pairs: Iterable[tuple[torch.Tensor, str]]) -> None:
 def _wrapped(optimizer: torch.optim.Optimizer, methods: type, names: dict[torch.Tensor, str]) -> Any:
     """The optimizer as an object of a class with our methods before its own."""
     base = type(optimizer)
-    wrapped: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": base.__module__}))
+    wrapped: Any = object.__new__(type(base.__name__, (methods, base), {"__module__": made_in or base.__module__}))
     wrapped.__dict__.update(optimizer.__dict__)
     wrapped._hvd_names = names  # what broadcast_optimizer_state knows parameters by
     if hasattr(wrapped.__dict__.pop("step", None), "_wrapped_by_lr_sched"):
