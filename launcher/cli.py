@@ -22,7 +22,7 @@ from hvdlite import config
 from hvdlite._coded import coded
 from hvdlite.errors import HvdOptionError
 
-from . import dashboard, flags, horovods, looks, mpi, places, plan
+from . import dashboard, flags, horovods, looks, mpi, places, plan, stdin
 from .ending import Graces
 from .process import NOT_FOUND, NOT_RUNNABLE
 
@@ -129,6 +129,8 @@ def _run(argv: Sequence[str]) -> int:
             )
         if asked.module:
             command = [sys.executable, "-m", *command]
+        elif not asked.dry:
+            command = stdin.with_program(command, asked.stdin == "0")
         _check_flags(asked)
         if asked.mpi:
             where = _by_mpi(asked, environ, options, forward, settings.values["start_timeout"])
@@ -137,7 +139,7 @@ def _run(argv: Sequence[str]) -> int:
         else:
             where = places.of(asked, environ, options, settings.values["start_timeout"])
         restarts = 0 if asked.restarts is None else places.number("--max-restarts", asked.restarts, 0, "restarts")
-    except (HvdOptionError, horovods.HorovodsError, places.PlaceError, looks.LookError) as error:
+    except (HvdOptionError, horovods.HorovodsError, places.PlaceError, looks.LookError, stdin.ProgramError) as error:
         raise UsageError(coded("HVD704", str(error))) from None
     wrong = looks.missing(asked, look, where.slots) if where.slots else None
     if wrong is not None:
