@@ -98,14 +98,36 @@ def test_who_does_not_end_by_a_signal_is_killed_after_the_time_that_was_asked_fo
         assert job.wait() == 143 and 0.4 < time.monotonic() - began < 25 and not job.left()
 
 
-def test_grandchildren_go_even_from_sessions_of_their_own():
-    """They ignore signals, and hold the output."""
+def test_grandchildren_go():
+    """They ignore signals, and hold the output. Where a rank has failed also those that have sessions of their own."""
     deaf = 'trap "" TERM HUP INT; while :; do sleep 1; done'
     script = f"for i in 1 2 3; do setsid sh -c '{deaf}' & done; [ $RANK = 1 ] && exit 37; exit 0"
     began = time.monotonic()
     assert launch("-np", 2, "--failure-grace", 0, "sh", "-c", script)[0] == 37
-    assert launch("-np", 1, "sh", "-c", script)[0] == 0
+    assert launch("-np", 1, "sh", "-c", script.replace("setsid", ""))[0] == 0
     assert time.monotonic() - began < 50
+
+
+LEAVES = "import subprocess\nfor new in (True, False): subprocess.Popen(['sleep', '600'], start_new_session=new)\n"
+
+
+@pytest.mark.parametrize("hosts", [(), ("-H", "192.0.2.77:1,192.0.2.78:1", "--network-interface", "lo")])
+def test_what_has_a_session_of_its_own_outlives_a_job_that_ends_well(hosts, tmp_path):
+    """As under Python alone; what has none ends with the ranks."""
+    shell = tmp_path / "rsh"
+    shell.write_text('#!/bin/sh\nshift\nexec setsid -w sh -c "$*"\n')
+    shell.chmod(0o755)
+    with Launch("-np", 2, *hosts, *PYTHON, LEAVES, OMPI_MCA_plm_rsh_agent=str(shell)) as job:
+        assert job.wait() == 0, job.err
+        assert list(job.left().values()) == ["sleep 600 "] * 2
+
+
+def test_what_has_a_session_of_its_own_ends_with_a_job_that_is_interrupted():
+    body = f"{LEAVES}import signal, sys\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('ready'); signal.pause()"
+    with Launch("-np", 1, *PYTHON, body) as job:
+        job.until("ready")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143 and not job.left()
 
 
 @pytest.mark.parametrize("kill", [os.kill, os.killpg])
