@@ -157,7 +157,7 @@ class Agent:
             self._start(order)
         elif order["do"] == "signal":
             self._well &= order["number"] not in TOLD
-            for pid in self._ranks:
+            for pid in (pid for pid, rank in self._ranks.items() if rank != order.get("spared")):
                 process.send(pid, order["number"], group=order["group"])
         elif order["do"] == "kill":
             self._well = False

@@ -246,7 +246,7 @@ class Job:
             self._order(do="kill")
             self._pulse.hurry()
         elif send is not None:
-            self._order(do="signal", number=int(send.number), group=True)
+            self._order(do="signal", number=int(send.number), group=True, spared=send.spared)
 
     def _signalled(self, numbers: bytes) -> None:
         """Signals to the launcher; a zero byte is the console's ring."""

@@ -58,6 +58,57 @@ def test_a_rank_that_exits_early_with_0_is_no_failure():
         assert job.wait() == 0
 
 
+LEFT = """
+import os, sys, threading
+import numpy as np
+import hvdlite.numpy as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 1:
+    {leaves}
+if input() == "goes on":
+    hvd.allreduce(np.ones(3))
+{ends}
+"""
+EXIT = "os._exit(0)"
+BESIDE = "threading.Thread(target=threading.Event().wait, daemon=True).start(); sys.exit(0)"
+
+
+@pytest.mark.parametrize(
+    "leaves, ends, needs", [(EXIT, EXIT, ""), (EXIT, "", ""), (BESIDE, BESIDE, ""), (EXIT, "", "goes on")]
+)
+def test_a_rank_that_exits_with_0_ends_nobody_but_who_needs_it_fails(leaves, ends, needs):
+    """The note about who still runs comes where nobody counts as failed."""
+    body = LEFT.format(leaves=leaves, ends=ends)
+    words = ("-np", 2, "--stdin", 0, "--stall-check-time", 0.1, *PYTHON, body)
+    with Launch(*words, stdin=subprocess.PIPE) as job:
+        job.until("1 of 2 ranks have ended well")
+        job.process.stdin.write(f"{needs}\n".encode())
+        job.process.stdin.close()
+        assert job.wait() == (1 if needs else 0), job.err
+    told = r"hvdlite-run: rank 1 \(pid \d+\) exited with code 0 without hvd.shutdown\(\); rank 0 says: rank 1"
+    assert bool(re.search(told, job.err)) == bool(needs) == ("HvdPeerLostError" in job.err), job.err
+
+
+def test_the_first_to_fail_may_take_its_time_to_exit_with_its_code():
+    """Its handler is done when the other rank has been ended, which is in an hour's sleep."""
+    body = """
+import atexit, os, sys, time
+def save():
+    while os.path.exists(f"/proc/{others[0]}"): time.sleep(0.01)
+    print("saved")
+atexit.register(save)
+import hvdlite.numpy as hvd
+hvd.init()
+others = hvd.allgather_object(os.getpid())
+hvd.rank() and sys.exit(5)
+time.sleep(3600)
+"""
+    code, out, err = launch("-np", 2, "--failure-grace", 0, *PYTHON, body)
+    assert code == 5 and "[1]<stdout>:saved" in out, err
+    assert re.search(r"hvdlite-run: rank 1 \(pid \d+\) exited with code 5: rank 1 called sys.exit\(5\)", err), err
+
+
 def test_who_does_not_fail_by_itself_is_terminated_and_then_killed():
     """By default: one second, SIGTERM, half a second, SIGKILL."""
     traps = "trap 'echo told' TERM; trap '' INT HUP; echo ready; while :; do sleep 0.05; done"
