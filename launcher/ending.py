@@ -25,7 +25,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvdlite._coded import coded
+from hvdlite._coded import code_of, coded
 
 from .process import signal_name
 
@@ -108,9 +108,11 @@ class Ending:
         and not who waited."""
         self._missed = self._missed or Abort(waiting, missing, text)
 
-    def ended(self, now: float, rank: int, code: int) -> None:
-        """A rank's process has ended."""
+    def ended(self, now: float, rank: int, code: int, words: str = "") -> None:
+        """A rank's process has ended. words: its last, which tell whether it has failed of one that left before."""
         self.living.discard(rank)
+        if code != 0 and self._left_well() and words and "HvdPeerLostError" not in words:
+            self.abort = None
         self.codes[rank] = code
         if -code in self._sent and self.abort is not None and self.abort.culprit == rank:
             self.codes[rank] = UNKNOWN  # it was on its way out, or did not know that it had failed
@@ -195,7 +197,9 @@ class Ending:
         culprit = self.culprit()
         if self.asked or culprit not in self.pids or self._survived():
             return None  # one that was never started has been reported already
-        end = how(self.codes.get(culprit)) + (" without hvd.shutdown()" if self._left() else "")
+        end = how(self.codes.get(culprit))
+        if self._left() and self.abort is not None and code_of(self.abort.text) != "HVD451":  # it said that it leaves
+            end += " without hvd.shutdown()"
         if self._stopped and self.abort is not None:
             own = self.abort.reporter == culprit
             end = "failed, was stopped while it was ending" if own else "did not end by itself, was stopped"
