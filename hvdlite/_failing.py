@@ -12,6 +12,9 @@ a hook of Python's:
   wrapped, and the exception carries something that sees its end. If that comes when no frame is left, it has ended the
   script; else somebody has caught it, and it means nothing.
 
+The traceback that matters is that rank's. The others end by an error that says the same, of which one line is printed;
+none under hvdlite-run, whose last line it is, but where that rank has died without a word.
+
 The handler of a signal may raise in any line of this, as that of torch's DataLoader does whose worker died. So nothing
 here reads files, and what can fail has something simpler behind it.
 
@@ -20,6 +23,7 @@ Everything else (os._exit, a signal) is seen by others: abort.c in the core and 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -28,7 +32,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _core
+from . import _core, config
 from ._coded import code_of, coded, uncoded
 from .errors import HvdError, HvdPeerLostError, HvdTimeoutError
 
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 _exit: list[str] = []  # what is to be said of the sys.exit that has ended the script
 _ROOM = 1000  # characters of what an exception says
 _CODE = re.compile(r"\[(HVD\d{3})\](?:\x1b\[\d*m)?[ \t\r]*$", re.MULTILINE)  # Keras prints its causes in bold
+_SAID = re.compile(r"rank \d+( \([^)]*\))? (raised|called) ")  # by the rank itself
 # What a paragraph begins after: an empty line, or "(0) UNKNOWN: " where TensorFlow tells of several errors.
 _BEFORE = re.compile(r"\n\s*\n(?:\x1b\[\d*m)?|^\s*\(\d+\) [A-Za-z_ ]+: ", re.MULTILINE)
 
@@ -55,16 +60,23 @@ class _Leaving:
             _exit[:] = [self._text]
 
 
+@functools.cache
 def install(report: Callable[[str, BaseException | None], None]) -> None:
-    """Calls `report` with what is to be said of this rank ("raised ..."), and the exception, before Python's own hooks.
-    Once per process."""
+    """Calls `report` with what is to be said of this rank ("raised ..."), and the exception, around Python's own hooks.
+    Of an exception that only says how another rank has failed these print no traceback. Once per process."""
     previous, of_threads, leave = sys.excepthook, threading.excepthook, sys.exit
+    plain = previous is sys.__excepthook__  # it is quick, so the traceback is there before an mpirun ends this rank
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            _say(report, f"raised {_described(kind, error, trace)}", error)
+            if plain and not _told(error, trace):
+                previous(kind, error, trace)
         finally:
-            previous(kind, error, trace)
+            try:
+                _say(report, f"raised {_described(kind, error, trace)}", error)
+            finally:
+                if not plain:
+                    previous(kind, error, trace)
 
     def in_thread(hooked: Any) -> None:
         thread = hooked.thread
@@ -73,7 +85,8 @@ def install(report: Callable[[str, BaseException | None], None]) -> None:
                 what = _described(hooked.exc_type, hooked.exc_value or hooked.exc_type(), hooked.exc_traceback)
                 _say(report, f"raised {what} in thread {thread.name!r}", hooked.exc_value)
         finally:
-            of_threads(hooked)
+            if of_threads is not threading.__excepthook__ or not _told(hooked.exc_value, hooked.exc_traceback):
+                of_threads(hooked)
 
     def exit(status: Any = None, /) -> None:
         try:
@@ -94,6 +107,28 @@ def _say(report: Callable[[str, BaseException | None], None], what: str, error: 
         except BaseException:
             if not again:
                 sys.__excepthook__(*sys.exc_info())  # type: ignore[arg-type]
+
+
+def _told(error: BaseException | None, trace: TracebackType | None) -> bool:
+    """Whether the exception only says how another rank has failed, and has been printed in one line: the traceback that
+    matters is that rank's. No line where that rank has said it itself and hvdlite-run does at the end."""
+    try:
+        line = _heard(error, trace)
+        if line and not (_SAID.search(line) and {"HVDLITE_STORE_PORT", "HVDLITE_AGENT"} & set(config.environ())):
+            print(line, file=sys.stderr, flush=True)
+        return line is not None
+    except BaseException:
+        return False
+
+
+def _heard(error: BaseException | None, trace: TracebackType | None) -> str | None:
+    """`train.py:12: HvdPeerLostError: allreduce of 'x' on rank 0: rank 1 raised ...`; None for what else has failed."""
+    meant = _meant(error)
+    if error is None or not isinstance(meant, HvdPeerLostError) or meant.rank in (None, _core.lib.hvd_rank()):
+        return None
+    if error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__):
+        return None  # something has failed here before
+    return f"{_place(_passed(trace)).strip(' ()')}: HvdPeerLostError: {_line(_cause(_said(error)))}"
 
 
 def _wrap_quitters() -> None:

@@ -106,6 +106,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
                     f"init() has been called before: register {new[0]!r} with hvd.add_process_set() [HVD102]"
                 )
             return
+        _failing.install(_abort)
         environ = config.environ()
         settings = config.read(environ)
         place, store = _found(comm, environ, settings)
@@ -293,7 +294,6 @@ def _hook() -> None:
     if first:
         atexit.register(_at_exit)
         os.register_at_fork(after_in_child=_in_child)
-        _failing.install(_abort)
 
 
 def _abort(what: str, error: BaseException | None = None) -> None:

@@ -8,6 +8,7 @@ costs. What is on or off is a `switch`, and has two flags.
 from __future__ import annotations
 
 import math
+import os
 import signal
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ class Option(NamedTuple):
     agreed: bool = False
     low: float | None = None
     high: float | None = None
+    is_path: Callable[[str], bool] | None = None  # whether a value names a file or folder; None: none does
 
     @property
     def variable(self) -> str:
@@ -82,6 +84,11 @@ def file_name(text: str) -> str:
     if not text:
         raise ValueError(text)
     return text
+
+
+def has_folder(text: str) -> bool:
+    """Whether a library is named by its path, and is not looked for."""
+    return os.sep in text
 
 
 def key(text: str) -> bytes:

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ._coded import coded
+from .options import OFF as OFF
 
 KEPT = 20
-OFF = ("off", "0", "")
 _JOB = re.compile(r"[0-9a-f]{16}")
 _RECORD = re.compile(r"rank-\d+\.flight\.json")
 _OURS = re.compile(r"\.?rank-\d+\.(flight\.json|steps\.jsonl)(\.\d+)?")

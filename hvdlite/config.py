@@ -175,6 +175,20 @@ def variables_of(flags: Mapping[str, Any]) -> dict[str, str]:
     return result
 
 
+def absolute(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of these variables that name a file or folder by a relative path, as the current folder has it.
+
+    The launcher hands them on so, because a script may go elsewhere before it calls init.
+    """
+    found = {}
+    for option in OPTIONS:
+        for name in (option.variable, option.alias_variable or option.variable):
+            text = variables.get(name, "").strip()
+            if text and option.is_path is not None and option.is_path(text):
+                found[name] = os.path.abspath(text)
+    return found
+
+
 def documentation() -> str:
     """The table as Markdown, for docs and `--help` of tools; secrets and what the launcher sets for ranks included."""
     lines = ["| variable | Horovod's name | flag | default | what it does |", "| --- | --- | --- | --- | --- |"]

@@ -18,6 +18,7 @@ from ._option import Option as Option
 from ._option import file_name as _file_name
 from ._option import finite_number as finite_number
 from ._option import guard as _guard
+from ._option import has_folder as _has_folder
 from ._option import job as _job
 from ._option import key as _key
 from ._option import link_cost as _link_cost
@@ -27,10 +28,17 @@ from ._option import signal_number as _signal
 from ._option import switch as _switch
 from ._option import whole as _whole
 
+OFF = ("off", "0", "")  # of HVDLITE_TRACE_DIR: no records
+DYNAMIC = "DYNAMIC"  # of HVDLITE_TIMELINE: room for one, begun later
+
 
 def _of_launcher(name: str, default: float | None, help: str, low: float = 0) -> Option:
     flag = "--" + name.replace("_", "-")
     return Option(name, finite_number, default, help, scope="launcher", alias=None, flag=flag, low=low, high=1e6)
+
+
+def _library(name: str, help: str) -> Option:
+    return Option(name, str, None, help, alias=None, is_path=_has_folder)
 
 
 OPTIONS = (
@@ -43,7 +51,7 @@ OPTIONS = (
     Option("store_addr", str, None, "Address of the launcher's rendezvous store.", scope="rank", alias=None),
     Option("store_port", _whole, None, "Port of the store.", scope="rank", alias=None, low=1, high=65535),
     Option("secret_key", _key, None, "Proves that a connection belongs to the job.", scope="rank", alias=None),
-    Option("secret_file", _file_name, None, "Holds HVDLITE_SECRET_KEY; mode 0600.", scope="rank", alias=None),
+    Option("secret_file", _file_name, None, "Holds HVDLITE_SECRET_KEY; mode 0600.", "rank", alias=None, is_path=bool),
     Option(
         "host_id",
         str,
@@ -98,6 +106,7 @@ OPTIONS = (
         None,
         "File that gets a row (CSV) for every trial of the search.",
         flag="--autotune-log-file",
+        is_path=bool,
     ),
     Option(
         "autotune_warmup_samples",
@@ -222,11 +231,9 @@ OPTIONS = (
         low=-1,
         high=1_000_000,
     ),
-    Option("cuda_library", str, None, "The file to take for CUDA's driver instead of libcuda.so.1.", alias=None),
-    Option("nccl_library", str, None, "The NCCL to use, unless one is in the process already.", alias=None),
-    Option(
-        "mpi_library", str, None, "The MPI library (a path, or a name) instead of the one that is found.", alias=None
-    ),
+    _library("cuda_library", "The file to take for CUDA's driver instead of libcuda.so.1."),
+    _library("nccl_library", "The NCCL to use, unless one is in the process already."),
+    _library("mpi_library", "The MPI library (a path, or a name) instead of the one that is found."),
     Option(
         "trace_events",
         _power_of_two,
@@ -245,6 +252,7 @@ OPTIONS = (
         "hvdlite-trace-UID of the folder for temporary files.",
         alias=None,
         flag="--trace-dir",
+        is_path=lambda text: text not in OFF,
     ),
     Option("trace_signal", _signal, None, "A signal on which a rank writes its flight record.", alias=None),
     Option(
@@ -253,6 +261,7 @@ OPTIONS = (
         None,
         "File that gets the timeline of rank 0, other ranks' are beside it; DYNAMIC: room for hvd.start_timeline().",
         flag="--timeline-filename",
+        is_path=lambda text: text != DYNAMIC,
     ),
     Option(
         "timeline_mark_cycles",

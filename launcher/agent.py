@@ -4,8 +4,9 @@ their ends, and leaves nothing behind. The launcher forks that of its own host; 
 It is the parent of the host's ranks and a child subreaper, and it decides nothing while the launcher lives: when to
 send which signal comes over the control stream. Only when that stream ends (the launcher is gone, be it by SIGKILL)
 does it act by itself: SIGTERM, `ORPHAN_S`, SIGKILL. When the last rank has ended, everything still running below it
-gets SIGTERM, `LEFTOVER_S` and SIGKILL, whatever sessions it hides in; then the agent says so and exits. If the agent
-itself is killed, the kernel kills the ranks (see process.py).
+gets SIGTERM, `LEFTOVER_S` and SIGKILL; then the agent says so and exits. What has a session of its own is left alone
+where all ranks have ended well (it uploads a checkpoint), and ends like the rest where one has failed or a signal has
+ended the job. If the agent itself is killed, the kernel kills the ranks (see process.py).
 
 Two streams lead to the launcher, signed where it is on another host. Control carries JSON frames both ways and never
 waits for output; the output stream carries what ranks write, one frame per read. When the launcher is slow to take it
@@ -82,9 +83,9 @@ class Agent:
         self._pipes: dict[int, tuple[int, int]] = {}  # descriptor: (rank, STDOUT or STDERR)
         self._paused = False  # too much is unsent: the pipes are not watched
         self._waiting = False  # the output stream is full: watched for room
-        self._started = False
-        self.orphan = False
-        self._done = False
+        self._started = self.orphan = self._done = False
+        self._sessions: set[int] = set()  # of all ranks that have lived
+        self._well = True  # no rank has failed, and nobody has ended the job
         self._kill_at: float | None = None
         self._cleaning = False
         self._killed_at: float | None = None  # the first time
@@ -155,9 +156,11 @@ class Agent:
         if order["do"] == "start":
             self._start(order)
         elif order["do"] == "signal":
-            for pid in self._ranks:
+            self._well &= order["number"] not in TOLD
+            for pid in (pid for pid, rank in self._ranks.items() if rank != order.get("spared")):
                 process.send(pid, order["number"], group=order["group"])
         elif order["do"] == "kill":
+            self._well = False
             self._kill_all()
         elif order["do"] == "ping":
             self._tell({"what": "pong"})
@@ -205,6 +208,7 @@ class Agent:
             if not pid:
                 break
             self._ranks[pid] = rank
+            self._sessions.add(pid)
             self._tell({"what": "started", "rank": rank, "pid": pid})
         os.close(null)
         if self._stdin >= 0:
@@ -219,6 +223,7 @@ class Agent:
             for descriptor in [d for d, (owner, _) in self._pipes.items() if owner == rank]:
                 self._read(descriptor, DRAIN_BYTES)
             self._emit(ENDED, rank, b"")
+            self._well &= code == 0
             self._tell({"what": "ended", "rank": rank, "code": code})
 
     def _clean(self, now: float) -> None:
@@ -229,37 +234,41 @@ class Agent:
         stuck = self._killed_at is not None and now >= self._killed_at + STUCK_S
         if not self._started or self._done or (self._ranks and not stuck):
             return
-        if stuck or process.childless():
+        left = self._below()
+        if stuck or process.childless() or (self._well and not left):
             if stuck:
-                self._tell({"what": "stuck", "left": [(pid, process.name_of(pid)) for pid in process.descendants()]})
+                self._tell({"what": "stuck", "left": [(pid, process.name_of(pid)) for pid in left]})
             for descriptor in list(self._pipes):
                 self._read(descriptor, DRAIN_BYTES)
             self._done = True
             self._tell({"what": "done"})
             return
         if not self._cleaning:
-            self._cleaning = True
-            self._kill_at = now + (0.0 if self.orphan else LEFTOVER_S)
+            self._cleaning, self._kill_at = True, now + (0.0 if self.orphan else LEFTOVER_S)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_all()
             return
-        for pid in set(process.descendants()) - self._asked:
+        for pid in set(left) - self._asked:
             process.send(pid, signal.SIGTERM)
             self._asked.add(pid)
+
+    def _below(self) -> list[int]:
+        """The processes that are to end with the ranks."""
+        below = process.descendants()
+        return [pid for pid in below if process.session_of(pid) in self._sessions] if self._well else below
 
     def _kill_all(self) -> None:
         self._killed_at = self._killed_at or time.monotonic()
         for pid in list(self._ranks):
             process.send(pid, signal.SIGKILL, group=True)
-        for pid in process.descendants():
+        for pid in self._below():
             process.send(pid, signal.SIGKILL)
 
     def _orphaned(self) -> None:
         """The launcher is gone: nobody is left to decide, or to read what the ranks say."""
         if self.orphan:
             return
-        self.orphan = True
-        self._stays = False
+        self.orphan, self._stays, self._well = True, False, False
         self._selector.unregister(self._control)
         try:
             self._control.shutdown(socket.SHUT_RDWR)  # how ranks end from now on is not theirs

@@ -99,7 +99,7 @@ class _Carried(Agent):
         self._selector.unregister(self._hangup)
         self._hangup = -1
         if not self.orphan:
-            self.orphan, self._stays = True, False
+            self.orphan, self._stays, self._well = True, False, False
             self._kill_at = time.monotonic() + ENDED_S
 
     def _orphaned(self) -> None:
@@ -146,5 +146,6 @@ def _carry(guard_pid: int) -> int:
     for number in (*TOLD, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     status = os.waitpid(guard_pid, 0)[1]
-    process.sweep(())
+    if status:
+        process.sweep(())
     return process.exit_code(status) and LOST

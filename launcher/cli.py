@@ -22,7 +22,7 @@ from hvdlite import config
 from hvdlite._coded import coded
 from hvdlite.errors import HvdOptionError
 
-from . import dashboard, flags, horovods, looks, mpi, places, plan
+from . import dashboard, flags, horovods, looks, mpi, places, plan, stdin
 from .ending import Graces
 from .process import NOT_FOUND, NOT_RUNNABLE
 
@@ -116,6 +116,8 @@ def _run(argv: Sequence[str]) -> int:
     try:
         told, notes = horovods.translate(asked, environ)
         options = {**told, **config.variables_of(vars(asked))}
+        forward = places.forwarded(asked, environ)
+        _go_to(asked, environ, options, forward)
         settings = config.read(_with_flags(environ, options))
         look = looks.of(asked, environ)
         note = flags.note_of(asked.obsolete, notes)
@@ -127,9 +129,9 @@ def _run(argv: Sequence[str]) -> int:
             )
         if asked.module:
             command = [sys.executable, "-m", *command]
+        elif not asked.dry:
+            command = stdin.with_program(command, asked.stdin == "0")
         _check_flags(asked)
-        _go_to(asked)
-        forward = places.forwarded(asked, environ)
         if asked.mpi:
             where = _by_mpi(asked, environ, options, forward, settings.values["start_timeout"])
         elif asked.mpi_args or asked.binding or asked.tcp:
@@ -137,7 +139,7 @@ def _run(argv: Sequence[str]) -> int:
         else:
             where = places.of(asked, environ, options, settings.values["start_timeout"])
         restarts = 0 if asked.restarts is None else places.number("--max-restarts", asked.restarts, 0, "restarts")
-    except (HvdOptionError, horovods.HorovodsError, places.PlaceError, looks.LookError) as error:
+    except (HvdOptionError, horovods.HorovodsError, places.PlaceError, looks.LookError, stdin.ProgramError) as error:
         raise UsageError(coded("HVD704", str(error))) from None
     wrong = looks.missing(asked, look, where.slots) if where.slots else None
     if wrong is not None:
@@ -298,10 +300,14 @@ def _check_flags(asked: argparse.Namespace) -> None:
         raise UsageError(f"--bind-to {asked.bind}: with --mpi say it as mpirun does, by --binding-args [HVD704]")
 
 
-def _go_to(asked: argparse.Namespace) -> None:
-    """The ranks start in this folder, or that of --wdir: is it there? Raises UsageError."""
+def _go_to(asked: argparse.Namespace, *variables: dict[str, str]) -> None:
+    """The ranks start in this folder, or that of --wdir: is it there? Paths among variables mean this one.
+
+    Raises UsageError."""
     try:
         os.getcwd()
+        for each in variables:
+            each.update(config.absolute(each))
         if asked.wdir is not None:
             for name in ("hostfile", "folder", "ssh_identity"):  # as this folder has them
                 if getattr(asked, name) is not None:

@@ -5,7 +5,13 @@ whose process was the first to end with a non-zero code. From the first such new
 by themselves, so that each prints its own error; then SIGTERM, another moment, SIGKILL (`Graces`). A signal to the
 launcher is passed on and gives more time before SIGKILL, SIGTERM most: that is how schedulers announce the end, and who
 saves then must not be cut off. SIGINT after any signal kills at once. What ranks do once the launcher has sent them a
-signal decides nothing any more. A rank that exits with 0 is never a failure by itself.
+signal decides nothing any more.
+
+A rank that exits with 0 is never a failure by itself, also where it has not left by shutdown() (os._exit(0) as the last
+line): the others go on, and only if one of them fails because it needs it is the one that left to blame.
+
+A culprit that has said itself why it fails is on its way out, in atexit handlers or the teardown of a framework. Its
+exit code is the job's, so it gets `LEAVING_S` for it, while the others have their usual time.
 
 The exit code is the culprit's, 128+n for a signal, also 128+n when signal n ended the launcher's job. A culprit that
 exited with 0 (it left without a word while others needed it) hands the code over to the next that failed. One that has
@@ -19,19 +25,21 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvdlite._coded import coded
+from hvdlite._coded import code_of, coded
 
 from .process import signal_name
 
 INTERRUPT_S, TERM_S = 5.0, 30.0  # as long as Slurm and Kubernetes wait after SIGTERM
+LEAVING_S = 10.0  # from the first failure; as long as containers have to end
 LOST = 255  # of ranks whose host is gone, as ssh has it
 UNKNOWN = 1  # the exit code where nobody's applies
 
 
 class Send(NamedTuple):
-    """An action: this signal to the process group of every living rank."""
+    """An action: this signal to the process group of every living rank but `spared`."""
 
     number: int
+    spared: int = -1
 
 
 KILL = Send(int(signal.SIGKILL))
@@ -44,6 +52,11 @@ class Abort(NamedTuple):
     culprit: int
     text: str
     hangs: bool = False  # it kept the others waiting, and may know of nothing
+
+    @property
+    def own(self) -> bool:
+        """Whether the culprit says so itself."""
+        return self.reporter == self.culprit and not self.hangs
 
 
 class Graces(NamedTuple):
@@ -76,6 +89,7 @@ class Ending:
         self._stopped = False  # the culprit, which had said why it fails, ended by our signal
         self._sent: set[int] = set()  # signals of ours that have gone out
         self._next: tuple[float, Send] | None = None
+        self._leave_by = 0.0  # until then the culprit may end by itself, if it is about to
 
     def aborted(self, now: float, abort: Abort) -> None:
         """An engine's abort record came in. Only the first counts, and what its culprit itself says in place of others
@@ -87,15 +101,18 @@ class Ending:
             self._failing(now)
         elif self.abort is not None and abort.reporter == abort.culprit == self.abort.culprit and not self.abort.hangs:
             self.abort = self.abort if self.abort.reporter == abort.reporter else abort
+        self._let_live()
 
     def missed(self, waiting: int, missing: int, text: str) -> None:
         """A rank was missing at the time limit, or had ended without a word: if that makes one fail, it is the culprit,
         and not who waited."""
         self._missed = self._missed or Abort(waiting, missing, text)
 
-    def ended(self, now: float, rank: int, code: int) -> None:
-        """A rank's process has ended."""
+    def ended(self, now: float, rank: int, code: int, words: str = "") -> None:
+        """A rank's process has ended. words: its last, which tell whether it has failed of one that left before."""
         self.living.discard(rank)
+        if code != 0 and self._left_well() and words and "HvdPeerLostError" not in words:
+            self.abort = None
         self.codes[rank] = code
         if -code in self._sent and self.abort is not None and self.abort.culprit == rank:
             self.codes[rank] = UNKNOWN  # it was on its way out, or did not know that it had failed
@@ -104,6 +121,7 @@ class Ending:
             self.abort = self.abort or (None if self._failed else self._missed)
             self._failed.append(rank)
             self._failing(now)
+        self._let_live()
 
     def signalled(self, now: float, number: int) -> Send:
         """The launcher got SIGINT, SIGTERM or SIGHUP: what to send on at once."""
@@ -129,6 +147,7 @@ class Ending:
         self._graces = self._graces._replace(fail=self._graces.fail + more)
         if self._next is not None and self.asked is None:
             self._next = (self._next[0] + more, self._next[1])
+            self._leave_by += more
 
     @property
     def far(self) -> bool:
@@ -150,13 +169,16 @@ class Ending:
             return None
         send = self._next[1]
         self._next = None if send == KILL else (now + self._graces.term, KILL)
+        if self.asked is None and now < self._leave_by and self.abort is not None and self.abort.own:
+            self._next = self._next or (self._leave_by, Send(int(signal.SIGTERM)))
+            send = send._replace(spared=self.abort.culprit)
         self._sent.add(send.number)
         return send
 
     def culprit(self) -> int | None:
         """The rank that the job's end is put down to, if it has failed; its code is known once it has ended."""
         if self.abort is not None:
-            return self.abort.culprit
+            return None if self._left_well() else self.abort.culprit
         return self._failed[0] if self._failed else None
 
     def exit_code(self) -> int:
@@ -176,6 +198,8 @@ class Ending:
         if self.asked or culprit not in self.pids or self._survived():
             return None  # one that was never started has been reported already
         end = how(self.codes.get(culprit))
+        if self._left() and self.abort is not None and code_of(self.abort.text) != "HVD451":  # it said that it leaves
+            end += " without hvd.shutdown()"
         if self._stopped and self.abort is not None:
             own = self.abort.reporter == culprit
             end = "failed, was stopped while it was ending" if own else "did not end by itself, was stopped"
@@ -194,6 +218,22 @@ class Ending:
             return line
         return f"{line}; rank {self.abort.reporter} says: {self.abort.text}"
 
+    def _left(self) -> bool:
+        """Whether the rank that others miss has exited with 0."""
+        abort = self.abort
+        if abort is None or abort.reporter == abort.culprit or abort.hangs or abort == self._missed:
+            return False
+        return self.codes.get(abort.culprit) == 0
+
+    def _left_well(self) -> bool:
+        """And no other has failed of it, or by itself."""
+        return self._left() and not self._failed
+
+    def _let_live(self) -> None:
+        """Nobody is hurried because of one that has left well."""
+        if self._left_well() and not self._sent:
+            self._next = None
+
     def _survived(self) -> bool:
         """All have ended, and well."""
         return not self.living and not any(self.codes.values())
@@ -201,6 +241,7 @@ class Ending:
     def _failing(self, now: float) -> None:
         if self._next is None and not self._sent:
             self._next = (now + self._graces.fail, Send(int(signal.SIGTERM)))
+            self._leave_by = now + max(LEAVING_S, self._graces.fail + self._graces.term)
 
 
 def blamed(text: str, code: int) -> str:

@@ -84,9 +84,19 @@ def add_control(add: Callable[..., argparse.Action]) -> None:
         choices=("none", "core", "socket", "numa"),
         help="CPUs of a rank: none (all; the default), core (cores of its own, shared out evenly), socket or numa",
     )
-    add("--stdin", metavar="RANK", help="0: rank 0 reads what comes at this command's stdin; by default nobody does")
+    add(
+        "--stdin",
+        metavar="RANK",
+        help="0: rank 0 reads what comes at this command's stdin; by default nobody does, but that `python -` runs the "
+        "program that comes there on all ranks",
+    )
     add("--explain", metavar="CODE", help="print what the code at the end of an error means, as HVD301, and what to do")
-    add("--wdir", dest="wdir", metavar="DIR", help="the folder that ranks start in; by default this one")
+    add(
+        "--wdir",
+        dest="wdir",
+        metavar="DIR",
+        help="the folder that ranks start in; by default this one, which paths in flags and HVDLITE_ variables mean",
+    )
     add("--oversubscribe", action="store_true", help="more ranks than the hosts have slots may run")
 
 

@@ -187,8 +187,9 @@ class Job:
         text = f"{self._ending.who(rank)} {how(code)}"
         for each in (each for each in self._branches if rank in each.ranks and each.taking):
             self._take(each)
-        self._ending.ended(time.monotonic(), rank, code)  # first: who has failed by itself is not merely missed
-        self._store.rank_ended(rank, blamed(text + (self._console.last_words(rank) if code else ""), code))
+        words = self._console.last_words(rank) if code else ""
+        self._ending.ended(time.monotonic(), rank, code, words)  # first: who has failed by itself is not merely missed
+        self._store.rank_ended(rank, blamed(text + words, code))
         self._tell(f"{text} after {time.monotonic() - self._began:.2f} s")
 
     def _aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
@@ -246,7 +247,7 @@ class Job:
             self._order(do="kill")
             self._pulse.hurry()
         elif send is not None:
-            self._order(do="signal", number=int(send.number), group=True)
+            self._order(do="signal", number=int(send.number), group=True, spared=send.spared)
 
     def _signalled(self, numbers: bytes) -> None:
         """Signals to the launcher; a zero byte is the console's ring."""

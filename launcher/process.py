@@ -213,6 +213,14 @@ def descendants(root: int | None = None) -> list[int]:
     return below
 
 
+def session_of(pid: int) -> int:
+    """The number of its session; 0 if there is no such process."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
 def name_of(pid: int) -> str:
     """As ps shows it; "?" if there is no such process."""
     try:

@@ -6,16 +6,54 @@ looks at the terminal. So ranks read /dev/null by default.
 On the launcher's host rank 0 gets the descriptor itself: a terminal stays one. To another host it goes over the control
 stream: `Feed` reads a piece and sends it, an empty one at the end; `Intake` hands it to rank 0 through a pipe and says
 when it wants more. So at most one piece is under way, and control never waits for a rank that does not read.
+
+A program is no input: where the command is `python -`, stdin is read before the start and all ranks run what it says.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 INPUT = 2  # the kind of its frames, beside agent.CONTROL
 PIECE = 1 << 14
+_PYTHON = re.compile(r"(.*/)?(python|pypy)[0-9.]*t?")
+_FLAG = re.compile(r"-[bBdEiIOPqRsSuvx]+|-[XW].+")  # of Python, and takes no value, or has it
+_ARGUMENT_MAX = (1 << 17) - 1  # bytes, as Linux has it
+
+
+class ProgramError(ValueError):
+    """There is no program for the ranks to run; the text says why."""
+
+
+def with_program(command: Sequence[str], reads: bool) -> list[str]:
+    """`python - words` as `python -c PROGRAM words`, with the program that comes at stdin; other commands as they are.
+
+    reads: rank 0 reads stdin, so a terminal is left to it. Raises ProgramError.
+    """
+    words = list(command)
+    if not words or not _PYTHON.fullmatch(words[0]):
+        return words
+    at = 1
+    while at < len(words) and (_FLAG.fullmatch(words[at]) or words[at] in ("-X", "-W")):
+        at += 2 if words[at] in ("-X", "-W") else 1
+    if words[at : at + 1] not in ([], ["-"]) or (reads and os.isatty(0)):
+        return words
+    program = b""
+    if not os.isatty(0):
+        try:
+            with open(0, "rb", closefd=False) as source:
+                program = source.read()
+        except OSError:
+            pass  # it is closed
+    if not program.strip():
+        start = f"hvdlite-run -np 2 {words[0]}"
+        raise ProgramError(f"{words[0]} gets no program: {start} train.py, or {start} - < train.py [HVD702]")
+    if len(program) > _ARGUMENT_MAX:
+        raise ProgramError(f"the program at stdin is longer than {_ARGUMENT_MAX >> 10} KiB: name its file [HVD705]")
+    return [*words[:at], "-c", os.fsdecode(program), *words[at + 1 :]]
 
 
 def own() -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from .. import _core
+from .. import _core, _records
 from .._core import lib
 from ..stepping import Whose
 from . import rows
@@ -158,7 +158,7 @@ def begin(settings: Settings, rank: int) -> None:
     assert now is not None
     _life.since_ns = _life.history.since_ns = now[1]
     values = settings.values
-    if values["trace_steps"] and values["trace_dir"] not in (None, "", "off"):
+    if values["trace_steps"] and values["trace_dir"] not in (None, *_records.OFF):
         from .journal import Journal as Writes
 
         _life.journal = Writes(values["trace_dir"], rank, values["trace_every"], _host(), _life.history)

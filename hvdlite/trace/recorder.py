@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 from .. import _core, _records, config
 from .._coded import coded
 from .._core import ffi, lib
+from ..options import DYNAMIC
 
 if TYPE_CHECKING:
     from ..config import Settings
     from .timeline import Timeline
-
-DYNAMIC = "DYNAMIC"  # of HOROVOD_TIMELINE: room for one, begun later
 
 
 class _State:

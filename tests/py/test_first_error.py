@@ -105,6 +105,9 @@ def test_every_rank_raises_the_first_error_and_the_launcher_says_it_once(way):
     culprit = culprits.pop()
     assert len(headlines) == 1 and headlines[0].startswith(f"hvdlite-run: rank {culprit} "), err
     assert way in ("before", "quiet", "interrupt") or words in headlines[0], err
+    traces = [line for line in err.splitlines() if "Traceback (most recent call last)" in line]
+    assert {line[:3] for line in traces} <= {"[1]"} or way == "two", err
+    assert len(traces) <= {"two": 3, "thread": 2, "before": 2}.get(way, 1), err  # or again, after what others said
     after = err.split(headlines[0])[1].splitlines()[1:]
     assert all(line.startswith(f"[{culprit}]<stderr>:") for line in after), err
 

@@ -76,6 +76,7 @@ def test_under_mpirun_the_job_ends_and_whoever_speaks_names_the_first(mpi, way):
     code, said = mpis.run(mpi, 3, PROGRAM, way)
     checked(way, code, said)
     assert way != "raise" or re.search(WAYS[way][1], said), said
+    assert said.count("Traceback (most recent call last)") == (way == "raise"), said
 
 
 SOME = [None, "mpich", "mpich", "openmpi", "system", "mpich"], ["raise", "raise", "exit", "_exit", "kill", "segv"]
@@ -91,6 +92,7 @@ def test_where_hvdlite_run_launches_an_mpi_all_say_it_and_the_launcher_last_and_
     code, out, err = said_by(mpi, *words) if mpi else launch(*words)
     checked(way, code, out + err, survivors=2)
     assert code == LAST[way][0], err
+    assert err.count("Traceback (most recent call last)") == (way == "raise"), err
     says_it_last(way, err)
 
 

@@ -10,6 +10,7 @@ import pytest
 from launching import Launch, launch
 from ranks import everything
 
+from hvdlite import config
 from hvdlite.launcher.binding import BindError, Cpu, share
 
 TRY = 'echo "try $HVDLITE_RESTART_COUNT $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS"'
@@ -61,6 +62,26 @@ def test_a_signal_between_two_attempts_ends_the_job():
 def test_what_cannot_be_started_is_not_tried_again():
     code, _, err = launch("-np", 1, "--max-restarts", 3, "no-such-command")
     assert code == 127 and "restart" not in err
+
+
+def test_paths_mean_the_folder_in_which_the_command_was_given(tmp_path):
+    """From flags, variables and -x, wherever ranks start; words that are no paths stay."""
+    (tmp_path / "elsewhere").mkdir()
+    words = ("--wdir", "elsewhere", "--timeline-filename", "line.json", "-x", "HVDLITE_MPI_LIBRARY=../mpi.so")
+    given = {"HVDLITE_TRACE_DIR": "records", "HOROVOD_AUTOTUNE_LOG": "log/trials.csv", "HVDLITE_CUDA_LIBRARY": "my.so"}
+    show = "cat /proc/self/environ | tr '\\0' '\\n'"
+    job = ("env", "-C", tmp_path)
+    with Launch("-np", 1, *words, "sh", "-c", show, under=job, **given) as launched:
+        assert launched.wait() == 0, launched.err
+    found = dict(line.partition("=")[::2] for line in launched.out.splitlines())
+    assert found["PWD"] == str(tmp_path / "elsewhere"), launched.out
+    assert found["HVDLITE_TIMELINE"] == str(tmp_path / "line.json")
+    assert found["HVDLITE_MPI_LIBRARY"] == str(tmp_path.parent / "mpi.so")
+    assert found["HVDLITE_TRACE_DIR"] == str(tmp_path / "records")
+    assert found["HOROVOD_AUTOTUNE_LOG"] == str(tmp_path / "log" / "trials.csv")
+    assert found["HVDLITE_CUDA_LIBRARY"] == "my.so"
+    words = {"HVDLITE_TRACE_DIR": "off", "HOROVOD_TIMELINE": "DYNAMIC", "HVDLITE_AUTOTUNE_LOG": ""}
+    assert config.absolute(words) == {}
 
 
 def test_a_dry_run_starts_nothing_and_tells_what_would_be(tmp_path):

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hvdlite import config
-from hvdlite.launcher.ending import INTERRUPT_S, KILL, TERM_S, Abort, Ending, Graces, Send
+from hvdlite.launcher.ending import INTERRUPT_S, KILL, LEAVING_S, TERM_S, Abort, Ending, Graces, Send
 
 TERM = Send(int(signal.SIGTERM))
 
@@ -82,14 +82,63 @@ def test_a_culprit_that_has_said_why_and_ends_too_slowly_is_still_the_one_that_f
     """It is no rank killed by SIGTERM with code 143: on a busy machine a process takes longer to end than the grace."""
     job = ending(2)
     job.aborted(5.0, Abort(1, 1, "rank 1 raised ValueError: boom (train.py:12)"))
-    assert job.act(7.0) == TERM
-    job.ended(7.1, 1, -15)
-    job.ended(7.1, 0, -15)
+    assert job.act(7.0) == TERM._replace(spared=1) and job.act(7.5) == KILL._replace(spared=1)
+    job.ended(7.6, 0, -9)
+    assert job.due() == 5.0 + LEAVING_S and job.act(15.0) == TERM and job.due() == 15.5
+    job.ended(15.1, 1, -15)
     assert job.exit_code() == 1
     assert job.headline() == (
         "rank 1 (pid 101) failed, was stopped while it was ending: rank 1 raised ValueError: boom (train.py:12) "
         "[HVD401]"
     )
+
+
+def test_a_culprit_that_has_said_why_gets_the_time_to_exit_with_its_own_code():
+    """sys.exit(5), and handlers of atexit that take some seconds."""
+    job = ending(2)
+    job.aborted(5.0, Abort(0, 1, "rank 1 called sys.exit(5) (train.py:12)"))
+    job.aborted(5.1, Abort(1, 1, "rank 1 called sys.exit(5) (train.py:12)"))
+    assert job.act(7.0) == TERM._replace(spared=1)
+    job.ended(7.1, 0, -15)
+    job.ended(8.0, 1, 5)
+    assert job.due() is None and job.exit_code() == 5
+    assert job.headline() == "rank 1 (pid 101) exited with code 5: rank 1 called sys.exit(5) (train.py:12) [HVD401]"
+
+
+def test_a_signal_to_the_launcher_spares_no_culprit():
+    job = ending(2)
+    job.aborted(5.0, Abort(1, 1, "rank 1 raised ValueError"))
+    assert job.act(7.0) == TERM._replace(spared=1)
+    assert job.signalled(7.1, signal.SIGTERM) == TERM and job.act(9.7) == KILL
+
+
+@pytest.mark.parametrize("first", ["end", "record"])
+def test_a_rank_that_exits_with_0_and_without_a_word_ends_nobody(first):
+    job = ending()
+    news = [lambda: job.ended(5.0, 0, 0), lambda: job.aborted(5.0, Abort(2, 0, "rank 0 is lost"))]
+    for tell in news if first == "end" else reversed(news):
+        tell()
+    assert job.due() is None and job.culprit() is None and job.headline() is None
+    job.ended(60.0, 1, 0)
+    if first == "end":
+        job.ended(70.0, 2, 0)
+        assert job.exit_code() == 0 and job.headline() is None
+        return
+    job.ended(70.0, 2, 1)  # it needed it
+    assert job.exit_code() == 1 and job.culprit() == 0
+    said = "rank 0 (pid 100) exited with code 0 without hvd.shutdown(); rank 2 says: rank 0 is lost [HVD401]"
+    assert job.headline() == said
+
+
+def test_who_fails_of_something_else_than_a_rank_that_has_left_is_to_blame_itself():
+    for words, culprit in (("ValueError: boom", 1), ("HvdPeerLostError: rank 0 is lost", 0), ("", 0)):
+        job = ending(2)
+        job.ended(5.0, 0, 0)
+        job.aborted(5.0, Abort(1, 0, "rank 0 left the job [HVD451]"))
+        job.ended(70.0, 1, 1, words)
+        assert job.culprit() == culprit and job.exit_code() == 1
+        assert f"rank {culprit} (pid 10{culprit}) exited with code" in job.headline()
+        assert "without hvd.shutdown()" not in job.headline()
 
 
 def test_a_culprit_that_exits_with_0_hands_the_code_on():
@@ -98,7 +147,7 @@ def test_a_culprit_that_exits_with_0_hands_the_code_on():
     job.aborted(0.1, Abort(0, 1, "rank 1 left without hvdlite.shutdown()"))
     job.ended(0.2, 0, 4)
     assert job.exit_code() == 4
-    assert "rank 1 (pid 101) exited with code 0; rank 0 says: rank 1 left" in job.headline()
+    assert "rank 1 (pid 101) exited with code 0 without hvd.shutdown(); rank 0 says: rank 1 left" in job.headline()
 
 
 def test_an_abort_that_everybody_survives_is_no_failure():
@@ -113,7 +162,8 @@ def test_a_culprit_that_cannot_be_killed_is_a_failure():
     """In the driver of a broken device not even SIGKILL ends it; the launcher leaves it behind, but not with code 0."""
     job = ending(1)
     job.aborted(0.0, Abort(0, 0, "CUDA error"))
-    assert job.act(2.0) == TERM and job.act(2.5) == KILL
+    job.act(2.0), job.act(2.5)  # there are no others
+    assert job.act(LEAVING_S) == TERM and job.act(LEAVING_S + 0.5) == KILL
     assert job.exit_code() == 1 and job.headline() == "rank 0 (pid 100) is still running: CUDA error [HVD401]"
     job = ending(2)
     job.aborted(0.0, Abort(0, 1, "rank 1 is silent"))

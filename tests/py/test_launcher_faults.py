@@ -58,6 +58,57 @@ def test_a_rank_that_exits_early_with_0_is_no_failure():
         assert job.wait() == 0
 
 
+LEFT = """
+import os, sys, threading
+import numpy as np
+import hvdlite.numpy as hvd
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 1:
+    {leaves}
+if input() == "goes on":
+    hvd.allreduce(np.ones(3))
+{ends}
+"""
+EXIT = "os._exit(0)"
+BESIDE = "threading.Thread(target=threading.Event().wait, daemon=True).start(); sys.exit(0)"
+
+
+@pytest.mark.parametrize(
+    "leaves, ends, needs", [(EXIT, EXIT, ""), (EXIT, "", ""), (BESIDE, BESIDE, ""), (EXIT, "", "goes on")]
+)
+def test_a_rank_that_exits_with_0_ends_nobody_but_who_needs_it_fails(leaves, ends, needs):
+    """The note about who still runs comes where nobody counts as failed."""
+    body = LEFT.format(leaves=leaves, ends=ends)
+    words = ("-np", 2, "--stdin", 0, "--stall-check-time", 0.1, *PYTHON, body)
+    with Launch(*words, stdin=subprocess.PIPE) as job:
+        job.until("1 of 2 ranks have ended well")
+        job.process.stdin.write(f"{needs}\n".encode())
+        job.process.stdin.close()
+        assert job.wait() == (1 if needs else 0), job.err
+    told = r"hvdlite-run: rank 1 \(pid \d+\) exited with code 0 without hvd.shutdown\(\); rank 0 says: rank 1"
+    assert bool(re.search(told, job.err)) == bool(needs) == ("HvdPeerLostError" in job.err), job.err
+
+
+def test_the_first_to_fail_may_take_its_time_to_exit_with_its_code():
+    """Its handler is done when the other rank has been ended, which is in an hour's sleep."""
+    body = """
+import atexit, os, sys, time
+def save():
+    while os.path.exists(f"/proc/{others[0]}"): time.sleep(0.01)
+    print("saved")
+atexit.register(save)
+import hvdlite.numpy as hvd
+hvd.init()
+others = hvd.allgather_object(os.getpid())
+hvd.rank() and sys.exit(5)
+time.sleep(3600)
+"""
+    code, out, err = launch("-np", 2, "--failure-grace", 0, *PYTHON, body)
+    assert code == 5 and "[1]<stdout>:saved" in out, err
+    assert re.search(r"hvdlite-run: rank 1 \(pid \d+\) exited with code 5: rank 1 called sys.exit\(5\)", err), err
+
+
 def test_who_does_not_fail_by_itself_is_terminated_and_then_killed():
     """By default: one second, SIGTERM, half a second, SIGKILL."""
     traps = "trap 'echo told' TERM; trap '' INT HUP; echo ready; while :; do sleep 0.05; done"
@@ -98,14 +149,36 @@ def test_who_does_not_end_by_a_signal_is_killed_after_the_time_that_was_asked_fo
         assert job.wait() == 143 and 0.4 < time.monotonic() - began < 25 and not job.left()
 
 
-def test_grandchildren_go_even_from_sessions_of_their_own():
-    """They ignore signals, and hold the output."""
+def test_grandchildren_go():
+    """They ignore signals, and hold the output. Where a rank has failed also those that have sessions of their own."""
     deaf = 'trap "" TERM HUP INT; while :; do sleep 1; done'
     script = f"for i in 1 2 3; do setsid sh -c '{deaf}' & done; [ $RANK = 1 ] && exit 37; exit 0"
     began = time.monotonic()
     assert launch("-np", 2, "--failure-grace", 0, "sh", "-c", script)[0] == 37
-    assert launch("-np", 1, "sh", "-c", script)[0] == 0
+    assert launch("-np", 1, "sh", "-c", script.replace("setsid", ""))[0] == 0
     assert time.monotonic() - began < 50
+
+
+LEAVES = "import subprocess\nfor new in (True, False): subprocess.Popen(['sleep', '600'], start_new_session=new)\n"
+
+
+@pytest.mark.parametrize("hosts", [(), ("-H", "192.0.2.77:1,192.0.2.78:1", "--network-interface", "lo")])
+def test_what_has_a_session_of_its_own_outlives_a_job_that_ends_well(hosts, tmp_path):
+    """As under Python alone; what has none ends with the ranks."""
+    shell = tmp_path / "rsh"
+    shell.write_text('#!/bin/sh\nshift\nexec setsid -w sh -c "$*"\n')
+    shell.chmod(0o755)
+    with Launch("-np", 2, *hosts, *PYTHON, LEAVES, OMPI_MCA_plm_rsh_agent=str(shell)) as job:
+        assert job.wait() == 0, job.err
+        assert list(job.left().values()) == ["sleep 600 "] * 2
+
+
+def test_what_has_a_session_of_its_own_ends_with_a_job_that_is_interrupted():
+    body = f"{LEAVES}import signal, sys\nsignal.signal(15, lambda *_: sys.exit(0))\nprint('ready'); signal.pause()"
+    with Launch("-np", 1, *PYTHON, body) as job:
+        job.until("ready")
+        job.send(signal.SIGTERM)
+        assert job.wait() == 143 and not job.left()
 
 
 @pytest.mark.parametrize("kill", [os.kill, os.killpg])

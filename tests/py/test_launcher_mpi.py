@@ -181,6 +181,15 @@ def test_an_mpi_that_ends_the_ranks_is_heard(mpi):
     assert "has ended the ranks: it exited with code 5" in err or "exited with code 5 [HVD401]\n" in err, err
 
 
+@pytest.mark.parametrize("mpi", everything(*mpis.ALL) or ["mpich"])
+def test_what_has_a_session_of_its_own_outlives_a_job_that_ends_well(mpi):
+    body = "import subprocess\nfor new in (True, False): subprocess.Popen(['sleep', '600'], start_new_session=new)"
+    words, environ = by_mpi(mpi, "-np", 2, sys.executable, "-c", body)
+    with mpis.swept(), Launch(*words, **environ) as job:
+        assert job.wait(mpis.SECONDS) == 0, job.err
+        assert [line for line in job.left().values() if "sleep" in line] == ["sleep 600 "] * 2
+
+
 ENDS = [("mpich", "launcher"), ("openmpi", "launcher"), ("mpich", "mpirun"), ("system", "mpirun")]
 ENDS += [("openmpi", "Ctrl-C"), ("mpich", "agent -9"), ("system", "agent STOP")]
 WAYS = "launcher", "mpirun", "Ctrl-C", "agent -9", "agent STOP"

@@ -10,6 +10,7 @@ import pytest
 from launching import RUN, Launch, launch
 
 import hvdlite
+from hvdlite.launcher import stdin
 
 PYTHON = (sys.executable, "-u", "-c")
 
@@ -89,6 +90,30 @@ def test_stdin_goes_to_rank_0_if_asked_and_the_others_read_nothing():
             "[1]<stdout>:got",
             "[2]<stdout>:got",
         ]
+
+
+@pytest.mark.parametrize("words", [["-"], ["-u", "-X", "dev", "-"], ["-W", "ignore"]])
+def test_a_program_at_stdin_runs_on_all_ranks(words, tmp_path):
+    body = "import sys\nfor name in sys.argv[1:] or ['none']:\n    print(name, repr(sys.stdin.read()))\n"
+    (tmp_path / "train.py").write_text(body)
+    more = ["a b"] if words[-1] == "-" else []
+    with open(tmp_path / "train.py") as program:
+        code, out, err = launch("-np", 2, sys.executable, *words, *more, stdin=program)
+    told = "a b" if more else "none"
+    assert code == 0 and sorted(out.splitlines()) == [f"[{rank}]<stdout>:{told} ''" for rank in (0, 1)], err
+
+
+def test_without_a_program_nothing_is_started(tmp_path):
+    (tmp_path / "long.py").write_text("#" * (1 << 17))
+    for words in ([], ["-"], ["-i"]):
+        code, _, err = launch("-np", 2, sys.executable, *words)
+        assert code == 2 and "gets no program: hvdlite-run -np 2" in err and "[HVD702]" in err
+    with open(tmp_path / "long.py") as program:
+        code, _, err = launch("-np", 2, sys.executable, "-", stdin=program)
+    assert code == 2 and "longer than 127 KiB: name its file [HVD705]" in err
+    for words in (["-c", "pass"], ["-V"], ["-Ic", "pass"], ["x.py", "-"], ["-m", "x"]):
+        assert stdin.with_program(["/usr/bin/python3.12", *words], False) == ["/usr/bin/python3.12", *words]
+    assert stdin.with_program(["cat", "-"], False) == ["cat", "-"]
 
 
 def test_a_terminal_can_be_read_by_rank_0():

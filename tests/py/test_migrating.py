@@ -177,7 +177,8 @@ def test_a_call_before_init_is_named():
 def test_what_the_others_of_a_failed_rank_see():
     code, output = launched(
         "import torch, hvdlite.torch as hvd\nhvd.init()\nif hvd.rank() == 1: raise ValueError('boom')\n"
-        "hvd.allreduce(torch.ones(1), name='x')\n"
+        "try:\n    hvd.allreduce(torch.ones(1), name='x')\n"
+        "except hvd.HorovodInternalError as error:\n    print(type(error).__name__, error)\n    raise\n"
     )
     assert code == 1
     assert re.search("HvdPeerLostError.*" + row("rank 1 raised") + " ValueError: boom", output), output
