@@ -15,6 +15,8 @@ What users should know:
     `optimizer.wait_in_backward = False` moves their waiting to step() as well.
   - An exception in backward that a rank catches ends the step for all: the other ranks raise HvdMismatchError, which
     names it, where they wait (`skipping`). All go on by zero_grad() and the next batch.
+  - In the first rounds the ranks compare their parameters (`start`): in another order without `named_parameters` they
+    are an HvdMismatchError, and with other values a warning; HVDLITE_CHECK_START says otherwise.
   - A user's hooks on a parameter run first, those on its AccumulateGrad node may not.
   - Several threads that run backward for one optimizer at once need backward_passes_per_step = their number.
 """
