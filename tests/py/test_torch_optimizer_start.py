@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 import warnings
 
 import pytest
@@ -29,15 +30,15 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, 0.1)
 
 
-def steps(model, optimizer, count=1):
-    """Trains; what the warnings of the start say."""
+def steps(model, optimizer, count=1, code="HVD302"):
+    """Trains; what the warnings with this code say."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for step in range(count * optimizer.backward_passes_per_step):
             model(torch.full((2, 3), 1.0 + step + hvd.rank())).sum().backward()
             if (step + 1) % optimizer.backward_passes_per_step == 0:
                 optimizer.step(), optimizer.zero_grad()
-    return [str(each.message) for each in said if "HVD302" in str(each.message)]
+    return [str(each.message) for each in said if code in str(each.message)]
 
 
 @pytest.mark.parametrize("first", [3, 5], ids=["equal shapes", "other shapes"])
@@ -139,3 +140,21 @@ def test_a_rank_that_skips_the_first_round_is_not_waited_for():
     for _ in range(2):
         table(torch.tensor([hvd.rank()])).sum().backward()
         optimizer.step(), optimizer.zero_grad()
+
+
+@as_ranks(2)
+def test_a_model_that_is_in_distributed_data_parallel_as_well_is_one_warning():
+    if not torch.distributed.is_available():
+        pytest.skip("torch without torch.distributed")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(hvd.broadcast_object(folder), "store")
+        store = torch.distributed.FileStore(path, 2)
+        torch.distributed.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=2)
+        try:
+            model, other = torch.nn.parallel.DistributedDataParallel(network()), network()
+            optimizer, plain = (hvd.DistributedOptimizer(sgd(each.parameters())) for each in (model, other))
+            assert len(steps(model, optimizer, 3, "HVD242")) == (hvd.rank() == 0)
+            assert steps(other, plain, 2, "HVD242") == []
+        finally:
+            torch.distributed.destroy_process_group()
+            hvd.barrier()

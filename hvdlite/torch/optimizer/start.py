@@ -31,6 +31,7 @@ from ...ops import Handle, Sum
 from ...process_set import ProcessSet
 from .. import owned
 from ..ops import plain
+from .twice import warn_of_ddp
 
 _UNNAMED = "noname."
 _PARTS, _BITS = 3, 21  # of a digest; ranks can add up the squares of as many bits
@@ -63,6 +64,8 @@ class StartCheck:
         if self._life != lives():
             self._life, self._mode = lives(), config.load().values["check_start"]
             self._differed, self._sent, self._listed = False, None, None
+            if self._mode != "off" and self._process_set.rank() == 0:
+                warn_of_ddp(parameters)
         if self._mode == "off" or self._sent is not None:
             return
         pairs = sorted(zip(names, parameters), key=lambda pair: pair[0])
