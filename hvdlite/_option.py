@@ -80,6 +80,11 @@ def guard(text: str) -> int:
     return ("off", "warn", "raise", "nan").index({"0": "off", "1": "raise"}.get(text, text))
 
 
+def check(text: str) -> str:
+    words = ("off", "warn", "raise")
+    return words[words.index(text)]
+
+
 def file_name(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -135,6 +140,7 @@ WANTED = {
     switch: "0 or 1",
     memory: "auto or dev_shm",
     guard: "off, warn, raise (or 1), or nan",
+    check: "off, warn or raise",
     link_cost: "two numbers greater than zero, not beyond all measure, with a comma between, as in 50,8",
     key: "64 hexadecimal digits",
     job: "16 hexadecimal digits",

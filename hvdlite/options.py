@@ -15,6 +15,7 @@ from ._option import PREFIX as PREFIX
 from ._option import SECRET as SECRET
 from ._option import WANTED as WANTED
 from ._option import Option as Option
+from ._option import check as _check
 from ._option import file_name as _file_name
 from ._option import finite_number as finite_number
 from ._option import guard as _guard
@@ -325,6 +326,15 @@ OPTIONS = (
         "the tensor and the rank; nan, the same for NaN alone. With a loss scale use warn.",
         alias=None,
         flag="--nan-guard",
+        agreed=True,
+    ),
+    Option(
+        "check_start",
+        _check,
+        "warn",
+        "When ranks of a DistributedOptimizer of PyTorch differ in the first two steps: off; warn; raise, an error.",
+        alias=None,
+        flag="--check-start",
         agreed=True,
     ),
     Option("check_data", _switch, False, "1: hvd.data warns when all ranks read identical first batches.", alias=None),

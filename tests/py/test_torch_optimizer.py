@@ -176,3 +176,25 @@ def test_the_class_is_the_originals():
     loss_of(model, batch(0)[1]).backward()
     optimizer.step()
     assert calls == ["pre"]  # once, also after load_state_dict has patched the class
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+@pytest.mark.parametrize("rate", [float, torch.tensor])
+@as_ranks(1, 2)
+def test_schedulers_made_before_and_after_wrapping_steer_what_was_loaded(rate, op):
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=rate(0.1 * (1 + hvd.rank())), momentum=0.9)
+    before = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
+    optimizer = hvd.DistributedOptimizer(inner, op=op)
+    after = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    hvd.broadcast_state(model, optimizer, [before, after])
+    optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)], "lr": 1.0})
+    for step in range(2):
+        optimizer.zero_grad()
+        model(batch(step)[1]).sum().backward()
+        optimizer.step()
+        before.step(), after.step()
+        (inner if step else optimizer).load_state_dict(optimizer.state_dict())
+        assert inner.param_groups is optimizer.param_groups and inner.state is optimizer.state
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.1 / 16, 1.0 / 16])
+    hvd.check_consistency(model)

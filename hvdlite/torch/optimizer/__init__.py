@@ -5,7 +5,7 @@ its hook (`hooks`) to its average, as the gradient book (hvdlite.optimizer) says
 ends, `order` when it is worth sending what is ready; `carriers` know what travels together, `wire` in what form, `run`
 how hundreds do in one call, `names` under which name; `skipping` deals with what an exception has left of a round.
 `buckets` are for comm hooks, `sparse` for sparse gradients, `weights` and `uneven` for batches that differ, `delta` for
-Adasum.
+Adasum; `start` and `twice` look for mistakes of scripts.
 """
 
 from .buckets import GradBucket

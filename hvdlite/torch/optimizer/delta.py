@@ -28,6 +28,7 @@ from ...process_set import ProcessSet
 from ..ops import plain
 from .methods import Copyless, asked_by_grad_scaler
 from .names import added_later
+from .start import StartCheck
 
 
 class Combination:
@@ -35,8 +36,13 @@ class Combination:
 
     def __init__(self, pairs: list[tuple[torch.Tensor, str]], suffix: str, compression: Any, process_set: ProcessSet):
         self.pairs, self.suffix, self.compression, self.process_set = pairs, suffix, compression, process_set
+        self._start = StartCheck(suffix, process_set)
         self._left: deque[Any] = deque()
         self._under_way: deque[Any] = deque()
+
+    def check(self) -> None:
+        """Before a step: what the ranks start from is compared with it."""
+        self._start.send([parameter for parameter, _ in self.pairs], [name for _, name in self.pairs])
 
     def combine(self, starts: list[torch.Tensor]) -> None:
         """Parameters become their start plus the Adasum of all ranks' changes. Raises the first failure."""
@@ -64,6 +70,7 @@ class Combination:
             self._under_way.popleft()
         if failure is not None:
             raise failure
+        self._start.close()
 
     def drop(self) -> None:
         """Parameters get other values: what is left is nobody's concern."""
@@ -113,6 +120,7 @@ class Delta(Copyless):
         with torch.no_grad():
             self._hvd_delta.complete()
             starts = [parameter.detach().clone() for parameter, _ in self._hvd_delta.pairs]
+            self._hvd_delta.check()
         if closure is not None:
             args = (closure, *args)
         try:

@@ -258,6 +258,7 @@ class Exchange(Skipping):
             if left:
                 self._go(left, True)
             self.carrier.rest()
+            self.wire.start.send(parameters, self.wire.names)
 
     def land(self) -> Exception | None:
         """Wait for all; the first failure. What a signal handler raises comes out at once: it may be called again."""
@@ -272,7 +273,7 @@ class Exchange(Skipping):
                     if not is_outcome(error):
                         raise
                     skipped = skipped or told(error)
-                    failure = skipped or failure or parted(error) or error
+                    failure = skipped or (failure if wait != self.wire.round_over else None) or parted(error) or error
             self.in_flight.clear()
             if failure is None:
                 self.untaken = Untaken(self.wire.parameters)

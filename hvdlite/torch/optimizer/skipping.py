@@ -227,6 +227,7 @@ class Skipping:
             self.skips.send(self.carrier, missing(self))
             if self.wire.shares is not None:
                 self.wire.shares.mine()  # which the others wait for, too
+            self.wire.start.send(self.wire.parameters, self.wire.names)
 
     def skipped(self) -> Exception | None:
         """Wait for them and for all that is under way: then the round has ended on all ranks."""

@@ -35,6 +35,7 @@ from ..ops import plain
 from .run import GradientRun, written
 from .shared import is_shared
 from .sparse import Both, gathered, no_rows
+from .start import StartCheck
 from .streams import Writers
 from .untaken import PRIORITY
 from .weights import Shares, WeightedAverage
@@ -93,6 +94,7 @@ class Wire:
         self.writers = Writers()
         if self.weights is not None:
             self.shares = Shares("optimizer.weight" + suffix, process_set, self.weights.current)
+        self.start = StartCheck(suffix, process_set)
         self.settings: dict[str, Any] = {}
         self.tells: int | None = None  # in this round, the gradient that tells of a step not taken (`untaken`)
         self._runs: dict[tuple[int, ...], GradientRun] = {}
@@ -328,3 +330,4 @@ class Wire:
         """All flights have landed."""
         if self.shares is not None:
             self.shares.close()
+        self.start.close()

@@ -15,6 +15,8 @@ What users should know:
     `optimizer.wait_in_backward = False` moves their waiting to step() as well.
   - An exception in backward that a rank catches ends the step for all: the other ranks raise HvdMismatchError, which
     names it, where they wait (`skipping`). All go on by zero_grad() and the next batch.
+  - In the first rounds the ranks compare their parameters (`start`): in another order without `named_parameters` they
+    are an HvdMismatchError, and with other values a warning; HVDLITE_CHECK_START says otherwise.
   - A user's hooks on a parameter run first, those on its AccumulateGrad node may not.
   - Several threads that run backward for one optimizer at once need backward_passes_per_step = their number.
 """
@@ -144,4 +146,20 @@ def _wrapped(optimizer: torch.optim.Optimizer, methods: type, names: dict[torch.
         # A scheduler made before wrapping watches the original for step(), to warn of a wrong order: let it see ours.
         optimizer._opt_called = True  # type: ignore[attr-defined]
         wrapped._hvd_original = optimizer  # the scheduler itself holds it as well; the groups are shared
+    if hasattr(optimizer, "_optimizer_load_state_dict_post_hooks"):  # Optimizer.__init__ may have been left out
+        groups, state = optimizer.param_groups, optimizer.state  # the hooks of both are one dict
+        optimizer.register_load_state_dict_post_hook(lambda loaded: _load_shared(loaded, groups, state), prepend=True)
     return wrapped
+
+
+def _load_shared(loaded: Any, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
+    """Move what load_state_dict has put into new groups and a new state into those that the original and the wrapped
+    optimizer share: a scheduler made before wrapping holds the original, and the user may load into either."""
+    for group, new in zip(groups, loaded.param_groups):
+        if group is not new:
+            group.clear()
+            group.update(new)
+    if loaded.state is not state:
+        state.clear()
+        state.update(loaded.state)
+    loaded.param_groups, loaded.state = groups, state
