@@ -110,6 +110,10 @@ class GradientBook:
         """Whether the window closes with the pass that is under way."""
         return not self.accumulating and (self._closing or self._ended + 1 >= self._per_step)
 
+    def left(self, parameter: int) -> int:
+        """Backward passes of this window that have yet to reach it."""
+        return max(0, self._per_step - self._passes[parameter])
+
     def sent(self, parameter: int) -> None:
         """The gradient is under way."""
         self._sent.add(parameter)

@@ -337,7 +337,7 @@ OPTIONS = (
         flag="--check-start",
         agreed=True,
     ),
-    Option("check_data", _switch, False, "1: hvd.data warns when all ranks read identical first batches.", alias=None),
+    Option("check_data", _switch, False, "1: hvd.data warns of identical first batches.", alias=None, agreed=True),
     _of_launcher(
         "failure_grace",
         1.0,

@@ -120,6 +120,23 @@ def test_reductions_are_under_way_before_backward_ends():
     optimizer.step()
 
 
+@as_ranks(1, 2)
+def test_private_names_of_horovods_optimizer_can_be_read():
+    model = torch.nn.Linear(2, 1)
+    model.bias.requires_grad_(False)
+    wrapped = {"named_parameters": model.named_parameters(), "backward_passes_per_step": 2}
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), **wrapped)
+    optimizer.wait_in_backward = False
+    assert {name.partition("#")[0] for name in optimizer._parameter_names.values()} == {"weight", "bias"}
+    assert optimizer._requires_update == {model.weight} and optimizer._allreduce_delay[model.weight] == 2
+    model(torch.ones(1, 2)).sum().backward()
+    assert not optimizer._handles and optimizer._allreduce_delay[model.weight] == (2 if hvd.size() == 1 else 1)
+    model(torch.ones(1, 2)).sum().backward()
+    assert set(optimizer._handles) == (set() if hvd.size() == 1 else {model.weight})
+    optimizer.step()
+    assert not optimizer._handles
+
+
 @as_ranks(1)
 def test_one_rank_has_no_hooks():
     model, optimizer, _, _ = pair()

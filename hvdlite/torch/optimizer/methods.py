@@ -24,6 +24,7 @@ from ..ops import plain
 from .buckets import InBuckets
 from .exchange import Exchange
 from .names import added_later
+from .private import PrivateNames
 from .skipping import TORN, VOID, apart
 
 _SLOW_STEP = (
@@ -33,7 +34,7 @@ _SLOW_STEP = (
 )
 
 
-class Copyless:
+class Copyless(PrivateNames):
     """A distributed optimizer is one of a kind: its hooks and names belong to this process and these parameters."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
