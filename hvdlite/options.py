@@ -10,24 +10,17 @@ the table against the environment; _option.py says what a row is.
 
 from __future__ import annotations
 
+from . import _option
 from ._option import ALIAS_PREFIX as ALIAS_PREFIX
 from ._option import PREFIX as PREFIX
 from ._option import SECRET as SECRET
 from ._option import WANTED as WANTED
 from ._option import Option as Option
-from ._option import check as _check
-from ._option import file_name as _file_name
 from ._option import finite_number as finite_number
-from ._option import guard as _guard
-from ._option import has_folder as _has_folder
-from ._option import job as _job
-from ._option import key as _key
-from ._option import link_cost as _link_cost
-from ._option import memory as _memory
-from ._option import power_of_two as _power_of_two
-from ._option import signal_number as _signal
-from ._option import switch as _switch
-from ._option import whole as _whole
+
+_check, _file_name, _guard, _has_folder = _option.check, _option.file_name, _option.guard, _option.has_folder
+_job, _key, _link_cost, _memory = _option.job, _option.key, _option.link_cost, _option.memory
+_power_of_two, _signal, _switch, _whole = _option.power_of_two, _option.signal_number, _option.switch, _option.whole
 
 OFF = ("off", "0", "")  # of HVDLITE_TRACE_DIR: no records
 DYNAMIC = "DYNAMIC"  # of HVDLITE_TIMELINE: room for one, begun later
@@ -53,14 +46,7 @@ OPTIONS = (
     Option("store_port", _whole, None, "Port of the store.", scope="rank", alias=None, low=1, high=65535),
     Option("secret_key", _key, None, "Proves that a connection belongs to the job.", scope="rank", alias=None),
     Option("secret_file", _file_name, None, "Holds HVDLITE_SECRET_KEY; mode 0600.", "rank", alias=None, is_path=bool),
-    Option(
-        "host_id",
-        str,
-        None,
-        "What tells this host from others, where its name, boot and namespaces do not tell rightly.",
-        scope="rank",
-        alias=None,
-    ),
+    Option("host_id", str, None, "Tells this host from others, where its name and boot do not.", "rank", alias=None),
     Option("restart_count", _whole, 0, "How often the launcher has started the job again.", scope="rank", alias=None),
     Option("job_id", _job, None, "Tells this job from others.", scope="rank", alias=None),
     Option("agent", str, None, "The connection to this rank's agent (hvdlite-run --mpi).", scope="rank", alias=None),

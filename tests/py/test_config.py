@@ -127,7 +127,7 @@ def test_a_size_in_megabytes_may_be_a_fraction():
 
 def test_only_options_that_all_ranks_share_are_agreed():
     agreed = "fusion_threshold cache_capacity plane algo deterministic nan_guard link_cost metrics_port peer_timeout"
-    assert set(config.read({}).agreed()) == {*agreed.split(), "votes", "wire_auth", "check_start"}
+    assert set(config.read({}).agreed()) == {*agreed.split(), "votes", "wire_auth", "check_start", "check_data"}
 
 
 def test_the_cost_of_a_link_is_told_in_microseconds_and_nanoseconds_a_byte():

@@ -23,8 +23,8 @@ from ...optimizer import GradientBook
 from ..ops import plain
 from .buckets import InBuckets
 from .exchange import Exchange
+from .horovods import PrivateNames
 from .names import added_later
-from .private import PrivateNames
 from .skipping import TORN, VOID, apart
 
 _SLOW_STEP = (

@@ -1,5 +1,7 @@
-"""What do libraries read of Horovod's optimizer that is private to it? These names; changing what they give has no
-effect."""
+"""What do libraries read of Horovod's optimizer that is private to it? Names, gradients under way, passes to come.
+
+Each is made anew when it is read, so changing what it gives has no effect. With one rank nothing is ever under way.
+"""
 
 from __future__ import annotations
 
