@@ -75,6 +75,7 @@ def monitored_barrier(
         gave_up[mine] = 1
         who = _core.missing(pending.native)
         if not pending.done():
+            pending.release()  # now: the exception's traceback holds it
             raise HvdTimeoutError(
                 coded("HVD502", f"rank {_core.rank()} has waited {seconds:g} s at the barrier {full!r}: {who}")
             )

@@ -23,9 +23,9 @@ import sys, time
 import numpy as np
 import hvdlite.numpy as hvd
 hvd.init()
-hvd.allreduce(np.ones(int(sys.argv[1])), name="x")
-print("ready", flush=True)
 try:
+    hvd.allreduce(np.ones(int(sys.argv[1])), name="x")
+    print("ready", flush=True)
     while True:
         hvd.allreduce(np.ones(int(sys.argv[1])), name="x")
 except hvd.HorovodInternalError as error:

@@ -253,7 +253,7 @@ print("went on", flush=True)
 def test_half_a_frame_of_the_store_is_not_looked_at_all_the_time_and_its_end_is_seen(ends):
     with served(2) as store:
         told = {"STORE_ADDR": store.address[0], "STORE_PORT": store.address[1], "SECRET_KEY": SECRET.hex()}
-        told.update(SIZE=2, LOCAL_SIZE=2, CROSS_RANK=0, CROSS_SIZE=1)
+        told.update(SIZE=2, LOCAL_SIZE=2, CROSS_RANK=0, CROSS_SIZE=1, JOB_ID=f"{1:016x}")
         ranks = []
         for rank in range(2):
             environ = environment(**{f"HVDLITE_{name}": str(value) for name, value in told.items()})
