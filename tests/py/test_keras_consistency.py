@@ -139,6 +139,8 @@ broadcast(model.variables, 0)
 layers = [keras.layers.Dense(2, name="all"), keras.layers.Dense(2, name="mine")]
 own = keras.Sequential([keras.layers.Input((4,)), *layers])
 mine = own.layers[1].kernel
+biases = [layer.bias for layer in own.layers][:: 1 - 2 * rank]
+told(lambda: broadcast(biases, 0), "(sequential/all/bias", "(sequential/mine/bias", "sorted(names)", alike=False)
 optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
 optimizer.register_local_var(mine)
 own.compile(optimizer, "mse", jit_compile=False)
