@@ -59,7 +59,10 @@ def reducer(*terms: Any, **more: Any) -> Any:
     """What averages lists of gradients of the backend's kind."""
     name = backend()
     module = "hvdlite.tensorflow.reducer" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
-    return import_module(module).Reducer(*terms, **more)
+    made = import_module(module).Reducer(*terms, **more)
+    if name == "tensorflow":
+        made.start = import_module("hvdlite.tensorflow.start").Start(made.process_set)
+    return made
 
 
 def key_of(variable: Any) -> Any:
