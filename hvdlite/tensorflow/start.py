@@ -1,7 +1,8 @@
-"""How does a step of a graph come to compare what ranks start from (../keras/start.py)? By a call of Python in a branch
-that later steps pass by: they read a variable, and no weights.
+"""How does a step of a graph come to compare what ranks start from (../keras/start.py)?
 
-The call reads the weights before they change: averages come after it, and changes after averages.
+By a call of Python in a branch, which later steps pass by: they read one variable, and no weights. The call is eager,
+so ranks with a graph meet ranks without one. It reads the weights before they change: averages come after it, and
+changes after averages.
 """
 
 from __future__ import annotations
