@@ -318,7 +318,7 @@ OPTIONS = (
         "check_start",
         _check,
         "warn",
-        "When ranks of a DistributedOptimizer of PyTorch differ in the first two steps: off; warn; raise, an error.",
+        "When ranks of a DistributedOptimizer differ in the first two steps: off; warn; raise, an error.",
         alias=None,
         flag="--check-start",
         agreed=True,

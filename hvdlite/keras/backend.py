@@ -16,8 +16,10 @@ from typing import Any
 
 from .. import config
 from ..errors import HvdNotYetError
+from ..ops import Max
 from .lists import SAME_VARIABLES, Listed, compare
 from .naming import everywhere
+from .order import Order
 
 
 def legacy() -> bool:
@@ -57,7 +59,10 @@ def reducer(*terms: Any, **more: Any) -> Any:
     """What averages lists of gradients of the backend's kind."""
     name = backend()
     module = "hvdlite.tensorflow.reducer" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
-    return import_module(module).Reducer(*terms, **more)
+    made = import_module(module).Reducer(*terms, **more)
+    if name == "tensorflow":
+        made.start = import_module("hvdlite.tensorflow.start").Start(made.process_set)
+    return made
 
 
 def key_of(variable: Any) -> Any:
@@ -84,6 +89,9 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
     shapes = [f"{variable.dtype}{list(variable.shape)}" for variable in variables]
     shown = [f"{everywhere(variable)} {shape}" for variable, shape in zip(variables, shapes)]
     compare(Listed("broadcast_variables", count, "variables", shapes, shown, SAME_VARIABLES))
+    order = Order("broadcast_variables", variables, shapes)
+    most = ops().allreduce(torch.tensor(order.of_names, device="cpu"), op=Max, name=f"{order.what}.names")
+    compare(order.listed if most[0] == -most[1] else order.listed._replace(compared=()))
     with torch.no_grad():
         handles = [
             ops().broadcast_async(variable.value.detach(), root_rank, f"broadcast_variables.{i}of{count}")

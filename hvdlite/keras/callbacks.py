@@ -31,7 +31,8 @@ _Callback: Any = keras.callbacks.Callback
 class BroadcastGlobalVariablesCallback(_Callback):
     """Gives all ranks the root's weights and optimizer state, when the first batch has made them all.
 
-    Variables given to `register_local_var` or `local_variables` stay each rank's own.
+    Variables given to `register_local_var` or `local_variables` stay each rank's own. With steps_per_execution above 1
+    the first batches are several steps, from each rank's own weights: broadcast model.variables before fit there.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+
 from .. import measured
 from ..ops import Average, op_of
 from ..ops.terms import NoneCompressor, compress
@@ -19,6 +21,9 @@ from ..torch.ops import plain
 from .checked import check_terms
 from .lists import SAME_GRADIENTS, Listed, compare
 from .naming import everywhere
+from .start import StartCheck
+
+_SAME_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Reducer:
@@ -36,6 +41,7 @@ class Reducer:
             raise ValueError("gradient_predivide_factor not supported with op != Average [HVD224]")
         self.predivide, self.scale_local = float(gradient_predivide_factor), bool(scale_local_gradients)
         self._local: dict[int, Any] = {}
+        self._start = StartCheck(process_set, _sum_of_bits)
 
     def register_local(self, variable: Any) -> None:
         """Gradients of this variable stay this rank's."""
@@ -62,6 +68,10 @@ class Reducer:
             measured.step(self)
             return found
         self._compare(found, owners)
+        if not self._start.over:
+            pairs = zip(found, owners)
+            travel = [owner for each, owner in pairs if each is not None and id(owner) not in self._local]
+            self._start.look(self.prefix, travel)
         flying = []
         for place in reversed(range(len(found))):
             gradient, owner = found[place], owners[place]
@@ -81,3 +91,9 @@ class Reducer:
             found[place] = self.compression.decompress(handle.wait(), ctx)
         measured.step(self)
         return found
+
+
+def _sum_of_bits(variable: Any) -> int:
+    value = variable.value.detach()
+    bits = value.contiguous().view(_SAME_BITS[value.element_size()]) if value.is_floating_point() else value
+    return int(bits.to(torch.int64).sum())

@@ -1,8 +1,9 @@
 """State from rank to rank: variables and Python objects.
 
 Variables are sent all at once, by their places in the list, and assigned when they have come; in tf.function the
-assignments are nodes. Names are not looked at: what a rank has loaded from a file may be called otherwise there. How
-many there are, and of what shapes, is compared first (../keras/lists.py): places in lists of other lengths never meet.
+assignments are nodes. How many there are, and of what shapes, is compared first (../keras/lists.py): places in lists of
+other lengths never meet. So is the order of their names, where ranks have the same names (../keras/order.py): what a
+rank has loaded from a file may be called otherwise there.
 
 Objects travel as in all of hvdlite. What needs a session of TensorFlow 1 works on the variables of a graph or says so.
 """
@@ -18,7 +19,8 @@ from .. import objects
 from ..keras.checked import check_process_set
 from ..keras.lists import SAME_VARIABLES, Listed
 from ..keras.naming import everywhere
-from ..ops import Terms
+from ..keras.order import Order
+from ..ops import Max, Terms
 from ..process_set import ProcessSet, global_process_set
 from .ops.order import once_more
 from .ops.run import agree, run
@@ -32,8 +34,9 @@ def broadcast_variables(
 ) -> Any:
     """Assigns the root's values to these variables on every rank; in a graph the operation that does.
 
-    tf.Variables and Keras's variables; shapes and dtypes must be the same on all ranks. `inplace` is Horovod's and
-    makes no difference here. TypeError for what is no list of variables.
+    tf.Variables and Keras's variables; shapes and dtypes must be the same on all ranks, and the order of names, where
+    ranks have the same names: else HvdMismatchError on all. `inplace` is Horovod's and makes no difference here.
+    TypeError for what is no list of variables.
     """
     given = _listed("broadcast_variables", variables, process_set)
     assigned, compared = _assigned(given, root_rank, "broadcast_variables", process_set)
@@ -94,6 +97,7 @@ def _assigned(
     compared = agree(listed, process_set)
     if not variables:
         return [], compared
+    compared += _in_order(Order(prefix, variables, shapes), compared, process_set)
     with tf.control_dependencies(compared):
         results = run("broadcast", values, names, Terms(process_set, root_rank=root_rank)).results
     assigned = [
@@ -101,6 +105,16 @@ def _assigned(
         for variable, value, result in zip(variables, given, results)
     ]
     return assigned, compared
+
+
+def _in_order(order: Order, after: list[tf.Tensor], process_set: ProcessSet) -> list[tf.Tensor]:
+    """HvdMismatchError if ranks have the same names in other orders; in a graph as `agree`."""
+    if not process_set.included() or process_set.size() == 1:
+        return []
+    with tf.control_dependencies(after):
+        mine = tf.constant(order.of_names, tf.int64)
+        (most,) = run("allreduce", [mine], [f"{order.what}.names"], Terms(process_set, op=Max)).results
+    return agree(order.listed, process_set, tf.equal(most[0], -most[1]))
 
 
 def _shape_of(variable: Any, value: tf.Tensor) -> str:

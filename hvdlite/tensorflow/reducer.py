@@ -27,6 +27,7 @@ from .ops import allreduce
 from .ops.gradients import differentiable
 from .ops.order import once_more
 from .ops.run import agree
+from .start import Start
 
 
 def key_of(variable: Any) -> Any:
@@ -61,6 +62,7 @@ class Reducer:
             if not lists and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
                 raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable. [HVD226]")
         self.groups = groups
+        self.start: Start | None = None  # of an optimizer of Keras
         self._local: dict[Any, Any] = {}  # the variables are held, so that their ids stay theirs
 
     def register_local(self, variable: Any) -> None:
@@ -99,10 +101,18 @@ class Reducer:
             self._stepped()
             return found
         prefix = once_more(self.prefix)
-        with tf.control_dependencies(self._agreed(prefix, found, owners)):
+        before = self._agreed(prefix, found, owners)
+        if self.start is not None:
+            with tf.control_dependencies(before):
+                travel = [owner for gradient, owner in zip(found, owners) if self._travels(gradient, owner)]
+                before += self.start(prefix, travel)
+        with tf.control_dependencies(before):
             averages = self._averages(prefix, found, owners)
         self._stepped()
         return averages
+
+    def _travels(self, gradient: Any, owner: Any) -> bool:
+        return gradient is not None and key_of(owner) not in self._local
 
     def _stepped(self) -> None:
         """Eagerly this is a step; while a graph is made it is none: csrc/tensorflow/list.c tells of those."""
@@ -114,7 +124,7 @@ class Reducer:
         entries, count = [], 0
         for gradient, owner in zip(found, owners):
             local = key_of(owner) in self._local
-            travels = gradient is not None and not local
+            travels = self._travels(gradient, owner)
             count += travels
             sparse = isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense
             how = "" if travels and not sparse else " sparse" if travels else " local" if local else " without gradient"

@@ -139,6 +139,8 @@ broadcast(model.variables, 0)
 layers = [keras.layers.Dense(2, name="all"), keras.layers.Dense(2, name="mine")]
 own = keras.Sequential([keras.layers.Input((4,)), *layers])
 mine = own.layers[1].kernel
+biases = [layer.bias for layer in own.layers][:: 1 - 2 * rank]
+told(lambda: broadcast(biases, 0), "(sequential/all/bias", "(sequential/mine/bias", "sorted(names)", alike=False)
 optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
 optimizer.register_local_var(mine)
 own.compile(optimizer, "mse", jit_compile=False)
@@ -155,6 +157,16 @@ for wrong in (lambda: hvd.check_consistency(3), lambda: check(every=0), lambda: 
     except ValueError:
         continue
     raise AssertionError("accepted")
+
+import warnings
+keras.utils.set_random_seed(rank)
+forgot = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+forgot.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    forgot.fit(x, y[:, :2], **fit)
+said = [str(each.message) for each in said if "kernel' on rank 1 is not what rank 0 has" in str(each.message)]
+assert len(said) == (rank == 0), said
 print("went on", flush=True)
 """
 

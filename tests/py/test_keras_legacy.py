@@ -232,3 +232,21 @@ def test_a_file_with_an_older_optimizer_says_that_it_knows_no_passes():
                 warnings.simplefilter("always")
                 again = hvd.load_model(path, backward_passes_per_step=2)
             assert again.optimizer._hvd_passes.count == 2 and not any(said in str(each.message) for each in found)
+
+
+@as_ranks(2, deadline=120)
+def test_momentum_goes_to_no_other_layer():
+    keras, hvd = legacy()
+    import tensorflow as tf
+
+    from hvdlite.tensorflow import broadcast_variables
+
+    given = keras.layers.Input((4,))
+    branches = [keras.layers.Dense(2, name=name)(given) for name in ("user", "item")[:: 1 - 2 * hvd.rank()]]
+    model = keras.Model(given, keras.layers.concatenate(branches))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    optimizer.build(model.trainable_variables)
+    for variables, prefix in ((model.weights, ""), (optimizer.variables, "m/")):
+        text = rf"(?s)\(.*{prefix}user/kernel.*rank 1: \d variables \([., ]*{prefix}item/kernel.*sorted"
+        with pytest.raises(tf.errors.FailedPreconditionError, match=text):
+            broadcast_variables(variables, 0)

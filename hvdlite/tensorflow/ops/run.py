@@ -189,19 +189,23 @@ def between(tensor: tf.Tensor, name: str | None, process_set: ProcessSet, sender
     return tf.ensure_shape(result, tensor.shape)
 
 
-def agree(listed: Listed, process_set: ProcessSet) -> list[tf.Tensor]:
-    """HvdMismatchError if ranks have different lists; from a graph when it runs: what follows comes after these."""
+def agree(listed: Listed, process_set: ProcessSet, matters: tf.Tensor | None = None) -> list[tf.Tensor]:
+    """HvdMismatchError if ranks have different lists; from a graph when it runs: what follows comes after these.
+
+    matters: False, on all ranks, where what is in the lists is to be left out of account, but not how long they are.
+    """
     if process_set.included() and process_set.size() == 1:
         return []
     with translated():
         if tf.executing_eagerly():
-            compare(listed, process_set)
+            compare(listed if matters is None or matters else listed._replace(compared=()), process_set)
             return []
         refuse_xla()
         number, place = number_of(process_set), rank_in(process_set, _core.rank())
         ops = library().ops
+        shape = listed.shape if matters is None else tf.where(matters, listed.shape, listed._replace(compared=()).shape)
         handle = ops.hvd_start(
-            x=tf.zeros(listed.shape), splits=tf.zeros([0], tf.int64), key=listed.name, kind=_core.ALLREDUCE, op=Sum,
+            x=tf.zeros(shape), splits=tf.zeros([0], tf.int64), key=listed.name, kind=_core.ALLREDUCE, op=Sum,
             prescale=bits(1.0), postscale=bits(1.0), process_set=number, place=place, places=process_set.size(),
             order=order_here("list", listed.what), list=f"{listed.remedy}\n{listed.text()}",
         )  # fmt: skip

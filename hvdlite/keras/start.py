@@ -1,0 +1,85 @@
+"""Do the ranks of a Keras optimizer train the same model? A broadcast that was forgotten shows in nothing but the
+result.
+
+So before the first averages the ranks compare a digest of the variables. As a rule it is the same, and nothing is
+compared again: other hardware may round differently. Else they compare once more before the second averages, when
+BroadcastGlobalVariablesCallback has done its work. If they still differ, that is a warning, or an error
+(HVDLITE_CHECK_START).
+
+Digests travel as a sum, to which ranks that have joined add zeros: n numbers are equal if n times the sum of their
+squares is the square of their sum. Only where ranks differ does a table with a digest of each variable travel.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import config
+from .._coded import coded
+from .._digests import digest
+from ..errors import HvdMismatchError
+from ..numpy import allreduce
+from ..ops import Sum
+from ..process_set import ProcessSet
+
+_PARTS, _BITS = 3, 21  # of a digest; ranks can add up the squares of as many bits
+_VALUES = (
+    "variable {name!r} on rank{s} {others} is not what rank {first} has: the ranks train different models. Give "
+    "model.fit hvd.callbacks.BroadcastGlobalVariablesCallback(0), or broadcast model.variables before the second step "
+    "(hvdlite.tensorflow.broadcast_variables); if ranks differ on purpose, set HVDLITE_CHECK_START=off"
+)
+
+
+class StartCheck:
+    """The comparison among the ranks of one optimizer. sum_of_bits: of what is in the memory of a variable, 64 bits."""
+
+    def __init__(self, process_set: ProcessSet, sum_of_bits: Callable[[Any], int]) -> None:
+        self._process_set, self._sum_of_bits = process_set, sum_of_bits
+        self._differed, self.over = False, False
+
+    def look(self, prefix: str, variables: Sequence[Any]) -> None:
+        """Before averages of the variables' gradients. HvdMismatchError on all ranks. Blocks."""
+        mode = config.load().values["check_start"]
+        self.over = self.over or mode == "off"
+        if self.over or not variables:
+            return
+        mine = np.array([self._sum_of_bits(each) for each in variables], np.int64)
+        equal, before = self._are_equal(f"{prefix}.start", mine), self._differed
+        self._differed, self.over = not equal, equal or before
+        if before and not equal:
+            table = np.zeros((self._process_set.size(), 1 + len(mine)), np.int64)
+            table[self._process_set.rank()] = [1, *mine]
+            self._tell(self._summed(f"{prefix}.start.list", table), variables, mode)
+
+    def _summed(self, name: str, mine: np.ndarray) -> np.ndarray:
+        summed: np.ndarray = allreduce(mine, name=name, op=Sum, process_set=self._process_set)
+        return summed
+
+    def _are_equal(self, name: str, mine: np.ndarray) -> bool:
+        total = int.from_bytes(digest([mine.tobytes()])[:8], "little")
+        parts = [total >> _BITS * i & ((1 << _BITS) - 1) for i in range(_PARTS)]
+        count, *rest = self._summed(name, np.array([1, *parts, *(part * part for part in parts)])).tolist()
+        return all(count * squares == part * part for part, squares in zip(rest[:_PARTS], rest[_PARTS:]))
+
+    def _tell(self, table: np.ndarray, variables: Sequence[Any], mode: str) -> None:
+        """Of the first variable whose bits differ between ranks that have not joined."""
+        first, *others = [(rank, row[1:]) for rank, row in zip(self._process_set.ranks, table) if row[0]]
+        differ = np.array([row != first[1] for _, row in others])
+        if not differ.any():
+            return
+        place = int(np.flatnonzero(differ.any(axis=0))[0])
+        name = str(getattr(variables[place], "path", None) or variables[place].name).removesuffix(":0")
+        ranks = [str(rank) for (rank, _), its in zip(others, differ) if its[place]]
+        many = "s" * (len(ranks) > 1)
+        said = _VALUES.format(name=name, s=many, others=", ".join(ranks), first=first[0])
+        if mode == "raise":
+            raise HvdMismatchError(coded("HVD302", said))
+        if self._process_set.ranks[self._process_set.rank()] == first[0]:
+            warnings.warn(coded("HVD302", f"hvdlite: {said}"), RuntimeWarning, stacklevel=2)
+
+
+__all__ = ["StartCheck"]

@@ -1,0 +1,64 @@
+"""A broadcast that was forgotten: ranks of a Keras optimizer that differ before the second step are told, or fail."""
+
+import os
+import warnings
+from importlib.util import find_spec
+from unittest import mock
+
+import numpy as np
+import pytest
+from ranks import as_ranks
+
+if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
+    pytest.skip("TensorFlow is not installed", allow_module_level=True)
+
+PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
+
+
+def fitted(*callbacks, same=False, local=False, eager=False, **terms):
+    """The warnings of HVD302 while a model is fitted that begins elsewhere on each rank, or a local variable of it."""
+    import keras
+
+    import hvdlite.tensorflow.keras as hvd
+
+    keras.utils.set_random_seed(1 if same else hvd.rank())
+    layers = [keras.layers.Dense(2, name="own"), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.layers.Input((4,)), *layers])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **terms)
+    if local:
+        layers[0].kernel.assign(np.full((4, 2), hvd.rank()))
+        optimizer.register_local_var(layers[0].kernel)
+    model.compile(optimizer, "mse", jit_compile=False, run_eagerly=eager)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=2, verbose=0, callbacks=list(callbacks))
+    return [str(each.message) for each in said if "HVD302" in str(each.message)]
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+@as_ranks(2, deadline=300)
+def test_who_forgets_the_broadcast_is_told_once_or_fails(eager):
+    import tensorflow as tf
+
+    import hvdlite.tensorflow.keras as hvd
+
+    said = fitted(eager=eager)
+    assert len(said) == (hvd.rank() == 0), said
+    assert all("own/kernel' on rank 1 is not what rank 0 has" in each for each in said), said
+    assert not fitted(hvd.callbacks.BroadcastGlobalVariablesCallback(0), eager=eager)
+    with mock.patch.dict(os.environ, HVDLITE_CHECK_START="off"):
+        assert not fitted(eager=eager)
+    error = pytest.raises(tf.errors.OpError, match="own/kernel' on rank 1 is not .*HVD302")
+    with mock.patch.dict(os.environ, HVDLITE_CHECK_START="raise"), error:
+        fitted(eager=eager)
+
+
+@as_ranks(3, deadline=300)
+def test_sets_passes_and_local_variables():
+    import hvdlite.tensorflow.keras as hvd
+
+    assert not fitted(same=True, local=True)
+    pair = hvd.add_process_set([0, 2])
+    said = fitted(process_set=pair, backward_passes_per_step=2)
+    assert len(said) == (hvd.rank() == 0) and all("on rank 2 is not" in each for each in said), said
+    hvd.remove_process_set(pair)
