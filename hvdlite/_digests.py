@@ -20,6 +20,7 @@ import numpy as np
 from ._coded import code_of
 
 GIVE = "Give what lies in it (numbers, texts, arrays, and dicts, lists and sets of them), or leave it out."
+_PARTS, _BITS = 3, 21  # of a number; 2^21 ranks can add up the squares of as many bits
 _PLAIN = (type(None), bool, int, float, complex, str)  # they show what they are, to the last bit
 
 
@@ -45,6 +46,20 @@ def digest(blocks: Iterable[Any]) -> bytes:
     for block in blocks:
         sums.update(block)
     return sums.digest()
+
+
+def summands(number: int) -> list[int]:
+    """What a rank adds to a sum that tells whether all have the same number, of 63 bits at most: `are_equal` reads it.
+    Ranks that have joined add zeros, and do not count."""
+    parts = [number >> _BITS * i & ((1 << _BITS) - 1) for i in range(_PARTS)]
+    return [1, *parts, *(part * part for part in parts)]
+
+
+def are_equal(sums: Sequence[int]) -> bool:
+    """Whether all `summands` in this sum are of one number: n numbers are equal if n times the sum of their squares is
+    the square of their sum."""
+    count, *rest = sums
+    return all(count * squares == total * total for total, squares in zip(rest[:_PARTS], rest[_PARTS:]))
 
 
 def digested(name: str, value: Any, bits_of: Callable[[Any], Bits | None]) -> tuple[str, bytes, str]:

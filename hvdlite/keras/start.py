@@ -6,8 +6,8 @@ compared again: other hardware may round differently. Else they compare once mor
 BroadcastGlobalVariablesCallback has done its work. If they still differ, that is a warning, or an error
 (HVDLITE_CHECK_START).
 
-Digests travel as a sum, to which ranks that have joined add zeros: n numbers are equal if n times the sum of their
-squares is the square of their sum. Only where ranks differ does a table with a digest of each variable travel.
+Digests travel as a sum, to which ranks that have joined add zeros. Only where ranks differ does a table with a digest
+of each variable travel.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import numpy as np
 
 from .. import config
 from .._coded import coded
-from .._digests import digest
+from .._digests import are_equal, digest, summands
 from ..errors import HvdMismatchError
 from ..numpy import allreduce
 from ..ops import Sum
 from ..process_set import ProcessSet
 
-_PARTS, _BITS = 3, 21  # of a digest; ranks can add up the squares of as many bits
 _VALUES = (
     "variable {name!r} on rank{s} {others} is not what rank {first} has: the ranks train different models. Give "
     "model.fit hvd.callbacks.BroadcastGlobalVariablesCallback(0), or broadcast model.variables before the second step "
@@ -48,7 +47,9 @@ class StartCheck:
         if self.over or not variables:
             return
         mine = np.array([self._sum_of_bits(each) for each in variables], np.int64)
-        equal, before = self._are_equal(f"{prefix}.start", mine), self._differed
+        total = int.from_bytes(digest([mine.tobytes()])[:8], "little") >> 1
+        equal = are_equal(self._summed(f"{prefix}.start", np.array(summands(total))).tolist())
+        before = self._differed
         self._differed, self.over = not equal, equal or before
         if before and not equal:
             table = np.zeros((self._process_set.size(), 1 + len(mine)), np.int64)
@@ -58,12 +59,6 @@ class StartCheck:
     def _summed(self, name: str, mine: np.ndarray) -> np.ndarray:
         summed: np.ndarray = allreduce(mine, name=name, op=Sum, process_set=self._process_set)
         return summed
-
-    def _are_equal(self, name: str, mine: np.ndarray) -> bool:
-        total = int.from_bytes(digest([mine.tobytes()])[:8], "little")
-        parts = [total >> _BITS * i & ((1 << _BITS) - 1) for i in range(_PARTS)]
-        count, *rest = self._summed(name, np.array([1, *parts, *(part * part for part in parts)])).tolist()
-        return all(count * squares == part * part for part, squares in zip(rest[:_PARTS], rest[_PARTS:]))
 
     def _tell(self, table: np.ndarray, variables: Sequence[Any], mode: str) -> None:
         """Of the first variable whose bits differ between ranks that have not joined."""
@@ -80,6 +75,3 @@ class StartCheck:
             raise HvdMismatchError(coded("HVD302", said))
         if self._process_set.ranks[self._process_set.rank()] == first[0]:
             warnings.warn(coded("HVD302", f"hvdlite: {said}"), RuntimeWarning, stacklevel=2)
-
-
-__all__ = ["StartCheck"]

@@ -10,8 +10,8 @@ are equal, and no later round has a check. Else:
   an error (HVDLITE_CHECK_START). What is equal at first is not compared again: other hardware may round differently.
 
 The digest is a part of the round: every rank sends it, also who skips the round or has no digest, so nobody waits in
-vain. It travels as a sum, to which ranks that have joined add zeros: n numbers are equal if n times the sum of their
-squares is the square of their sum. Only where ranks differ does a list with a digest of each parameter travel.
+vain. It travels as a sum, to which ranks that have joined add zeros. Only where ranks differ does a list with a digest
+of each parameter travel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from ... import config
 from ..._coded import coded
-from ..._digests import digest
+from ..._digests import are_equal, digest, summands
 from ..._life import lives
 from ...errors import HvdMismatchError, is_outcome
 from ...ops import Handle, Sum
@@ -34,7 +34,6 @@ from ..ops import plain
 from .twice import warn_of_ddp
 
 _UNNAMED = "noname."
-_PARTS, _BITS = 3, 21  # of a digest; ranks can add up the squares of as many bits
 _ORDER = (
     "the ranks' parameters come in different orders: {name!r} (group.index) of rank {other} is not that of rank "
     "{first}, so that gradients of different parameters would be averaged. Give hvd.DistributedOptimizer "
@@ -70,16 +69,14 @@ class StartCheck:
             return
         pairs = sorted(zip(names, parameters), key=lambda pair: pair[0])
         self._names, self._mine = [name for name, _ in pairs], _digests_of([each for _, each in pairs])
-        total = _number(self._mine)
-        parts = [total >> _BITS * i & ((1 << _BITS) - 1) for i in range(_PARTS)]
-        self._sent = self._summed(torch.tensor([1, *parts, *(part * part for part in parts)]), "start")
+        self._sent = self._summed(torch.tensor(summands(_number(self._mine))), "start")
 
     def close(self) -> None:
         """The round is over. Raises HvdMismatchError, on all ranks."""
         if self._sent is None:
             return
         try:
-            equal = _are_equal(self._sent.wait().tolist())
+            equal = are_equal(self._sent.wait().tolist())
             lists = [] if equal else self._lists()
         except Exception as error:
             if is_outcome(error):  # else a signal handler's: the round is not over
@@ -142,12 +139,6 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor | None:
     if octets.storage_offset() % 8 or whole < octets.numel():
         octets = torch.nn.functional.pad(octets, (0, -octets.numel() % 8))
     return octets.view(torch.int64).sum()
-
-
-def _are_equal(sums: list[int]) -> bool:
-    """Whether all ranks that have added to these have the same digest."""
-    count, *rest = sums
-    return all(count * squares == total * total for total, squares in zip(rest[:_PARTS], rest[_PARTS:]))
 
 
 def _require_order(names: list[str], lists: list[_List]) -> None:
