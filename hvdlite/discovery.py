@@ -200,10 +200,10 @@ def _by_hand(environ: Mapping[str, str]) -> Place | None:
     shown = _shown(environ, list(environ))
     per_pod, pods = environ.get("PET_NPROC_PER_NODE", ""), environ.get("PET_NNODES", "")
     if pods and per_pod.isdecimal() and int(per_pod) > 1:
+        several = f"--nnodes {pods} --node-rank $PET_NODE_RANK --rdzv-endpoint $PET_MASTER_ADDR:29400 --nproc-per-node"
         raise HvdInitError(
             f"{shown}: each pod is to run {per_pod} ranks, and this process is none of them: start the script with "
-            f"torchrun, or with hvdlite-run --nnodes {pods} --node-rank $PET_NODE_RANK --nproc-per-node {per_pod} "
-            "--rdzv-endpoint $PET_MASTER_ADDR:29400. [HVD105]"
+            f"torchrun, or with hvdlite-run {'-np' if pods == '1' else several} {per_pod}. [HVD105]"
         )
     if all(name in environ for name in _WHOLE):
         numbers = [_number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)]
@@ -215,7 +215,7 @@ def _by_hand(environ: Mapping[str, str]) -> Place | None:
             f"{shown} without {missing}: this is a rank of a job, and where the others are is not told whole. Set "
             f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or torchrun. [HVD105]"
         )
-    if pods and pods != "1":
+    if pods.rpartition(":")[2] not in ("", "1"):
         missing = ", ".join(name for name in _PODS[2:] if name not in environ)
         if missing or not pods.isdecimal():  # 1:4 is a number for torchrun's elastic agents
             raise HvdInitError(

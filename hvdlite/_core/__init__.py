@@ -41,4 +41,5 @@ from .stack import source as stack_source  # noqa: F401
 from .unnamed import begin_again as begin_again
 from .unnamed import forget_unnamed as forget_unnamed
 from .unnamed import group_number as group_number
+from .unnamed import joins as joins
 from .unnamed import unnamed as unnamed

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+_joins = [0]
 _unnamed: dict[int, dict[Any, Iterator[int]]] = {}  # process set -> what -> the numbers of those without a name
 
 
@@ -26,6 +27,7 @@ def forget_unnamed(process_set: int | None) -> None:
     with all sets, in a new job."""
     if process_set is None:
         _unnamed.clear()
+        _joins[0] = 0
     else:
         _unnamed.pop(process_set, None)
 
@@ -33,9 +35,15 @@ def forget_unnamed(process_set: int | None) -> None:
 def begin_again() -> None:
     """At the end of a join: what stands for names counts from 1, for joined ranks have not counted with the others.
     What goes between two ranks only does not travel while one of them has joined, so its numbers are the same still."""
+    _joins[0] += 1
     for counts in _unnamed.values():
         for what in [what for what in counts if isinstance(what, str)]:
             del counts[what]
+
+
+def joins() -> int:
+    """How often all ranks have joined in this job: what they did before one by one, they may not have done alike."""
+    return _joins[0]
 
 
 def group_number(name: str | None, process_set: int = 0) -> int:

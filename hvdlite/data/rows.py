@@ -19,7 +19,7 @@ _NO_ROWS.update({f"torch.sparse_{layout}": "to_sparse_coo()" for layout in ("csr
 
 def columns(data: Any) -> list[Any] | None:
     """The arrays that are sliced alike; None for what is no array. TypeError for arrays that cannot give rows."""
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping) and not hasattr(data, "tocsr"):  # as scipy's dok_matrix is
         parts = list(data.values())
     elif isinstance(data, tuple):
         parts = list(data)

@@ -6,7 +6,8 @@ finite on one rank makes the averages of all ranks so, all skip a step or none d
 `keras.optimizers.legacy` have it with an underscore.
 
 `_compute_gradients` is private to Keras, and Horovod averages there: libraries that call it take what it returns for
-averages. Here, too, and then `aggregate_gradients` returns those of the next `apply_gradients` as they are.
+averages. Here, too, and `aggregate_gradients` returns these as they are. What was made of them (clipped, say) is
+averaged again: that changes no average, and is refused for what it would change. Keras's own calls get this rank's.
 
 With several passes per step `apply_gradients` adds up, and only the last pass goes on to the inherited one, with all
 variables that have a sum by then. The others count in `iterations` nevertheless, as in Horovod: schedules are about
@@ -15,9 +16,12 @@ batches.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
+from ..errors import HvdArgumentError
+from ..ops import Average
 from .backend import keras
 from .copies import Copied
 
@@ -48,7 +52,7 @@ class Legacy(Copied):
 
     _hvd: Any
     _hvd_passes: Any
-    _hvd_averaged = False  # by _compute_gradients
+    _hvd_averaged: tuple[Any, ...] = ()  # what _compute_gradients has returned, until something is applied
     _agg_helper = property(lambda self: self._hvd_passes)  # Horovod's name of it; None for one pass
 
     def register_local_var(self, variable: Any) -> None:
@@ -58,9 +62,14 @@ class Legacy(Copied):
     def aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, Any]]:
         """The pairs with averaged gradients."""
         pairs = list(grads_and_vars)
-        if self._hvd_averaged:
-            self.__dict__["_hvd_averaged"] = False
+        before, self.__dict__["_hvd_averaged"] = self._hvd_averaged, ()
+        if before and len(before) == len(pairs) and all(mine is its for mine, (its, _) in zip(before, pairs)):
             return pairs
+        if before and (self._hvd.op != Average or self._hvd._local):
+            raise HvdArgumentError(
+                "gradients of _compute_gradients have been reduced: apply them with "
+                f"{AGGREGATE}=False, where something was made of them [HVD224]"
+            )
         owners = [variable for _, variable in pairs]
         return list(zip(self._hvd([gradient for gradient, _ in pairs], owners), owners))
 
@@ -73,9 +82,11 @@ class Legacy(Copied):
             pairs = inherited._compute_gradients(loss, var_list, grad_loss, tape=tape)
         else:
             pairs = inherited.compute_gradients(loss, var_list, tape)
-        if self._hvd_passes is None:
-            pairs = self.aggregate_gradients(pairs)
-            self.__dict__["_hvd_averaged"] = True
+        if self._hvd_passes is None and not _asked_by_keras():
+            owners = [variable for _, variable in pairs]
+            averages = self._hvd([gradient for gradient, _ in pairs], owners)
+            self.__dict__["_hvd_averaged"] = tuple(averages)
+            pairs = list(zip(averages, owners))
         return pairs
 
     def apply_gradients(self, grads_and_vars: Pairs, name: Any = None, **more: Any) -> Any:
@@ -85,7 +96,7 @@ class Legacy(Copied):
             try:
                 return inherited.apply_gradients(grads_and_vars, name=name, **more)
             finally:
-                self.__dict__["_hvd_averaged"] = False
+                self.__dict__["_hvd_averaged"] = ()
         pairs = list(grads_and_vars)
         averaged = more.get("skip_gradients_aggregation", False) or not more.get(AGGREGATE, True)
         sums = self._hvd_passes.add(
@@ -101,3 +112,11 @@ class Legacy(Copied):
             return self.iterations.assign_add(1)  # type: ignore[attr-defined]
 
         return self._hvd_passes.at_end(sums, apply, count)
+
+
+def _asked_by_keras() -> bool:
+    """Whether the caller of _compute_gradients is Keras: minimize, or a loss scale, which aggregate later."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("tensorflow.python.autograph"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("tf_keras", "keras")

@@ -6,7 +6,8 @@ compared again: other hardware may round differently. Else they compare once mor
 BroadcastGlobalVariablesCallback has done its work. If they still differ, that is a warning, or an error
 (HVDLITE_CHECK_START).
 
-Digests travel as a sum, to which ranks that have joined add zeros. Only where ranks differ does a table with a digest
+A rank that has joined knows nothing of the others' steps, so the check is over for all when all have joined. Digests
+travel as a sum, to which ranks that have joined add zeros. Only where ranks differ does a table with a digest
 of each variable travel.
 """
 
@@ -18,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import config
+from .. import _core, config
 from .._coded import coded
 from .._digests import are_equal, digest, summands
+from .._life import lives
 from ..errors import HvdMismatchError
 from ..numpy import allreduce
 from ..ops import Sum
@@ -39,11 +41,12 @@ class StartCheck:
     def __init__(self, process_set: ProcessSet, sum_of_bits: Callable[[Any], int]) -> None:
         self._process_set, self._sum_of_bits = process_set, sum_of_bits
         self._differed, self.over = False, False
+        self._began = lives(), _core.joins()
 
     def look(self, prefix: str, variables: Sequence[Any]) -> None:
         """Before averages of the variables' gradients. HvdMismatchError on all ranks. Blocks."""
         mode = config.load().values["check_start"]
-        self.over = self.over or mode == "off"
+        self.over = self.over or mode == "off" or self._began != (lives(), _core.joins())
         if self.over or not variables:
             return
         mine = np.array([self._sum_of_bits(each) for each in variables], np.int64)

@@ -18,12 +18,11 @@ from ..ops import Average, op_of
 from ..ops.terms import NoneCompressor, compress
 from ..process_set import ProcessSet, global_process_set
 from ..torch.ops import plain
+from ..torch.optimizer.start import sum_of_bits
 from .checked import check_terms
 from .lists import SAME_GRADIENTS, Listed, compare
 from .naming import everywhere
 from .start import StartCheck
-
-_SAME_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Reducer:
@@ -94,6 +93,6 @@ class Reducer:
 
 
 def _sum_of_bits(variable: Any) -> int:
-    value = variable.value.detach()
-    bits = value.contiguous().view(_SAME_BITS[value.element_size()]) if value.is_floating_point() else value
-    return int(bits.to(torch.int64).sum())
+    with torch.no_grad():
+        found = sum_of_bits(variable.value)
+    return 0 if found is None else int(found)

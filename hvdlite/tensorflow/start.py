@@ -16,6 +16,7 @@ from ..keras.start import StartCheck
 from ..process_set import ProcessSet
 from .errors import translated
 
+_PIECE = 1 << 20  # elements whose sum needs memory of its own
 _SAME_BITS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
@@ -53,6 +54,9 @@ class Start:
 
 
 def _sum_of_bits(variable: Any) -> int:
-    value = tf.convert_to_tensor(variable)
+    value = tf.reshape(tf.convert_to_tensor(variable), [-1])
     bits = tf.bitcast(value, _SAME_BITS[value.dtype.size]) if value.dtype.is_floating else value
-    return int(tf.reduce_sum(tf.cast(bits, tf.int64)))
+    total = 0
+    for begin in range(0, int(tf.size(bits)), _PIECE):
+        total += int(tf.reduce_sum(tf.cast(bits[begin : begin + _PIECE], tf.int64)))
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -121,21 +121,34 @@ def test_what_horovods_private_names_give_is_reduced_once():
     keras, hvd = legacy()
     import tensorflow as tf
 
+    rank = hvd.rank()
     for kind in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
-        for more in ({}, {"experimental_aggregate_gradients": False}):
-            optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum)
-            assert optimizer._agg_helper is None
-            variable = tf.Variable([1.0, 2.0])
-            for _ in range(2):
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_sum(variable) * (hvd.rank() + 1.0)
-                ((gradient, owner),) = optimizer._compute_gradients(loss, [variable], tape=tape)
-                np.testing.assert_array_equal(gradient, [3, 3])
-                optimizer.apply_gradients([(gradient * 2, owner)], **more)
-            optimizer.apply_gradients([(tf.ones(2), variable)])  # not computed there: summed
-            np.testing.assert_array_equal(variable, [1 - 14, 2 - 14])
-            optimizer.minimize(lambda: tf.reduce_sum(variable) * (hvd.rank() + 1.0), [variable])  # noqa: B023
-            np.testing.assert_array_equal(variable, [1 - 17, 2 - 17])
+        variable, summing = tf.Variable([1.0, 2.0]), hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum)
+        assert summing._agg_helper is None
+        averaging = hvd.DistributedOptimizer(kind(1.0))
+
+        def computed(optimizer, variable=variable):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(variable) * (rank + 1.0)
+            return optimizer._compute_gradients(loss, [variable], tape=tape)
+
+        for _ in range(2):  # the first is not applied
+            pairs = computed(summing)
+            np.testing.assert_array_equal(pairs[0][0], [3, 3])
+        summing.apply_gradients(pairs)
+        clipped = [(computed(summing)[0][0] * 2, variable)]
+        with pytest.raises(ValueError, match="experimental_aggregate_gradients=False"):
+            summing.apply_gradients(clipped)
+        summing.apply_gradients(clipped, experimental_aggregate_gradients=False)
+        summing.apply_gradients([(tf.ones(2), variable)])  # not computed there: summed
+        np.testing.assert_array_equal(variable, [1 - 11, 2 - 11])
+        averaging.apply_gradients([(computed(averaging)[0][0] * 2, variable)])
+        computed(averaging)
+        averaging.apply_gradients([(tf.ones(2) * rank, variable)])
+        np.testing.assert_array_equal(variable, [1 - 14.5, 2 - 14.5])
+        for optimizer in (summing, keras.mixed_precision.LossScaleOptimizer(summing, dynamic=False, initial_scale=2)):
+            optimizer.minimize(lambda: tf.reduce_sum(variable) * (rank + 1.0), [variable])  # noqa: B023
+        np.testing.assert_array_equal(variable, [1 - 20.5, 2 - 20.5])
     assert hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)._agg_helper is not None
 
 

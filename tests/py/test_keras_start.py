@@ -62,3 +62,21 @@ def test_sets_passes_and_local_variables():
     said = fitted(process_set=pair, backward_passes_per_step=2)
     assert len(said) == (hvd.rank() == 0) and all("on rank 2 is not" in each for each in said), said
     hvd.remove_process_set(pair)
+
+
+@as_ranks(2, deadline=300)
+def test_a_rank_that_has_joined_waits_for_no_comparison_of_later_steps():
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.tensorflow.keras as hvd
+
+    variable, optimizer = tf.Variable([1.0]), hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([variable])
+    step = tf.function(lambda: optimizer.apply_gradients([(tf.ones(1), variable)]))
+    for _ in range(2):
+        if hvd.rank() == 0:
+            step()
+        hvd.join()
+    step()
+    np.testing.assert_array_equal(variable, [-1 if hvd.rank() == 0 else 0])

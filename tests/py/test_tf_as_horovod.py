@@ -19,7 +19,18 @@ def test_files_of_tests_for_horovod_pass_on_every_rank(keras, files):
         pytest.skip("tf_keras is not installed")
     paths = [HERE / f"{file}.py" for file in files]
     assert all("hvdlite" not in re.sub(r'""".*?"""', "", each.read_text(), flags=re.DOTALL) for each in paths)
-    command = [sys.executable, "-m", "pytest", "-v", "-x", "--noconftest", "-p", "no:cacheprovider", *map(str, paths)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-x",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        "--disable-warnings",
+        *map(str, paths),
+    ]
     with Job(2, command, "--as-horovod", framework="tensorflow", TF_USE_LEGACY_KERAS=str(int(keras == "2"))) as job:
         code = job.wait(900)
         assert code == 0, job.text()

@@ -158,3 +158,27 @@ def test_a_model_that_is_in_distributed_data_parallel_as_well_is_one_warning():
         finally:
             torch.distributed.destroy_process_group()
             hvd.barrier()
+
+
+@pytest.mark.parametrize("same", [True, False])
+@as_ranks(2)
+def test_a_rank_that_has_joined_waits_for_no_comparison_of_later_rounds(same):
+    model = network(0 if same else hvd.rank())
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    if hvd.rank() == 0:
+        steps(model, optimizer, 3)
+    elif not same:
+        steps(model, optimizer)
+    hvd.join()
+    assert steps(model, optimizer, 2) == []
+
+
+@pytest.mark.parametrize("named", [True, False])
+@as_ranks(2)
+def test_what_is_frozen_on_one_rank_only_is_not_compared(named):
+    model = network()
+    pairs = list(model.named_parameters())
+    if hvd.rank() == 1:
+        pairs.append(("own", torch.nn.Parameter(torch.ones(3), requires_grad=False)))
+    optimizer = hvd.DistributedOptimizer(sgd([each for _, each in pairs]), pairs if named else None)
+    assert steps(model, optimizer, 2) == []

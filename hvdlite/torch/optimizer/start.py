@@ -10,8 +10,9 @@ are equal, and no later round has a check. Else:
   an error (HVDLITE_CHECK_START). What is equal at first is not compared again: other hardware may round differently.
 
 The digest is a part of the round: every rank sends it, also who skips the round or has no digest, so nobody waits in
-vain. It travels as a sum, to which ranks that have joined add zeros. Only where ranks differ does a list with a digest
-of each parameter travel.
+vain. A rank that has joined knows nothing of the others' rounds, so the check is over for all when all have joined.
+Digests travel as a sum, to which ranks that have joined add zeros. Only where ranks differ does a list with a digest of
+each parameter travel.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 
-from ... import config
+from ... import _core, config
 from ..._coded import coded
 from ..._digests import are_equal, digest, summands
 from ..._life import lives
@@ -52,9 +53,12 @@ class StartCheck:
     def __init__(self, suffix: str, process_set: ProcessSet) -> None:
         self._suffix, self._process_set = suffix, process_set
         self._life, self._mode = 0, "off"
+        self._born, self._joins = lives(), _core.joins()
         self._differed = False  # in the round before
         self._sent: Handle | None = None
+        self._lengths: Handle | None = None
         self._listed: Handle | None = None
+        self._unnamed = False
         self._names: list[str] = []
         self._mine: list[list[int]] = []
 
@@ -62,12 +66,16 @@ class StartCheck:
         """Part of sending a round; the first call in it sends the digest, if there is something to compare."""
         if self._life != lives():
             self._life, self._mode = lives(), config.load().values["check_start"]
-            self._differed, self._sent, self._listed = False, None, None
+            self._differed, self._sent, self._lengths, self._listed = False, None, None, None
+            self._joins = self._joins if self._born == self._life else 0
             if self._mode != "off" and self._process_set.rank() == 0:
                 warn_of_ddp(parameters)
+        if self._joins != _core.joins():
+            self._mode = "off"
         if self._mode == "off" or self._sent is not None:
             return
-        pairs = sorted(zip(names, parameters), key=lambda pair: pair[0])
+        self._unnamed = any(name.startswith(_UNNAMED) for name in names)
+        pairs = sorted((pair for pair in zip(names, parameters) if pair[1].requires_grad), key=lambda pair: pair[0])
         self._names, self._mine = [name for name, _ in pairs], _digests_of([each for _, each in pairs])
         self._sent = self._summed(torch.tensor(summands(_number(self._mine))), "start")
 
@@ -80,9 +88,10 @@ class StartCheck:
             lists = [] if equal else self._lists()
         except Exception as error:
             if is_outcome(error):  # else a signal handler's: the round is not over
-                self._sent = self._listed = None
+                self._sent = self._lengths = self._listed = None
             raise
-        before, self._differed, self._sent, self._listed = self._differed, not equal, None, None
+        before, self._differed = self._differed, not equal
+        self._sent = self._lengths = self._listed = None
         if lists:
             _require_order(self._names, lists)  # and in the next round, too
         if equal or before:
@@ -98,11 +107,18 @@ class StartCheck:
         return plain.allreduce_async_(mine, name=name, op=Sum, process_set=self._process_set)
 
     def _lists(self) -> list[_List]:
-        """What the ranks have that have not joined, where it matters in this round; waits for them."""
-        if not self._differed and not any(name.startswith(_UNNAMED) for name in self._names):
+        """What the ranks have that have not joined, where it matters in this round and is of one length; waits."""
+        if not self._differed and not self._unnamed:
+            return []
+        size = self._process_set.size()
+        if self._lengths is None:
+            lengths = torch.zeros(size, dtype=torch.int64)
+            lengths[self._process_set.rank()] = 1 + len(self._names)
+            self._lengths = self._summed(lengths, "start.lengths")
+        if len({length for length in self._lengths.wait().tolist() if length}) > 1 or not self._names:
             return []
         if self._listed is None:
-            table = torch.zeros((self._process_set.size(), len(self._names), 2), dtype=torch.int64)
+            table = torch.zeros((size, len(self._names), 2), dtype=torch.int64)
             table[self._process_set.rank()] = torch.tensor(self._mine)
             self._listed = self._summed(table, "start.list")
         everyone = zip(self._process_set.ranks, self._listed.wait().tolist())
@@ -122,14 +138,14 @@ def _number(what: object) -> int:
 
 
 def _digests_of(parameters: Sequence[torch.Tensor]) -> list[list[int]]:
-    """As a _List has them; frozen parameters, whose gradients are not averaged, have no bits to compare."""
+    """As a _List has them."""
     with torch.no_grad():
-        sums = [_sum_of_bits(each) if each.requires_grad else None for each in parameters]
+        sums = [sum_of_bits(each) for each in parameters]
     forms = [(tuple(each.shape), str(each.dtype)) for each in parameters]
     return [[_number(form), 0 if bits is None else _number((form, int(bits)))] for form, bits in zip(forms, sums)]
 
 
-def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor | None:
+def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor | None:
     """The sum of its memory as 64-bit numbers, where it lies: as fast as memory is. None: it has no memory."""
     tensor = owned.bare(tensor).detach()
     if tensor.layout is not torch.strided or tensor.is_meta or not owned.fits(tensor, tensor.data_ptr()):

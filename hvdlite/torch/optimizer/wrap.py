@@ -155,11 +155,18 @@ def _wrapped(optimizer: torch.optim.Optimizer, methods: type, names: dict[torch.
 def _load_shared(loaded: Any, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
     """Move what load_state_dict has put into new groups and a new state into those that the original and the wrapped
     optimizer share: a scheduler made before wrapping holds the original, and the user may load into either."""
-    for group, new in zip(groups, loaded.param_groups):
+    by_first = {id(group["params"][0]): group for group in groups if group["params"]}
+    shared = []
+    for new in loaded.param_groups:
+        group = by_first.get(id(new["params"][0]), new) if new["params"] else new
         if group is not new:
             group.clear()
             group.update(new)
+        shared.append(group)
     if loaded.state is not state:
         state.clear()
         state.update(loaded.state)
-    loaded.param_groups, loaded.state = groups, state
+    if len(shared) == len(groups):  # else some were removed from this one
+        groups[:] = shared
+        shared = groups
+    loaded.param_groups, loaded.state = shared, state
