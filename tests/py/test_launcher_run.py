@@ -90,7 +90,9 @@ def test_a_line_says_that_nobody_has_read_what_came_at_stdin(way, tmp_path):
         open(tmp_path / "script") as file,
     ):
         assert cat.wait() == 0
-        code, out, err = launch("-np", 2, "sh", "-s", stdin=file if way == "file" else cat.stdout)
+        given = file if way == "file" else cat.stdout
+        assert launch("-np", 2, "--stdin", "none", "sh", "-s", stdin=given) == (0, "", "")
+        code, out, err = launch("-np", 2, "sh", "-s", stdin=given)
     assert (code, out) == (0, "") and err.endswith("--stdin 0 gives it to rank 0 [HVD703]\n"), err
 
 
