@@ -5,8 +5,8 @@ It is the parent of the host's ranks and a child subreaper, and it decides nothi
 send which signal comes over the control stream. Only when that stream ends (the launcher is gone, be it by SIGKILL)
 does it act by itself: SIGTERM, `ORPHAN_S`, SIGKILL. When the last rank has ended, everything still running below it
 gets SIGTERM, `LEFTOVER_S` and SIGKILL; then the agent says so and exits. What has a session of its own is left alone
-where all ranks have ended well (it uploads a checkpoint), and ends like the rest where one has failed or a signal has
-ended the job. If the agent itself is killed, the kernel kills the ranks (see process.py).
+where all ranks have ended well (it uploads a checkpoint; discard.py reads what it writes), and ends like the rest where
+one has failed or a signal has ended the job. If the agent itself is killed, the kernel kills the ranks (process.py).
 
 Two streams lead to the launcher, signed where it is on another host. Control carries JSON frames both ways and never
 waits for output; the output stream carries what ranks write, one frame per read. When the launcher is slow to take it
@@ -32,7 +32,7 @@ from typing import Any
 from hvdlite import _wire
 from hvdlite._coded import coded
 
-from . import binding, process, terminal
+from . import binding, discard, process, terminal
 from .stdin import INPUT, Intake
 
 ORPHAN_S = 1.5
@@ -44,6 +44,7 @@ READ_BYTES = 65536
 DRAIN_BYTES = 1 << 20  # what a pipe can hold at most; more comes from somebody who still lives
 
 TOLD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+WAKING = (*TOLD, signal.SIGUSR1, signal.SIGUSR2)  # Slurm signals whole steps
 CONTROL = 1  # the kind of all control frames
 STDOUT, STDERR, ENDED = 1, 2, 3  # the kinds of output frames; the body starts with the rank
 RANK = struct.Struct("!I")
@@ -91,13 +92,7 @@ class Agent:
         self._killed_at: float | None = None  # the first time
         self._asked: set[int] = set()  # leftovers that have got their SIGTERM
         self._selector = selectors.DefaultSelector()
-        self._woken, wake = os.pipe()
-        for end in (self._woken, wake):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in (*TOLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):  # Slurm signals whole steps
-            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
-                signal.signal(number, lambda *_: None)  # a handler, not "ignore", which the ranks would inherit
+        self._woken = process.woken_by(WAKING)
         control.setblocking(True)
         output.setblocking(False)
         self._selector.register(control, selectors.EVENT_READ)
@@ -236,10 +231,13 @@ class Agent:
             return
         left = self._below()
         if stuck or process.childless() or (self._well and not left):
-            if stuck:
-                self._tell({"what": "stuck", "left": [(pid, process.name_of(pid)) for pid in left]})
             for descriptor in list(self._pipes):
                 self._read(descriptor, DRAIN_BYTES)
+            kept = {d: rank for d, (rank, _) in self._pipes.items()} if self._well and not stuck else {}
+            for text in discard.stuck(left) if stuck else discard.handed_over(kept):
+                self._tell({"what": "left", "text": text})
+            for descriptor in kept:
+                self._close(descriptor)
             self._done = True
             self._tell({"what": "done"})
             return
@@ -307,13 +305,16 @@ class Agent:
             except OSError:
                 chunk = b""
             if not chunk:
-                if not self._paused:
-                    self._selector.unregister(descriptor)
-                del self._pipes[descriptor]
-                os.close(descriptor)
+                self._close(descriptor)
                 return
             taken += len(chunk)
             self._emit(kind, rank, chunk)
+
+    def _close(self, descriptor: int) -> None:
+        if not self._paused:
+            self._selector.unregister(descriptor)
+        del self._pipes[descriptor]
+        os.close(descriptor)
 
     def _emit(self, kind: int, rank: int, chunk: bytes) -> None:
         if self._output.fileno() >= 0:

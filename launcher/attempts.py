@@ -41,6 +41,8 @@ def run(plan: Plan) -> int:
         for attempt in range(plan.max_restarts + 1):
             code, again = _attempt(plan._replace(attempt=attempt), signals, strangers)
             if not again or attempt == plan.max_restarts:
+                if plan.stdin is None and (unread := stdin.unread()):
+                    _say(plan, unread)
                 return code
             _say(plan, f"restart {attempt + 1} of {plan.max_restarts}")
             number = signals.awaited(PAUSE_S, ENDING)

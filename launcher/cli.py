@@ -164,7 +164,7 @@ def _run(argv: Sequence[str]) -> int:
         bind=asked.bind or "none",
         over_mpi=asked.mpi,
         pty=_room(asked, len(where.slots)),
-        stdin=asked.stdin == "0",
+        stdin={"0": True, "none": False}.get(asked.stdin),
         max_restarts=restarts,
         here=where.here,
         gather=where.gather,

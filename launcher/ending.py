@@ -109,9 +109,10 @@ class Ending:
         self._missed = self._missed or Abort(waiting, missing, text)
 
     def ended(self, now: float, rank: int, code: int, words: str = "") -> None:
-        """A rank's process has ended. words: its last, which tell whether it has failed of one that left before."""
+        """A rank's process has ended. words: its last, which tell whether it has failed of one that left before. None
+        and code 1: its traceback, which says nothing new, was left out."""
         self.living.discard(rank)
-        if code != 0 and self._left_well() and words and "HvdPeerLostError" not in words:
+        if code != 0 and self._left_well() and (words or code != 1) and "HvdPeerLostError" not in words:
             self.abort = None
         self.codes[rank] = code
         if -code in self._sent and self.abort is not None and self.abort.culprit == rank:

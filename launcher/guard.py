@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 
 from . import process
-from .agent import ORPHAN_S, TOLD
+from .agent import ORPHAN_S, TOLD, WAKING
 
 GONE_S = ORPHAN_S + 2.5
 _LENT, _BACK = b"L", b"B"
@@ -72,13 +72,7 @@ class _Guard:
         self._outer = outer
         self._control = -1
         self._kill_at: float | None = None
-        self._woken, wake = os.pipe()
-        for end in (self._woken, wake):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in (*TOLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
-            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
-                signal.signal(number, lambda *_: None)
+        self._woken = process.woken_by(WAKING)
         self._watch = select.poll()
         self._watch.register(self._woken, select.POLLIN)
         self._watch.register(near, select.POLLIN)

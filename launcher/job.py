@@ -158,9 +158,9 @@ class Job:
                 each.asked = False
             elif news["what"] == "took" and self._feed is not None:
                 self._feed.more()
-            elif news["what"] == "stuck":
-                for pid, name in news["left"]:
-                    self._console.say(f"host {each.name}: pid {pid} ({name}) cannot be killed; left behind [HVD501]")
+            elif news["what"] == "left":
+                where = f"host {each.name}: " if self._far.branches else ""
+                self._console.say(where + news["text"])
             elif news["what"] == "done":
                 each.done = True
                 self._release()

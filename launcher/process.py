@@ -53,6 +53,19 @@ def end_with_parent(number: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, int(number))
 
 
+def woken_by(numbers: Collection[int]) -> int:
+    """A descriptor to read the numbers of signals from, as bytes: those of SIGCHLD and of each of `numbers` that is not
+    ignored here. They get a handler, not "ignore", which a rank would inherit. Call it from the main thread."""
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in (*numbers, signal.SIGCHLD):
+        if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGCHLD:
+            signal.signal(number, lambda *_: None)
+    return woken
+
+
 def rename(name: bytes) -> None:
     """The name that ps shows for this process, at most 15 bytes."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(name))

@@ -8,13 +8,17 @@ stream: `Feed` reads a piece and sends it, an empty one at the end; `Intake` han
 when it wants more. So at most one piece is under way, and control never waits for a rank that does not read.
 
 A program is no input: where the command is `python -`, stdin is read before the start and all ranks run what it says.
+What comes for another command (`bash -s < script`) is left there, and a line says so at the end of the job (`unread`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import selectors
+import stat
+import termios
 from collections.abc import Callable, Sequence
 
 INPUT = 2  # the kind of its frames, beside agent.CONTROL
@@ -64,6 +68,25 @@ def own() -> int:
     except OSError:
         pass  # not our controlling terminal: nobody's to take
     return 0
+
+
+def unread() -> str | None:
+    """What to tell the user where a pipe or file was given to this process and nobody has read it. What its parent has
+    as stdin too is the parent's: a shell's `while read` loop, a script that the shell reads from there."""
+    given, waits = os.fstat(0), False
+    if stat.S_ISREG(given.st_mode):
+        waits = given.st_size > 0 and os.lseek(0, 0, os.SEEK_CUR) == 0  # else somebody reads it by and by
+    elif stat.S_ISFIFO(given.st_mode):
+        waits = any(fcntl.ioctl(0, termios.FIONREAD, bytes(4))) and not _parents(given)
+    text = "what came at stdin was read by no rank: --stdin 0 gives it to rank 0 [HVD703]"
+    return text if waits else None
+
+
+def _parents(file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(file, os.stat(f"/proc/{os.getppid()}/fd/0"))
+    except OSError:
+        return False  # it has none, or is another user's
 
 
 class Feed:

@@ -131,12 +131,13 @@ def test_a_rank_that_exits_with_0_and_without_a_word_ends_nobody(first):
 
 
 def test_who_fails_of_something_else_than_a_rank_that_has_left_is_to_blame_itself():
-    for words, culprit in (("ValueError: boom", 1), ("HvdPeerLostError: rank 0 is lost", 0), ("", 0)):
+    lost = "HvdPeerLostError: rank 0 is lost"
+    for words, code, culprit in (("ValueError: boom", 1, 1), (lost, 1, 0), (lost, 3, 0), ("", 1, 0), ("", 3, 1)):
         job = ending(2)
         job.ended(5.0, 0, 0)
         job.aborted(5.0, Abort(1, 0, "rank 0 left the job [HVD451]"))
-        job.ended(70.0, 1, 1, words)
-        assert job.culprit() == culprit and job.exit_code() == 1
+        job.ended(70.0, 1, code, words)
+        assert job.culprit() == culprit and job.exit_code() == code
         assert f"rank {culprit} (pid 10{culprit}) exited with code" in job.headline()
         assert "without hvd.shutdown()" not in job.headline()
 
@@ -145,7 +146,7 @@ def test_a_culprit_that_exits_with_0_hands_the_code_on():
     job = ending(2)
     job.ended(0.0, 1, 0)
     job.aborted(0.1, Abort(0, 1, "rank 1 left without hvdlite.shutdown()"))
-    job.ended(0.2, 0, 4)
+    job.ended(0.2, 0, 4, "HvdPeerLostError: rank 1 left")
     assert job.exit_code() == 4
     assert "rank 1 (pid 101) exited with code 0 without hvd.shutdown(); rank 0 says: rank 1 left" in job.headline()
 

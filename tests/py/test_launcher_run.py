@@ -78,6 +78,22 @@ def test_nobody_reads_stdin_unasked():
     loop = f"while read word; do {' '.join(RUN)} -np 2 sh -c 'cat; echo at the end'; echo after $word; done"
     done = subprocess.run(["sh", "-c", loop], input="one\ntwo\n", capture_output=True, text=True, timeout=60)
     assert re.findall("after (.*)", done.stdout) == ["one", "two"] and done.stdout.count("at the end") == 4, done.stderr
+    assert "HVD703" not in done.stderr
+
+
+@pytest.mark.parametrize("way", ["file", "pipe"])
+def test_a_line_says_that_nobody_has_read_what_came_at_stdin(way, tmp_path):
+    """Where it is for the command: a script, data."""
+    (tmp_path / "script").write_text("echo here")
+    with (
+        subprocess.Popen(["cat", tmp_path / "script"], stdout=subprocess.PIPE) as cat,
+        open(tmp_path / "script") as file,
+    ):
+        assert cat.wait() == 0
+        given = file if way == "file" else cat.stdout
+        assert launch("-np", 2, "--stdin", "none", "sh", "-s", stdin=given) == (0, "", "")
+        code, out, err = launch("-np", 2, "sh", "-s", stdin=given)
+    assert (code, out) == (0, "") and err.endswith("--stdin 0 gives it to rank 0 [HVD703]\n"), err
 
 
 def test_stdin_goes_to_rank_0_if_asked_and_the_others_read_nothing():

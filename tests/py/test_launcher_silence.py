@@ -65,7 +65,7 @@ def test_a_process_that_cannot_be_killed_is_named_and_left():
     with Launch("-np", 1, "--failure-grace", 0, "sh", "-c", script, under=(sys.executable, "-c", IMMORTAL)) as job:
         assert job.wait(20) == 3
         (pid,) = job.left()
-        assert f"host localhost: pid {pid} (sleep) cannot be killed" in job.err
+        assert f"hvdlite-run: pid {pid} (sleep) cannot be killed" in job.err
 
 
 def test_it_is_said_once_who_still_runs_long_after_the_others():
