@@ -1,8 +1,8 @@
-"""What of a job goes on when the job is over, and who reads what that writes? A process that drops it.
+"""Who reads what a process writes that goes on when its job is over? A process that drops it.
 
 Where a job has ended well, a process that a rank has given a session of its own goes on (agent.py). If its stdout is
 still that of the rank, its next line would end it by SIGPIPE as soon as the agent is gone. So the agent hands the pipes
-on to a process that holds nothing else, reads them to their ends and ends with the last; nobody waits for it.
+on to a process that holds nothing else, reads them to their ends and ends with the last; the launcher does not wait.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ are equal, and no later round has a check. Else:
 * Ranks that still differ in the second round were not given the same values in between either: that is a warning, or
   an error (HVDLITE_CHECK_START). What is equal at first is not compared again: other hardware may round differently.
 
-The digest is a part of the round: every rank sends it, also who skips the round or has no digest, so nobody waits in
-vain. A rank that has joined knows nothing of the others' rounds, so the check is over for all when all have joined.
+The digest is a part of the round: every rank sends it, also one that skips the round, so no rank waits in vain. A rank
+that has joined knows nothing of the others' rounds, so the check is over for all when all have joined.
 Digests travel as a sum, to which ranks that have joined add zeros. Only where ranks differ does a list with a digest of
 each parameter travel.
 """
