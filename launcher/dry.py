@@ -10,12 +10,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from . import environment
+from . import environment, torch_env
 from .plan import Plan
 from .starting import Starter
 
 AT_START = ("HVDLITE_STORE_ADDR", "HVDLITE_STORE_PORT", "HVDLITE_JOB_ID", "HVDLITE_SECRET_KEY")
-_FOR_TORCH = ("MASTER_ADDR", "MASTER_PORT")
 
 
 def way(starter: Starter, names: Sequence[str]) -> str:
@@ -34,7 +33,7 @@ def text(plan: Plan, way: str, also: Mapping[str, str]) -> str:
         lines = [f"command: {way} {shlex.join(plan.command)}", f"ranks: {len(plan.slots)}, placed by that MPI"]
         return "\n".join([*lines, f"all ranks: {_pairs(changed)}"])
     changed["WORLD_SIZE"] = str(len(plan.slots))
-    later = [*AT_START, *(name for name in _FOR_TORCH if not all(each in plan.environ for each in _FOR_TORCH))]
+    later = [*AT_START, *(() if torch_env.given(plan.environ) else torch_env.MASTER)]
     lines = [f"command: {shlex.join(plan.command)}"]
     if way:
         lines.append(f"other hosts: {way}")

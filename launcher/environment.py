@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hvdlite import config
 
+from . import torch_env
 from .hosts import Slot
 
 HOROVOD = os.path.join(os.path.dirname(os.path.abspath(config.__file__)), "as_horovod", "front")
@@ -29,7 +29,6 @@ _OF_HOST = re.compile(
 THREADS_NOTE = (
     "OMP_NUM_THREADS=1 is set for each of {} ranks, so that they do not fight for the CPUs; set it yourself to tune it"
 )
-_TORCH_PORTS = (20000, 30000)  # below the ports that the kernel gives away by itself
 
 
 class Meeting(NamedTuple):
@@ -66,16 +65,14 @@ def inherited(
 
 
 def of_job(
-    base: Mapping[str, str], meeting: Meeting, slots: Sequence[Slot], leader: str | None = None
+    base: Mapping[str, str], meeting: Meeting, slots: Sequence[Slot], leader: tuple[str, int] | None = None
 ) -> dict[str, str]:
-    """What all ranks of a job get alike, but its secret. leader: the address of rank 0's host, if not the store's."""
+    """What all ranks of a job get alike, but its secret. leader: rank 0's host, if not the store's, by its
+    address, and a port that is free there."""
     environ = {"HVDLITE_STORE_ADDR": meeting.address, "HVDLITE_STORE_PORT": str(meeting.port)}
     environ["HVDLITE_JOB_ID"] = f"{meeting.job:016x}"
     environ["WORLD_SIZE"] = str(len(slots))
-    if "MASTER_ADDR" in base and "MASTER_PORT" in base:
-        environ["MASTER_ADDR"], environ["MASTER_PORT"] = base["MASTER_ADDR"], base["MASTER_PORT"]
-    else:
-        environ["MASTER_ADDR"], environ["MASTER_PORT"] = leader or meeting.address, str(_torch_port(meeting.address))
+    environ.update(torch_env.of_job(base, *(leader or (meeting.address, torch_env.free_port()))))
     return environ
 
 
@@ -138,18 +135,3 @@ def of_rank(slot: Slot, size: int) -> dict[str, str]:
     environ["GROUP_RANK"] = str(slot.host_rank)
     environ["GROUP_WORLD_SIZE"] = str(slot.host_size)
     return environ
-
-
-def _torch_port(address: str) -> int:
-    """A port that is free now. torch.distributed binds it by itself, later, so it cannot be kept for it."""
-    for _ in range(100):
-        port = _TORCH_PORTS[0] + int.from_bytes(os.urandom(4), "big") % (_TORCH_PORTS[1] - _TORCH_PORTS[0])
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-            try:
-                probe.bind((address, port))
-            except OSError:
-                continue
-            return port
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]

@@ -94,7 +94,7 @@ class Job:
         by = f", agent {own.pid}" if own is not None else ""
         self._tell(f"store on {meeting.address}:{meeting.port}, job {meeting.job:016x}{by}")
         self._tell(f"command: {' '.join(plan.command)}")
-        starts = Orders(plan, self._far, meeting, first.peer)
+        starts = Orders(plan, self._far, meeting, first)
         for each in self._branches:
             order = starts.of(each.ranks, each.name, each is own)
             for text in shown(order, each.name):

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import environment
 from .plan import Gathered, Plan
 
+if TYPE_CHECKING:
+    from .branch import Branch
+
 
 class Orders:
-    """Of one job. leader: the address of rank 0's host, if not the store's."""
+    """Of one job. first: the agent of rank 0's host."""
 
-    def __init__(self, plan: Plan, far: Gathered, meeting: environment.Meeting, leader: str | None) -> None:
+    def __init__(self, plan: Plan, far: Gathered, meeting: environment.Meeting, first: Branch) -> None:
+        leader = None if first.peer is None else (first.peer, int(first.hello["torch_port"]))
         self._plan, self._far, self._secret = plan, far, meeting.secret
         self._told = {} if plan.over_mpi else environment.of_job(plan.environ, meeting, far.slots, leader)
         self._told.update(environment.of_attempt(plan.attempt, plan.max_restarts))

@@ -22,7 +22,7 @@ from typing import Any
 
 from hvdlite import __version__, config
 
-from . import environment, guard, muster, process
+from . import environment, guard, muster, process, torch_env
 from .agent import Agent
 from .ending import LOST
 
@@ -79,6 +79,7 @@ def serve(
         "id": os.urandom(8).hex(),
         "silence": given["silence"],
         "machine": given.get("machine"),
+        "torch_port": torch_env.free_port(),
     }
     deadline = time.monotonic() + given["timeout"]
     streams, sessions = {}, {}

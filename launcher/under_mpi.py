@@ -24,7 +24,7 @@ from hvdlite import _files, config
 from hvdlite._coded import coded
 from hvdlite.errors import HvdInitError
 
-from . import address, batch, carried, environment, gathering, hosts, mpi, starting
+from . import address, batch, carried, environment, gathering, hosts, mpi, starting, torch_env
 from .ending import how
 from .epochs import ranks_named
 from .muster import Muster
@@ -308,6 +308,8 @@ def _environment(
 ) -> dict[str, str]:
     """What the ranks start with."""
     given = {**environ, **said, "PYTHONUNBUFFERED": "1"}
+    for name in torch_env.PLACE:
+        given.pop(name, None)  # a place in another launcher's job; that MPI tells the ranks theirs
     for option in config.OPTIONS:
         if option.scope == "rank":
             given.pop(option.variable, None)

@@ -93,12 +93,6 @@ def test_groups_are_hosts_however_uneven_they_are():
     assert [rank["HOROVOD_CROSS_RANK"] for rank in found] == ["0", "1", "0"]
 
 
-def test_a_users_own_master_address_stays():
-    slots = assign([Host("localhost", 1)], 1)
-    shared = environment.shared({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, {}, MEETING, slots)
-    assert (shared["MASTER_ADDR"], shared["MASTER_PORT"]) == ("10.0.0.1", "29500")
-
-
 def test_the_alias_of_horovod_comes_before_what_pythonpath_has():
     for before, after in ((None, []), ("", []), ("/a:/b", ["/a", "/b"])):
         environ = {} if before is None else {"PYTHONPATH": before}
