@@ -15,7 +15,6 @@ def given(kind, name, source, target, **more):
 
 
 def brought(pending, target):
-    """The result, and whether it lies in the target."""
     pending.wait()
     got = pending.gathered()
     values = np.frombuffer(_core.ffi.buffer(got.address, got.bytes), np.int64).tolist()
