@@ -139,7 +139,11 @@ struct hvd_request {
     void *output;          /* allreduce, broadcast: same size as the input, may be the input itself. reduce: NULL on
                               others than the root. reducescatter: this rank's rows (dims[0] / size, the first
                               dims[0] % size ranks have one more). send: the receiver's, of the same dims.
-                              allgather, alltoall: NULL, the engine allocates (hvd_result, on a device hvd_fetch) */
+                              allgather, alltoall: NULL, or where the result shall lie if it has just output_bytes.
+                              It lies in memory of the engine's if it has not, if the input overlaps that memory
+                              (but for an allgather's at its own place in the result), and always on a device.
+                              hvd_result says where (on a device hvd_fetch copies it) */
+    int64_t output_bytes;  /* allgather, alltoall: bytes at output. It may differ between ranks, as may output */
     const int64_t *splits; /* alltoall: rows of the input for each rank of the set, in order, sum <= dims[0]; lent
                               until the handle is finished. NULL: dims[0] in equal parts */
     int splits_count;      /* entries of splits */

@@ -39,7 +39,8 @@ struct hvd_slot {
     struct hvd_request request;    /* its name points to `name` or to `name_long` */
     char *name_long;
     char name[HVD_NAME_MAX + 1];
-    void *data;              /* result of a ragged collective, malloc'ed; NULL: it has none, or on a device */
+    void *data;              /* result of a ragged collective: the request's output, or malloc'ed; NULL: it has none, or
+                                on a device */
     struct hvd_block *block; /* in which it lies there */
     int64_t *rows_of;
     int64_t rows, bytes;
@@ -56,7 +57,7 @@ struct hvd_handles {
     _Atomic uint64_t free_list;   /* tag << 32 | index + 1 */
     _Atomic uint32_t high;        /* slots ever used */
     _Atomic uint32_t queue;       /* newest submission: index + 1 */
-    _Atomic int64_t result_bytes; /* of all slots' data */
+    _Atomic int64_t result_bytes; /* of all slots' data that was malloc'ed */
     uint32_t first_generation;
     uint32_t with_turn; /* the turn's: drained and not yet finished */
 };

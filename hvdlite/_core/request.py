@@ -97,7 +97,8 @@ class Request:
 
 
 class Gathered(NamedTuple):
-    """Result of a ragged collective in the core's memory; valid until its Pending is released."""
+    """Result of a ragged collective; valid until its Pending is released. address: that of the target, if the result
+    has its `output_bytes`; else the core's memory, always on a device."""
 
     address: Any
     bytes: int
@@ -208,12 +209,13 @@ class Pending:
 def request(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], *, root: int = 0, peer: int = 0,
     splits: tuple[int, ...] | None = None, prescale: float = 1.0, postscale: float = 1.0, process_set: int = 0,
-    group: int = 0, group_count: int = 0, priority: int = 0
+    group: int = 0, group_count: int = 0, priority: int = 0, output_bytes: int = 0
 ) -> Request:  # fmt: skip
-    """The Request that says this, made when it is asked for the first time. Raises ValueError: a NUL in the name, a
+    """The Request that says this, made when it is asked for the first time. output_bytes: how many an allgather's or
+    alltoall's result has, if it shall land at the target; see `Gathered`. Raises ValueError: a NUL in the name, a
     priority that is no int32."""
     key = (kind, op, dtype, name, shape, root, peer, splits, prescale, postscale, process_set, group, group_count,
-           priority)  # fmt: skip
+           priority, output_bytes)  # fmt: skip
     known = _requests.get(key)
     if known is None:
         known = made(*key)
@@ -225,7 +227,7 @@ def request(
 def made(
     kind: int, op: int, dtype: int, name: str | None, shape: tuple[int, ...], root: int, peer: int,
     splits: tuple[int, ...] | None, prescale: float, postscale: float, process_set: int, group: int, group_count: int,
-    priority: int
+    priority: int, output_bytes: int = 0
 ) -> Request:  # fmt: skip
     """A Request of one's own. As `request` has it."""
     if name is not None and "\0" in name:
@@ -244,7 +246,7 @@ def made(
     native.dims[0 : len(shape)] = shape
     native.prescale, native.postscale = prescale, postscale
     native.process_set, native.group, native.group_count = process_set, group, group_count
-    native.priority = priority
+    native.priority, native.output_bytes = priority, output_bytes
     known_as = None if name is None else (name, process_set, root, peer) if kind == SEND else (name, process_set)
     return Request(native, known_as, (c_name, c_splits))
 

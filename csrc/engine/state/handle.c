@@ -28,11 +28,12 @@ int hvd_handles_open(struct hvd_handles *handles, uint32_t first_generation, str
 
 static void slot_clear(struct hvd_handles *handles, struct hvd_slot *slot)
 {
-    if (slot->data)
+    if (slot->data && slot->data != slot->request.output) {
         atomic_fetch_sub_explicit(&handles->result_bytes, slot->bytes, memory_order_relaxed);
+        free(slot->data);
+    }
     free(slot->text);
     free(slot->name_long);
-    free(slot->data);
     free(slot->rows_of);
     if (slot->block)
         hvd_block_give_back(slot->block, slot->behind);

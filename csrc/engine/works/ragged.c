@@ -3,8 +3,9 @@
  * The signature leaves the first dimension out, so a changing number of rows keeps its slot. Before the first ragged
  * item of a plan one small allgather on the plane tells everybody the numbers of all ragged items of that plan
  * that follow each other: an allgather has one (my rows), an alltoall one for each rank (the rows that go there). Then
- * each result is allocated here, on a device as a block of its memory (cuda/block.c), and handed over by hvd_result.
- * What the peers said is checked before it sizes anything.
+ * each result lands in the caller's memory, if it gave some of just that size; else it is allocated here, on a device
+ * as a block of its memory (cuda/block.c). hvd_result says where it lies. No other size is refused, since peers go on
+ * with the work. What the peers said is checked before it sizes anything.
  *
  * A send needs no such exchange, since sender and receiver have agreed on the shape. All ranks of the set run the
  * plane's alltoall with it, those between the two with nothing to give or to get.
@@ -159,6 +160,23 @@ static int block_for(struct hvd_engine *engine, const struct hvd_plan_item *item
                          rank, (double)slot->bytes / 1e6, slot->request.device - 1, kind, name, why.text);
 }
 
+/* Can the result lie where the caller wants it? It must not be written over what this rank gives. An allgather's input
+ * may be its own place in the result, though: planes write nothing else there. */
+static bool lands(const struct hvd_set *set, const struct hvd_plan_item *item, const struct hvd_slot *slot,
+                  uint64_t given)
+{
+    const struct hvd_request *request = &slot->request;
+    uint64_t row_bytes = item->count * (uint64_t)hvd_dtype_bytes(hvd_item_dtype(item)), before = 0;
+    uintptr_t in = (uintptr_t)request->input, out = (uintptr_t)request->output;
+    if (!out || request->output_bytes != slot->bytes)
+        return false;
+    for (int rank = 0; rank < set->rank; rank++)
+        before += (uint64_t)slot->rows_of[rank] * row_bytes;
+    if (item->signature.kind == HVD_ALLGATHER && in == out + before)
+        return true;
+    return given == 0 || in + given * row_bytes <= out || out + (uint64_t)slot->bytes <= in;
+}
+
 static int result_for(struct hvd_engine *engine, struct hvd_set *set, const struct hvd_plan_item *item,
                       struct hvd_slot *slot, uint64_t *given, struct hvd_error *error)
 {
@@ -172,6 +190,10 @@ static int result_for(struct hvd_engine *engine, struct hvd_set *set, const stru
     slot->bytes = (int64_t)(total * item->count * (uint64_t)hvd_dtype_bytes(hvd_item_dtype(item)));
     if (hvd_item_on_device(item))
         return block_for(engine, item, slot, error);
+    if (lands(set, item, slot, *given)) {
+        slot->data = slot->request.output;
+        return HVD_OK;
+    }
     void *memory = NULL;
     if (posix_memalign(&memory, HVD_CACHE_LINE, slot->bytes ? (size_t)slot->bytes : 1) != 0)
         return hvd_fail_rank(error, HVD_ENOMEM, engine->options.rank,
