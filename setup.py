@@ -98,7 +98,9 @@ setup(
     ext_modules=[KERNELS],
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp39"}},
     entry_points={
-        "console_scripts": ["hvdlite-run = hvdlite.launcher.cli:main", "hvdlite-trace = hvdlite.trace.cli:main"]
+        "console_scripts": ["hvdlite-run = hvdlite.launcher.cli:main", "hvdlite-trace = hvdlite.trace.cli:main"],
+        "torch.backends": ["hvdlite = hvdlite._torch_backend:register"],  # called by `import torch`, 2.5 and later
+        "torch.distributed.backends": ["hvdlite = hvdlite._torch_backend:register"],  # asked for a name, 2.14
     },
     zip_safe=False,
 )

@@ -18,6 +18,17 @@ def copy(target: int, source: Any, count: int) -> None:
         ffi.memmove(ffi.cast("void *", target), source, count)
 
 
+def move(target: int, source: int, count: int) -> None:
+    """Copies `count` bytes from an address to another, which may be the same."""
+    if count and target != source:
+        ffi.memmove(ffi.cast("void *", target), ffi.cast("void *", source), count)
+
+
+def place_of(pointer: Any) -> int:
+    """The address of memory of the core's."""
+    return int(ffi.cast("uintptr_t", pointer))
+
+
 def copy_from(target: int, source: Any) -> None:
     """Copies all of a Python buffer to an address."""
     view = memoryview(source).cast("B")

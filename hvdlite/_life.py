@@ -106,10 +106,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
                     f"init() has been called before: register {new[0]!r} with hvd.add_process_set() [HVD102]"
                 )
             return
-        _failing.install(_abort)
+        _failing.install(abort)
         environ = config.environ()
         settings = config.read(environ)
-        place, store = _found(comm, environ, settings)
+        place, store = (
+            comm.taken(settings.values) if isinstance(comm, _meeting.Met) else _found(comm, environ, settings)
+        )
         refused = _meeting.refusal(place)
         if refused is not None:
             raise HvdInitError(coded("HVD106", refused))
@@ -296,7 +298,7 @@ def _hook() -> None:
         os.register_at_fork(after_in_child=_in_child)
 
 
-def _abort(what: str, error: BaseException | None = None) -> None:
+def abort(what: str, error: BaseException | None = None) -> None:
     """Tell everyone that this rank ends badly, unless the job has failed already.
 
     Where another rank left early this one ends by HvdPeerLostError, which is not the cause: that is whoever left.
@@ -318,22 +320,18 @@ def _host() -> str:
     return f" (host {socket.gethostname()})" if lib.hvd_cross_size() > 1 else ""
 
 
-def _print_trace() -> None:
-    import traceback
-
-    traceback.print_exc()
-
-
 def _at_exit() -> None:
     if os.getpid() != _life.pid or lib.hvd_forked() == 1:
         return
     try:
         exited = _failing.exited() if lib.hvd_initialized() == 1 else None
         if exited is not None:
-            _abort(*exited)
+            abort(*exited)
         shutdown()
     except Exception:
-        _print_trace()
+        import traceback
+
+        traceback.print_exc()
 
 
 def _in_child() -> None:

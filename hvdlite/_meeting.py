@@ -27,6 +27,21 @@ _NO_ROUTE = "hvdlite: votes cross over MPI, polled, because no stream joins all 
 _UNKEPT = ("Slurm", "torchrun", BY_HAND)  # who starts ranks and keeps no store for them
 
 
+class Met:
+    """For `init`, as its comm: where a caller's ranks meet. rendezvous: an address and a port that all hosts have a
+    route to, if that is known."""
+
+    def __init__(self, place: Place, store: _store.Meeting | None, rendezvous: tuple[str, int] | None) -> None:
+        self.place, self.store, self.rendezvous = place, store, rendezvous
+
+    def taken(self, values: dict[str, Any]) -> tuple[Place, _store.Meeting | None]:
+        """What `init` goes on with. Raises HvdInitError."""
+        settle_secret(values, self.place)
+        if self.rendezvous is not None:
+            values["store_addr"], values["store_port"] = self.rendezvous
+        return self.place, self.store
+
+
 def refusal(place: Place) -> str | None:
     """Why a job of this shape cannot be run by this version, or None."""
     if place.size == 1:

@@ -25,6 +25,7 @@ from .patience import WAIT_MS as WAIT_MS
 from .patience import asked as asked
 from .patience import bound as bound
 from .patience import follow as follow
+from .request import ASIDE as ASIDE
 from .request import NOW as NOW
 from .request import QUIET as QUIET
 from .request import SOON as SOON

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .device import let_go, risk
 from .library import TEXT_BYTES, error_for, ffi, lib, text_of, thread
+from .limits import too_late, within
 from .patience import WAIT_MS, waited
 from .unnamed import forget_unnamed
 
@@ -87,6 +88,15 @@ class Flight:
             since = waited(since, self.request.name if self.request is not None else None)
             code = _finish(native, WAIT_MS, text, TEXT_BYTES)
         return None if code == _OK else error_for(code, text_of(text))
+
+    def wait_for(self, seconds: float) -> Exception | None:
+        """`wait`, so long at most: then HvdTimeoutError is raised, and it goes on."""
+        handle = self.native.handle
+        if not within(handle, seconds):
+            error = too_late(handle, self.request, seconds, "hvdlite holds it until then")
+            if error is not None:
+                raise error
+        return self.wait()
 
     def let_go(self) -> None:
         """After `over`: the core forgets it, and somebody else may use it."""

@@ -22,6 +22,7 @@ from .patience import WAIT_MS
 if TYPE_CHECKING:
     from .request import Request
 
+_AGAIN = "hvd.synchronize(error.handle) waits for it again"
 _ANSWER_S = 4.0  # of an inquiry, at most
 _text_bytes = lib.HVD_TEXT_MAX
 _KINDS = {
@@ -86,8 +87,8 @@ def missing(native: int) -> str:
     return "not finished, and which ranks are missing is not known: no report of all ranks has come in time"
 
 
-def too_late(native: int, request: Request | None, seconds: float) -> HvdTimeoutError | None:
-    """The error for a caller whose limit is over; None: the collective has ended after all."""
+def too_late(native: int, request: Request | None, seconds: float, again: str = _AGAIN) -> HvdTimeoutError | None:
+    """The error for a caller whose limit is over; None: the collective has ended after all. again: its last words."""
     launched = lib.hvd_wait(native, 0, thread.text, _text_bytes) != lib.HVD_AGAIN
     who = "launched on the GPU, and not ended there" if launched else missing(native)
     if lib.hvd_poll(native) != lib.HVD_AGAIN:
@@ -98,6 +99,6 @@ def too_late(native: int, request: Request | None, seconds: float) -> HvdTimeout
         coded(
             "HVD502",
             f"rank {lib.hvd_rank()} has waited {seconds:g} s (timeout=) for {what}: {who}. The collective is still "
-            "under way and its memory in use: hvd.synchronize(error.handle) waits for it again",
+            f"under way and its memory in use: {again}",
         )
     )

@@ -22,7 +22,7 @@ from .kept import remember
 from .library import SEND, TEXT_BYTES, checked, error_for, ffi, lib, text_of, thread
 from .patience import WAIT_MS, waited
 
-NOW, QUIET, SOON = lib.HVD_NOW, lib.HVD_QUIET, lib.HVD_SOON
+NOW, QUIET, SOON, ASIDE = lib.HVD_NOW, lib.HVD_QUIET, lib.HVD_SOON, lib.HVD_ASIDE
 _OK, _AGAIN, _DIMS_MAX = lib.HVD_OK, lib.HVD_AGAIN, lib.HVD_DIMS_MAX
 _REDUCES = (lib.HVD_ALLREDUCE, lib.HVD_REDUCE, lib.HVD_REDUCESCATTER)
 _run = lib.hvd_run
@@ -57,9 +57,9 @@ class Request:
         if code != _AGAIN:
             raise error_for(code, text_of(text))
 
-    def run(self, source: int, target: int, keep: Any) -> None:
-        """Submits it and waits. Raises as `submit` and `Flight.wait`. Not for collectives that have a result to
-        fetch."""
+    def run(self, source: int, target: int, keep: Any, seconds: float | None = None) -> None:
+        """Submits it and waits, so many seconds at most if that is given. Raises as `submit`, `Flight.wait` and
+        `Flight.wait_for`. Not for collectives that have a result to fetch."""
         if abandoned:
             sweep()
         name = self.name
@@ -72,7 +72,7 @@ class Request:
             flight.keep, flight.request = keep, self
             code = _run(self.native, source, target, QUIET, _WAIT_MS, flight.native, text, TEXT_BYTES)
             if code == _AGAIN:
-                error = flight.wait()
+                error = flight.wait() if seconds is None else flight.wait_for(seconds)
             elif code != _OK:
                 error = error_for(code, text_of(text))
         except BaseException:  # a signal handler's

@@ -18,7 +18,7 @@ from ..adapter import Device, View
 from . import owned
 from .device import current, device_of
 
-_DTYPES: dict[torch.dtype, int] = {
+DTYPES: dict[torch.dtype, int] = {
     getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)
 }
 
@@ -64,9 +64,9 @@ class TorchAdapter:
             )
         if not (tensor.is_cpu or tensor.is_cuda):
             raise ValueError(f"a tensor on device {tensor.device} is not supported yet: move it with .cpu() [HVD203]")
-        dtype = _DTYPES.get(tensor.dtype)
+        dtype = DTYPES.get(tensor.dtype)
         if dtype is None:
-            supported = ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
+            supported = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
             raise ValueError(
                 f"Tensor type {tensor.dtype} is not supported; supported: {supported}{_remedy(tensor)} [HVD202]"
             )

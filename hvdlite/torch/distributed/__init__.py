@@ -1,0 +1,28 @@
+"""torch.distributed over hvdlite: `init_process_group("hvdlite")`, and DDP, FSDP2, DTensor run as they are.
+
+    import torch.distributed as dist
+    import hvdlite.torch.distributed        # not needed from torch 2.5 on
+
+    dist.init_process_group("hvdlite")
+    model = torch.nn.parallel.DistributedDataParallel(model)
+
+Started by hvdlite-run, torchrun, or anything that init_process_group can meet over. Where none of these has set
+MASTER_ADDR, as under mpirun and srun, `init_process_group("hvdlite", init_method="hvdlite://")` meets as hvd.init()
+does. A script may use hvd's own calls beside: `hvd.init()` and the process group share one job.
+
+Tensors lie in CPU memory. Not offered: what only NCCL has (time estimates, splitting and merging of groups), hooks on
+completion, torch.distributed.monitored_barrier (it takes Gloo's groups only: call the method of the group).
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from ..._torch_backend import register
+from ...errors import HvdInitError
+
+__all__ = ["register"]
+
+if not dist.is_available():
+    raise HvdInitError("this PyTorch was built without torch.distributed: backend hvdlite needs it [HVD106]")
+register()

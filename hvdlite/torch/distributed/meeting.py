@@ -1,0 +1,154 @@
+"""How do ranks that torch.distributed brings together become a job of hvdlite's?
+
+Under hvdlite-run they meet at the launcher's store, and a script that has called `hvd.init()` has a job already. All
+others meet over the store that init_process_group has: no port, no process and no secret of our own. Rank 0 draws the
+secret and sends it through that store, so whoever can write there is believed, as torch believes it. A rank that is
+lost later is not seen there but by the core.
+
+The job ends with the default group, unless the script has begun it itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from ... import _core, _life, config, process_set
+from ..._coded import coded
+from ..._meeting import Met
+from ..._members import open_among
+from ...discovery import BY_HAND, Place
+from ...errors import HvdInitError
+from ...objects import broadcast_object
+from .tensors import POOL
+
+
+class Exchange:
+    """An allgather of bytes over a store of torch's. Each rank sets a key and gets those of all."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size, self._round = store, rank, size, 0
+
+    def __call__(self, mine: bytes) -> list[bytes]:
+        self._round += 1
+        self._store.set(f"{self._round}/{self._rank}", bytes(mine))  # type: ignore[arg-type]
+        return [self._get(rank) for rank in range(self._size)]
+
+    def _get(self, rank: int) -> bytes:
+        try:
+            return bytes(self._store.get(f"{self._round}/{rank}"))
+        except RuntimeError as error:
+            raise HvdInitError(
+                coded(
+                    "HVD110",
+                    f"rank {self._rank} of {self._size}: nothing has come from rank {rank} over the store of "
+                    f"init_process_group: {str(error).splitlines()[0]}",
+                )
+            ) from None
+
+
+class StoreMeeting:
+    """Where ranks meet (`_store.Meeting`), over a store of torch's."""
+
+    failed = False
+
+    def __init__(self, store: Store, rank: int, size: int, life: int) -> None:
+        self.allgather = Exchange(store, rank, size)
+        drawn = self.allgather(secrets.token_bytes(40))[0]  # rank 0's
+        self.secret, self.job, self.epoch = drawn[:32], int.from_bytes(drawn[32:], "little"), life
+
+    def abort(self, culprit: int, code: int, text: str) -> None:
+        """Nothing: the core tells the other ranks."""
+
+    def check(self) -> None:
+        """Nothing: the store knows of no rank that has ended."""
+
+    def bye(self) -> None:
+        """Nothing: the store is torch's."""
+
+    close = bye
+
+    def lend(self) -> int:
+        """0: there is no MPI."""
+        return 0
+
+    def fileno(self) -> int:
+        """-1: torch's store takes no frames of the core's."""
+        return -1
+
+    def session(self) -> None:
+        """None: nothing is signed there."""
+        return
+
+
+def store_of_job() -> tuple[Store, int, int]:
+    """For init_method="hvdlite://": a store on rank 0 of the job that hvd.init() finds; the rank and the size."""
+    _life.init()
+    rank, size = _core.rank(), _core.size()
+    host = "127.0.0.1" if _core.cross_size() == 1 else socket.gethostname()
+    store: Any = TCPStore
+    kept = store(host, 0, size, True, wait_for_workers=False) if rank == 0 else None
+    address = broadcast_object(None if kept is None else (host, kept.port), 0, "torch.distributed.store")
+    return kept or store(*address, size, False), rank, size
+
+
+class Job:
+    """The job of this process, and the process sets of its groups. A set, once open, serves all later groups of its
+    ranks, until the job ends."""
+
+    def __init__(self) -> None:
+        self._begun = False  # here, and not by the script
+        self._lives = 0
+        self._sets: dict[Sequence[int], Any] = {}
+        self._groups: dict[Sequence[int], int] = {}  # how many have been given each set
+
+    def enter(self, store: Store, rank: int, size: int) -> None:
+        """Becomes a rank, or finds that this process is one. Raises ValueError where it is another one."""
+        self._lives += 1
+        if not _life.is_initialized():
+            environ = config.environ()
+            if [environ.get("HVDLITE_RANK"), environ.get("HVDLITE_SIZE")] == [str(rank), str(size)]:
+                _life.init()
+            else:
+                own = PrefixStore(f"hvdlite/{self._lives}", store)  # one store may serve several lives
+                place = Place(rank, size, None, None, None, None, BY_HAND)
+                address = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
+                rendezvous = (address[0], int(address[1])) if address[0] and address[1].isdecimal() else None
+                _life.init(Met(place, StoreMeeting(own, rank, size, self._lives) if size > 1 else None, rendezvous))
+            self._begun = True
+        if (_core.rank(), _core.size()) != (rank, size):
+            raise ValueError(
+                f"init_process_group was told rank {rank} of {size}, and hvdlite is rank {_core.rank()} of "
+                f"{_core.size()}: start both with one launcher [HVD105]"
+            )
+
+    def set_of(self, ranks: Sequence[int], rank: int, store: Store) -> tuple[Any, bool]:
+        """The process set of these ranks, and whether no group before has it. rank: in the group. All members call it,
+        in one order where their groups have the same ranks."""
+        key = tuple(sorted(ranks))
+        found = self._sets.get(key)
+        if len(key) == _core.size():
+            found = process_set.global_process_set
+        elif found is None:
+            own = PrefixStore(f"hvdlite/{self._lives}/set", store)
+            order = sorted(range(len(ranks)), key=ranks.__getitem__)  # an exchange in the order of the set
+            found = open_among(list(key), Exchange(own, order.index(rank), len(key)))
+        self._sets[key] = found
+        self._groups[key] = self._groups.get(key, 0) + 1
+        return found, self._groups[key] == 1
+
+    def leave(self) -> None:
+        """The default group is destroyed."""
+        self._groups.clear()
+        if self._begun:
+            self._begun = False
+            self._sets.clear()
+            POOL.clear()
+            _life.shutdown()
+
+
+JOB = Job()

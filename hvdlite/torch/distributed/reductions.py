@@ -1,0 +1,214 @@
+"""allreduce, reduce and reduce_scatter of torch.distributed, over the core's reductions.
+
+Sums of floats are added in rank order, so the bits are the same in every run. AVG is the core's average, PREMUL_SUM its
+prescale factor. Results come to the caller's memory where that is contiguous.
+
+BAND, BOR and BXOR gather everyone's bits and combine them here, n times the bytes, since the core has no such operations.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions, Work
+
+from ... import _bytes, _core
+from ...ops import Average, Max, Min, Product, Sum
+from ..adapter import DTYPES
+from . import futures
+from .submission import Submission
+from .tensors import Part, fill, joined, land, moved, read
+from .work import DONE, named
+
+_Op = dist.ReduceOp
+# By hash, the number of the operation: opts.reduceOp is a ReduceOp, ReduceOp.SUM is a RedOpType, and a dict that holds
+# the one does not find the other.
+_OPS = {hash(_Op.SUM): Sum, hash(_Op.AVG): Average, hash(_Op.MIN): Min, hash(_Op.MAX): Max, hash(_Op.PRODUCT): Product}
+_BITS = {hash(_Op.BAND): torch.bitwise_and, hash(_Op.BOR): torch.bitwise_or, hash(_Op.BXOR): torch.bitwise_xor}
+_SUM, _PREMUL = hash(_Op.SUM), hash(_Op.PREMUL_SUM)
+
+
+class Reductions(Submission):
+    """Calls whose result is a sum, or another reduction."""
+
+    def _reduction(self, opts: Any) -> tuple[int, dict[str, Any]]:
+        """The number of torch's operation, and what the core is to do for it."""
+        asked: Any = getattr(opts, "reduceOp", _Op.SUM)
+        number = hash(asked)
+        if number == _PREMUL:
+            return number, {"op": Sum, "prescale": asked.factor}
+        return number, {"op": _OPS.get(number, Sum)}
+
+    def _sources(self, tensors: Sequence[torch.Tensor], terms: dict[str, Any]) -> list[torch.Tensor]:
+        """What is read of them. PREMUL_SUM with a tensor as its factor: multiplied here."""
+        factor = terms.get("prescale")
+        if isinstance(factor, torch.Tensor):
+            terms["prescale"] = 1.0
+            return [read(each * factor) for each in tensors]
+        return [read(each) for each in tensors]
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+        """Each tensor becomes the reduction of all ranks' of it. Several: as one group."""
+        request = self._again(tensors, opts)
+        if request is not None:
+            tensor = tensors[0]
+            address = tensor.data_ptr()
+            try:
+                request.run(address, address, tensor.untyped_storage(), self._limit)
+            except Exception as error:
+                named(error, self._said("allreduce"))
+                raise
+            return DONE
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if opts is not None and not hasattr(opts, "reduceOp"):  # the form that takes an operation
+            asked, opts = opts, AllreduceOptions()
+            opts.reduceOp = asked
+        if any(each.layout is not torch.strided for each in tensors):
+            return self._sparse(tensors, opts)
+        number, terms = self._reduction(opts)
+        if number in _BITS:
+            return self._bitwise(tensors, _BITS[number], opts)
+        sources = self._sources(tensors, terms)
+        return self._go(
+            _core.ALLREDUCE, "allreduce", [Part(each, each.data_ptr(), each.shape) for each in sources],
+            [*tensors, *sources], landing(sources, tensors), opts, **terms,
+        )  # fmt: skip
+
+    allreduce_coalesced = allreduce
+
+    def _again(self, tensors: Any, opts: Any) -> Any:
+        """The short way of one plain tensor that is waited for at once, the request; None: the long way."""
+        if not self._unnamed or getattr(opts, "asyncOp", True) or len(tensors) != 1:
+            return None
+        tensor, number = tensors[0], hash(opts.reduceOp)
+        if number not in _OPS or tensor.__class__ is not torch.Tensor or not tensor.is_cpu or futures.inside():
+            return None
+        if tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        if tensor.dtype not in DTYPES or self._timeout(opts) != self._limit:
+            return None
+        self._calls += 1
+        return _core.request(
+            _core.ALLREDUCE, _OPS[number], DTYPES[tensor.dtype], None, tuple(tensor.shape), process_set=self._in
+        )
+
+    def _bitwise(self, tensors: list[torch.Tensor], combine: Any, opts: Any) -> Work:
+        sources = [moved(each) for each in tensors]
+        everyone = [[torch.empty_like(each) for _ in range(self._count)] for each in sources]
+
+        def finish(pendings: list[_core.Pending]) -> None:
+            for target, parts, pending in zip(tensors, everyone, pendings):
+                fill(parts, range(self._count), pending.gathered())
+                land(functools.reduce(combine, parts), target)
+
+        return self._go(
+            _core.ALLGATHER, "bits", [Part(each, 0, each.shape) for each in sources], [*tensors, *sources], finish, opts
+        )
+
+    def _sparse(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+        """Indices and values of all ranks, coalesced."""
+        (tensor,) = tensors
+        if tensor.layout is not torch.sparse_coo or self._reduction(opts)[0] != _SUM:
+            raise ValueError(
+                f"allreduce of a tensor of layout {tensor.layout}: backend hvdlite takes sparse_coo and "
+                "ReduceOp.SUM; make it dense with .to_dense() [HVD203]"
+            )
+        mine = tensor.detach().coalesce()
+        rows = [mine.indices().t().contiguous(), mine.values().contiguous()]
+        shapes = [(mine._nnz(), mine.sparse_dim()), (mine._nnz(), math.prod(mine.values().shape[1:]))]
+
+        def finish(pendings: list[_core.Pending]) -> None:
+            came = [pending.gathered() for pending in pendings]
+            count = sum(came[0].rows_of)
+            where = torch.empty((count, mine.sparse_dim()), dtype=torch.int64)
+            values = torch.empty((count, *mine.values().shape[1:]), dtype=mine.dtype)
+            for target, part in zip((where, values), came):
+                _bytes.copy(target.data_ptr(), part.address, part.bytes)
+            tensor.copy_(torch.sparse_coo_tensor(where.t(), values, tensor.shape).coalesce())
+
+        parts = [Part(each, 0, shape) for each, shape in zip(rows, shapes)]
+        return self._go(_core.ALLGATHER, "sparse", parts, [*tensors, *rows], finish, opts)
+
+    def reduce(self, tensors: Any, opts: Any) -> Work:
+        """The root's tensor becomes the reduction; the others' stay as they are."""
+        number, terms = self._reduction(opts)
+        if number in _BITS:
+            kept = [each if self._me == opts.rootRank else each.clone() for each in tensors]
+            return self._bitwise(kept, _BITS[number], opts)
+        (source,), (tensor,) = self._sources(tensors, terms), tensors
+        root = self._place[opts.rootRank]
+        if self._me != opts.rootRank:
+            return self._go(
+                _core.REDUCE, "reduce", [Part(source, 0, source.shape)], [tensor, source], None, opts, root=root,
+                **terms,
+            )  # fmt: skip
+        target = torch.empty_like(source)
+        return self._go(
+            _core.REDUCE, "reduce", [Part(source, target.data_ptr(), source.shape)], [tensor, source, target],
+            lambda _: land(target, tensor), opts, root=root, **terms,
+        )  # fmt: skip
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        """Each output becomes this rank's part of the reduction of an input; as one group."""
+        for out, each in zip(outputs, inputs):
+            if each.numel() != out.numel() * self._count or each.dtype != out.dtype:
+                raise ValueError(
+                    f"reduce_scatter: input of {list(each.shape)} {each.dtype}, output of {list(out.shape)} "
+                    f"{out.dtype}: the input must have {self._count} times as many elements of the same dtype [HVD201]"
+                )
+        number, terms = self._reduction(opts)
+        if number in _BITS or not self._ascending:
+            whole = [each.detach().clone().reshape(self._count, -1) for each in inputs]
+            self.allreduce(whole, opts).wait()
+            for out, each in zip(outputs, whole):
+                out.copy_(each[self._me].view(out.shape))
+            return DONE
+        sources, targets = self._sources(inputs, terms), [read(out) for out in outputs]
+        parts = [
+            Part(source, target.data_ptr(), (self._count, target.numel())) for source, target in zip(sources, targets)
+        ]
+        return self._go(
+            _core.REDUCESCATTER, "reduce_scatter", parts, [*outputs, *sources, *targets], landing(targets, outputs),
+            opts, **terms,
+        )  # fmt: skip
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """The output becomes this rank's part of the reduction of the input."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
+        """The output becomes the reduction of the inputs that are for this rank."""
+        (output,), (parts,) = outputs, inputs
+        if len(parts) != self._count:
+            raise ValueError(f"reduce_scatter: {len(parts)} inputs for {self._count} ranks: give one for each [HVD201]")
+        if len({each.numel() for each in parts}) > 1 or parts[0].is_complex():  # a sum of each, on its rank
+            whole = [each.detach().clone() for each in parts]
+            self.allreduce(whole, opts).wait()
+            output.copy_(whole[self._me].view(output.shape))
+            return DONE
+        source = joined(parts)
+        if source.dtype != parts[0].dtype:
+            source = torch.cat([each.reshape(-1) for each in parts])
+        return self.reduce_scatter_single_coalesced([output], [source], opts)
+
+    # by the names of torch before 2.13
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+def landing(
+    sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+) -> Callable[[list[_core.Pending]], Any] | None:
+    """What brings results from copies to the caller's tensors; None where they are no copies."""
+    pairs = [(source, target) for source, target in zip(sources, targets) if source.data_ptr() != target.data_ptr()]
+
+    def finish(_: list[_core.Pending]) -> None:
+        for source, target in pairs:
+            land(source, target)
+
+    return finish if pairs else None

@@ -1,0 +1,163 @@
+"""What does a caller of torch.distributed wait for? A Work: a collective under way, and its future.
+
+C++ asks a Work for wait and get_future only; the rest is for Python. Whoever polls reads the outputs without a wait, so
+is_completed lets the result land, too. What failed is raised by every wait, as the exception that it is. A future can
+hold no exception that C++ would understand, since what set_exception sets is a value there; but a callback that raises
+is an error for C++, too, so a future here is a `then` of one that never fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
+
+from ... import _core
+from ...errors import HvdTimeoutError
+from . import futures
+
+_UNTIMED = timedelta(0)
+
+
+class HvdWork(Work):
+    """A collective under way. results: what result() and the future give, and what the caller's memory is held by."""
+
+    def __init__(
+        self, pending: list[_core.Pending], results: list[torch.Tensor], limit: float | None,
+        said: Callable[[], str], finish: Callable[[list[_core.Pending]], Any] | None = None
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._pending, self._finish, self._results, self._limit = pending, finish, results, limit
+        self._said = said  # for errors: which call of which group
+        self._turn = threading.Lock()  # threads wait one after the other
+        self._ended = False
+        self._error: BaseException | None = None
+        self._future: Future[Any] | None = None
+        self._source = -1
+
+    def wait(self, timeout: timedelta = _UNTIMED) -> bool:
+        """True when the result is there. Raises why the collective failed; HvdTimeoutError after `timeout`, or else the
+        group's: then it goes on, and may be waited for again."""
+        seconds = timeout.total_seconds() if timeout > _UNTIMED else self._limit
+        if not self._ended:
+            until = None if seconds is None else time.monotonic() + seconds
+            if not self._turn.acquire(timeout=-1 if seconds is None else seconds):
+                raise HvdTimeoutError(
+                    f"{self._said()}: rank {_core.rank()} has waited {seconds:g} s, its timeout, for another thread "
+                    "that waits for the same Work [HVD502]"
+                )
+            try:
+                self._land(until, seconds)
+            finally:
+                self._turn.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _land(self, until: float | None, seconds: float | None) -> None:
+        """Waits, and lets the result land. Its outcome is kept, a limit of time that passes is raised."""
+        if self._ended:
+            return
+        if until is not None and seconds is not None:
+            self._within(until, seconds)
+        errors = [each.ended() for each in self._pending]
+        self._error = next((named(each, self._said) for each in errors if each is not None), None)
+        if self._error is None and self._finish is not None:
+            try:
+                self._finish(self._pending)
+            except Exception as error:
+                self._error = named(error, self._said)
+        self._ended, self._finish = True, None
+        over, self._pending = self._pending, []
+        for each in over:
+            each.release()
+
+    def _within(self, until: float, seconds: float) -> None:
+        for each in self._pending:
+            if not _core.within(each.native, max(until - time.monotonic(), 0.0)):
+                error = _core.too_late(each.native, each.request, seconds, AGAIN)
+                if error is not None:
+                    raise named(error, self._said)
+
+    def _poll(self) -> bool:
+        return all(each.done() for each in self._pending)
+
+    def is_completed(self) -> bool:
+        """Whether it is over. Then the result is there, without a wait."""
+        if not self._ended and self._poll():
+            self.settle()
+        return self._ended
+
+    def settle(self) -> BaseException | None:
+        """Waits without raising; why it failed, which the next wait raises."""
+        try:
+            self.wait()
+        except Exception as error:
+            if isinstance(error, HvdTimeoutError):
+                self._error = error
+            elif not self._ended:  # a signal handler's
+                raise
+            return error
+        return None
+
+    def is_success(self) -> bool:
+        """Whether it is over and has not failed."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Why it failed; None while it is under way, and when it has not failed."""
+        self.is_completed()
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The outputs."""
+        return self._results
+
+    def synchronize(self) -> None:
+        """The same as wait."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Of a receive: the rank in the group that it came from; -1 until it is known."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """A future of the outputs: completed at the end of backward if a hook of DDP asks, else by a thread."""
+        if self._future is None:
+            began: Future[Any] = Future()
+            self._future = began.then(self._outcome)
+            if self._ended or futures.inside():  # a callback that waited for the next one would wait for itself
+                self.settle()
+                began.set_result(None)
+            else:
+                futures.complete(self, began)
+        return self._future
+
+    def _outcome(self, _: Any) -> list[torch.Tensor]:
+        if self._error is None:
+            self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+
+AGAIN = "wait() waits for it again"
+
+
+def named(error: BaseException, said: Callable[[], str]) -> BaseException:
+    """The same error, whose text begins with the call of the group that it is about."""
+    if error.args and isinstance(error.args[0], str) and not error.args[0].startswith("process group"):
+        error.args = (f"{said()}: {error.args[0]}", *error.args[1:])
+    return error
+
+
+DONE = HvdWork([], [], None, str)  # of calls that have waited themselves
+DONE._ended = True
