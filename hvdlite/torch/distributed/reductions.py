@@ -3,7 +3,7 @@
 Sums of floats are added in rank order, so the bits are the same in every run. AVG is the core's average, PREMUL_SUM its
 prescale factor. Results come to the caller's memory where that is contiguous.
 
-BAND, BOR and BXOR gather everyone's bits and combine them here, n times the bytes, since the core has no such operations.
+BAND, BOR and BXOR gather everyone's bits and combine them here: n times the bytes, since the core cannot do it.
 """
 
 from __future__ import annotations
