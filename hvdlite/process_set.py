@@ -220,7 +220,7 @@ def open_among(ranks: Sequence[int], exchange: Callable[[bytes], list[bytes]]) -
     if _core.rank() not in among:
         raise ValueError(f"rank {_core.rank()} is not in the set that it opens: {among} [HVD214]")
     with _lock:
-        places = _agree("open_among", process_set.ranks, _outside(process_set.ranks), among, tell)
+        places = _agree("open_among", process_set.ranks, _outside(process_set.ranks), tell)
         number = _opening.opened("open_among", process_set.ranks, among, places, tell)
         process_set.process_set_id = number
         _of_members[number] = process_set
@@ -250,26 +250,23 @@ def _exchange(verb: str, mine: Any) -> list[Any]:
     return [json.loads(part) for part in _bytes.allgather_bytes(block, f"process_set.{verb}")]
 
 
-def _agree(
-    call: str, ranks: Any, wrong: str | None, among: Sequence[int] | None = None, tell: Tell = _exchange
-) -> list[Any]:
-    """What each has in use (`_opening.place`), of all ranks or those `among`. Raises on all of them if they make
-    different calls, or if one of them sees what is wrong with it."""
-    said = tell("agree", [call, ranks, wrong, _opening.place()])
-    who = among or range(len(said))
-    for rank, word in zip(who, said):
+def _agree(call: str, ranks: Any, wrong: str | None, tell: Tell = _exchange) -> list[Any]:
+    """What each has in use (`_opening.place`). Raises on all ranks if they make different calls, or if one of them sees
+    what is wrong with it."""
+    said = tell("agree", [call, ranks, wrong, _core.rank(), _opening.place()])
+    for word in said:
         if word[:2] != said[0][:2]:
             raise HvdMismatchError(
-                f"process sets: rank {who[0]} calls {said[0][0]} of ranks {said[0][1]}, but rank {rank} calls "
+                f"process sets: rank {said[0][3]} calls {said[0][0]} of ranks {said[0][1]}, but rank {word[3]} calls "
                 f"{word[0]} of ranks {word[1]}. All ranks, members or not, add and remove the same sets in the same "
-                "order. [HVD303]"
+                "order; so do members with sets of their own. [HVD303]"
             )
     if wrong is not None:
         raise ValueError(coded("HVD213", wrong))
-    first = next((place for place, word in enumerate(said) if word[2] is not None), None)
+    first = next((word for word in said if word[2] is not None), None)
     if first is not None:
-        raise ValueError(coded("HVD306", f"rank {who[first]}: {said[first][2]}"))
-    return [word[3] for word in said]
+        raise ValueError(coded("HVD306", f"rank {first[3]}: {first[2]}"))
+    return [word[4] for word in said]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -194,7 +194,7 @@ struct hvd_engine {
     char notice[1024];
     _Atomic uint32_t guarded, guard_word; /* guard.c: tensors told of; whether guard_text is to be read */
     char guard_text[HVD_TEXT_MAX];
-    pthread_mutex_t opening_lock, records_lock; /* of framework threads only, see set.c */
+    pthread_mutex_t opening_lock, records_lock; /* never the turn's, see set.c */
     pthread_mutex_t bell_lock;                  /* held for one epoll_ctl */
     struct hvd_set_record record[HVD_SETS_MAX];
     uint32_t lives; /* under opening_lock: the greatest life that a set has had here */

@@ -10,7 +10,8 @@
  * every member has zeroed its place; until then peers may find an earlier set's words there, dated by its life and not
  * believed. Before a close the caller makes sure in the same way that the last collective is over everywhere. Who
  * closes while something is outstanding gets it back as failed.
- * Two locks, which the turn never takes: `opening` makes opens and closes follow each other, `records` guards look-ups.
+ * Two locks, which the turn never takes: `opening` makes opens and closes follow each other, `records` guards look-ups,
+ * also of a thread that writes a flight record.
  */
 #include "engine.h"
 
