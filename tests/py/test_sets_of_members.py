@@ -78,7 +78,6 @@ def test_members_open_sets_beside_those_of_all(tmp_path, plane):
     assert half.process_set_id is None
     with pytest.raises(ValueError, match="not registered"):
         half.size()
-    hvd.init()
 
 
 @as_ranks(4)
@@ -104,7 +103,6 @@ def test_all_members_hear_of_one_that_fails(tmp_path):
         fine(open_among([0, 1], meeting(tmp_path, [0, 1], "c")))
     hvd.barrier()
     hvd.shutdown()
-    hvd.init()
 
 
 @as_ranks(4)
@@ -122,4 +120,3 @@ def test_who_is_missing_is_a_member_of_that_set(tmp_path):
             hvd.monitored_barrier(20, half)
     hvd.barrier()
     hvd.shutdown()
-    hvd.init()

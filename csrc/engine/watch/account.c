@@ -84,10 +84,11 @@ static int mark_of(struct hvd_account *account, const struct hvd_set *set)
         return 0;
     while (at < HVD_CIRCLES_MAX && account->circle[at].set != mark && account->circle[at].set)
         at++;
-    for (int i = 0; i < set->size && at < HVD_CIRCLES_MAX; i++) {
-        account->circle[at].set = mark;
+    if (at == HVD_CIRCLES_MAX || account->circle[at].set == mark)
+        return mark;
+    account->circle[at].set = mark;
+    for (int i = 0; i < set->size; i++)
         account->circle[at].members[set->member[i] / 64] |= (uint64_t)1 << set->member[i] % 64;
-    }
     return mark;
 }
 
