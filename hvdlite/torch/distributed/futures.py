@@ -74,10 +74,15 @@ def inside() -> bool:
     return getattr(_local, "inside", False)
 
 
+def in_backward() -> bool:
+    """Whether a hook of backward runs on this thread."""
+    return torch._C._current_autograd_node() is not None  # type: ignore[attr-defined]
+
+
 def complete(work: HvdWork, began: Future[Any]) -> None:
     """Sets `began` when the work is over."""
     due = 0.0
-    if torch._C._current_autograd_node() is not None:  # type: ignore[attr-defined]  # in a hook of backward
+    if in_backward():
         task, due = torch._C._current_graph_task_id(), time.monotonic() + PATIENCE_S
         if task not in _backwards:
             _backwards.add(task)

@@ -24,6 +24,7 @@ from ..._meeting import Met
 from ...discovery import BY_HAND, Place
 from ...errors import HvdInitError, HvdMismatchError
 from ...objects import broadcast_object
+from . import buckets
 from .tensors import POOL
 
 
@@ -156,6 +157,7 @@ class Job:
             self._begun = False
             self._sets.clear()
             POOL.clear()
+            buckets.forget()
             _life.shutdown()
 
 

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import AllreduceOptions, Work
 from ... import _bytes, _core
 from ...ops import Average, Max, Min, Product, Sum
 from ..adapter import DTYPES
-from . import futures
+from . import buckets, futures
 from .submission import Submission
 from .tensors import Part, fill, joined, land, moved, read
 from .work import DONE, named
@@ -74,8 +74,9 @@ class Reductions(Submission):
         if number in _BITS:
             return self._bitwise(tensors, _BITS[number], opts)
         sources = self._sources(tensors, terms)
+        place = buckets.address_of if futures.in_backward() else torch.Tensor.data_ptr
         return self._go(
-            _core.ALLREDUCE, "allreduce", [Part(each, each.data_ptr(), each.shape) for each in sources],
+            _core.ALLREDUCE, "allreduce", [Part(each, place(each), each.shape) for each in sources],
             [*tensors, *sources], landing(sources, tensors), opts, **terms,
         )  # fmt: skip
 

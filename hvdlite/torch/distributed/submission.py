@@ -90,9 +90,9 @@ class Submission:
                 )
                 keep = (source.untyped_storage(), results)
                 if waits and finish is None:
-                    request.run(source.data_ptr(), target, keep, limit)
+                    request.run(_start(kind, source, target), target, keep, limit)
                     return DONE
-                pending = [_core.Pending(request).start(source.data_ptr(), target, quiet, keep)]
+                pending = [_core.Pending(request).start(_start(kind, source, target), target, quiet, keep)]
             else:
                 pending = self._group(kind, op, name, parts, results, quiet, more)
         except Exception as error:
@@ -111,9 +111,9 @@ class Submission:
         group = _core.group_number(name, self._in)
         given = [
             _core.given(
-                kind, op, dtype_of(source), None if name is None else f"{name}.{i}", tuple(shape), source.data_ptr(),
-                target, (source.untyped_storage(), results), process_set=self._in, group=group, group_count=len(parts),
-                output_bytes=room, **more,
+                kind, op, dtype_of(source), None if name is None else f"{name}.{i}", tuple(shape),
+                _start(kind, source, target), target, (source.untyped_storage(), results), process_set=self._in,
+                group=group, group_count=len(parts), output_bytes=room, **more,
             )
             for i, (source, target, shape, room) in enumerate(parts)
         ]  # fmt: skip
@@ -123,3 +123,8 @@ class Submission:
         if _HOLDS:
             self._works = [each for each in self._works if not each.is_completed()] + [work]
         return work
+
+
+def _start(kind: int, source: torch.Tensor, target: int) -> int:
+    """Where the core reads. An allreduce is in place, and the place may be known by another address (buckets.py)."""
+    return target if kind == _core.ALLREDUCE else source.data_ptr()
