@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from hosts import Hosts, needs_hosts
 from launching import launch
 
 pytest.importorskip("torch")
@@ -21,6 +22,13 @@ if {hvd}:
     assert hvd.allreduce(mine, op=hvd.Sum).tolist() == [4.0, 4.0]
 dist.destroy_process_group()
 print("fine")
+"""
+GROUPS = """
+first = dist.get_rank() % 2
+across = dist.new_group([first, first + 2], use_local_synchronization=True)
+dist.all_reduce(mine := torch.full((100_000,), dist.get_rank()), group=across)
+print("across", mine[0].item())
+dist.destroy_process_group()
 """
 IMPORT = "import hvdlite.torch.distributed"
 
@@ -49,6 +57,23 @@ def test_under_torchrun(tmp_path):
     words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "train.py"))
     code, out, err = started(sys.executable, *words)
     assert code == 0 and out.count("fine") == 2, err
+
+
+@needs_hosts
+def test_on_two_hosts(tmp_path):
+    """Streams join the hosts, also in a group of a rank of each."""
+    groups = "\nimport torch, torch.distributed as dist\ndist.init_process_group('hvdlite')\n" + GROUPS
+    (tmp_path / "train.py").write_text(body() + groups)
+    words = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "10.77.0.11", "--master-port", "29512"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with Hosts(2) as hosts:
+        jobs = []
+        for node in range(2):
+            command = [sys.executable, "-m", "torch.distributed.run", *words, "--node-rank", str(node)]
+            more = {"env": environ, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": "/"}
+            jobs.append(hosts.popen(node, [*command, str(tmp_path / "train.py")], **more))
+        said = [job.communicate(timeout=240)[0] for job in jobs]
+        assert [each.count("fine") for each in said] == [2, 2] and "across 2" in said[0] and "across 4" in said[1], said
 
 
 def test_under_mpirun():
