@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from multiprocessing.connection import wait
+from types import SimpleNamespace
 
 from launching import free_port
 
@@ -43,17 +44,17 @@ def kind_of(backend, size):
             super().run_test(name, pipe)
 
     own.torch.set_num_threads(1)
+    # A barrier of torch's tests looks for files every 0.1 s, which is most of the time of a test.
+    own.time = SimpleNamespace(time=time.time, sleep=lambda s: time.sleep(0.01 if s == 0.1 else s))
     return own, Forked
 
 
 def rank_of(kind, name, rank, folder):
     """What the process of a rank does."""
     output = os.open(f"{folder}/{rank}", os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    _, theirs = pipe = multiprocessing.Pipe()  # torch's thread sees an end where nobody has the other end open
-    kind._run(rank, name, f"{folder}/store", theirs)
-    del pipe
+    os.dup2(output, 1), os.dup2(output, 2)
+    pipe = multiprocessing.Pipe()  # torch's thread looks at one end, and would see that nobody has the other one
+    kind._run(rank, name, f"{folder}/store", pipe[1])
 
 
 def ended(own, kind, name, size):
@@ -63,9 +64,7 @@ def ended(own, kind, name, size):
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [fork.Process(target=rank_of, args=(kind, name, rank, folder)) for rank in range(size)]
-        for each in ranks:
-            each.start()
-        until, left = time.monotonic() + LIMIT_S, {each.sentinel: each for each in ranks}
+        until, left = time.monotonic() + LIMIT_S, {each.start() or each.sentinel: each for each in ranks}
         skips = {skip.exit_code: skip.message for skip in own.TEST_SKIPS.values()}
         while left and (done := wait(list(left), until - time.monotonic())):
             for each in map(left.pop, done):
