@@ -210,8 +210,8 @@ TOPOLOGY(local_size)
 TOPOLOGY(cross_rank)
 TOPOLOGY(cross_size)
 
-int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *tensor_fd, const unsigned char *vote_keys,
-                 const unsigned char *tensor_keys, char *text, size_t text_bytes)
+int hvd_set_open(int number, uint32_t life, const int *ranks, int count, const int *vote_fd, const int *tensor_fd,
+                 const unsigned char *vote_keys, const unsigned char *tensor_keys, char *text, size_t text_bytes)
 {
     const struct hvd_streams streams = {vote_fd, tensor_fd, vote_keys, tensor_keys};
     struct hvd_engine *engine = hvd_api_enter();
@@ -220,10 +220,10 @@ int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *ten
         return hvd_api_state(text, text_bytes);
     }
     struct hvd_error error = {0};
-    int number = hvd_engine_set_open(engine, ranks, count, &streams, &error);
+    int code = hvd_engine_set_open(engine, number, life, ranks, count, &streams, &error);
     hvd_text_copy(text, text_bytes, error.text);
     hvd_api_go_out();
-    return number;
+    return code;
 }
 
 int hvd_set_close(int process_set, char *text, size_t text_bytes)

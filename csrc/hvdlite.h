@@ -184,16 +184,17 @@ int hvd_size(void), hvd_local_size(void), hvd_cross_size(void);
 /* Which ranks does this one need streams for votes with, in a set or job of so many on these hosts? host_of: by rank.
  * Fills peers (up to 3 ranks) and returns how many. The same edges from both ends. */
 int hvd_vote_peers(const int *host_of, int size, int rank, int *peers);
-/* Process sets: some ranks, in ascending order, that run collectives of their own. All ranks of the job, members or
- * not, make the same calls in the same order, and the caller sees to two things: nobody submits to a set before
- * hvd_set_open has returned on all ranks, and nobody closes one before its last collective is over on all members
- * (Python exchanges over the global set). open returns the number of the set, which is the same on all ranks: the
- * lowest that is free. Where it fails on some ranks only (HVD_ENOMEM, say: /dev/shm is full), the others close theirs.
+/* Process sets: some ranks, in ascending order, that run collectives of their own. All members open a set and close it,
+ * in an order that fits those of the other sets, and the caller sees to three things. They give the same number, 1 to
+ * 255, which is free on all of them, and the same life, greater than all that one of them has given before. Nobody
+ * submits to a set before hvd_set_open has returned on all members, and nobody closes one before its last collective is
+ * over on all members. Where open fails on some only (HVD_ENOMEM, say: /dev/shm is full), the others close theirs.
  * vote_fd, tensor_fd, their keys: as in hvd_options, by rank in the set; NULL on ranks that are no members.
- * A rank that is no member gets the number, too; submitting there is HVD_EINVAL. close fails what is outstanding in the
- * set on this rank. A shutdown leaves all sets of this rank; sets without it go on. */
-int hvd_set_open(const int *ranks, int count, const int *vote_fd, const int *tensor_fd, const unsigned char *vote_keys,
-                 const unsigned char *tensor_keys, char *text, size_t text_bytes);
+ * A rank that is no member may open the set, too, to know of it: then the number is not free there, and submitting is
+ * HVD_EINVAL with the ranks. close fails what is outstanding in the set on this rank. A shutdown leaves all sets of
+ * this rank; sets without it go on. */
+int hvd_set_open(int number, uint32_t life, const int *ranks, int count, const int *vote_fd, const int *tensor_fd,
+                 const unsigned char *vote_keys, const unsigned char *tensor_keys, char *text, size_t text_bytes);
 int hvd_set_close(int process_set, char *text, size_t text_bytes);
 
 /* Collectives. submit returns a handle > 0 or a negative code; it never waits for another rank.

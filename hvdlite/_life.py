@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, _failing, _given, _meeting, autotune, config, discovery, guard, measured, mpi, process_set
 from ._coded import coded, ending
 from ._core import ffi, lib
+from ._opening import use_links
 from ._sealed import Seals, use_seals
 from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdNotYetError, HvdPeerLostError
 from .mpi import unmet
@@ -132,7 +133,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         place = _meeting.completed(place, seats)
         _life.links = _start(place, settings, store, seats)
         _life.store, _life.homogeneous, _life.aborts = store, seats is None or seats.homogeneous, False
-        process_set.use_links(_life.links)
+        use_links(_life.links)
         use_seals(Seals(*_given.of_job(settings, store, _life.inits), place.rank))
         _core.bound(settings.stall_limits()[1])
         guard.begin(settings.values["nan_guard"])

@@ -3,13 +3,14 @@
 Every collective takes `process_set`; `global_process_set` holds all ranks and is always there. Sets of some ranks are
 given to `init(process_sets=[...])` or added later. Either way all ranks of the job, members or not, name the same sets
 in the same order; they compare what they name before anything is made, so that a difference is an error on all of them
-and no hang. Sets may overlap, and each runs collectives of its own.
+and no hang. Sets may overlap, and each runs collectives of its own. A framework's group, which only its members
+make, is a set by `open_among`.
 
 A ProcessSet object is valid from then until it is removed or the job ends; it keeps its ranks over `shutdown`, so that
 it can be given to the next `init`. The sets of the last `init(process_sets=[...])` come back by themselves with a plain
 `init()` after `shutdown()`, as elastic training does it.
 
-The core knows a set by a number (`process_set_id`), the same on all ranks, and counts ranks from 0 in each set. Users
+The core knows a set by a number (`process_set_id`), the same on its members, and counts ranks from 0 in each set. Users
 name ranks globally everywhere: roots, destinations, sources. `rank_in` translates.
 """
 
@@ -17,19 +18,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import _bytes, _core, mpi
+from . import _bytes, _core, _opening, mpi
 from ._coded import coded
+from ._opening import Tell
 from .errors import HvdMismatchError
-
-if TYPE_CHECKING:
-    from .links.job import JobLinks, Rows
 
 _lock = threading.RLock()
 _valid: dict[int, list[ProcessSet]] = {}  # by number; several objects may stand for one set
-_links: JobLinks | None = None
-_linked = 0  # sets that were opened in this life
+_of_members: dict[int, ProcessSet] = {}  # likewise, those that only their members know
 _at_new_life: list[Callable[[], None]] = []  # what else counts from the beginning with each job
 
 
@@ -195,63 +193,50 @@ def _add_split(process_set: ProcessSet) -> ProcessSet:
 
 
 def _add(process_set: ProcessSet, ranks: list[int]) -> ProcessSet:
-    wrong = _refusal(process_set, ranks)
-    _agree("add_process_set", ranks, wrong)
-    number, comm, failure = 0, 0, None
-    try:
-        if mpi.enabled():
-            comm = mpi.current().prepare_set(ranks)
-        number = _core.set_open(ranks, *_streams(ranks))
-        _core.forget_unnamed(number)
-    except Exception as error:
-        failure = error
-    said = _exchange("opened", [number, None if failure is None else str(failure), comm != 0])
-    failed = {rank: text for rank, (_, text, _) in enumerate(said) if text is not None}
-    if failed or len({opened for opened, _, _ in said}) > 1:
-        if failure is None:
-            _core.set_close(number)
-        if all(said[rank][2] for rank in ranks) and comm:  # to free one takes all of its ranks
-            mpi.current().drop_comm(comm)
-        first = min(failed, default=0)
-        raise failure or RuntimeError(
-            coded("HVD306", f"add_process_set of ranks {ranks} failed on rank {first}: {failed.get(first)}")
-        )
-    if comm:
-        mpi.current().keep_set(number, comm)
+    wrong = _outside(ranks) or _refusal(process_set, ranks)
+    places = _agree("add_process_set", ranks, wrong)
+    number = _opening.opened("add_process_set", ranks, range(_core.size()), places, _exchange)
     process_set.process_set_id = number
     _valid[number] = [process_set]
     return process_set
 
 
-def use_links(links: JobLinks | None) -> None:
-    """For `init`: where the streams of sets come from; None where no set needs any."""
-    global _links, _linked
-    _links, _linked = links, 0
+def open_among(ranks: Sequence[int], exchange: Callable[[bytes], list[bytes]]) -> ProcessSet:
+    """A set that its members alone open, by this call. It lives until the job ends, is not one of `process_sets`, and
+    there may be another of the same ranks.
+
+    exchange: gives this rank's bytes, and returns those of all members in the order of `ranks`; called twice. It may
+    take any way that joins them. Sets with a common rank are opened in one order by those that are in both.
+
+    Raises on all members: ValueError for ranks that the job has not, HvdMismatchError where they name different ranks,
+    and if one of them fails, naming it; on a rank outside `ranks` ValueError, before anything is exchanged.
+    """
+    import json
+
+    def tell(_: str, mine: Any) -> list[Any]:
+        return [json.loads(part) for part in exchange(json.dumps(mine).encode())]
+
+    process_set, among = ProcessSet(ranks), list(ranks)
+    if _core.rank() not in among:
+        raise ValueError(f"rank {_core.rank()} is not in the set that it opens: {among} [HVD214]")
+    with _lock:
+        places = _agree("open_among", process_set.ranks, _outside(process_set.ranks), tell)
+        number = _opening.opened("open_among", process_set.ranks, among, places, tell)
+        process_set.process_set_id = number
+        _of_members[number] = process_set
+    return process_set
 
 
-def _streams(ranks: list[int]) -> Rows | tuple[()]:
-    """A set's streams, for the core. Counted on all ranks alike: that names them."""
-    global _linked
-    _linked += 1
-    if _links is None or _core.rank() not in ranks:
-        return ()
-    return _links.rows(f"set {_linked}", ranks, _fail_with_job)
-
-
-def _fail_with_job() -> None:
-    failure = _core.failure_of_job()
-    if failure is not None:
-        raise _core.error_for(failure[1], failure[2])
+def _outside(ranks: list[int]) -> str | None:
+    size = _core.size()
+    return f"there is no rank {ranks[-1]} in a job of {size} ranks: {ranks} [HVD215]" if ranks[-1] >= size else None
 
 
 def _refusal(process_set: ProcessSet, ranks: list[int]) -> str | None:
     """Why a set cannot be added, as far as this rank can see."""
-    size = _core.size()
-    if ranks[-1] >= size:
-        return f"there is no rank {ranks[-1]} in a job of {size} ranks: {ranks} [HVD215]"
     if process_set.process_set_id is not None:
         return f"{process_set!r} is registered already"
-    if ranks == list(range(size)):
+    if ranks == list(range(_core.size())):
         return f"A process set containing the same ranks already exists: {ranks} are all, use hvd.global_process_set."
     same = next((sets[0] for sets in _valid.values() if sets[0].ranks == ranks), None)
     return None if same is None else f"A process set containing the same ranks already exists: {same!r}."
@@ -265,20 +250,23 @@ def _exchange(verb: str, mine: Any) -> list[Any]:
     return [json.loads(part) for part in _bytes.allgather_bytes(block, f"process_set.{verb}")]
 
 
-def _agree(call: str, ranks: Any, wrong: str | None) -> None:
-    """Raises on all ranks if they make different calls, or if one of them sees what is wrong with it."""
-    said = _exchange("agree", [call, ranks, wrong])
-    for rank, word in enumerate(said):
+def _agree(call: str, ranks: Any, wrong: str | None, tell: Tell = _exchange) -> list[Any]:
+    """What each has in use (`_opening.place`). Raises on all ranks if they make different calls, or if one of them sees
+    what is wrong with it."""
+    said = tell("agree", [call, ranks, wrong, _core.rank(), _opening.place()])
+    for word in said:
         if word[:2] != said[0][:2]:
             raise HvdMismatchError(
-                f"process sets: rank 0 calls {said[0][0]} of ranks {said[0][1]}, but rank {rank} calls {word[0]} of "
-                f"ranks {word[1]}. All ranks, members or not, add and remove the same sets in the same order. [HVD303]"
+                f"process sets: rank {said[0][3]} calls {said[0][0]} of ranks {said[0][1]}, but rank {word[3]} calls "
+                f"{word[0]} of ranks {word[1]}. All ranks, members or not, add and remove the same sets in the same "
+                "order; so do members with sets of their own. [HVD303]"
             )
     if wrong is not None:
         raise ValueError(coded("HVD213", wrong))
-    first = next((rank for rank, word in enumerate(said) if word[2] is not None), None)
+    first = next((word for word in said if word[2] is not None), None)
     if first is not None:
-        raise ValueError(coded("HVD306", f"rank {first}: {said[first][2]}"))
+        raise ValueError(coded("HVD306", f"rank {first[3]}: {first[2]}"))
+    return [word[4] for word in said]
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -293,19 +281,19 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
     with _lock:
-        number = process_set.process_set_id or 0
+        number = process_set.process_set_id
+        if _of_members.get(number) is process_set:
+            raise ValueError(f"{process_set!r} was opened by its members alone, and lives until the job ends [HVD213]")
         _agree("remove_process_set", process_set.ranks, None)
         for same in _valid.pop(number, []):
             same.process_set_id = None
-        _core.set_close(number)
-        if mpi.enabled():
-            mpi.current().drop_set(number)
+        _opening.closed(number)
         return True
 
 
 def process_set_by_id(process_set_id: int) -> ProcessSet:
-    """The registered set of a number; 0 is the global one. ValueError if there is none."""
-    found = process_sets_by_number().get(process_set_id)
+    """The set of a number here; 0 is the global one. ValueError if there is none."""
+    found = process_sets_by_number().get(process_set_id) or _of_members.get(process_set_id)
     if found is None:
         raise ValueError(f"No known process set with id {process_set_id} [HVD213]")
     return found
@@ -341,10 +329,11 @@ def on_new_life(forget: Callable[[], None]) -> None:
 def forget_all() -> None:
     """For `shutdown`: no set but the global one is valid any more."""
     with _lock:
-        for sets in _valid.values():
+        for sets in [*_valid.values(), [*_of_members.values()]]:
             for each in sets:
                 each.process_set_id = None
         _valid.clear()
-        use_links(None)
+        _of_members.clear()
+        _opening.use_links(None)
         for forget in _at_new_life:
             forget()

@@ -8,6 +8,9 @@
  * Of one size, an account lists 96 requests, those that have waited longest, and of a large model more wait. So it has
  * a set of bits (a Bloom filter) of all that waits, too: a rank whose list was cut surely lacks what is not in it, and
  * only what may be there, one in thousands by mistake, is held against nobody.
+ *
+ * Only its members need to know of a process set, and sets without a common rank may have one number. So an account
+ * says who the members are of the sets that its requests are in, and marks a set by its number and its first member.
  */
 #ifndef HVD_ACCOUNT_H
 #define HVD_ACCOUNT_H
@@ -23,6 +26,11 @@
 #define HVD_FINDING_KEYS  256
 #define HVD_FINDING_LINES 8
 #define HVD_FINDING_BYTES 1600
+#define HVD_CIRCLES_MAX   8
+
+/* The mark of a process set; the global one has 0. */
+#define HVD_SET_MARK(number, first) ((number) | (first) << 8)
+#define HVD_MARK_NUMBER(mark)       ((mark) & 0xff)
 
 struct hvd_engine;
 struct hvd_slot;
@@ -33,7 +41,7 @@ enum { HVD_ENTRY_AGREED = 1, HVD_ENTRY_ON_DEVICE = 3 };
 struct hvd_entry {
     uint64_t key;    /* the same on all ranks */
     uint64_t number; /* how many this rank had submitted before */
-    int32_t set;
+    int32_t set;     /* its mark */
     int16_t kind;
     uint16_t asked; /* 1: somebody has asked who is missing for it, and hears of it before others */
     int32_t root, peer;
@@ -60,7 +68,11 @@ struct hvd_account {
     uint32_t pad;
     uint64_t filter[HVD_FILTER_WORDS]; /* of all, hvd_account_may_have */
     char device[240];                  /* where what lies on a device does not end; "": nothing is known of that */
-    char last[HVD_NAME_MAX + 33];      /* what it submitted last, as it is to be called */
+    struct {
+        int32_t set; /* its mark; 0: no more sets */
+        uint64_t members[HVD_RANKS_MAX / 64];
+    } circle[HVD_CIRCLES_MAX];
+    char last[HVD_NAME_MAX + 33]; /* what it submitted last, as it is to be called */
     char names[HVD_NAMES_BYTES], stack[HVD_STACK_BYTES];
     struct hvd_entry entry[HVD_ENTRIES_MAX];
 };
@@ -69,12 +81,16 @@ struct hvd_account {
 struct hvd_finding {
     uint32_t keys, lines;
     struct {
-        uint64_t key;
-        int32_t set;
+        uint64_t key; /* hvd_finding_key */
         uint32_t line;
     } of[HVD_FINDING_KEYS];
     char line[HVD_FINDING_LINES][HVD_FINDING_BYTES];
 };
+
+static inline uint64_t hvd_finding_key(uint64_t key, int32_t mark)
+{
+    return key ^ (uint64_t)mark << 40;
+}
 
 /* One on each host, in the control segment; its leader (the first rank there that is not `gone`) writes, but for
  * `wanted`, `gone` and accounts. */
@@ -110,7 +126,9 @@ void hvd_account_fill(struct hvd_engine *engine, struct hvd_account *account, ui
 void hvd_account_other(const struct hvd_engine *engine, int local, struct hvd_account *account);
 bool hvd_account_sane(struct hvd_account *account, int ranks);
 /* add: it waits there. may_have: does it, listed or not? No: surely not. */
-void hvd_account_add(struct hvd_account *account, uint64_t key, int set);
+void hvd_account_add(struct hvd_account *account, uint64_t key, int set); /* set: its mark */
+/* Is that rank in a set in which this account has a request? */
+bool hvd_account_in_set(const struct hvd_account *account, int set, int rank);
 bool hvd_account_may_have(const struct hvd_account *account, uint64_t key, int set);
 bool hvd_finding_sane(struct hvd_finding *finding);
 /* The stack of this process: ask for it, and has it come? Without the turn. handler: what the signal calls now. */
@@ -118,14 +136,11 @@ void hvd_account_ask_stack(struct hvd_engine *engine);
 uintptr_t hvd_account_handler(int signal);
 bool hvd_account_has_stack(struct hvd_engine *engine, uint64_t now_ns);
 
-/* finding.c. Pure. What the ranks have told (NULL: nothing was heard), and whom the sets consist of. */
+/* finding.c. Pure. What the ranks have told (NULL: nothing was heard). */
 struct hvd_inquiry {
     const struct hvd_account *const *of;
     int size;
     const struct hvd_who *who;
-    /* Ranks of the job in a set, `room` of them at most; how many, 0: there is no such set. */
-    int (*members)(void *self, int set, int *ranks, int room);
-    void *self;
     uint32_t least_ms; /* what has waited less is no news */
 };
 #define HVD_REPORT_BYTES 32768

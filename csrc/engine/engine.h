@@ -124,7 +124,7 @@ struct hvd_soon {
     _Atomic uint32_t armed;
 };
 
-/* What a rank knows of a set by its number, member or not. */
+/* What a rank knows of a set by its number; it need not be a member. */
 struct hvd_set_record {
     bool open;
     uint32_t life;
@@ -194,10 +194,10 @@ struct hvd_engine {
     char notice[1024];
     _Atomic uint32_t guarded, guard_word; /* guard.c: tensors told of; whether guard_text is to be read */
     char guard_text[HVD_TEXT_MAX];
-    pthread_mutex_t opening_lock, records_lock; /* of framework threads only, see set.c */
+    pthread_mutex_t opening_lock, records_lock; /* never the turn's, see set.c */
     pthread_mutex_t bell_lock;                  /* held for one epoll_ctl */
     struct hvd_set_record record[HVD_SETS_MAX];
-    uint32_t lives; /* under opening_lock: sets opened so far */
+    uint32_t lives; /* under opening_lock: the greatest life that a set has had here */
 
     /* Owned by the turn. */
     struct hvd_suspicion suspicion;
@@ -231,8 +231,8 @@ void hvd_engine_free(struct hvd_engine *engine);
 int hvd_engine_find_named(const char *plane, const char *algo, const struct hvd_plane **wanted,
                           const struct hvd_algo **forced, struct hvd_error *error);
 /* As hvd_set_open and hvd_set_close say. */
-int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, const struct hvd_streams *streams,
-                        struct hvd_error *error);
+int hvd_engine_set_open(struct hvd_engine *engine, int number, uint32_t life, const int *ranks, int count,
+                        const struct hvd_streams *streams, struct hvd_error *error);
 int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error);
 int hvd_engine_notice(struct hvd_engine *engine, char *text, size_t text_bytes);               /* as hvd_notice */
 int hvd_engine_guarded(struct hvd_engine *engine, char *text, size_t text_bytes);              /* as hvd_guarded */

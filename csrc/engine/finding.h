@@ -13,7 +13,7 @@
 
 struct hvd_seen {
     uint64_t key;
-    int set, rank;
+    int set, rank; /* set: its mark */
     const struct hvd_entry *entry;
     const char *name;
 };

@@ -1,15 +1,17 @@
 /* set.c - process sets are opened and closed; the global one, whose planes are opened by all ranks together, first.
  *
- * Opening a set talks to nobody. Its number is the lowest free one, its life counts the sets of this job: the same on
- * all ranks, for all make the same calls in the same order. A member lays out a coordinator, takes its place in the set
- * space (space.h), opens the planes on it and hands the set to the turn by the submission queue, to vote there. A rank
- * that is no member writes down the number and the ranks.
+ * Opening a set talks to nobody. Its number and its life come from the caller, who agrees on them with the members: a
+ * number that is free on all of them, a life greater than all that they have used. Sets without a common rank may have
+ * the same, for a place in the set space (space.h) belongs to a rank and a number. A member lays out a coordinator,
+ * takes its place, opens the planes on it and hands the set to the turn by the submission queue, to vote there. A rank
+ * that is no member need not know of the set; if told, it writes down the number and the ranks.
  *
- * What makes it safe: the caller lets all ranks exchange something over the global set before anybody submits to the
- * new one, so that every member has zeroed its place; until then peers may find an earlier set's words there, dated by
- * its life and not believed. Before a close the caller makes sure in the same way that the last collective is over
- * everywhere. Who closes while something is outstanding gets it back as failed.
- * Two locks, which the turn never takes: `opening` makes opens and closes follow each other, `records` guards look-ups.
+ * What makes it safe: the caller lets the members exchange something before anybody submits to the new set, so that
+ * every member has zeroed its place; until then peers may find an earlier set's words there, dated by its life and not
+ * believed. Before a close the caller makes sure in the same way that the last collective is over everywhere. Who
+ * closes while something is outstanding gets it back as failed.
+ * Two locks, which the turn never takes: `opening` makes opens and closes follow each other, `records` guards look-ups,
+ * also of a thread that writes a flight record.
  */
 #include "engine.h"
 
@@ -258,12 +260,13 @@ static int open_member(struct hvd_engine *engine, struct hvd_set *set, struct hv
     return code == HVD_OK ? ask_turn(engine, HVD_ENGINE_SET_OPEN, set, 0, error) : code;
 }
 
-static int open_record(struct hvd_engine *engine, int number, const int *ranks, int count,
+static int open_record(struct hvd_engine *engine, int number, uint32_t life, const int *ranks, int count,
                        const struct hvd_streams *streams, struct hvd_error *error)
 {
-    struct hvd_set_record record = {.open = true, .life = ++engine->lives, .count = count, .rank = -1};
+    struct hvd_set_record record = {.open = true, .life = life, .count = count, .rank = -1};
     record.ranks = calloc((size_t)count, sizeof *record.ranks);
     HVD_ASSERT(record.ranks);
+    engine->lives = life;
     for (int i = 0; i < count; i++) {
         record.ranks[i] = (int16_t)ranks[i];
         if (ranks[i] == engine->options.rank)
@@ -287,28 +290,36 @@ static int open_record(struct hvd_engine *engine, int number, const int *ranks, 
     pthread_mutex_lock(&engine->records_lock);
     engine->record[number] = record;
     pthread_mutex_unlock(&engine->records_lock);
-    return number;
+    return HVD_OK;
 }
 
-int hvd_engine_set_open(struct hvd_engine *engine, const int *ranks, int count, const struct hvd_streams *streams,
-                        struct hvd_error *error)
+/* Under opening_lock. */
+static int check_number(const struct hvd_engine *engine, int number, uint32_t life, struct hvd_error *error)
 {
-    int code = check_ranks(engine, ranks, count, error), number = 1;
+    if (number >= HVD_SETS_MAX)
+        return hvd_fail(error, HVD_EINVAL, HVD263 "%d process sets are open, and no more fit: remove some",
+                        HVD_SETS_MAX - 1);
+    if (number < 1 || engine->record[number].open)
+        return hvd_fail(error, HVD_EINVAL, HVD213 "process set %d is open here already", number);
+    if (life <= engine->lives)
+        return hvd_fail(error, HVD_EINVAL, HVD901 "process set %d has life %u, and %u was used here before", number,
+                        life, engine->lives);
+    return HVD_OK;
+}
+
+int hvd_engine_set_open(struct hvd_engine *engine, int number, uint32_t life, const int *ranks, int count,
+                        const struct hvd_streams *streams, struct hvd_error *error)
+{
+    pthread_mutex_lock(&engine->opening_lock);
+    int code = check_ranks(engine, ranks, count, error);
     if (code == HVD_OK)
-        pthread_mutex_lock(&engine->opening_lock);
-    while (code == HVD_OK && number < HVD_SETS_MAX && engine->record[number].open)
-        number++;
-    if (number == HVD_SETS_MAX)
-        hvd_fail(error, HVD_EINVAL, HVD263 "%d process sets are open, and no more fit: remove some", HVD_SETS_MAX - 1);
-    if (code == HVD_OK && number < HVD_SETS_MAX) {
-        number = open_record(engine, number, ranks, count, streams, error);
-    } else {
+        code = check_number(engine, number, life, error);
+    if (code == HVD_OK)
+        code = open_record(engine, number, life, ranks, count, streams, error);
+    else
         hvd_wire_drop(streams, count);
-        number = error->code;
-    }
-    if (code == HVD_OK)
-        pthread_mutex_unlock(&engine->opening_lock);
-    return number;
+    pthread_mutex_unlock(&engine->opening_lock);
+    return code;
 }
 
 int hvd_engine_set_close(struct hvd_engine *engine, int number, struct hvd_error *error)

@@ -160,25 +160,30 @@ def keys_or_null(keys: bytes | None) -> Any:
 
 
 def set_open(
+    number: int,
+    life: int,
     ranks: Sequence[int],
     vote_fds: Sequence[int] | None = None,
     tensor_fds: Sequence[int] | None = None,
     vote_keys: bytes | None = None,
     tensor_keys: bytes | None = None,
-) -> int:
-    """Opens a process set here; its number, the same on all ranks if all make the same calls in the same order.
+) -> None:
+    """Opens a process set here, under the number and with the life that all its members give.
 
+    number: free on all of them. life: greater than all that one of them has given before.
     vote_fds, tensor_fds: connected sockets by rank in the set, -1 where there is none; the core's from now on. Their
     keys: 64 bytes for each rank, by which the core signs what crosses them; None: it does not.
 
-    Nobody may submit to it before this has returned on all ranks: exchange something over the global set first.
-    Raises ValueError (ranks out of range, doubled, not ascending, none), MemoryError, HvdNotInitializedError.
+    Nobody may submit to it before this has returned on all members: exchange something among them first.
+    Raises ValueError (ranks out of range, doubled, not ascending, none; a number in use or none that there is),
+    MemoryError, HvdNotInitializedError.
     """
     votes, tensors = row_or_null(vote_fds), row_or_null(tensor_fds)
     members = ffi.new("int[]", list(ranks))
     keys = [keys_or_null(vote_keys), keys_or_null(tensor_keys)]
-    number: int = lib.hvd_set_open(members, len(ranks), votes, tensors, *keys, thread.text, TEXT_BYTES)
-    return checked(number, thread.text)
+    checked(
+        lib.hvd_set_open(number, life, members, len(ranks), votes, tensors, *keys, thread.text, TEXT_BYTES), thread.text
+    )
 
 
 def set_close(number: int) -> None:

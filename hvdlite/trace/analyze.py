@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from .._numbers import as_runs
 from . import attempts
-from .events import BadRecord, Event, Record, read_record
+from .events import BadRecord, Event, Record, Waiting, read_record
 from .plain import no_folder
 
 HELP = "name the rank and the collective at fault"
@@ -31,7 +31,7 @@ MISMATCH = -4  # HVD_EMISMATCH
 MATCHES = 5  # collectives that must have been compared before somebody counts as late
 LATE_NS, LATE_SHARE = 1_000_000, 0.5
 
-Key = tuple[int, str]  # process set, name
+Key = tuple[int, str, int]  # process set: its number; name; its first rank, -1: not known
 
 
 class Lateness(NamedTuple):
@@ -121,7 +121,7 @@ def _ranks(ranks: Sequence[int], one: str, several: str) -> str:
 
 
 def _called(kind: str, key: Key) -> str:
-    set_number, name = key
+    set_number, name, _ = key
     where = f" in process set {set_number}" if set_number else ""
     unnamed = re.fullmatch(r"\w+\.noname\.(\d+)", name)
     if unnamed:
@@ -143,7 +143,7 @@ def _waits(records: Mapping[int, Record]) -> tuple[dict[Key, list[int]], dict[Ke
         for each in record.waiting:
             if each.name is None:
                 continue
-            key = (each.set, each.name)
+            key = _key(record, each)
             start = each.since + record.offset_ns
             since[key] = min(since.get(key, start), start)
             who.setdefault(key, []).append(rank)
@@ -151,10 +151,19 @@ def _waits(records: Mapping[int, Record]) -> tuple[dict[Key, list[int]], dict[Ke
     return {key: who[key] for key in sorted(who, key=lambda key: since[key])}, kinds
 
 
-def _members(records: Mapping[int, Record], set_number: int) -> list[int]:
+def _key(record: Record, each: Event | Waiting) -> Key:
+    return each.set, each.name or "", record.sets.get(each.set, [-1])[0]
+
+
+def _members(records: Mapping[int, Record], key: Key) -> list[int]:
     """Ranks with a record that have to do with the set."""
+    set_number = key[0]
     if set_number == 0:
         return sorted(records)
+    known = (record.sets.get(set_number, [-2]) for record in records.values())
+    ranks = next((ranks for ranks in known if ranks[0] == key[2]), None)
+    if ranks is not None:
+        return sorted(set(ranks) & set(records))
     return sorted(
         rank
         for rank, record in records.items()
@@ -164,7 +173,7 @@ def _members(records: Mapping[int, Record], set_number: int) -> list[int]:
 
 
 def _lack(records: Mapping[int, Record], key: Key, who: Sequence[int]) -> list[int]:
-    return [rank for rank in _members(records, key[0]) if rank not in who]
+    return [rank for rank in _members(records, key) if rank not in who]
 
 
 def _order(records: Mapping[int, Record]) -> Iterator[str]:
@@ -208,7 +217,7 @@ def _last_of(record: Record) -> str:
     ago = (record.written_ns - last.t) / 1e9
     busy = not record.waiting and record.failure is None
     doing = "; it waits for nothing, so it is busy with something else" if busy else ""
-    what = _called(last.by, (last.set, last.name or ""))
+    what = _called(last.by, _key(record, last))
     return (
         f"The last that rank {record.rank} ({record.host}) submitted was {what}, {ago:.3g} s before its record was "
         f"written{doing}."
@@ -250,18 +259,16 @@ def _refused(record: Record) -> Event | None:
 
 def _mixed(records: Mapping[int, Record]) -> list[str]:
     """The ranks disagreed about a tensor, and went on."""
-    found = next(filter(None, map(_refused, records.values())), None)
-    if found is None or found.name is None:
+    found = next((_key(record, each) for record in records.values() if (each := _refused(record))), None)
+    if found is None or not found[1]:
         return []
     said: dict[str, list[int]] = {}
     for rank, record in sorted(records.items()):
-        mine = [
-            each for each in record.events if each.what == "submit" and (each.set, each.name) == (found.set, found.name)
-        ]
+        mine = [each for each in record.events if each.what == "submit" and _key(record, each) == found]
         if mine:
             said.setdefault(f"{mine[-1].by} of {mine[-1].value} bytes", []).append(rank)
     who = ", ".join(f"{_ranks(ranks, 'submitted', 'submitted')} an {what}" for what, ranks in said.items())
-    name = _shown(found.name)
+    name = _shown(found[1])
     return [f"The ranks disagree about '{name}': {who}. Kind, shape, dtype and op must be the same on all ranks."]
 
 
@@ -300,7 +307,7 @@ def _done(record: Record) -> dict[Key, list[tuple[int, int]]]:
     for each in record.events:
         if each.name is None:
             continue
-        key = (each.set, each.name)
+        key = _key(record, each)
         if each.what == "submit":
             begun[key] = each.t
         elif each.what == "finish" and key in begun:

@@ -59,6 +59,7 @@ class Record(NamedTuple):
     error_ns: int | None
     waiting: list[Waiting]
     events: list[Event]
+    sets: dict[int, list[int]]  # the ranks of process sets that are open; sets without a common rank may share a number
 
 
 def _whole(value: Any, low: int = 0, high: int = (1 << 63) - 1) -> int:
@@ -121,6 +122,7 @@ def _record(path: str, found: dict[str, Any]) -> Record:
         None if error is None else _whole(error),
         [_waiting(row) for row in found.get("waiting", [])],
         [_event(row) for row in rows],
+        {int(number): [_whole(rank) for rank in ranks] for number, ranks in found.get("sets", {}).items() if ranks},
     )
 
 

@@ -116,15 +116,25 @@ static void link_options(struct hvd_options *options, struct row *row)
 
 int crew_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error)
 {
+    int number = 1;
+    while (number < HVD_SETS_MAX && engine->record[number].open)
+        number++;
+    int code = crew_set_open_as(engine, number, engine->lives + 1, ranks, count, error);
+    return code == HVD_OK ? number : code;
+}
+
+int crew_set_open_as(struct hvd_engine *engine, int number, uint32_t life, const int *ranks, int count,
+                     struct hvd_error *error)
+{
     struct row row;
     int mine = -1;
     for (int i = 0; i < count; i++)
         mine = ranks[i] == engine->options.rank ? i : mine;
     if (!kind->linked || mine < 0)
-        return hvd_engine_set_open(engine, ranks, count, &(struct hvd_streams){0}, error);
-    take_row(2 * (int)(engine->lives + 1), ranks, count, mine, &row);
+        return hvd_engine_set_open(engine, number, life, ranks, count, &(struct hvd_streams){0}, error);
+    take_row(2 * (int)life, ranks, count, mine, &row);
     const struct hvd_streams streams = streams_of(&row);
-    return hvd_engine_set_open(engine, ranks, count, &streams, error);
+    return hvd_engine_set_open(engine, number, life, ranks, count, &streams, error);
 }
 
 struct hvd_options crew_options(int rank, int size)

@@ -58,8 +58,11 @@ extern int crew_shared_memory; /* as in hvd_options */
 /* A barrier of all ranks, each once at a time, that does not go through the engine. */
 void crew_meet(void);
 
-/* hvd_engine_set_open with the streams that this kind of world has. */
+/* hvd_engine_set_open with the streams that this kind of world has; of all ranks: the next life and, returned, the
+ * lowest number that is free. */
 int crew_set_open(struct hvd_engine *engine, const int *ranks, int count, struct hvd_error *error);
+int crew_set_open_as(struct hvd_engine *engine, int number, uint32_t life, const int *ranks, int count,
+                     struct hvd_error *error);
 
 /* Shorthands of a rank's program. sum: an allreduce of float32 in place. */
 struct hvd_request crew_sum(const char *name, float *memory, int64_t count);

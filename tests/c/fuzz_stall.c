@@ -136,6 +136,8 @@ static void tell(struct hvd_account *account)
                                                .asked = of % 5 == 1,
                                                .agreed = of % 32 == 7};
     }
+    account->circle[what % HVD_CIRCLES_MAX].set = 1 + (int)(what % 8);
+    account->circle[what % HVD_CIRCLES_MAX].members[0] = what;
     account->more = what % 3 ? 0 : what;
     for (uint64_t key = what % 7; key < 16; key += 1 + what % 4)
         hvd_account_add(account, key, 0);

@@ -35,7 +35,7 @@ static void nothing_before_init(void)
     CHECK(hvd_behind(1, 0, text, sizeof text) == HVD_ESTATE && hvd_fetch(1, 0, 0, text, sizeof text) == HVD_ESTATE);
     CHECK(hvd_notice(text, sizeof text) == 0 && hvd_result(1, &output) == HVD_ESTATE);
     CHECK(hvd_check(&one, text, sizeof text) == HVD_ESTATE && hvd_cross_rank() == HVD_ESTATE);
-    CHECK(hvd_set_open((const int[]){0}, 1, NULL, NULL, NULL, NULL, text, sizeof text) == HVD_ESTATE);
+    CHECK(hvd_set_open(1, 1, (const int[]){0}, 1, NULL, NULL, NULL, NULL, text, sizeof text) == HVD_ESTATE);
     CHECK(hvd_set_close(1, text, sizeof text) == HVD_ESTATE);
     CHECK(hvd_step(0, 0) == HVD_ESTATE && hvd_step_row(0, counts) == HVD_ESTATE);
     CHECK(hvd_look_closely(1, text, sizeof text) == HVD_ESTATE && hvd_buckets(1, NULL, 0) == HVD_ESTATE);
@@ -190,9 +190,9 @@ static void a_set_and_rows(void)
 {
     float rows[6] = {1, 2, 3, 4, 5, 6};
     struct hvd_output output = {0};
-    int set = hvd_set_open((const int[]){0}, 1, NULL, NULL, NULL, NULL, text, sizeof text);
-    CHECK(set > 0);
-    CHECK(hvd_set_open((const int[]){5}, 1, NULL, NULL, NULL, NULL, text, sizeof text) < 0 && strstr(text, "5"));
+    const int set = 1;
+    CHECK(hvd_set_open(set, 1, (const int[]){0}, 1, NULL, NULL, NULL, NULL, text, sizeof text) == HVD_OK);
+    CHECK(hvd_set_open(2, 2, (const int[]){5}, 1, NULL, NULL, NULL, NULL, text, sizeof text) < 0 && strstr(text, "5"));
     struct hvd_request gather = {.kind = HVD_ALLGATHER,
                                  .name = "rows",
                                  .dtype = HVD_DTYPE_float32,

@@ -23,14 +23,6 @@ static void waits(int rank, uint64_t key)
     of->entry[of->entries++] = (struct hvd_entry){.key = key, .number = of->entries, .waited_ms = 5000, .name = 1};
 }
 
-static int members(void *self, int set, int *ranks, int room)
-{
-    CHECK(set <= 1 && room >= SIZE, "set %d", set);
-    for (int rank = 0; rank < SIZE; rank++)
-        ranks[rank] = rank;
-    return SIZE;
-}
-
 static void forget(void)
 {
     memset(account, 0, sizeof account);
@@ -48,7 +40,7 @@ static void make(void)
         of[rank] = &account[rank];
         CHECK(hvd_account_sane(&account[rank], SIZE), "rank %d", rank);
     }
-    hvd_finding_make(&(struct hvd_inquiry){.of = of, .size = SIZE, .who = who, .members = members}, &told);
+    hvd_finding_make(&(struct hvd_inquiry){.of = of, .size = SIZE, .who = who}, &told);
     CHECK(hvd_finding_sane(&told.finding), "%u keys", told.finding.keys);
     CHECK(!strstr(told.report, "submitted by all"), "%s", told.report);
 }
@@ -150,12 +142,35 @@ static void who_has_joined_waits_where_nobody_gets_on(void)
     make();
     CHECK(says("'w' (allreduce): submitted by rank 2, missing on rank 1\n") && !says("join:"), "%s", told.report);
     account[2].entries = 0;
-    account[0].entry[0].set = 1; /* joined elsewhere only, so it lacks this: */
+    account[0].entry[0].set = account[0].circle[0].set = HVD_SET_MARK(1, 0);
+    account[0].circle[0].members[0] = 7; /* joined elsewhere only, so it lacks this: */
     waits(1, 7);
     waits(2, 7);
     make();
     CHECK(says("'w' (allreduce): submitted by ranks 1, 2, missing on rank 0\n"), "%s", told.report);
     CHECK(says("it has submitted nothing yet, and has joined\n"), "%s", told.report);
+}
+
+static void waits_in_set(int rank, int first, uint64_t members)
+{
+    waits(rank, 7);
+    account[rank].entry[0].set = account[rank].circle[0].set = HVD_SET_MARK(3, first);
+    account[rank].circle[0].members[0] = members;
+}
+
+static void sets_of_one_number_are_told_apart_by_their_members(void)
+{
+    forget();
+    waits_in_set(0, 0, 3);
+    waits_in_set(2, 2, 4);
+    account[2].entry[0].agreed = HVD_ENTRY_AGREED; /* of itself */
+    hvd_finding_make(&(struct hvd_inquiry){.of = (const struct hvd_account *[]){account, account + 1, account + 2},
+                                           .size = SIZE,
+                                           .who = who},
+                     &told);
+    CHECK(says("'w' (allreduce) in process set 3: submitted by rank 0, missing on rank 1\n"), "%s", told.report);
+    CHECK(told.culprit == 1 && told.finding.keys == 2 && told.finding.of[0].key != told.finding.of[1].key, "%s",
+          told.report);
 }
 
 static void the_filter_forgets_nothing_and_makes_up_little(void)
@@ -178,6 +193,7 @@ int main(void)
     counts_are_exact_or_say_that_they_are_not();
     who_asks_is_answered();
     who_has_joined_waits_where_nobody_gets_on();
+    sets_of_one_number_are_told_apart_by_their_members();
     the_filter_forgets_nothing_and_makes_up_little();
     return 0;
 }

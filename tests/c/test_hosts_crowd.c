@@ -107,8 +107,8 @@ static void members(struct hvd_engine *engine, int rank)
         ranks[i] = i + 1;
     bool in = rank > 0;
     const struct hvd_streams streams = {in ? votes[1][rank - 1] : NULL, in ? stream[1][rank - 1] : NULL, NULL, NULL};
-    int number = hvd_engine_set_open(engine, ranks, MEMBERS, &streams, &error);
-    CHECK_CODE(number, 1, error.text);
+    const int number = 1;
+    CHECK_CODE(hvd_engine_set_open(engine, number, 1, ranks, MEMBERS, &streams, &error), HVD_OK, error.text);
     barrier(engine);
     if (in) {
         sum(engine, number, rank - 1, MEMBERS, 5);

@@ -163,6 +163,35 @@ static void wrong_arguments(struct hvd_engine *engine, int rank, int size)
     CHECK(hvd_engine_set_close(engine, number, &error) == HVD_EINVAL);
 }
 
+/* Sets that only their members open: two of one number and life, a third across both. */
+static void opened_by_members(struct hvd_engine *engine, int rank, int size)
+{
+    struct hvd_error error = {0};
+    const struct hvd_streams none = {0};
+    const int pair[] = {rank & ~1, rank | 1}, across[] = {1, 2};
+    CHECK_CODE(engine != NULL && size == 4, 1, crew_open_error.text);
+    CHECK_CODE(crew_set_open_as(engine, 3, 5, pair, 2, &error), HVD_OK, error.text);
+    CHECK(hvd_engine_set_open(engine, 3, 6, pair, 2, &none, &error) == HVD_EINVAL && strstr(error.text, "already"));
+    memset(&error, 0, sizeof error);
+    CHECK(hvd_engine_set_open(engine, 4, 5, pair, 2, &none, &error) == HVD_EINVAL && strstr(error.text, "before"));
+    CHECK(hvd_engine_set_open(engine, 0, 6, pair, 2, &none, &error) == HVD_EINVAL);
+    if (rank == 1 || rank == 2)
+        CHECK_CODE(crew_set_open_as(engine, 1, 6, across, 2, &error), HVD_OK, error.text);
+    crew_barrier(engine);
+    for (int i = 0; i < 20; i++) {
+        sum_over(engine, 3, pair, 2, rank, "x", 1000);
+        if (rank == 1 || rank == 2)
+            sum_over(engine, 1, across, 2, rank, "x", 1000);
+    }
+    crew_barrier(engine);
+    CHECK_CODE(hvd_engine_set_close(engine, 3, &error), HVD_OK, error.text);
+    if (rank == 1 || rank == 2) /* a number that is free again: what lies there is of an earlier life */
+        CHECK_CODE(crew_set_open_as(engine, 3, 9, across, 2, &error), HVD_OK, error.text);
+    crew_barrier(engine);
+    if (rank == 1 || rank == 2)
+        sum_over(engine, 3, across, 2, rank, "x", 1000);
+}
+
 /* Closing gives back what was outstanding; the ranks of an error are the job's. */
 static void outstanding_at_close(struct hvd_engine *engine, int rank, int size)
 {
@@ -332,6 +361,7 @@ int main(void)
         {"outstanding at close, and a mismatch", outstanding_at_close, 2, 7},
         {"as many as there are", as_many_as_there_are, 1, 2},
         {"leaving", leaving, 2, 7},
+        {"opened by their members", opened_by_members, 4, 4},
     };
     crew_deadline(300);
     const char *world;

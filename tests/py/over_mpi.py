@@ -16,7 +16,7 @@ from over_mpi_late import slow  # noqa: F401  (by its name)
 
 import hvdlite.numpy as hvd
 from hvdlite import _life
-from hvdlite.process_set import process_sets
+from hvdlite.process_set import open_among, process_sets
 
 
 def fine():
@@ -55,7 +55,8 @@ def half():
     world.drop_comm = lambda comm: freed.append(comm) or drop(comm)
 
     def opened_in_vain(*words):
-        _core.set_close(opened(*words))
+        opened(*words)
+        _core.set_close(words[0])
         raise MemoryError("no room for a set")
 
     if hvd.rank() == 1:
@@ -164,6 +165,8 @@ def sets():
         assert total[0] == sum(half.ranks)
         if pair.included():
             assert hvd.allgather(np.array([world.rank]), process_set=pair).tolist() == [0, 1]
+            alone = open_among([0, 1], world.Create_group(world.Get_group().Incl([0, 1])).allgather)
+            assert hvd.allreduce(np.ones(3), op=hvd.Sum, process_set=alone).tolist() == [2, 2, 2]
         hvd.barrier()
         hvd.shutdown()
     later = world.Split(0 if world.rank else MPI.UNDEFINED, world.rank)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ranks import as_ranks
 
-from hvdlite import _core
+from hvdlite import _core, _opening
 
 
 def barrier():
@@ -16,14 +16,14 @@ def barrier():
 
 
 def opened(ranks):
-    number = _core.set_open(ranks)
+    number = _opening.opened("open", ranks, [_core.rank()], [_opening.place()], lambda _, word: [word])  # as the others
     barrier()
     return number
 
 
 def closed(number):
     barrier()
-    _core.set_close(number)
+    _opening.closed(number)
 
 
 def submit(kind, name, source, target=None, **more):
@@ -63,7 +63,7 @@ def test_sets_overlap_and_a_name_may_be_in_flight_in_each():
 def test_wrong_sets_are_value_errors_and_consume_no_number():
     for ranks, words in (([], "at least one"), ([2], "not one of 0 to 1"), ([1, 0], "ascend"), ([0, 0], "twice")):
         with pytest.raises(ValueError, match=words):
-            _core.set_open(ranks)
+            _core.set_open(1, 1, ranks)
     for number in (0, 1, -1, 1000):
         with pytest.raises(ValueError):
             _core.set_close(number)

@@ -165,3 +165,37 @@ def test_ddp_trains_to_gloos_weights():
     with backend("hvdlite"):
         found = trained()
     assert torch.equal(found, wanted) if hvd.size() == 2 else torch.allclose(found, wanted)
+
+
+@as_ranks(3, 4)
+def test_groups():
+    with backend("hvdlite") as (rank, size):
+        last = size - 1
+        alone = dist.new_group([1], use_local_synchronization=True) if rank == 1 else None
+        if alone:
+            dist.all_reduce(mine := torch.ones(2), group=alone)
+            same(mine, 1)
+        pair = dist.new_group([last, 0], sort_ranks=False)
+        if rank in (0, last):
+            dist.all_gather(outs := [torch.empty(1), torch.empty(1)], torch.tensor([float(rank)]), group=pair)
+            same(outs, [[last], [0]])
+            dist.broadcast(mine := torch.tensor([float(rank)]), last, group=pair)
+            same(mine, last)
+            given = torch.tensor([10.0 * rank, 10 * rank + 1])  # the second is for rank 0
+            dist.all_to_all_single(out := torch.empty(2), given, group=pair)
+            same(out, [10.0 * last + (rank == 0), float(rank == 0)])
+            dist.all_gather_single(out := torch.empty(2), torch.tensor([float(rank)]), group=pair)
+            same(out, [last, 0])
+            dist.reduce_scatter_single(out := torch.empty(1), torch.tensor([1.0, 2.0]), group=pair)
+            same(out, 4 if rank == 0 else 2)
+        everyone = [dist.new_group(), dist.new_group(list(range(size)))]  # of one set, used in any order
+        works = [
+            dist.all_reduce(torch.full((2,), float(k)), group=everyone[k], async_op=True)
+            for k in ((0, 1) if rank % 2 else (1, 0))
+        ]
+        totals = sorted(work.wait() and work.result()[0][0].item() for work in works)
+        assert totals == [0, size]
+        halves = [dist.new_group(each) for each in ([0, 1], list(range(2, size)))]  # which know nothing of each other
+        dist.all_reduce(mine := torch.ones(1), group=halves[rank > 1])
+        same(mine, 2 if rank < 2 else size - 2)
+        assert dist.get_process_group_ranks(pair if rank in (0, last) else halves[rank > 1])

@@ -192,8 +192,8 @@ def test_who_lost_patience_is_not_to_blame():
     late = events.Waiting("x", "allreduce", 0, 10)
     shared = ("p", "1", 0)
     two = {
-        0: events.Record(*shared, 0, 2, "h", "abort", 50, failure, 0, 0, [], []),
-        1: events.Record(*shared, 1, 2, "h", "error", 50, failure, 0, 0, [late], []),
+        0: events.Record(*shared, 0, 2, "h", "abort", 50, failure, 0, 0, [], [], {}),
+        1: events.Record(*shared, 1, 2, "h", "error", 50, failure, 0, 0, [late], [], {}),
     }
     said = analyze.verdict(two)
     assert said.startswith(
@@ -206,9 +206,22 @@ def test_a_rank_that_is_stopped_is_not_told_to_have_lost_patience_or_been_killed
     """What is left out of a record is said of the rank by its number: it is not the one whose patience has ended."""
     failure = (1, analyze.TIMEOUT, "rank 0 has waited 5 s for 'x': rank 1 (pid 799) is stopped (by a signal) [HVD550]")
     late = events.Waiting("x", "allreduce", 0, 10)
-    said = analyze.verdict({0: events.Record("p", "1", 0, 0, 2, "h", "error", 50, failure, 0, 0, [late], [])})
+    said = analyze.verdict({0: events.Record("p", "1", 0, 0, 2, "h", "error", 50, failure, 0, 0, [late], [], {})})
     assert said.startswith("A rank lost patience: rank 0 has waited 5 s"), said
     assert said.endswith("[HVD550]. Rank 1 left no record: it was killed, is stopped or could not write one."), said
+
+
+def test_sets_of_one_number_are_told_apart():
+    """Each pair of ranks has a set 1 of its own; rank 1 lacks what rank 0 waits for, and rank 2 has nothing of it."""
+    late, sets = [events.Waiting("x", "allreduce", 1, 10)], [[0, 1], [0, 1], [2, 3], [2, 3]]
+    records = {
+        rank: events.Record(
+            "p", "1", 0, rank, 4, "h", "asked", 50, None, 0, 0, late if rank != 1 else [], [], {1: pair}
+        )
+        for rank, pair in enumerate(sets)
+    }
+    said = analyze.verdict(records)
+    assert said.startswith("Rank 0 waits for allreduce 'x' in process set 1, which rank 1 has never submitted."), said
 
 
 @pytest.mark.parametrize("truth", [0, 7_000_000, -3_000_000_000])

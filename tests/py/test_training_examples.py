@@ -7,7 +7,7 @@ import re
 
 import pytest
 from ranks import everything
-from test_examples import run
+from test_examples import accuracies, run
 
 torch = pytest.importorskip("torch")
 
@@ -121,3 +121,20 @@ def test_a_mesh_says_how_many_ranks_it_needs():
     code, output = run(2, "07_mesh.py")
     assert code == 1 and "Traceback" not in output
     assert "a mesh of 2 x 2 needs 4 ranks, and this job has 2: start it with hvdlite-run -np 4" in output
+
+
+def test_ddp_learns_the_same_over_hvdlite_and_over_gloo():
+    pytest.importorskip("sklearn")
+    outputs = [run(2, "11_ddp_backend.py", *words) for words in ((), ("gloo",))]
+    assert [code for code, _ in outputs] == [0, 0], outputs
+    ours, gloos = (numbers(output, "loss") for _, output in outputs)
+    assert ours == gloos and len(ours) == 12, outputs
+    assert accuracies(outputs[0][1])[-1] > 94, outputs
+
+
+def test_a_sharded_model_learns_on_after_it_was_saved_and_loaded(tmp_path):
+    code, output = run(2, "12_fsdp2.py", tmp_path)
+    assert code == 0, output
+    losses = numbers(output, "loss")
+    assert len(losses) == 6 and losses[3] < losses[1] < losses[0] - 0.3 and losses[5] < losses[2], output
+    assert {"__0_0.distcp", "__1_0.distcp"} < {path.name for path in tmp_path.iterdir()}, "each rank writes its shard"

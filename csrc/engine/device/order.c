@@ -6,9 +6,10 @@
  *
  * It comes from a clock, as Lamport's. Every rank has one for all its sets. A vote says what it shows, a round's plan
  * is dated one later than the greatest that was said, and whoever takes a plan that has works on devices sets its clock
- * to its date if it was behind. Works are ordered by (date, number of the set, place in the set's plans): a total
- * order, of agreed numbers only, hence the same wherever two ranks have two works in common. A rank BEGINS (puts on its
- * stream) a work w dated t of set S when no lesser one can come any more or is waiting:
+ * to its date if it was behind. Works are ordered by (date, number of the set, place in the set's plans): of agreed
+ * numbers only, hence the same wherever two ranks have two works in common. (Sets without a common rank may have one
+ * number; no rank has works of both.) A rank BEGINS (puts on its stream) a work w dated t of set S when no lesser one
+ * can come any more or is waiting:
  *
  *     1. in none of its other sets has it voted in a round that is not decided yet and may be dated so that (date, set)
  *        is less than (t, S); it knows what it has said there, and the date is later than that;

@@ -123,6 +123,25 @@ static void put_head(struct hvd_engine *engine, FILE *file, uint32_t why)
         fprintf(file, "%lld},\n", (long long)options->clock_error_ns);
 }
 
+/* Those that this rank knows of, by number. Sets without a common rank may have the same. */
+static void put_sets(struct hvd_engine *engine, FILE *file)
+{
+    const char *before = "\"sets\":{";
+    pthread_mutex_lock(&engine->records_lock);
+    for (int number = 1; number < HVD_SETS_MAX; number++) {
+        const struct hvd_set_record *record = &engine->record[number];
+        if (!record->open)
+            continue;
+        fprintf(file, "%s\"%d\":", before, number);
+        before = ",";
+        for (int i = 0; i < record->count; i++)
+            fprintf(file, "%c%d", i ? ',' : '[', record->ranks[i]);
+        fputc(']', file);
+    }
+    pthread_mutex_unlock(&engine->records_lock);
+    fputs(before[0] == ',' ? "},\n" : "\"sets\":{},\n", file);
+}
+
 static int put_record(struct hvd_engine *engine, FILE *file, uint32_t why)
 {
     int room = engine->trace.mask < EVENTS_MAX ? (int)engine->trace.mask + 1 : EVENTS_MAX;
@@ -133,6 +152,7 @@ static int put_record(struct hvd_engine *engine, FILE *file, uint32_t why)
         return ENOMEM;
     int count = hvd_trace_copy(&engine->trace, events, room);
     put_head(engine, file, why);
+    put_sets(engine, file);
     fprintf(file, "\"waiting\":%s,\n\"events\":[", live ? live : failed ? engine->flight.waiting : "[]");
     for (int i = 0; i < count; i++) {
         fputs(i ? ",\n" : "\n", file);

@@ -67,6 +67,31 @@ bool hvd_account_may_have(const struct hvd_account *account, uint64_t key, int s
     return true;
 }
 
+bool hvd_account_in_set(const struct hvd_account *account, int set, int rank)
+{
+    for (int i = 0; i < HVD_CIRCLES_MAX && set; i++)
+        if (account->circle[i].set == set)
+            return account->circle[i].members[rank / 64] >> rank % 64 & 1;
+    return set == 0;
+}
+
+/* The mark of a set, whose members the account tells from now on, if it has room for them. */
+static int mark_of(struct hvd_account *account, const struct hvd_set *set)
+{
+    int mark = HVD_SET_MARK(set->number, set->member[0]), at = 0;
+    _Static_assert(HVD_SETS_MAX == 256, "the number of a set has eight bits of its mark");
+    if (set->number == 0)
+        return 0;
+    while (at < HVD_CIRCLES_MAX && account->circle[at].set != mark && account->circle[at].set)
+        at++;
+    if (at == HVD_CIRCLES_MAX || account->circle[at].set == mark)
+        return mark;
+    account->circle[at].set = mark;
+    for (int i = 0; i < set->size; i++)
+        account->circle[at].members[set->member[i] / 64] |= (uint64_t)1 << set->member[i] % 64;
+    return mark;
+}
+
 static uint32_t rank_of(const struct hvd_entry *entry)
 {
     return entry->asked || entry->kind == HVD_JOIN ? UINT32_MAX : entry->waited_ms;
@@ -87,6 +112,10 @@ static void note(struct hvd_account *account, const struct hvd_entry *entry, con
     uint32_t at = account->entries;
     if (entry->kind != HVD_JOIN)
         hvd_account_add(account, entry->key, entry->set);
+    if (!hvd_account_in_set(account, entry->set, account->rank)) { /* who else is in it would not be known */
+        account->more++;
+        return;
+    }
     if (at < HVD_ENTRIES_MAX) {
         account->entries++;
     } else {
@@ -114,7 +143,7 @@ static void note_on_devices(struct hvd_engine *engine, struct hvd_account *accou
         if (!first)
             continue;
         struct hvd_entry entry = {.key = fold(first->key),
-                                  .set = set->number,
+                                  .set = mark_of(account, set),
                                   .kind = (int16_t)first->kind,
                                   .root = first->root,
                                   .peer = first->peer,
@@ -202,13 +231,13 @@ void hvd_account_fill(struct hvd_engine *engine, struct hvd_account *account, ui
         if (!set || set->life != slot->life)
             continue;
         struct hvd_entry entry = {
-            .set = request->process_set, .kind = (int16_t)request->kind, .waited_ms = waited_ms(engine, slot, now_ns)};
+            .set = mark_of(account, set), .kind = (int16_t)request->kind, .waited_ms = waited_ms(engine, slot, now_ns)};
         if (request->kind != HVD_JOIN) {
             struct hvd_key key;
             if (!hvd_coord_waits(set->coord, i, &key, &entry.number))
                 entry.agreed = HVD_ENTRY_AGREED;
             entry.key = fold(key);
-            atomic_store(&slot->key, entry.key);
+            atomic_store(&slot->key, hvd_finding_key(entry.key, entry.set));
             atomic_store(&slot->key_word, atomic_load(&slot->word));
             entry.root = request->root;
             entry.peer = request->peer;
@@ -305,8 +334,7 @@ bool hvd_account_sane(struct hvd_account *account, int ranks)
         account->more > HVD_HANDLES_MAX + HVD_SETS_MAX || account->state > HVD_RANK_UNHEARD)
         return false;
     for (uint32_t i = 0; i < account->entries; i++)
-        if (account->entry[i].name >= HVD_NAMES_BYTES || account->entry[i].kind < 0 || account->entry[i].set < 0 ||
-            account->entry[i].set >= HVD_SETS_MAX)
+        if (account->entry[i].name >= HVD_NAMES_BYTES || account->entry[i].kind < 0 || account->entry[i].set < 0)
             return false;
     return true;
 }

@@ -79,9 +79,9 @@ static void look_at_one(const struct hvd_inquiry *inquiry, const struct hvd_seen
 static void look_who_misses(const struct hvd_inquiry *inquiry, const struct hvd_seen *seen, size_t count,
                             struct hvd_line *line)
 {
-    int ranks[HVD_RANKS_MAX], members = inquiry->members(inquiry->self, seen->set, ranks, HVD_RANKS_MAX);
     const struct hvd_entry *entry = seen->entry;
     bool send = entry->kind == HVD_SEND;
+    int place = 0; /* in the set */
     memset(line, 0, sizeof *line);
     line->set = seen->set;
     for (size_t i = 0; i < count; i++) {
@@ -90,11 +90,16 @@ static void look_who_misses(const struct hvd_inquiry *inquiry, const struct hvd_
         if (seen[i].entry->waited_ms > line->waited_ms)
             line->waited_ms = seen[i].entry->waited_ms;
     }
-    for (int i = 0; i < members; i++)
-        if (line->agreed && hvd_account_holds_up(inquiry->of[ranks[i]]))
-            put(line->missing, ranks[i]);
-        else if (!line->agreed && !hvd_rank_in(line->have, ranks[i]) && (!send || i == entry->root || i == entry->peer))
-            look_at_one(inquiry, seen, ranks[i], line);
+    for (int rank = 0; rank < inquiry->size; rank++) {
+        if (!hvd_account_in_set(inquiry->of[seen->rank], seen->set, rank))
+            continue;
+        bool asked = !send || place == entry->root || place == entry->peer;
+        place++;
+        if (line->agreed && hvd_account_holds_up(inquiry->of[rank]))
+            put(line->missing, rank);
+        else if (!line->agreed && !hvd_rank_in(line->have, rank) && asked)
+            look_at_one(inquiry, seen, rank, line);
+    }
 }
 
 /* Is it known of all whether they have it, or would it not matter? */
@@ -148,8 +153,7 @@ static void add_key(struct work *work, struct hvd_finding *finding, const struct
             finding->of[at] = finding->of[work->asked];
         at = work->asked++;
     }
-    finding->of[at].key = seen->key;
-    finding->of[at].set = seen->set;
+    finding->of[at].key = hvd_finding_key(seen->key, seen->set);
     finding->of[at].line = line;
 }
 

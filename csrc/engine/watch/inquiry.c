@@ -207,23 +207,6 @@ static void publish(struct hvd_engine *engine, uint64_t number, const struct hvd
     atomic_store(&desk->found, number);
 }
 
-static int members_of(void *self, int number, int *ranks, int room)
-{
-    struct hvd_engine *engine = self;
-    int count = 0;
-    if (number == 0) {
-        for (; count < engine->options.size && count < room; count++)
-            ranks[count] = count;
-        return count;
-    }
-    pthread_mutex_lock(&engine->records_lock);
-    const struct hvd_set_record *record = &engine->record[number];
-    for (int i = 0; record->open && i < record->count && count < room; i++)
-        ranks[count++] = record->ranks[i];
-    pthread_mutex_unlock(&engine->records_lock);
-    return count;
-}
-
 /* On which devices ranks wait, and by what. */
 static void say_devices(const struct hvd_book *book, const char *before, const char *after, char *text, size_t room)
 {
@@ -255,8 +238,6 @@ static void conclude(struct hvd_engine *engine)
         .of = (const struct hvd_account *const *)book->of,
         .size = book->size,
         .who = engine->who,
-        .members = members_of,
-        .self = engine,
         .least_ms = (uint32_t)(stall->why & HVD_WANT_REPORT ? engine->options.stall_warn_ms / 2
                                                             : engine->options.collective_timeout_ms / 2),
     };

@@ -32,7 +32,7 @@ static bool found_for(struct hvd_desk *desk, const struct hvd_slot *slot, uint32
         return false;
     uint64_t key = atomic_load(&slot->key);
     for (uint32_t i = 0; i < finding.keys; i++)
-        if (finding.of[i].key == key && finding.of[i].set == slot->request.process_set) {
+        if (finding.of[i].key == key) {
             hvd_text_copy(text, text_bytes, finding.line[finding.of[i].line]);
             return true;
         }

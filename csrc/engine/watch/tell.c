@@ -134,7 +134,7 @@ static void say_tensors(struct text *text, const struct hvd_line *line)
     if (rest)
         say(text, " and %s%u more", line->at_least ? "at least " : "", rest);
     if (line->set)
-        say(text, " in process set %d", line->set);
+        say(text, " in process set %d", HVD_MARK_NUMBER(line->set));
 }
 
 /* Who has it, who has not. */

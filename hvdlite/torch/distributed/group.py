@@ -38,7 +38,7 @@ class HvdProcessGroup(Reductions, Moves, Pairs, _Base):
         _Base.__init__(self, rank, len(ranks))  # the form with a store is not for subclasses
         Pairs.__init__(self)
         self._whole = whole  # the default group, with which the job ends
-        process_set, first = JOB.set_of(ranks, rank, store)
+        process_set, first = JOB.set_of(ranks, store)
         self.open(store, rank, ranks, timeout, label, process_set, first)
 
     # -- what torch asks a group about

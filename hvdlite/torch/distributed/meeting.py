@@ -10,6 +10,7 @@ The job ends with the default group, unless the script has begun it itself.
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
 from collections.abc import Sequence
@@ -20,33 +21,38 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from ... import _core, _life, config, process_set
 from ..._coded import coded
 from ..._meeting import Met
-from ..._members import open_among
 from ...discovery import BY_HAND, Place
-from ...errors import HvdInitError
+from ...errors import HvdInitError, HvdMismatchError
 from ...objects import broadcast_object
 from .tensors import POOL
 
 
 class Exchange:
-    """An allgather of bytes over a store of torch's. Each rank sets a key and gets those of all."""
+    """An allgather of bytes over a store of torch's, among some ranks, in their order. The first of them collects."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store, self._rank, self._size, self._round = store, rank, size, 0
+    def __init__(self, store: Store, rank: int, ranks: Sequence[int]) -> None:
+        self._store, self._rank, self._ranks, self._round = store, rank, ranks, 0
 
     def __call__(self, mine: bytes) -> list[bytes]:
         self._round += 1
-        self._store.set(f"{self._round}/{self._rank}", bytes(mine))  # type: ignore[arg-type]
-        return [self._get(rank) for rank in range(self._size)]
+        first = self._ranks[0]
+        collected = f"{self._round}/all/{first}"
+        if self._rank != first:
+            self._store.set(f"{self._round}/{self._rank}", mine.hex())
+            return [bytes.fromhex(each) for each in json.loads(self._get(collected, first))]
+        parts = [mine.hex() if each == first else self._get(f"{self._round}/{each}", each) for each in self._ranks]
+        self._store.set(collected, json.dumps(parts))
+        return [bytes.fromhex(each) for each in parts]
 
-    def _get(self, rank: int) -> bytes:
+    def _get(self, key: str, rank: int) -> str:
         try:
-            return bytes(self._store.get(f"{self._round}/{rank}"))
+            return bytes(self._store.get(key)).decode()
         except RuntimeError as error:
             raise HvdInitError(
                 coded(
                     "HVD110",
-                    f"rank {self._rank} of {self._size}: nothing has come from rank {rank} over the store of "
-                    f"init_process_group: {str(error).splitlines()[0]}",
+                    f"rank {self._rank} of the ranks {list(self._ranks)}: nothing has come from rank {rank} over the "
+                    f"store of init_process_group: {str(error).splitlines()[0]}",
                 )
             ) from None
 
@@ -57,7 +63,7 @@ class StoreMeeting:
     failed = False
 
     def __init__(self, store: Store, rank: int, size: int, life: int) -> None:
-        self.allgather = Exchange(store, rank, size)
+        self.allgather = Exchange(store, rank, range(size))
         drawn = self.allgather(secrets.token_bytes(40))[0]  # rank 0's
         self.secret, self.job, self.epoch = drawn[:32], int.from_bytes(drawn[32:], "little"), life
 
@@ -103,7 +109,7 @@ class Job:
     def __init__(self) -> None:
         self._begun = False  # here, and not by the script
         self._lives = 0
-        self._sets: dict[Sequence[int], Any] = {}
+        self._sets: dict[Sequence[int], process_set.ProcessSet] = {}
         self._groups: dict[Sequence[int], int] = {}  # how many have been given each set
 
     def enter(self, store: Store, rank: int, size: int) -> None:
@@ -126,20 +132,22 @@ class Job:
                 f"{_core.size()}: start both with one launcher [HVD105]"
             )
 
-    def set_of(self, ranks: Sequence[int], rank: int, store: Store) -> tuple[Any, bool]:
-        """The process set of these ranks, and whether no group before has it. rank: in the group. All members call it,
-        in one order where their groups have the same ranks."""
+    def set_of(self, ranks: Sequence[int], store: Store) -> tuple[Any, bool]:
+        """The process set of these ranks, and whether no group before has it. All members call it, and hear of each
+        other whether they make the same group: HvdMismatchError."""
+        exchange = Exchange(PrefixStore(f"hvdlite/{self._lives}/set", store), _core.rank(), sorted(ranks))
+        for said in exchange(json.dumps(list(ranks)).encode()):
+            if json.loads(said) != list(ranks):
+                raise HvdMismatchError(
+                    f"rank {_core.rank()} makes a process group of the ranks {list(ranks)}, and another rank makes one "
+                    f"of {json.loads(said)}: make groups in one order on all ranks [HVD303]"
+                )
         key = tuple(sorted(ranks))
-        found = self._sets.get(key)
-        if len(key) == _core.size():
-            found = process_set.global_process_set
-        elif found is None:
-            own = PrefixStore(f"hvdlite/{self._lives}/set", store)
-            order = sorted(range(len(ranks)), key=ranks.__getitem__)  # an exchange in the order of the set
-            found = open_among(list(key), Exchange(own, order.index(rank), len(key)))
-        self._sets[key] = found
+        if key not in self._sets:
+            everyone = len(key) == _core.size()
+            self._sets[key] = process_set.global_process_set if everyone else process_set.open_among(key, exchange)
         self._groups[key] = self._groups.get(key, 0) + 1
-        return found, self._groups[key] == 1
+        return self._sets[key], self._groups[key] == 1
 
     def leave(self) -> None:
         """The default group is destroyed."""
