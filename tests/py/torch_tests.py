@@ -27,7 +27,8 @@ BY_NAME = re.compile("test_accumulate_gradients_no_sync")
 
 def kind_of(backend, size):
     """torch's tests as one class, whose ranks are not started by setUp."""
-    os.environ.update(BACKEND=backend, WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    os.environ.update(BACKEND=backend, WORLD_SIZE=str(size), CUDA_VISIBLE_DEVICES="")  # torch's tests look for GPUs
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     import torch.testing._internal.distributed.distributed_test as own
 
     import hvdlite.torch.distributed  # noqa: F401
