@@ -54,6 +54,7 @@ CHECKS = [
     "pytest",
     "pytest-xdist",  # several processes of tests
     "psutil",
+    "expecttest",  # for torch's own tests of torch.distributed
     "pyyaml",
     "nbclient",  # hvdlite.run from a notebook
     "ipykernel",

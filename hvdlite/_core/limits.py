@@ -98,7 +98,7 @@ def too_late(native: int, request: Request | None, seconds: float, again: str = 
     return HvdTimeoutError(
         coded(
             "HVD502",
-            f"rank {lib.hvd_rank()} has waited {seconds:g} s (timeout=) for {what}: {who}. The collective is still "
-            f"under way and its memory in use: {again}",
+            f"rank {lib.hvd_rank()} has waited its whole timeout of {seconds:g} s for {what}: {who}. The collective is "
+            f"still under way and its memory in use: {again}",
         )
     )

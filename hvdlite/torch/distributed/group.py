@@ -108,7 +108,7 @@ class HvdProcessGroup(Reductions, Moves, Pairs, _Base):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names all ranks that are missing, on every rank: HvdTimeoutError. torch's own function of that
         name takes Gloo's groups only."""
-        ops.monitored_barrier(timeout or self._limit, self._set, self._label)
+        ops.monitored_barrier(self._limit if timeout is None else timeout, self._set, self._label)
 
     # -- the end
 

@@ -18,7 +18,7 @@ from ... import _core
 from ...errors import HvdTimeoutError
 from .submission import _NAMES, Submission
 from .tensors import dtype_of, land, moved, read
-from .work import AGAIN, HvdWork, named
+from .work import AGAIN, HvdWork, named, ranged
 
 _Posted = tuple[_core.Pending, torch.Tensor]
 
@@ -47,7 +47,8 @@ class Pairs(Submission):
         """Sends a tensor to a rank of the group."""
         said = self._said(f"send to rank {dst} of the group, tag {tag}")
         try:
-            pending, source = self._between(tensors[0], dst, tag, True, _core.SOON)
+            with ranged("send"):
+                pending, source = self._between(tensors[0], dst, tag, True, _core.SOON)
         except Exception as error:
             named(error, said)
             raise
@@ -58,7 +59,8 @@ class Pairs(Submission):
         (tensor,), said = tensors, self._said(f"recv from rank {src} of the group, tag {tag}")
         early = self._posted.pop((src, tag), None)  # by a recv from any source that another rank answered
         try:
-            pending, came = early or self._between(tensor, src, tag, False, _core.SOON)
+            with ranged("recv"):
+                pending, came = early or self._between(tensor, src, tag, False, _core.SOON)
         except Exception as error:
             named(error, said)
             raise
@@ -100,8 +102,8 @@ class _AnySource(HvdWork):
                     return
             if until is not None and time.monotonic() > until:
                 raise HvdTimeoutError(
-                    f"{self._said()}: rank {_core.rank()} has waited {seconds:g} s, its timeout, and no rank has sent: "
-                    f"{AGAIN} [HVD502]"
+                    f"{self._said()}: rank {_core.rank()} has waited its whole timeout of {seconds:g} s, and no "
+                    f"rank has sent: {AGAIN} [HVD502]"
                 )
             time.sleep(pause)
             pause = min(2 * pause, 1e-3)

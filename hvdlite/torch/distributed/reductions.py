@@ -23,7 +23,7 @@ from ..adapter import DTYPES
 from . import buckets, futures
 from .submission import Submission
 from .tensors import Part, fill, joined, land, moved, read
-from .work import DONE, named
+from .work import DONE, named, profiled
 
 _Op = dist.ReduceOp
 # By hash, the number of the operation: opts.reduceOp is a ReduceOp, ReduceOp.SUM is a RedOpType, and a dict that holds
@@ -61,7 +61,7 @@ class Reductions(Submission):
             try:
                 request.run(address, address, tensor.untyped_storage(), self._limit)
             except Exception as error:
-                named(error, self._said("allreduce"))
+                named(error, self._said("all_reduce"))
                 raise
             return DONE
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -76,7 +76,7 @@ class Reductions(Submission):
         sources = self._sources(tensors, terms)
         place = buckets.address_of if futures.in_backward() else torch.Tensor.data_ptr
         return self._go(
-            _core.ALLREDUCE, "allreduce", [Part(each, place(each), each.shape) for each in sources],
+            _core.ALLREDUCE, "all_reduce", [Part(each, place(each), each.shape) for each in sources],
             [*tensors, *sources], landing(sources, tensors), opts, **terms,
         )  # fmt: skip
 
@@ -91,7 +91,7 @@ class Reductions(Submission):
             return None
         if tensor.layout is not torch.strided or not tensor.is_contiguous() or tensor.is_neg():
             return None
-        if tensor.dtype not in DTYPES or self._timeout(opts) != self._limit:
+        if tensor.dtype not in DTYPES or self._timeout(opts) != self._limit or profiled():
             return None
         self._calls += 1
         return _core.request(

@@ -20,7 +20,7 @@ from ... import _core
 from ...process_set import ProcessSet, number_of
 from . import futures
 from .tensors import Part, dtype_of
-from .work import DONE, HvdWork, named
+from .work import DONE, HvdWork, named, ranged
 
 _NAMES = 4096  # after which the names of a group come again: the core knows them then
 _DEFAULT = timedelta(minutes=30)  # torch's; as the limit of a group: the limits of the job hold
@@ -79,6 +79,13 @@ class Submission:
         finish: Callable[[list[_core.Pending]], Any] | None = None, opts: Any = None, **more: Any
     ) -> Work:  # fmt: skip
         """Submits the parts, several of them as a group. finish: what lets the result land."""
+        with ranged(what):
+            return self._submit(kind, what, parts, results, finish, opts, **more)
+
+    def _submit(
+        self, kind: int, what: str, parts: Sequence[Part], results: list[torch.Tensor],
+        finish: Callable[[list[_core.Pending]], Any] | None, opts: Any, **more: Any
+    ) -> Work:  # fmt: skip
         limit, name, waits = self._timeout(opts), self._name(what), getattr(opts, "asyncOp", True) is False
         op = more.pop("op", 0)
         quiet = _core.QUIET if waits else _core.SOON
