@@ -67,14 +67,14 @@ class HvdProcessGroup(Reductions, Moves, Pairs, _Base):
 
     group_name = pg_name = property(getGroupName)
     group_desc = property(getGroupDesc)
-    _device_types = property(lambda self: [torch.device("cpu")])
+    _device_types = property(lambda self: [torch.device("cpu"), torch.device("cuda")])
 
     def get_group_store(self) -> Store:
         """The store that torch gave it."""
         return self._store
 
     def _get_backend(self, device: Any) -> HvdProcessGroup:
-        if torch.device(device).type != "cpu":
+        if torch.device(device).type not in ("cpu", "cuda"):
             raise RuntimeError(f"No backend type associated with device type {torch.device(device).type} [HVD203]")
         return self
 

@@ -46,7 +46,7 @@ class Moves(Submission):
 
         def finish(pendings: list[_core.Pending]) -> None:
             for parts, pending in zip(targets, pendings):
-                fill(parts, self._place, pending.gathered())
+                fill(parts, self._place, pending)
 
         results = [*(each for parts in targets for each in parts), *sources]
         return self._go(
@@ -86,7 +86,7 @@ class Moves(Submission):
         def finish(pendings: list[_core.Pending]) -> None:
             for out, target, each, pending in zip(outputs, targets, inputs, pendings):
                 pieces = target.view(-1).split(each.numel()) if each.numel() else [target] * self._count
-                fill(pieces, self._place, pending.gathered())
+                fill(pieces, self._place, pending, target if self._ascending else None)
                 land(target, out)
 
         return self._go(_core.ALLGATHER, "all_gather", parts, [*outputs, *targets, *sources], finish, opts)
@@ -125,7 +125,7 @@ class Moves(Submission):
         pieces = target.split(taken) if target.dim() else [target]
 
         def finish(pendings: list[_core.Pending]) -> None:
-            fill(pieces, self._place, pendings[0].gathered())
+            fill(pieces, self._place, pendings[0], target if self._ascending else None)
             land(target, output)
 
         splits = [each * row for each in given]
@@ -137,7 +137,7 @@ class Moves(Submission):
             raise ValueError(f"all_to_all needs {self._count} inputs and outputs, one for each rank [HVD201]")
         splits = [moved(each).numel() for each in inputs]
         return self._exchange(
-            "all_to_all", joined(inputs), splits, lambda pendings: fill(outputs, self._place, pendings[0].gathered()),
+            "all_to_all", joined(inputs), splits, lambda pendings: fill(outputs, self._place, pendings[0]),
             list(outputs), opts,
         )  # fmt: skip
 
@@ -149,7 +149,7 @@ class Moves(Submission):
         splits = [source.numel() if each == root else 0 for each in range(self._count)]
         parts = outputs[0] if self._me == root else []
         return self._exchange(
-            "gather", source, splits, lambda pendings: fill(parts, self._place, pendings[0].gathered()), [*parts], opts,
+            "gather", source, splits, lambda pendings: fill(parts, self._place, pendings[0]), [*parts], opts,
             self._place[root],
         )  # fmt: skip
 
@@ -163,7 +163,7 @@ class Moves(Submission):
         splits = [moved(each).numel() for each in given] or [0] * self._count
 
         def finish(pendings: list[_core.Pending]) -> None:
-            fill([output], [self._place[root]], pendings[0].gathered())
+            fill([output], [self._place[root]], pendings[0])
 
         return self._exchange("scatter", source, splits, finish, [output], opts, self._place[root])
 

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, Work
 
-from ... import _bytes, _core
+from ... import _core
 from ...ops import Average, Max, Min, Product, Sum
 from ..adapter import DTYPES
 from . import futures
 from .submission import Submission
-from .tensors import Part, fill, joined, land, moved, read
+from .tensors import Part, fetch, fill, joined, land, moved, read
 from .work import DONE, named
 
 _Op = dist.ReduceOp
@@ -103,7 +103,7 @@ class Reductions(Submission):
 
         def finish(pendings: list[_core.Pending]) -> None:
             for target, parts, pending in zip(tensors, everyone, pendings):
-                fill(parts, range(self._count), pending.gathered())
+                fill(parts, range(self._count), pending)
                 land(functools.reduce(combine, parts), target)
 
         return self._go(
@@ -123,12 +123,11 @@ class Reductions(Submission):
         shapes = [(mine._nnz(), mine.sparse_dim()), (mine._nnz(), math.prod(mine.values().shape[1:]))]
 
         def finish(pendings: list[_core.Pending]) -> None:
-            came = [pending.gathered() for pending in pendings]
-            count = sum(came[0].rows_of)
-            where = torch.empty((count, mine.sparse_dim()), dtype=torch.int64)
-            values = torch.empty((count, *mine.values().shape[1:]), dtype=mine.dtype)
-            for target, part in zip((where, values), came):
-                _bytes.copy(target.data_ptr(), part.address, part.bytes)
+            count = sum(pendings[0].gathered().rows_of)
+            where = torch.empty((count, mine.sparse_dim()), dtype=torch.int64, device=mine.device)
+            values = torch.empty((count, *mine.values().shape[1:]), dtype=mine.dtype, device=mine.device)
+            for target, pending in zip((where, values), pendings):
+                fetch(target, pending)
             tensor.copy_(torch.sparse_coo_tensor(where.t(), values, tensor.shape).coalesce())
 
         parts = [Part(each, 0, shape) for each, shape in zip(rows, shapes)]

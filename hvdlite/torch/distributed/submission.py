@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Store, Work
 from ... import _core
 from ...process_set import ProcessSet, number_of
 from . import futures
-from .tensors import Part, dtype_of
+from .tensors import Part, device_terms, dtype_of, place_of
 from .work import DONE, HvdWork, named
 
 _NAMES = 4096  # after which the names of a group come again: the core knows them then
@@ -83,7 +83,8 @@ class Submission:
         op = more.pop("op", 0)
         quiet = _core.QUIET if waits else _core.SOON
         try:
-            if len(parts) == 1:
+            device = place_of(results)
+            if len(parts) == 1 and device is None:
                 source, target, shape, room = parts[0]
                 request = _core.request(
                     kind, op, dtype_of(source), name, tuple(shape), process_set=self._in, output_bytes=room, **more
@@ -94,28 +95,32 @@ class Submission:
                     return DONE
                 pending = [_core.Pending(request).start(source.data_ptr(), target, quiet, keep)]
             else:
-                pending = self._group(kind, op, name, parts, results, quiet, more)
+                pending = self._several(kind, op, name, parts, results, quiet, device is not None, more)
         except Exception as error:
             named(error, self._said(what))
             raise
-        work = HvdWork(pending, results, limit, self._said(what), finish)
+        work = HvdWork(pending, results, limit, self._said(what), finish, device)
         if waits:
             work.wait()
             return DONE
         return self._held(work)
 
-    def _group(
+    def _several(
         self, kind: int, op: int, name: str | None, parts: Sequence[Part], results: list[torch.Tensor], quiet: int,
-        more: dict[str, Any]
+        on_device: bool, more: dict[str, Any]
     ) -> list[_core.Pending]:  # fmt: skip
-        group = _core.group_number(name, self._in)
+        """A group, or one on a device."""
+        names = [name]
+        if len(parts) > 1:
+            more |= {"group": _core.group_number(name, self._in), "group_count": len(parts)}
+            names = [None if name is None else f"{name}.{i}" for i in range(len(parts))]
         given = [
             _core.given(
-                kind, op, dtype_of(source), None if name is None else f"{name}.{i}", tuple(shape), source.data_ptr(),
-                target, (source.untyped_storage(), results), process_set=self._in, group=group, group_count=len(parts),
-                output_bytes=room, **more,
+                kind, op, dtype_of(source), each, tuple(shape), source.data_ptr(), target,
+                (source.untyped_storage(), results), process_set=self._in, output_bytes=room, **more,
+                **(device_terms(source) if on_device else {}),
             )
-            for i, (source, target, shape, room) in enumerate(parts)
+            for each, (source, target, shape, room) in zip(names, parts)
         ]  # fmt: skip
         return _core.submit_group(given, quiet)
 
