@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import gpus
 import pytest
+import test_torch_distributed as on_cpus
 import torch
 import torch.distributed as dist
 from ranks import as_ranks
-from test_torch_distributed import backend, same
 
 import hvdlite.torch as hvd
+from hvdlite.torch.device import CudaDevice
 from hvdlite.torch.distributed import group, pairs, submission, tensors
 
 
@@ -24,7 +25,7 @@ def stub():
 
 @contextlib.contextmanager
 def on_gpu(index):
-    """All tensors of the process group lie there, too."""
+    """All tensors of process groups lie there, too."""
     device = gpus.Pretended(index)
     with gpus.on_gpus(index), pytest.MonkeyPatch.context() as patch:
         for module in (pairs, submission, tensors):
@@ -33,72 +34,59 @@ def on_gpu(index):
         yield device
 
 
-def reductions(rank, size):
-    total = size * (size + 1) / 2
-    dist.all_reduce(mine := torch.full((5,), rank + 1.0))
-    same(mine, total)
-    work = dist.all_reduce(mine := torch.arange(6.0).view(2, 3).t(), async_op=True)
-    same(work.get_future().then(lambda done: done.value()[0]).wait(), torch.arange(6.0).view(2, 3).t() * size)
-    assert work.wait() and work.is_completed()
-    dist.all_reduce(mine := torch.full((2,), complex(rank + 1, 1)))
-    same(mine, complex(total, size))
-    dist.all_reduce(mine := torch.tensor([1 << rank]), dist.ReduceOp.BOR)
-    same(mine, [(1 << size) - 1])
-    dist.all_reduce(sparse := torch.sparse_coo_tensor(torch.tensor([[rank, size]]), torch.ones(2), (size + 1,)))
-    same(sparse.to_dense(), torch.tensor([1.0] * size + [size]))
-    dist.reduce(mine := torch.full((3,), rank + 1.0), 0)
-    same(mine, rank + 1.0 if rank else total)
-    dist.reduce_scatter_single(out := torch.empty(3), torch.arange(3.0 * size))
-    same(out, torch.arange(3.0 * rank, 3 * rank + 3) * size)
+def every_call():
+    for test in ("reductions", "moves", "pairs", "ddp_trains_to_gloos_weights"):
+        getattr(on_cpus, f"test_{test}").body()
 
 
-def moves(rank, size):
-    dist.broadcast(mine := torch.full((3,), rank, dtype=torch.complex64), size - 1)
-    same(mine, size - 1)
-    dist.all_gather(parts := [torch.empty(2, 3).t() for _ in range(size)], torch.full((3, 2), float(rank)))
-    same(parts, torch.arange(float(size)).view(-1, 1, 1))
-    for out in (torch.empty(size, 2), torch.empty(2, size).t()):
-        dist.all_gather_single(out, torch.full((2,), float(rank)))
-        same(out, torch.arange(float(size))[:, None])
-    dist.all_to_all_single(out := torch.empty(size), torch.arange(float(size)) + 10 * rank)
-    same(out, 10 * torch.arange(size) + rank)
-    rows = torch.full((sum(range(size)),), float(rank))  # k of them to rank k
-    dist.all_to_all_single(out := torch.empty(rank * size), rows, [rank] * size, list(range(size)))
-    same(out, torch.arange(size).repeat_interleave(rank))
-    dist.gather(torch.full((2,), float(rank)), parts := [torch.empty(2) for _ in range(size)] * (rank == 0) or None)
-    same(parts or torch.empty(0), torch.arange(float(size))[:, None] if rank == 0 else [])
-    dist.scatter(out := torch.empty(2), [torch.full((2,), float(k)) for k in range(size)] if rank == 0 else None)
-    same(out, rank)
-    (dist.send if rank == 0 else dist.recv)(mine := torch.full((2, 2), float(rank)).t(), 1 - rank)
-    same(mine, 0)
-    (dist.send if rank == 0 else dist.recv)(mine := torch.full((2,), float(rank)), *[1] * (rank == 0))
-    same(mine, 0)
-
-
-def ddp(rank):
-    torch.manual_seed(1)
-    model = torch.nn.Linear(3, 1)
-    parallel = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1e-5)
-    parallel(torch.full((1, 3), float(rank + 1))).sum().backward()
-    same(model.weight.grad, 1.5)
-    dist.barrier()
-
-
-@as_ranks(2)
+@as_ranks(2, 3)
 def test_every_call_goes_by_nccl():
-    with backend("hvdlite") as (rank, size), on_gpu(rank), warnings.catch_warnings():
+    names = ("ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclSend", "ncclRecv", "ncclBroadcast")
+    before, copies = [gpus.calls(name) for name in names], gpus.calls("cuMemcpyDtoH")
+    with on_gpu(hvd.rank()), warnings.catch_warnings():
         warnings.filterwarnings("error", "hvdlite")
-        sent = ("ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclSend", "ncclRecv", "ncclBroadcast")
-        before = {name: gpus.calls(name) for name in sent}
-        reductions(rank, size), moves(rank, size), ddp(rank)
-        print({name: gpus.calls(name) - before[name] for name in sent}, gpus.calls("cuMemcpyDtoH"))
+        every_call()
+    assert all(gpus.calls(name) >= count + due for name, count, due in zip(names, before, (29, 2, 10, 10, 10, 11)))
+    assert gpus.calls("cuMemcpyDtoH") == copies
 
 
 @as_ranks(2)
 def test_ranks_that_share_a_gpu_go_by_way_of_the_cpu():
-    with backend("hvdlite") as (rank, size), on_gpu(4), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        before = gpus.calls("ncclAllReduce"), gpus.calls("cuMemcpyDtoH")
-        reductions(rank, size), moves(rank, size), ddp(rank)
-        assert gpus.calls("ncclAllReduce") == before[0]
-        print(gpus.calls("cuMemcpyDtoH") - before[1], [str(each.message)[:60] for each in said])
+    before, copies = gpus.calls("ncclAllReduce"), gpus.calls("cuMemcpyDtoH")
+    with on_gpu(4), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        every_call()
+    assert gpus.calls("ncclAllReduce") == before and gpus.calls("cuMemcpyDtoH") > copies + 50
+
+
+@as_ranks(2)
+def test_a_work_is_completed_when_the_device_is_done_and_each_wait_makes_its_stream_wait():
+    over, waits = [], []
+    event = SimpleNamespace(query=lambda: bool(over))
+    with on_gpu(hvd.rank()) as device, on_cpus.backend("hvdlite"):
+        device.landed, device.behind = lambda ready: event, waits.append
+        work = dist.all_reduce(mine := torch.ones(2), async_op=True)
+        assert work.wait() and waits == [event] and not work.is_completed() and not work.is_success()
+        on_cpus.same(work.get_future().wait()[0], 2)
+        assert len(waits) > 1
+        over.append(True)
+        assert work.is_completed() and work.is_success() and mine[0] == 2
+
+
+def test_a_stream_on_which_copies_were_made_waits_until_they_were_read(monkeypatch):
+    waits = []
+    here = SimpleNamespace(cuda_stream=1, record_event=lambda: "read", wait_event=waits.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    assert CudaDevice(0).landed((0, (None, here))) == "read" and not waits
+    CudaDevice(0).landed((0, (None, SimpleNamespace(cuda_stream=2, wait_event=waits.append))))
+    assert waits == ["read"]
+
+
+@as_ranks(1)
+def test_one_group_has_both_devices_and_a_call_has_one():
+    with on_cpus.backend("hvdlite"):
+        world = dist.group.WORLD
+        assert all(world._get_backend(torch.device(each)) is world for each in ("cpu", "cuda"))
+        assert dist.Backend.default_device_backend_map["cuda"] == "nccl"
+        with pytest.raises(ValueError, match=r"tensors on cpu and meta: move all to one device \[HVD203\]"):
+            dist.all_gather_single(torch.empty(2, device="meta"), torch.empty(2))

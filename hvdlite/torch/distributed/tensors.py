@@ -114,7 +114,7 @@ def fill(
     """Copies each piece that came, in the order of the set, to its tensor, in the order of the group. whole: contiguous
     memory of which the targets are pieces in the order of the set, for what lies on a device. Raises ValueError where a
     piece has another size than its tensor."""
-    gathered, device = pending.gathered(), place_of(targets[:1])
+    gathered = pending.gathered()
     starts, at = [], 0
     total = sum(gathered.rows_of)
     row = gathered.bytes // total if total else 0
@@ -122,7 +122,7 @@ def fill(
         starts.append((at, rows * row))
         at += rows * row
     base, flat = _bytes.place_of(gathered.address), None
-    if device is not None:
+    if pending.ready is not None and targets:  # on a device
         if whole is None or whole.numel() * whole.element_size() != gathered.bytes:
             whole = torch.empty(gathered.bytes, dtype=torch.uint8, device=targets[0].device)
         fetch(whole, pending)
@@ -135,10 +135,12 @@ def fill(
                 f"a tensor of shape {list(target.shape)} ({room} bytes) cannot take the {count} bytes that came for "
                 "it: give the shape that was sent [HVD201]"
             )
+        if target.data_ptr() == base + start:
+            continue  # it came there
         into = fresh(target)
         if flat is None:
             _bytes.move(into.data_ptr(), base + start, count)
-        elif into.data_ptr() != base + start:
+        else:
             land(flat[start : start + count], into)
         land(into, target)
 
