@@ -143,7 +143,8 @@ class Job:
                     f"of {json.loads(said)}: make groups in one order on all ranks [HVD303]"
                 )
         key = tuple(sorted(ranks))
-        if key not in self._sets:
+        known = self._sets.get(key)
+        if known is None or known.process_set_id is None:  # or the script has ended that job
             everyone = len(key) == _core.size()
             self._sets[key] = process_set.global_process_set if everyone else process_set.open_among(key, exchange)
         self._groups[key] = self._groups.get(key, 0) + 1
