@@ -23,7 +23,7 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
         dist.register_rendezvous_handler(NAME, meet)
 
 

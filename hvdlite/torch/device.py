@@ -75,6 +75,20 @@ class CudaDevice:
         if made_on.cuda_stream != current.cuda_stream:
             _core.behind(native, made_on.cuda_stream)
 
+    def landed(self, ready: Any) -> torch.cuda.Event:
+        """An event after `follow`, `fetch` and what the current stream was given since. The stream that `ready` is of
+        waits for it: copies that were made there may be read until then."""
+        stream, made_on = torch.cuda.current_stream(self._device), ready[1][1]
+        event = stream.record_event()
+        if made_on.cuda_stream != stream.cuda_stream:
+            made_on.wait_event(event)
+        return event
+
+    def behind(self, event: torch.cuda.Event) -> None:
+        """The current stream waits for such an event. Raises HvdError as `ready`."""
+        self._refuse_captures()
+        torch.cuda.current_stream(self._device).wait_event(event)
+
     def found(self) -> int:
         """Nothing: nobody has asked."""
         return 0

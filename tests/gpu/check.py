@@ -25,10 +25,12 @@ import warnings
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from figures import figures, timed
 from machine import CLAIMS, PARTS, SHARING, WORKED, Machine, jobs, tell
 
 import hvdlite.torch as hvd
+import hvdlite.torch.distributed  # noqa: F401
 
 OPS = {"Sum": hvd.Sum, "Average": hvd.Average, "Min": hvd.Min, "Max": hvd.Max, "Product": hvd.Product}
 DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
@@ -183,6 +185,34 @@ def two_devices():
             torch.cuda.synchronize(given[i].device)
 
 
+def as_torch_has_it():
+    """torch.distributed over hvdlite: a Work makes the stream wait that is current in wait(), and so does a future."""
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size + 1) / 2
+    dist.init_process_group("hvdlite", init_method="hvdlite://")
+    slow = torch.ones(4096, 4096, device="cuda")
+    for _ in range(20):
+        slow = slow @ slow / 4096
+    work = dist.all_reduce(mine := slow[0] * (rank + 1), async_op=True)
+    for stream in (torch.cuda.Stream(), torch.cuda.current_stream()):
+        with torch.cuda.stream(stream):
+            work.wait()
+            assert bool((mine == total).all())
+    future = dist.all_reduce(torch.full((1000,), rank + 1.0, device="cuda"), async_op=True).get_future()
+    assert bool((future.then(lambda done: done.value()[0] * 2).wait() == 2 * total).all())
+    given, whole, part = (torch.zeros(count, device="cuda") + rank for count in (1000, 1000 * size, 1000))
+    dist.all_gather_into_tensor(whole, given)
+    assert whole.tolist() == [float(r) for r in range(size) for _ in range(1000)]
+    dist.reduce_scatter_tensor(part, whole)
+    assert bool((part == rank * size).all())
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1000, 1).cuda())
+    model(given[None] + 1).sum().backward()
+    assert bool((model.module.weight.grad == (size + 1) / 2).all())
+    torch.cuda.synchronize()
+    assert work.is_completed()
+    dist.destroy_process_group()
+
+
 def beside_the_cpu():
     """Ranks that share a GPU: the bits of a large sum, and its time."""
     rows = torch.randn(4_000_000, generator=torch.Generator().manual_seed(hvd.rank()))
@@ -252,6 +282,7 @@ def every_check(seen):
     after_what_was_begun()
     beside_a_capture()
     two_devices()
+    as_torch_has_it()
     return done
 
 

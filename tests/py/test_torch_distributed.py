@@ -199,3 +199,15 @@ def test_groups():
         dist.all_reduce(mine := torch.ones(1), group=halves[rank > 1])
         same(mine, 2 if rank < 2 else size - 2)
         assert dist.get_process_group_ranks(pair if rank in (0, last) else halves[rank > 1])
+
+
+@as_ranks(3)
+def test_a_script_may_end_its_job_between_two_worlds():
+    for _ in range(2):
+        with backend("hvdlite") as (rank, _):
+            pair = dist.new_group([0, 1])
+            if rank < 2:
+                dist.all_reduce(mine := torch.ones(1), group=pair)
+                same(mine, 2)
+        hvd.shutdown()
+        hvd.init()

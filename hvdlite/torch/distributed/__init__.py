@@ -10,8 +10,12 @@ Started by hvdlite-run, torchrun, or anything that init_process_group can meet o
 MASTER_ADDR, as under mpirun and srun, `init_process_group("hvdlite", init_method="hvdlite://")` meets as hvd.init()
 does. A script may use hvd's own calls beside: `hvd.init()` and the process group share one job.
 
-Tensors lie in CPU memory. Not offered: what only NCCL has (time estimates, splitting and merging of groups), hooks on
-completion, torch.distributed.monitored_barrier (it takes Gloo's groups only: call the method of the group).
+Tensors lie in CPU memory or on a GPU of CUDA; one group takes both. CUDA tensors travel over NCCL where there is one,
+else by way of the CPU: tested with a stand-in for the driver, not yet on a real GPU. Up to torch 2.13 this group also
+gets all tensors of "cpu:hvdlite,cuda:nccl".
+
+Not offered: what only NCCL has (time estimates, splitting and merging of groups), hooks on completion,
+torch.distributed.monitored_barrier (it takes Gloo's groups only: call the method of the group).
 """
 
 from __future__ import annotations

@@ -33,7 +33,11 @@ _moved: dict[int, tuple[Any, Any, int]] = {}  # address: that, the block, and wh
 def address_of(tensor: torch.Tensor) -> int:
     """Where the core finds a contiguous tensor that is reduced in place, inside of backward."""
     storage, address = tensor.untyped_storage(), tensor.data_ptr()
-    if storage.nbytes() < LEAST_BYTES or storage.nbytes() != tensor.numel() * tensor.element_size():
+    if (
+        not tensor.is_cpu
+        or storage.nbytes() < LEAST_BYTES
+        or storage.nbytes() != tensor.numel() * tensor.element_size()
+    ):
         return address
     known = _moved.get(address)
     if known is not None and not known[0].expired():

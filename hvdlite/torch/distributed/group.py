@@ -67,14 +67,14 @@ class HvdProcessGroup(Reductions, Moves, Pairs, _Base):
 
     group_name = pg_name = property(getGroupName)
     group_desc = property(getGroupDesc)
-    _device_types = property(lambda self: [torch.device("cpu")])
+    _device_types = property(lambda self: [torch.device("cpu"), torch.device("cuda")])
 
     def get_group_store(self) -> Store:
         """The store that torch gave it."""
         return self._store
 
     def _get_backend(self, device: Any) -> HvdProcessGroup:
-        if torch.device(device).type != "cpu":
+        if torch.device(device).type not in ("cpu", "cuda"):
             raise RuntimeError(f"No backend type associated with device type {torch.device(device).type} [HVD203]")
         return self
 
@@ -103,7 +103,7 @@ class HvdProcessGroup(Reductions, Moves, Pairs, _Base):
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
         """Over when all ranks of the group have come."""
         nothing = torch.empty(0, dtype=torch.uint8)
-        return self._go(_core.BARRIER, "barrier", [Part(nothing, 0, ())], [], None, opts)
+        return self._go(_core.BARRIER, "barrier", [Part(nothing, None, ())], [], None, opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names all ranks that are missing, on every rank: HvdTimeoutError. torch's own function of that

@@ -155,10 +155,15 @@ class Job:
         self._groups.clear()
         if self._begun:
             self._begun = False
-            self._sets.clear()
-            POOL.clear()
-            buckets.forget()
             _life.shutdown()
+
+    def forget(self) -> None:
+        """The job has ended: neither its sets nor its plane memory are those of the next one."""
+        self._sets.clear()
+        self._groups.clear()
+        POOL.clear()
+        buckets.forget()
 
 
 JOB = Job()
+process_set.on_new_life(JOB.forget)

@@ -32,8 +32,8 @@ class Moves(Submission):
         sources = [read(each) for each in tensors]
         given = [each if each.dtype in DTYPES else moved(each) for each in sources]
         return self._go(
-            _core.BROADCAST, "broadcast", [Part(each, each.data_ptr(), each.shape) for each in given],
-            [*tensors, *sources], None if self._me == root else landing(sources, tensors),
+            _core.BROADCAST, "broadcast", [Part(each, each, each.shape) for each in given],
+            tensors, None if self._me == root else landing(sources, tensors),
             None if isinstance(opts, int) else opts, root=self._place[root],
         )  # fmt: skip
 
@@ -46,11 +46,11 @@ class Moves(Submission):
 
         def finish(pendings: list[_core.Pending]) -> None:
             for parts, pending in zip(targets, pendings):
-                fill(parts, self._place, pending.gathered())
+                fill(parts, self._place, pending)
 
-        results = [*(each for parts in targets for each in parts), *sources]
+        results = [each for parts in targets for each in parts]
         return self._go(
-            _core.ALLGATHER, "all_gather", [Part(each, 0, each.shape) for each in sources], results, finish, opts
+            _core.ALLGATHER, "all_gather", [Part(each, None, each.shape) for each in sources], results, finish, opts
         )
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
@@ -79,17 +79,17 @@ class Moves(Submission):
                 )
         sources, targets = [moved(each) for each in inputs], [fresh(out) for out in outputs]
         parts = [
-            Part(each, out.data_ptr() if self._ascending else 0, each.shape, out.numel() * out.element_size())
+            Part(each, out if self._ascending else None, each.shape, out.numel() * out.element_size())
             for each, out in zip(sources, targets)
         ]
 
         def finish(pendings: list[_core.Pending]) -> None:
             for out, target, each, pending in zip(outputs, targets, inputs, pendings):
                 pieces = target.view(-1).split(each.numel()) if each.numel() else [target] * self._count
-                fill(pieces, self._place, pending.gathered())
+                fill(pieces, self._place, pending, target if self._ascending else None)
                 land(target, out)
 
-        return self._go(_core.ALLGATHER, "all_gather", parts, [*outputs, *targets, *sources], finish, opts)
+        return self._go(_core.ALLGATHER, "all_gather", parts, list(outputs), finish, opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """The output becomes what the ranks gave, one after the other."""
@@ -103,14 +103,14 @@ class Moves(Submission):
     ) -> Work:  # fmt: skip
         """source in one dimension; splits in its elements, in the order of the group. output: contiguous, for all that
         comes."""
-        target = room = 0
+        target, room = None, 0
         if not self._ascending:
             parts, order = list(source.split(list(splits))), sorted(range(self._count), key=self._place.__getitem__)
             source, splits = torch.cat([parts[each] for each in order]), [splits[each] for each in order]
         elif output is not None:
-            target, room = output.data_ptr(), output.numel() * output.element_size()
+            target, room = output, output.numel() * output.element_size()
         return self._go(
-            _core.ALLTOALL, what, [Part(source, target, source.shape, room)], [*results, source], finish, opts,
+            _core.ALLTOALL, what, [Part(source, target, source.shape, room)], results, finish, opts,
             splits=tuple(splits), root=root,
         )  # fmt: skip
 
@@ -125,11 +125,11 @@ class Moves(Submission):
         pieces = target.split(taken) if target.dim() else [target]
 
         def finish(pendings: list[_core.Pending]) -> None:
-            fill(pieces, self._place, pendings[0].gathered())
+            fill(pieces, self._place, pendings[0], target if self._ascending else None)
             land(target, output)
 
         splits = [each * row for each in given]
-        return self._exchange("all_to_all", source, splits, finish, [output, target], opts, 0, target)
+        return self._exchange("all_to_all", source, splits, finish, [output], opts, 0, target)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         """Each output becomes what a rank gave for this one; each input is for a rank."""
@@ -137,7 +137,7 @@ class Moves(Submission):
             raise ValueError(f"all_to_all needs {self._count} inputs and outputs, one for each rank [HVD201]")
         splits = [moved(each).numel() for each in inputs]
         return self._exchange(
-            "all_to_all", joined(inputs), splits, lambda pendings: fill(outputs, self._place, pendings[0].gathered()),
+            "all_to_all", joined(inputs), splits, lambda pendings: fill(outputs, self._place, pendings[0]),
             list(outputs), opts,
         )  # fmt: skip
 
@@ -149,7 +149,7 @@ class Moves(Submission):
         splits = [source.numel() if each == root else 0 for each in range(self._count)]
         parts = outputs[0] if self._me == root else []
         return self._exchange(
-            "gather", source, splits, lambda pendings: fill(parts, self._place, pendings[0].gathered()), [*parts], opts,
+            "gather", source, splits, lambda pendings: fill(parts, self._place, pendings[0]), [*parts], opts,
             self._place[root],
         )  # fmt: skip
 
@@ -163,7 +163,7 @@ class Moves(Submission):
         splits = [moved(each).numel() for each in given] or [0] * self._count
 
         def finish(pendings: list[_core.Pending]) -> None:
-            fill([output], [self._place[root]], pendings[0].gathered())
+            fill([output], [self._place[root]], pendings[0])
 
         return self._exchange("scatter", source, splits, finish, [output], opts, self._place[root])
 

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Work
 from ... import _core
 from ...errors import HvdTimeoutError
 from .submission import _NAMES, Submission
-from .tensors import dtype_of, land, moved, read
+from .tensors import device_terms, dtype_of, land, moved, place_of, read
 from .work import AGAIN, HvdWork, named, ranged
 
 _Posted = tuple[_core.Pending, torch.Tensor]
@@ -40,6 +40,7 @@ class Pairs(Submission):
             _core.SEND, 0, dtype_of(source), f"send.{self._label}.{tag}.{number % _NAMES}", source.shape,
             source.data_ptr(), 0 if sends else source.data_ptr(), (source.untyped_storage(), tensor),
             root=mine if sends else other, peer=other if sends else mine, process_set=self._in, quiet=quiet,
+            **({} if place_of([tensor]) is None else device_terms(source)),
         )  # fmt: skip
         return pending, source
 
@@ -52,7 +53,7 @@ class Pairs(Submission):
         except Exception as error:
             named(error, said)
             raise
-        return self._held(HvdWork([pending], [*tensors, source], self._limit, said))
+        return self._held(HvdWork([pending], [*tensors, source], self._limit, said, None, place_of(tensors)))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receives a tensor of the same shape and dtype from a rank of the group."""
@@ -64,7 +65,7 @@ class Pairs(Submission):
         except Exception as error:
             named(error, said)
             raise
-        work = HvdWork([pending], [tensor, came], self._limit, said, lambda _: _land(came, tensor))
+        work = HvdWork([pending], [tensor, came], self._limit, said, lambda _: _land(came, tensor), place_of(tensors))
         work._source = src
         return self._held(work)
 
@@ -75,7 +76,7 @@ class Pairs(Submission):
             if peer != self._me and (peer, tag) not in self._posted:
                 self._posted[peer, tag] = self._between(torch.empty_like(tensor), peer, tag, False, _core.ASIDE)
         said = self._said(f"recv from any source, tag {tag}")
-        return self._held(_AnySource(self._posted, tensor, tag, self._limit, said))
+        return self._held(_AnySource(self._posted, tensor, tag, self._limit, said, None, place_of(tensors)))
 
     recvAnysource = recv_anysource
 

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, Work
 
-from ... import _bytes, _core
+from ... import _core
 from ...ops import Average, Max, Min, Product, Sum
 from ..adapter import DTYPES
-from . import buckets, futures
+from . import futures
 from .submission import Submission
-from .tensors import Part, fill, joined, land, moved, read
+from .tensors import Part, fetch, fill, joined, land, moved, read
 from .work import DONE, named, profiled
 
 _Op = dist.ReduceOp
@@ -74,11 +74,8 @@ class Reductions(Submission):
         if number in _BITS:
             return self._bitwise(tensors, _BITS[number], opts)
         sources = self._sources(tensors, terms)
-        place = buckets.address_of if futures.in_backward() else torch.Tensor.data_ptr
-        return self._go(
-            _core.ALLREDUCE, "all_reduce", [Part(each, place(each), each.shape) for each in sources],
-            [*tensors, *sources], landing(sources, tensors), opts, **terms,
-        )  # fmt: skip
+        parts = [Part(each, each, each.shape) for each in sources]
+        return self._go(_core.ALLREDUCE, "all_reduce", parts, tensors, landing(sources, tensors), opts, **terms)
 
     allreduce_coalesced = allreduce
 
@@ -104,11 +101,11 @@ class Reductions(Submission):
 
         def finish(pendings: list[_core.Pending]) -> None:
             for target, parts, pending in zip(tensors, everyone, pendings):
-                fill(parts, range(self._count), pending.gathered())
+                fill(parts, range(self._count), pending)
                 land(functools.reduce(combine, parts), target)
 
         return self._go(
-            _core.ALLGATHER, "bits", [Part(each, 0, each.shape) for each in sources], [*tensors, *sources], finish, opts
+            _core.ALLGATHER, "bits", [Part(each, None, each.shape) for each in sources], tensors, finish, opts
         )
 
     def _sparse(self, tensors: list[torch.Tensor], opts: Any) -> Work:
@@ -124,16 +121,15 @@ class Reductions(Submission):
         shapes = [(mine._nnz(), mine.sparse_dim()), (mine._nnz(), math.prod(mine.values().shape[1:]))]
 
         def finish(pendings: list[_core.Pending]) -> None:
-            came = [pending.gathered() for pending in pendings]
-            count = sum(came[0].rows_of)
-            where = torch.empty((count, mine.sparse_dim()), dtype=torch.int64)
-            values = torch.empty((count, *mine.values().shape[1:]), dtype=mine.dtype)
-            for target, part in zip((where, values), came):
-                _bytes.copy(target.data_ptr(), part.address, part.bytes)
+            count = sum(pendings[0].gathered().rows_of)
+            where = torch.empty((count, mine.sparse_dim()), dtype=torch.int64, device=mine.device)
+            values = torch.empty((count, *mine.values().shape[1:]), dtype=mine.dtype, device=mine.device)
+            for target, pending in zip((where, values), pendings):
+                fetch(target, pending)
             tensor.copy_(torch.sparse_coo_tensor(where.t(), values, tensor.shape).coalesce())
 
-        parts = [Part(each, 0, shape) for each, shape in zip(rows, shapes)]
-        return self._go(_core.ALLGATHER, "sparse", parts, [*tensors, *rows], finish, opts)
+        parts = [Part(each, None, shape) for each, shape in zip(rows, shapes)]
+        return self._go(_core.ALLGATHER, "sparse", parts, tensors, finish, opts)
 
     def reduce(self, tensors: Any, opts: Any) -> Work:
         """The root's tensor becomes the reduction; the others' stay as they are."""
@@ -145,12 +141,12 @@ class Reductions(Submission):
         root = self._place[opts.rootRank]
         if self._me != opts.rootRank:
             return self._go(
-                _core.REDUCE, "reduce", [Part(source, 0, source.shape)], [tensor, source], None, opts, root=root,
+                _core.REDUCE, "reduce", [Part(source, None, source.shape)], [tensor], None, opts, root=root,
                 **terms,
             )  # fmt: skip
         target = torch.empty_like(source)
         return self._go(
-            _core.REDUCE, "reduce", [Part(source, target.data_ptr(), source.shape)], [tensor, source, target],
+            _core.REDUCE, "reduce", [Part(source, target, source.shape)], [tensor],
             lambda _: land(target, tensor), opts, root=root, **terms,
         )  # fmt: skip
 
@@ -170,11 +166,9 @@ class Reductions(Submission):
                 out.copy_(each[self._me].view(out.shape))
             return DONE
         sources, targets = self._sources(inputs, terms), [read(out) for out in outputs]
-        parts = [
-            Part(source, target.data_ptr(), (self._count, target.numel())) for source, target in zip(sources, targets)
-        ]
+        parts = [Part(source, target, (self._count, target.numel())) for source, target in zip(sources, targets)]
         return self._go(
-            _core.REDUCESCATTER, "reduce_scatter", parts, [*outputs, *sources, *targets], landing(targets, outputs),
+            _core.REDUCESCATTER, "reduce_scatter", parts, list(outputs), landing(targets, outputs),
             opts, **terms,
         )  # fmt: skip
 

@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import Store, Work
 
 from ... import _core
 from ...process_set import ProcessSet, number_of
-from . import futures
-from .tensors import Part, dtype_of
+from . import buckets, futures
+from .tensors import Part, device_terms, dtype_of, place_of
 from .work import DONE, HvdWork, named, ranged
 
 _NAMES = 4096  # after which the names of a group come again: the core knows them then
@@ -90,40 +90,48 @@ class Submission:
         op = more.pop("op", 0)
         quiet = _core.QUIET if waits else _core.SOON
         try:
-            if len(parts) == 1:
+            device = place_of([*results, *(part.source for part in parts)])
+            if len(parts) == 1 and device is None:
                 source, target, shape, room = parts[0]
                 request = _core.request(
                     kind, op, dtype_of(source), name, tuple(shape), process_set=self._in, output_bytes=room, **more
                 )
-                keep = (source.untyped_storage(), results)
+                addresses, keep = _addresses(kind, source, target), (source.untyped_storage(), target, results)
                 if waits and finish is None:
-                    request.run(_start(kind, source, target), target, keep, limit)
+                    request.run(*addresses, keep, limit)
                     return DONE
-                pending = [_core.Pending(request).start(_start(kind, source, target), target, quiet, keep)]
+                pending = [_core.Pending(request).start(*addresses, quiet, keep)]
             else:
-                pending = self._group(kind, op, name, parts, results, quiet, more)
+                pending = self._several(kind, op, name, parts, results, quiet, device is not None, more)
         except Exception as error:
             named(error, self._said(what))
             raise
-        work = HvdWork(pending, results, limit, self._said(what), finish)
+        work = HvdWork(pending, results, limit, self._said(what), finish, device)
         if waits:
             work.wait()
             return DONE
         return self._held(work)
 
-    def _group(
+    def _several(
         self, kind: int, op: int, name: str | None, parts: Sequence[Part], results: list[torch.Tensor], quiet: int,
-        more: dict[str, Any]
+        on_device: bool, more: dict[str, Any]
     ) -> list[_core.Pending]:  # fmt: skip
-        group = _core.group_number(name, self._in)
-        given = [
-            _core.given(
-                kind, op, dtype_of(source), None if name is None else f"{name}.{i}", tuple(shape),
-                _start(kind, source, target), target, (source.untyped_storage(), results), process_set=self._in,
-                group=group, group_count=len(parts), output_bytes=room, **more,
-            )
-            for i, (source, target, shape, room) in enumerate(parts)
-        ]  # fmt: skip
+        """A group, or one on a device."""
+        names = [name]
+        if len(parts) > 1:
+            more |= {"group": _core.group_number(name, self._in), "group_count": len(parts)}
+            names = [None if name is None else f"{name}.{i}" for i in range(len(parts))]
+        given = []
+        for each, (source, target, shape, room) in zip(names, parts):
+            start, into = _addresses(kind, source, target)
+            keep = (source.untyped_storage(), target, results)
+            place = device_terms(source) if on_device else {}
+            given.append(
+                _core.given(
+                    kind, op, dtype_of(source), each, tuple(shape), start, into, keep, process_set=self._in,
+                    output_bytes=room, **more, **place,
+                )
+            )  # fmt: skip
         return _core.submit_group(given, quiet)
 
     def _held(self, work: HvdWork) -> HvdWork:
@@ -132,6 +140,8 @@ class Submission:
         return work
 
 
-def _start(kind: int, source: torch.Tensor, target: int) -> int:
-    """Where the core reads. An allreduce is in place, and the place may be known by another address (buckets.py)."""
-    return target if kind == _core.ALLREDUCE else source.data_ptr()
+def _addresses(kind: int, source: torch.Tensor, target: torch.Tensor | None) -> tuple[int, int]:
+    """Where the core reads, and where it writes. A bucket of DDP's may be known to it by an address of its own."""
+    if kind == _core.ALLREDUCE and futures.in_backward():
+        return (place := buckets.address_of(source)), place
+    return source.data_ptr(), 0 if target is None else target.data_ptr()

@@ -3,7 +3,8 @@
 The core takes contiguous memory of its own dtypes. What is only moved goes as bytes where it has no such dtype; complex
 numbers are reduced as pairs of real ones; a tensor that is not contiguous goes as a copy, which `land` brings back.
 
-A tensor on another device is refused: a group of this backend is one of CPU tensors.
+All tensors of a call lie in the CPU's memory or on one GPU. There `fetch` brings a ragged result, and all copies are
+put on the current stream, behind the collective.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import _bytes, _core
+from ...ops.tensors import placed
 from ..adapter import DTYPES, TorchAdapter
+from ..device import CudaDevice, device_of
 from ..memory import empty
 
 _ADAPTER = TorchAdapter()
@@ -22,25 +25,39 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Part(NamedTuple):
-    """One tensor of a collective. target: the address of the result; 0: the core allocates it. shape: as the core
+    """One tensor of a collective. target: where the result comes to; None: the core allocates it. shape: as the core
     compares it. room: bytes at the target, where only the core learns how many come (allgather, alltoall)."""
 
     source: torch.Tensor
-    target: int
+    target: torch.Tensor | None
     shape: Sequence[int]
     room: int = 0
 
 
+def place_of(tensors: Sequence[torch.Tensor]) -> CudaDevice | None:
+    """The GPU on which all of these lie; None: they lie in the CPU's memory. Raises ValueError where some lie
+    elsewhere: the core would take the address of one for that of the other."""
+    for each in tensors:
+        if not each.is_cpu:
+            break
+    else:
+        return None
+    places = sorted({str(each.device) for each in tensors})
+    if len(places) > 1:
+        raise ValueError(f"one call has tensors on {' and '.join(places)}: move all to one device [HVD203]")
+    return device_of(tensors[0])
+
+
+def device_terms(source: torch.Tensor) -> dict[str, Any]:
+    """What the core has to know of a tensor on a GPU that is about to be submitted."""
+    return placed(_ADAPTER.view(source))
+
+
 def read(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous, real, on the CPU: the tensor itself where it is so. Raises ValueError for what cannot be."""
-    if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.__class__ not in _PLAIN:
-        tensor = _ADAPTER.accept(tensor)
-        if not tensor.is_cpu:
-            raise ValueError(
-                f"a tensor on device {tensor.device} is not supported: backend hvdlite is one of CPU tensors. Move it "
-                "with .cpu(), or give the group backend nccl [HVD203]"
-            )
-        _ADAPTER.view(tensor)
+    """Contiguous and real: the tensor itself where it is so. Raises ValueError for what cannot be."""
+    somewhere = tensor.is_cpu or tensor.is_cuda
+    if not somewhere or tensor.layout is not torch.strided or tensor.__class__ not in _PLAIN:
+        _ADAPTER.view(_ADAPTER.accept(tensor))
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.is_contiguous() and not tensor.is_neg():
@@ -74,23 +91,42 @@ def land(source: torch.Tensor, target: torch.Tensor) -> None:
 
 def fresh(target: torch.Tensor) -> torch.Tensor:
     """Where a result may come to: the tensor itself, or one for `land` where it is not contiguous."""
-    if not target.is_cpu or target.layout is not torch.strided:
+    if target.layout is not torch.strided:
         read(target)  # which raises
     if target.is_contiguous() and not target.is_neg() and not target.is_conj():
         return target
     return torch.empty_like(target, memory_format=torch.contiguous_format)
 
 
-def fill(targets: Sequence[torch.Tensor], order: Iterable[int], gathered: _core.Gathered) -> None:
-    """Copies each piece that came, in the order of the set, to its tensor, in the order of the group. Raises ValueError
-    where a piece has another size than its tensor."""
+def fetch(target: torch.Tensor, pending: _core.Pending) -> None:
+    """What a ragged collective brought comes to a contiguous tensor that has room for just this."""
+    device = place_of([target])
+    if device is not None:
+        device.fetch(pending.native, target.data_ptr(), pending.ready)
+    else:
+        gathered = pending.gathered()
+        _bytes.copy(target.data_ptr(), gathered.address, gathered.bytes)
+
+
+def fill(
+    targets: Sequence[torch.Tensor], order: Iterable[int], pending: _core.Pending, whole: torch.Tensor | None = None
+) -> None:
+    """Copies each piece that came, in the order of the set, to its tensor, in the order of the group. whole: contiguous
+    memory of which the targets are pieces in the order of the set, for what lies on a device. Raises ValueError where a
+    piece has another size than its tensor."""
+    gathered = pending.gathered()
     starts, at = [], 0
     total = sum(gathered.rows_of)
     row = gathered.bytes // total if total else 0
     for rows in gathered.rows_of:
         starts.append((at, rows * row))
         at += rows * row
-    base = _bytes.place_of(gathered.address)
+    base, flat = _bytes.place_of(gathered.address), None
+    if pending.ready is not None and targets:  # on a device
+        if whole is None or whole.numel() * whole.element_size() != gathered.bytes:
+            whole = torch.empty(gathered.bytes, dtype=torch.uint8, device=targets[0].device)
+        fetch(whole, pending)
+        base, flat = whole.data_ptr(), whole.view(-1).view(torch.uint8)
     for target, place in zip(targets, order):
         start, count = starts[place]
         room = target.numel() * target.element_size()
@@ -99,9 +135,14 @@ def fill(targets: Sequence[torch.Tensor], order: Iterable[int], gathered: _core.
                 f"a tensor of shape {list(target.shape)} ({room} bytes) cannot take the {count} bytes that came for "
                 "it: give the shape that was sent [HVD201]"
             )
-        whole = fresh(target)
-        _bytes.move(whole.data_ptr(), base + start, count)
-        land(whole, target)
+        if target.data_ptr() == base + start:
+            continue  # it came there
+        into = fresh(target)
+        if flat is None:
+            _bytes.move(into.data_ptr(), base + start, count)
+        else:
+            land(flat[start : start + count], into)
+        land(into, target)
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -4,6 +4,9 @@ C++ asks a Work for wait and get_future only; the rest is for Python. Whoever po
 is_completed lets the result land, too. What failed is raised by every wait, as the exception that it is. A future can
 hold no exception that C++ would understand, since what set_exception sets is a value there; but a callback that raises
 is an error for C++, too, so a future here is a `then` of one that never fails.
+
+On a GPU no thread waits for the result: each wait, also that of a future, makes its current stream wait. is_completed
+tells whether the device is done.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch.futures import Future
 
 from ... import _core
 from ...errors import HvdTimeoutError
+from ..device import CudaDevice
 from . import futures
 
 _UNTIMED = timedelta(0)
@@ -39,11 +43,14 @@ class HvdWork(Work):
 
     def __init__(
         self, pending: list[_core.Pending], results: list[torch.Tensor], limit: float | None,
-        said: Callable[[], str], finish: Callable[[list[_core.Pending]], Any] | None = None
+        said: Callable[[], str], finish: Callable[[list[_core.Pending]], Any] | None = None,
+        device: CudaDevice | None = None
     ) -> None:  # fmt: skip
         super().__init__()
         self._pending, self._finish, self._results, self._limit = pending, finish, results, limit
         self._said = said  # for errors: which call of which group
+        self._device = device
+        self._landed: torch.cuda.Event | None = None  # on a GPU: after the result
         self._turn = threading.Lock()  # threads wait one after the other
         self._ended = False
         self._error: BaseException | None = None
@@ -68,6 +75,8 @@ class HvdWork(Work):
                 self._turn.release()
         if self._error is not None:
             raise self._error
+        if self._device is not None and self._landed is not None:
+            self._device.behind(self._landed)
         return True
 
     def _land(self, until: float | None, seconds: float | None) -> None:
@@ -78,9 +87,12 @@ class HvdWork(Work):
             self._within(until, seconds)
         errors = [each.ended() for each in self._pending]
         self._error = next((named(each, self._said) for each in errors if each is not None), None)
-        if self._error is None and self._finish is not None:
+        if self._error is None:
             try:
-                self._finish(self._pending)
+                if self._finish is not None:
+                    self._finish(self._pending)
+                if self._device is not None:
+                    self._landed = self._device.landed(self._pending[0].ready)
             except Exception as error:
                 self._error = named(error, self._said)
         self._ended, self._finish = True, None
@@ -102,7 +114,7 @@ class HvdWork(Work):
         """Whether it is over. Then the result is there, without a wait."""
         if not self._ended and self._poll():
             self.settle()
-        return self._ended
+        return self._ended and (self._landed is None or self._landed.query())
 
     def settle(self) -> BaseException | None:
         """Waits without raising; why it failed, which the next wait raises."""
@@ -142,7 +154,7 @@ class HvdWork(Work):
     def get_future(self) -> Future[Any]:
         """A future of the outputs: completed at the end of backward if a hook of DDP asks, else by a thread."""
         if self._future is None:
-            began: Future[Any] = Future()
+            began: Future[Any] = Future(devices=[each.device for each in self._results[:1] if each.is_cuda])
             self._future = began.then(self._outcome)
             if self._ended or futures.inside():  # a callback that waited for the next one would wait for itself
                 self.settle()
