@@ -90,7 +90,7 @@ class Submission:
         op = more.pop("op", 0)
         quiet = _core.QUIET if waits else _core.SOON
         try:
-            device = place_of([*results, *(part.source for part in parts)] if results else [])  # of a barrier: nowhere
+            device = place_of([*results, *(part.source for part in parts)]) if kind != _core.BARRIER else None
             if len(parts) == 1 and device is None:
                 source, target, shape, room = parts[0]
                 request = _core.request(
