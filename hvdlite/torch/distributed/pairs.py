@@ -49,11 +49,11 @@ class Pairs(Submission):
         said = self._said(f"send to rank {dst} of the group, tag {tag}")
         try:
             with ranged("send"):
-                pending, source = self._between(tensors[0], dst, tag, True, _core.SOON)
+                pending, _ = self._between(tensors[0], dst, tag, True, _core.SOON)
         except Exception as error:
             named(error, said)
             raise
-        return self._held(HvdWork([pending], [*tensors, source], self._limit, said, None, place_of(tensors)))
+        return self._held(HvdWork([pending], list(tensors), self._limit, said, None, place_of(tensors)))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receives a tensor of the same shape and dtype from a rank of the group."""
@@ -65,7 +65,7 @@ class Pairs(Submission):
         except Exception as error:
             named(error, said)
             raise
-        work = HvdWork([pending], [tensor, came], self._limit, said, lambda _: _land(came, tensor), place_of(tensors))
+        work = HvdWork([pending], [tensor], self._limit, said, lambda _: _land(came, tensor), place_of(tensors))
         work._source = src
         return self._held(work)
 
