@@ -10,18 +10,32 @@ Collectives take and return tensors; the dtypes are those of the core, bfloat16 
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .. import _public, data
 from .._public import *  # noqa: F403
-from . import elastic
 from .compression import Compression
-from .consistency import check_consistency
 from .memory import empty
 from .off_graph import keep_off_graph as _keep_off_graph
 from .ops import collectives as _ops
 from .ops.sparse import sparse_allreduce_async
-from .optimizer import DistributedOptimizer, WeightedAverage, uneven_inputs
-from .state import broadcast_optimizer_state, broadcast_parameters, broadcast_state
-from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+
+if TYPE_CHECKING:
+    from . import elastic
+    from .consistency import check_consistency
+    from .optimizer import DistributedOptimizer, WeightedAverage, uneven_inputs
+    from .state import broadcast_optimizer_state, broadcast_parameters, broadcast_state
+    from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+
+_LATER = {  # on first use: more than half of the import, and not for those who come for torch.distributed
+    "elastic": ("elastic",),
+    "consistency": ("check_consistency",),
+    "optimizer": ("DistributedOptimizer", "WeightedAverage", "uneven_inputs"),
+    "state": ("broadcast_optimizer_state", "broadcast_parameters", "broadcast_state"),
+    "sync_batch_norm": ("SyncBatchNorm", "convert_sync_batchnorm"),
+}
+_MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
 allgather = _ops.allgather
 allgather_async = _ops.allgather_async
@@ -108,4 +122,19 @@ __all__ += [
     "send_async",
 ]
 
-_keep_off_graph(*(globals()[name] for name in __all__ if name != "DistributedOptimizer"))
+_keep_off_graph(*(globals()[name] for name in __all__ if name not in _MODULE_OF))
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_MODULE_OF[name]}")
+    value: Any = module if name == _MODULE_OF[name] else getattr(module, name)
+    if name != "DistributedOptimizer":
+        _keep_off_graph(value)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
