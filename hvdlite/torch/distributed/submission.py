@@ -25,8 +25,6 @@ from .work import DONE, HvdWork, named
 _NAMES = 4096  # after which the names of a group come again: the core knows them then
 _DEFAULT = timedelta(minutes=30)  # torch's; as the limit of a group: the limits of the job hold
 _NO_TIME = timedelta(0)
-# Before torch 2.7 C++ holds a Work without its Python object, and waits on the base class when that is gone.
-_HOLDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 
 
 class Submission:
@@ -45,7 +43,6 @@ class Submission:
         self._ascending = self._place == list(range(self._count))
         self._calls = self._asides = 0
         self._closed = False
-        self._works: list[HvdWork] = []
         self.set_timeout(timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -102,7 +99,7 @@ class Submission:
         if waits:
             work.wait()
             return DONE
-        return self._held(work)
+        return work
 
     def _group(
         self, kind: int, op: int, name: str | None, parts: Sequence[Part], results: list[torch.Tensor], quiet: int,
@@ -118,11 +115,6 @@ class Submission:
             for i, (source, target, shape, room) in enumerate(parts)
         ]  # fmt: skip
         return _core.submit_group(given, quiet)
-
-    def _held(self, work: HvdWork) -> HvdWork:
-        if _HOLDS:
-            self._works = [each for each in self._works if not each.is_completed()] + [work]
-        return work
 
 
 def _start(kind: int, source: torch.Tensor, target: int) -> int:
