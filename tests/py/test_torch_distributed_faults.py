@@ -70,9 +70,7 @@ def refused(kind, said, call):
 @as_ranks(2)
 def test_mismatches_are_errors_on_all_ranks_and_the_group_goes_on():
     with backend("hvdlite") as (rank, size):
-        said = (
-            r"process group '0' \((default_pg|undefined)\), allreduce, call 1: .*rank 0 said \[4\], rank 1 .*\[5\]"
-        )
+        said = r"process group '0' \((default_pg|undefined)\), allreduce, call 1: .*rank 0 said \[4\], rank 1 .*\[5\]"
         refused(hvd.HvdMismatchError, said, lambda: dist.all_reduce(torch.ones(4 + rank)))
         calls = [lambda: dist.all_reduce(torch.ones(4)), lambda: dist.broadcast(torch.ones(4), 0)]
         for each in calls if rank else reversed(calls):

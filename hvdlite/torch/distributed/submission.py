@@ -14,13 +14,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Store, Work
+from torch._C._distributed_c10d import Store, Work, _create_work_from_future  # type: ignore[attr-defined]
 
 from ... import _core
 from ...process_set import ProcessSet, number_of
 from . import futures
 from .tensors import Part, dtype_of
-from .work import DONE, HvdWork, named
+from .work import DONE, HOLDS, HvdWork, named
 
 _NAMES = 4096  # after which the names of a group come again: the core knows them then
 _DEFAULT = timedelta(minutes=30)  # torch's; as the limit of a group: the limits of the job hold
@@ -99,6 +99,8 @@ class Submission:
         if waits:
             work.wait()
             return DONE
+        if HOLDS and len(pending) > 1:  # C++ waits for it once for each tensor
+            return _create_work_from_future(work.get_future())
         return work
 
     def _group(

@@ -24,7 +24,7 @@ from . import futures
 
 _UNTIMED = timedelta(0)
 # Before torch 2.7 C++ holds a Work without its Python object, and waits on the base class, for ever, when that is gone.
-_HOLDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+HOLDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 
 _held = set[Work]()  # those that nobody has waited for or asked for a future
 
@@ -44,7 +44,7 @@ class HvdWork(Work):
         self._error: BaseException | None = None
         self._future: Future[Any] | None = None
         self._source = -1
-        if _HOLDS:
+        if HOLDS:
             _held.add(self)
 
     def wait(self, timeout: timedelta = _UNTIMED) -> bool:
