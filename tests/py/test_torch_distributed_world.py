@@ -260,7 +260,7 @@ def test_buckets_move_to_plane_memory(views):
             model = DistributedDataParallel(network(), gradient_as_bucket_view=views, bucket_cap_mb=0.02)
             trained(model)
             moved = [storage for storage, block, _ in buckets._moved.values() if block is not None]
-            assert len(moved) > 1 and hvd.memory_stats()["arena"] > 0
+            assert moved and hvd.memory_stats()["arena"] > 0
             kept = next(model.parameters()).grad
             wanted = kept.clone()
             del model
