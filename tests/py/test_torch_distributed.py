@@ -1,7 +1,9 @@
 """Every call of backend "hvdlite" gives what is computed by hand; DDP's weights are those over Gloo, bit by bit."""
 
 import contextlib
+import inspect
 import tempfile
+import time
 
 import pytest
 from ranks import as_ranks
@@ -13,6 +15,9 @@ import torch.distributed as dist  # noqa: E402
 import hvdlite.torch as hvd  # noqa: E402
 import hvdlite.torch.distributed  # noqa: E402, F401
 
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+SORTS = "sort_ranks" not in inspect.signature(dist.new_group).parameters
+
 
 @contextlib.contextmanager
 def backend(name, **more):
@@ -22,6 +27,8 @@ def backend(name, **more):
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:
+        if name == "gloo" and VERSION < (2, 7):
+            time.sleep(0.1)  # before torch 2.7 its end waits for threads that wait for the lock of Python
         dist.destroy_process_group()
 
 
@@ -65,7 +72,7 @@ def test_reductions():
         same(dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()[0], size)
         dist.reduce(mine := torch.full((3,), rank + 1.0), size - 1)
         same(mine, total if rank == size - 1 else rank + 1.0)
-        dist.reduce_scatter_single(out := torch.empty(3), torch.arange(3.0 * size))
+        dist.reduce_scatter_tensor(out := torch.empty(3), torch.arange(3.0 * size))
         same(out, torch.arange(3.0 * rank, 3 * rank + 3) * size)
         dist.reduce_scatter(out, [torch.full((3,), float(k)) for k in range(size)], dist.ReduceOp.AVG)
         same(out, rank)
@@ -92,12 +99,12 @@ def test_moves():
         same(mine, 1)
         dist.all_gather(outs := [torch.empty(2, 2) for _ in range(size)], torch.full((2, 2), float(rank)))
         same(outs, ranks.view(-1, 1, 1))
-        dist.all_gather_single(out := torch.empty(2 * size), torch.full((2,), float(rank)))
+        dist.all_gather_into_tensor(out := torch.empty(2 * size), torch.full((2,), float(rank)))
         same(out, ranks.repeat_interleave(2))
         out = torch.full((2 * size,), float(rank))
-        dist.all_gather_single(out, out[2 * rank : 2 * rank + 2])  # in place, as FSDP2 has it
+        dist.all_gather_into_tensor(out, out[2 * rank : 2 * rank + 2])  # in place, as FSDP2 has it
         same(out, ranks.repeat_interleave(2))
-        dist.all_gather_single(out := torch.empty(size, 2).t(), torch.full((1,), float(rank)).expand(2))
+        dist.all_gather_into_tensor(out := torch.empty(size, 2).t(), torch.full((1,), float(rank)).expand(2))
         same(out.reshape(-1), ranks.repeat_interleave(2))
         dist.all_to_all_single(out := torch.empty(2 * size), torch.arange(2.0 * size) + 100 * rank)
         same(out, torch.cat([torch.arange(2.0) + 2 * rank + 100 * k for k in range(size)]))
@@ -167,14 +174,11 @@ def test_ddp_trains_to_gloos_weights():
     assert torch.equal(found, wanted) if hvd.size() == 2 else torch.allclose(found, wanted)
 
 
+@pytest.mark.skipif(SORTS, reason="this torch sorts the ranks of a group")
 @as_ranks(3, 4)
-def test_groups():
+def test_groups_of_ranks_that_do_not_ascend():
     with backend("hvdlite") as (rank, size):
         last = size - 1
-        alone = dist.new_group([1], use_local_synchronization=True) if rank == 1 else None
-        if alone:
-            dist.all_reduce(mine := torch.ones(2), group=alone)
-            same(mine, 1)
         pair = dist.new_group([last, 0], sort_ranks=False)
         if rank in (0, last):
             dist.all_gather(outs := [torch.empty(1), torch.empty(1)], torch.tensor([float(rank)]), group=pair)
@@ -184,10 +188,18 @@ def test_groups():
             given = torch.tensor([10.0 * rank, 10 * rank + 1])  # the second is for rank 0
             dist.all_to_all_single(out := torch.empty(2), given, group=pair)
             same(out, [10.0 * last + (rank == 0), float(rank == 0)])
-            dist.all_gather_single(out := torch.empty(2), torch.tensor([float(rank)]), group=pair)
+            dist.all_gather_into_tensor(out := torch.empty(2), torch.tensor([float(rank)]), group=pair)
             same(out, [last, 0])
-            dist.reduce_scatter_single(out := torch.empty(1), torch.tensor([1.0, 2.0]), group=pair)
+            dist.reduce_scatter_tensor(out := torch.empty(1), torch.tensor([1.0, 2.0]), group=pair)
             same(out, 4 if rank == 0 else 2)
+
+
+@as_ranks(3, 4)
+def test_groups():
+    with backend("hvdlite") as (rank, size):
+        alone = dist.new_group([rank], use_local_synchronization=True)  # which only members make
+        dist.all_reduce(mine := torch.ones(2), group=alone)
+        same(mine, 1)
         everyone = [dist.new_group(), dist.new_group(list(range(size)))]  # of one set, used in any order
         works = [
             dist.all_reduce(torch.full((2,), float(k)), group=everyone[k], async_op=True)
@@ -198,7 +210,7 @@ def test_groups():
         halves = [dist.new_group(each) for each in ([0, 1], list(range(2, size)))]  # which know nothing of each other
         dist.all_reduce(mine := torch.ones(1), group=halves[rank > 1])
         same(mine, 2 if rank < 2 else size - 2)
-        assert dist.get_process_group_ranks(pair if rank in (0, last) else halves[rank > 1])
+        assert rank in dist.get_process_group_ranks(halves[rank > 1])
 
 
 @as_ranks(3)

@@ -1,5 +1,6 @@
 """What users of backend "hvdlite" hear when something is wrong: which group and call, which rank, what to do."""
 
+import inspect
 import re
 import sys
 from datetime import timedelta
@@ -15,6 +16,7 @@ from test_torch_distributed import backend, same  # noqa: E402
 
 import hvdlite.torch as hvd  # noqa: E402
 
+TELLS = "shutdown()" in inspect.getsource(dist.destroy_process_group)  # an old torch tells a group nothing
 PYTHON = (sys.executable, "-c")
 BEGIN = """
 import os, signal, sys, time, torch, torch.distributed as dist
@@ -68,7 +70,9 @@ def refused(kind, said, call):
 @as_ranks(2)
 def test_mismatches_are_errors_on_all_ranks_and_the_group_goes_on():
     with backend("hvdlite") as (rank, size):
-        said = r"process group '0' \(default_pg\), all_?reduce, call 1: .*rank 0 said \[4\], rank 1 said \[5\]"
+        said = (
+            r"process group '0' \((default_pg|undefined)\), all_reduce, call 1: .*rank 0 said \[4\], rank 1 said \[5\]"
+        )
         refused(hvd.HvdMismatchError, said, lambda: dist.all_reduce(torch.ones(4 + rank)))
         calls = [lambda: dist.all_reduce(torch.ones(4)), lambda: dist.broadcast(torch.ones(4), 0)]
         for each in calls if rank else reversed(calls):
@@ -102,13 +106,15 @@ def test_what_the_backend_cannot_do_says_so():
         sparse = torch.sparse_coo_tensor([[0]], [1.0], (2,))
         refused(ValueError, "sparse.*HVD203", lambda: dist.broadcast(sparse, 0))
         refused(ValueError, "sparse_coo.*HVD203", lambda: dist.all_reduce(sparse, dist.ReduceOp.MAX))
-        refused(ValueError, "3 .*times|times.*HVD201", lambda: dist.all_gather_single(torch.empty(3), torch.ones(2)))
+        refused(ValueError, "times.*HVD201", lambda: dist.all_gather_into_tensor(torch.empty(3), torch.ones(2)))
         refused(ValueError, "do not add up", lambda: dist.all_to_all_single(torch.empty(2), torch.ones(3)))
         refused(ValueError, "float8_e4m3fnuz.*HVD202", lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fnuz)))
         group = dist.new_group(list(range(size)))
         dist.destroy_process_group(group)
-        refused(ValueError, "destroyed", lambda: group.allreduce([torch.ones(2)]).wait())
-    refused(ValueError, "destroyed|not been initialized", lambda: group.allreduce([torch.ones(2)]).wait())
+        if TELLS:
+            refused(ValueError, "destroyed", lambda: group.allreduce([torch.ones(2)]).wait())
+    if TELLS:
+        refused(ValueError, "destroyed|not been initialized", lambda: group.allreduce([torch.ones(2)]).wait())
     with backend("hvdlite"):
         dist.all_reduce(mine := torch.ones(2))
         same(mine, size)

@@ -10,7 +10,7 @@ from ranks import as_ranks, everything
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from test_torch_distributed import backend  # noqa: E402
+from test_torch_distributed import VERSION, backend  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -234,7 +234,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SINCE = {"FSDP2": (2, 7), "FSDP2 of bf16": (2, 7), "FSDP2 in plane memory": (2, 8), "checkpoint": (2, 7)}
+SINCE |= {"pipeline": (2, 5), "mesh": (2, 5)}
+
+
+def case_of(name):
+    least = SINCE.get(name, (2, 2))
+    return pytest.param(name, marks=pytest.mark.skipif(least > VERSION, reason=f"torch has it from {least} on"))
+
+
+@pytest.mark.parametrize("case", [case_of(each) for each in CASES])
 @as_ranks(2, 4)
 def test_the_same_as_over_gloo(case):
     compare(CASES[case])

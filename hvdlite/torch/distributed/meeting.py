@@ -115,6 +115,7 @@ class Job:
 
     def enter(self, store: Store, rank: int, size: int) -> None:
         """Becomes a rank, or finds that this process is one. Raises ValueError where it is another one."""
+        self.leave()  # an earlier default group: not every torch tells it that it is destroyed
         self._lives += 1
         if not _life.is_initialized():
             environ = config.environ()

@@ -53,7 +53,7 @@ class Pairs(Submission):
         except Exception as error:
             named(error, said)
             raise
-        return self._held(HvdWork([pending], list(tensors), self._limit, said, None, place_of(tensors)))
+        return HvdWork([pending], list(tensors), self._limit, said, None, place_of(tensors))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receives a tensor of the same shape and dtype from a rank of the group."""
@@ -67,7 +67,7 @@ class Pairs(Submission):
             raise
         work = HvdWork([pending], [tensor], self._limit, said, lambda _: _land(came, tensor), place_of(tensors))
         work._source = src
-        return self._held(work)
+        return work
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receives a tensor from the rank whose tensor comes first."""
@@ -76,7 +76,7 @@ class Pairs(Submission):
             if peer != self._me and (peer, tag) not in self._posted:
                 self._posted[peer, tag] = self._between(torch.empty_like(tensor), peer, tag, False, _core.ASIDE)
         said = self._said(f"recv from any source, tag {tag}")
-        return self._held(_AnySource(self._posted, tensor, tag, self._limit, said, None, place_of(tensors)))
+        return _AnySource(self._posted, tensor, tag, self._limit, said, None, place_of(tensors))
 
     recvAnysource = recv_anysource
 

@@ -41,7 +41,7 @@ class Reductions(Submission):
         asked: Any = getattr(opts, "reduceOp", _Op.SUM)
         number = hash(asked)
         if number == _PREMUL:
-            return number, {"op": Sum, "prescale": asked.factor}
+            return number, {"op": Sum, "prescale": asked.__getstate__()[1]}  # torch 2.2 has no asked.factor
         return number, {"op": _OPS.get(number, Sum)}
 
     def _sources(self, tensors: Sequence[torch.Tensor], terms: dict[str, Any]) -> list[torch.Tensor]:

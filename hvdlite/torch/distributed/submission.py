@@ -14,19 +14,17 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Store, Work
+from torch._C._distributed_c10d import Store, Work, _create_work_from_future  # type: ignore[attr-defined]
 
 from ... import _core
 from ...process_set import ProcessSet, number_of
 from . import buckets, futures
 from .tensors import Part, device_terms, dtype_of, place_of
-from .work import DONE, HvdWork, named, ranged
+from .work import DONE, HOLDS, HvdWork, named, ranged
 
 _NAMES = 4096  # after which the names of a group come again: the core knows them then
 _DEFAULT = timedelta(minutes=30)  # torch's; as the limit of a group: the limits of the job hold
 _NO_TIME = timedelta(0)
-# Before torch 2.7 C++ holds a Work without its Python object, and waits on the base class when that is gone.
-_HOLDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 
 
 class Submission:
@@ -45,7 +43,6 @@ class Submission:
         self._ascending = self._place == list(range(self._count))
         self._calls = self._asides = 0
         self._closed = False
-        self._works: list[HvdWork] = []
         self.set_timeout(timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -110,7 +107,9 @@ class Submission:
         if waits:
             work.wait()
             return DONE
-        return self._held(work)
+        if HOLDS and len(pending) > 1:  # C++ waits for it once for each tensor
+            return _create_work_from_future(work.get_future())
+        return work
 
     def _several(
         self, kind: int, op: int, name: str | None, parts: Sequence[Part], results: list[torch.Tensor], quiet: int,
@@ -133,11 +132,6 @@ class Submission:
                 )
             )  # fmt: skip
         return _core.submit_group(given, quiet)
-
-    def _held(self, work: HvdWork) -> HvdWork:
-        if _HOLDS:
-            self._works = [each for each in self._works if not each.is_completed()] + [work]
-        return work
 
 
 def _addresses(kind: int, source: torch.Tensor, target: torch.Tensor | None) -> tuple[int, int]:

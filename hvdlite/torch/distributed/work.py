@@ -28,8 +28,11 @@ from ..device import CudaDevice
 from . import futures
 
 _UNTIMED = timedelta(0)
+# Before torch 2.7 C++ holds a Work without its Python object, and waits on the base class, for ever, when that is gone.
+HOLDS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _PLAIN: Any = contextlib.nullcontext()
 profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+_held = set[Work]()  # those that nobody has waited for or asked for a future
 
 
 def ranged(what: str) -> Any:
@@ -56,6 +59,8 @@ class HvdWork(Work):
         self._error: BaseException | None = None
         self._future: Future[Any] | None = None
         self._source = -1
+        if HOLDS:
+            _held.add(self)
 
     def wait(self, timeout: timedelta = _UNTIMED) -> bool:
         """True when the result is there. Raises why the collective failed; HvdTimeoutError after `timeout`, or else the
@@ -73,6 +78,7 @@ class HvdWork(Work):
                     self._land(until, seconds)
             finally:
                 self._turn.release()
+        _held.discard(self)
         if self._error is not None:
             raise self._error
         if self._device is not None and self._landed is not None:
@@ -156,6 +162,7 @@ class HvdWork(Work):
         if self._future is None:
             began: Future[Any] = Future(devices=[each.device for each in self._results[:1] if each.is_cuda])
             self._future = began.then(self._outcome)
+            _held.discard(self)  # the future has it
             if self._ended or futures.inside():  # a callback that waited for the next one would wait for itself
                 self.settle()
                 began.set_result(None)
