@@ -151,6 +151,16 @@ def test_pairs():
         for work in dist.batch_isend_irecv([sends, dist.P2POp(dist.irecv, receives, left)]):
             work.wait()
         same(receives, left)
+        if rank == 0:  # a future of a receive holds up no other
+            late = dist.irecv(found, 1, tag=6).get_future()
+            dist.all_reduce(first, async_op=True).get_future().wait()
+            dist.send(second, 1, tag=6)
+            late.wait()
+        else:
+            dist.all_reduce(first)
+            if rank == 1:
+                dist.recv(found, 0, tag=6)
+                dist.send(found, 0, tag=6)
 
 
 @as_ranks(2, 3)
@@ -192,6 +202,10 @@ def test_groups_of_ranks_that_do_not_ascend():
             same(out, [last, 0])
             dist.reduce_scatter_tensor(out := torch.empty(1), torch.tensor([1.0, 2.0]), group=pair)
             same(out, 4 if rank == 0 else 2)
+            dist.reduce_scatter(
+                out := torch.empty(1 + rank), parts := [torch.ones(1 + last), torch.ones(1)], group=pair
+            )
+            same([out[:1], parts[0][:1]], [[2], [1]])
 
 
 @as_ranks(3, 4)

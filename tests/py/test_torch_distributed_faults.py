@@ -47,13 +47,47 @@ if rank == 1:
     model.register_comm_hook(None, lambda state, bucket: os.kill(os.getpid(), signal.SIGKILL))
 told(step)
 """
+KILLED_BEFORE_A_GROUP = """
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+told(lambda: dist.new_group([0, 1]))
+"""
+OUTLIVES = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512), gradient_as_bucket_view=True)
+for _ in range(3):
+    model(torch.ones(2, 512)).sum().backward()
+gradient = model.module.weight.grad
+wanted = gradient.clone()
+from hvdlite.torch.distributed import buckets
+assert any(block is not None for _, block, _ in buckets._moved.values())
+dist.destroy_process_group()
+assert torch.equal(gradient, wanted)
+def child(queue):
+    told(queue.get)
+if rank == 0:
+    import torch.multiprocessing as several
+    queue = several.get_context("fork").Queue()
+    queue.put(gradient)
+    reader = several.get_context("fork").Process(target=child, args=(queue,))
+    reader.start()
+    reader.join()
+print("fine")
+"""
 
 
-@pytest.mark.parametrize("body", [KILLED, KILLED_IN_BACKWARD], ids=["all_reduce", "backward"])
+def test_a_gradient_in_a_bucket_outlives_its_group_and_does_not_travel_as_zeros():
+    code, out, err = launch("-np", 2, *PYTHON, BEGIN + OUTLIVES)
+    assert code == 0 and out.count("fine") == 2 and "RuntimeError after" in out, (out, err)
+
+
+@pytest.mark.parametrize(
+    "body", [KILLED, KILLED_IN_BACKWARD, KILLED_BEFORE_A_GROUP], ids=["all_reduce", "backward", "new_group"]
+)
 def test_a_killed_rank_is_named_at_once(body):
     _, out, err = launch("-np", 2, *PYTHON, BEGIN + body)
     said = re.search(r"\[0\]<stdout>:HvdPeerLostError after ([\d.]+) s: (.*)", out)
-    assert said and "rank 1 (pid " in said[2] and "process group '0'" in said[2], (out, err)
+    assert said and "rank 1 (pid " in said[2] and "is lost" in said[2], (out, err)
+    assert "process group '0'" in said[2] or body is KILLED_BEFORE_A_GROUP, out
 
 
 def test_a_program_that_forgets_to_destroy_ends_cleanly():
@@ -107,6 +141,9 @@ def test_what_the_backend_cannot_do_says_so():
         refused(ValueError, "sparse.*HVD203", lambda: dist.broadcast(sparse, 0))
         refused(ValueError, "sparse_coo.*HVD203", lambda: dist.all_reduce(sparse, dist.ReduceOp.MAX))
         refused(ValueError, "times.*HVD201", lambda: dist.all_gather_into_tensor(torch.empty(3), torch.ones(2)))
+        complex_ones, product = torch.ones(2, dtype=torch.complex64), dist.ReduceOp.PRODUCT
+        refused(ValueError, "added and averaged.*HVD202", lambda: dist.reduce(complex_ones, 0, product))
+        refused(ValueError, "no bits.*HVD202", lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BXOR))
         refused(ValueError, "do not add up", lambda: dist.all_to_all_single(torch.empty(2), torch.ones(3)))
         refused(ValueError, "float8_e4m3fnuz.*HVD202", lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fnuz)))
         group = dist.new_group(list(range(size)))

@@ -6,8 +6,9 @@ address, and the core gets the block's. On two ranks an allreduce of 25 MB takes
 elsewhere.
 
 A bucket is known as such by what it does: it is reduced inside of backward, is the whole of its storage, and has come
-in an earlier backward. What is moved stays until the storage is freed. A storage that has been moved must not be sent
-to another process by torch.multiprocessing, which would send torch's pages, now empty.
+in an earlier backward. What is moved stays until the storage is freed, also after the job. Sent to another process by
+torch.multiprocessing it is an error there (send a clone), since torch's own pages are given up. A forked child shares
+it, and must not write to it.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def forget() -> None:
-    """At the end of a job, whose plane memory is no plane memory of the next one."""
+    """At the end of a job, whose plane memory is no plane memory of the next one: what lives there stays there."""
     _seen.clear()
-    _moved.clear()
+    for address, (reference, whole, _) in list(_moved.items()):
+        _moved[address] = reference, whole, address
 
 
 def _move(storage: torch.UntypedStorage) -> int | None:
@@ -79,7 +81,9 @@ def _move(storage: torch.UntypedStorage) -> int | None:
     _bytes.move(begin, address, count)
     if address % _PAGE or _mremap(twin, length, length, _MAY_MOVE | _FIXED, address) is None:
         return None
-    os.ftruncate(descriptor, 0)  # nobody maps torch's pages any more
+    refusing = os.open(os.devnull, os.O_RDONLY)  # who maps what torch sends of it gets an error, and no other pages
+    os.dup2(refusing, descriptor)
+    os.close(refusing)
     del _moved[before]
     _moved[address] = reference, whole, begin
     return begin

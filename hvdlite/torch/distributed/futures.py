@@ -5,9 +5,9 @@ one in which DDP waits for them: so no thread waits, and spins, while backward c
 backward() as the exception that it is. All others, on a thread, as well as those that a hook itself waits for (after
 PATIENCE_S): a static graph's first iteration starts its buckets among the callbacks.
 
-Always in the order in which they were asked for, which is the same on all ranks. What runs in their callbacks may start
-collectives, as PowerSGD's do, while the main thread starts others: those have names of their own, since
-nobody knows the order of two threads (`inside` tells).
+Those of one group complete in the order in which they were asked for, which is the same on all ranks; one of a send or
+a receive holds up no other. What runs in callbacks may start collectives, as PowerSGD's do, while the main thread
+starts others: those have names of their own, since nobody knows the order of two threads (`inside` tells).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -29,44 +30,90 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 0.3
 
-_line: deque[tuple[float, HvdWork, Future[Any]]] = deque()  # with the time at which the thread takes it
-_turn, _local = threading.RLock(), threading.local()
-_backwards = set[int]()  # those whose end has our callback
+_local = threading.local()
+_backwards: dict[int, list[Line]] = {}  # backward passes whose end has our callback, and the lines that it settles
 
 
-class _Thread:
-    """The thread of this process, made when it is asked for."""
+class Line:
+    """Futures that complete one after the other: those of a group's collectives, or one alone. What one waits for
+    holds up no other."""
 
-    pid = 0
-    bell: queue.SimpleQueue[float | None]
-    thread: threading.Thread
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[float, HvdWork, Future[Any]]] = deque()  # with the time at which the thread takes it
+        self._turn = threading.RLock()
+        self._pid = 0
+        self._bell: queue.SimpleQueue[float | None]
+        self._thread: threading.Thread
 
-    def ring(self, due: float) -> None:
-        """Something in the line is due then."""
-        if self.pid != os.getpid():
-            self.pid, self.bell = os.getpid(), queue.SimpleQueue()
-            self.thread = threading.Thread(target=self._run, args=(self.bell,), name="hvdlite-futures", daemon=True)
-            self.thread.start()
-        self.bell.put(due)
+    def complete(self, work: HvdWork, began: Future[Any], last: bool = False) -> None:
+        """Sets `began` when the work is over. last: nothing will follow in this line."""
+        due = 0.0
+        if in_backward():
+            task, due = torch._C._current_graph_task_id(), time.monotonic() + PATIENCE_S
+            if task not in _backwards:
+                _backwards[task] = []
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: _at_end_of_backward(task))
+            if self not in _backwards[task]:
+                _backwards[task].append(self)
+        self._waiting.append((due, work, began))
+        if self._pid != os.getpid():
+            self._pid, self._bell = os.getpid(), queue.SimpleQueue()
+            self._thread = threading.Thread(target=self._run, args=(self._bell,), name="hvdlite-futures", daemon=True)
+            self._thread.start()
+            _lines.add(self)
+        self._bell.put(due)
+        if last:
+            self._bell.put(None)
+
+    def settle(self, by: float = math.inf) -> BaseException | None:
+        """Completes what is due by then; why the first failed."""
+        first = None
+        with self._turn:
+            _local.inside = True
+            try:
+                while self._is_due(by):
+                    _, work, began = self._waiting.popleft()
+                    error = work.settle()
+                    first = first or error
+                    began.set_result(None)
+            finally:
+                _local.inside = False
+        return first
+
+    def _is_due(self, by: float) -> bool:
+        try:
+            return self._waiting[0][0] <= by
+        except IndexError:
+            return False
 
     def _run(self, bell: queue.SimpleQueue[float | None]) -> None:
         while (due := bell.get()) is not None:
-            while _is_due(due):
+            while self._is_due(due):
                 if (pause := due - time.monotonic()) > 0:
                     time.sleep(min(pause, 0.02))
                 else:
-                    _settle(due)
+                    self.settle(due)
 
     def end(self) -> None:
-        """A daemon thread that is in C++ when the interpreter ends would end the process by SIGABRT."""
-        if self.pid == os.getpid():
-            self.pid = 0
-            self.bell.put(None)
-            self.thread.join(1)
+        """What is in the line completes, and its thread ends then."""
+        if self._pid == os.getpid():
+            self._pid = 0
+            self._bell.put(None)
+
+    def join(self) -> None:
+        """At exit: a thread that is in C++ when the interpreter ends would end the process by SIGABRT."""
+        if self._pid == os.getpid():
+            self.end()
+            self._thread.join(1)
 
 
-_thread = _Thread()
-atexit.register(_thread.end)
+_lines = weakref.WeakSet[Line]()
+
+
+@atexit.register
+def _join_all() -> None:
+    for line in list(_lines):
+        line.join()
 
 
 def inside() -> bool:
@@ -79,43 +126,8 @@ def in_backward() -> bool:
     return torch._C._current_autograd_node() is not None  # type: ignore[attr-defined]
 
 
-def complete(work: HvdWork, began: Future[Any]) -> None:
-    """Sets `began` when the work is over."""
-    due = 0.0
-    if in_backward():
-        task, due = torch._C._current_graph_task_id(), time.monotonic() + PATIENCE_S
-        if task not in _backwards:
-            _backwards.add(task)
-            torch.autograd.Variable._execution_engine.queue_callback(_at_end_of_backward)
-    _line.append((due, work, began))
-    _thread.ring(due)
-
-
-def _is_due(by: float) -> bool:
-    try:
-        return _line[0][0] <= by
-    except IndexError:
-        return False
-
-
-def _settle(by: float) -> BaseException | None:
-    """Completes what is due by then; why the first failed."""
-    first = None
-    with _turn:
-        _local.inside = True
-        try:
-            while _is_due(by):
-                _, work, began = _line.popleft()
-                error = work.settle()
-                first = first or error
-                began.set_result(None)
-        finally:
-            _local.inside = False
-    return first
-
-
-def _at_end_of_backward() -> None:
-    _backwards.clear()
-    error = _settle(math.inf)
+def _at_end_of_backward(task: int) -> None:
+    errors = [line.settle() for line in _backwards.pop(task)]
+    error = next((each for each in errors if each is not None), None)
     if error is not None:
         raise error

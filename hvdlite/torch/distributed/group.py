@@ -115,6 +115,7 @@ class HvdProcessGroup(Reductions, Moves, Pairs, _Base):
     def shutdown(self) -> None:
         """By destroy_process_group. With the default group the job ends, unless the script has called hvd.init()."""
         self._closed, self._unnamed = True, False
+        self._line.end()
         if self._whole:
             self._whole = False
             JOB.leave()
@@ -142,6 +143,6 @@ def create(options: Any, _: Any = None) -> HvdProcessGroup:
 
 
 # torch.compile would follow a frame of ours and stumble over members that torch has not registered for a group.
-for _kind in (HvdProcessGroup, Submission, Reductions, Moves, Pairs, work.HvdWork):
+for _kind in (HvdProcessGroup, Submission, Reductions, Moves, Pairs, work.HvdWork, futures.Line):
     keep_off_graph(*(each for each in vars(_kind).values() if isinstance(each, FunctionType)))
 keep_off_graph(*(each for each in vars(futures).values() if isinstance(each, FunctionType)))

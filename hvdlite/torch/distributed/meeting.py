@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ... import _core, _life, config, process_set
-from ..._coded import coded
 from ..._meeting import Met
 from ...discovery import BY_HAND, Place
 from ...errors import HvdInitError, HvdMismatchError
@@ -40,22 +41,41 @@ class Exchange:
         collected = f"{self._round}/all/{first}"
         if self._rank != first:
             self._store.set(f"{self._round}/{self._rank}", mine.hex())
-            return [bytes.fromhex(each) for each in json.loads(self._get(collected, first))]
+            return self._read(collected, first)
         parts = [mine.hex() if each == first else self._get(f"{self._round}/{each}", each) for each in self._ranks]
         self._store.set(collected, json.dumps(parts))
-        return [bytes.fromhex(each) for each in parts]
+        return self._read(collected, first)
+
+    def _read(self, key: str, rank: int) -> list[bytes]:
+        try:
+            parts = [bytes.fromhex(each) for each in json.loads(self._get(key, rank))]
+        except (ValueError, TypeError):
+            raise HvdInitError(
+                f"rank {self._rank}: what came from rank {rank} over the store of init_process_group is not what "
+                "hvdlite sends: who else writes there? [HVD112]"
+            ) from None
+        if len(parts) != len(self._ranks):
+            raise HvdMismatchError(
+                f"rank {self._rank} makes a process group of the ranks {list(self._ranks)}, and another rank makes one "
+                f"of {len(parts)} ranks: make groups in one order on all ranks [HVD303]"
+            )
+        return parts
 
     def _get(self, key: str, rank: int) -> str:
-        try:
-            return bytes(self._store.get(key)).decode()
-        except RuntimeError as error:
-            raise HvdInitError(
-                coded(
-                    "HVD110",
-                    f"rank {self._rank} of the ranks {list(self._ranks)}: nothing has come from rank {rank} over the "
-                    f"store of init_process_group: {str(error).splitlines()[0]}",
+        """Asks again and again: who blocked in C++ would hear neither of a rank that is lost nor of Ctrl-C."""
+        limit, pause = getattr(self._store, "timeout", timedelta(minutes=30)).total_seconds(), 1e-4
+        until = time.monotonic() + limit
+        while not self._store.check([key]):
+            if _life.is_initialized():
+                _core.raise_failure()
+            if time.monotonic() > until:
+                raise HvdInitError(
+                    f"rank {self._rank} has waited {limit:g} s for rank {rank} over the store of init_process_group, "
+                    f"to make a group of the ranks {list(self._ranks)}: do all make it, in one order? [HVD110]"
                 )
-            ) from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+        return bytes(self._store.get(key)).decode("utf-8", "replace")
 
 
 class StoreMeeting:
@@ -138,11 +158,12 @@ class Job:
         """The process set of these ranks, and whether no group before has it. All members call it, and hear of each
         other whether they make the same group: HvdMismatchError."""
         exchange = Exchange(PrefixStore(f"hvdlite/{self._lives}/set", store), _core.rank(), sorted(ranks))
-        for said in exchange(json.dumps(list(ranks)).encode()):
-            if json.loads(said) != list(ranks):
+        word = json.dumps(list(ranks)).encode()
+        for said in exchange(word):
+            if said != word:
                 raise HvdMismatchError(
                     f"rank {_core.rank()} makes a process group of the ranks {list(ranks)}, and another rank makes one "
-                    f"of {json.loads(said)}: make groups in one order on all ranks [HVD303]"
+                    f"of {said[:99].decode('utf-8', 'replace')}: make groups in one order on all ranks [HVD303]"
                 )
         key = tuple(sorted(ranks))
         if key not in self._sets:

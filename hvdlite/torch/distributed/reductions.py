@@ -46,6 +46,8 @@ class Reductions(Submission):
 
     def _sources(self, tensors: Sequence[torch.Tensor], terms: dict[str, Any]) -> list[torch.Tensor]:
         """What is read of them. PREMUL_SUM with a tensor as its factor: multiplied here."""
+        if terms["op"] not in (Sum, Average) and any(each.is_complex() for each in tensors):
+            raise ValueError(f"{tensors[0].dtype}: complex numbers are added and averaged, and not ordered [HVD202]")
         factor = terms.get("prescale")
         if isinstance(factor, torch.Tensor):
             terms["prescale"] = 1.0
@@ -70,12 +72,27 @@ class Reductions(Submission):
             opts.reduceOp = asked
         if any(each.layout is not torch.strided for each in tensors):
             return self._sparse(tensors, opts)
+        return self._everywhere("all_reduce", tensors, opts, tensors)
+
+    def _everywhere(
+        self, what: str, tensors: Sequence[torch.Tensor], opts: Any, results: list[torch.Tensor],
+        then: Callable[[], Any] | None = None
+    ) -> Work:  # fmt: skip
+        """Each tensor becomes the reduction. then: what brings that, or a part of it, to the results."""
         number, terms = self._reduction(opts)
         if number in _BITS:
-            return self._bitwise(tensors, _BITS[number], opts)
+            return self._bitwise(what, tensors, _BITS[number], opts, results, then)
         sources = self._sources(tensors, terms)
+        back = landing(sources, tensors)
+
+        def finish(pendings: list[_core.Pending]) -> None:
+            if back is not None:
+                back(pendings)
+            if then is not None:
+                then()
+
         parts = [Part(each, each, each.shape) for each in sources]
-        return self._go(_core.ALLREDUCE, "all_reduce", parts, tensors, landing(sources, tensors), opts, **terms)
+        return self._go(_core.ALLREDUCE, what, parts, results, finish if back or then else None, opts, **terms)
 
     allreduce_coalesced = allreduce
 
@@ -95,7 +112,12 @@ class Reductions(Submission):
             _core.ALLREDUCE, _OPS[number], DTYPES[tensor.dtype], None, tuple(tensor.shape), process_set=self._in
         )
 
-    def _bitwise(self, tensors: list[torch.Tensor], combine: Any, opts: Any) -> Work:
+    def _bitwise(
+        self, what: str, tensors: Sequence[torch.Tensor], combine: Any, opts: Any, results: list[torch.Tensor],
+        then: Callable[[], Any] | None
+    ) -> Work:  # fmt: skip
+        if any(each.is_floating_point() or each.is_complex() for each in tensors):
+            raise ValueError(f"{what}: {tensors[0].dtype} has no bits to combine: give integers or bool [HVD202]")
         sources = [moved(each) for each in tensors]
         everyone = [[torch.empty_like(each) for _ in range(self._count)] for each in sources]
 
@@ -103,10 +125,11 @@ class Reductions(Submission):
             for target, parts, pending in zip(tensors, everyone, pendings):
                 fill(parts, range(self._count), pending)
                 land(functools.reduce(combine, parts), target)
+            if then is not None:
+                then()
 
-        return self._go(
-            _core.ALLGATHER, "bits", [Part(each, None, each.shape) for each in sources], tensors, finish, opts
-        )
+        parts = [Part(each, None, each.shape) for each in sources]
+        return self._go(_core.ALLGATHER, what, parts, results, finish, opts)
 
     def _sparse(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         """Indices and values of all ranks, coalesced."""
@@ -136,7 +159,7 @@ class Reductions(Submission):
         number, terms = self._reduction(opts)
         if number in _BITS:
             kept = [each if self._me == opts.rootRank else each.clone() for each in tensors]
-            return self._bitwise(kept, _BITS[number], opts)
+            return self._everywhere("reduce", kept, opts, list(tensors))
         (source,), (tensor,) = self._sources(tensors, terms), tensors
         root = self._place[opts.rootRank]
         if self._me != opts.rootRank:
@@ -159,18 +182,27 @@ class Reductions(Submission):
                     f"{out.dtype}: the input must have {self._count} times as many elements of the same dtype [HVD201]"
                 )
         number, terms = self._reduction(opts)
-        if number in _BITS or not self._ascending:
+        if number in _BITS:
             whole = [each.detach().clone().reshape(self._count, -1) for each in inputs]
-            self.allreduce(whole, opts).wait()
-            for out, each in zip(outputs, whole):
-                out.copy_(each[self._me].view(out.shape))
-            return DONE
+            return self._parts_of(whole, outputs, opts)
+        if not self._ascending:  # the parts in the order of the set
+            order = sorted(range(self._count), key=self._place.__getitem__)
+            inputs = [each.detach().reshape(self._count, -1)[order] for each in inputs]
         sources, targets = self._sources(inputs, terms), [read(out) for out in outputs]
         parts = [Part(source, target, (self._count, target.numel())) for source, target in zip(sources, targets)]
         return self._go(
-            _core.REDUCESCATTER, "reduce_scatter", parts, list(outputs), landing(targets, outputs),
-            opts, **terms,
-        )  # fmt: skip
+            _core.REDUCESCATTER, "reduce_scatter", parts, list(outputs), landing(targets, outputs), opts, **terms
+        )
+
+    def _parts_of(self, whole: Sequence[Sequence[torch.Tensor]], outputs: Sequence[torch.Tensor], opts: Any) -> Work:
+        """Reduces all parts on all ranks, of tensors that may be overwritten, and each rank takes its own."""
+
+        def take() -> None:
+            for out, parts in zip(outputs, whole):
+                land(parts[self._me], out)
+
+        flat = [each for parts in whole for each in ([parts] if isinstance(parts, torch.Tensor) else parts)]
+        return self._everywhere("reduce_scatter", flat, opts, list(outputs), take)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """The output becomes this rank's part of the reduction of the input."""
@@ -182,10 +214,7 @@ class Reductions(Submission):
         if len(parts) != self._count:
             raise ValueError(f"reduce_scatter: {len(parts)} inputs for {self._count} ranks: give one for each [HVD201]")
         if len({each.numel() for each in parts}) > 1 or parts[0].is_complex():  # a sum of each, on its rank
-            whole = [each.detach().clone() for each in parts]
-            self.allreduce(whole, opts).wait()
-            output.copy_(whole[self._me].view(output.shape))
-            return DONE
+            return self._parts_of([[each.detach().clone() for each in parts]], [output], opts)
         source = joined(parts)
         if source.dtype != parts[0].dtype:
             source = torch.cat([each.reshape(-1) for each in parts])

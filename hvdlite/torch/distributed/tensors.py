@@ -82,11 +82,10 @@ def land(source: torch.Tensor, target: torch.Tensor) -> None:
     if source is target:
         return
     with torch.no_grad():
-        if source.dtype == target.dtype:
-            target.copy_(source.view(target.shape))
-            return
-        real = torch.view_as_real(target) if target.is_complex() else target
-        real.copy_(source.view(real.dtype).view(real.shape))
+        if target.is_complex() and not source.is_complex():
+            real = torch.view_as_real(torch.empty(0, dtype=target.dtype)).dtype
+            source = torch.view_as_complex(source.view(real).view(*target.shape, 2))
+        target.copy_(source.view(target.dtype).view(target.shape))
 
 
 def fresh(target: torch.Tensor) -> torch.Tensor:

@@ -47,12 +47,12 @@ class HvdWork(Work):
     def __init__(
         self, pending: list[_core.Pending], results: list[torch.Tensor], limit: float | None,
         said: Callable[[], str], finish: Callable[[list[_core.Pending]], Any] | None = None,
-        device: CudaDevice | None = None
+        device: CudaDevice | None = None, line: futures.Line | None = None
     ) -> None:  # fmt: skip
         super().__init__()
         self._pending, self._finish, self._results, self._limit = pending, finish, results, limit
         self._said = said  # for errors: which call of which group
-        self._device = device
+        self._device, self._line = device, line
         self._landed: torch.cuda.Event | None = None  # on a GPU: after the result
         self._turn = threading.Lock()  # threads wait one after the other
         self._ended = False
@@ -167,7 +167,7 @@ class HvdWork(Work):
                 self.settle()
                 began.set_result(None)
             else:
-                futures.complete(self, began)
+                (self._line or futures.Line()).complete(self, began, last=self._line is None)
         return self._future
 
     def _outcome(self, _: Any) -> list[torch.Tensor]:
