@@ -280,7 +280,7 @@ def test_callbacks_of_futures_start_collectives():
     assert all(torch.equal(each, found) for each in everyone) and found.isfinite().all()
 
 
-@as_ranks(*everything(2))
+@as_ranks(*everything(2, 4))
 def test_compiled_the_same_as_over_gloo():
     compare(compiled)
 
