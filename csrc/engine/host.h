@@ -69,6 +69,7 @@ struct hvd_host {
     int pidfd[HVD_LOCAL_MAX];  /* -1: own, or refused by the kernel */
     uint64_t verdict_ns;       /* of others than rank 0: until then it is to have spoken, in an exchange */
     int socket[HVD_LOCAL_MAX]; /* rank 0: to everyone; others: [0] only; -1: none */
+    struct hvd_error ended;    /* why no exchange can follow: one was left half done, or a rank is lost */
 };
 
 /* Meet. Collective, blocks until all are there or host->deadline_ns. The caller has set the fields up to

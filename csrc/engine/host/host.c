@@ -247,6 +247,7 @@ int hvd_host_open(struct hvd_host *host, size_t board_bytes, struct hvd_error *e
 {
     host->control = NULL;
     host->control_share = NULL;
+    host->ended.code = HVD_OK;
     for (int rank = 0; rank < HVD_LOCAL_MAX; rank++)
         host->pidfd[rank] = host->socket[rank] = host->bells.eventfd[rank] = -1;
     int code = HVD_OK;

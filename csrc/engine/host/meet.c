@@ -11,7 +11,8 @@
  * others hear it from rank 0's verdict or from the store, and wait a moment for that before they blame
  * rank 0 itself. So it is with time: all wait for rank 0, which alone knows for whom it waits, so they give it a little
  * more than it gives the others. Where a descriptor is due and a failing rank has none, its socket stands in: the
- * number of descriptors in a parcel is fixed.
+ * number of descriptors in a parcel is fixed. After an exchange that a rank has left half done none follows: each fails
+ * with the same words.
  *
  * Cost: 2 (n - 1) messages, n descriptors each at most. Done at init only.
  */
@@ -363,6 +364,10 @@ int hvd_meet_exchange(struct hvd_host *host, const void *mine, size_t bytes, voi
     size_t stride = HVD_ALIGN_UP(sizeof(struct part) + bytes, _Alignof(struct part)); /* parts are read in place */
     char *parts = calloc((size_t)host->size, stride);
     HVD_ASSERT(parts && bytes > 0 && host->size > 1);
+    if (host->ended.code != HVD_OK) { /* what lies in the sockets belongs to the exchange that was left */
+        free(parts);
+        return hvd_fail_rank(error, host->ended.code, host->ended.culprit, "%s", host->ended.text);
+    }
     struct part *own = (struct part *)parts;
     own->bytes = (uint32_t)bytes;
     own->fds = fds != NULL;
@@ -382,11 +387,14 @@ int hvd_meet_exchange(struct hvd_host *host, const void *mine, size_t bytes, voi
         if (code == HVD_OK)
             code = part_receive(host, 0, &from, error);
     }
+    bool left = code != HVD_OK;
     if (code == HVD_OK && own->code != HVD_OK) {
         own->text[sizeof own->text - 1] = '\0';
         code = own->code;
         hvd_fail_rank(error, code, own->culprit, "%s", own->text);
     }
+    if (left || code == HVD_EPEER || code == HVD_ETIMEOUT)
+        host->ended = *error;
     for (int rank = 0; rank < host->size; rank++) {
         if (code == HVD_OK) {
             memcpy((char *)all + (size_t)rank * bytes, parts + (size_t)rank * stride + sizeof *own, bytes);
