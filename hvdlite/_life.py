@@ -15,10 +15,24 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _failing, _given, _meeting, autotune, config, discovery, guard, measured, mpi, process_set
+from . import (
+    _core,
+    _failing,
+    _given,
+    _meeting,
+    _member,
+    _static_sets,
+    autotune,
+    config,
+    discovery,
+    guard,
+    measured,
+    mpi,
+    process_set,
+)
 from ._coded import coded, ending
 from ._core import ffi, lib
 from ._opening import use_links
@@ -45,7 +59,6 @@ class _Life:
         self.homogeneous = True
         self.aborts = False  # whether this rank ends by an exception; the engine may not have taken note of it yet
         self.inits = 0
-        self.sets: list[ProcessSet] = []  # static ones, of the last init that named any
 
 
 _life = _Life()
@@ -99,7 +112,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if lib.hvd_forked() == 1:
             raise _core.error_for(lib.HVD_EFORK, "")
         comm, more = mpi.first_of(comm)
-        sets = _sets_of(process_sets, more)
+        sets = _static_sets.given(process_sets, more)
         if lib.hvd_initialized() == 1:
             new = [each for each in sets or [] if each.process_set_id is None]
             if new:
@@ -110,6 +123,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _failing.install(abort)
         environ = config.environ()
         settings = config.read(environ)
+        if settings.values["member"] is not None and _member.wait_preparing(settings.values):
+            _static_sets.keep(sets)  # for the init that follows
+            return
         place, store = (
             comm.taken(settings.values) if isinstance(comm, _meeting.Met) else _found(comm, environ, settings)
         )
@@ -122,7 +138,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         autotune.check(settings, place.rank)
         seats = None
         try:
-            sets = _chosen(sets, place.size)
+            sets = _static_sets.of_life(sets, place.rank, place.size)
             if place.size > 1:
                 named = [[] if each.mpi_comm is not None else each.ranks for each in sets]
                 store, seats = _meeting.meet(place, settings, _core.VERSION, _core.WIRE_VERSION, named, store)
@@ -131,6 +147,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
                 store.close()
             raise
         place = _meeting.completed(place, seats)
+        if settings.values["member"] is not None:
+            _member.tell_environment(place)
         _life.links = _start(place, settings, store, seats)
         _life.store, _life.homogeneous, _life.aborts = store, seats is None or seats.homogeneous, False
         use_links(_life.links)
@@ -149,6 +167,8 @@ def _found(
     comm: Any, environ: dict[str, str], settings: config.Settings
 ) -> tuple[discovery.Place, _store.Meeting | None]:
     """The place of this rank, and where it meets the others if that is MPI."""
+    if settings.values["member"] is not None:
+        return _member.joined(settings.values, _core.VERSION, _core.WIRE_VERSION)
     told: discovery.Place | None = None
     try:
         told = discovery.discover(environ)
@@ -167,20 +187,6 @@ def _found(
     return told, None
 
 
-def _sets_of(process_sets: Any, more: list[Any]) -> list[ProcessSet] | None:
-    """The static sets that a caller of init names; None for none. ValueError for what is no list of sets."""
-    if process_sets is None or process_sets == "dynamic":
-        return [ProcessSet(each) for each in more] or None
-    if isinstance(process_sets, (str, ProcessSet)) or not isinstance(process_sets, Iterable):
-        raise ValueError(f'process_sets must be a list of hvd.ProcessSet or "dynamic", not {process_sets!r} [HVD212]')
-    sets = [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in [*more, *process_sets]]
-    sets = [each for each in sets if each is not process_set.global_process_set]
-    for i, each in enumerate(sets):
-        if each.mpi_comm is None and any(each.ranks == other.ranks for other in sets[:i]):
-            raise ValueError(f"process_sets names the ranks {each.ranks} twice: each set once [HVD215]")
-    return sets
-
-
 def _require_all(comm: Any, size: int) -> None:
     """Raises HvdNotYetError if init is to make a job of some ranks only."""
     if comm is None or (isinstance(comm, (list, tuple, range)) and sorted(comm) in ([], list(range(size)))):
@@ -193,29 +199,13 @@ def _require_all(comm: Any, size: int) -> None:
     )
 
 
-def _chosen(sets: list[ProcessSet] | None, size: int) -> list[ProcessSet]:
-    """The static sets: those named now, or those of last time, as far as this job has their ranks."""
-    if sets is None:
-        made = [each for each in _life.sets if each.mpi_comm is not None or each.ranks[-1] < size]
-        return [each for each in made if each.mpi_comm is not None or len(each.ranks) < size]
-    for each in sets:
-        if each.mpi_comm is not None:  # its ranks are known when all have met
-            continue
-        if each.ranks[-1] >= size:
-            raise ValueError(f"there is no rank {each.ranks[-1]} in a job of {size} ranks: {each!r} [HVD215]")
-        if len(each.ranks) == size:
-            raise ValueError(f"{each!r} has all ranks of the job: use hvd.global_process_set [HVD215]")
-    _life.sets = sets
-    return sets
-
-
 def _register(sets: list[ProcessSet]) -> None:
     """On failure there is no job."""
     try:
         for each in sets:
             process_set.add_process_set(each)
     except BaseException:
-        _life.sets = []
+        _static_sets.forget()
         shutdown()
         raise
 
@@ -274,7 +264,7 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Whether init() has been called and shutdown() has not."""
-    return lib.hvd_initialized() == 1
+    return lib.hvd_initialized() == 1 or bool(_core.preparing)
 
 
 def lives() -> int:

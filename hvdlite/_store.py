@@ -24,10 +24,11 @@ from typing import Protocol
 
 from . import _handshake, _wire
 from ._coded import coded
-from .errors import HvdInitError, HvdPeerLostError, let_out
+from .errors import HvdInitError, HvdPeerLostError, HvdRemoved, let_out
 
 _RETRY_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _ANSWER_S = 5.0  # how long the store has to answer during the handshake
+_FOR_EVER_S = 1e6
 _SLACK_S = (
     2.0  # the store names the missing ranks at the time limit; a client that hears nothing gives up this much later
 )
@@ -88,6 +89,7 @@ class Store:
         self.job = 0  # the job's number, the same on all ranks
         self.secret = bytes(32)  # the option's is used
         self.failed = False  # whether the job has; set before `bye`
+        self.local_rank = self.local_size = -1  # of a member of an elastic job
 
     def lend(self) -> int:
         """0: there is no MPI."""
@@ -147,7 +149,8 @@ class Store:
             self._sock.close()
             self._sock = None
 
-    def _join(self, version: str, wire: int) -> None:
+    def _join(self, version: str, wire: int, commit: int | None = None) -> None:
+        """commit: of a member of an elastic job, which is told rank and size; it waits as long as the store does."""
         says = {
             "rank": self.rank,
             "size": self.size,
@@ -157,10 +160,15 @@ class Store:
             "wire": wire,
             "timeout": self._timeout,
         }
+        if commit is not None:
+            says["commit"] = commit
         self._send(_wire.JOIN, json.dumps(says).encode())
-        body = self._expect(_wire.JOINED, time.monotonic() + self._timeout + _SLACK_S)
-        joined = json.loads(body)
+        patience = self._timeout + _SLACK_S if commit is None else _FOR_EVER_S
+        joined = json.loads(self._expect(_wire.JOINED, time.monotonic() + patience))
         self.epoch, self.job = int(joined["epoch"]), int(joined["job"])
+        if commit is not None:
+            self.rank, self.size = int(joined["rank"]), int(joined["size"])
+            self.local_rank, self.local_size = int(joined["local_rank"]), int(joined["local_size"])
 
     def _expect(self, wanted: int, deadline: float) -> bytes:
         kind, body = self._read_frame(deadline)
@@ -172,6 +180,8 @@ class Store:
             lost = HvdPeerLostError(coded("HVD401", named))
             lost.rank = culprit
             raise lost
+        if kind == _wire.REMOVED:
+            raise HvdRemoved(body.decode("utf-8", "replace"))
         if kind == _wire.REFUSED:
             raise HvdInitError(coded("HVD121", f"rank {self.rank}: {body.decode('utf-8', 'replace')}"))
         raise HvdInitError(f"rank {self.rank}: the store sent a frame of kind {kind}, {wanted} was expected [HVD112]")
@@ -232,6 +242,48 @@ def connect(
         store.close()
         raise
     return store
+
+
+def connect_as(
+    address: str, port: int, secret: bytes, *, member: int, commit: int, version: str, wire: int, timeout: float = 30.0
+) -> Store:
+    """The same for a process of an elastic job, whose rank is decided when the next epoch opens. commit: the number of
+    its last one, -1 for none. Raises HvdRemoved where it is to go."""
+    sock, session = _authenticate(address, port, secret, member, time.monotonic() + timeout)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # it may wait for long
+    store = Store(sock, session, member, 0, timeout)
+    try:
+        store._join(version, wire, commit)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+class News:
+    """A second connection, of rank 0: has the launcher something to interrupt training for? It is only read, and only
+    when asked."""
+
+    def __init__(self, address: str, port: int, secret: bytes, member: int, timeout: float) -> None:
+        self._sock, self._session = _authenticate(address, port, secret, member, time.monotonic() + timeout)
+        self._sock.sendall(self._session.pack(_wire.WATCH, json.dumps({"member": member}).encode()))
+        self._reader = _wire.FrameReader(self._session, 4096)
+        self._sock.setblocking(False)
+        self._latest: dict[str, int] = {}
+
+    def latest(self) -> dict[str, int]:
+        """How many wait to come, how many are to go. What is not heard is no news: the launcher's end is heard
+        elsewhere."""
+        try:
+            while chunk := self._sock.recv(4096):
+                for _, body in self._reader.feed(chunk):
+                    self._latest = json.loads(body)
+        except (OSError, ValueError):
+            pass
+        return self._latest
+
+    def close(self) -> None:
+        self._sock.close()
 
 
 def _authenticate(

@@ -67,6 +67,11 @@ def _nearest(name: str, names: list[str]) -> str:
     return f" (did you mean {by_rest[found[0]]}?)" if found else ""
 
 
+def put(variables: Mapping[str, str]) -> None:
+    """What scripts and children read from now on."""
+    os.environ.update(variables)
+
+
 def read(environ: Mapping[str, str]) -> Settings:
     """Read and check every option. Raises HvdOptionError naming variable and value."""
     values: dict[str, Any] = {}

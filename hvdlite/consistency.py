@@ -167,7 +167,7 @@ def _raise_difference(everyone: list[list[_Told]], ranks: list[int], remedy: str
     if any(each != lists[0] for each in lists):
         shown = [[f"{called[key]}{form}" for key, form in each] for each in lists]
         text = differing_lists(CALLER, shown, ranks, _first_of, "Build the same model")
-        raise HvdMismatchError(coded("HVD301", text))
+        raise mismatch("HVD301", text, lists, ranks)
     tables = [{each.key: each for each in theirs} for theirs in everyone]
     differing = [each.key for each in everyone[0] if len({table[each.key].digest for table in tables}) > 1]
     alike = [key for key in differing if len({table[key].shown for table in tables}) == 1 and tables[0][key].shown]
@@ -179,10 +179,11 @@ def _raise_difference(everyone: list[list[_Told]], ranks: list[int], remedy: str
         text = f"the ranks {ranks} have the same tensors in different orders. Build the same model."
         raise HvdMismatchError(coded("HVD302", f"{CALLER}: {text}"))
     clear = [key for key in differing if key not in alike]
-    others = [str(rank) for rank, table in zip(ranks, tables) if table[clear[0]].digest != tables[0][clear[0]].digest]
+    found = [table[clear[0]].digest for table in tables]
+    others = [str(rank) for rank, theirs in zip(ranks, found) if theirs != found[0]]
     text = f"{called[clear[0]]!r} on rank{'s' * (len(others) > 1)} {', '.join(others)} is not what rank {ranks[0]} has."
     more = f" It is the first of {len(clear)} that differ." if len(clear) > 1 else ""
-    raise HvdMismatchError(coded("HVD302", f"{CALLER}: {text}{more} {remedy}"))
+    raise mismatch("HVD302", f"{CALLER}: {text}{more} {remedy}", found, ranks)
 
 
 def _called(everyone: list[list[_Told]]) -> dict[str, str]:
@@ -205,7 +206,15 @@ def require_equal(
         return
     everyone = allgather_object(mine, f"{caller}.lists", process_set)
     if any(theirs != everyone[0] for theirs in everyone):
-        raise HvdMismatchError(coded("HVD301", differing_lists(caller, everyone, process_set.ranks, shown, advice)))
+        text = differing_lists(caller, everyone, process_set.ranks, shown, advice)
+        raise mismatch("HVD301", text, everyone, process_set.ranks)
+
+
+def mismatch(code: str, text: str, everyone: Sequence[Any], ranks: Sequence[int]) -> HvdMismatchError:
+    """The error that names, as `ranks`, those of the ranks that have not what the first has. everyone: by rank."""
+    error = HvdMismatchError(coded(code, text))
+    error.ranks = tuple(rank for rank, theirs in zip(ranks, everyone) if theirs != everyone[0])
+    return error
 
 
 def differing_lists(

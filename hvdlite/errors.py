@@ -55,7 +55,10 @@ def _run_by(handler: Any) -> Any:
 
 
 class HvdMismatchError(HvdError, ValueError):
-    """The ranks disagree about one tensor: its shape, dtype, op, root or scale. The engine goes on working."""
+    """The ranks disagree about one tensor: its shape, dtype, op, root or scale. The engine goes on working. `ranks`:
+    those that differ from the first rank, as far as that is known."""
+
+    ranks: tuple[int, ...] = ()
 
 
 class HvdArgumentError(HvdError, ValueError):
@@ -82,6 +85,15 @@ class HvdPeerLostError(HorovodInternalError):
 
 class HvdInitError(HvdError):
     """init() did not succeed; the text says which rank, in which step, and what to do."""
+
+
+class HvdRemoved(HvdInitError):
+    """Elastic training: this rank is to leave the job, whose other ranks go on. `hvd.elastic.run` ends the process by
+    SystemExit(0)."""
+
+
+class HvdStateError(HvdError, ValueError):
+    """A file of State.save_to cannot be taken: it is not whole, or of another state; the text names it."""
 
 
 class HvdOptionError(HvdInitError, ValueError):
@@ -119,7 +131,8 @@ class HvdNotYetModuleError(ModuleNotFoundError, HvdNotYetError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Elastic training: the hosts have changed. No failure, so no HvdError; `skip_sync`: state need not be sent."""
+    """Elastic training: the hosts have changed. No failure, so no HvdError. `skip_sync` says that hosts have only gone;
+    `hvd.elastic.run` sends the state all the same, since others may have come by then."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the hosts of the job have changed")

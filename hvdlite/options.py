@@ -49,6 +49,10 @@ OPTIONS = (
     Option("host_id", str, None, "Tells this host from others, where its name and boot do not.", "rank", alias=None),
     Option("restart_count", _whole, 0, "How often the launcher has started the job again.", scope="rank", alias=None),
     Option("job_id", _job, None, "Tells this job from others.", scope="rank", alias=None),
+    Option("member", _whole, None, "Number of this process in an elastic job.", scope="rank", alias=None, low=0),
+    Option(
+        "expected_place", str, None, "What a process that comes later takes for its place.", scope="rank", alias=None
+    ),
     Option("agent", str, None, "The connection to this rank's agent (hvdlite-run --mpi).", scope="rank", alias=None),
     Option("wire_auth", _switch, False, "1: tensors are signed.", alias=None, flag="--wire-auth", agreed=True),
     Option(
@@ -336,10 +340,7 @@ OPTIONS = (
         "Seconds that ranks get to end (to save) after a signal to the launcher, before SIGKILL; unset: 30 after "
         "SIGTERM, 5 after SIGINT (Ctrl-C) and SIGHUP.",
     ),
-    _of_launcher(
-        "agent_timeout",
-        5.0,
-        "Seconds without an answer of a host's agent (it is stopped, or its host) after which the host counts as lost.",
-        low=1,
-    ),
+    _of_launcher("agent_timeout", 5.0, "Seconds without an answer of its agent after which a host is lost.", low=1),
+    _of_launcher("elastic_timeout", 600.0, "Seconds to wait for --min-np ranks.", low=1)._replace(alias=""),
+    _of_launcher("rendezvous_timeout", 300.0, "Seconds that a rank gets to come when the others meet anew.", low=1),
 )

@@ -63,6 +63,13 @@ def towards(names: Sequence[str], resolve: Callable[[str], list[str]] = resolve)
     raise AddressError(coded("HVD712", "\n".join(trouble)))
 
 
+def outward() -> str:
+    """An address of this host that others may reach, where it is not known yet which these are: on the default route,
+    else of any interface but loopback; 127.0.0.1 if there is none."""
+    others = [ip for _, ip in _interfaces() if not ip.startswith("127.")]
+    return source_towards("192.0.2.1") or next(iter(others), "127.0.0.1")  # an address for documentation: never met
+
+
 def of_interfaces(wanted: Sequence[str]) -> str:
     """The address of the first of these interfaces (names, or networks like 10.0.0.0/8) that has one.
 

@@ -68,8 +68,7 @@ class Agent:
         stays: bool = False,
         sessions: tuple[_wire.Session, _wire.Session] | None = None,
     ) -> None:
-        self._control = control
-        self._output = output
+        self._control, self._output = control, output
         self._stdin = stdin
         self._given = given or {"environ": {}}
         self._hangup = hangup
@@ -84,7 +83,7 @@ class Agent:
         self._pipes: dict[int, tuple[int, int]] = {}  # descriptor: (rank, STDOUT or STDERR)
         self._paused = False  # too much is unsent: the pipes are not watched
         self._waiting = False  # the output stream is full: watched for room
-        self._started = self.orphan = self._done = False
+        self._started = self._held = self.orphan = self._done = False  # held: more ranks may be started here
         self._sessions: set[int] = set()  # of all ranks that have lived
         self._well = True  # no rank has failed, and nobody has ended the job
         self._kill_at: float | None = None
@@ -115,7 +114,7 @@ class Agent:
                 elif key.fd == self._woken:
                     self._signalled(os.read(self._woken, 4096))
                 elif key.fd == self._hangup and not os.read(self._hangup, 4096):
-                    self._hung_up()
+                    self._orphaned()
             self._collect()
             self._clean(time.monotonic())
             self._throttle()
@@ -148,12 +147,14 @@ class Agent:
             self._intake.take(body)
             return
         order = json.loads(body)
+        self._held &= order["do"] not in ("kill", "release")
         if order["do"] == "start":
             self._start(order)
         elif order["do"] == "signal":
             self._well &= order["number"] not in TOLD
-            for pid in (pid for pid, rank in self._ranks.items() if rank != order.get("spared")):
-                process.send(pid, order["number"], group=order["group"])
+            for pid, rank in self._ranks.items():
+                if rank != order.get("spared") and order.get("rank") in (None, rank):
+                    process.send(pid, order["number"], group=order["group"])
         elif order["do"] == "kill":
             self._well = False
             self._kill_all()
@@ -162,9 +163,6 @@ class Agent:
         elif order["do"] == "end":
             self.code, self.again, self._stays = order["code"], order["again"], False
 
-    def _hung_up(self) -> None:
-        self._orphaned()
-
     def _signalled(self, numbers: bytes) -> None:
         for number in numbers:
             if number in TOLD:
@@ -172,7 +170,7 @@ class Agent:
 
     def _start(self, order: dict[str, Any]) -> None:
         """Starts all ranks, or as many as start before one fails."""
-        self._started = True
+        self._started, self._held = True, bool(order.get("hold"))
         order = {**self._given, **order, "environ": {**self._given["environ"], **order["environ"]}}
         if order["stdin"]:
             self._intake = Intake(self._selector, lambda: self._tell({"what": "took"}))
@@ -219,6 +217,8 @@ class Agent:
                 self._read(descriptor, DRAIN_BYTES)
             self._emit(ENDED, rank, b"")
             self._well &= code == 0
+            if self._held and code != 0:  # others go on here, without what it has left
+                process.send(pid, signal.SIGKILL, group=True)
             self._tell({"what": "ended", "rank": rank, "code": code})
 
     def _clean(self, now: float) -> None:
@@ -227,7 +227,7 @@ class Agent:
             self._kill_all()
             self._kill_at = now + ORPHAN_S
         stuck = self._killed_at is not None and now >= self._killed_at + STUCK_S
-        if not self._started or self._done or (self._ranks and not stuck):
+        if not self._started or self._done or self._held or (self._ranks and not stuck):
             return
         left = self._below()
         if stuck or process.childless() or (self._well and not left):
@@ -275,7 +275,7 @@ class Agent:
         if self._hangup >= 0:
             self._selector.unregister(self._hangup)
         self._kill_at = time.monotonic() + ORPHAN_S
-        self._started = True
+        self._started, self._held = True, False
         self._silence()
         for pid in self._ranks:
             process.send(pid, signal.SIGTERM, group=True)

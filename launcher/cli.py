@@ -23,6 +23,7 @@ from hvdlite._coded import coded
 from hvdlite.errors import HvdOptionError
 
 from . import dashboard, flags, horovods, looks, mpi, places, plan, stdin
+from .elastic import flags as elastic_flags
 from .ending import Graces
 from .process import NOT_FOUND, NOT_RUNNABLE
 
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     flags.add_output(parser.add_argument_group("output of the ranks").add_argument)
     dashboard.add_flags(parser.add_argument_group("a page that shows the job").add_argument)
     places.add_flags(parser.add_argument_group("several hosts").add_argument)
+    elastic_flags.add_flags(parser.add_argument_group("ranks that come and go").add_argument)
     mpi.add_flags(parser.add_argument_group("an MPI's own launcher").add_argument)
     horovods.add_flags(parser.add_argument_group("of horovodrun").add_argument)
     config.add_flags(parser.add_argument_group("options of the library"))
@@ -117,7 +119,7 @@ def _run(argv: Sequence[str]) -> int:
         told, notes = horovods.translate(asked, environ)
         options = {**told, **config.variables_of(vars(asked))}
         forward = places.forwarded(asked, environ)
-        _go_to(asked, environ, options, forward)
+        places.go_to(asked, environ, options, forward)
         settings = config.read(_with_flags(environ, options))
         look = looks.of(asked, environ)
         note = flags.note_of(asked.obsolete, notes)
@@ -132,12 +134,14 @@ def _run(argv: Sequence[str]) -> int:
         elif not asked.dry:
             command = stdin.with_program(command, asked.stdin == "0")
         _check_flags(asked)
+        elastic = elastic_flags.of(asked, environ, settings.values)
         if asked.mpi:
             where = _by_mpi(asked, environ, options, forward, settings.values["start_timeout"])
         elif asked.mpi_args or asked.binding or asked.tcp:
             raise UsageError("--mpi-args, --binding-args and --tcp are for mpirun: they need --mpi [HVD703]")
         else:
             where = places.of(asked, environ, options, settings.values["start_timeout"])
+        elastic = elastic_flags.placed(elastic, where)
         restarts = 0 if asked.restarts is None else places.number("--max-restarts", asked.restarts, 0, "restarts")
     except (HvdOptionError, horovods.HorovodsError, places.PlaceError, looks.LookError, stdin.ProgramError) as error:
         raise UsageError(coded("HVD704", str(error))) from None
@@ -166,8 +170,9 @@ def _run(argv: Sequence[str]) -> int:
         pty=_room(asked, len(where.slots)),
         stdin={"0": True, "none": False}.get(asked.stdin),
         max_restarts=restarts,
-        here=where.here,
+        here=where.here if elastic is None else where.here or "localhost",
         gather=where.gather,
+        elastic=elastic,
     )
     return _start(asked_for, where, forward, asked, settings.values["trace_dir"])
 
@@ -298,24 +303,6 @@ def _check_flags(asked: argparse.Namespace) -> None:
         raise UsageError("--gloo and --mpi exclude each other [HVD703]")
     if asked.mpi and asked.bind:
         raise UsageError(f"--bind-to {asked.bind}: with --mpi say it as mpirun does, by --binding-args [HVD704]")
-
-
-def _go_to(asked: argparse.Namespace, *variables: dict[str, str]) -> None:
-    """The ranks start in this folder, or that of --wdir: is it there? Paths among variables mean this one.
-
-    Raises UsageError."""
-    try:
-        os.getcwd()
-        for each in variables:
-            each.update(config.absolute(each))
-        if asked.wdir is not None:
-            for name in ("hostfile", "folder", "ssh_identity"):  # as this folder has them
-                if getattr(asked, name) is not None:
-                    setattr(asked, name, os.path.abspath(getattr(asked, name)))
-            os.chdir(asked.wdir)
-    except OSError as error:
-        place = "the current folder" if asked.wdir is None else f"--wdir {asked.wdir}"
-        raise UsageError(f"{place} cannot be used: {error.strerror} [HVD707]") from None
 
 
 def _check_command(command: str, environ: Mapping[str, str]) -> None:

@@ -5,9 +5,11 @@
     autotune: {enabled: true, log_file: tuned.csv}
     timeouts: {start: 60, collective: 600, shutdown: 5}
     library_options: {gloo_timeout_seconds: 30}
+    elastic: {min_np: 2, max-np: 8, blacklist_cooldown_range: [5, 300]}
 
 The words stand before those of the command line, which therefore win. Nothing is passed over in silence, as Horovod
-does it: a key that nobody knows is an error with the nearest that somebody does. What is null was not said.
+does it: a key that nobody knows is an error with the nearest that somebody does. What is null was not said. A key may
+be written with - as its flag is.
 
 PyYAML is loaded when a file is given, and not needed otherwise.
 """
@@ -29,6 +31,7 @@ _PREFIX = {  # section: what stands before its keys in a flag
     "stall_check": "stall-check-",
     "library_options": "",
     "logging": "log-",
+    "elastic": "",
 }
 _KEYS = {
     "params": "fusion_threshold_mb cycle_time_ms cache_capacity "
@@ -39,6 +42,8 @@ _KEYS = {
     "library_options": "mpi_threads_disable num_nccl_streams thread_affinity gloo_timeout_seconds",
     "logging": "level with_timestamp hide_timestamp",
     "timeouts": "start collective shutdown",
+    "elastic": "min_np max_np slots_per_host elastic_timeout reset_limit blacklist_cooldown_range "
+    "host_discovery_script rendezvous_timeout",
 }
 _FLAGS = {
     "autotune.enabled": "--autotune",
@@ -47,6 +52,7 @@ _FLAGS = {
     "timeouts.collective": "--collective-timeout",
     "timeouts.shutdown": "--leave-timeout",
 }
+_PAIRS = {"--blacklist-cooldown-range"}
 _OFF = {"--log-with-timestamp": "--log-without-timestamp"}  # others: --no-...
 _CONTROLLERS = {"gloo": "--gloo", "mpi": "--mpi"}
 _SECTIONS = f"{', '.join(_KEYS)} and controller; ranks and hosts are for the command line"
@@ -114,7 +120,7 @@ def _words(tree: Any, known: Collection[str], given: Collection[str]) -> list[st
             raise FileError(f"there is no section {section!r}{near or f'; there are {_SECTIONS}'}")
         elif isinstance(keys, Mapping):
             for key, value in keys.items():
-                found += _flag(str(section), str(key), value, known)
+                found += _flag(str(section), str(key).replace("-", "_"), value, known)
         elif keys is not None:
             raise FileError(f"{section}: must have keys ({', '.join(_KEYS[section].split())}), not {keys!r}")
     return found
@@ -142,6 +148,11 @@ def _flag(section: str, key: str, value: Any, known: Collection[str]) -> list[st
     no = _OFF.get(flag, "--no-" + flag[2:])
     if isinstance(value, bool):
         return [_switched(name, flag, no, value, known)]
+    if flag in _PAIRS:
+        both = value if isinstance(value, list) else str(value).split()
+        if len(both) != 2:
+            raise FileError(f"{name}: {value!r}: must be a value LOW and a value HIGH, as [5, 300]")
+        return [flag, *map(str, both)]
     if isinstance(value, (Mapping, list)) or no in known:
         wanted = "true or false" if no in known else "one value"
         raise FileError(f"{name}: {value!r}: must be {wanted}")

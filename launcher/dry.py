@@ -2,7 +2,7 @@
 
 What follows from the command line is shown as it will be; what only the start decides (ports, the secret) is named
 without a value. Of the launcher's own environment, which ranks get as well, only what they get differently is shown.
-Nobody is asked and nothing is opened, so hosts may be named that are not there.
+No host is asked and nothing is opened, so hosts may be named that are not there. A host discovery script is asked once.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def text(plan: Plan, way: str, also: Mapping[str, str]) -> str:
         lines.append(f"other hosts: {way}")
     if plan.bind != "none":
         lines.append(f"bound to: {plan.bind}")
+    if plan.elastic is not None:
+        lines.append(_elastic(plan))
     if plan.max_restarts:
         lines.append(f"restarts: {plan.max_restarts} at most")
     for slot in plan.slots:
@@ -46,6 +48,17 @@ def text(plan: Plan, way: str, also: Mapping[str, str]) -> str:
     lines.append(f"all ranks: {_pairs(changed)}")
     lines.append(f"all ranks, chosen at the start: {' '.join(later)}")
     return "\n".join(lines)
+
+
+def _elastic(plan: Plan) -> str:
+    """How many ranks there may be, and where."""
+    assert plan.elastic is not None
+    terms, script = plan.elastic.terms, plan.elastic.script
+    most = "as many as the hosts have slots for" if terms.max_np is None else str(terms.max_np)
+    source = "the command line" if script is None else "--host-discovery-script, for now"
+    listed = ", ".join(f"{host.name}:{host.slots}" for host in plan.elastic.listed)
+    short = f"; the job waits for {terms.min_np} slots" if len(plan.slots) < terms.min_np else ""
+    return f"ranks that come and go: at least {terms.min_np}, at most {most}; hosts of {source}: {listed}{short}"
 
 
 def _pairs(values: Mapping[str, str]) -> str:

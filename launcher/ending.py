@@ -22,7 +22,7 @@ so does one that not even SIGKILL has ended.
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hvdlite._coded import code_of, coded
@@ -79,6 +79,7 @@ class Ending:
     def __init__(self, size: int, graces: Graces, hosts: Sequence[str] = ()) -> None:
         self._size, self._graces = size, graces
         self._hosts = hosts
+        self.named: Callable[[int], str] | None = None  # how texts name a rank; None: by number, host and process
         self.pids: dict[int, int] = {}
         self.codes: dict[int, int] = {}  # of ended ranks; negative for a signal
         self.living = set(range(size))
@@ -90,6 +91,11 @@ class Ending:
         self._sent: set[int] = set()  # signals of ours that have gone out
         self._next: tuple[float, Send] | None = None
         self._leave_by = 0.0  # until then the culprit may end by itself, if it is about to
+
+    def admit(self, rank: int) -> None:
+        """One more."""
+        self._size = max(self._size, rank + 1)
+        self.living.add(rank)
 
     def aborted(self, now: float, abort: Abort) -> None:
         """An engine's abort record came in. Only the first counts, and what its culprit itself says in place of others
@@ -157,6 +163,8 @@ class Ending:
 
     def who(self, rank: int) -> str:
         """ "rank 2 (nodeB, pid 4711)", without the host where that goes without saying."""
+        if self.named is not None:
+            return self.named(rank)
         host = f"{self._hosts[rank]}, " if self._hosts else ""
         return f"rank {rank} ({host}pid {self.pids.get(rank, '?')})"
 

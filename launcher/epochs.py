@@ -93,7 +93,21 @@ class Epochs:
             self._fail(self._epoch(self._joins[rank]), _wire.REFUSED, text.encode())
             raise Refusal(coded("HVD121", text))
 
-    def join(self, rank: int, pid: int, build: tuple[str, str], timeout: float, host: str = "") -> None:
+    def named(self, reporter: int, culprit: int) -> int:
+        """The rank that a reporter blames: itself where there is no such one."""
+        return culprit if 0 <= culprit < self.size else reporter
+
+    def news(self) -> dict[str, int]:
+        """Nobody comes or goes."""
+        return {}
+
+    def who(self, rank: int) -> str:
+        """For texts."""
+        return self._who[rank]
+
+    def join(
+        self, rank: int, pid: int, build: tuple[str, str], timeout: float, host: str = "", commit: int = -1
+    ) -> None:
         """The rank is in its next epoch; `check` has allowed it. host: what texts say of where it is."""
         epoch = self._epoch(self._joins[rank])
         self._joins[rank] += 1

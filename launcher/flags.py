@@ -15,18 +15,7 @@ from typing import Any
 
 from hvdlite._coded import coded
 
-_ELASTIC = "elastic training comes with a later version"
-
 NOT_YET = {
-    "--min-np": _ELASTIC,
-    "--min-num-proc": _ELASTIC,
-    "--max-np": _ELASTIC,
-    "--max-num-proc": _ELASTIC,
-    "--slots-per-host": _ELASTIC,
-    "--elastic-timeout": _ELASTIC,
-    "--reset-limit": _ELASTIC,
-    "--blacklist-cooldown-range": _ELASTIC,
-    "--host-discovery-script": _ELASTIC,
     "--jsrun": "jsrun is not supported; start hvdlite-run inside the allocation",
 }
 

@@ -8,16 +8,19 @@ is made here, so that nothing of it need stand anywhere else. The doctor takes t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hvdlite._coded import coded
 
-from . import address, environment
+from . import address, environment, process
 from .muster import Muster
 from .plan import Gathered, Plan
 from .signals import Signals
-from .starting import Start, Starter, StartError
+from .starting import Running, Start, Starter, StartError
+
+if TYPE_CHECKING:
+    from .branch import Branch
 
 
 class Gather:
@@ -44,6 +47,19 @@ class Gather:
         names = list(dict.fromkeys(slot.host for slot in plan.slots))
         hosts = [(number, name) for number, name in enumerate(names) if name != plan.here]
         secret = os.urandom(32)
+        branches, sessions, mine = self.bring(plan, secret, hosts, signals, process.start)
+        return Gathered(branches, plan.slots, mine, secret, sessions)
+
+    def bring(
+        self,
+        plan: Plan,
+        secret: bytes,
+        hosts: Sequence[tuple[int, str]],
+        signals: Signals,
+        start: Callable[..., int],
+    ) -> tuple[list[Branch], list[Running], str]:
+        """The agents of these hosts (number, name), the sessions that lead there, and the address of this host to which
+        they have come. start: as starting.Start. Raises StartError."""
         muster = self.place([name for _, name in hosts], secret)
         environ = environment.inherited(environment.forwarded(plan.environ), plan.options, plan.slots)
         environ.update(self.also)
@@ -52,11 +68,11 @@ class Gather:
         given = order(muster, secret, self.timeout, plan.silence, environ)
         given["command"] = list(plan.command)
         try:
-            start = Start(self.starter, hosts, muster, given, plan.environ, signals, self.timeout)
-            branches = start.run()
+            under_way = Start(self.starter, hosts, muster, given, plan.environ, signals, self.timeout, start)
+            branches = under_way.run()
         finally:
             muster.close()
-        return Gathered(branches, plan.slots, given["address"][0], secret, start.running)
+        return branches, under_way.running, given["address"][0]
 
 
 def order(muster: Muster, secret: bytes, timeout: float, silence: float, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -66,24 +66,33 @@ def parse_hostfile(text: str, path: str) -> list[Host]:
     return _distinct(hosts)
 
 
+def parse_discovered(text: str, slots: int) -> list[Host]:
+    """What a host discovery script prints: `name:slots` a line, or `name`, which has `slots`. A host with 0 slots is
+    not offered, as with Horovod. Raises HostError."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    found = [_host(line, f"line {number}", slots, least=0) for number, line in lines if line]
+    return _distinct([host for host in found if host.slots])
+
+
 def read(path: str) -> str:
     """The text of a host file; Windows' editors begin theirs with a mark. Raises OSError."""
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         return file.read()
 
 
-def _host(text: str, source: str) -> Host:
+def _host(text: str, source: str, default: int = 1, least: int = 1) -> Host:
     match = _SHORT.fullmatch(text)
     if match is None:
-        raise HostError(f"{source}: {text!r} is no host; write name, name:slots or [IPv6]:slots [HVD708]")
-    return Host(match["name"].strip("[]"), _slots(match["slots"], source))
+        raise HostError(f"{source}: {text[:80]!r} is no host; write name, name:slots or [IPv6]:slots [HVD708]")
+    slots = default if match["slots"] is None else _slots(match["slots"], source, least)
+    return Host(match["name"].strip("[]"), slots)
 
 
-def _slots(text: str | None, source: str) -> int:
-    if text is not None and len(text.lstrip("0")) > DIGITS_MAX:
+def _slots(text: str, source: str, least: int = 1) -> int:
+    if len(text.lstrip("0")) > DIGITS_MAX:
         raise HostError(f"{source}: {text[:12]}... slots are more than a host can have [HVD708]")
-    slots = 1 if text is None else int(text)
-    if slots < 1:
+    slots = int(text)
+    if slots < least:
         raise HostError(f"{source}: a host needs at least one slot [HVD708]")
     return slots
 

@@ -13,6 +13,7 @@ one note, because the training is worth more than its log.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -50,18 +51,36 @@ class Console:
         self._screens = {1: out, 2: out if one else Screen()}
         self._writers = {1: writer, 2: writer if one else _Writer(wake, self._note)}
         self._files: dict[tuple[int, int], int] = {}
+        self._folder: tuple[str, int, int] | None = None  # of these files, digits of a rank, mode to open them
         self._archive = _Archive(wake, self._note, look.file_bytes)
 
     def open_files(self, folder: str, again: bool = False) -> None:
         """One file per rank and stream below `folder`, which is made; `again`: they go on. Raises OSError."""
         mode = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if again else os.O_TRUNC)
-        width = len(str(len(self._tails) - 1))
-        for rank, stream in self._lines:
-            place = os.path.join(folder, f"rank.{rank:0{width}d}")
-            os.makedirs(place, exist_ok=True)
-            path = os.path.join(place, STREAMS[stream].decode())
+        self._folder = folder, len(str(len(self._tails) - 1)), mode
+        for rank in range(len(self._tails)):
+            self._open_files(rank)
+
+    def _open_files(self, rank: int) -> None:
+        assert self._folder is not None
+        folder, width, mode = self._folder
+        place = os.path.join(folder, f"rank.{rank:0{width}d}")
+        os.makedirs(place, exist_ok=True)
+        for stream, name in STREAMS.items():
+            path = os.path.join(place, name.decode())
             self._files[rank, stream] = os.open(path, mode, 0o666)
             self._archive.paths[self._files[rank, stream]] = path
+
+    def admit(self, rank: int, host: str) -> None:
+        """One more process, with the next number."""
+        self._lines.update({(rank, stream): Lines() for stream in STREAMS})
+        self._tails.append(Tail())
+        self._prefixed = True
+        if self._sheet is not None:
+            self._sheet.admit(rank, host)
+        if self._folder is not None:
+            with contextlib.suppress(OSError):  # a full disk ends nothing that runs
+                self._open_files(rank)
 
     def start(self) -> None:
         """Starts the writing threads: after the agents were forked."""

@@ -8,10 +8,11 @@ only what the start itself has decided, of which nothing is secret. Ranks that m
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import environment
+from .hosts import Slot
 from .plan import Gathered, Plan
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ class Orders:
         self._told = {} if plan.over_mpi else environment.of_job(plan.environ, meeting, far.slots, leader)
         self._told.update(environment.of_attempt(plan.attempt, plan.max_restarts))
 
-    def of(self, ranks: Collection[int], host: str, own: bool) -> dict[str, Any]:
-        """The order to start these ranks. own: for the agent of the launcher's own host."""
-        plan, slots = self._plan, self._far.slots
+    def of(self, ranks: Collection[int], host: str, own: bool, slots: Sequence[Slot] | None = None) -> dict[str, Any]:
+        """The order to start these ranks. own: for the agent of the launcher's own host. slots: of ranks that come
+        later; None: those of the job's start."""
+        plan, slots = self._plan, self._far.slots if slots is None else slots
         environ = {**self._told, **self._far.told.get(host, {})}
         order: dict[str, Any] = {"do": "start", "bind": plan.bind, "pty": plan.pty}
         order["ranks"] = [
@@ -41,6 +43,10 @@ class Orders:
             base = environment.inherited(plan.environ, plan.options, slots, plan.as_horovod)
             environ = {**base, **environ, **environment.secret_of(self._secret)}
             order.update(command=list(plan.command), cwd=os.getcwd())
+        if plan.elastic is not None:
+            order["hold"] = True  # the agent does not end with its last rank
+            for each in order["ranks"]:
+                each["environ"]["HVDLITE_MEMBER"] = str(each["rank"])
         order["stdin"] = plan.stdin and 0 in ranks and not own  # see stdin.py; the own agent has the descriptor
         return {**order, "environ": environ}
 

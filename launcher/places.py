@@ -45,6 +45,7 @@ class Places(NamedTuple):
     gather: Callable[[Plan, Signals], Gathered] | None = None
     join: Callable[[Sequence[str]], int] | None = None
     way: str = ""  # to other hosts, in words
+    listed: Sequence[hosts.Host] = ()  # with all their slots
 
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
@@ -169,14 +170,14 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     if used == {here}:
         if asked.interfaces:
             address.of_interfaces(interfaces_of(asked))  # is there such a one? The job needs none
-        return Places(slots, here)
+        return Places(slots, here, listed=listed)
     from . import dry, gathering, rsh, ssh
 
     also = forwarded(asked, environ)
     port = port_of("--ssh-port", asked.ssh_port)
     starter = rsh.agent_of(environ) or ssh.Ssh(port, asked.ssh_identity, asked.ssh_options or [])
     gather = gathering.Gather(starter, interfaces_of(asked), timeout, also)
-    return Places(slots, here, gather, way=dry.way(starter, sorted(used - {here or ""})))
+    return Places(slots, here, gather, way=dry.way(starter, sorted(used - {here or ""})), listed=listed)
 
 
 def assign(listed: Sequence[hosts.Host], size: int) -> list[hosts.Slot]:
@@ -192,6 +193,26 @@ def assign(listed: Sequence[hosts.Host], size: int) -> list[hosts.Slot]:
     if JOB_RANKS_MAX < size <= sum(host.slots for host in listed):
         raise PlaceError(f"a job of {size} ranks: this version of hvdlite supports at most {JOB_RANKS_MAX} [HVD710]")
     return hosts.assign(listed, size)
+
+
+def go_to(asked: argparse.Namespace, *variables: dict[str, str]) -> None:
+    """The ranks start in this folder, or that of --wdir: is it there? Paths among variables mean this one.
+
+    Raises PlaceError."""
+    try:
+        os.getcwd()
+        for each in variables:
+            each.update(config.absolute(each))
+        asked.script_folder = None
+        if asked.wdir is not None:
+            asked.script_folder = os.getcwd()  # of --host-discovery-script
+            for name in ("hostfile", "folder", "ssh_identity"):  # as this folder has them
+                if getattr(asked, name) is not None:
+                    setattr(asked, name, os.path.abspath(getattr(asked, name)))
+            os.chdir(asked.wdir)
+    except OSError as error:
+        place = "the current folder" if asked.wdir is None else f"--wdir {asked.wdir}"
+        raise PlaceError(f"{place} cannot be used: {error.strerror} [HVD707]") from None
 
 
 def interfaces_of(asked: argparse.Namespace) -> list[str]:

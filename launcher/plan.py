@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from .elastic.members import Terms
 from .ending import Graces
-from .hosts import Slot
+from .hosts import Host, Slot
 
 if TYPE_CHECKING:
     from .branch import Branch
+    from .elastic.discovery import DiscoveryScript
+    from .gathering import Gather
     from .signals import Signals
     from .starting import Running
 
@@ -42,6 +45,17 @@ class Look(NamedTuple):
     file_bytes: int | None = None  # of an output file, before a new one is begun
 
 
+class Elastic(NamedTuple):
+    """That ranks may come and go. script: of host discovery, None: the hosts stay; listed: hosts with all slots."""
+
+    terms: Terms
+    script: DiscoveryScript | None = None
+    listed: Sequence[Host] = ()
+    cooldown: tuple[float, float] = (5.0, 300.0)  # seconds without a new rank after a failure: the first time, at most
+    failures: int = 5  # processes in a row that end before they are ranks: the host is left out
+    gather: Gather | None = None  # the way to hosts that come later
+
+
 class Plan(NamedTuple):
     """A job as the command line asks for it."""
 
@@ -64,3 +78,4 @@ class Plan(NamedTuple):
     attempt: int = 0  # how often it was tried before
     here: str | None = "localhost"  # what slots call this host; None: no rank runs here
     gather: Callable[[Plan, Signals], Gathered] | None = None  # brings the agents of other hosts
+    elastic: Elastic | None = None

@@ -100,6 +100,19 @@ def start(
     return pid
 
 
+def spawn(command: Sequence[str], environ: Mapping[str, str], cwd: str, streams: tuple[int, int, int]) -> int:
+    """As `start`, for a process that has other threads: no Python runs between fork and exec. The kernel does not end
+    what is started when this process is killed, and cwd must be that of this process."""
+    actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(streams)]
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)
+    try:
+        return os.posix_spawnp(
+            command[0], list(command), dict(environ), file_actions=actions, setsid=True, setsigdef=ignored
+        )
+    except OSError as error:
+        raise StartError(error.errno or errno.EIO, command[0]) from None
+
+
 def _become(
     command: Sequence[str],
     environ: Mapping[str, str],

@@ -30,6 +30,10 @@ class Pulse:
         self._next = time.monotonic() + BEAT_S
         self._missed = {id(each): 0 for each in branches}
 
+    def admit(self, branch: Branch) -> None:
+        """One more, which is in the list already."""
+        self._missed[id(branch)] = 0
+
     def due(self) -> float | None:
         """When `beat` has something to do; None: never."""
         return self._next if any(each.alive and not each.done for each in self._branches) else None

@@ -36,13 +36,19 @@ class Sheet:
         streams: dict[int, bytes],
         hosts: Sequence[str] = (),
     ) -> None:
-        self._fold, self._json, self._streams, self._hosts = fold, as_json, streams, hosts
+        self._fold, self._json, self._streams, self._hosts = fold, as_json, streams, list(hosts)
         self._held: dict[tuple[int, int], bytes] = {}
         self._living = set(ranks)
         self._rows: list[_Row] = []  # in the order of `number`
         self._open: dict[tuple[int, bytes], list[_Row]] = {}  # the same, by what they say
         self._joined: dict[int, int] = {}  # number of the row that a rank has said last
         self._next = 0
+
+    def admit(self, rank: int, host: str) -> None:
+        """One more, with the next number; host: as at the start."""
+        self._living.add(rank)
+        if self._hosts:
+            self._hosts.append(host)
 
     def feed(self, rank: int, stream: int, chunk: bytes, now: float) -> list[tuple[int, bytes]]:
         """What can be written now that a rank has written `chunk`."""

@@ -17,7 +17,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hvdlite import __version__, _python
@@ -83,8 +83,9 @@ class StartError(Exception):
 class Running:
     """A session under way."""
 
-    def __init__(self, session: Session, payload: bytes) -> None:
+    def __init__(self, session: Session, payload: bytes, start: Callable[..., int]) -> None:
         self.session = session
+        self._start = start
         self._payload = payload
         self.unsent = b""
         self.pid = 0
@@ -100,7 +101,7 @@ class Running:
         theirs, self.stdin = os.pipe()
         self.output, their_output = os.pipe()
         try:
-            self.pid = process.start(self.session.words, environ, os.getcwd(), (theirs, their_output, their_output))
+            self.pid = self._start(self.session.words, environ, os.getcwd(), (theirs, their_output, their_output))
         finally:
             os.close(theirs)
             os.close(their_output)
@@ -157,7 +158,8 @@ def _over(pid: int) -> bool | None:
 
 
 class Start:
-    """Starts agents on `hosts` (number and name) and waits for them. `run` once."""
+    """Starts agents on `hosts` (number and name) and waits for them. `run` once. start: process.start, or in a process
+    that has other threads process.spawn."""
 
     def __init__(
         self,
@@ -168,6 +170,7 @@ class Start:
         environ: Mapping[str, str],
         signals: Signals,
         timeout: float,
+        start: Callable[..., int] = process.start,
     ) -> None:
         self._starter, self._muster, self._signals, self._environ = starter, muster, signals, environ
         self._names = dict(hosts)
@@ -180,7 +183,7 @@ class Start:
         for session in starter.sessions(hosts):
             alone = session.hosts[0] if len(session.hosts) == 1 else None
             line = json.dumps({**given, "host": alone, "hosts": session.hosts}).encode() + b"\n"
-            self.running.append(Running(session, line))
+            self.running.append(Running(session, line, start))
 
     def run(self) -> list[Branch]:
         """The agents, once all have reported. Raises StartError; then nothing is left of the sessions."""

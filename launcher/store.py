@@ -26,7 +26,8 @@ from typing import Callable
 from hvdlite import _files, _handshake, _wire
 from hvdlite.errors import HvdInitError
 
-from .epochs import LOST_CODE, Epochs, OnLate, Refusal
+from .elastic.membership import Membership
+from .epochs import LOST_CODE, Epochs, OnLate, Refusal, Tell
 
 HANDSHAKE_S = 5.0
 NO_DESCRIPTOR_S = 0.05
@@ -52,14 +53,15 @@ class Connection:
         self.closing = False  # close once everything is sent
         self.open = True
         self.rank: int | None = None
+        self.watches = False  # says nothing, and hears of ranks that would come or are to go
 
 
 class StoreServer:
     """The server, at one address of this host: loopback, or for a job on several hosts one that all of them reach.
 
     `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank, and where ranks are missing at
-    the time limit `on_late(waiting, missing, text)` instead. port: 0 for any. Raises OSError, also where this process
-    may not open so many files."""
+    the time limit `on_late(waiting, missing, text)` instead. port: 0 for any. book: of an elastic job. Raises OSError,
+    also where this process may not open so many files."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class StoreServer:
         on_late: OnLate | None = None,
         address: str = "127.0.0.1",
         port: int = 0,
+        book: Callable[[Tell], Membership] | None = None,
     ) -> None:
         try:  # a connection to each rank, and pipes
             _files.allow(3 * size, "the launcher", f"to hear of {size} ranks")
@@ -85,7 +88,8 @@ class StoreServer:
         self._strangers: list[Connection] = []  # oldest first; those that have not proved the secret
         self._guests: list[Connection] = []  # those that have, and are about to say JOIN
         self._members: dict[int, Connection] = {}  # the live connection of each rank
-        self._epochs = Epochs(size, job, self._tell, on_late)
+        self._watchers: list[Connection] = []
+        self._epochs: Epochs | Membership = book(self._tell) if book else Epochs(size, job, self._tell, on_late)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -126,15 +130,31 @@ class StoreServer:
             self._close(connection)
         self._epochs.tick(now)
 
-    def rank_ended(self, rank: int, text: str) -> None:
+    def rank_ended(self, rank: int, text: str, finished: bool = False) -> None:
         """The launcher saw the rank's process end; `text` says how. No-one waits for it any longer."""
+        self.hear(rank)
+        if isinstance(self._epochs, Membership):
+            self._epochs.ended(rank, text, finished)
+        else:
+            self._epochs.ended(rank, text)
+
+    def hear(self, rank: int) -> None:
+        """Its last words (an ABORT, a BYE) come before its end."""
         connection = self._members.get(rank)
         if connection is not None:
-            self._read(connection)  # its last words (an ABORT, a BYE) come before its end
-        self._epochs.ended(rank, text)
+            self._read(connection)
+
+    def news(self) -> None:
+        """Tells those that watch what the book says now."""
+        for connection in list(self._watchers):
+            self._inform(connection)
+
+    def _inform(self, connection: Connection) -> None:
+        assert connection.session is not None
+        self._send(connection, connection.session.pack(_wire.NEWS, json.dumps(self._epochs.news()).encode()))
 
     def close(self) -> None:
-        for connection in self._strangers + self._guests + list(self._members.values()):
+        for connection in self._strangers + self._guests + self._watchers + list(self._members.values()):
             self._close(connection, silently=True)
         self._selector.close()
         self._listener.close()
@@ -210,7 +230,15 @@ class StoreServer:
         self._send(connection, verdict)
 
     def _frame(self, connection: Connection, kind: int, body: bytes) -> None:
+        if connection.watches:
+            raise Refusal(f"who watches sends no frames, not one of kind {kind} [HVD112]")
         if connection.rank is None:
+            if kind == _wire.WATCH:
+                connection.watches, connection.deadline = True, None
+                self._guests.remove(connection)
+                self._watchers.append(connection)
+                self._inform(connection)
+                return
             if kind != _wire.JOIN:
                 raise Refusal(f"the first frame must be JOIN, not kind {kind} [HVD112]")
             self._join(connection, body)
@@ -218,7 +246,7 @@ class StoreServer:
             self._epochs.contribute(connection.rank, *_wire.unpack_round(body))
         elif kind == _wire.ABORT:
             culprit, code, text = _wire.unpack_end(body)
-            culprit = culprit if 0 <= culprit < self._epochs.size else connection.rank
+            culprit = self._epochs.named(connection.rank, culprit)
             if self._on_abort is not None and not self._epochs.given_up(connection.rank):
                 self._on_abort(connection.rank, culprit, code, text)
             self._epochs.aborted(connection.rank, culprit, code, text)
@@ -234,7 +262,7 @@ class StoreServer:
             rank, pid = int(says["rank"]), int(says["pid"])
             size, timeout = int(says["size"]), float(says.get("timeout", 30.0))
             build = (str(says["version"]), str(says["wire"]))
-            host = str(says.get("host", ""))[:64]
+            host, commit = str(says.get("host", ""))[:64], int(says.get("commit", -1))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise Refusal("the JOIN frame is not what this launcher's version expects [HVD104]") from None
         living = self._members.get(rank)
@@ -246,7 +274,7 @@ class StoreServer:
         connection.reader.limit = _wire.FRAME_MAX
         self._guests.remove(connection)
         self._members[rank] = connection
-        self._epochs.join(rank, pid, build, timeout if 0 < timeout < 1e7 else 30.0, host)
+        self._epochs.join(rank, pid, build, timeout if 0 < timeout < 1e7 else 30.0, host, commit)
 
     def _tell(self, rank: int, kind: int, body: bytes) -> None:
         connection = self._members.get(rank)
@@ -255,7 +283,8 @@ class StoreServer:
 
     def _refuse(self, connection: Connection, text: str) -> None:
         if connection.rank is not None:
-            self._epochs.aborted(connection.rank, connection.rank, LOST_CODE, f"rank {connection.rank}: {text}")
+            who = self._epochs.who(connection.rank)
+            self._epochs.aborted(connection.rank, connection.rank, LOST_CODE, f"{who}: {text}")
         connection.closing = True
         connection.deadline = connection.deadline or time.monotonic() + HANDSHAKE_S
         if connection.session is not None:
@@ -303,7 +332,7 @@ class StoreServer:
         connection.open = False
         self._selector.unregister(connection.sock)
         connection.sock.close()
-        for waiting in (self._strangers, self._guests):
+        for waiting in (self._strangers, self._guests, self._watchers):
             if connection in waiting:
                 waiting.remove(connection)
         if connection.rank is not None and self._members.get(connection.rank) is connection:

@@ -10,7 +10,7 @@
 The optimizer's variables are made when the state is, so that all ranks have the same ones to send. States of random
 seeds are saved and restored, but not sent: ranks drop out different units.
 
-The ranks of a job cannot change yet in this version (see hvdlite.elastic): everything works as long as they stay.
+Ranks come and go in jobs that hvdlite-run --min-np has started (see hvdlite.elastic).
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ class KerasState(ObjectState):
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         if self.optimizer is not None:
             _built(self.optimizer, list(model.trainable_variables))
-        self._save_model()
+        self._saved_model, self._saved_window = self._copies()
         super().__init__(bcast_object=broadcast_object, get_rank=_core.rank, **kwargs)
 
     def save(self) -> None:
         """Keep a copy of everything in memory."""
-        self._save_model()
+        copies = self._copies()
         super().save()
+        self._saved_model, self._saved_window = copies
 
     def restore(self) -> None:
         """Go back to what was saved last."""
@@ -77,17 +78,34 @@ class KerasState(ObjectState):
         broadcast(_once([*self.model.weights, *self._of_optimizer()]), 0)
         if self._window() is not None:
             self._go_on(broadcast_object(self._window().kept(), 0))
-        self._save_model()
+        copies = self._copies()
         super().sync()
+        self._saved_model, self._saved_window = copies  # now that all has arrived: until then there is a way back
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was saved last: values of variables, in order, below "model"; the place in a window below "window"."""
+        values = [value for _, value in self._saved_model]
+        return {**super().state_dict(), "model": values, "window": self._saved_window}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go back to what `state_dict` has given. ValueError for variables of other shapes."""
+        variables, values = [variable for variable, _ in self._saved_model], state_dict["model"]
+        shapes = [tuple(value.shape) for value in values]
+        if [tuple(variable.shape) for variable in variables] != shapes:
+            raise ValueError(f"its variables have other shapes than the model's: {shapes} [HVD425]")
+        self._saved_model, self._saved_window = list(zip(variables, values)), state_dict["window"]
+        super().load_state_dict(state_dict)
+        self.restore()
 
     def _of_optimizer(self) -> list[Any]:
         found = getattr(self.optimizer, "variables", [])
         return list(found() if callable(found) else found)
 
-    def _save_model(self) -> None:
+    def _copies(self) -> tuple[list[tuple[Any, Any]], Any]:
+        """Of each variable its value, and the place in a window of several passes."""
         kept = _once([*self.model.variables, *self._of_optimizer()])
-        self._saved_model = [(variable, np.array(variable.numpy())) for variable in kept]
-        self._saved_window = None if self._window() is None else self._window().kept()
+        values = [(variable, np.array(variable.numpy())) for variable in kept]
+        return values, None if self._window() is None else self._window().kept()
 
     def _window(self) -> Any:
         """Several passes of which only some may have been made; None: a step is one pass."""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from .. import _core
 from .._bytes import allgather_bytes
 from .._coded import coded
+from ..consistency import mismatch
 from ..errors import HvdArgumentError, HvdMismatchError
 from ..ops import Sum
 from ..process_set import ProcessSet, global_process_set, number_of
@@ -75,7 +76,8 @@ def compare(listed: Listed, process_set: ProcessSet = global_process_set) -> Non
             said = [each.decode(errors="replace") for each in allgather_bytes(listed.text().encode(), name, number)]
         except (HvdArgumentError, HvdMismatchError) as error:  # a rank has joined: none can be asked
             raise HvdMismatchError(coded("HVD305", _differ(listed, [listed.text()], str(error)))) from None
-        raise HvdMismatchError(coded("HVD305", _differ(listed, said))) from None
+        lists = [text.partition(": ")[2] for text in said]
+        raise mismatch("HVD305", _differ(listed, said), lists, process_set.ranks) from None
     pending.release()
 
 

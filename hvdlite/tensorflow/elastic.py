@@ -9,20 +9,23 @@
 
 A lost rank that is noticed inside a graph is a tf.errors.UnknownError like others; `run` tells it from them by asking
 the core, so that whichever collective it was becomes the loop's business, and every other error stays what it is.
+States of graphs ask likewise while they are synchronized.
 
-The ranks of a job cannot change yet in this version (see hvdlite.elastic): everything works as long as they stay.
+Ranks come and go in jobs that hvdlite-run --min-np has started (see hvdlite.elastic).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from .. import _core
-from ..elastic import ObjectState, State, reset_not_yet, run_fn
+from ..elastic import ObjectState, State, reset, run_fn
 from ..errors import HorovodInternalError
 from ..keras.elastic import KerasState
 from ..objects import broadcast_object
@@ -39,20 +42,27 @@ def _lost(error: tf.errors.UnknownError) -> HorovodInternalError | None:
     return HorovodInternalError(error.message) if ours else None
 
 
+@contextlib.contextmanager
+def _losses_told() -> Iterator[None]:
+    """A lost rank is a HorovodInternalError, however TensorFlow has told of it."""
+    try:
+        yield
+    except tf.errors.UnknownError as error:
+        lost = None if isinstance(error, HorovodInternalError) else _lost(error)
+        if lost is None:
+            raise
+        raise lost from error
+
+
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of a training function whose first argument is a State: see hvdlite.elastic.run."""
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with _losses_told():
             return func(*args, **kwargs)
-        except tf.errors.UnknownError as error:
-            lost = None if isinstance(error, HorovodInternalError) else _lost(error)
-            if lost is None:
-                raise
-            raise lost from error
 
-    return run_fn(wrapper, reset_not_yet)
+    return run_fn(wrapper, reset)
 
 
 class TensorFlowKerasState(KerasState):
@@ -76,13 +86,14 @@ class TensorFlowState(ObjectState):
             if self.session is None:
                 raise ValueError("variables of a graph need a session: give session=, or make one the default [HVD247]")
             self._sent = broadcast_variables(self.variables, root_rank=0)
-        self._save_model()
+        self._values = self._copies()
         super().__init__(bcast_object=broadcast_object, get_rank=_core.rank, **kwargs)
 
     def save(self) -> None:
         """Keep a copy of everything in memory."""
-        self._save_model()
+        values = self._copies()
         super().save()
+        self._values = values
 
     def restore(self) -> None:
         """Go back to what was saved last."""
@@ -96,17 +107,32 @@ class TensorFlowState(ObjectState):
     def sync(self) -> None:
         """Give every rank rank 0's state."""
         if self._in_graph:
-            self.session.run(self._sent)
+            with _losses_told():
+                self.session.run(self._sent)
         else:
             broadcast_variables(self.variables, root_rank=0)
-        self._save_model()
+        values = self._copies()
         super().sync()
+        self._values = values  # now that all has arrived: until then there is a way back
 
-    def _save_model(self) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """What was saved last: values of variables, in order, below "variables"."""
+        return {**super().state_dict(), "variables": [np.array(value) for value in self._values]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go back to what `state_dict` has given. ValueError for variables of other shapes."""
+        values = state_dict["variables"]
+        shapes = [tuple(value.shape) for value in values]
+        if [tuple(variable.shape) for variable in self.variables] != shapes:
+            raise ValueError(f"its variables have other shapes than the job's: {shapes} [HVD425]")
+        self._values = values if self._in_graph else [tf.convert_to_tensor(value) for value in values]
+        super().load_state_dict(state_dict)
+        self.restore()
+
+    def _copies(self) -> list[Any]:
         if self._in_graph:
-            self._values = list(self.session.run(self.variables))
-        else:
-            self._values = [tf.identity(variable) for variable in self.variables]
+            return list(self.session.run(self.variables))
+        return [tf.identity(variable) for variable in self.variables]
 
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run", "run_fn"]

@@ -69,6 +69,8 @@ def as_tensorflow(error: Exception) -> Exception:
             both = _both(type(error), theirs)(None, None, str(error))  # type: ignore
             if isinstance(error, HvdError):
                 both.rank = error.rank  # type: ignore[attr-defined]
+            if isinstance(error, HvdMismatchError):
+                both.ranks = error.ranks  # type: ignore[attr-defined]
             if isinstance(error, HvdTimeoutError):
                 both.handle = error.handle  # type: ignore[attr-defined]
             return both

@@ -154,6 +154,17 @@ static int descriptors(void)
     return count;
 }
 
+/* What is left of one exchange is not read as the next, which fails for the same reason. */
+static void leave_half_done(void)
+{
+    struct attendee told[SIZE] = {
+        {.waits = true, .goes_on = true}, {.is_told = true, .goes_on = true}, {.goes_on = true}};
+    meet(told);
+    for (int rank = 0; rank < SIZE; rank++)
+        CHECK_CODE(told[rank].code, HVD_EPEER, told[rank].error.text);
+    CHECK_CODE(!strcmp(told[1].error.text, "gone"), 1, told[1].error.text);
+}
+
 int main(void)
 {
     crew_deadline(60);
@@ -204,13 +215,7 @@ int main(void)
         CHECK(stopped[rank].code == HVD_ETIMEOUT && strstr(stopped[rank].error.text, "rank 1 did not answer") &&
               stopped[rank].error.culprit == 1);
 
-    /* what is left of one exchange is not read as the next, which fails for the same reason */
-    struct attendee told[SIZE] = {
-        {.waits = true, .goes_on = true}, {.is_told = true, .goes_on = true}, {.goes_on = true}};
-    meet(told);
-    for (int rank = 0; rank < SIZE; rank++)
-        CHECK_CODE(told[rank].code, HVD_EPEER, told[rank].error.text);
-    CHECK_CODE(!strcmp(told[1].error.text, "gone"), 1, told[1].error.text);
+    leave_half_done();
 
     struct attendee liar[SIZE] = {[2] = {.wrong_secret = true}};
     meet(liar);

@@ -38,6 +38,13 @@ library_options:
 logging:
   level: DEBUG
   with_timestamp: false
+elastic:
+  min-np: 1
+  max_np: 1
+  slots_per_host: null
+  elastic-timeout: 700
+  reset_limit: 3
+  blacklist-cooldown-range: [5, 60]
 """
 FLAGS = """
 --gloo --fusion-threshold-mb=32 --cycle-time-ms=5 --cache-capacity=2048 --hierarchical-allreduce
@@ -46,6 +53,7 @@ FLAGS = """
 --no-timeline-mark-cycles --no-stall-check --stall-check-warning-time-seconds=120
 --stall-check-shutdown-time-seconds=300 --no-mpi-threads-disable --num-nccl-streams=2 --thread-affinity=1
 --gloo-timeout-seconds=60 --log-level=DEBUG --log-without-timestamp
+--min-np=1 --max-np=1 --elastic-timeout=700 --reset-limit=3 --blacklist-cooldown-range 5 60
 """
 
 
@@ -90,6 +98,8 @@ REFUSED = [
     ("logging: {level: loud}", "--log-level loud: must be one of"),
     ("logging: {with_timestamp: 1}", "logging.with_timestamp: 1: must be true or false"),
     ("library_options: {num_nccl_streams: true}", "library_options.num_nccl_streams: true: must be a value"),
+    ("elastic: {blacklist_cooldown_range: 5}", "elastic.blacklist_cooldown_range: 5: must be a value LOW and a value"),
+    ("elastic: {min_mp: 5}", "did you mean elastic.min_np?"),
     ("params: {a: 1\nb", "is no YAML, line 2"),
     ("params: {cycle_time_ms: fast}", "--cycle-time-ms"),
 ]

@@ -19,9 +19,10 @@ HOROVODRUNS = """-v --version -np --num-proc -cb --check-build --disable-cache -
 --no-stall-check --stall-check --stall-check-warning-time-seconds --stall-check-shutdown-time-seconds
 --mpi-threads-disable --no-mpi-threads-disable --mpi-args --tcp --binding-args --num-nccl-streams --thread-affinity
 --gloo-timeout-seconds --log-level --log-with-timestamp --log-without-timestamp --log-hide-timestamp
---no-log-hide-timestamp -prefix-timestamp --prefix-output-with-timestamp -H --hosts -hostfile --hostfile --gloo --mpi"""
-NOT_HERE = """--min-np --min-num-proc --max-np --max-num-proc --slots-per-host --elastic-timeout --reset-limit
---blacklist-cooldown-range --host-discovery-script --jsrun"""
+--no-log-hide-timestamp -prefix-timestamp --prefix-output-with-timestamp -H --hosts -hostfile --hostfile --gloo --mpi
+--min-np --min-num-proc --max-np --max-num-proc --slots-per-host --elastic-timeout --reset-limit
+--blacklist-cooldown-range --host-discovery-script"""
+NOT_HERE = "--jsrun"
 TORCHRUNS = """--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --standalone --max-restarts -m
 --module --log-dir --local-ranks-filter --node-rank --master-addr --master-port
 --rdzv-conf --monitor-interval --start-method --role"""

@@ -135,6 +135,38 @@ def test_b3_an_unknown_error_that_is_no_lost_rank_is_not_swallowed():
         train(state)
 
 
+@as_ranks(2, deadline=120)
+def test_a_sync_that_ends_before_the_objects_leaves_one_commit():
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.tensorflow.keras as hvd
+    from hvdlite.tensorflow.elastic import TensorFlowState
+
+    def fails(_):
+        raise hvd.HvdPeerLostError("rank 0 is lost")
+
+    mine = 4.0 + hvd.rank()
+    model, variable = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)]), tf.Variable(mine)
+    model.set_weights([np.full((1, 1), mine), np.full(1, mine)])
+    of_keras, of_variables = hvd.elastic.KerasState(model, step=mine), TensorFlowState([variable], step=mine)
+    for state in (of_keras, of_variables):
+        told, state._bcast_object = state._bcast_object, fails
+        with pytest.raises(hvd.HvdPeerLostError):
+            state.sync()
+        assert state is not of_variables or variable == 4.0
+        state.restore()
+        assert (state.step, model.get_weights()[1][0] if state is of_keras else float(variable)) == (mine, mine)
+        state._bcast_object = told
+        state.sync()
+        state.restore()
+        assert (state.step, model.get_weights()[1][0] if state is of_keras else float(variable)) == (4.0, 4.0)
+    other = keras.Sequential([keras.layers.Input((1 + hvd.rank(),)), keras.layers.Dense(1)])
+    with pytest.raises(hvd.HvdMismatchError) as caught:
+        hvd.elastic.KerasState(other).sync()
+    assert caught.value.ranks == (1,)
+
+
 DEATH = """
 import os, signal, sys
 import tensorflow as tf, hvdlite.tensorflow as hvd

@@ -45,6 +45,18 @@ static int exchange_in_process(struct hvd_host *host, const void *mine, size_t b
     return code;
 }
 
+/* After an exchange that a rank has left half done none follows: what lies in the sockets belongs to that one. */
+static int exchange_between_processes(struct hvd_host *host, const void *mine, size_t bytes, void *all, int fd,
+                                      int *fds, struct hvd_error *error)
+{
+    if (host->ended.code != HVD_OK)
+        return hvd_fail_rank(error, host->ended.code, host->ended.culprit, "%s", host->ended.text);
+    int code = hvd_meet_exchange(host, mine, bytes, all, fd, fds, error);
+    if (code == HVD_EPEER || code == HVD_ETIMEOUT)
+        host->ended = *error;
+    return code;
+}
+
 int hvd_host_exchange(struct hvd_host *host, const void *mine, size_t bytes, void *all, int fd, int *fds,
                       struct hvd_error *error)
 {
@@ -57,7 +69,7 @@ int hvd_host_exchange(struct hvd_host *host, const void *mine, size_t bytes, voi
         return HVD_OK;
     }
     if (!host->in_process)
-        return hvd_meet_exchange(host, mine, bytes, all, fd, fds, error);
+        return exchange_between_processes(host, mine, bytes, all, fd, fds, error);
     int code = exchange_in_process(host, mine, bytes, all, error);
     if (code == HVD_OK && fds) {
         code = exchange_in_process(host, &fd, sizeof fd, fds, error);

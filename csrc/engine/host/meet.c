@@ -8,11 +8,9 @@
  * hvd_meet_exchange: every rank sends a part to rank 0 (a status, bytes, at most one descriptor), rank 0 sends
  * everybody all of them. A rank that failed locally still takes part, with its status and text: so all ranks
  * fail together with the same words. A rank that ends meanwhile is noticed by rank 0 as end of file; the
- * others hear it from rank 0's verdict or from the store, and wait a moment for that before they blame
- * rank 0 itself. So it is with time: all wait for rank 0, which alone knows for whom it waits, so they give it a little
- * more than it gives the others. Where a descriptor is due and a failing rank has none, its socket stands in: the
- * number of descriptors in a parcel is fixed. After an exchange that a rank has left half done none follows: each fails
- * with the same words.
+ * others hear it from rank 0's verdict or from the store, and wait a moment for that before they blame rank 0 itself. So
+ * it is with time: all wait for rank 0, which alone knows for whom it waits, so they give it a little more than it gives
+ * the others. Where a descriptor is due and a failing rank has none, its socket stands in: their number is fixed.
  *
  * Cost: 2 (n - 1) messages, n descriptors each at most. Done at init only.
  */
@@ -364,10 +362,6 @@ int hvd_meet_exchange(struct hvd_host *host, const void *mine, size_t bytes, voi
     size_t stride = HVD_ALIGN_UP(sizeof(struct part) + bytes, _Alignof(struct part)); /* parts are read in place */
     char *parts = calloc((size_t)host->size, stride);
     HVD_ASSERT(parts && bytes > 0 && host->size > 1);
-    if (host->ended.code != HVD_OK) { /* what lies in the sockets belongs to the exchange that was left */
-        free(parts);
-        return hvd_fail_rank(error, host->ended.code, host->ended.culprit, "%s", host->ended.text);
-    }
     struct part *own = (struct part *)parts;
     own->bytes = (uint32_t)bytes;
     own->fds = fds != NULL;
@@ -383,18 +377,16 @@ int hvd_meet_exchange(struct hvd_host *host, const void *mine, size_t bytes, voi
         struct hvd_parcel to = {.bytes = parts, .length = stride, .fds = &stand_in, .fds_count = fds ? 1 : 0};
         struct hvd_parcel from = {
             .bytes = parts, .length = stride * (size_t)host->size, .fds = fds, .fds_count = fds ? host->size : 0};
-        code = part_send(host, 0, &to, error);
-        if (code == HVD_OK)
+        if ((code = part_send(host, 0, &to, error)) == HVD_OK)
             code = part_receive(host, 0, &from, error);
     }
-    bool left = code != HVD_OK;
+    if (code != HVD_OK)
+        host->ended = *error;
     if (code == HVD_OK && own->code != HVD_OK) {
         own->text[sizeof own->text - 1] = '\0';
         code = own->code;
         hvd_fail_rank(error, code, own->culprit, "%s", own->text);
     }
-    if (left || code == HVD_EPEER || code == HVD_ETIMEOUT)
-        host->ended = *error;
     for (int rank = 0; rank < host->size; rank++) {
         if (code == HVD_OK) {
             memcpy((char *)all + (size_t)rank * bytes, parts + (size_t)rank * stride + sizeof *own, bytes);

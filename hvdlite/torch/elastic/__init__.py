@@ -8,7 +8,7 @@
 
     train(hvd.elastic.TorchState(model, optimizer, epoch=0))
 
-The ranks of a job cannot change yet in this version (see hvdlite.elastic): everything works as long as they stay.
+Ranks come and go in jobs that hvdlite-run --min-np has started (see hvdlite.elastic).
 """
 
 from ...elastic import ObjectState, State, run, run_fn

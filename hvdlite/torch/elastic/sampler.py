@@ -4,6 +4,9 @@ All ranks shuffle alike, from seed and epoch. The samples of an epoch that are n
 one, rank by rank; the first are dealt again until all ranks have equally many. Processed is told in one of two ways:
 `record_batch` counts on all ranks being equally far (Horovod's rule), `record_indices` names samples. `reset` deals
 anew what is left, to however many ranks there are.
+
+What a rank has named only this rank knows, and it may be lost. So TorchState exchanges at each commit of an elastic job
+what is new (`unshared`); a count needs no exchange.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ class ElasticSampler(Sampler):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self.processed_num = 0
-        self.processed_indices: set[int] = set()
+        self.processed_num = 0  # samples of this epoch on all ranks, by record_batch
+        self.processed_indices: set[int] = set()  # of the dataset, in this epoch, by record_indices
+        self.unshared: set[int] = set()  # of these, what this rank has named and not told to the others yet
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
@@ -38,6 +42,7 @@ class ElasticSampler(Sampler):
         self.epoch = epoch
         self.processed_num = 0
         self.processed_indices = set()
+        self.unshared = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
@@ -46,7 +51,9 @@ class ElasticSampler(Sampler):
 
     def record_indices(self, indices: Iterable[int]) -> None:
         """This rank has processed these samples of the dataset. Not to be mixed with record_batch."""
-        self.processed_indices.update(int(index) for index in indices)
+        named = {int(index) for index in indices}
+        self.processed_indices |= named
+        self.unshared |= named
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
         """The samples of one batch of this rank."""
@@ -58,6 +65,7 @@ class ElasticSampler(Sampler):
             "epoch": self.epoch,
             "processed_num": self.processed_num,
             "processed_indices": set(self.processed_indices),
+            "unshared": set(self.unshared),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -65,6 +73,7 @@ class ElasticSampler(Sampler):
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict.get("processed_num", 0)
         self.processed_indices = set(state_dict.get("processed_indices", ()))
+        self.unshared = set(state_dict.get("unshared", ()))
         self.reset()
 
     def reset(self) -> None:

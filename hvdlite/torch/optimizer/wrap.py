@@ -3,7 +3,7 @@
 `DistributedOptimizer` returns an object of a new class, made of our methods and the class of the optimizer it is given:
 isinstance, LR schedulers and GradScaler see the original. It takes over state and parameter groups, not copies. Hooks
 on the parameters start each gradient's allreduce in place when backward has accumulated it; the end of backward waits
-for all. With one rank there are no hooks.
+for all. With one rank there are no hooks, unless the job is elastic and may grow.
 
 What users should know:
   - Every rank sends every trainable parameter once per backward (of the last of `backward_passes_per_step`). Where
@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from ... import _core
+from ... import _core, _member
 from ...ops import Adasum, Average, op_of
 from ...optimizer import GradientBook
 from ...process_set import ProcessSet, global_process_set
@@ -99,7 +99,8 @@ def DistributedOptimizer(
     names = {} if named_parameters is None else dict(pairs)
     refuse_wrappers(pairs)
     members = grouped(groups, num_groups, [parameter for parameter, _ in pairs])
-    alone = size == 1 or not process_set.included() or process_set.size() == 1
+    may_grow = _member.is_elastic() and process_set is global_process_set  # a job of one rank now, of more later
+    alone = not may_grow and (size == 1 or not process_set.included() or process_set.size() == 1)
     combines = chosen == Adasum and not weighted and not alone
     for parameter, name in pairs:
         if parameter.is_complex() and not combines:

@@ -1,0 +1,88 @@
+"""Trains on handwritten digits while ranks come and go: kill one, and the others go on from the last commit.
+
+    hvdlite-run -np 3 --min-np 1 python examples/13_elastic.py
+    hvdlite-run -np 3 --min-np 1 python examples/13_elastic.py --lose 2 --saved digits.state
+
+In the second form rank 2 of the start kills itself on the way; a new process takes its place. The state is also kept in
+a file: a job that was ended (by Ctrl-C, or the time limit of a cluster) goes on from its last commit when it is started
+again.
+What differs from 03_train_digits.py is marked `elastic`.
+"""
+
+import argparse
+import os
+import signal
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hvdlite.torch as hvd
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train on handwritten digits while ranks come and go.")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=64, help="over all ranks together")
+    parser.add_argument("--lr", type=float, default=0.002)
+    parser.add_argument("--saved", help="a file that keeps the state of the last commit")
+    parser.add_argument("--lose", type=int, default=-1, metavar="RANK", help="this rank of the start is lost")
+    return parser.parse_args()
+
+
+def load() -> "tuple[TensorDataset, TensorDataset]":
+    """Training and test set: images (n, 64) of float32 in 0..1 and labels (n,) of int64."""
+    digits = load_digits()
+    split = train_test_split(digits.data, digits.target, test_size=0.2, stratify=digits.target, random_state=1)
+    images, labels = split[:2], split[2:]
+    train, test = (
+        TensorDataset(torch.tensor(x, dtype=torch.float32) / 16, torch.tensor(y).long()) for x, y in zip(images, labels)
+    )
+    return train, test
+
+
+def main() -> None:
+    args = arguments()
+    hvd.init()  # elastic: a process that comes later does not wait here, it gets ready beside the others
+    torch.manual_seed(1)
+    train_set, test_set = load()
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam(model.parameters(), lr=args.lr), named_parameters=model.named_parameters()
+    )
+    sampler = hvd.elastic.ElasticSampler(train_set)  # elastic: deals what is left of the epoch to the ranks there are
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0)
+    if args.saved:
+        state.save_to(args.saved)  # elastic: a job that is started again goes on from here
+    began_as = hvd.rank() if os.environ.get("HVDLITE_EXPECTED_PLACE") is None else -1
+
+    @hvd.elastic.run  # elastic: called again by those that are left, with the state of the last commit
+    def train(state: hvd.elastic.TorchState) -> None:
+        while state.epoch < args.epochs:
+            batch_size = max(1, args.batch_size // hvd.size())  # elastic: the global batch stays
+            loader = DataLoader(train_set, batch_size=batch_size, sampler=sampler)
+            for number, (images, labels) in enumerate(loader):
+                optimizer.zero_grad()
+                F.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+                sampler.record_batch(number, batch_size)  # elastic
+                state.batch += 1
+                if began_as == args.lose and state.batch == 60:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if state.batch % 5 == 0:
+                    state.commit()  # elastic: what was done since would be done again
+            state.epoch += 1
+            sampler.set_epoch(state.epoch)
+            with torch.no_grad():
+                right = (model(test_set.tensors[0]).argmax(1) == test_set.tensors[1]).float().mean().item()
+            if hvd.rank() == 0:
+                print(f"epoch {state.epoch:2}  {hvd.size()} ranks  test accuracy {right:.2%}", flush=True)
+
+    train(state)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""How many ranks may run on which host, and is another one started there now? Pure, but for the names of this host.
+
+The hosts are those of the command line, or what the host discovery script offers at the moment. All names of this
+machine are one host. A host that is no longer offered has no slots, but its failures are remembered, since it may come
+back.
+
+A host on which a rank fails has a cooldown: it gets no new rank for LOW seconds, twice as long each time up to HIGH,
+until it has been quiet for long. Its other ranks go on. Several ends within a second are one failure: they have one
+cause, such as a device or a network that all of them use. A host on which process after process ends before it is a
+rank is left out for good: something is missing there, and nobody would end a series of starts that cannot succeed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..hosts import Host
+from ..places import is_here
+
+QUIET_S = 600.0  # after which the failures of a host are forgotten
+TOGETHER_S = 1.0  # ends of ranks on a host within this time are one failure
+
+
+class _Place:
+    """A host that ranks may run on, or might once."""
+
+    def __init__(self) -> None:
+        self.offered = self.out = False
+        self.slots = self.failures = 0
+        self.early = 0  # processes in a row that ended before they were ranks
+        self.failed: float | None = None  # when, the last time that counted
+        self.until = 0.0  # the end of the cooldown
+
+
+class Capacity:
+    """own: what slots call this host; None: no rank was placed here. cooldown: LOW and HIGH in seconds. failures: after
+    so many processes in a row that ended before they were ranks a host is left out."""
+
+    def __init__(self, listed: Sequence[Host], own: str | None, cooldown: tuple[float, float], failures: int) -> None:
+        self._own = "localhost" if own is None else own
+        self._low, self._high = cooldown
+        self._failures = failures
+        self._places: dict[str, _Place] = {}
+        self._called: dict[str, str] = {}  # each name is looked up once, as a resolver may be slow
+        self.offer(listed)
+
+    def offer(self, listed: Sequence[Host]) -> dict[str, int]:
+        """From now on these hosts are there, and no other. Slots by name, all names of this machine in one."""
+        slots: dict[str, int] = {}
+        for host in listed:
+            if host.name not in self._called:
+                self._called[host.name] = self._own if is_here(host.name) else host.name
+            name = self._called[host.name]
+            slots[name] = slots.get(name, 0) + host.slots
+        for name in slots:
+            self._places.setdefault(name, _Place())
+        for name, place in self._places.items():
+            place.offered, place.slots = name in slots, slots.get(name, 0)
+        return slots
+
+    def names(self) -> list[str]:
+        """All hosts that were ever offered."""
+        return list(self._places)
+
+    def slots(self, name: str) -> int:
+        """0 for a host that is not offered now."""
+        return self._places[name].slots
+
+    def can_start(self, name: str, now: float) -> bool:
+        """Whether a new rank may be started there. Whether a slot is free is for the caller to know."""
+        place = self._places[name]
+        return place.offered and not place.out and place.until <= now
+
+    def failed(self, name: str, now: float, new: bool) -> None:
+        """A rank has ended there, or the host could not be reached. new: nothing there had become a rank."""
+        place = self._places[name]
+        place.early += new
+        place.out |= place.early >= self._failures
+        if place.failed is not None:
+            if now < place.failed + TOGETHER_S:
+                return
+            if now > place.failed + max(QUIET_S, 2 * self._high):
+                place.failures = 0
+        place.failures, place.failed = place.failures + 1, now
+        place.until = now + min(self._high, self._low * 2 ** min(place.failures - 1, 30))
+
+    def became_rank(self, name: str) -> None:
+        """A process there is a rank now, so nothing is missing."""
+        self._places[name].early = 0
+
+    def left_out(self, name: str) -> None:
+        """No process is started there any more."""
+        self._places[name].out = True
+
+    def remedy(self, name: str, now: float) -> str:
+        """What follows from its failures, to be put behind a text; "" if nothing."""
+        place = self._places[name]
+        if place.out and place.early >= self._failures:
+            return f"; host {name} is left out: {place.early} processes in a row ended there before they were ranks"
+        if place.out:
+            return f"; host {name} is left out"
+        return f"; host {name} gets no new rank for {place.until - now:.3g} s" if place.until > now else ""
+
+    def due(self, now: float) -> float | None:
+        """When the next cooldown ends."""
+        ends = [place.until for place in self._places.values() if place.until > now and place.offered and not place.out]
+        return min(ends, default=None)
+
+    def hopeless(self) -> bool:
+        """No host is offered that is not left out."""
+        return all(place.out or not place.offered for place in self._places.values())

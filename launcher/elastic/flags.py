@@ -1,0 +1,183 @@
+"""Which flags let ranks come and go, and what do they mean? horovodrun's, with its names.
+
+Any of --min-np, --max-np and --host-discovery-script makes a job elastic. As with Horovod, --min-np is -np where it is
+not given, and without --max-np there are as many ranks as the hosts have slots for. Without -np a job begins with a
+rank for each slot, and goes on as long as there is one.
+
+The discovery script is asked once before anything is started, so that what is wrong with it is told at once; its hosts
+become those of -H.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hvdlite._coded import coded
+
+from .. import gathering, hosts, places, rsh, ssh
+from ..plan import Elastic
+from .discovery import DiscoveryError, DiscoveryScript
+from .members import Terms
+
+COOLDOWN_S = ("5", "300")
+STEP_S = 0.05
+_MAKES = ("min_np", "max_np", "host_discovery_script")  # a job elastic
+_MORE = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range", "rendezvous_timeout")
+
+
+def add_flags(add: Callable[..., argparse.Action]) -> None:
+    """Those of ranks that come and go, but for those of the table of options."""
+    add("--min-np", "--min-num-proc", dest="min_np", metavar="N", help="go on with N ranks or more where some are lost")
+    add(
+        "--max-np",
+        "--max-num-proc",
+        dest="max_np",
+        metavar="N",
+        help="no more ranks than N, however many slots there are",
+    )
+    add(
+        "--host-discovery-script",
+        dest="host_discovery_script",
+        metavar="SCRIPT",
+        help="a command that prints the hosts of the moment, `host:slots` a line; it is asked each second",
+    )
+    add("--slots-per-host", "--slots", metavar="N", help="of hosts for which the script prints none (default 1)")
+    add("--reset-limit", metavar="N", help="end the job when ranks have changed more often than this")
+    add(
+        "--blacklist-cooldown-range",
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="a host on which a rank fails gets no new one for LOW seconds, then twice as long each time (default "
+        f"{' '.join(COOLDOWN_S)})",
+    )
+
+
+def of(asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any]) -> Elastic | None:
+    """None: the ranks stay. values: of options. May set asked.hosts and asked.np. Raises places.PlaceError."""
+    if all(getattr(asked, name) is None for name in _MAKES):
+        for name in _MORE:
+            if getattr(asked, name) is not None:
+                raise places.PlaceError(
+                    f"{_flag(name)} is for jobs whose ranks come and go: it needs --min-np, --max-np or "
+                    "--host-discovery-script [HVD703]"
+                )
+        return None
+    _refuse(asked)
+    terms = _terms(asked, values)
+    low, high = (
+        places.number("--blacklist-cooldown-range", each, 0, "seconds")
+        for each in asked.blacklist_cooldown_range or COOLDOWN_S
+    )
+    if low > high:
+        raise places.PlaceError(f"--blacklist-cooldown-range {low} {high}: LOW is more than HIGH [HVD704]")
+    slots = _number(asked, "slots_per_host", 1, "slots", 1)
+    starter = rsh.agent_of(environ) or ssh.Ssh(
+        places.port_of("--ssh-port", asked.ssh_port), asked.ssh_identity, asked.ssh_options or []
+    )
+    also = places.forwarded(asked, environ)
+    later = gathering.Gather(starter, places.interfaces_of(asked), values["start_timeout"], also)
+    script = None
+    if asked.host_discovery_script is not None:
+        script = DiscoveryScript(asked.host_discovery_script, slots or 1, asked.script_folder)
+        listed = _asked_once(script, terms, wait=not asked.dry)
+        asked.hosts = ",".join(
+            f"[{host.name}]:{host.slots}" if ":" in host.name else f"{host.name}:{host.slots}" for host in listed
+        )
+        room = sum(host.slots for host in listed)
+        terms = terms._replace(np=terms.np or min(room, terms.max_np or room))
+        asked.np = str(min(terms.np, room))
+    return Elastic(terms, script, (), (float(low), float(high)), gather=later)
+
+
+def placed(elastic: Elastic | None, where: places.Places) -> Elastic | None:
+    """With the hosts that the command line has led to. Raises places.PlaceError."""
+    if elastic is None:
+        return None
+    listed, terms, size = where.listed, elastic.terms, len(where.slots)
+    if elastic.script is not None:
+        return elastic._replace(listed=elastic.script.latest)
+    if not listed:  # a scheduler's allocation
+        counted = dict.fromkeys(slot.host for slot in where.slots)
+        listed = [hosts.Host(name, sum(slot.host == name for slot in where.slots)) for name in counted]
+    if terms.np == 0:
+        _in_order(terms.min_np, size, terms.max_np, f"the {size} slots of all hosts")
+    return elastic._replace(listed=listed, terms=terms._replace(np=size))
+
+
+def _refuse(asked: argparse.Namespace) -> None:
+    """What does not go with ranks that come and go."""
+    given = next(_flag(name) for name in _MAKES if getattr(asked, name) is not None)
+    for flag, there in (("--nnodes", asked.nodes), ("--rdzv-endpoint", asked.endpoint), ("--mpi", asked.mpi)):
+        if there:
+            raise places.PlaceError(f"not yet: {given} with {flag}: name hosts by -H or a discovery script [HVD246]")
+    if asked.host_discovery_script is None:
+        if asked.slots_per_host is not None:
+            raise places.PlaceError("--slots-per-host is for the hosts of --host-discovery-script [HVD703]")
+        return
+    for flag, there in (("-H", asked.hosts), ("--hostfile", asked.hostfile), ("--nproc-per-node", asked.per_node)):
+        if there is not None:
+            more = ": say --slots-per-host" if flag == "--nproc-per-node" else ": hosts come from one of them"
+            raise places.PlaceError(f"--host-discovery-script and {flag} exclude each other{more} [HVD703]")
+
+
+def _terms(asked: argparse.Namespace, values: Mapping[str, Any]) -> Terms:
+    """np is 0 where it is not known yet. Raises places.PlaceError."""
+    np = 0 if asked.np is None else places.number("-np", asked.np, 1, "ranks")
+    least = _number(asked, "min_np", 1, "ranks", np or 1)
+    most = _number(asked, "max_np", 1, "ranks", None)
+    assert least is not None
+    _in_order(least, np or least, most, f"-np {np}" if np else f"--min-np {least}")
+    resets = _number(asked, "reset_limit", 0, "changes", None)
+    return Terms(least, most, np, values["elastic_timeout"], resets, values["rendezvous_timeout"])
+
+
+def _in_order(least: int, np: int, most: int | None, named: str) -> None:
+    if least > np:
+        raise places.PlaceError(f"--min-np {least} is more than {named} [HVD703]")
+    if most is not None and most < np:
+        raise places.PlaceError(f"--max-np {most} is less than {named} [HVD703]")
+
+
+def _asked_once(script: DiscoveryScript, terms: Terms, wait: bool) -> list[hosts.Host]:
+    """The first offer that has room for --min-np ranks, or the first if nobody waits. Raises places.PlaceError."""
+    end = time.monotonic() + terms.timeout
+    try:
+        listed, shown = script.first(), None
+        while wait and sum(host.slots for host in listed) < terms.min_np:
+            have = ", ".join(f"{host.name}:{host.slots}" for host in listed)
+            now = time.monotonic()
+            if now >= end:
+                raise places.PlaceError(
+                    f"--host-discovery-script has offered less than {terms.min_np} slots (--min-np) for "
+                    f"{terms.timeout:g} s (--elastic-timeout): {have} [HVD421]"
+                )
+            if listed is not shown:
+                _say(f"--host-discovery-script offers {have}: waiting for {terms.min_np} slots (--min-np)")
+                shown = listed
+            time.sleep(STEP_S)
+            _, told = script.turn(now)
+            if told:
+                _say(told)
+            listed = script.latest
+    except DiscoveryError as error:
+        raise places.PlaceError(coded("HVD708", str(error))) from None
+    finally:
+        script.close()
+    return listed
+
+
+def _say(text: str) -> None:
+    print(f"hvdlite-run: {text}", file=sys.stderr, flush=True)
+
+
+def _number(asked: argparse.Namespace, name: str, least: int, what: str, default: int | None) -> int | None:
+    text = getattr(asked, name)
+    return default if text is None else places.number(_flag(name), text, least, what)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

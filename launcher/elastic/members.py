@@ -1,0 +1,96 @@
+"""What is a member of an elastic job, and which rank does it get? The terms of the book (membership.py), and the order.
+
+A member is one process that the launcher has started; its number is never used twice. It keeps its host and its slot
+for life, and a newcomer takes the lowest slot that is free.
+
+Ranks: hosts in the order of their oldest member, on a host by slot. So ranks are the old ones again as soon as all
+slots are taken, and the local rank, which counts slots, leads a newcomer to the GPU that is free. But rank 0 is the
+survivor whose last commit is the lowest (they differ by one at most, see hvdlite/elastic.py), then the lowest rank,
+with its host in front: state is taken from rank 0, and from a newcomer never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+
+class Terms(NamedTuple):
+    """What was asked for."""
+
+    min_np: int
+    max_np: int | None  # None: no limit
+    np: int  # of the first epoch
+    timeout: float  # how long fewer than min_np wait for more
+    reset_limit: int | None  # epochs after the first; None: no limit
+    rendezvous_s: float = 300.0  # from the first survivor at the rendezvous to the last
+
+
+class Events(NamedTuple):
+    """What the launcher is told."""
+
+    opened: Callable[[int, list[int]], None]  # an epoch: its number, and its members by rank
+    failed: Callable[[str], None]  # the job cannot go on
+    kill: Callable[[int, str], None]  # this member, and why
+    news: Callable[[], None]  # Membership.news() says something else
+    waits: Callable[[str], None]  # the ranks wait for one; no failure yet
+
+
+class Member:
+    """One process."""
+
+    def __init__(self, number: int, host: str, slot: int) -> None:
+        self.number, self.host, self.slot = number, host, slot
+        self.pid = 0
+        self.commit = -1  # the number of its last commit, as its JOIN said; -1: it had no state
+        self.base = -1  # that of the last epoch's rank 0 at its beginning, or its own where that was higher
+        self.rank = -1  # in the last epoch that it was in
+        self.timeout = 30.0  # HVDLITE_START_TIMEOUT
+        self.removed = ""  # why it is to go
+        self.told = False  # that it is to go
+        self.killed = ""  # why it is being killed
+        self.ended = ""  # how
+        self.unfit = False  # it has left, without state, an epoch that had some
+
+    def who(self) -> str:
+        """For texts. An error finds its rank in them, so it is that of the epoch which they are about."""
+        return f"{f'rank {self.rank}' if self.rank >= 0 else 'a new rank'} (pid {self.pid} on {self.host})"
+
+
+def age(member: Member) -> tuple[int, int]:
+    """Survivors by their last rank, then newcomers by number."""
+    return (0, member.rank) if member.rank >= 0 else (1, member.number)
+
+
+def ordered(waiting: Collection[Member]) -> list[Member]:
+    """These by rank in the epoch that is to open."""
+    having = [m for m in waiting if m.commit >= 0] or [m for m in waiting if m.rank >= 0]
+    root = min(having or waiting, key=lambda m: (m.commit, m.rank, m.number))
+    oldest: dict[str, tuple[int, int]] = {}
+    for member in sorted(waiting, key=age):
+        oldest.setdefault(member.host, age(member))
+    oldest[root.host] = (-1, 0)
+    return sorted(waiting, key=lambda m: (oldest[m.host], m is not root, m.slot))
+
+
+def waited_for(awaited: Collection[Member], there: int, seconds: float) -> str:
+    """A text: so many other survivors wait for these. It names no more than a line of them."""
+    shown = ", ".join(m.who() for m in list(awaited)[:4]) + (
+        f" and {len(awaited) - 4} more" if len(awaited) > 4 else ""
+    )
+    others = "rank has" if there == 1 else f"{there} ranks have"
+    verb = "is" if len(awaited) == 1 else "are"
+    return f"{shown} {verb} waited for: the other {others} met anew since {seconds:.0f} s"
+
+
+def of_another_version(member: Member, build: tuple[str, str], wanted: tuple[str, str]) -> str:
+    """A text: why it cannot join. Builds are (version, wire version)."""
+    return (
+        f"{member.who()} runs hvdlite {build[0]} (wire {build[1]}), the job {wanted[0]} (wire {wanted[1]}): install "
+        "the same version on all hosts [HVD121]"
+    )
+
+
+def not_come(member: Member, seconds: float) -> str:
+    """A text: the time for the rendezvous is over."""
+    return f"{member.who()} did not come within {seconds:g} s when the ranks met anew (--rendezvous-timeout) [HVD113]"

@@ -1,0 +1,349 @@
+"""Who is in an elastic job, and since when? The store's book where ranks come and go, without a socket or a process.
+
+An epoch is a list of members (members.py) that has been agreed on; the place in the list is the rank. A member that has
+joined again waits at the rendezvous for the next epoch. One rule opens it: no living member of the last epoch is
+elsewhere than at the rendezvous, and enough are there. So a death never opens an epoch before all survivors have seen
+it, a newcomer never before the others have come to a commit, and a death at the rendezvous only changes the list. Until
+an epoch opens nobody at the rendezvous knows of it; once it is open it is an epoch of epochs.py: the first failure ends
+it for all, and its survivors come to the rendezvous again.
+
+A newcomer without state never leads an epoch where there was state: where all that had it are gone the job ends.
+Newcomers that are about to come are waited for, for a moment, so that training is interrupted once and not for each.
+
+Who does not come to the rendezvous within `rendezvous_s` of the first survivor is killed. So is one of two living ranks
+whose link is cut: they would report each other as lost in each epoch, and nothing would go on. A member that is being
+killed is in no epoch any more, and nobody waits for its end.
+
+What the launcher sees (an end) and what the store sees (a BYE, the end of a connection) come in any order, and the
+latter may come from a member that was forgotten: one that has ended and is not of the last epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hvdlite import _wire
+from hvdlite._coded import coded
+
+from ..epochs import Refusal, Tell
+from .current import Current
+from .members import Events, Member, Terms, age, not_come, of_another_version, ordered, waited_for
+
+TOGETHER_S = 2.0  # from the first newcomer at the rendezvous
+TOLD_S = 5.0  # at the rendezvous, before it is said who is waited for
+GRACE_S = 30.0  # for a removed member to end
+
+
+class Membership:
+    """The book of an elastic job, with the methods of epochs.Epochs; `rank` is a member's number in all of them."""
+
+    def __init__(
+        self, terms: Terms, job: int, tell: Tell, events: Events, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._terms, self._tell, self._events, self._clock = terms, tell, events, clock
+        self._members: dict[int, Member] = {}  # all that live, and those of the last epoch
+        self._preparing: set[int] = set()  # newcomers that have not joined
+        self._waiting: dict[int, Member] = {}  # at the rendezvous
+        self._awaited: dict[int, Member] = {}  # of the last epoch, living, and not at the rendezvous
+        self._going: dict[int, float] = {}  # were told to go, and are killed then
+        self._current = Current(job, tell, clock)
+        self._opened = 0  # epochs
+        self._build: tuple[str, str] | None = None
+        self._short_since: float | None = clock()  # too few are there
+        self._met_since: float | None = None  # the first survivor is at the rendezvous
+        self._named = False  # it was said who is waited for
+        self._held_until: float | None = None  # newcomers that come so soon come together
+        self._over = ""  # why nobody can join any more
+        self._state = False  # somebody has committed
+        self._finished = 0
+        self.ends = False  # all are to save and to end
+
+    # What the launcher tells and asks.
+
+    def started(self, number: int, host: str, slot: int) -> None:
+        """A process was started."""
+        self._members[number] = Member(number, host, slot)
+        self._preparing.add(number)
+
+    def process(self, number: int, pid: int) -> None:
+        """The process that it is."""
+        self._members[number].pid = pid
+
+    def free_slot(self, host: str) -> int:
+        """The lowest number of a host that no living member has."""
+        taken = {m.slot for m in self._members.values() if m.host == host and not m.ended}
+        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+
+    def size_now(self) -> int:
+        """Of the last epoch."""
+        return len(self._current.members)
+
+    def ended(self, number: int, text: str, finished: bool = False) -> None:
+        """Its process has ended. finished: with training."""
+        member = self._members.get(number)
+        if member is None or member.ended:
+            return
+        member.ended = text or "it has ended"
+        self._finished += finished and not member.told
+        self._drop(member, text)
+        if number not in self._current.members:
+            del self._members[number]
+        self._consider()
+        if member.rank < 0:
+            self._events.news()
+
+    def remove(self, number: int, why: str) -> None:
+        """The member is to go at the next commit."""
+        if self._remove(number, why):
+            self._consider()
+            self._events.news()
+
+    def remove_new(self, why: str) -> None:
+        """Those that were in no epoch yet need not come."""
+        for number in [m.number for m in self._members.values() if m.rank < 0]:
+            self._remove(number, why)
+        self._consider()
+
+    def news(self) -> dict[str, int]:
+        """What running ranks should know at their next commit: how many would come, how many are to go, and whether all
+        are to save and to end."""
+        come = sum(m.rank < 0 for m in self._waiting.values())
+        if self._preparing and self._held_until is not None and self._clock() < self._held_until:
+            come = 0
+        inside = [m for m in self._members.values() if m.rank >= 0 and not (m.ended or m.killed or m.told)]
+        go = sum(bool(m.removed) for m in inside)
+        if self._terms.max_np is not None:
+            come = min(come, max(0, self._terms.max_np - len(inside) + go))
+        return {"come": come, "go": go, **({"end": 1} if self.ends else {})}
+
+    def end(self) -> None:
+        """All ranks are to save at their next commit, and to end."""
+        self.ends = True
+        self._events.news()
+
+    def living(self) -> list[int]:
+        """All whose processes have not ended."""
+        return [m.number for m in self._members.values() if not m.ended]
+
+    def who(self, number: int) -> str:
+        """For texts."""
+        return self._members[number].who() if number in self._members else f"member {number}"
+
+    def is_new(self, number: int) -> bool:
+        """Whether its end is nobody's loss: it was in no epoch yet while there was one, or it has left the first one
+        before it had state: its model did not fit."""
+        member = self._members.get(number)
+        return member is not None and self._opened > 0 and (member.rank < 0 or member.unfit)
+
+    def is_removed(self, number: int) -> bool:
+        """Whether it is to go."""
+        return number in self._members and bool(self._members[number].removed)
+
+    def over(self, text: str) -> None:
+        """The job ends: whoever comes to the rendezvous is told."""
+        if not self._over:
+            self._over = text
+            for number in list(self._waiting):
+                self._tell(number, _wire.REFUSED, text.encode())
+
+    # What the store tells, as to Epochs.
+
+    def check(self, rank: int, size: int, pid: int, build: tuple[str, str], living: bool) -> None:
+        """May this process join as this member? Raises Refusal."""
+        member = self._members.get(rank)
+        if member is None:
+            raise Refusal(f"the launcher has started no member {rank}, or it has ended [HVD119]")
+        if self._over:
+            raise Refusal(coded("HVD456", self._over))
+        if living:
+            raise Refusal(
+                f"{member.who()} is in the job already; process {pid} has inherited its environment and cannot be the "
+                "same rank: only one process of a rank may call init [HVD118]"
+            )
+        if end := member.ended or member.killed:
+            raise Refusal(coded("HVD121", f"the launcher saw the end of this rank: {end}"))
+        if self._build is not None and self._build != build:
+            member.pid = pid
+            self._kill(member, of_another_version(member, build, self._build))
+            self._consider()
+            raise Refusal(coded("HVD121", member.killed))
+
+    def join(
+        self, rank: int, pid: int, build: tuple[str, str], timeout: float, host: str = "", commit: int = -1
+    ) -> None:
+        """It is at the rendezvous; `check` has allowed it."""
+        member = self._members[rank]
+        self._build = self._build or build
+        member.pid, member.timeout, member.commit, member.unfit = pid, timeout, commit, False
+        self._state |= commit >= 0
+        self._preparing.discard(rank)
+        self._awaited.pop(rank, None)
+        self._waiting[rank] = member
+        if member.removed:
+            self._dismiss(member)
+        self._consider()
+        if self._opened and rank in self._waiting and member.rank < 0:
+            if sum(m.rank < 0 for m in self._waiting.values()) == 1:
+                self._held_until = self._clock() + TOGETHER_S
+            self._events.news()
+
+    def contribute(self, rank: int, number: int, part: bytes) -> None:
+        """Its part of an allgather. Raises Refusal."""
+        self._current.contribute(rank, number, part)
+
+    def named(self, reporter: int, culprit: int) -> int:
+        """The member that has a rank in the reporter's epoch; the reporter where there is none."""
+        return self._current.named(reporter, culprit)
+
+    def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
+        """A member says why its epoch ends."""
+        self._current.aborted(reporter, culprit, code, text)
+
+    def given_up(self, rank: int) -> bool:
+        """Never: who is missing at the time limit is killed, and its epoch has a loss as any other."""
+        return False
+
+    def left(self, rank: int) -> None:
+        """BYE."""
+        self._current.left(rank)
+        self._back(rank)
+
+    def disconnected(self, rank: int, why: str = "") -> None:
+        """The connection ended, after a BYE or without."""
+        self._current.disconnected(rank, why)
+        self._back(rank)
+
+    def deadline(self) -> float | None:
+        """When `tick` is due."""
+        if self._over:
+            return None
+        times = [*self._current.dues(), *self._going.values()]
+        times += [] if self._held_until is None else [self._held_until]
+        if self._short_since is not None:
+            times.append(self._short_since + self._terms.timeout)
+        if self._met_since is not None:
+            times.append(self._met_since + (self._terms.rendezvous_s if self._named else TOLD_S))
+        return min(times, default=None)
+
+    def tick(self, now: float) -> None:
+        """Acts on what is due."""
+        if self._over:
+            return
+        if (late := self._current.late(now)) is not None:
+            self._kill(*late)
+        if self._held_until is not None and self._held_until <= now:
+            self._held_until = None
+            self._events.news()
+        if self._met_since is not None and not self._named and self._met_since + TOLD_S <= now:
+            self._named = True
+            there = sum(m.rank >= 0 for m in self._waiting.values())
+            self._events.waits(waited_for(self._awaited.values(), there, now - self._met_since))
+        if self._met_since is not None and self._met_since + self._terms.rendezvous_s <= now:
+            for member in list(self._awaited.values()):
+                self._kill(member, not_come(member, self._terms.rendezvous_s))
+        for member in [self._members[number] for number, due in self._going.items() if due <= now]:
+            self._kill(member, f"{member.who()} was removed, and has not ended within {GRACE_S:g} s [HVD501]")
+        self._consider(self._short_since is not None and self._short_since + self._terms.timeout <= now)
+
+    # Where members are.
+
+    def _drop(self, member: Member, text: str) -> None:
+        """It is nowhere any more."""
+        self._current.lose(member.number, text)
+        self._preparing.discard(member.number)
+        self._awaited.pop(member.number, None)
+        self._going.pop(member.number, None)
+        self._waiting.pop(member.number, None)
+
+    def _kill(self, member: Member, text: str) -> None:
+        """Nobody waits for its end. The caller considers what that means."""
+        member.killed = text
+        self._drop(member, text)
+        self._events.kill(member.number, text)
+
+    def _remove(self, number: int, why: str) -> bool:
+        member = self._members.get(number)
+        if member is None or member.ended or member.killed or member.removed:
+            return False
+        member.removed = why
+        self._preparing.discard(number)
+        if number in self._waiting:
+            self._dismiss(member)
+        return True
+
+    def _dismiss(self, member: Member) -> None:
+        """It is at the rendezvous, and told to go."""
+        del self._waiting[member.number]
+        member.told = True
+        self._going.setdefault(member.number, self._clock() + GRACE_S)
+        self._tell(member.number, _wire.REMOVED, member.removed.encode())
+
+    def _back(self, number: int) -> None:
+        """It is at the rendezvous no more, where it was, and may come again."""
+        member = self._waiting.pop(number, None)
+        if member is not None and member.rank >= 0:
+            self._awaited[number] = member
+            self._consider()
+        elif member is not None:
+            self._preparing.add(number)
+            self._events.news()
+
+    # Epochs.
+
+    def _consider(self, late: bool = False) -> None:
+        """Opens the next epoch if it is time. late: the time to wait for more is over."""
+        if self._awaited:
+            self._short_since = None
+        elif not self._over:
+            self._proceed(late)
+        if not self._awaited or not any(m.rank >= 0 for m in self._waiting.values()):
+            self._met_since = None  # nobody waits for the rest
+        elif self._met_since is None:
+            self._met_since, self._named = self._clock(), False
+
+    def _proceed(self, late: bool) -> None:
+        """All that are awaited have come, or there is nobody."""
+        waiting, terms = self._waiting, self._terms
+        if not self._opened:
+            if len(waiting) < terms.np and self._preparing and not late:
+                return
+        elif not any(m.commit >= 0 if self._state else m.rank >= 0 for m in waiting.values()):
+            if not self._finished:
+                self._give_up("all ranks that had the state of training are gone: it is lost with them [HVD420]")
+                return
+            self._short_since = None
+            for number in list(waiting):
+                self._remove(number, "training is over")
+            return
+        elif (cut := self._current.cut(waiting)) is not None:
+            self._kill(*cut)
+            self._consider(late)
+            return
+        if len(waiting) < max(1, terms.min_np - self._finished):
+            self._short_since = self._clock() if self._short_since is None else self._short_since
+            if late:
+                self._give_up(
+                    f"{len(waiting)} ranks are there, and --min-np {terms.min_np} were not within {terms.timeout:g} s "
+                    "(--elastic-timeout) [HVD421]"
+                )
+        elif terms.reset_limit is not None and self._opened > terms.reset_limit:
+            self._give_up(f"the ranks have changed more often than --reset-limit {terms.reset_limit} allows [HVD422]")
+        else:
+            self._open(ordered(sorted(waiting.values(), key=age)[: terms.max_np]))
+
+    def _open(self, chosen: list[Member]) -> None:
+        for number, member in self._current.members.items():
+            if member.ended:
+                del self._members[number]
+        self._short_since = self._held_until = None
+        self._awaited = {m.number: m for m in chosen}
+        for number in self._awaited:
+            del self._waiting[number]
+        self._current.open(self._opened, chosen)
+        self._opened += 1
+        self._events.opened(self._opened - 1, list(self._awaited))
+
+    def _give_up(self, text: str) -> None:
+        self.over(text)
+        self._events.failed(text)

@@ -1,0 +1,91 @@
+"""What does the end of a rank mean where the ranks of a job stay? It is the beginning of the job's end, or all is well.
+
+This is the simple policy of a job; elastic/policy.py is the other. A policy opens the store that suits it and decides
+what follows when a process ends, cannot be started, is reported by others or is lost with its host. What it decides
+with is the Job: its streams, its Ending, its Console.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from .branch import Branch
+from .ending import LOST, Abort, blamed, how
+from .epochs import ranks_named
+from .store import StoreServer
+
+if TYPE_CHECKING:
+    from .job import Job
+
+TIMEOUT = -7  # HVD_ETIMEOUT
+
+
+class FixedRanks:
+    """Of one job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def open_store(self, number: int) -> StoreServer:
+        """The store of this job's number."""
+        far, ending = self._job.far, self._job.ending
+        return StoreServer(len(far.slots), far.secret, number, self.aborted, ending.missed, address=far.address)
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the ranks were told to save and to end."""
+        return False
+
+    def due(self) -> float | None:
+        """When `act` has something to do; None: never."""
+        return None
+
+    def act(self, now: float) -> None:
+        """Does what is due."""
+
+    def children(self) -> set[int]:
+        """Processes of the launcher that the policy has started and waits for."""
+        return set()
+
+    def close(self) -> None:
+        """The job is over."""
+
+    def started(self, rank: int) -> None:
+        """Its process runs."""
+
+    def ended(self, rank: int, code: int) -> None:
+        """Its process has ended; code is negative for a signal."""
+        job = self._job
+        text = f"{job.ending.who(rank)} {how(code)}"
+        job.drain(rank)
+        words = job.console.last_words(rank) if code else ""
+        job.ending.ended(time.monotonic(), rank, code, words)  # first: who has failed by itself is not merely missed
+        job.store.rank_ended(rank, blamed(text + words, code))
+        job.tell(f"{text} after {time.monotonic() - job.began:.2f} s")
+
+    def unstarted(self, each: Branch, rank: int, code: int) -> None:
+        """There is no process; those after it in the order were not started either."""
+        self.ended(rank, code)
+        self._job.ending.living -= each.ranks - set(self._job.ending.pids)
+
+    def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
+        """A rank has said why the job ends."""
+        self._job.tell(f"abort record of rank {reporter}: rank {culprit}, code {code}: {text}")
+        self._job.ending.aborted(time.monotonic(), Abort(reporter, culprit, text, code == TIMEOUT))
+
+    def signalled(self, number: int) -> bool:
+        """The launcher got this signal: whether nothing else is to be done about it."""
+        return False
+
+    def host_lost(self, each: Branch, why: str) -> None:
+        """Another host is heard of no more. Its living ranks follow by `lost`."""
+        ending = self._job.ending
+        lost = each.ranks & ending.living
+        if ending.asked is None and ending.culprit() in (None, *lost):
+            self._job.fail(f"host {each.name} is lost: {why}; {ranks_named(sorted(lost))} ran there [HVD403]", LOST)
+
+    def lost(self, rank: int) -> None:
+        """It is lost with its host."""
+        self._job.store.rank_ended(rank, f"{self._job.ending.who(rank)} is lost with its host [HVD403]")
+        self._job.ending.ended(time.monotonic(), rank, LOST)

@@ -1,0 +1,66 @@
+"""What do the sessions say that have led to the job's other hosts (ssh, srun, an MPI's launcher), and what if one ends?
+
+What they say is shown: it is never good. The end of one means that its hosts are lost, or, where it has started the
+agents of many hosts and they are there still, that it has ended the ranks.
+
+An ssh or srun that is heard here was started for one job and ends with it; see starting.py for how it came.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .branch import Branch
+from .ending import KILL, LOST, how
+from .starting import Running
+
+if TYPE_CHECKING:
+    from .job import Job
+
+
+class Sessions:
+    """Of one job."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._running: list[Running] = []
+
+    def admit(self, session: Running) -> None:
+        """One more, which is heard from now on."""
+        self._running.append(session)
+        if session.output >= 0:
+            self._job.watch(session.output, partial(self._listen, session))
+
+    def pids(self) -> set[int]:
+        """Their processes."""
+        return {session.pid for session in self._running}
+
+    def end(self) -> None:
+        """Ends all, at the end of the job."""
+        for session in self._running:
+            session.end()
+
+    def _listen(self, session: Running) -> None:
+        job, title = self._job, session.session.title
+        chunk = session.listen()
+        if chunk is not None:
+            names = title or ", ".join(each.name for each in self._led_to(session))
+            over = all(each.done or not each.alive for each in job.branches)  # an MPI speaks of its agents' ends then
+            for line in () if over else chunk.decode(errors="replace").splitlines():
+                job.console.say(f"{names}: {line}")
+            return
+        job.watch_no_more(session.output)
+        if title:  # its agents are there still
+            code = session.end()
+            if code and job.ending.asked is None and job.ending.culprit() is None:
+                end = f"was {how(code)} [HVD402]" if code < 0 else f"{how(code)} [HVD401]"
+                job.fail(f"{title} has ended the ranks: it {end}", code if code > 0 else LOST)
+                job.send(KILL)
+            return
+        for each in self._led_to(session):
+            if each.alive and not each.done:
+                job.lose(each, f"{session.session.words[0]}, which led there, has ended")
+
+    def _led_to(self, session: Running) -> list[Branch]:
+        return [each for each in self._job.branches if each.pid is None and each.number in session.session.hosts]

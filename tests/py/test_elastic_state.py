@@ -1,0 +1,203 @@
+"""A state is of one commit, whole, whoever is lost and whenever; what a rank alone knows is told in time; a newcomer
+whose model is another one fails alone; the loop goes on after losses and interrupts."""
+
+import contextlib
+import sys
+
+import pytest
+from launching import launch
+from ranks import as_ranks
+
+torch = pytest.importorskip("torch")
+
+import hvdlite.torch as hvd  # noqa: E402
+from hvdlite import _member, _static_sets, elastic  # noqa: E402
+from hvdlite.torch.elastic import state as handlers  # noqa: E402
+
+
+@contextlib.contextmanager
+def elastic_job(commit):
+    """These ranks as if hvdlite-run --min-np had started them, and this one's last commit had this number."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_member, "is_elastic", lambda: True)
+        patch.setattr(_member, "commit", commit)
+        yield
+
+
+def linear(value, inputs=2):
+    model = torch.nn.Linear(inputs, 1, bias=False)
+    torch.nn.init.constant_(model.weight, float(value))
+    return model
+
+
+class SavesInItsSync(handlers.StateDictHandler):
+    """As handlers written for Horovod do."""
+
+    def sync(self):
+        super().sync()
+        self.save()
+
+
+def fails(*args, **kwargs):
+    raise hvd.HvdPeerLostError("rank 1 is lost")
+
+
+@pytest.mark.parametrize("at", ["samples", "optimizer", "copies", "objects", None])
+@as_ranks(2)
+def test_a_sync_that_ends_anywhere_leaves_one_commit(at):
+    mine = 4 + hvd.rank()
+    model, scaler = linear(mine), torch.amp.GradScaler("cpu", init_scale=float(mine))
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=mine)
+    sampler = hvd.elastic.ElasticSampler(range(20))
+    sampler.processed_num = mine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handlers, "_handler_registry", [(type(scaler), SavesInItsSync), *handlers._handler_registry])
+        state = hvd.elastic.TorchState(model, optimizer, scaler=scaler, sampler=sampler, step=mine)
+    last = state._handlers["optimizer"]
+    place = {
+        "samples": (handlers, "allgather_object"),
+        "optimizer": (handlers, "broadcast_optimizer_state"),
+        "copies": (last, "save"),
+        "objects": (state, "_bcast_object"),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        if at is not None:
+            patch.setattr(*place[at], fails)
+        with contextlib.nullcontext() if at is None else pytest.raises(hvd.HvdPeerLostError):
+            state.sync()
+    state.restore()
+    found = [model.weight[0, 0].item(), optimizer.param_groups[0]["lr"], scaler.get_scale(), sampler.processed_num]
+    assert [*found, state.step] == [4 if at is None else mine] * 5
+
+
+@as_ranks(2)
+def test_samples_of_a_lost_rank_are_known_and_those_of_a_commit_taken_back_do_not_count():
+    sampler = hvd.elastic.ElasticSampler(range(9), shuffle=False)
+    state = hvd.elastic.TorchState(sampler=sampler, step=0)
+    with elastic_job(-1):
+        assert elastic._synchronize(state) is None and _member.commit == 0
+        if hvd.rank() == 1:  # the other has named none yet
+            sampler.record_indices([5])
+        state.commit()
+        assert sampler.processed_indices == {5} and not sampler.unshared
+        sampler.record_indices([hvd.rank()])
+        state.commit()
+        assert _member.commit == 2
+        sampler.record_indices([7])
+        state.restore()
+        assert sampler.processed_indices == {0, 1, 5}
+        sampler.record_indices([2 + hvd.rank()])
+        if hvd.rank() == 1:  # it has saved the next commit, which the other has not
+            state._number = _member.commit + 1
+            state.save()
+            _member.commit += 1
+        else:
+            state.restore()
+        assert elastic._synchronize(state) is None and _member.commit == 2
+        state.restore()
+        assert sampler.processed_indices == {0, 1, 5}
+        sampler.record_indices([8] if hvd.rank() == 1 else [])
+        state.save()  # no commit: what is not told yet stays so
+        state.restore()
+        state.commit()
+        assert sampler.processed_indices == {0, 1, 5, 8}
+
+
+@as_ranks(1)
+def test_an_optimizer_made_by_one_rank_of_a_job_that_may_grow_is_distributed():
+    weights = []
+    for wraps in (False, True):
+        model = linear(1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if wraps:
+            assert hvd.DistributedOptimizer(torch.optim.SGD(linear(1.0).parameters(), lr=0.1))._hvd is None
+            with elastic_job(0):
+                optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+            assert optimizer._hvd is not None
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        weights.append(model.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+@as_ranks(3)
+def test_a_newcomer_with_another_model_fails_alone():
+    new = hvd.rank() == 2
+    met = []
+
+    def meet():
+        met.append(1)
+        hvd.shutdown()
+        hvd.init()
+
+    def train(state):
+        return state.model.weight[0, 0].item(), state.step, len(met)
+
+    with elastic_job(-1 if new else 4):
+        loop, state = elastic.run_fn(train, meet), hvd.elastic.TorchState(linear(6 + hvd.rank()), step=hvd.rank())
+        if new:
+            alone = hvd.elastic.TorchState(linear(0, inputs=3), step=9)
+            with pytest.raises(hvd.HvdMismatchError) as caught:
+                loop(alone)
+            assert caught.value.ranks == (2,) and not hvd.is_initialized()
+            hvd.init()  # in its place comes one with the right model
+        assert loop(state) == (6.0, 0, 0 if new else 1) and _member.commit == 4
+
+
+@as_ranks(2)
+def test_other_models_of_ranks_that_began_together_are_everybodys_error():
+    with elastic_job(-1), pytest.raises(hvd.HvdMismatchError) as caught:
+        elastic.run(lambda state: None)(hvd.elastic.TorchState(linear(0, inputs=2 + hvd.rank())))
+    assert caught.value.ranks == (1,) and hvd.is_initialized()
+
+
+def test_static_sets_that_have_lost_ranks_are_left_out_and_named(monkeypatch, capsys):
+    monkeypatch.setattr(_static_sets, "_named", [hvd.ProcessSet(ranks) for ranks in ([0], [0, 1], [1, 3])])
+    assert [each.ranks for each in _static_sets.of_life(None, 0, 2)] == [[0]]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "[1, 3] (there is no rank 3 in a job of 2 ranks)" in said and "[0, 1] (" in said
+    assert _static_sets.of_life(None, 1, 2) and not capsys.readouterr().err
+    assert len(_static_sets.of_life(None, 0, 4)) == 3 and not capsys.readouterr().err
+
+
+LOOP = """
+import os, signal, sys
+import hvdlite as hvd
+from hvdlite.elastic import ObjectState, run
+from hvdlite.errors import HostsUpdatedInterrupt
+
+class State(ObjectState):
+    def sync(self):
+        if hvd.size() == 3 and hvd.rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)  # the second one, while the others take the state
+        super().sync()
+
+hvd.init()
+state = State(hvd.broadcast_object, hvd.rank, steps=[], interrupted=False)
+calls = []
+state.register_reset_callbacks([lambda: calls.append(int(hvd.allreduce(1, op=hvd.Sum)))])
+
+@run
+def train(state):
+    while len(state.steps) < 9:
+        if len(state.steps) == 5 and hvd.size() == 4 and hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(1, name="gradient")
+        state.steps.append((len(state.steps), hvd.size()))
+        if len(state.steps) == 3 and not state.interrupted:
+            state.interrupted = True
+            raise HostsUpdatedInterrupt(skip_sync=True)
+        if len(state.steps) % 2 == 0:
+            state.commit()
+
+train(state)
+assert [step for step, _ in state.steps] == list(range(9))
+print("sizes", [size for _, size in state.steps], "callbacks", calls, flush=True)
+"""
+
+
+def test_the_loop_goes_on_after_an_interrupt_a_loss_and_a_loss_within_sync():
+    words = ("-np", "4", "--min-np", "2", "--blacklist-cooldown-range", "999", "999", sys.executable, "-c", LOOP)
+    code, out, err = launch(*words)
+    assert code == 0, out + err
+    assert out.count("sizes [4, 4, 4, 4, 2, 2, 2, 2, 2] callbacks [4, 3, 2]") == 2, out + err
