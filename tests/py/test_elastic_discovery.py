@@ -209,7 +209,11 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path):
 
 
 SHOWN = [
-    ("--host-discovery-script ./hosts -np 4 --min-np 2", 3, "at least 2, at most 4; hosts of --host-discovery-script"),
+    (
+        "--host-discovery-script ./hosts -np 4 --min-np 2",
+        3,
+        "at least 2, at most as many as the hosts have slots for; hosts of --host-discovery-script",
+    ),
     ("--host-discovery-script ./hosts --max-np 2", 2, "at least 1, at most 2;"),
     ("--host-discovery-script ./hosts --min-np 9", 3, "at most as many as the hosts have slots for;"),
     ("--host-discovery-script ./hosts --min-np 9", 3, "localhost:3; the job waits for 9 slots"),
