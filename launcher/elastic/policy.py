@@ -179,7 +179,7 @@ class ElasticRanks(FixedRanks):
         if not self._members.is_removed(rank):
             self._capacity.failed(name, now, new)
             remedy = "" if self._finishing else self._capacity.remedy(name, now)
-            self._job.console.say(f"{blamed(text, code)}{words if new else ''}; the others go on{remedy}")
+            self._job.console.say(blamed(f"{text}{words if new else ''}; the others go on{remedy}", code))
         self._job.store.rank_ended(rank, blamed(text, code))
 
     def _let_go(self) -> None:
