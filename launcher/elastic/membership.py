@@ -136,9 +136,10 @@ class Membership:
         member = self._members.get(number)
         return member is not None and self._opened > 0 and (member.rank < 0 or member.unfit)
 
-    def is_removed(self, number: int) -> bool:
-        """Whether it is to go."""
-        return number in self._members and bool(self._members[number].removed)
+    def is_removed(self, number: int, told: bool = False) -> bool:
+        """Whether it is to go; told: and knows it."""
+        member = self._members.get(number)
+        return member is not None and bool(member.told if told else member.removed)
 
     def over(self, text: str) -> None:
         """The job ends: whoever comes to the rendezvous is told."""

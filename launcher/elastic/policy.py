@@ -26,7 +26,6 @@ from ..plan import Elastic
 from ..store import StoreServer
 from .arrivals import Arrival, Arrivals
 from .capacity import Capacity
-from .discovery import DiscoveryError
 from .members import Events
 from .membership import Membership
 
@@ -51,7 +50,8 @@ class ElasticRanks(FixedRanks):
         self._arrivals = Arrivals(job.plan, job.far.secret, elastic.gather, job.signals.ring, number)
         self._store_address: dict[str, str] = {}  # as hosts that came later reach it
         self._said: dict[int, str] = {}  # why a rank ends, in its own words
-        self._finishing = False  # a rank has ended with 0
+        self._finishing = self._over = False  # a rank has ended with 0; all have ended
+        self._released: list[Branch] = []  # agents that end, though the job goes on
         self._end_by: float | None = None  # when ranks that are preempted are no longer waited for
         self._gone: dict[int, str] = {}  # what texts call those that have ended
         job.ending.named = self._who
@@ -147,11 +147,14 @@ class ElasticRanks(FixedRanks):
         job.drain(rank)
         job.store.hear(rank)  # its last words come before its end
         words = job.console.last_words(rank) if code else ""
-        if code == 0 or (code == PREEMPTED and self.preempted):
+        if self._goes_on() and members.is_removed(rank, told=True):
+            job.ending.living.discard(rank)
+            job.store.rank_ended(rank, text)
+        elif code == 0 or (code == PREEMPTED and self.preempted):
             self._ended_well(rank, text)
             if code == PREEMPTED:
                 job.fail("the ranks have saved their state and ended: start the job again to go on [HVD424]", PREEMPTED)
-        elif self._goes_on() and (gone or code < 0 or members.is_new(rank) or members.is_removed(rank)):
+        elif self._goes_on() and (gone or code < 0 or members.is_new(rank)):
             self._ended_early(rank, code, text, words)
         else:
             if rank in self._said and self._goes_on():
@@ -163,32 +166,36 @@ class ElasticRanks(FixedRanks):
         self._let_go()
 
     def _ended_well(self, rank: int, text: str) -> None:
-        finished = not self._members.is_removed(rank)
-        self._finishing |= finished
+        self._finishing = True
         self._job.ending.ended(time.monotonic(), rank, 0)
-        self._job.store.rank_ended(rank, text, finished)
-        if finished:
-            self._members.remove_new("training is over")
-            for member in filter(self._members.is_new, self._members.living()):
-                self._signal(member, signal.SIGTERM)
+        self._job.store.rank_ended(rank, text, True)
+        self._members.remove_new("training is over")
+        for member in filter(self._members.is_new, self._members.living()):
+            self._signal(member, signal.SIGTERM)
 
     def _ended_early(self, rank: int, code: int, text: str, words: str) -> None:
         """The others go on without it."""
         now, new, name = time.monotonic(), self._members.is_new(rank), self._host_of[rank]
         self._job.ending.living.discard(rank)
-        if not self._members.is_removed(rank):
-            self._capacity.failed(name, now, new)
-            remedy = "" if self._finishing else self._capacity.remedy(name, now)
+        self._capacity.failed(name, now, new)
+        remedy = "" if self._finishing else self._capacity.remedy(name, now)
+        if not (new and self._finishing):  # those were told to end
             self._job.console.say(blamed(f"{text}{words if new else ''}; the others go on{remedy}", code))
         self._job.store.rank_ended(rank, blamed(text, code))
 
     def _let_go(self) -> None:
-        """Agents end once nobody is left and nobody will come."""
-        if self._job.ending.living:
+        """Agents end once nobody is left and nobody will come; that of a host which is not offered any more, before."""
+        for each in self._job.branches:
+            gone = not self._capacity.slots(each.name) and each is not self._job.own
+            if gone and each.alive and each not in self._released and not each.ranks & self._job.ending.living:
+                self._released.append(each)
+                each.order(do="release")
+        if self._job.ending.living or self._over:
             return
         if self._goes_on() and not self._finishing and self._capacity.hopeless():
             self._job.fail("no host is left to run on: all have failed too often [HVD423]", 1)
         if self._finishing or not self._goes_on():
+            self._over = True
             self._job.order(do="release")
 
     def host_lost(self, each: Branch, why: str) -> None:
@@ -256,10 +263,7 @@ class ElasticRanks(FixedRanks):
         script = self._elastic.script
         if script is None:
             return
-        try:
-            changed, told = script.turn(now)
-        except DiscoveryError as error:
-            changed, told = False, str(error)
+        changed, told = script.turn(now)
         if told:
             self._job.console.say(told)
         if not changed:
@@ -268,9 +272,10 @@ class ElasticRanks(FixedRanks):
         listed = ", ".join(f"{name}:{slots}" for name, slots in offered.items())
         self._job.console.say(f"the discovery script offers {listed}")
         for name in self._capacity.names():
-            slots = self._capacity.slots(name)
-            for member in sorted(self._staying(name), reverse=True)[: max(0, len(self._staying(name)) - slots)]:
-                self._members.remove(member, f"host {name} is offered with {slots} slots now")
+            slots, there = self._capacity.slots(name), sorted(self._staying(name))
+            why = f"the discovery script offers host {name} with {slots} slots now"
+            for member in there[slots:]:  # the newest
+                self._members.remove(member, why if slots else f"the discovery script offers host {name} no more")
 
     def _staying(self, name: str | None = None) -> list[int]:
         """Living members that are not to go; name: of this host."""
@@ -285,7 +290,8 @@ class ElasticRanks(FixedRanks):
                 here = sum(self._host_of[m] == name for m in self._members.living())
                 if here >= self._capacity.slots(name) or (most is not None and len(self._staying()) >= most):
                     break
-                branch = next((b for b in self._job.branches if b.name == name and b.alive), None)
+                there = (b for b in self._job.branches if b.name == name and b.alive and b not in self._released)
+                branch = next(there, None)
                 if branch is None:
                     self._arrivals.send_for(name)
                     break
@@ -311,7 +317,9 @@ class ElasticRanks(FixedRanks):
     def _arrived(self, arrival: Arrival, now: float) -> None:
         """The agent of a host that comes later, or why there is none."""
         if arrival.branch is None:
-            self._capacity.failed(arrival.name, now, True)
+            self._capacity.failed(
+                arrival.name, now, False
+            )  # it may still be starting: it is tried as long as it is offered
             self._job.console.say(f"{arrival.trouble}{self._capacity.remedy(arrival.name, now)}")
             return
         self._store_address[arrival.name] = arrival.address
