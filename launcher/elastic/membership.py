@@ -118,8 +118,9 @@ class Membership:
         return {"come": come, "go": go, **({"end": 1} if self.ends else {})}
 
     def end(self) -> None:
-        """All ranks are to save at their next commit, and to end."""
+        """All ranks are to save at their next commit, and to end; how many are left then matters no more."""
         self.ends = True
+        self._consider()
         self._events.news()
 
     def living(self) -> list[int]:
@@ -320,7 +321,7 @@ class Membership:
             self._kill(*cut)
             self._consider(late)
             return
-        if len(waiting) < max(1, terms.min_np - self._finished):
+        if len(waiting) < max(1, 0 if self.ends else terms.min_np - self._finished):
             self._short_since = self._clock() if self._short_since is None else self._short_since
             if late:
                 self._give_up(

@@ -51,7 +51,9 @@ class ElasticRanks(FixedRanks):
         self._arrivals = Arrivals(job.plan, job.far.secret, elastic.gather, job.signals.ring, number)
         self._store_address: dict[str, str] = {}  # as hosts that came later reach it
         self._said: dict[int, str] = {}  # why a rank ends, in its own words
-        self._finishing = False  # a rank has ended with 0
+        self._finishing = False  # a rank has ended with 0, or with PREEMPTED
+        self._saved = False  # with PREEMPTED
+        self._warned = False  # by SIGTERM: the next one is passed on
         self._end_by: float | None = None  # when ranks that are preempted are no longer waited for
         self._gone: dict[int, str] = {}  # what texts call those that have ended
         job.ending.named = self._who
@@ -148,9 +150,8 @@ class ElasticRanks(FixedRanks):
         job.store.hear(rank)  # its last words come before its end
         words = job.console.last_words(rank) if code else ""
         if code == 0 or (code == PREEMPTED and self.preempted):
+            self._saved |= code == PREEMPTED
             self._ended_well(rank, text)
-            if code == PREEMPTED:
-                job.fail("the ranks have saved their state and ended: start the job again to go on [HVD424]", PREEMPTED)
         elif self._goes_on() and (gone or code < 0 or members.is_new(rank) or members.is_removed(rank)):
             self._ended_early(rank, code, text, words)
         else:
@@ -186,6 +187,11 @@ class ElasticRanks(FixedRanks):
         """Agents end once nobody is left and nobody will come."""
         if self._job.ending.living:
             return
+        if self._goes_on() and self._saved:
+            self._job.fail(
+                "the ranks have committed and ended: started again, the job goes on from its State.save_to [HVD424]",
+                PREEMPTED,
+            )
         if self._goes_on() and not self._finishing and self._capacity.hopeless():
             self._job.fail("no host is left to run on: all have failed too often [HVD423]", 1)
         if self._finishing or not self._goes_on():
@@ -208,11 +214,12 @@ class ElasticRanks(FixedRanks):
 
     def signalled(self, number: int) -> bool:
         """The launcher got this signal: whether nothing else is to be done about it."""
-        if number not in (signal.SIGTERM, signal.SIGUSR1) or not self._goes_on() or not self._members.size_now():
+        if number not in (signal.SIGTERM, signal.SIGUSR1) or not self._goes_on():
             return False
         if number == signal.SIGTERM:
-            if self._end_by is not None:
+            if self._warned or not self._members.size_now():  # there is nothing to save before the first epoch
                 return False
+            self._warned = True
             self._end_by = time.monotonic() + self._job.plan.graces.after(number) / 2
         if not self.preempted:
             self._job.console.say(f"{process.signal_name(number)}: the ranks save at their next commit and end")
