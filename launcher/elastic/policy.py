@@ -22,6 +22,7 @@ from ..branch import Branch
 from ..ending import LOST, Abort, blamed, how
 from ..fixed import TIMEOUT, FixedRanks
 from ..hosts import Slot
+from ..places import is_here
 from ..plan import Elastic
 from ..store import StoreServer
 from .arrivals import Arrival, Arrivals
@@ -45,6 +46,8 @@ class ElasticRanks(FixedRanks):
         super().__init__(job)
         self._elastic = elastic
         own = None if job.own is None else job.own.name
+        if elastic.script is None and all(slot.host != own for slot in job.far.slots):  # srun starts agents here, too
+            own = next(filter(is_here, dict.fromkeys(slot.host for slot in job.far.slots)), own)
         self._capacity = Capacity(elastic.listed, own, elastic.cooldown, elastic.failures)
         self._host_of = {slot.rank: slot.host for slot in job.far.slots}
         number = 1 + max((each.number for each in job.branches), default=0)

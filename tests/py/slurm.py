@@ -132,8 +132,10 @@ class Slurm:
         until = time.monotonic() + seconds
         while True:
             _, shown = self.run(["scontrol", "show", "job", said.strip()])
+            if "Reason=BeginTime" in shown:  # it was queued again, and Slurm would let it wait for two minutes
+                self.run(["scontrol", "update", f"JobId={said.strip()}", "StartTime=now"])
             state = re.search(r"JobState=(\w+)", shown)
-            if state and state[1] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SIGNALING"):
+            if state and state[1] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SIGNALING", "REQUEUED"):
                 return int(re.search(r" ExitCode=(\d+):", shown)[1])
             assert time.monotonic() < until, f"no end within {seconds} s: {shown}"
             time.sleep(0.1)
