@@ -172,8 +172,7 @@ class ElasticRanks(FixedRanks):
         self._job.ending.ended(time.monotonic(), rank, 0)
         self._job.store.rank_ended(rank, text, finished)
         if finished:
-            self._members.remove_new("training is over")
-            for member in filter(self._members.is_new, self._members.living()):
+            for member in self._members.remove_new("training is over"):
                 self._signal(member, signal.SIGTERM)
 
     def _ended_early(self, rank: int, code: int, text: str, words: str) -> None:
