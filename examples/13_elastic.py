@@ -1,11 +1,12 @@
 """Trains on handwritten digits while ranks come and go: kill one, and the others go on from the last commit.
 
     hvdlite-run -np 3 --min-np 1 python examples/13_elastic.py
-    hvdlite-run -np 3 --min-np 1 python examples/13_elastic.py --lose 2 --saved digits.state
+    hvdlite-run -np 3 --min-np 1 --blacklist-cooldown-range 0 0 python examples/13_elastic.py --epochs 60 --lose 2
+    hvdlite-run -np 3 --min-np 1 python examples/13_elastic.py --saved digits.state
 
-In the second form rank 2 of the start kills itself on the way; a new process takes its place. The state is also kept in
-a file: a job that was ended (by Ctrl-C, or the time limit of a cluster) goes on from its last commit when it is started
-again.
+In the second form rank 2 kills itself on the way, the others go on, and a new process takes its place as soon as it is
+ready (without the flag the host would get none for 5 seconds). In the third form the state is also kept in a file: a
+job that was ended (by Ctrl-C, or the time limit of a cluster) goes on from its last commit when it is started again.
 What differs from 03_train_digits.py is marked `elastic`.
 """
 
@@ -29,7 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="over all ranks together")
     parser.add_argument("--lr", type=float, default=0.002)
     parser.add_argument("--saved", help="a file that keeps the state of the last commit")
-    parser.add_argument("--lose", type=int, default=-1, metavar="RANK", help="this rank of the start is lost")
+    parser.add_argument("--lose", type=int, default=-1, metavar="RANK", help="this rank kills itself, once")
     return parser.parse_args()
 
 
@@ -54,10 +55,9 @@ def main() -> None:
         torch.optim.Adam(model.parameters(), lr=args.lr), named_parameters=model.named_parameters()
     )
     sampler = hvd.elastic.ElasticSampler(train_set)  # elastic: deals what is left of the epoch to the ranks there are
-    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0)
+    state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0, lost=False)
     if args.saved:
         state.save_to(args.saved)  # elastic: a job that is started again goes on from here
-    began_as = hvd.rank() if os.environ.get("HVDLITE_EXPECTED_PLACE") is None else -1
 
     @hvd.elastic.run  # elastic: called again by those that are left, with the state of the last commit
     def train(state: hvd.elastic.TorchState) -> None:
@@ -70,10 +70,13 @@ def main() -> None:
                 optimizer.step()
                 sampler.record_batch(number, batch_size)  # elastic
                 state.batch += 1
-                if began_as == args.lose and state.batch == 60:
-                    os.kill(os.getpid(), signal.SIGKILL)
                 if state.batch % 5 == 0:
                     state.commit()  # elastic: what was done since would be done again
+                if args.lose >= 0 and state.batch == 62 and not state.lost:
+                    state.lost = True
+                    state.commit()  # so that it is done once
+                    if hvd.rank() == args.lose:
+                        os.kill(os.getpid(), signal.SIGKILL)
             state.epoch += 1
             sampler.set_epoch(state.epoch)
             with torch.no_grad():

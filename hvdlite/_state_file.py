@@ -16,6 +16,7 @@ import sys
 import time
 from typing import IO, Any
 
+from ._coded import coded
 from .errors import HvdStateError
 
 MAGIC = b"hvdlite state 1\n"
@@ -38,22 +39,30 @@ class _Hashed:
 
 
 class Kept:
-    """The file of a state."""
+    """The file of a state. unread: no rank has what is in it, if there is such a file; until the first sync is done."""
 
-    def __init__(self, path: str, seconds: float) -> None:
+    def __init__(self, path: str, seconds: float, unread: bool) -> None:
+        self.unread = unread
         self._path, self._seconds, self._next = os.path.abspath(os.fspath(path)), seconds, 0.0
+        self._told = ""  # why the last commit was not written
 
     def is_due(self) -> bool:
         """Whether the last one that was written is old enough."""
         return time.monotonic() >= self._next
 
     def write(self, state: Any) -> None:
-        """Replaces the file. Where that cannot be, a warning says so, and the old one stays."""
-        self._next = time.monotonic() + self._seconds
+        """Replaces the file. Where that cannot be, the old one stays, and a warning says so, once for each cause.
+        Raises HvdStateError where the state itself cannot be written."""
         try:
             write(self._path, state)
+            self._told = ""
         except OSError as error:
-            _say(f"{self._path} cannot be written ({error.strerror}): this commit is in memory only [HVD425]")
+            told, self._told = self._told, error.strerror or str(error)
+            if self._told != told:
+                _say(f"{self._path} cannot be written ({self._told}): commits are in memory only until it can [HVD425]")
+        except Exception as error:  # whatever the pickling of a user's class raises
+            raise HvdStateError(coded("HVD425", f"the state cannot be kept in {self._path}: {error}")) from error
+        self._next = time.monotonic() + self._seconds
 
     def load_into(self, state: Any) -> None:
         """Lets the state go on from the file, if there is one. Raises HvdStateError."""
@@ -68,7 +77,7 @@ class Kept:
             state.load_state_dict(kept)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            raise HvdStateError(f"{self._path} is the state of another training: {why} [HVD425]") from error
+            raise HvdStateError(coded("HVD425", f"{self._path} is the state of another training: {why}")) from error
         _say(f"training goes on from {self._path}")
 
 

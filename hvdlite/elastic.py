@@ -84,7 +84,7 @@ class State:
             state.save_to("run7.state", seconds=60)
         """
         self.state_dict()
-        self._file = _state_file.Kept(path, seconds)
+        self._file = _state_file.Kept(path, seconds, unread=self._number < 0)
 
     def state_dict(self) -> dict[str, Any]:
         """What was saved last, as an object that can be pickled. HvdStateError where a part cannot be kept."""
@@ -186,8 +186,8 @@ class ObjectState(State):
         return {"objects": dict(self._saved_state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the attributes as they are there. KeyError where the names differ."""
-        self._saved_state = {name: state_dict["objects"][name] for name in self._saved_state}
+        """Set the attributes as they are there. HvdStateError where the names differ."""
+        self._saved_state = dict(_of_same_names(state_dict["objects"], self._saved_state))
         self._set(self._saved_state)
 
     def sync(self) -> None:
@@ -200,6 +200,14 @@ class ObjectState(State):
     def _set(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             setattr(self, name, _copied(value))
+
+
+def _of_same_names(found: dict[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
+    """What was found. Raises HvdStateError where there are other names: what is missing would begin anew, and what is
+    left would be lost at the next commit."""
+    if found.keys() != set(wanted):
+        raise HvdStateError(f"it has {', '.join(sorted(found))} and not {', '.join(sorted(wanted))} [HVD425]")
+    return found
 
 
 def _copied(value: Any) -> Any:
@@ -244,8 +252,9 @@ def _synchronize(state: State) -> HvdMismatchError | None:
     """Rank 0's state on all ranks; or the error that a newcomer has raised, whose state is of another form: it has left
     the job. Raises HvdMismatchError on all ranks where the forms differ among ranks that were there before."""
     commits = allgather_object(_member.commit, "elastic.commits") if _member.is_elastic() else [_member.commit]
-    if state._file is not None and max(commits) < 0 and state._rank() == 0:
-        state._file.load_into(state)
+    file = state._file
+    if file is not None and file.unread and state._rank() == 0:  # of ranks with state and without it, rank 0 has it
+        file.load_into(state)
     state._number = max(0, commits[0])
     try:
         state.sync()
@@ -257,6 +266,8 @@ def _synchronize(state: State) -> HvdMismatchError | None:
             _life.shutdown()
             raise
         return error
+    if file is not None:
+        file.unread = False
     _member.commit = state._number
     return None
 

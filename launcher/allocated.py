@@ -13,7 +13,18 @@ import shlex
 from collections.abc import Mapping
 
 from . import batch, hosts
-from .places import PlaceError, Places, assign, forwarded, interfaces_of, is_here, number, per_node_of, port_of
+from .places import (
+    PlaceError,
+    Places,
+    assign,
+    come_and_go,
+    forwarded,
+    interfaces_of,
+    is_here,
+    number,
+    per_node_of,
+    port_of,
+)
 
 
 def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float) -> Places | None:
@@ -39,9 +50,9 @@ def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float
         )
     assigned = assign(listed, size)
     used = {slot.host for slot in assigned}
-    if len(used) == 1 and is_here(assigned[0].host):
-        return Places(assigned, assigned[0].host)
-    return _elsewhere(asked, environ, timeout, found, assigned)
+    if len(used) == 1 and is_here(assigned[0].host) and not (come_and_go(asked) and len(listed) > 1):
+        return Places(assigned, assigned[0].host, listed=listed)
+    return _elsewhere(asked, environ, timeout, found, assigned)._replace(listed=listed)
 
 
 def _elsewhere(
@@ -56,7 +67,7 @@ def _elsewhere(
 
     here = None
     if found.title == "Slurm":  # srun starts them everywhere, also here
-        starter: starting.Starter = slurm.Srun([host.name for host in found.hosts])
+        starter: starting.Starter = slurm.Srun([host.name for host in found.hosts], apart=come_and_go(asked))
     else:
         here = next((slot.host for slot in assigned if is_here(slot.host)), None)
         port = port_of("--ssh-port", asked.ssh_port)

@@ -37,6 +37,9 @@ class PlaceError(ValueError):
     """Hosts or numbers that cannot be; the text says why."""
 
 
+ELASTIC = ("min_np", "max_np", "host_discovery_script")
+
+
 class Places(NamedTuple):
     """See Plan. join: what this host does instead of being the launcher."""
 
@@ -104,6 +107,11 @@ def number(flag: str, text: str, least: int, what: str) -> int:
     if value < least:
         raise PlaceError(f"{flag} {text}: there must be at least {least} {what[:-1] if least == 1 else what} [HVD704]")
     return value
+
+
+def come_and_go(asked: argparse.Namespace) -> bool:
+    """Whether ranks may come and go: any of the flags that make a job elastic is there."""
+    return any(getattr(asked, name) is not None for name in ELASTIC)
 
 
 def port_of(flag: str, text: str | None) -> int | None:

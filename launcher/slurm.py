@@ -8,6 +8,9 @@ SLURM_NODEID, so the session lists the hosts in Slurm's order.
 The step shares the nodes with whatever started us (--overlap) and takes all that the job has there: ranks are to find
 all CPUs and GPUs, as under `srun` of their own. Variables of the job file that would cut a step down to one task's
 share are withheld from srun.
+
+Where ranks come and go each node has an srun of its own: one for all would end, and with it all agents, when Slurm
+misses one of the nodes.
 """
 
 from __future__ import annotations
@@ -41,14 +44,18 @@ _REMEDIES = (
 
 
 class Srun:
-    """A Starter. `nodes` are those of the allocation, in Slurm's order."""
+    """A Starter. `nodes` are those of the allocation, in Slurm's order. apart: each is to have an srun of its own."""
 
-    def __init__(self, nodes: Sequence[str]) -> None:
-        self._nodes = list(nodes)
+    def __init__(self, nodes: Sequence[str], apart: bool = False) -> None:
+        self._nodes, self._apart = list(nodes), apart
 
     def sessions(self, hosts: Sequence[tuple[int, str]]) -> list[Session]:
-        """One for all of them."""
+        """One for all of them, or one for each."""
         ordered = sorted(hosts, key=lambda each: self._nodes.index(each[1]))
+        return [self._session([each]) for each in ordered] if self._apart else [self._session(ordered)]
+
+    @staticmethod
+    def _session(ordered: Sequence[tuple[int, str]]) -> Session:
         names = ",".join(name for _, name in ordered)
         words = [
             "env",
@@ -56,7 +63,7 @@ class Srun:
         ]
         words += ["srun", "--mpi=none", "--kill-on-bad-exit=1", "--overlap", "--cpu-bind=none", "--export=ALL"]
         words += [f"--nodes={len(ordered)}", f"--ntasks={len(ordered)}", "--ntasks-per-node=1", f"--nodelist={names}"]
-        return [Session([*words, "--distribution=block", *far_command()], [number for number, _ in ordered])]
+        return Session([*words, "--distribution=block", *far_command()], [number for number, _ in ordered])
 
     def resolve(self, name: str) -> list[str]:
         """The addresses of a node that others know it by: on many systems a host's own name leads to itself alone."""

@@ -25,7 +25,6 @@ from .members import Terms
 
 COOLDOWN_S = ("5", "300")
 STEP_S = 0.05
-_MAKES = ("min_np", "max_np", "host_discovery_script")  # a job elastic
 _MORE = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown_range", "rendezvous_timeout")
 
 
@@ -58,7 +57,7 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
 
 def of(asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[str, Any]) -> Elastic | None:
     """None: the ranks stay. values: of options. May set asked.hosts and asked.np. Raises places.PlaceError."""
-    if all(getattr(asked, name) is None for name in _MAKES):
+    if not places.come_and_go(asked):
         for name in _MORE:
             if getattr(asked, name) is not None:
                 raise places.PlaceError(
@@ -97,20 +96,19 @@ def placed(elastic: Elastic | None, where: places.Places) -> Elastic | None:
     """With the hosts that the command line has led to. Raises places.PlaceError."""
     if elastic is None:
         return None
-    listed, terms, size = where.listed, elastic.terms, len(where.slots)
+    terms, size = elastic.terms, len(where.slots)
     if elastic.script is not None:
         return elastic._replace(listed=elastic.script.latest)
-    if not listed:  # a scheduler's allocation
-        counted = dict.fromkeys(slot.host for slot in where.slots)
-        listed = [hosts.Host(name, sum(slot.host == name for slot in where.slots)) for name in counted]
     if terms.np == 0:
         _in_order(terms.min_np, size, terms.max_np, f"the {size} slots of all hosts")
-    return elastic._replace(listed=listed, terms=terms._replace(np=size))
+    if isinstance(where.gather, gathering.Gather):  # by the scheduler's way
+        elastic = elastic._replace(gather=where.gather)
+    return elastic._replace(listed=where.listed, terms=terms._replace(np=size))
 
 
 def _refuse(asked: argparse.Namespace) -> None:
     """What does not go with ranks that come and go."""
-    given = next(_flag(name) for name in _MAKES if getattr(asked, name) is not None)
+    given = next(_flag(name) for name in places.ELASTIC if getattr(asked, name) is not None)
     for flag, there in (("--nnodes", asked.nodes), ("--rdzv-endpoint", asked.endpoint), ("--mpi", asked.mpi)):
         if there:
             raise places.PlaceError(f"not yet: {given} with {flag}: name hosts by -H or a discovery script [HVD246]")

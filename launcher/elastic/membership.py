@@ -99,11 +99,12 @@ class Membership:
             self._consider()
             self._events.news()
 
-    def remove_new(self, why: str) -> None:
-        """Those that were in no epoch yet need not come."""
-        for number in [m.number for m in self._members.values() if m.rank < 0]:
+    def remove_new(self, why: str) -> list[int]:
+        """Those that were in no epoch yet need not come: these."""
+        for number in (new := [m.number for m in self._members.values() if m.rank < 0]):
             self._remove(number, why)
         self._consider()
+        return new
 
     def news(self) -> dict[str, int]:
         """What running ranks should know at their next commit: how many would come, how many are to go, and whether all
@@ -118,8 +119,9 @@ class Membership:
         return {"come": come, "go": go, **({"end": 1} if self.ends else {})}
 
     def end(self) -> None:
-        """All ranks are to save at their next commit, and to end."""
+        """All ranks are to save at their next commit, and to end; how many are left then matters no more."""
         self.ends = True
+        self._consider()
         self._events.news()
 
     def living(self) -> list[int]:
@@ -219,8 +221,7 @@ class Membership:
         """When `tick` is due."""
         if self._over:
             return None
-        times = [*self._current.dues(), *self._going.values()]
-        times += [] if self._held_until is None else [self._held_until]
+        times = [*self._current.dues(), *self._going.values(), *filter(None, [self._held_until])]
         if self._short_since is not None:
             times.append(self._short_since + self._terms.timeout)
         if self._met_since is not None:
@@ -321,7 +322,7 @@ class Membership:
             self._kill(*cut)
             self._consider(late)
             return
-        if len(waiting) < max(1, terms.min_np - self._finished):
+        if len(waiting) < max(1, 0 if self.ends else terms.min_np - self._finished):
             self._short_since = self._clock() if self._short_since is None else self._short_since
             if late:
                 self._give_up(

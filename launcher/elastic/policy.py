@@ -22,6 +22,7 @@ from ..branch import Branch
 from ..ending import LOST, Abort, blamed, how
 from ..fixed import TIMEOUT, FixedRanks
 from ..hosts import Slot
+from ..places import is_here
 from ..plan import Elastic
 from ..store import StoreServer
 from .arrivals import Arrival, Arrivals
@@ -44,14 +45,18 @@ class ElasticRanks(FixedRanks):
         super().__init__(job)
         self._elastic = elastic
         own = None if job.own is None else job.own.name
+        if elastic.script is None and all(slot.host != own for slot in job.far.slots):  # srun starts agents here, too
+            own = next(filter(is_here, dict.fromkeys(slot.host for slot in job.far.slots)), own)
         self._capacity = Capacity(elastic.listed, own, elastic.cooldown, elastic.failures)
         self._host_of = {slot.rank: slot.host for slot in job.far.slots}
         number = 1 + max((each.number for each in job.branches), default=0)
         self._arrivals = Arrivals(job.plan, job.far.secret, elastic.gather, job.signals.ring, number)
         self._store_address: dict[str, str] = {}  # as hosts that came later reach it
         self._said: dict[int, str] = {}  # why a rank ends, in its own words
-        self._finishing = self._over = False  # a rank has ended with 0; all have ended
+        self._finishing = self._over = False  # a rank has ended with 0, or with PREEMPTED; all have ended
         self._released: list[Branch] = []  # agents that end, though the job goes on
+        self._saved = False  # a rank has ended with PREEMPTED
+        self._warned = False  # by SIGTERM: the next one is passed on
         self._end_by: float | None = None  # when ranks that are preempted are no longer waited for
         self._gone: dict[int, str] = {}  # what texts call those that have ended
         job.ending.named = self._who
@@ -151,9 +156,8 @@ class ElasticRanks(FixedRanks):
             job.ending.living.discard(rank)
             job.store.rank_ended(rank, text)
         elif code == 0 or (code == PREEMPTED and self.preempted):
+            self._saved |= code == PREEMPTED
             self._ended_well(rank, text)
-            if code == PREEMPTED:
-                job.fail("the ranks have saved their state and ended: start the job again to go on [HVD424]", PREEMPTED)
         elif self._goes_on() and (gone or code < 0 or members.is_new(rank)):
             self._ended_early(rank, code, text, words)
         else:
@@ -169,8 +173,7 @@ class ElasticRanks(FixedRanks):
         self._finishing = True
         self._job.ending.ended(time.monotonic(), rank, 0)
         self._job.store.rank_ended(rank, text, True)
-        self._members.remove_new("training is over")
-        for member in filter(self._members.is_new, self._members.living()):
+        for member in self._members.remove_new("training is over"):
             self._signal(member, signal.SIGTERM)
 
     def _ended_early(self, rank: int, code: int, text: str, words: str) -> None:
@@ -192,6 +195,11 @@ class ElasticRanks(FixedRanks):
                 each.order(do="release")
         if self._job.ending.living or self._over:
             return
+        if self._goes_on() and self._saved:
+            self._job.fail(
+                "the ranks have committed and ended: started again, the job goes on from its State.save_to [HVD424]",
+                PREEMPTED,
+            )
         if self._goes_on() and not self._finishing and self._capacity.hopeless():
             self._job.fail("no host is left to run on: all have failed too often [HVD423]", 1)
         if self._finishing or not self._goes_on():
@@ -215,11 +223,12 @@ class ElasticRanks(FixedRanks):
 
     def signalled(self, number: int) -> bool:
         """The launcher got this signal: whether nothing else is to be done about it."""
-        if number not in (signal.SIGTERM, signal.SIGUSR1) or not self._goes_on() or not self._members.size_now():
+        if number not in (signal.SIGTERM, signal.SIGUSR1) or not self._goes_on():
             return False
         if number == signal.SIGTERM:
-            if self._end_by is not None:
+            if self._warned or not self._members.size_now():  # there is nothing to save before the first epoch
                 return False
+            self._warned = True
             self._end_by = time.monotonic() + self._job.plan.graces.after(number) / 2
         if not self.preempted:
             self._job.console.say(f"{process.signal_name(number)}: the ranks save at their next commit and end")

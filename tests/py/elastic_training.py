@@ -32,7 +32,9 @@ class Plan:
     slow: float = 0.0  # seconds that a process takes to get ready
     fail_at: int = -1  # rank 1 raises at this step
     freeze_at: int = -1  # rank 1 sleeps for ever at this step
+    late: float = 0.0  # seconds more that a newcomer takes
     saved: str = ""  # path of State.save_to
+    seconds: float = 0.0  # from one write of it to the next
     between: bool = False  # check_host_updates after each step
 
 
@@ -87,14 +89,14 @@ def main(folder, plan):
     from hvdlite.elastic import ObjectState, run
 
     hvd.init()
-    time.sleep(plan.slow)
+    time.sleep(plan.slow + plan.late * ("HVDLITE_EXPECTED_PLACE" in os.environ))
     inputs, labels = data(plan.samples)
     steps = open(os.path.join(folder, f"{os.getpid()}.steps"), "a", buffering=1)
     more = {"ballast": np.zeros(plan.ballast // 8)} if plan.ballast else {}
     start = {"weights": np.zeros(WIDTH, np.float32), "epoch": 0, "done": 0, "log": []}
     state = ObjectState(hvd.broadcast_object, hvd.rank, **start, **more)
     if plan.saved:
-        state.save_to(plan.saved)
+        state.save_to(plan.saved, plan.seconds)
 
     def misbehave():
         if hvd.rank() == 1 and len(state.log) == plan.fail_at:

@@ -126,12 +126,16 @@ class Slurm:
         return self.run(["srun", f"-K{int(kill)}", *options, *map(str, program)], seconds, **environ)
 
     def sbatch(self, words, seconds=120, **environ):
-        """The exit code of a job, once it is over (sbatch --wait would look every 10 s)."""
+        """The exit code of a job, once it is over (sbatch --wait would look every 10 s). None: it was queued again, and
+        is taken away."""
         code, said = self.run(["sbatch", "--parsable", *words], seconds, left=True, **environ)
         assert code == 0, said
         until = time.monotonic() + seconds
         while True:
             _, shown = self.run(["scontrol", "show", "job", said.strip()])
+            if "Reason=BeginTime" in shown:  # Slurm lets it wait for two minutes, and for a reason
+                self.run(["scancel", said.strip()])
+                return None
             state = re.search(r"JobState=(\w+)", shown)
             if state and state[1] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SIGNALING"):
                 return int(re.search(r" ExitCode=(\d+):", shown)[1])

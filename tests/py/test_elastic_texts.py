@@ -189,7 +189,8 @@ def test_newcomers_need_not_come_when_training_is_over():
     book = Book(2)
     book.start(2, 3)
     book.join(2)
-    book.of.remove_new("training is over")
+    book.of.left(1)
+    assert book.of.remove_new("training is over") == [2, 3]
     book.join(3)
     assert book.frames[-2:] == [(number, _wire.REMOVED, b"training is over") for number in (2, 3)]
     book.of.over("the job ends [HVD401]")

@@ -19,11 +19,11 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SECONDS = 240
 
 
-def run(ranks, script, *arguments):
-    """(exit code, output) of an example on so many ranks; 0 ranks: without the launcher."""
+def run(ranks, script, *arguments, flags=()):
+    """(exit code, output) of an example on so many ranks; 0 ranks: without the launcher, which gets the flags."""
     command = [sys.executable, EXAMPLES / script, *arguments]
     if ranks:
-        with Launch("-np", ranks, *command, merged=True) as job:
+        with Launch("-np", ranks, *flags, *command, merged=True) as job:
             return job.wait(SECONDS), job.out
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=SECONDS)
     return done.returncode, done.stdout + done.stderr
@@ -135,3 +135,16 @@ def test_the_program_ends_with_the_name_of_the_bad_file(folder):
     assert code == 1
     assert "train-images-idx3-ubyte: is no IDX file (it starts with 89504e47)" in output
     assert "Traceback" not in output
+
+
+def test_digits_are_learnt_while_a_rank_is_lost_and_from_the_file(tmp_path):
+    """Where enough epochs are left a new process takes its place: test_elastic_kills.py."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    path, go_on = tmp_path / "state", ("--min-np", "1")
+    code, output = run(3, "13_elastic.py", "--epochs", 6, "--lose", 2, "--saved", path, flags=go_on)
+    assert code == 0 and accuracies(output)[-1] >= 90.0, output
+    assert output.count("killed by SIGKILL") == 1 and "epoch  6  2 ranks" in output, output
+    code, output = run(2, "13_elastic.py", "--epochs", 8, "--saved", path, flags=go_on)
+    assert code == 0 and "goes on from" in output and "epoch  8  2 ranks" in output, output
+    assert "epoch  5  " not in output, output

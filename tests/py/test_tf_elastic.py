@@ -167,6 +167,52 @@ def test_a_sync_that_ends_before_the_objects_leaves_one_commit():
     assert caught.value.ranks == (1,)
 
 
+@as_ranks(2, deadline=120)
+def test_states_go_on_from_a_file(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.tensorflow.keras as hvd
+    from hvdlite import elastic
+    from hvdlite.errors import HvdStateError
+    from hvdlite.tensorflow.elastic import TensorFlowState
+
+    path = hvd.broadcast_object(str(tmp_path / "state"))
+
+    def trained(kind, seed, steps, width=2):
+        """The values of a state of that seed, after so many steps; they are in the file then."""
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential([keras.layers.Input((width,)), keras.layers.Dense(1)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "mse")
+        variables = [tf.Variable(tf.random.normal((width,)), dtype=tf.float32)]
+        of_keras = kind == "keras"
+        state = hvd.elastic.KerasState(model, step=seed) if of_keras else TensorFlowState(variables, step=seed)
+        state.save_to(path + kind)
+
+        def train(state):
+            for _ in range(steps):
+                if of_keras:
+                    model.train_on_batch(np.ones((2, width)), np.ones((2, 1)))
+                variables[0].assign_add(tf.ones(width))
+                state.commit()
+            return [state.step, *(value for _, value in state._copies()[0])] if of_keras else [state.step, *variables]
+
+        return elastic.run(train)(state)
+
+    for kind in ("keras", "variables"):
+        once = trained(kind, 1, 4)
+        (tmp_path / f"state{kind}").unlink(missing_ok=True)
+        hvd.allreduce(0.0)
+        trained(kind, 1, 2)
+        again = trained(kind, 2 + hvd.rank(), 2)
+        assert len(once) == len(again)
+        for one, other in zip(once, again):
+            np.testing.assert_array_equal(one, other)
+        if hvd.rank() == 0:
+            with pytest.raises(HvdStateError, match=rf"{path}{kind} is the state of another .*other shapes.*HVD425"):
+                trained(kind, 1, 0, width=3)
+
+
 DEATH = """
 import os, signal, sys
 import tensorflow as tf, hvdlite.tensorflow as hvd

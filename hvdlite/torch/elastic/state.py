@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from ... import _member
 from ..._core import rank
-from ...elastic import ObjectState
+from ...elastic import ObjectState, _of_same_names
 from ...errors import HvdStateError
 from ...objects import allgather_object, broadcast_object
 from ..device import settled
@@ -81,7 +82,10 @@ class StateDictHandler(StateHandler):
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
 
     def saved(self) -> Any:
-        return self._saved
+        moved = tree_map_only(torch.Tensor, torch.Tensor.cpu, self._saved)  # the next job may have other GPUs
+        if hasattr(self._saved, "_metadata"):  # of a Module: the versions of its parts
+            moved._metadata = self._saved._metadata
+        return moved
 
     def take(self, saved: Any) -> None:
         self._saved = saved
@@ -218,10 +222,10 @@ class TorchState(ObjectState):
         return {**super().state_dict(), "handlers": {name: each.saved() for name, each in self._handlers.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go back to what `state_dict` has given. Raises KeyError for another set of names, and what PyTorch raises."""
+        """Go back to what `state_dict` has given. HvdStateError for other names, and what PyTorch raises."""
         with self._all_or_none():
-            for name, handler in self._handlers.items():
-                handler.take(state_dict["handlers"][name])
+            for name, saved in _of_same_names(state_dict["handlers"], self._handlers).items():
+                self._handlers[name].take(saved)
             super().load_state_dict(state_dict)
 
     def _save_handlers(self) -> None:
