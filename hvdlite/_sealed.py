@@ -14,8 +14,9 @@ from __future__ import annotations
 import struct
 import threading
 
+from . import _core
 from ._coded import coded
-from .errors import NOT_INITIALIZED, HvdNotInitializedError, HvdPeerLostError
+from .errors import HvdPeerLostError
 
 SEAL_BYTES = 24
 _NUMBER = struct.Struct("!Q")
@@ -105,6 +106,6 @@ def use_seals(seals: Seals) -> None:
 
 def current() -> Seals:
     """Those in use. Raises HvdNotInitializedError."""
-    if _current is None:
-        raise HvdNotInitializedError(NOT_INITIALIZED)
+    _core.require_job()
+    assert _current is not None
     return _current
