@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Sequence
 from types import TracebackType
 
-from . import _wire, config, discovery
+from . import _life, _wire, config, discovery
 from ._coded import coded
 from .errors import HvdPeerLostError
 from .launcher import desk, muster
@@ -39,13 +39,14 @@ def main(argv: Sequence[str]) -> None:
     hello = {"rank": number, "pid": os.getpid(), "host": socket.gethostname()}
     link, session = muster.report((argv[0], int(argv[1])), key, hello, time.monotonic() + _REPORT_S)
     link.settimeout(None)
-    if member is None:  # else the others may go on, and the caller may never be shown it
-        sys.excepthook = _silent  # init() puts one before it that tells the other ranks
+    sys.excepthook = _silent  # init() puts one before it that tells the other ranks
     try:
         kind, answer = desk.RETURNED, _made(_fetched(link, session), number)
     except BaseException as error:
         if member is not None and isinstance(error, SystemExit):  # it was removed, or all have saved and end
             raise
+        if member is not None and _life.lives() == 0:  # the others go on, and the caller may not be shown it
+            traceback.print_exc()
         kind = desk.SUFFERED if isinstance(error, HvdPeerLostError) else desk.RAISED
         try:
             _hand_in(link, session, kind, _described(error, number))

@@ -99,11 +99,13 @@ class Membership:
             self._consider()
             self._events.news()
 
-    def remove_new(self, why: str) -> None:
-        """Those that were in no epoch yet need not come."""
-        for number in [m.number for m in self._members.values() if m.rank < 0]:
+    def remove_new(self, why: str) -> list[int]:
+        """Those that were in no epoch yet need not come; who they are."""
+        new = [m.number for m in self._members.values() if m.rank < 0]
+        for number in new:
             self._remove(number, why)
         self._consider()
+        return new
 
     def news(self) -> dict[str, int]:
         """What running ranks should know at their next commit: how many would come, how many are to go, and whether all
