@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Sequence
 from types import TracebackType
 
-from . import _life, _wire, config, discovery
+from . import _member, _wire, config, discovery
 from ._coded import coded
 from .errors import HvdPeerLostError
 from .launcher import desk, muster
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     except BaseException as error:
         if member is not None and isinstance(error, SystemExit):  # it was removed, or all have saved and end
             raise
-        if member is not None and _life.lives() == 0:  # the others go on, and the caller may not be shown it
+        if member is not None and not _member.entered:  # the others go on, and the caller may not be shown it
             traceback.print_exc()
         kind = desk.SUFFERED if isinstance(error, HvdPeerLostError) else desk.RAISED
         try:

@@ -14,9 +14,8 @@ from __future__ import annotations
 import struct
 import threading
 
-from . import _core
 from ._coded import coded
-from .errors import HvdPeerLostError
+from .errors import NOT_INITIALIZED, HvdNotInitializedError, HvdPeerLostError
 
 SEAL_BYTES = 24
 _NUMBER = struct.Struct("!Q")
@@ -106,6 +105,6 @@ def use_seals(seals: Seals) -> None:
 
 def current() -> Seals:
     """Those in use. Raises HvdNotInitializedError."""
-    _core.require_job()
-    assert _current is not None
+    if _current is None:
+        raise HvdNotInitializedError(NOT_INITIALIZED)
     return _current

@@ -100,7 +100,8 @@ def run(
     flags += ["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range is not None else []
     flags += ["--verbose"] * bool(verbose) + ["--gloo"] * bool(use_gloo) + ["--mpi"] * bool(use_mpi)
     flags += ["--as-horovod"] * ("hvdlite.as_horovod" in sys.modules)
-    return _Call(flags, None if elastic else num_proc, executable or sys.executable).make(func, tuple(args), dict(kwargs or {}))
+    call = _Call(flags, None if elastic else num_proc, executable or sys.executable)
+    return call.make(func, tuple(args), dict(kwargs or {}))
 
 
 def _flag(name: str, value: object) -> list[str]:
@@ -211,9 +212,9 @@ class _Call:
             why = f"the job ended with {_code(code)}" if code else "not all ranks have answered"
             raise HvdRunError(coded("HVD721", "\n".join([why, *said])), None, code)
         if first.kind == 0:
-            why = f" ({uncoded(first.body.decode())})" if first.body else ""
+            who, why = f"rank {first.rank} {first.who}", f" ({uncoded(first.body.decode())})" if first.body else ""
             raise HvdRunError(
-                coded("HVD721", f"rank {first.rank} {first.who} ended without an answer{why}; the job ended with {_code(code)}"),
+                coded("HVD721", f"{who} ended without an answer{why}; the job ended with {_code(code)}"),
                 first.rank,
                 code,
             )

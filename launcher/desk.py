@@ -143,7 +143,7 @@ class Desk:
 
 
 def address_for(asked: argparse.Namespace, size: int | None, environ: Mapping[str, str]) -> str:
-    """Where the desk of a job is to listen, whose hosts are those that a command line means. size: None: of all of them.
+    """Where the desk of a job is to listen, whose hosts are those that a command line means; size: None: all.
 
     Raises ValueError for hosts that cannot be, or that no route leads to.
     """

@@ -108,8 +108,7 @@ class Membership:
         return new
 
     def news(self) -> dict[str, int]:
-        """What running ranks should know at their next commit: how many would come, how many are to go, and whether all
-        are to save and to end."""
+        """What running ranks should know at their next commit: how many would come, are to go, and whether all end."""
         come = sum(m.rank < 0 for m in self._waiting.values())
         if self._preparing and self._held_until is not None and self._clock() < self._held_until:
             come = 0
@@ -133,8 +132,7 @@ class Membership:
         return self._members[number].who() if number in self._members else f"member {number}"
 
     def is_new(self, number: int) -> bool:
-        """Whether its end is nobody's loss: it was in no epoch yet while there was one, or it has left the first one
-        before it had state: its model did not fit."""
+        """Whether its end is nobody's loss: it was in no epoch yet, or has left the first one before it had state."""
         member = self._members.get(number)
         return member is not None and self._opened > 0 and (member.rank < 0 or member.unfit)
 

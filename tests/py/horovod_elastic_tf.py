@@ -36,7 +36,7 @@ train_one_batch(tf.constant(inputs[0]), tf.zeros([16, 1]), allreduce=False)  # m
 def train(state):
     shown = False
     while not hvd.broadcast_object(os.path.exists(sys.argv[1])):
-        for state.batch in range(state.batch, 4):
+        for state.batch in range(state.batch, 4):  # noqa: B020
             train_one_batch(tf.constant(inputs[state.batch]), tf.constant(targets[state.batch]))
             state.sizes = state.sizes + [(state.batch, hvd.size())]
             if not shown:

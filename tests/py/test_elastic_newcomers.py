@@ -140,5 +140,3 @@ def test_run_returns_what_the_last_ranks_return_whose_environment_was_true_in_ev
     assert caught.value.rank == 1 and isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(hvd.HvdRunError, match="--min-np 4 is more than -np 2"):
         hvd.run(told, num_proc=2, min_np=4, hosts="localhost:4")
-
-
