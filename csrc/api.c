@@ -27,6 +27,7 @@ static struct {
     pthread_mutex_t life;     /* init and shutdown, one at a time */
     struct hvd_error refused; /* under life: why the last hvd_init failed */
     uint64_t leave_until_ns;  /* under life: of a shutdown that has begun */
+    const char *_Atomic none; /* what calls say without an engine, if not the usual */
 } process = {.life = PTHREAD_MUTEX_INITIALIZER};
 
 static void after_fork_in_child(void)
@@ -58,10 +59,16 @@ static void watch_forks(void)
 
 static const char *text_of(int code)
 {
-    return code == HVD_EFORK
-               ? "this is a forked child of a rank (a DataLoader worker, say): hvdlite works only in the process that "
-                 "called hvd.init(); do communication there, or start the child with the 'spawn' method" HVD_ENDS(122)
-               : "hvdlite has not been initialized; use hvd.init()." HVD_ENDS(101);
+    if (code == HVD_EFORK)
+        return "this is a forked child of a rank (a DataLoader worker, say): hvdlite works only in the process that "
+               "called hvd.init(); do communication there, or start the child with the 'spawn' method" HVD_ENDS(122);
+    const char *told = atomic_load(&process.none);
+    return told ? told : "hvdlite has not been initialized; use hvd.init()." HVD_ENDS(101);
+}
+
+void hvd_instead(const char *text)
+{
+    atomic_store(&process.none, text);
 }
 
 static int state(void)

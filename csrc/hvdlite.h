@@ -173,7 +173,8 @@ int hvd_init(const struct hvd_options *options, hvd_boot_allgather *allgather, v
 int hvd_shutdown(int wait_ms);
 int hvd_abort(int culprit, int code, const char *reason); /* why the job ends, told to all; the first call wins */
 int hvd_initialized(void);                                /* 1 or 0 */
-int hvd_forked(void); /* 1 in a forked child of a process that had called hvd_init */
+void hvd_instead(const char *text); /* what calls say before hvd_init, lent until the next call; NULL: the usual */
+int hvd_forked(void);               /* 1 in a forked child of a process that had called hvd_init */
 /* 1 and what happened if the job has failed, or if hvd_init did (culprit -1: no rank in particular); 0 if not. */
 int hvd_failure(int *culprit, int *code, char *text, size_t text_bytes);
 int hvd_left(void); /* the other rank that was the first to leave, agreed, of this one's sets; negative: none has */

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Sequence
 from types import TracebackType
 
-from . import _wire, config, discovery
+from . import _member, _wire, config, discovery
 from ._coded import coded
 from .errors import HvdPeerLostError
 from .launcher import desk, muster
@@ -34,24 +34,35 @@ def main(argv: Sequence[str]) -> None:
     environ = config.environ()
     key = bytes.fromhex(environ[desk.KEY])
     config.write(desk.KEY, None)
-    hello = {"rank": discovery.discover(environ).rank, "pid": os.getpid(), "host": socket.gethostname()}
+    member = config.read(environ).values["member"]  # of an elastic job, where ranks change
+    number = discovery.discover(environ).rank if member is None else member
+    hello = {"rank": number, "pid": os.getpid(), "host": socket.gethostname()}
     link, session = muster.report((argv[0], int(argv[1])), key, hello, time.monotonic() + _REPORT_S)
     link.settimeout(None)
     sys.excepthook = _silent  # init() puts one before it that tells the other ranks
     try:
-        kind, answer = desk.RETURNED, _made(_fetched(link, session))
+        kind, answer = desk.RETURNED, _made(_fetched(link, session), number)
     except BaseException as error:
+        if member is not None and isinstance(error, SystemExit):  # it was removed, or all have saved and end
+            raise
+        if member is not None and not _member.entered:  # the others go on, and the caller may not be shown it
+            traceback.print_exc()
         kind = desk.SUFFERED if isinstance(error, HvdPeerLostError) else desk.RAISED
         try:
-            _hand_in(link, session, kind, _described(error))
+            _hand_in(link, session, kind, _described(error, number))
         except OSError:  # the caller is gone
             traceback.print_exc()
         raise
     _hand_in(link, session, kind, answer)
 
 
-def _made(call: bytes) -> bytes:
-    """The result of the call, pickled."""
+def _rank(number: int) -> int:
+    """Of this process now, which has begun with this number."""
+    return int(config.environ().get("HVDLITE_RANK", number))
+
+
+def _made(call: bytes, number: int) -> bytes:
+    """The rank and the result of the call, pickled."""
     import cloudpickle
 
     folders, inner = pickle.loads(call)
@@ -59,15 +70,15 @@ def _made(call: bytes) -> bytes:
     function, args, kwargs = pickle.loads(inner)
     result = function(*args, **kwargs)
     try:
-        return bytes(cloudpickle.dumps(result))
+        return bytes(cloudpickle.dumps((_rank(number), result)))
     except Exception as error:
         raise TypeError(
             coded("HVD245", f"the result, a {type(result).__name__}, cannot be sent to the caller: {error}")
         ) from error
 
 
-def _described(error: BaseException) -> bytes:
-    """What the caller is told of an exception: text, traceback, and itself, if it can be sent."""
+def _described(error: BaseException, number: int) -> bytes:
+    """What the caller is told of an exception: rank, text, traceback, and itself, if it can be sent."""
     import cloudpickle
 
     trace = error.__traceback__
@@ -80,7 +91,7 @@ def _described(error: BaseException) -> bytes:
         pickle.loads(itself)  # a class may make what it cannot read
     except Exception:
         itself = None
-    return pickle.dumps((text, "".join(lines), itself))
+    return pickle.dumps((_rank(number), text, "".join(lines), itself))
 
 
 def _hand_in(link: socket.socket, session: _wire.Session, kind: int, body: bytes) -> None:

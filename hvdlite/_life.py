@@ -37,7 +37,7 @@ from ._coded import coded, ending
 from ._core import ffi, lib
 from ._opening import use_links
 from ._sealed import Seals, use_seals
-from .errors import NOT_INITIALIZED, HvdInitError, HvdNotInitializedError, HvdNotYetError, HvdPeerLostError
+from .errors import HvdInitError, HvdNotYetError, HvdPeerLostError
 from .mpi import unmet
 from .process_set import ProcessSet
 from .trace import recorder
@@ -274,8 +274,7 @@ def lives() -> int:
 
 def is_homogeneous() -> bool:
     """Whether every host has the same number of ranks. Raises HvdNotInitializedError before init()."""
-    if lib.hvd_initialized() != 1:
-        raise HvdNotInitializedError(NOT_INITIALIZED)
+    _core.require_job()
     return _life.homogeneous
 
 

@@ -57,8 +57,8 @@ def wait_preparing(values: Mapping[str, Any]) -> bool:
         return False
     _values.clear()
     _values.update(values)
-    rank, size, local_rank, local_size = map(int, values["expected_place"].split(","))
-    _core.preparing[:] = [(rank, size, local_rank, local_size, 0, 1)]
+    rank, size, local_rank, local_size, cross_rank, cross_size = map(int, values["expected_place"].split(","))
+    _core.prepare((rank, size, local_rank, local_size, cross_rank, cross_size))
     return True
 
 
@@ -67,7 +67,7 @@ def enter() -> bool:
     global entered
     entered = True
     was = bool(_core.preparing)
-    _core.preparing.clear()
+    _core.prepare(None)
     return was
 
 

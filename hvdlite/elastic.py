@@ -95,8 +95,8 @@ class State:
         raise NotImplementedError
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Functions to be called, in this order, when the ranks have changed, before the state is synchronized. They
-        are called on ranks that were there before, not on newcomers."""
+        """Functions to be called, in this order, when the ranks have changed, before the state is synchronized. On
+        newcomers as well: what hvd.rank() and hvd.size() have told them until then was a guess."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -223,7 +223,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         cause: Exception | None = None
-        met: Callable[[], None] | None = state.reset if _member.enter() else None  # what follows when ranks have met
+        met: Callable[[], None] | None = state.on_reset if _member.enter() else None  # follows when ranks have met
         while True:
             try:
                 if met is not None:

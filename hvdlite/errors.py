@@ -67,7 +67,7 @@ class HvdArgumentError(HvdError, ValueError):
 
 
 class HvdNotInitializedError(HvdError, ValueError):
-    """A call before init() or after shutdown()."""
+    """A call before init() or after shutdown(), or of a process that joins an elastic job later."""
 
 
 class HorovodInternalError(HvdError):
@@ -156,6 +156,11 @@ class HorovodVersionMismatchError(ImportError):
 
 
 NOT_INITIALIZED = "hvdlite has not been initialized; use hvd.init(). [HVD101]"
+PREPARING = (
+    "this process has come later and joins the others when its training function (hvd.elastic.run) begins: until then "
+    "there is nobody to exchange anything with. Call collectives inside of that function; broadcasts of what the State "
+    "holds can be left out, since it is synchronized then. [HVD426]"
+)
 
 # By the names of the core's codes (csrc/hvdlite.h), so that this file needs no extension to be imported.
 CLASS_OF_CODE: dict[str, type[Exception]] = {

@@ -23,6 +23,7 @@ class Mesh:
     """
 
     def __init__(self, **axes: int) -> None:
+        _core.require_job()
         size = _core.size()
         for axis, length in axes.items():
             if isinstance(length, bool) or not isinstance(length, int) or (length < 1 and length != -1):

@@ -34,6 +34,7 @@ def broadcast_object(
     Two broadcasts: the length, then the bytes. Raises HvdMismatchError when ranks name different roots, and
     HvdPeerLostError for what the root has not sent.
     """
+    _core.require_job()
     number, root = number_of(process_set), rank_in(process_set, root_rank)
     is_root, seals = _core.rank() == root_rank, _sealed.current()
     what = f"broadcast_object{_named(name)} in process set {number}"
@@ -49,6 +50,7 @@ def broadcast_object(
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Every rank's object, in rank order. One allgather of the pickled bytes. Raises HvdPeerLostError for what a rank
     has not sent."""
+    _core.require_job()
     number, seals = number_of(process_set), _sealed.current()
     what = f"allgather_object{_named(name)} in process set {number}"
     full = None if name is None else f"allgather_object.{name}"

@@ -63,6 +63,7 @@ class ProcessSet:
 
     def _ranks(self) -> list[int]:
         if self.process_set_id is None:
+            _core.require_job()  # a process that has yet to come into its job has no sets
             raise ValueError(
                 f"{self!r} is not registered: give it to hvd.init(process_sets=[...]) or hvd.add_process_set() on all "
                 "ranks, and again after hvd.shutdown() [HVD213]"
@@ -277,7 +278,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r} [HVD212]")
-    _core.rank()  # there must be a job
+    _core.require_job()
     if process_set is global_process_set or process_set.process_set_id is None:
         return False
     with _lock:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import config
 from ._coded import coded, uncoded
-from .errors import HvdNotYetError, HvdRunError
+from .errors import HvdRunError
 
 if TYPE_CHECKING:
     from .launcher.desk import Answer, Desk
@@ -68,21 +68,11 @@ def run(
     importable on all hosts. Results may be anything that cloudpickle can send. `np` is Horovod's old name of num_proc.
 
     HvdRunError when a rank raises (`rank`, the remote traceback; its exception is the __cause__), dies, or the job
-    cannot start; ValueError or TypeError for arguments that cannot be; HvdNotYetError for those of elastic jobs.
+    cannot start; ValueError or TypeError for arguments that cannot be.
+
+    min_num_proc, max_num_proc or host_discovery_script makes the job elastic (func then trains in `hvd.elastic.run`),
+    as those flags of hvdlite-run do: lost ranks are no error, and the results are of those that were ranks at the end.
     """
-    elastic: dict[str, object] = {
-        "min_num_proc": min_num_proc or min_np,
-        "max_num_proc": max_num_proc or max_np,
-        "slots": slots,
-        "reset_limit": reset_limit,
-        "cooldown_range": cooldown_range,
-        "host_discovery_script": host_discovery_script,
-    }
-    given = [name for name, value in elastic.items() if value is not None]
-    if given:
-        raise HvdNotYetError(
-            f"run({', '.join(given)}): elastic jobs come with a later version; leave these out [HVD246]"
-        )
     if not callable(func):
         raise TypeError(f"run() needs a function, not {type(func).__name__} [HVD244]")
     if np is not None:
@@ -90,6 +80,10 @@ def run(
         num_proc = np
     if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
         raise ValueError(f"num_proc={num_proc!r}: must be a whole number of ranks, at least 1 [HVD244]")
+    least, most = min_num_proc or min_np, max_num_proc or max_np
+    elastic = any(given is not None for given in (least, most, host_discovery_script))
+    if elastic and num_proc == 1:  # the default
+        num_proc = least or 1
     if hosts is not None and hostfile is not None:
         raise ValueError("hosts and hostfile exclude each other [HVD244]")
     if use_gloo and use_mpi:
@@ -101,9 +95,13 @@ def run(
     flags += _flag("--ssh-port", ssh_port) + _flag("--ssh-identity-file", ssh_identity_file)
     flags += _flag("--output-filename", output_filename) + _flag("--mpi-args", mpi_args)
     flags += _flag("--network-interfaces", _listed(network_interfaces or network_interface))
+    flags += _flag("--min-np", least) + _flag("--max-np", most) + _flag("--slots-per-host", slots)
+    flags += _flag("--host-discovery-script", host_discovery_script) + _flag("--reset-limit", reset_limit)
+    flags += ["--blacklist-cooldown-range", *map(str, cooldown_range)] if cooldown_range is not None else []
     flags += ["--verbose"] * bool(verbose) + ["--gloo"] * bool(use_gloo) + ["--mpi"] * bool(use_mpi)
     flags += ["--as-horovod"] * ("hvdlite.as_horovod" in sys.modules)
-    return _Call(flags, num_proc, executable or sys.executable).make(func, tuple(args), dict(kwargs or {}))
+    call = _Call(flags, None if elastic else num_proc, executable or sys.executable)
+    return call.make(func, tuple(args), dict(kwargs or {}))
 
 
 def _flag(name: str, value: object) -> list[str]:
@@ -115,9 +113,9 @@ def _listed(names: str | Sequence[str] | None) -> str | None:
 
 
 class _Call:
-    """One job. `make` once."""
+    """One job. `make` once. size: None: ranks come and go."""
 
-    def __init__(self, flags: Sequence[str], size: int, executable: str) -> None:
+    def __init__(self, flags: Sequence[str], size: int | None, executable: str) -> None:
         self._flags, self._size, self._executable = list(flags), size, executable
         self._selector = selectors.DefaultSelector()
         self._words = ""  # the end of what was said on stderr
@@ -203,29 +201,30 @@ class _Call:
         """What the ranks have returned. Raises HvdRunError."""
         from .launcher import desk
 
-        returned = {each.rank: each.body for each in answers if each.kind == desk.RETURNED}
-        if len(returned) == self._size and code == 0:
-            return [pickle.loads(returned[rank]) for rank in range(self._size)]
-        failed = [each for each in answers if each.kind != desk.RETURNED]
+        returned = [each.body for each in answers if each.kind == desk.RETURNED]
+        if code == 0 and (len(returned) == self._size or (returned and self._size is None)):
+            results = sorted(map(pickle.loads, returned), key=lambda each: each[0])
+            return [result for _, result in results]
+        failed = [each for each in answers if each.kind != desk.RETURNED and (self._size or each.kind == desk.RAISED)]
         first = next((each for each in failed if each.kind != desk.SUFFERED), failed[0] if failed else None)
         if first is None:
             said = [line for line in self._words.splitlines() if line.startswith("hvdlite-run: ")]
             why = f"the job ended with {_code(code)}" if code else "not all ranks have answered"
             raise HvdRunError(coded("HVD721", "\n".join([why, *said])), None, code)
         if first.kind == 0:
-            why = f" ({uncoded(first.body.decode())})" if first.body else ""
+            who, why = f"rank {first.rank} {first.who}", f" ({uncoded(first.body.decode())})" if first.body else ""
             raise HvdRunError(
-                coded("HVD721", f"{first.who} ended without an answer{why}; the job ended with {_code(code)}"),
+                coded("HVD721", f"{who} ended without an answer{why}; the job ended with {_code(code)}"),
                 first.rank,
                 code,
             )
-        text, trace, itself = pickle.loads(first.body)
+        rank, text, trace, itself = pickle.loads(first.body)
         try:
             cause = None if itself is None else pickle.loads(itself)
         except Exception:  # its class cannot be imported here
             cause = None
         raise HvdRunError(
-            coded("HVD721", f"{first.who} raised {text}\n\n{trace.rstrip()}"), first.rank, code
+            coded("HVD721", f"rank {rank} {first.who} raised {text}\n\n{trace.rstrip()}"), rank, code
         ) from cause
 
 

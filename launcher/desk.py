@@ -33,7 +33,7 @@ SILENCE_S = 5.0  # of a rank's host, before it counts as lost; as --agent-timeou
 
 class Answer(NamedTuple):
     """What became of a rank. kind 0: it went without an answer, and body says why, if that is known. who: its host and
-    process."""
+    process. In an elastic job its number is the member's, and body says which rank it was in the end."""
 
     rank: int
     kind: int
@@ -58,9 +58,9 @@ def frames(session: _wire.Session, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 class Desk:
-    """Serves a call of `size` ranks at `address`. Raises OSError when it cannot listen there."""
+    """Serves a call of `size` ranks at `address`; None: as many as come. Raises OSError when it cannot listen there."""
 
-    def __init__(self, key: bytes, address: str, size: int, call: bytes) -> None:
+    def __init__(self, key: bytes, address: str, size: int | None, call: bytes) -> None:
         self._muster = muster.Muster(key, address)
         self._size, self._call = size, call
         self._selector = selectors.DefaultSelector()
@@ -105,10 +105,11 @@ class Desk:
 
     def _welcome(self, arrival: muster.Arrival) -> None:
         rank, pid = arrival.hello.get("rank"), arrival.hello.get("pid")
-        if not isinstance(rank, int) or not 0 <= rank < self._size or rank in self.seen or not isinstance(pid, int):
+        wrong = not isinstance(rank, int) or rank in self.seen or not isinstance(pid, int)
+        if wrong or rank < 0 or (self._size is not None and rank >= self._size):
             arrival.sock.close()
             return
-        who = f"rank {rank} ({str(arrival.hello.get('host', '?'))[:64]}, pid {pid})"
+        who = f"({str(arrival.hello.get('host', '?'))[:64]}, pid {pid})"
         guest = _Guest(arrival.sock, arrival.session, rank, who, self._call)
         muster.keep_watch(arrival.sock, False, SILENCE_S)
         self.seen.add(rank)
@@ -141,8 +142,8 @@ class Desk:
         self.answers.append(Answer(guest.rank, kind, bytes(guest.held) if kind else why.encode(), guest.who))
 
 
-def address_for(asked: argparse.Namespace, size: int, environ: Mapping[str, str]) -> str:
-    """Where the desk of a job is to listen, whose hosts are those that a command line means.
+def address_for(asked: argparse.Namespace, size: int | None, environ: Mapping[str, str]) -> str:
+    """Where the desk of a job is to listen, whose hosts are those that a command line means; size: None: all.
 
     Raises ValueError for hosts that cannot be, or that no route leads to.
     """
@@ -154,15 +155,17 @@ def address_for(asked: argparse.Namespace, size: int, environ: Mapping[str, str]
             listed = hosts.parse_hosts(asked.hosts)
         else:
             listed = _allocated(environ)
-        used = dict.fromkeys(slot.host for slot in hosts.assign(listed, size)) if listed else {}
+        slots = hosts.assign(listed, size or sum(host.slots for host in listed)) if listed else []
     except OSError as error:
         raise ValueError(f"hostfile {asked.hostfile}: {error.strerror} [HVD708]") from None
-    others = [name for name in used if not places.is_here(name)]
-    if not others:
+    others = [name for name in dict.fromkeys(slot.host for slot in slots) if not places.is_here(name)]
+    if not others and asked.host_discovery_script is None:
         return "127.0.0.1"
     wanted = places.interfaces_of(asked)
     if wanted:
         return address.of_interfaces(wanted)
+    if not others:
+        return address.outward()
     port = None if asked.ssh_port is None else int(asked.ssh_port)
     try:
         return address.towards(others, ssh.Ssh(port, asked.ssh_identity, []).resolve)

@@ -121,6 +121,7 @@
 #define HVD423 "[HVD423] "
 #define HVD424 "[HVD424] "
 #define HVD425 "[HVD425] "
+#define HVD426 "[HVD426] "
 #define HVD450 "[HVD450] "
 #define HVD451 "[HVD451] "
 #define HVD452 "[HVD452] "

@@ -37,7 +37,9 @@ static void ask_compute(void *kernel, struct tf_run *run)
     int (*const asked[])(void) = {hvd_tf_core.rank, hvd_tf_core.size, hvd_tf_core.local_rank, hvd_tf_core.local_size};
     int answer = what >= 0 && what < 4 && asked[what] ? asked[what]() : HVD_ESTATE;
     if (answer < 0) {
-        hvd_tf_fail(run, TF_FAILED_PRECONDITION, "hvdlite has not been initialized; use hvd.init()." HVD_ENDS(101));
+        char text[HVD_TEXT_MAX] = "";
+        hvd_tf_core.wait(0, 0, text, sizeof text); /* says why there is no engine */
+        hvd_tf_fail(run, TF_FAILED_PRECONDITION, text);
         return;
     }
     struct tf_status *status = hvd_tf.TF_NewStatus();

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import NOT_INITIALIZED, error_of
+from ..errors import NOT_INITIALIZED, PREPARING, error_of
 
 try:
     from .._cffi import ffi, lib
@@ -78,7 +78,7 @@ def error_for(code: int, text: str) -> Exception:
             "that called init(). In DataLoader workers and other subprocesses do without it. [HVD122]"
         )
     elif name == "HVD_ESTATE" and (not text or lib.hvd_initialized() != 1):
-        text = text if "shut down" in text else NOT_INITIALIZED
+        text = text if "shut down" in text else PREPARING if preparing else NOT_INITIALIZED
     rank = failed_rank() if name in ("HVD_EPEER", "HVD_ETIMEOUT") else None
     error = error_of(name, text or f"hvdlite: {name} [HVD901]", rank)
     error._hvdlite = True  # type: ignore[attr-defined]  # see is_outcome
@@ -108,6 +108,18 @@ def checked(number: int, text: Any = ffi.NULL) -> int:
 
 
 preparing: list[tuple[int, int, int, int, int, int]] = []  # of a process that waits to come into an elastic job
+_PREPARING = ffi.new("char[]", PREPARING.encode())
+
+
+def prepare(place: tuple[int, int, int, int, int, int] | None) -> None:
+    """This process has yet to come into its job, and takes this for its place; None: no more."""
+    preparing[:] = [] if place is None else [place]
+    lib.hvd_instead(_PREPARING if preparing else ffi.NULL)  # graphs of TensorFlow ask the core
+
+
+def require_job() -> None:
+    """HvdNotInitializedError where there are no other ranks, or none yet: for what needs more than a guess."""
+    checked(lib.hvd_rank())
 
 
 def rank() -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..errors import NOT_INITIALIZED, HvdError, HvdNotInitializedError
+from ..errors import HvdError
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -51,8 +51,7 @@ def reopen() -> None:
     line says so, if there is nothing to tune. Raises HvdNotInitializedError before init(), HvdOptionError if the file
     of HVDLITE_AUTOTUNE_LOG cannot be written.
     """
-    if _settings is None:
-        raise HvdNotInitializedError(NOT_INITIALIZED)
+    _core.require_job()
     _search()
 
 

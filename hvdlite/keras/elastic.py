@@ -98,8 +98,9 @@ class KerasState(ObjectState):
         self.restore()
 
     def _of_optimizer(self) -> list[Any]:
-        found = getattr(self.optimizer, "variables", [])
-        return list(found() if callable(found) else found)
+        found, rate = getattr(self.optimizer, "variables", []), getattr(self.optimizer, "learning_rate", None)
+        # Keras 2 does not count the rate among them, and what lowers it does so on ranks that were there
+        return [*(found() if callable(found) else found), *([rate] if hasattr(rate, "assign") else [])]
 
     def _copies(self) -> tuple[list[tuple[Any, Any]], Any]:
         """Of each variable its value, and the place in a window of several passes."""

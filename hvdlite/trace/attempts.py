@@ -3,7 +3,8 @@
 A job that is started again, or a process that becomes a rank once more, writes into the same folder. What lay there
 before was renamed NAME.1, the one before that NAME.2, and so on (csrc/engine/record/keep.c); but a rank that was killed
 has left no record, and its plain name is of an attempt before the others'. So it is not the names that tell attempts
-apart: each file says in its beginning whose it is, "job":"...","epoch":N, and when it was begun or written.
+apart: each file says in its beginning whose it is, "job":"...","epoch":N, and when it was begun or written. So the
+epochs of an elastic job are attempts here, and two processes that had one rank are in two of them.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     being recorded, OSError if the file cannot be written.
     """
     path = _path_of(file_path)
+    _core.require_job()
     rank = _core.rank()
     with _state.lock:
         if _state.timeline is not None:
@@ -92,7 +93,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 def stop_timeline() -> None:
     """Ends the recording that start_timeline() or HVDLITE_TIMELINE began; its file is complete then. Nothing happens
     when there is none. Raises HvdNotInitializedError before init()."""
-    _core.rank()
+    _core.require_job()
     _stop()
 
 

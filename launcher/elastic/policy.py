@@ -314,11 +314,15 @@ class ElasticRanks(FixedRanks):
         job.ending.admit(number)
         branch.ranks.add(number)
         self._members.started(number, name, slot)
-        size, slots = self._members.size_now(), self._capacity.slots(name)
+        slots = self._capacity.slots(name)
         order = job.starts.of([number], name, branch is job.own, [Slot(number, name, slot, slots, 0, 1)])
         environ = order["ranks"][0]["environ"]
-        if size:
-            environ["HVDLITE_EXPECTED_PLACE"] = f"{size},{size + 1},{slot},{slots}"
+        if self._members.size_now():
+            staying = self._staying()
+            names = list(dict.fromkeys(self._host_of[member] for member in staying))
+            rank = max(1, len(staying) - 1)
+            place = rank, rank + 1, slot, slots, names.index(name), len(names)
+            environ["HVDLITE_EXPECTED_PLACE"] = ",".join(map(str, place))
         if name in self._store_address:
             environ["HVDLITE_STORE_ADDR"] = self._store_address[name]
         branch.order(**order)

@@ -165,9 +165,6 @@ def test_a_failure_names_its_rank_and_has_its_traceback(how, code, cause, says, 
         ({"hosts": "localhost:1", "num_proc": 2}, ValueError, r"more processes \(2\)"),
         ({"hostfile": "/not/there"}, ValueError, "hostfile /not/there: No such file"),
         ({"hosts": "no-such-host.invalid:2", "num_proc": 2}, ValueError, "no-such-host.invalid"),
-        ({"min_num_proc": 2, "reset_limit": 3}, hvdlite.HvdNotYetError, "min_num_proc, reset_limit"),
-        ({"min_np": 2}, hvdlite.HvdNotYetError, "min_num_proc"),
-        ({"host_discovery_script": "x"}, hvdlite.HvdNotYetError, "host_discovery_script"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(words, error, says, monkeypatch):
@@ -308,7 +305,7 @@ def test_a_desk_serves_only_who_proves_the_key_and_each_rank_once():
     told = [(each.rank, each.kind, len(each.body)) for each in place.answers[:2]]
     assert told == [(1, desk.RETURNED, 3000000), (0, 0, 0)]
     assert place.answers[2][:2] == (2, 0) and b"the connection ended within frame 1" in place.answers[2].body
-    assert place.answers[0].who == "rank 1 (h, pid 5)"
+    assert place.answers[0].who == "(h, pid 5)"
 
 
 def test_a_notebook_shows_output_and_gets_results():

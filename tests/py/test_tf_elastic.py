@@ -245,3 +245,20 @@ def test_b3_a_rank_lost_in_any_collective_reaches_the_loop():
         assert "swallowed" not in job.text() and "told of:" in job.text(), job.text()
         told = job.text().split("told of:")[1]
         assert "HorovodInternalError" in told and "rank 1" in told
+
+
+@as_ranks(1)
+def test_graphs_of_a_process_that_joins_later_raise_its_error():
+    import tensorflow as tf
+
+    import hvdlite.tensorflow as hvd
+    from hvdlite import _core
+
+    hvd.shutdown()
+    _core.prepare((2, 3, 0, 1, 0, 1))
+    for call in (hvd.size_op, tf.function(hvd.rank_op), tf.function(lambda: hvd.allreduce(tf.ones(2)))):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"joins the others when .*\[HVD426\]"):
+            call()
+    _core.prepare(None)
+    hvd.init()
+    assert int(hvd.size_op()) == 1
