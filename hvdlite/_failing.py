@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core, config
 from ._coded import code_of, coded, uncoded
-from .errors import HvdError, HvdPeerLostError, HvdTimeoutError
+from .errors import HvdError, HvdInitError, HvdPeerLostError, HvdTimeoutError
 
 if TYPE_CHECKING:
     from . import _store
@@ -113,6 +113,8 @@ def _told(error: BaseException | None, trace: TracebackType | None) -> bool:
     """Whether the exception only says how another rank has failed, and has been printed in one line: the traceback that
     matters is that rank's. No line where that rank has said it itself and hvdlite-run does at the end."""
     try:
+        if isinstance(error, HvdInitError) and error._over:
+            return True
         line = _heard(error, trace)
         if line and not (_SAID.search(line) and {"HVDLITE_STORE_PORT", "HVDLITE_AGENT"} & set(config.environ())):
             print(line, file=sys.stderr, flush=True)
@@ -179,10 +181,13 @@ def _of_exit(called: str, status: Any, frame: FrameType) -> str:
     return " ".join(text.split())
 
 
-def refused(store: _store.Meeting, rank: int, error: BaseException) -> None:
-    """Tells the others why this rank's init has failed. Who waited in vain is not the cause: who did not come is."""
+def refused(store: _store.Meeting, rank: int, error: BaseException, again: bool) -> None:
+    """Tells the others why this rank's init has failed. Who waited in vain is not the cause: who did not come is.
+    again: ranks that cannot reach each other meet anew."""
     if isinstance(error, HvdTimeoutError) and error.rank is not None and error.rank != rank:
         store.abort(error.rank, _core.lib.HVD_ETIMEOUT, str(error))
+    elif isinstance(error, HvdInitError) and error.rank is not None and again:
+        store.abort(error.rank, _core.lib.HVD_EPEER, str(error))
     elif not isinstance(error, HvdPeerLostError):  # which has come from them
         store.abort(rank, _core.lib.HVD_EINIT, f"{type(error).__name__}: {error}")
 

@@ -231,7 +231,7 @@ def _start(
         if links is not None:
             links.close()
         if store is not None:
-            _failing.refused(store, place.rank, error)
+            _failing.refused(store, place.rank, error, _member.entered)
             store.close()
         raise
 

@@ -182,7 +182,10 @@ def link(
         if place.rank == 0:
             print(coded("HVD115", _NO_ROUTE.format(found)), file=sys.stderr, flush=True)
         return None, None
-    links = job.open_links(*given, values["start_timeout"], values["wire_auth"])
+    timeout = values["start_timeout"]
+    if values["member"] is not None:
+        timeout /= 2  # a link that is cut is told by its ends, before the others have waited for them in vain
+    links = job.open_links(*given, timeout, values["wire_auth"])
     try:
         return links, links.rows("set 0", range(place.size), store.check)
     except BaseException:

@@ -34,6 +34,7 @@ from . import _life, _member, _state_file
 from .errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
+    HvdInitError,
     HvdMismatchError,
     HvdNotYetError,
     HvdRemoved,
@@ -309,6 +310,11 @@ def _meet(reset: Callable[[], None], cause: Exception | None) -> None:
             sys.exit(0)
         except HvdNotYetError as refusal:
             raise refusal from cause
+        except HvdInitError as error:
+            if error.rank is None:
+                error._over = _member.commit >= 0
+                raise
+            cause = error  # the link to that rank is cut: one of the two will be killed
 
 
 def reset() -> None:

@@ -86,6 +86,8 @@ class HvdPeerLostError(HorovodInternalError):
 class HvdInitError(HvdError):
     """init() did not succeed; the text says which rank, in which step, and what to do."""
 
+    _over = False  # the job ends, and its launcher says why
+
 
 class HvdRemoved(HvdInitError):
     """Elastic training: this rank is to leave the job, whose other ranks go on. `hvd.elastic.run` ends the process by

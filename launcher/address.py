@@ -8,6 +8,7 @@ to another host leaves from it.) --network-interface overrides that, by name or 
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -65,9 +66,10 @@ def towards(names: Sequence[str], resolve: Callable[[str], list[str]] = resolve)
 
 def outward() -> str:
     """An address of this host that others may reach, where it is not known yet which these are: on the default route,
-    else of any interface but loopback; 127.0.0.1 if there is none."""
-    others = [ip for _, ip in _interfaces() if not ip.startswith("127.")]
-    return source_towards("192.0.2.1") or next(iter(others), "127.0.0.1")  # an address for documentation: never met
+    else of any interface, bridges last; 127.0.0.1 if there is none."""
+    others = [(os.path.exists(f"/sys/class/net/{name}/bridge"), ip) for name, ip in _interfaces()]
+    found = sorted((bridge, ip) for bridge, ip in others if not ip.startswith("127."))
+    return source_towards("192.0.2.1") or (found[0][1] if found else "127.0.0.1")  # an address that is never met
 
 
 def of_interfaces(wanted: Sequence[str]) -> str:

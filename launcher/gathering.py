@@ -33,14 +33,15 @@ class Gather:
     def place(self, names: Sequence[str], secret: bytes) -> Muster:
         """Where these hosts are to report. Raises StartError."""
         try:
-            mine = (
-                address.of_interfaces(self.interfaces)
-                if self.interfaces
-                else address.towards(names, self.starter.resolve)
-            )
-            return Muster(secret, mine)
+            return Muster(secret, self.mine(names))
         except (address.AddressError, OSError) as error:
             raise StartError(coded("HVD715", str(error)), 2) from None
+
+    def mine(self, names: Sequence[str]) -> str:
+        """The address of this host that these reach. Raises AddressError."""
+        if self.interfaces:
+            return address.of_interfaces(self.interfaces)
+        return address.towards(names, self.starter.resolve)
 
     def __call__(self, plan: Plan, signals: Signals) -> Gathered:
         """Brings the agents of a job. Raises StartError."""

@@ -26,13 +26,11 @@ PATIENCE_S = 1.0
 
 
 class Arrival(NamedTuple):
-    """What has become of a host: its agent, the sessions that led to it and the address of this host that it can reach;
-    or what is wrong with it."""
+    """What has become of a host: its agent and the sessions that led to it, or what is wrong with it."""
 
     name: str
     branch: Branch | None
     sessions: list[Running]
-    address: str
     trouble: str = ""
 
 
@@ -43,6 +41,7 @@ class Arrivals:
         self._plan, self._secret, self._gather, self._wake = plan, secret, gather, wake
         self._number = number  # of the next host
         self._coming: dict[str, tuple[threading.Thread, _Stop]] = {}
+        self._looked_up: set[str] = set()
         self._decided: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
 
     def awaits(self, name: str) -> bool:
@@ -52,13 +51,23 @@ class Arrivals:
     def send_for(self, name: str) -> None:
         """An agent is to come from this host."""
         if self._gather is None:
-            self._decided.put(Arrival(name, None, [], "", f"{name}: this job has no way to other hosts [HVD715]"))
+            self._decided.put(Arrival(name, None, [], f"{name}: this job has no way to other hosts [HVD715]"))
             return
         stop = _Stop()
         thread = threading.Thread(target=self._bring, args=(self._gather, name, self._number, stop), daemon=True)
         self._coming[name] = thread, stop
         self._number += 1
         thread.start()
+
+    def look_up(self, name: str, call: Callable[[str], None]) -> None:
+        """call(name) may take long; then the loop is woken."""
+        if name not in self._looked_up:
+            self._looked_up.add(name)
+            threading.Thread(target=self._call, args=(call, name), daemon=True).start()
+
+    def _call(self, call: Callable[[str], None], name: str) -> None:
+        call(name)
+        self._wake()
 
     def turn(self) -> list[Arrival]:
         """What has been decided since."""
@@ -84,11 +93,11 @@ class Arrivals:
     def _bring(self, gather: Gather, name: str, number: int, stop: _Stop) -> None:
         try:
             found = gather.bring(self._plan, self._secret, [(number, name)], cast(Signals, stop), process.spawn)
-            arrival = Arrival(name, found[0][0], found[1], found[2])
+            arrival = Arrival(name, found[0][0], found[1])
         except StartError as error:
-            arrival = Arrival(name, None, [], "", str(error))
+            arrival = Arrival(name, None, [], str(error))
         except OSError as error:
-            arrival = Arrival(name, None, [], "", f"{name}: {error.strerror or error} [HVD715]")
+            arrival = Arrival(name, None, [], f"{name}: {error.strerror or error} [HVD715]")
         self._decided.put(arrival)
         self._wake()
 

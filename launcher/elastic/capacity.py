@@ -48,8 +48,7 @@ class Capacity:
         """From now on these hosts are there, and no other. Slots by name, all names of this machine in one."""
         slots: dict[str, int] = {}
         for host in listed:
-            if host.name not in self._called:
-                self._called[host.name] = self._own if is_here(host.name) else host.name
+            self.look_up(host.name)
             name = self._called[host.name]
             slots[name] = slots.get(name, 0) + host.slots
         for name in slots:
@@ -57,6 +56,15 @@ class Capacity:
         for name, place in self._places.items():
             place.offered, place.slots = name in slots, slots.get(name, 0)
         return slots
+
+    def look_up(self, name: str) -> None:
+        """Is it a name of this machine? That may take long, and may be asked by any thread."""
+        if name not in self._called:
+            self._called[name] = self._own if is_here(name) else name
+
+    def knows(self, name: str) -> bool:
+        """Whether it was looked up."""
+        return name in self._called
 
     def names(self) -> list[str]:
         """All hosts that were ever offered."""
@@ -99,7 +107,8 @@ class Capacity:
             return f"; host {name} is left out: {place.early} processes in a row ended there before they were ranks"
         if place.out:
             return f"; host {name} is left out"
-        return f"; host {name} gets no new rank for {place.until - now:.3g} s" if place.until > now else ""
+        left = round(place.until - now, 1)
+        return f"; host {name} gets no new rank for {left:g} s" if left > 0 else ""
 
     def due(self, now: float) -> float | None:
         """When the next cooldown ends."""

@@ -120,6 +120,11 @@ def _refuse(asked: argparse.Namespace) -> None:
         if there is not None:
             more = ": say --slots-per-host" if flag == "--nproc-per-node" else ": hosts come from one of them"
             raise places.PlaceError(f"--host-discovery-script and {flag} exclude each other{more} [HVD703]")
+    if asked.restarts not in (None, "0"):
+        raise places.PlaceError(
+            "--host-discovery-script and --max-restarts exclude each other: the job would start again on the hosts of "
+            "its first start. Run hvdlite-run again, which asks the script [HVD703]"
+        )
 
 
 def _terms(asked: argparse.Namespace, values: Mapping[str, Any]) -> Terms:

@@ -83,6 +83,13 @@ def waited_for(awaited: Collection[Member], there: int, seconds: float) -> str:
     return f"{shown} {verb} waited for: the other {others} met anew since {seconds:.0f} s"
 
 
+def short(there: int, terms: Terms, over: bool) -> str:
+    """A text: so few wait for more, or have waited."""
+    verb = ("has" if there == 1 else "have") + " waited" if over else "waits" if there == 1 else "wait"
+    who = f"{there} rank{'s' * (there != 1)} {verb} for {terms.min_np - there} more, as --min-np {terms.min_np} has it"
+    return f"{who}, {'for' if over else 'at most'} {terms.timeout:g} s (--elastic-timeout)"
+
+
 def of_another_version(member: Member, build: tuple[str, str], wanted: tuple[str, str]) -> str:
     """A text: why it cannot join. Builds are (version, wire version)."""
     return (

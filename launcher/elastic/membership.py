@@ -28,7 +28,7 @@ from hvdlite._coded import coded
 
 from ..epochs import Refusal, Tell
 from .current import Current
-from .members import Events, Member, Terms, age, not_come, of_another_version, ordered, waited_for
+from .members import Events, Member, Terms, age, not_come, of_another_version, ordered, short, waited_for
 
 TOGETHER_S = 2.0  # from the first newcomer at the rendezvous
 TOLD_S = 5.0  # at the rendezvous, before it is said who is waited for
@@ -100,8 +100,9 @@ class Membership:
             self._events.news()
 
     def remove_new(self, why: str) -> list[int]:
-        """Those that were in no epoch yet need not come: these."""
-        for number in (new := [m.number for m in self._members.values() if m.rank < 0]):
+        """Those that were in no epoch yet need not come. Their numbers."""
+        new = [m.number for m in self._members.values() if m.rank < 0 and not m.ended]
+        for number in new:
             self._remove(number, why)
         self._consider()
         return new
@@ -323,12 +324,11 @@ class Membership:
             self._consider(late)
             return
         if len(waiting) < max(1, 0 if self.ends else terms.min_np - self._finished):
-            self._short_since = self._clock() if self._short_since is None else self._short_since
+            if self._short_since is None:
+                self._short_since = self._clock()
+                self._events.waits(short(len(waiting), terms, False))
             if late:
-                self._give_up(
-                    f"{len(waiting)} ranks are there, and --min-np {terms.min_np} were not within {terms.timeout:g} s "
-                    "(--elastic-timeout) [HVD421]"
-                )
+                self._give_up(f"{short(len(waiting), terms, True)} [HVD421]")
         elif terms.reset_limit is not None and self._opened > terms.reset_limit:
             self._give_up(f"the ranks have changed more often than --reset-limit {terms.reset_limit} allows [HVD422]")
         else:

@@ -51,10 +51,11 @@ class ElasticRanks(FixedRanks):
         self._host_of = {slot.rank: slot.host for slot in job.far.slots}
         number = 1 + max((each.number for each in job.branches), default=0)
         self._arrivals = Arrivals(job.plan, job.far.secret, elastic.gather, job.signals.ring, number)
-        self._store_address: dict[str, str] = {}  # as hosts that came later reach it
+        self._offered = elastic.script.latest if elastic.script is not None else []  # names may be looked up meanwhile
+        self._released: set[int] = set()  # numbers of agents that end, since their hosts are offered no more
         self._said: dict[int, str] = {}  # why a rank ends, in its own words
+        self._early = set(self._host_of)  # those that were no ranks yet
         self._finishing = self._over = False  # a rank has ended with 0, or with PREEMPTED; all have ended
-        self._released: list[Branch] = []  # agents that end, though the job goes on
         self._saved = False  # a rank has ended with PREEMPTED
         self._warned = False  # by SIGTERM: the next one is passed on
         self._end_by: float | None = None  # when ranks that are preempted are no longer waited for
@@ -74,17 +75,27 @@ class ElasticRanks(FixedRanks):
                 self._members.started(slot.rank, slot.host, slot.local_rank)
             return self._members
 
-        where = job.far.address
         if self._elastic.script is not None:
             job.watch(self._elastic.script, lambda: None)  # `act` looks
-        if self._elastic.script is not None and where == "127.0.0.1":
-            where = address.outward()
-        return StoreServer(terms.max_np or STORE_MAX, job.far.secret, number, self.aborted, address=where, book=book)
+        size, where = terms.max_np or STORE_MAX, self._reached_at()
+        return StoreServer(size, job.far.secret, number, self.aborted, address=where, book=book)
+
+    def _reached_at(self) -> str:
+        """The address of this host that all reach, those as well that come later."""
+        where, gather, own = self._job.far.address, self._elastic.gather, self._job.own
+        others = [name for name in self._capacity.names() if own is None or name != own.name]
+        if where != "127.0.0.1" or gather is None or not (others or self._elastic.script):
+            return where
+        try:
+            return gather.mine(others)
+        except address.AddressError:
+            return address.outward()
 
     def _opened(self, number: int, members: list[int]) -> None:
         job = self._job
-        for member in members:
+        for member in self._early.intersection(members):
             self._capacity.became_rank(self._host_of[member])
+        self._early.difference_update(members)
         if number or job.plan.verbose:
             told = ", ".join(
                 f"{rank}: [{member}] pid {job.ending.pids.get(member, '?')}" for rank, member in enumerate(members)
@@ -187,12 +198,7 @@ class ElasticRanks(FixedRanks):
         self._job.store.rank_ended(rank, blamed(text, code))
 
     def _let_go(self) -> None:
-        """Agents end once nobody is left and nobody will come; that of a host which is not offered any more, before."""
-        for each in self._job.branches:
-            gone = not self._capacity.slots(each.name) and each is not self._job.own
-            if gone and each.alive and each not in self._released and not each.ranks & self._job.ending.living:
-                self._released.append(each)
-                each.order(do="release")
+        """Agents end once nobody is left and nobody will come."""
         if self._job.ending.living or self._over:
             return
         if self._goes_on() and self._saved:
@@ -257,6 +263,7 @@ class ElasticRanks(FixedRanks):
         for arrival in self._arrivals.turn():
             self._arrived(arrival, now)
         self._fill(now)
+        self._release()
 
     def children(self) -> set[int]:
         """The discovery script, which is waited for here."""
@@ -272,19 +279,23 @@ class ElasticRanks(FixedRanks):
         script = self._elastic.script
         if script is None:
             return
-        changed, told = script.turn(now)
+        _, told = script.turn(now)
         if told:
             self._job.console.say(told)
-        if not changed:
+        new = [host.name for host in script.latest if not self._capacity.knows(host.name)]
+        for name in new:
+            self._arrivals.look_up(name, self._capacity.look_up)
+        if new or script.latest is self._offered:
             return
+        self._offered = script.latest
         offered = self._capacity.offer(script.latest)
         listed = ", ".join(f"{name}:{slots}" for name, slots in offered.items())
         self._job.console.say(f"the discovery script offers {listed}")
         for name in self._capacity.names():
             slots, there = self._capacity.slots(name), sorted(self._staying(name))
-            why = f"the discovery script offers host {name} with {slots} slots now"
+            few = f"offered with {slots} slot{'s' * (slots > 1)} only" if slots else "offered no more"
             for member in there[slots:]:  # the newest
-                self._members.remove(member, why if slots else f"the discovery script offers host {name} no more")
+                self._members.remove(member, f"this rank is removed: host {name} is {few}")
 
     def _staying(self, name: str | None = None) -> list[int]:
         """Living members that are not to go; name: of this host."""
@@ -299,17 +310,31 @@ class ElasticRanks(FixedRanks):
                 here = sum(self._host_of[m] == name for m in self._members.living())
                 if here >= self._capacity.slots(name) or (most is not None and len(self._staying()) >= most):
                     break
-                there = (b for b in self._job.branches if b.name == name and b.alive and b not in self._released)
-                branch = next(there, None)
+                branch = next(iter(self._agents(name)), None)
                 if branch is None:
                     self._arrivals.send_for(name)
                     break
                 self._start(name, branch)
 
+    def _agents(self, name: str) -> list[Branch]:
+        """Of this host, that live and are to stay: one or none."""
+        agents = (each for each in self._job.branches if each.name == name and each.alive)
+        return [each for each in agents if each.pid is not None or each.number not in self._released]
+
+    def _release(self) -> None:
+        """Nothing stays on other hosts that are offered no more."""
+        at_work = {self._host_of[member] for member in self._members.living()}
+        for name in self._capacity.names():
+            if not self._capacity.slots(name) and name not in at_work:
+                for each in (each for each in self._agents(name) if each.pid is None):
+                    self._released.add(each.number)
+                    each.order(do="release")
+
     def _start(self, name: str, branch: Branch) -> None:
         """One more process. It prepares beside the others, and takes a place for its own that it may get."""
         job, number, slot = self._job, len(self._host_of), self._members.free_slot(name)
         self._host_of[number] = name
+        self._early.add(number)
         job.console.admit(number, name)
         job.ending.admit(number)
         branch.ranks.add(number)
@@ -323,17 +348,12 @@ class ElasticRanks(FixedRanks):
             rank = max(1, len(staying) - 1)
             place = rank, rank + 1, slot, slots, names.index(name), len(names)
             environ["HVDLITE_EXPECTED_PLACE"] = ",".join(map(str, place))
-        if name in self._store_address:
-            environ["HVDLITE_STORE_ADDR"] = self._store_address[name]
         branch.order(**order)
 
     def _arrived(self, arrival: Arrival, now: float) -> None:
         """The agent of a host that comes later, or why there is none."""
         if arrival.branch is None:
-            self._capacity.failed(
-                arrival.name, now, False
-            )  # it may still be starting: it is tried as long as it is offered
+            self._capacity.failed(arrival.name, now, False)  # it may be about to boot: it is tried again and again
             self._job.console.say(f"{arrival.trouble}{self._capacity.remedy(arrival.name, now)}")
             return
-        self._store_address[arrival.name] = arrival.address
         self._job.admit(arrival.branch, arrival.sessions)

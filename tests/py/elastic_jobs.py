@@ -38,7 +38,7 @@ class ElasticJob(Launch):
     def training(self):
         """{pid: rank} of those that have made a step and live."""
         found = {pid: self.steps(pid) for pid in self.pids()}
-        return {pid: steps[-1][2] for pid, steps in found.items() if steps and _lives(pid)}
+        return {pid: steps[-1][2] for pid, steps in found.items() if steps and self.lives(pid)}
 
     def until_training(self, count, step=0):
         """Waits until so many take part, of which the last step was above this one."""
@@ -56,7 +56,7 @@ class ElasticJob(Launch):
         """Of those that train; returns the pids."""
         of_rank = {rank: pid for pid, rank in self.training().items()}
         for rank in ranks:
-            os.kill(of_rank[rank], number)
+            self.signal(of_rank[rank], number)
         return [of_rank[rank] for rank in ranks]
 
     def finish(self, code=0):
@@ -70,8 +70,15 @@ class ElasticJob(Launch):
         sizes = [size for _, _, size in ends[0]["log"]]
         return [size for i, size in enumerate(sizes) if i == 0 or sizes[i - 1] != size]
 
+    def signal(self, pid, number):
+        os.kill(pid, number)
 
-def _lives(pid):
+    def lives(self, pid):
+        return lives(pid)
+
+
+def lives(pid):
+    """A process that is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

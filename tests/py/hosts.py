@@ -6,7 +6,8 @@
 
 Each host has eth0 with 10.77.0.11, .12, ... and fd77::11, ..., and a docker0 that has the same address on all of them,
 as real hosts have it, to lead astray whoever guesses. A switch, a namespace too, holds the bridge between them. The
-file system is shared, like NFS. Rates are limited by tc's token bucket, packets lost by nft, delayed by delay.c.
+file system is shared, like NFS; process ids of host n count from (n + 1) * PIDS. Rates are limited by tc's token
+bucket, packets lost by nft, delayed by delay.c.
 
 Nothing can be left behind. Namespaces have no names: each lives as long as its first process, which ends when the pipe
 from this process does, however this process ends; and with process 1 of a host the kernel kills all others.
@@ -34,12 +35,13 @@ import pytest
 HERE = Path(__file__).resolve().parent
 NAMES = [f"node{letter}" for letter in "ABCDEFGH"]
 SECONDS = 30.0
+PIDS = 100_000
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "unshare": "util-linux", "nsenter": "util-linux"}
 _CLONE_NEWNET = 0x40000000
 
 _HOST = """
 mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm && chmod 1777 /dev/shm &&
-mount --bind "$2" /etc/hosts && hostname "$1" && echo ready || exit 1
+mount --bind "$2" /etc/hosts && hostname "$1" && echo "$3" > /proc/sys/kernel/ns_last_pid && echo ready || exit 1
 while read -r _; do :; done
 """
 _SWITCH = "echo ready; while read -r _; do :; done"
@@ -116,7 +118,7 @@ class Hosts:
 
     def _start(self, number):
         words = ["unshare", "-n", "-u", "-i", "-m", "-p", "--fork", "--kill-child", "sh", "-c", _HOST, "sh"]
-        outer = self._ends.enter_context(_ended(_held([*words, NAMES[number], self._table])))
+        outer = self._ends.enter_context(_ended(_held([*words, NAMES[number], self._table, str((number + 1) * PIDS)])))
         (init,) = _children(outer.pid)
         port, mac = f"sw{number}", f"02:00:0a:4d:00:{number:02x}"
         self._ip(self._switch, f"link add {port} type veth peer name eth0 address {mac} netns {init}")
@@ -214,6 +216,17 @@ class Hosts:
     def cable(self, number, state):
         """Pulls ("down") or plugs in ("up") the cable of a host: no reset, no end of file, only silence."""
         self._ip(self._switch, f"link set sw{number} {state}")
+
+    def cut(self, number, other, state=True):
+        """Drops all that comes to a host from another one, and back; state: False to end that."""
+        for mine, theirs in ((number, other), (other, number)):
+            table = f"cut{theirs}"
+            with contextlib.suppress(RuntimeError):
+                self._in_net(self._inits[mine], "nft", "delete", "table", "inet", table)
+            if state:
+                rule = f"ip saddr {self.ip(theirs)} drop"
+                rules = f"table inet {table} {{ chain into {{ type filter hook input priority 0; {rule}; }}; }}"
+                self._in_net(self._inits[mine], "nft", rules)
 
     def delay(self, number, milliseconds):
         """Lets what goes in and out of a host arrive so much later, each way; 0: at once."""

@@ -191,6 +191,7 @@ REFUSED = [
     ("-np 2 --min-np 1 --blacklist-cooldown-range 1 x", "--blacklist-cooldown-range x: must be a whole"),
     ("-np 2 --min-np 1 --mpi", "not yet: --min-np with --mpi: name hosts by"),
     ("--max-np 2 --nnodes 2", "not yet: --max-np with --nnodes"),
+    ("--host-discovery-script true --max-restarts 1", "exclude each other: the job would start again on"),
     ("--host-discovery-script true -np 1 -H a", "--host-discovery-script and -H exclude each other"),
     ("--host-discovery-script true --nproc-per-node 2", "exclude each other: say --slots-per-host [HVD703]"),
     ("--host-discovery-script /no/such -np 1", "--host-discovery-script /no/such: ended with code 127, and says: "),

@@ -129,7 +129,8 @@ class History:
         self.doomed.append(number)
 
     def waits(self, text):
-        assert self.awaited() and re.search(r"rank \d+ \(pid \d+ on h\d\).* waited for", text), text
+        awaits = re.search(r"rank \d+ \(pid \d+ on h\d\).* waited for", text)
+        assert self.awaited() if awaits else re.search(r"waits? for \d+ more, as --min-np", text), text
 
     # What members do.
 

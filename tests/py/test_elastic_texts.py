@@ -223,7 +223,10 @@ def test_the_ends_of_a_job():
     book.of.ended(0, "killed")
     book.again(1, 2)
     book.at(600.0)
-    assert book.failed == ["2 ranks are there, and --min-np 3 were not within 600 s (--elastic-timeout) [HVD421]"]
+    assert book.waits == ["2 ranks wait for 1 more, as --min-np 3 has it, at most 600 s (--elastic-timeout)"]
+    assert book.failed == [
+        "2 ranks have waited for 1 more, as --min-np 3 has it, for 600 s (--elastic-timeout) [HVD421]"
+    ]
     assert book.frames[-1][:2] == (2, _wire.REFUSED)
     book = Book(2, reset_limit=1)
     book.again(0, 1)

@@ -1,0 +1,109 @@
+"""How does an elastic job end or go on when something is wrong, and what does a user read then? Texts and exit codes.
+
+That the work is right after losses is the question of test_elastic_kills.py.
+"""
+
+import re
+import signal
+
+import pytest
+from elastic_jobs import AT_ONCE, PROGRAM, ElasticJob
+from ranks import everything
+
+LONG = {"epochs": 1000}
+NEVER = ("--blacklist-cooldown-range", "1000", "1000")
+KILLED = "rank 1 (pid P on localhost) killed by SIGKILL [HVD402]; the others go on"
+COOLS = "; host localhost gets no new rank for 1000 s"
+
+
+def said(job):
+    """The launcher's own lines, and the last ones of tracebacks."""
+    shown = re.findall(r"^hvdlite-run: (.*)|^\[\d\]<stderr>:(\w[\w.]*Error: .*)", job.out, re.MULTILINE)
+    return [re.sub(r"pid \d+", "pid P", "".join(each)) for each in shown]
+
+
+MISTAKE = "ValueError: a mistake of the script"
+RAISED = "rank 1 (pid P on localhost) exited with code 1: rank 1 raised"
+OFTEN = "the ranks have changed more often than --reset-limit 0 allows [HVD422]"
+SHORT = "2 ranks wait for 1 more, as --min-np 3 has it, at most 1 s (--elastic-timeout)"
+TOO_SHORT = "2 ranks have waited for 1 more, as --min-np 3 has it, for 1 s (--elastic-timeout) [HVD421]"
+ALL = [KILLED.replace("rank 1", f"rank {rank}") + COOLS for rank in range(3)]
+ENDS = [
+    ("--min-np 1", (), [MISTAKE, f"{RAISED} {MISTAKE} (elastic_training.py:101) [HVD401]"]),
+    ("--min-np 1 --reset-limit 0", (1,), [KILLED + COOLS, OFTEN]),
+    ("--min-np 3 --elastic-timeout 1", (1,), [KILLED + COOLS, SHORT, TOO_SHORT]),
+    (
+        "--min-np 1",
+        (0, 1, 2),
+        [*ALL, "all ranks that had the state of training are gone: it is lost with them [HVD420]"],
+    ),
+]
+
+
+@pytest.mark.parametrize("words, kills, says", ENDS)
+def test_what_ends_a_job_is_told_once_by_its_launcher(tmp_path, words, kills, says):
+    plan = LONG if kills else {**LONG, "fail_at": 5}
+    with ElasticJob(tmp_path, "-np", "3", *words.split(), *NEVER, plan=plan) as job:
+        if kills:
+            job.until_training(3, 4)
+            job.kill(*kills)
+        assert job.wait(60) == 1
+        job.until_gone()
+        assert sorted(set(said(job))) == sorted(says), job.out
+
+
+def test_a_stopped_rank_is_killed_and_the_others_go_on(tmp_path):
+    with ElasticJob(tmp_path, "-np", "3", "--min-np", "2", "--collective-timeout", "1", *NEVER, plan=LONG) as job:
+        job.until_training(3, 4)
+        job.kill(1, number=signal.SIGSTOP)
+        job.until_training(2)
+        (tmp_path / "last").touch()
+        assert job.finish() == [3, 2]
+        waited = said(job)[0]
+        assert waited.startswith("rank 1 (pid P on localhost) kept the others waiting: nothing has moved for 1 s (")
+        assert waited.endswith("rank 1 (pid P) is stopped (by a signal or a debugger) [HVD550]: it is killed")
+        assert said(job)[1] == KILLED + COOLS
+
+
+def test_nobody_is_left_when_the_launcher_is_killed(tmp_path):
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", plan=LONG) as job:
+        job.until_training(2)
+        job.send(signal.SIGKILL)
+        job.until_gone()
+
+
+LACKS = """
+import os, runpy, sys
+if int(os.environ["HVDLITE_MEMBER"]) > 1:
+    import no_such_module
+sys.path.insert(0, os.path.dirname(PROGRAM))
+runpy.run_path(PROGRAM, run_name="__main__")
+"""
+
+
+def test_a_host_on_which_no_process_becomes_a_rank_is_left_out(tmp_path):
+    program = tmp_path / "lacks.py"
+    program.write_text(f"PROGRAM = {PROGRAM!r}\n{LACKS}")
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", *AT_ONCE, plan=LONG, program=str(program)) as job:
+        job.until_training(2, 4)
+        job.kill(1)
+        job.until("left out")
+        (tmp_path / "last").touch()
+        assert job.finish() == [2, 1]
+        lacks = "ModuleNotFoundError: No module named 'no_such_module'"
+        new = f"a new rank (pid P on localhost) exited with code 1 [HVD401] (last words: {lacks}); the others go on"
+        out = "; host localhost is left out: 5 processes in a row ended there before they were ranks"
+        assert said(job).count(lacks) == 5 and said(job).count(new) == 4 and said(job)[-1] == new + out, job.out
+
+
+@pytest.mark.parametrize("restarts", everything("1"))
+def test_a_job_that_starts_again_goes_on_from_its_file(tmp_path, restarts):
+    words = ("-np", "2", "--elastic-timeout", "1", "--max-restarts", restarts, *NEVER)
+    with ElasticJob(tmp_path, "--min-np", "2", *words, plan={**LONG, "saved": f"{tmp_path}/state"}) as job:
+        job.until_training(2, 6)
+        job.kill(1)
+        job.until(f"training goes on from {tmp_path}/state")
+        job.until_training(2, 6)
+        (tmp_path / "last").touch()
+        job.finish()
+        assert "restart 1 of 1" in said(job)
