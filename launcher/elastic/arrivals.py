@@ -12,10 +12,10 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
-from .. import process
+from .. import address, process
 from ..branch import Branch
 from ..gathering import Gather
 from ..plan import Plan
@@ -43,6 +43,13 @@ class Arrivals:
         self._coming: dict[str, tuple[threading.Thread, _Stop]] = {}
         self._looked_up: set[str] = set()
         self._decided: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+
+    def reached_at(self, others: Sequence[str]) -> str:
+        """The address of this host at which these hosts, and those that come later, reach it."""
+        try:
+            return "127.0.0.1" if self._gather is None else self._gather.mine(others)
+        except address.AddressError:
+            return address.outward()
 
     def awaits(self, name: str) -> bool:
         """Whether the agent of this host is on its way."""

@@ -11,7 +11,7 @@ with its host in front: state is taken from rank 0, and from a newcomer never.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 
@@ -71,6 +71,12 @@ def ordered(waiting: Collection[Member]) -> list[Member]:
         oldest.setdefault(member.host, age(member))
     oldest[root.host] = (-1, 0)
     return sorted(waiting, key=lambda m: (oldest[m.host], m is not root, m.slot))
+
+
+def expected_place(hosts: Sequence[str], host: str, slot: int, slots: int) -> str:
+    """What a newcomer takes for its place while it prepares: never rank 0 of 1. hosts: of all members, with it."""
+    names, rank = list(dict.fromkeys(hosts)), max(1, len(hosts) - 1)
+    return ",".join(map(str, (rank, rank + 1, slot, slots, names.index(host), len(names))))
 
 
 def waited_for(awaited: Collection[Member], there: int, seconds: float) -> str:

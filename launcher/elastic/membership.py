@@ -101,8 +101,7 @@ class Membership:
 
     def remove_new(self, why: str) -> list[int]:
         """Those that were in no epoch yet need not come. Their numbers."""
-        new = [m.number for m in self._members.values() if m.rank < 0 and not m.ended]
-        for number in new:
+        for number in (new := [m.number for m in self._members.values() if m.rank < 0 and not m.ended]):
             self._remove(number, why)
         self._consider()
         return new

@@ -17,7 +17,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from .. import address, process
+from .. import process
 from ..branch import Branch
 from ..ending import LOST, Abort, blamed, how
 from ..fixed import TIMEOUT, FixedRanks
@@ -27,7 +27,7 @@ from ..plan import Elastic
 from ..store import StoreServer
 from .arrivals import Arrival, Arrivals
 from .capacity import Capacity
-from .members import Events
+from .members import Events, expected_place
 from .membership import Membership
 
 if TYPE_CHECKING:
@@ -77,19 +77,11 @@ class ElasticRanks(FixedRanks):
 
         if self._elastic.script is not None:
             job.watch(self._elastic.script, lambda: None)  # `act` looks
-        size, where = terms.max_np or STORE_MAX, self._reached_at()
+        size, where = terms.max_np or STORE_MAX, job.far.address
+        others = [name for name in self._capacity.names() if job.own is None or name != job.own.name]
+        if where == "127.0.0.1" and (others or self._elastic.script is not None):
+            where = self._arrivals.reached_at(others)
         return StoreServer(size, job.far.secret, number, self.aborted, address=where, book=book)
-
-    def _reached_at(self) -> str:
-        """The address of this host that all reach, those as well that come later."""
-        where, gather, own = self._job.far.address, self._elastic.gather, self._job.own
-        others = [name for name in self._capacity.names() if own is None or name != own.name]
-        if where != "127.0.0.1" or gather is None or not (others or self._elastic.script):
-            return where
-        try:
-            return gather.mine(others)
-        except address.AddressError:
-            return address.outward()
 
     def _opened(self, number: int, members: list[int]) -> None:
         job = self._job
@@ -343,11 +335,8 @@ class ElasticRanks(FixedRanks):
         order = job.starts.of([number], name, branch is job.own, [Slot(number, name, slot, slots, 0, 1)])
         environ = order["ranks"][0]["environ"]
         if self._members.size_now():
-            staying = self._staying()
-            names = list(dict.fromkeys(self._host_of[member] for member in staying))
-            rank = max(1, len(staying) - 1)
-            place = rank, rank + 1, slot, slots, names.index(name), len(names)
-            environ["HVDLITE_EXPECTED_PLACE"] = ",".join(map(str, place))
+            hosts = [self._host_of[member] for member in self._staying()]
+            environ["HVDLITE_EXPECTED_PLACE"] = expected_place(hosts, name, slot, slots)
         branch.order(**order)
 
     def _arrived(self, arrival: Arrival, now: float) -> None:

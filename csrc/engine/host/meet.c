@@ -8,9 +8,9 @@
  * hvd_meet_exchange: every rank sends a part to rank 0 (a status, bytes, at most one descriptor), rank 0 sends
  * everybody all of them. A rank that failed locally still takes part, with its status and text: so all ranks
  * fail together with the same words. A rank that ends meanwhile is noticed by rank 0 as end of file; the
- * others hear it from rank 0's verdict or from the store, and wait a moment for that before they blame rank 0 itself. So
- * it is with time: all wait for rank 0, which alone knows for whom it waits, so they give it a little more than it gives
- * the others. Where a descriptor is due and a failing rank has none, its socket stands in: their number is fixed.
+ * others hear it from rank 0's verdict or from the store, and wait a moment for that before they blame rank 0 itself.
+ * So it is with time: all wait for rank 0, which alone knows for whom it waits, so they give it a little more than it
+ * gives the others. Where a descriptor is due and a failing rank has none, its socket stands in: their number is fixed.
  *
  * Cost: 2 (n - 1) messages, n descriptors each at most. Done at init only.
  */
