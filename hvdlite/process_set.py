@@ -63,7 +63,8 @@ class ProcessSet:
 
     def _ranks(self) -> list[int]:
         if self.process_set_id is None:
-            _core.require_job()  # a process that has yet to come into its job has no sets
+            if _core.preparing:
+                _core.require_job()
             raise ValueError(
                 f"{self!r} is not registered: give it to hvd.init(process_sets=[...]) or hvd.add_process_set() on all "
                 "ranks, and again after hvd.shutdown() [HVD213]"
