@@ -262,6 +262,15 @@ def shutdown() -> None:
             store.bye()
 
 
+def leave_unfit() -> None:
+    """Leaves an elastic job as one whose state is of another form: the others go on without it."""
+    from . import _store  # late: what it loads takes its time
+
+    if isinstance(_life.store, _store.Store):
+        _life.store.unfit = True
+    shutdown()
+
+
 def is_initialized() -> bool:
     """Whether init() has been called and shutdown() has not."""
     return lib.hvd_initialized() == 1 or bool(_core.preparing)

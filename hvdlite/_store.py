@@ -84,6 +84,7 @@ class Store:
         self._timeout = timeout
         self._round = 0
         self.rank = rank
+        self.unfit = False  # a newcomer whose state is of another form: its end is nobody's loss
         self.size = size
         self.epoch = 0  # how many times this rank had joined the job before
         self.job = 0  # the job's number, the same on all ranks
@@ -138,7 +139,7 @@ class Store:
         if self._sock is None:
             return
         try:
-            self._send(_wire.BYE)
+            self._send(_wire.BYE, b"unfit" if self.unfit else b"")
         except (HvdInitError, OSError):
             pass
         self.close()

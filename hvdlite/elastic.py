@@ -264,7 +264,7 @@ def _synchronize(state: State) -> HvdMismatchError | None:
         if not unfit:
             raise
         if state._rank() in unfit:
-            _life.shutdown()
+            _life.leave_unfit()
             raise
         return error
     if file is not None:

@@ -164,8 +164,8 @@ class Epochs:
         """Whether others were missing in the rank's epoch: what it says of its end tells nothing new."""
         return rank in self._of and self._of[rank].given_up
 
-    def left(self, rank: int) -> None:
-        """BYE: whatever happens to the rank from now on is no loss to this epoch, unless it is waited for."""
+    def left(self, rank: int, unfit: bool = False) -> None:
+        """BYE: its end is no loss to this epoch from now on, unless it is waited for. unfit: in elastic jobs only."""
         epoch = self._of.pop(rank)
         epoch.present.discard(rank)
         epoch.gone.add(rank)

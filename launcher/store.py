@@ -251,7 +251,7 @@ class StoreServer:
                 self._on_abort(connection.rank, culprit, code, text)
             self._epochs.aborted(connection.rank, culprit, code, text)
         elif kind == _wire.BYE:
-            self._epochs.left(connection.rank)
+            self._epochs.left(connection.rank, bool(body))
             self._close(connection)
         else:
             raise Refusal(f"a rank does not send frames of kind {kind} [HVD112]")

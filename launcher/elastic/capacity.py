@@ -18,6 +18,7 @@ from ..hosts import Host
 from ..places import is_here
 
 QUIET_S = 600.0  # after which the failures of a host are forgotten
+RETRY_S = 1.0  # at least, until a host that could not be reached is tried again
 TOGETHER_S = 1.0  # ends of ranks on a host within this time are one failure
 
 
@@ -80,7 +81,7 @@ class Capacity:
         return place.offered and not place.out and place.until <= now
 
     def failed(self, name: str, now: float, new: bool) -> None:
-        """A rank has ended there, or the host could not be reached. new: nothing there had become a rank."""
+        """A rank has ended there. new: it was none yet."""
         place = self._places[name]
         place.early += new
         place.out |= place.early >= self._failures
@@ -91,6 +92,11 @@ class Capacity:
                 place.failures = 0
         place.failures, place.failed = place.failures + 1, now
         place.until = now + min(self._high, self._low * 2 ** min(place.failures - 1, 30))
+
+    def unreached(self, name: str, now: float) -> None:
+        """No agent has come from there. The host may be about to start, so it is tried again and again."""
+        self.failed(name, now, False)
+        self._places[name].until = max(self._places[name].until, now + RETRY_S)
 
     def became_rank(self, name: str) -> None:
         """A process there is a rank now, so nothing is missing."""

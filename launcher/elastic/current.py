@@ -88,11 +88,11 @@ class Current:
         rank = self.members[culprit].rank if culprit in self.members else -1
         self._fail(_wire.LOST, _wire.pack_end(rank, code, text), spare=reporter)
 
-    def left(self, number: int) -> None:
+    def left(self, number: int, unfit: bool) -> None:
         """BYE: what happens to the member from now on is no loss to this epoch, unless it is waited for."""
         if self._leave(number):
             member = self.members[number]
-            member.unfit = member.commit < 0 <= self.base
+            member.unfit = unfit
             if self._epoch.parts:
                 self._lost(number, f"{member.who()} has left the job")
 

@@ -50,7 +50,7 @@ class Member:
         self.told = False  # that it is to go
         self.killed = ""  # why it is being killed
         self.ended = ""  # how
-        self.unfit = False  # it has left, without state, an epoch that had some
+        self.unfit = False  # it has left the last epoch because its state was of another form
 
     def who(self) -> str:
         """For texts. An error finds its rank in them, so it is that of the epoch which they are about."""

@@ -133,8 +133,8 @@ class Membership:
         return self._members[number].who() if number in self._members else f"member {number}"
 
     def is_new(self, number: int) -> bool:
-        """Whether its end is nobody's loss: it was in no epoch yet while there was one, or it has left the first one
-        before it had state: its model did not fit."""
+        """Whether its end is nobody's loss: it was in no epoch yet while there was one, or it has left one
+        because its state did not fit."""
         member = self._members.get(number)
         return member is not None and self._opened > 0 and (member.rank < 0 or member.unfit)
 
@@ -207,9 +207,9 @@ class Membership:
         """Never: who is missing at the time limit is killed, and its epoch has a loss as any other."""
         return False
 
-    def left(self, rank: int) -> None:
+    def left(self, rank: int, unfit: bool = False) -> None:
         """BYE."""
-        self._current.left(rank)
+        self._current.left(rank, unfit)
         self._back(rank)
 
     def disconnected(self, rank: int, why: str = "") -> None:

@@ -342,7 +342,7 @@ class ElasticRanks(FixedRanks):
     def _arrived(self, arrival: Arrival, now: float) -> None:
         """The agent of a host that comes later, or why there is none."""
         if arrival.branch is None:
-            self._capacity.failed(arrival.name, now, False)  # it may be about to boot: it is tried again and again
+            self._capacity.unreached(arrival.name, now)
             self._job.console.say(f"{arrival.trouble}{self._capacity.remedy(arrival.name, now)}")
             return
         self._job.admit(arrival.branch, arrival.sessions)

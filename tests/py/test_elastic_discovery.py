@@ -68,6 +68,15 @@ def test_a_host_on_which_no_process_becomes_a_rank_is_left_out_for_good(two):
     assert not two.hopeless()
 
 
+def test_a_host_that_cannot_be_reached_is_never_left_out(monkeypatch):
+    monkeypatch.setattr(capacity, "is_here", lambda name: False)
+    eager = Capacity([Host("a", 2)], "nodeA", (0.0, 0.0), 3)
+    for at in (0.0, 10.0, 20.0, 30.0):
+        eager.unreached("a", at)
+        assert eager.remedy("a", at) == "; host a gets no new rank for 1 s" and eager.due(at) == at + 1.0
+    assert eager.can_start("a", 31.0) and not eager.hopeless()
+
+
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """script(body): a DiscoveryScript that runs this file; it is run again at once."""

@@ -40,6 +40,15 @@ ENDS = [
 ]
 
 
+FAILS = """
+import os, runpy, sys
+sys.path.insert(0, os.path.dirname({0!r}))
+runpy.run_path({0!r}, run_name="__main__")
+if os.environ["HVDLITE_MEMBER"] == "1":
+    {1}
+"""
+
+
 @pytest.mark.parametrize("words, kills, says", ENDS)
 def test_what_ends_a_job_is_told_once_by_its_launcher(tmp_path, words, kills, says):
     plan = LONG if kills else {**LONG, "fail_at": 5}
@@ -50,6 +59,19 @@ def test_what_ends_a_job_is_told_once_by_its_launcher(tmp_path, words, kills, sa
         assert job.wait(60) == 1
         job.until_gone()
         assert sorted(set(said(job))) == sorted(says), job.out
+
+
+@pytest.mark.parametrize("does, code", [("raise ValueError", 1), *everything(("sys.exit(3)", 3))])
+def test_a_newcomer_that_fails_by_itself_ends_the_job(tmp_path, does, code):
+    (tmp_path / "program.py").write_text(FAILS.format(PROGRAM, does))
+    (tmp_path / "offered").write_text("localhost:1\n")
+    script = ("--host-discovery-script", f"cat {tmp_path}/offered", "-np", "1")
+    with ElasticJob(tmp_path, *script, plan=LONG, program=str(tmp_path / "program.py")) as job:
+        job.until_training(1)
+        (tmp_path / "offered").write_text("localhost:2\n")
+        job.until_training(2, 4)
+        (tmp_path / "last").touch()
+        assert job.wait(60) == code and said(job)[-1].startswith(f"rank 1 (pid P on localhost) exited with code {code}")
 
 
 def test_a_stopped_rank_is_killed_and_the_others_go_on(tmp_path):
@@ -81,7 +103,8 @@ runpy.run_path(PROGRAM, run_name="__main__")
 """
 
 
-def test_a_host_on_which_no_process_becomes_a_rank_is_left_out(tmp_path):
+@pytest.mark.parametrize("lacks", everything("ModuleNotFoundError: No module named 'no_such_module'"))
+def test_a_host_on_which_no_process_becomes_a_rank_is_left_out(tmp_path, lacks):
     program = tmp_path / "lacks.py"
     program.write_text(f"PROGRAM = {PROGRAM!r}\n{LACKS}")
     with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", *AT_ONCE, plan=LONG, program=str(program)) as job:
@@ -90,10 +113,39 @@ def test_a_host_on_which_no_process_becomes_a_rank_is_left_out(tmp_path):
         job.until("left out")
         (tmp_path / "last").touch()
         assert job.finish() == [2, 1]
-        lacks = "ModuleNotFoundError: No module named 'no_such_module'"
         new = f"a new rank (pid P on localhost) exited with code 1 [HVD401] (last words: {lacks}); the others go on"
         out = "; host localhost is left out: 5 processes in a row ended there before they were ranks"
         assert said(job).count(lacks) == 5 and said(job).count(new) == 4 and said(job)[-1] == new + out, job.out
+
+
+MISFIT = """
+import os, sys, time
+import torch
+import hvdlite.torch as hvd
+hvd.init()
+model = torch.nn.Linear(5 if os.environ["HVDLITE_MEMBER"] == "1" else 4, 1)
+state = hvd.elastic.TorchState(model=model, step=0)
+@hvd.elastic.run
+def train(state):
+    while not os.path.exists(os.path.join(sys.argv[1], "last")):
+        state.step += hvd.allreduce(torch.ones(1), op=hvd.Max).item()
+        time.sleep(0.02)
+        state.commit()
+train(state)
+"""
+
+
+@pytest.mark.parametrize("says", everything("rank 0 has weight [1, 4] float32; rank 1 has weight [1, 5] float32"))
+def test_a_newcomer_with_another_model_leaves_and_the_others_go_on(tmp_path, says):
+    (tmp_path / "program.py").write_text(MISFIT)
+    (tmp_path / "offered").write_text("localhost:1\n")
+    script = ("--host-discovery-script", f"cat {tmp_path}/offered", "-np", "1", *NEVER)
+    with ElasticJob(tmp_path, *script, program=str(tmp_path / "program.py")) as job:
+        (tmp_path / "offered").write_text("localhost:2\n")
+        job.until("epoch 2: 1 rank (")
+        (tmp_path / "last").touch()
+        assert job.wait(60) == 0, job.out
+        assert any(says in line and line.endswith("; the others go on" + COOLS) for line in said(job)), job.out
 
 
 @pytest.mark.parametrize("restarts", everything("1"))
