@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hosts import needs_hosts
+from ranks import everything
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "examples/benchmarks"
@@ -53,6 +54,17 @@ def test_a_part_runs_and_its_launches_are_kept(part, works, tmp_path):
     for work in works:
         assert any(name.startswith(work) for name in found), (work, found)
         assert work in printed
+
+
+@pytest.mark.parametrize("kinds", everything(["shm", "p2p"], ["torchrun"]))
+def test_ranks_go_and_come(kinds):
+    pytest.importorskip("torch")
+    words = [sys.executable, str(BENCHMARKS / "elastic.py"), "--quick", "--only", *kinds]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for kind in kinds:
+        found = len(re.findall(rf" {kind} +\d+\.\d+ +\d+\.\d+ +1$", done.stdout, re.MULTILINE))
+        assert found == (1 if kind == "torchrun" else 2), done.stdout
 
 
 @needs_hosts
