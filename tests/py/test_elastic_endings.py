@@ -12,14 +12,14 @@ from ranks import everything
 
 LONG = {"epochs": 1000}
 NEVER = ("--blacklist-cooldown-range", "1000", "1000")
-KILLED = "rank 1 (pid P on localhost) killed by SIGKILL [HVD402]; the others go on"
-COOLS = "; host localhost gets no new rank for 1000 s"
+KILLED = "rank 1 (pid P on localhost) killed by SIGKILL; the others go on"
+COOLS = "; host localhost gets no new rank for 1000 s [HVD402]"
 
 
 def said(job):
     """The launcher's own lines, and the last ones of tracebacks."""
     shown = re.findall(r"^hvdlite-run: (.*)|^\[\d\]<stderr>:(\w[\w.]*Error: .*)", job.out, re.MULTILINE)
-    return [re.sub(r"pid \d+", "pid P", "".join(each)) for each in shown]
+    return [re.sub(r"\.py:\d+", ".py:N", re.sub(r"pid \d+", "pid P", "".join(each))) for each in shown]
 
 
 MISTAKE = "ValueError: a mistake of the script"
@@ -29,7 +29,7 @@ SHORT = "2 ranks wait for 1 more, as --min-np 3 has it, at most 1 s (--elastic-t
 TOO_SHORT = "2 ranks have waited for 1 more, as --min-np 3 has it, for 1 s (--elastic-timeout) [HVD421]"
 ALL = [KILLED.replace("rank 1", f"rank {rank}") + COOLS for rank in range(3)]
 ENDS = [
-    ("--min-np 1", (), [MISTAKE, f"{RAISED} {MISTAKE} (elastic_training.py:101) [HVD401]"]),
+    ("--min-np 1", (), [MISTAKE, f"{RAISED} {MISTAKE} (elastic_training.py:N) [HVD401]"]),
     ("--min-np 1 --reset-limit 0", (1,), [KILLED + COOLS, OFTEN]),
     ("--min-np 3 --elastic-timeout 1", (1,), [KILLED + COOLS, SHORT, TOO_SHORT]),
     (
