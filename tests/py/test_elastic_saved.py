@@ -10,7 +10,7 @@ import sys
 import pytest
 from elastic_jobs import ElasticJob
 from launching import launch
-from ranks import as_ranks
+from ranks import as_ranks, everything
 
 torch = pytest.importorskip("torch")
 
@@ -21,7 +21,7 @@ from hvdlite.errors import HvdStateError  # noqa: E402
 PLAN = {"samples": 480, "epochs": 1000, "pause": 0.01}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, *everything(4)])
 def test_a_job_that_was_killed_as_a_whole_goes_on_with_other_ranks(tmp_path, ranks):
     plan, at = {**PLAN, "saved": str(tmp_path / "state")}, 5
     for size, words in ((3, ("--min-np", "1")), (ranks, ("--min-np", "1")), (3, ())):  # the last one has fixed ranks

@@ -137,14 +137,16 @@ def test_the_program_ends_with_the_name_of_the_bad_file(folder):
     assert "Traceback" not in output
 
 
-def test_digits_are_learnt_while_a_rank_is_lost_and_from_the_file(tmp_path):
-    """Where enough epochs are left a new process takes its place: test_elastic_kills.py."""
+@pytest.mark.parametrize("again", [False, *everything(True)])
+def test_digits_are_learnt_while_a_rank_is_lost(tmp_path, again):
+    """And from the file, by a job that is started again."""
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
-    path, go_on = tmp_path / "state", ("--min-np", "1")
-    code, output = run(3, "13_elastic.py", "--epochs", 6, "--lose", 2, "--saved", path, flags=go_on)
+    path, flags = tmp_path / "state", ("--min-np", "1")
+    code, output = run(3, "13_elastic.py", "--epochs", 6, "--lose", 2, "--saved", path, flags=flags)
     assert code == 0 and accuracies(output)[-1] >= 90.0, output
-    assert output.count("killed by SIGKILL") == 1 and "epoch  6  2 ranks" in output, output
-    code, output = run(2, "13_elastic.py", "--epochs", 8, "--saved", path, flags=go_on)
-    assert code == 0 and "goes on from" in output and "epoch  8  2 ranks" in output, output
-    assert "epoch  5  " not in output, output
+    assert output.count("killed by SIGKILL") == 1 and "epoch  6  " in output and path.exists(), output
+    if again:
+        code, output = run(2, "13_elastic.py", "--epochs", 8, "--saved", path, flags=flags)
+        assert code == 0 and "goes on from" in output and "epoch  8  2 ranks" in output, output
+        assert "epoch  5  " not in output, output

@@ -95,6 +95,8 @@ def test_an_agent_of_the_scheduler_stands_for_ssh(tmp_path):
 
 
 def test_one_srun_starts_all_agents_in_slurms_order():
+    apart = Srun(["a", "b", "c"], apart=True).sessions([(0, "c"), (1, "a")])
+    assert [(each.hosts, "--nodelist=a" in each.words) for each in apart] == [([1], True), ([0], False)]
     (session,) = Srun(["a", "b", "c"]).sessions([(0, "c"), (1, "a")])
     assert session.hosts == [1, 0] and "--nodelist=a,c" in session.words and "--ntasks-per-node=1" in session.words
     assert "srun" in session.words and not any("secret" in word for word in session.words[:-1])
