@@ -162,7 +162,7 @@ def test_a_newcomer_that_leaves_before_it_has_state_is_new():
     assert book.news[2:] == [{"come": 1, "go": 0}]  # there is room for one
     book.again(0, 1)
     assert book.opened[-1] == [0, 1, 2] and not book.of.is_new(2)
-    book.of.left(2)
+    book.of.left(2, True)
     assert book.of.is_new(2) and not book.of.is_new(4)
     book.of.left(1)
     assert not book.of.is_new(1)
