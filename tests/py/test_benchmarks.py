@@ -51,9 +51,10 @@ def test_a_part_runs_and_its_launches_are_kept(part, works, tmp_path):
     records = [json.loads(line) for line in results.read_text().splitlines()]
     found = {result["work"].strip() for record in records[1:] for result in record["results"]}
     assert "processor" in records[0]["machine"]
+    disturbed = re.search(r"^[1-9]\d* launches dropped", printed, re.MULTILINE)  # by what else the machine does
     for work in works:
         assert any(name.startswith(work) for name in found), (work, found)
-        assert work in printed
+        assert work in printed or disturbed
 
 
 @pytest.mark.parametrize("kinds", everything(["shm", "p2p"], ["torchrun"]))
