@@ -37,6 +37,7 @@ from .errors import (
     HvdOptionError,
     HvdPeerLostError,
     HvdRunError,
+    HvdStateError,
     HvdTimeoutError,
 )
 from .measured import report, stats, stats_step, write_stats
@@ -66,6 +67,7 @@ __all__ = [
     "HvdNotYetError",
     "HvdOptionError",
     "HvdPeerLostError",
+    "HvdStateError",
     "HvdRunError",
     "HvdTimeoutError",
     "Max",
