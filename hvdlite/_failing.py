@@ -186,7 +186,8 @@ def refused(store: _store.Meeting, rank: int, error: BaseException, again: bool)
     again: ranks that cannot reach each other meet anew."""
     if isinstance(error, HvdTimeoutError) and error.rank is not None and error.rank != rank:
         store.abort(error.rank, _core.lib.HVD_ETIMEOUT, str(error))
-    elif isinstance(error, HvdInitError) and error.rank is not None and again:
+    elif isinstance(error, HvdInitError) and error.rank not in (None, rank) and again:
+        error._again = True
         store.abort(error.rank, _core.lib.HVD_EPEER, str(error))
     elif not isinstance(error, HvdPeerLostError):  # which has come from them
         store.abort(rank, _core.lib.HVD_EINIT, f"{type(error).__name__}: {error}")

@@ -311,7 +311,7 @@ def _meet(reset: Callable[[], None], cause: Exception | None) -> None:
         except HvdNotYetError as refusal:
             raise refusal from cause
         except HvdInitError as error:
-            if error.rank is None:
+            if not error._again:
                 error._over = _member.commit >= 0
                 raise
             cause = error  # the link to that rank is cut: one of the two will be killed

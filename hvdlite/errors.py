@@ -87,6 +87,7 @@ class HvdInitError(HvdError):
     """init() did not succeed; the text says which rank, in which step, and what to do."""
 
     _over = False  # the job ends, and its launcher says why
+    _again = False  # the link to a rank that lives is cut, in an elastic job: the ranks meet anew
 
 
 class HvdRemoved(HvdInitError):
