@@ -51,7 +51,8 @@ def reopen() -> None:
     line says so, if there is nothing to tune. Raises HvdNotInitializedError before init(), HvdOptionError if the file
     of HVDLITE_AUTOTUNE_LOG cannot be written.
     """
-    _core.require_job()
+    if _settings is None:
+        _core.require_job()
     _search()
 
 

@@ -41,6 +41,8 @@ with _watched():
     from hvdlite import _wire
     from hvdlite.launcher import epochs
     from hvdlite.launcher import store as server
+    from hvdlite.launcher.elastic.members import Events, Terms
+    from hvdlite.launcher.elastic.membership import Membership
     from hvdlite.links import address as places
     from hvdlite.links import dial, proof
     from hvdlite.links import listener as accepting
@@ -155,12 +157,13 @@ class _Client:
             self.session = me.session(verdict)
         self.sock.comes(bytes(told))
 
-    def say(self, size: int) -> None:
+    def say(self, size: int, elastic: bool) -> None:
         """A frame, mostly one that may come."""
-        given, kind = self.given, self.given.below(9)
+        given, kind = self.given, self.given.below(_wire.NEWS + 2 if elastic else 9)
         if kind == _wire.JOIN:
             self.rank = given.below(size + 1)
             says = {"rank": self.rank, "size": size, "pid": 9, "host": "a", "version": "1", "wire": 4, "timeout": 9}
+            says.update({"commit": given.below(4) - 1} if elastic else {})
             body = bytearray(json.dumps(says).encode())
         elif kind == _wire.ALLGATHER:
             body = bytearray(_wire.pack_round(1 + given.below(3), given.take(given.below(30))))
@@ -181,12 +184,25 @@ class _Client:
             assert bytes((handshake.UNKNOWN,)).ljust(handshake.VERDICT_BYTES, b"\0").startswith(told)
             return
         for kind, body in _wire.FrameReader(self.session).feed(told[handshake.VERDICT_BYTES :]):
-            assert kind in (_wire.JOINED, _wire.GATHERED, _wire.LOST, _wire.REFUSED)
+            assert kind in (_wire.JOINED, _wire.GATHERED, _wire.LOST, _wire.REFUSED, _wire.REMOVED, _wire.NEWS)
             if kind == _wire.LOST:
                 _wire.unpack_end(body)
 
 
-def play_store(given: Input) -> None:
+def play_members(given: Input) -> None:
+    """The store of an elastic job: members say anything, too, and some only watch."""
+    play_store(given, elastic=True)
+
+
+def _book(store: server.StoreServer, size: int, clock: fakes.Clock) -> Membership:
+    events = Events(*(lambda *said: None for _ in Events._fields))
+    book = Membership(Terms(1, None, size, 9.0, None), JOB, store._tell, events, clock.monotonic)
+    for number in range(size):
+        book.started(number, "a", number)
+    return book
+
+
+def play_store(given: Input, elastic: bool = False) -> None:
     """The store, with ranks that say anything, and others that are none."""
     clock, size, aborts = fakes.Clock(), 1 + given.below(3), []
     server.time = epochs.time = clock
@@ -195,8 +211,8 @@ def play_store(given: Input) -> None:
     store = server.StoreServer.__new__(server.StoreServer)
     store._secret, store._on_abort = SECRET, lambda *record: aborts.append(record)
     store._listener, store._selector = listening, selector
-    store._strangers, store._guests, store._members = [], [], {}
-    store._epochs = epochs.Epochs(size, JOB, store._tell)
+    store._strangers, store._guests, store._members, store._watchers = [], [], {}, []
+    store._epochs = _book(store, size, clock) if elastic else epochs.Epochs(size, JOB, store._tell)
     selector.register(listening, 1, None)
     clients: list[_Client] = []
     for _ in range(40):
@@ -209,7 +225,7 @@ def play_store(given: Input) -> None:
             store.turn(0)
             clients[-1].shake_hands()
         elif what < 12 and clients:
-            clients[given.below(len(clients))].say(size)
+            clients[given.below(len(clients))].say(size, elastic)
         elif what == 12 and clients:
             clients[given.below(len(clients))].sock.over = True
         elif what == 13 and clients:
@@ -302,6 +318,7 @@ TARGETS = {
     "address": play_address,
     "frames": play_frames,
     "store": play_store,
+    "members": play_members,
     "listener": play_listener,
     "dial": play_dial,
 }

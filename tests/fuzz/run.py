@@ -24,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "out" / "fuzz"
 IN_C = ("check", "votes", "tree", "stall", "heads", "report", "tagged", "signed")
-IN_PYTHON = ("proof", "address", "frames", "store", "listener", "dial")
+IN_PYTHON = ("proof", "address", "frames", "store", "members", "listener", "dial")
 INPUT_MAX = 512
 KEPT_MAX = 250
 
