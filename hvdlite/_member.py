@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 commit = -1  # the number of this process's last commit, the same on all ranks; -1: it has no state yet
 entered = False
+calls = 0  # of training functions, in this process
 _news: list[_store.News] = []
 _values: dict[str, Any] = {}
 

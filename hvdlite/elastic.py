@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from . import _life, _member, _state_file
+from . import _life, _member, _state_file, _state_form
 from .errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -86,6 +86,10 @@ class State:
         """
         self.state_dict()
         self._file = _state_file.Kept(path, seconds, unread=self._number < 0)
+
+    def _form(self) -> dict[str, str]:
+        """What it is made of: kinds by name. What differs among ranks could not be synchronized."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """What was saved last, as an object that can be pickled. HvdStateError where a part cannot be kept."""
@@ -182,13 +186,16 @@ class ObjectState(State):
         """Set the attributes as they were saved."""
         self._set(self._saved_state)
 
+    def _form(self) -> dict[str, str]:
+        return dict.fromkeys(self._saved_state, "an object")
+
     def state_dict(self) -> dict[str, Any]:
         """The attributes as they were saved, below "objects"."""
         return {"objects": dict(self._saved_state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set the attributes as they are there. HvdStateError where the names differ."""
-        self._saved_state = dict(_of_same_names(state_dict["objects"], self._saved_state))
+        self._saved_state = dict(_state_form.of_same_names(state_dict["objects"], self._saved_state))
         self._set(self._saved_state)
 
     def sync(self) -> None:
@@ -201,14 +208,6 @@ class ObjectState(State):
     def _set(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             setattr(self, name, _copied(value))
-
-
-def _of_same_names(found: dict[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
-    """What was found. Raises HvdStateError where there are other names: what is missing would begin anew, and what is
-    left would be lost at the next commit."""
-    if found.keys() != set(wanted):
-        raise HvdStateError(f"it has {', '.join(sorted(found))} and not {', '.join(sorted(wanted))} [HVD425]")
-    return found
 
 
 def _copied(value: Any) -> Any:
@@ -224,6 +223,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         cause: Exception | None = None
+        _member.calls += 1
         met: Callable[[], None] | None = state.on_reset if _member.enter() else None  # follows when ranks have met
         while True:
             try:
@@ -252,12 +252,14 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 def _synchronize(state: State) -> HvdMismatchError | None:
     """Rank 0's state on all ranks; or the error that a newcomer has raised, whose state is of another form: it has left
     the job. Raises HvdMismatchError on all ranks where the forms differ among ranks that were there before."""
-    commits = allgather_object(_member.commit, "elastic.commits") if _member.is_elastic() else [_member.commit]
-    file = state._file
+    mine = _member.commit, _member.calls, state._form()
+    told = allgather_object(mine, "elastic.commits") if _member.is_elastic() else [mine]
+    commits, file = [commit for commit, *_ in told], state._file
     if file is not None and file.unread and state._rank() == 0:  # of ranks with state and without it, rank 0 has it
         file.load_into(state)
     state._number = max(0, commits[0])
     try:
+        _state_form.require_same([each[1:] for each in told])
         state.sync()
     except HvdMismatchError as error:
         unfit = {rank for rank in error.ranks if commits[rank] < 0 <= commits[0]}

@@ -82,6 +82,10 @@ class KerasState(ObjectState):
         super().sync()
         self._saved_model, self._saved_window = copies  # now that all has arrived: until then there is a way back
 
+    def _form(self) -> dict[str, str]:
+        variables = f"{len(self._saved_model)} variables"
+        return {**super()._form(), "model": variables, "optimizer": type(self.optimizer).__name__}
+
     def state_dict(self) -> dict[str, Any]:
         """What was saved last: values of variables, in order, below "model"; the place in a window below "window"."""
         values = [value for _, value in self._saved_model]

@@ -115,6 +115,9 @@ class TensorFlowState(ObjectState):
         super().sync()
         self._values = values  # now that all has arrived: until then there is a way back
 
+    def _form(self) -> dict[str, str]:
+        return {**super()._form(), "variables": str(len(self.variables))}
+
     def state_dict(self) -> dict[str, Any]:
         """What was saved last: values of variables, in order, below "variables"."""
         return {**super().state_dict(), "variables": [np.array(value) for value in self._values]}

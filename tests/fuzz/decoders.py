@@ -15,7 +15,7 @@ import time
 from contextlib import nullcontext
 
 import fakes
-from fakes import Input, damaged
+from fakes import Input, damaged, mutated
 
 
 def has_atheris() -> bool:
@@ -322,25 +322,6 @@ TARGETS = {
     "listener": play_listener,
     "dial": play_dial,
 }
-
-
-def mutated(kept: "list[bytes]", chance: random.Random) -> bytes:
-    """An input that is kept, changed a little."""
-    made = bytearray(chance.choice(kept))
-    for _ in range(chance.randrange(1, 6)):
-        at = chance.randrange(len(made) + 1)
-        how = chance.randrange(4)
-        if how == 0 and at < len(made):
-            made[at] = chance.randrange(256)
-        elif how == 1:
-            del made[at : at + chance.randrange(1, 16)]
-        elif how == 2:
-            made[at:at] = chance.randbytes(chance.randrange(1, 9))
-        else:
-            other = chance.choice(kept)
-            start = chance.randrange(len(other) + 1)
-            made[at:at] = other[start : start + chance.randrange(1, 24)]
-    return bytes(made[:512])
 
 
 def play_mutations(target: str, kept: "list[bytes]", seed: int, inputs: int, seconds: float = 0) -> int:

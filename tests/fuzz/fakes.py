@@ -4,6 +4,7 @@ Only as much of each as listener.py, dial.py and store.py use. A socket gives at
 takes at most `room` in all; a selector knows which of its sockets have something to say.
 """
 
+import random
 import selectors
 from types import SimpleNamespace
 from typing import Any
@@ -205,3 +206,22 @@ class Stream:
 
     def close(self) -> None:
         self.sock.close()
+
+
+def mutated(kept: "list[bytes]", chance: random.Random) -> bytes:
+    """An input that is kept, changed a little."""
+    made = bytearray(chance.choice(kept))
+    for _ in range(chance.randrange(1, 6)):
+        at = chance.randrange(len(made) + 1)
+        how = chance.randrange(4)
+        if how == 0 and at < len(made):
+            made[at] = chance.randrange(256)
+        elif how == 1:
+            del made[at : at + chance.randrange(1, 16)]
+        elif how == 2:
+            made[at:at] = chance.randbytes(chance.randrange(1, 9))
+        else:
+            other = chance.choice(kept)
+            start = chance.randrange(len(other) + 1)
+            made[at:at] = other[start : start + chance.randrange(1, 24)]
+    return bytes(made[:512])

@@ -11,7 +11,7 @@ from ranks import as_ranks
 torch = pytest.importorskip("torch")
 
 import hvdlite.torch as hvd  # noqa: E402
-from hvdlite import _member, _static_sets, elastic  # noqa: E402
+from hvdlite import _member, _state_form, _static_sets, elastic  # noqa: E402
 from hvdlite.torch.elastic import state as handlers  # noqa: E402
 
 
@@ -21,6 +21,7 @@ def elastic_job(commit):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_member, "is_elastic", lambda: True)
         patch.setattr(_member, "commit", commit)
+        patch.setattr(_member, "calls", 0)
         yield
 
 
@@ -141,6 +142,7 @@ def test_a_newcomer_with_another_model_fails_alone():
                 loop(alone)
             assert caught.value.ranks == (2,) and not hvd.is_initialized()
             hvd.init()  # in its place comes one with the right model
+            _member.calls = 0
         assert loop(state) == (6.0, 0, 0 if new else 1) and _member.commit == 4
 
 
@@ -201,3 +203,23 @@ def test_the_loop_goes_on_after_an_interrupt_a_loss_and_a_loss_within_sync():
     code, out, err = launch(*words)
     assert code == 0, out + err
     assert out.count("sizes [4, 4, 4, 4, 2, 2, 2, 2, 2] callbacks [4, 3, 2]") == 2, out + err
+
+
+@pytest.mark.parametrize(
+    "other, ranks, says",
+    [
+        ((1, {"model": "Net", "step": "an object", "sampler": "ElasticSampler"}), (2,), "rank 2 has sampler (Elast"),
+        ((1, {"model": "Net"}), (2,), "rank 2 has no step, that of rank 0 step (an object)"),
+        ((1, {"model": "Adam", "step": "an object"}), (2,), "has model (Adam), that of rank 0 model (Net)"),
+        ((2, {"model": "Net", "step": "an object"}), (2,), "rank 2 is in training function 2 of its script"),
+        ((1, {"model": "Net", "step": "an object"}), (), ""),
+    ],
+)
+def test_states_of_other_forms_and_other_training_functions_are_told_before_anything_is_sent(other, ranks, says):
+    first = 1, {"step": "an object", "model": "Net"}
+    try:
+        _state_form.require_same([first, first, other])
+    except hvd.HvdMismatchError as error:
+        assert says and says in str(error) and error.ranks == ranks
+    else:
+        assert not says

@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_map_only
 
 from ... import _member
 from ..._core import rank
-from ...elastic import ObjectState, _of_same_names
+from ..._state_form import of_same_names
+from ...elastic import ObjectState
 from ...errors import HvdStateError
 from ...objects import allgather_object, broadcast_object
 from ..device import settled
@@ -217,6 +218,9 @@ class TorchState(ObjectState):
             self._save_handlers()
             super().sync()
 
+    def _form(self) -> dict[str, str]:
+        return {**super()._form(), **{name: type(each.value).__name__ for name, each in self._handlers.items()}}
+
     def state_dict(self) -> dict[str, Any]:
         """What was saved last: state_dicts below "handlers" by name, all else below "objects"."""
         return {**super().state_dict(), "handlers": {name: each.saved() for name, each in self._handlers.items()}}
@@ -224,7 +228,7 @@ class TorchState(ObjectState):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go back to what `state_dict` has given. HvdStateError for other names, and what PyTorch raises."""
         with self._all_or_none():
-            for name, saved in _of_same_names(state_dict["handlers"], self._handlers).items():
+            for name, saved in of_same_names(state_dict["handlers"], self._handlers).items():
                 self._handlers[name].take(saved)
             super().load_state_dict(state_dict)
 

@@ -1,0 +1,44 @@
+"""Is the state of each rank, and that of a file, made of the same parts? What differs could not be synchronized.
+
+A form is what a State is made of: kinds by name. Ranks compare theirs, and which training function of the script they
+are in, before anything is sent: a rank with one part more would wait for a collective that no other rank begins.
+
+Shapes and dtypes of tensors are compared where they are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ._coded import coded
+from .errors import HvdMismatchError, HvdStateError
+
+
+def require_same(told: Sequence[tuple[int, dict[str, str]]]) -> None:
+    """told: by rank, how many training functions it has begun and the form of its state. Raises HvdMismatchError, with
+    the first rank that differs from rank 0 in `ranks`."""
+    first_call, first = told[0]
+    for rank, (call, form) in enumerate(told):
+        name = next((name for name in sorted({*form, *first}) if form.get(name) != first.get(name)), None)
+        if name is not None:
+            has, wanted = (f"{name} ({each[name]})" if name in each else f"no {name}" for each in (form, first))
+            text = f"the State of rank {rank} has {has}, that of rank 0 {wanted}: build it alike on all ranks"
+        elif call != first_call:
+            text = (
+                f"rank {rank} is in training function {call} of its script (hvd.elastic.run), rank 0 in {first_call}: "
+                "a process that comes later begins with the first, so let one do all of the training"
+            )
+        else:
+            continue
+        error = HvdMismatchError(coded("HVD302", text))
+        error.ranks = tuple(r for r, each in enumerate(told) if each != told[0])
+        raise error
+
+
+def of_same_names(found: dict[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
+    """What was found. Raises HvdStateError where there are other names: what is missing would begin anew, and what is
+    left would be lost at the next commit."""
+    if found.keys() != set(wanted):
+        raise HvdStateError(f"it has {', '.join(sorted(found))} and not {', '.join(sorted(wanted))} [HVD425]")
+    return found
