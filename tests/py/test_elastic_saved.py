@@ -221,6 +221,9 @@ def test_the_file_has_the_samples_of_all_ranks_and_the_last_commit(tmp_path):
     kept = _state_file.read(path) if hvd.rank() == 0 else None
     assert kept is None or kept["objects"]["step"] == 1
     assert kept is None or kept["handlers"]["sampler"]["processed_indices"] == {0, 1, 4, 5}
+    state._file.taken = hvd.rank() == 0
+    state.commit()
+    assert state._file.taken  # of whoever is rank 0 next
 
 
 @as_ranks(2)
