@@ -39,6 +39,8 @@ def require_same(told: Sequence[tuple[int, dict[str, str]]]) -> None:
 def of_same_names(found: dict[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
     """What was found. Raises HvdStateError where there are other names: what is missing would begin anew, and what is
     left would be lost at the next commit."""
-    if found.keys() != set(wanted):
-        raise HvdStateError(f"it has {', '.join(sorted(found))} and not {', '.join(sorted(wanted))} [HVD425]")
+    lacks, more = sorted(set(wanted) - found.keys()), sorted(found.keys() - set(wanted))
+    told = [f"it has no {', '.join(lacks)}"] * bool(lacks) + [f"this state has no {', '.join(more)}"] * bool(more)
+    if told:
+        raise HvdStateError(f"{'; '.join(told)} [HVD425]")
     return found

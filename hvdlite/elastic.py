@@ -14,7 +14,8 @@ commit k, all have saved k: numbers of survivors differ by one at most. They go 
 the launcher's order. So what only the rank itself knows (a sampler's samples) is kept for the last two commits.
 
 A state may also be kept in a file (`State.save_to`), from which a job that is started again goes on. When the machine
-is about to be taken away the launcher tells the ranks so: they save at the next commit, and end with PREEMPTED.
+is about to be taken away the launcher tells the ranks so: they save at the next commit, and end with PREEMPTED if the
+file has that commit, else with UNKEPT.
 
 While state is sent nobody's saved copy changes: whoever is lost meanwhile, the others can go back. A newcomer whose
 model is another one cannot take the state: it alone raises the error, and the others meet again without it.
@@ -22,6 +23,7 @@ model is another one cannot take the state: it alone raises the error, and the o
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import queue
@@ -44,6 +46,7 @@ from .errors import (
 from .objects import allgather_object
 
 PREEMPTED = 75  # exit code; EX_TEMPFAIL of sysexits.h: try again later
+UNKEPT = 74  # EX_IOERR
 
 
 class _Preempted(HostsUpdatedInterrupt):
@@ -75,12 +78,12 @@ class State:
 
     def save_to(self, path: str, seconds: float = 0.0) -> None:
         """Also keep the state in a file: rank 0 writes it at each commit that is `seconds` or more after the last one
-        that was written, and when the job is preempted. A job that begins reads it before the first sync and goes on
-        from there. Call it on all ranks, before the training function.
+        that was written, when the training function returns, and when the job is preempted. A job that begins reads it
+        before the first sync and goes on from there. Call it on all ranks, before the training function.
 
         The file is replaced as a whole. Put it where each host sees it: rank 0 may be on another one next time. It is a
         pickle, so trust it as the script. HvdStateError: a part of the state cannot be kept; and, when it is read, the
-        file is damaged or of another state. One that cannot be written is a warning, and training goes on.
+        file is damaged or of another state. One that cannot be written, or that another job writes too, is a warning.
 
             state.save_to("run7.state", seconds=60)
         """
@@ -107,6 +110,8 @@ class State:
     def on_reset(self) -> None:
         """The ranks have changed: forget news of hosts, reset, call the callbacks."""
         self._host_messages = queue.Queue()
+        if self._file is not None:
+            self._file.ranks_changed()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -118,8 +123,8 @@ class State:
     def commit(self) -> None:
         """save, then check_host_updates. All ranks have to call it."""
         self._save_commit()
-        if self._file is not None and self._rank() == 0 and self._file.is_due():
-            self._file.write(self.state_dict())
+        if self._file is not None and self._rank() == 0:
+            self._file.committed(self.state_dict)
         self.check_host_updates()
 
     def _save_commit(self) -> None:
@@ -143,8 +148,10 @@ class State:
             if timestamp > latest:
                 latest = timestamp
                 what |= update
-        told = before, latest, what, news.get("end")
-        before, self._last_updated_timestamp, what, ends = self._bcast_object(told)
+        told = before, latest, what, news.get("end"), self._file is not None and self._file.taken
+        before, self._last_updated_timestamp, what, ends, taken = self._bcast_object(told)
+        if self._file is not None:
+            self._file.taken = taken  # whoever is rank 0 next leaves the file alone, too
         if ends:
             raise _Preempted
         if self._last_updated_timestamp > before:
@@ -201,7 +208,8 @@ class ObjectState(State):
     def sync(self) -> None:
         """Set the attributes as rank 0 has saved them."""
         if self._saved_state:
-            received = self._bcast_object(self._saved_state)
+            with _state_file.named(self._saved_state):
+                received = self._bcast_object(self._saved_state)
             self._set(received)
             self._saved_state = received
 
@@ -278,18 +286,22 @@ def _synchronize(state: State) -> HvdMismatchError | None:
 def _trained(func: Callable[..., Any], state: State, args: Any, kwargs: Any) -> Any:
     """What the function returns. An interrupt saves first: no rank is lost and all are at the same place."""
     try:
-        return func(state, *args, **kwargs)
+        result = func(state, *args, **kwargs)
     except HostsUpdatedInterrupt:
         state._save_commit()
         raise
+    if state._file is not None and state._rank() == 0:
+        state._file.ended(state.state_dict)
+    return result
 
 
 def _end_preempted(state: State) -> NoReturn:
     """All have saved at the same place: the file as well, and on to the end of this process."""
-    if state._file is not None and state._rank() == 0:
-        state._file.write(state.state_dict())
+    kept = state._file is not None and state._rank() == 0 and state._file.write(state.state_dict())
+    with contextlib.suppress(HorovodInternalError, HvdTimeoutError):  # without the news: rank 0 knows, if it lives
+        kept = state._bcast_object(kept)
     _life.shutdown()  # all leave together: this end is no failure
-    sys.exit(PREEMPTED)
+    sys.exit(PREEMPTED if kept else UNKEPT)
 
 
 def _is_loss(error: Exception, state: State) -> bool:

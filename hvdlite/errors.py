@@ -96,7 +96,8 @@ class HvdRemoved(HvdInitError):
 
 
 class HvdStateError(HvdError, ValueError):
-    """A file of State.save_to cannot be taken: it is not whole, or of another state; the text names it."""
+    """A file of State.save_to cannot be taken: it is not whole, or of another state; or a part of a State can
+    be neither kept nor sent. The text names it."""
 
 
 class HvdOptionError(HvdInitError, ValueError):

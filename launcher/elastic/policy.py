@@ -8,7 +8,7 @@ more, and those that have not joined are ended.
 
 Hosts are those of the command line, or what the discovery script prints (discovery.py); capacity.py says which of them
 may get a process now. SIGTERM and SIGUSR1 announce that the machine will be taken away: ranks are told to save at their
-next commit and to end with code 75, which is then the job's.
+next commit and to end with code 75, which is then the job's, or with 74 if no file has that commit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..epochs import Tell
     from ..job import Job
 
-PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again later
+PREEMPTED, UNKEPT = 75, 74  # EX_TEMPFAIL of sysexits.h: try again later; EX_IOERR: no file has the last commit
 STORE_MAX = 1024  # connections, where nobody has said how many ranks there may be
 
 
@@ -55,9 +55,9 @@ class ElasticRanks(FixedRanks):
         self._released: set[int] = set()  # numbers of agents that end, since their hosts are offered no more
         self._said: dict[int, str] = {}  # why a rank ends, in its own words
         self._early = set(self._host_of)  # those that were no ranks yet
-        self._finishing = self._over = False  # a rank has ended with 0, or with PREEMPTED; all have ended
-        self._saved = False  # a rank has ended with PREEMPTED
-        self._warned = False  # by SIGTERM: the next one is passed on
+        self._finishing = self._over = False  # a rank has ended with one of the codes below; all have ended
+        self._codes: set[int] = set()  # of ranks that have ended well: 0, PREEMPTED, UNKEPT
+        self._heard: list[int] = []  # signals that announce the end; of SIGTERM the second one is passed on
         self._end_by: float | None = None  # when ranks that are preempted are no longer waited for
         self._gone: dict[int, str] = {}  # what texts call those that have ended
         job.ending.named = self._who
@@ -158,8 +158,8 @@ class ElasticRanks(FixedRanks):
         if self._goes_on() and members.is_removed(rank, told=True):
             job.ending.living.discard(rank)
             job.store.rank_ended(rank, text)
-        elif code == 0 or (code == PREEMPTED and self.preempted):
-            self._saved |= code == PREEMPTED
+        elif code == 0 or (code in (PREEMPTED, UNKEPT) and self.preempted):
+            self._codes.add(code)
             self._ended_well(rank, text)
         elif self._goes_on() and (gone or code < 0 or members.is_new(rank)):
             self._ended_early(rank, code, text, words)
@@ -193,11 +193,12 @@ class ElasticRanks(FixedRanks):
         """Agents end once nobody is left and nobody will come."""
         if self._job.ending.living or self._over:
             return
-        if self._goes_on() and self._saved:
-            self._job.fail(
-                "the ranks have committed and ended: started again, the job goes on from its State.save_to [HVD424]",
-                PREEMPTED,
-            )
+        if self._goes_on() and PREEMPTED in self._codes:
+            text = "the ranks have committed and ended: started again, the job goes on from its State.save_to [HVD424]"
+            self._job.fail(text, PREEMPTED)
+        if self._goes_on() and UNKEPT in self._codes:
+            text = "the ranks have ended at a commit, but no file keeps it: State.save_to does if it can [HVD424]"
+            self._job.fail(text, 128 + self._heard[0])
         if self._goes_on() and not self._finishing and self._capacity.hopeless():
             self._job.fail("no host is left to run on: all have failed too often [HVD423]", 1)
         if self._finishing or not self._goes_on():
@@ -224,13 +225,13 @@ class ElasticRanks(FixedRanks):
         if number not in (signal.SIGTERM, signal.SIGUSR1) or not self._goes_on():
             return False
         if number == signal.SIGTERM:
-            if self._warned or not self._members.size_now():  # there is nothing to save before the first epoch
+            if number in self._heard or not self._members.size_now():  # there is nothing to save before the first epoch
                 return False
-            self._warned = True
             self._end_by = time.monotonic() + self._job.plan.graces.after(number) / 2
         if not self.preempted:
             self._job.console.say(f"{process.signal_name(number)}: the ranks save at their next commit and end")
             self._members.end()
+        self._heard.append(number)
         return True
 
     # Beginnings.

@@ -1,5 +1,6 @@
 """SIGTERM and SIGUSR1 to hvdlite-run: the ranks of an elastic job commit and end with code 75, and the job goes on from
-there when it is started again; who does not commit is ended after half of the signal grace.
+there when it is started again; where no file has the commit the code is the signal's; who does not commit is ended
+after half of the signal grace.
 """
 
 import os
@@ -38,6 +39,17 @@ def test_the_ranks_commit_end_and_go_on(tmp_path, number):
         job.until_training(2, step)
         (tmp_path / "last").touch()
         assert job.finish() == [3, 2]
+
+
+@pytest.mark.parametrize("saved", ["", "/dev/null.none/state"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_commit_that_no_file_has_is_not_promised(tmp_path, number, saved):
+    with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", plan={**PLAN, "saved": saved}) as job:
+        job.until_training(2, 5)
+        job.send(number)
+        assert job.wait() == 128 + number and SAVED not in job.out, job.out
+        assert job.out.count("at a commit, but no file keeps it: State.save_to does if it can [HVD424]") == 1, job.out
+        assert job.out.count("cannot be written (") == bool(saved), job.out
 
 
 def test_newcomers_are_ended_and_the_loss_of_a_rank_changes_nothing(tmp_path):

@@ -3,9 +3,9 @@ another training is refused. Keras and TensorFlow: test_tf_elastic.py.
 """
 
 import os
-import re
 import signal
 import sys
+import time
 
 import pytest
 from elastic_jobs import ElasticJob
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import hvdlite.torch as hvd  # noqa: E402
 from hvdlite import _state_file, elastic  # noqa: E402
-from hvdlite.errors import HvdStateError  # noqa: E402
+from hvdlite.errors import HorovodInternalError, HvdStateError  # noqa: E402
 
 PLAN = {"samples": 480, "epochs": 1000, "pause": 0.01}
 
@@ -74,27 +74,57 @@ def test_a_kill_in_the_midst_of_a_write_leaves_the_old_file(tmp_path):
     if pid == 0:
         _state_file.write(path, [bytes(1 << 20), Dies()])
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert os.path.exists(f"{path}.part") and _state_file.read(path) == {"step": 5}
-    _state_file.write(path, {"step": 6})
-    assert os.listdir(tmp_path) == ["state"] and _state_file.read(path) == {"step": 6}
+    (left,) = {*os.listdir(tmp_path)} - {"state"}
+    assert left.endswith(f".{pid}.part") and _state_file.read(path) == {"step": 5}
+    stay = ["state.1.part", f"state.other.{pid}.part", "state2.other.1.part", left.replace(str(pid), str(os.getpid()))]
+    for name, age in ((stay[0], 9999), (stay[1], 0), (stay[2], 9999), (stay[3], 0), ("state.other.1.part", 9999)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    _state_file.Kept(path, 0, unread=True).load_into(Holds())
+    assert sorted(os.listdir(tmp_path)) == sorted(["state", *stay])
 
 
-def test_what_cannot_be_written_is_told_once_and_what_cannot_be_pickled_is_an_error(tmp_path, monkeypatch, capsys):
+class Holds:
+    def load_state_dict(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_file_belongs_to_the_job_that_wrote_first(tmp_path, capsys, there):
+    path = str(tmp_path / "state")
+    if there:
+        _state_file.write(path, 0)
+    one, other = (_state_file.Kept(path, 0, unread=True) for _ in range(2))
+    for kept in (one, other):
+        kept.load_into(Holds())
+    assert one.write(1) and one.write(2) and not other.write(3) and not other.is_due()
+    other.ranks_changed()
+    other.ended(lambda: 4)
+    assert not other.write(5) and one.write(6) and _state_file.read(path) == 6
+    assert capsys.readouterr().err.count(f"{path} is being written by another job as well: ") == 1
+    next_rank = _state_file.Kept(path, 0, unread=False)
+    assert next_rank.write(7)
+    one.ranks_changed()
+    assert one.write(8)
+    os.unlink(path)
+    assert one.write(9)
+
+
+def test_what_cannot_be_written_is_told_each_minute_and_what_cannot_be_pickled_is_named(tmp_path, monkeypatch, capsys):
     kept = _state_file.Kept(str(tmp_path / "none" / "state"), 60, unread=True)
-    kept.write(1)
-    kept.write(2)
-    (tmp_path / "none" / "state.part").mkdir(parents=True)
-    kept.write(3)
-    said = capsys.readouterr().err.splitlines()
-    assert [re.search(r"state cannot be written \((.*)\): ", line)[1] for line in said] == list(
-        map(os.strerror, (2, 21))
-    )
-    with pytest.raises(HvdStateError, match=rf"cannot be kept in {tmp_path}/state: cannot pickle .*\[HVD425\]"):
-        _state_file.Kept(str(tmp_path / "state"), 0, unread=True).write(sys.stdout)
-    now = _state_file.time.monotonic()
-    assert not kept.is_due() and os.listdir(tmp_path) == ["none"]
-    monkeypatch.setattr(_state_file.time, "monotonic", lambda: now + 60)
-    assert kept.is_due()
+    assert not kept.write(1)
+    (tmp_path / "none").mkdir()
+    assert kept.write(2)
+    (tmp_path / "none").rename(tmp_path / "elsewhere")
+    assert not kept.write(3)
+    now = time.monotonic()
+    assert not kept.is_due()
+    monkeypatch.setattr(_state_file.time, "monotonic", lambda: now + 61)
+    assert kept.is_due() and not kept.write(4)
+    assert capsys.readouterr().err.count(f"state cannot be written ({os.strerror(2)}): ") == 2
+    with pytest.raises(HvdStateError, match=rf"kept in {tmp_path}/state: attribute 'out' .*\[HVD425\]"):
+        _state_file.Kept(str(tmp_path / "state"), 0, unread=True).write({"objects": {"step": 1, "out": sys.stdout}})
+    assert os.listdir(tmp_path) == ["elsewhere"]
 
 
 FULL = """
@@ -120,7 +150,7 @@ train(state)
 
 def test_training_goes_on_when_the_disk_is_full(tmp_path):
     code, out, err = launch("-np", 2, sys.executable, "-c", FULL, tmp_path / "state")
-    assert code == 0 and err.count("cannot be written (File too large)") == 2, out + err
+    assert code == 0 and err.count("cannot be written (File too large)") == 1, out + err
     assert _state_file.read(tmp_path / "state")["objects"]["step"] == 3 and os.listdir(tmp_path) == ["state"]
 
 
@@ -159,11 +189,49 @@ def test_model_optimizer_scheduler_and_sampler_go_on(tmp_path):
     elastic.run(train)(training(path, 1, epoch=1), 3)
     first = training(path, 2 + hvd.rank(), epoch=7)
     assert elastic.run(train)(first, 2) == once
-    for other in (training(path, 1, width=2, epoch=0), training(path, 1), training(path, 1, epoch=0, best=0)):
+    others = {
+        "RuntimeError": training(path, 1, width=2, epoch=0),
+        "HvdStateError: this state has no epoch ": training(path, 1),
+        "HvdStateError: it has no best, loss; this state has no epoch ": training(path, 1, best=0, loss=0),
+    }
+    for why, other in others.items():
         if hvd.rank() == 0:
-            with pytest.raises(HvdStateError, match=rf"(?s){path} is the state of another training: .*\[HVD425\]"):
+            with pytest.raises(HvdStateError, match=rf"(?s){path} is the state of another training: {why}.*\[HVD425\]"):
                 other._file.load_into(other)
     alone = hvd.elastic.TorchState(handled=1)
     alone._handlers["handled"] = hvd.elastic.state.StateHandler(1)
     with pytest.raises(HvdStateError, match=r"StateHandler has no saved\(\) and take\(\)"):
         alone.save_to(path)
+
+
+@as_ranks(2)
+def test_the_file_has_the_samples_of_all_ranks_and_the_last_commit(tmp_path):
+    path, sampler = hvd.broadcast_object(str(tmp_path / "state")), hvd.elastic.ElasticSampler(range(8), shuffle=False)
+    state = hvd.elastic.TorchState(sampler=sampler, step=0)
+    state.save_to(path, seconds=3600)
+
+    @elastic.run
+    def train(state):
+        for state.step in range(2):
+            sampler.record_indices([4 * hvd.rank() + state.step])
+            state.commit()
+        state.step = 7  # committed by nobody
+
+    train(state)
+    kept = _state_file.read(path) if hvd.rank() == 0 else None
+    assert kept is None or kept["objects"]["step"] == 1
+    assert kept is None or kept["handlers"]["sampler"]["processed_indices"] == {0, 1, 4, 5}
+    state._file.taken = hvd.rank() == 0
+    state.commit()
+    assert state._file.taken  # of whoever is rank 0 next
+
+
+@as_ranks(2)
+def test_what_cannot_be_sent_is_named():
+    state = hvd.elastic.TorchState(step=0, each=(i for i in range(3)))
+    text = r"^attribute 'each' of the state cannot be pickled \(TypeError: .*; keep it outside of the State \[HVD425\]$"
+    with pytest.raises((HvdStateError, HorovodInternalError), match=text if hvd.rank() == 0 else None):
+        try:
+            state.sync()
+        finally:
+            hvd.shutdown()

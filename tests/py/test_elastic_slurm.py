@@ -85,3 +85,5 @@ def test_the_job_file_lets_slurm_start_the_job_again(slurm, quiet, tmp_path, mon
     codes = [slurm.sbatch(words, PATH=path, **quiet) for _ in range(2)]  # the second one in place of the first
     said = (tmp_path / "said").read_text()
     assert codes == [None, 0] and said.count("<stdout>:goes on\n") == 4 and said.count("[HVD424]") == 1, said
+    (tmp_path / "train.py").write_text(TRAIN.replace('"state"', '"/dev/null.none/state"'))
+    assert slurm.sbatch(words, PATH=path, **quiet) == 138  # nothing to go on from: not again

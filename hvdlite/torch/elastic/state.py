@@ -185,8 +185,9 @@ class TorchState(ObjectState):
         super().__init__(bcast_object=broadcast_object, get_rank=rank, **rest)
 
     def _save_commit(self) -> None:
-        """The samples that a rank has named are told first: it may be lost, or removed, with what only it knows."""
-        if _member.is_elastic():
+        """The samples that a rank has named are told first: it may be lost, or removed, with what only it knows; and
+        the file has rank 0's."""
+        if _member.is_elastic() or self._file is not None:
             for sampler in self._samplers():
                 sampler.share()
         super()._save_commit()
@@ -228,7 +229,7 @@ class TorchState(ObjectState):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go back to what `state_dict` has given. HvdStateError for other names, and what PyTorch raises."""
         with self._all_or_none():
-            for name, saved in of_same_names(state_dict["handlers"], self._handlers).items():
+            for name, saved in of_same_names(state_dict.get("handlers", {}), self._handlers).items():
                 self._handlers[name].take(saved)
             super().load_state_dict(state_dict)
 
