@@ -103,7 +103,7 @@ import hvdlite as hvd
 from hvdlite.elastic import ObjectState, run
 
 hvd.init()
-signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"told\\n"), sys.exit(9)))
+signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"got SIGTERM\\n"), sys.exit(9)))
 print("here", flush=True)
 
 @run
@@ -124,4 +124,4 @@ def test_ranks_that_do_not_commit_are_ended(grace, numbers, code):
             job.send(number)
             if number == signal.SIGTERM:
                 job.until("save at their next commit")
-        assert job.wait() == code and job.out.count("told") == (0 if numbers == [2] else 2), job.out
+        assert job.wait() == code and job.out.count("got SIGTERM") == (0 if numbers == [2] else 2), job.out
