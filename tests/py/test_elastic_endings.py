@@ -28,6 +28,7 @@ OFTEN = "the ranks have changed more often than --reset-limit 0 allows [HVD422]"
 SHORT = "2 ranks wait for 1 more, as --min-np 3 has it, at most 1 s (--elastic-timeout)"
 TOO_SHORT = "2 ranks have waited for 1 more, as --min-np 3 has it, for 1 s (--elastic-timeout) [HVD421]"
 ALL = [KILLED.replace("rank 1", f"rank {rank}") + COOLS for rank in range(3)]
+LOST = "all ranks that had the state of training are gone: it is lost with them"
 ENDS = [
     ("--min-np 1", (), [MISTAKE, f"{RAISED} {MISTAKE} (elastic_training.py:N) [HVD401]"]),
     ("--min-np 1 --reset-limit 0", (1,), [KILLED + COOLS, OFTEN]),
@@ -35,7 +36,7 @@ ENDS = [
     (
         "--min-np 1",
         (0, 1, 2),
-        [*ALL, "all ranks that had the state of training are gone: it is lost with them [HVD420]"],
+        [*ALL, f"{LOST}; where the State was kept by save_to, start the job again: it goes on from there [HVD420]"],
     ),
 ]
 
@@ -61,6 +62,16 @@ def test_what_ends_a_job_is_told_once_by_its_launcher(tmp_path, words, kills, sa
         assert sorted(set(said(job))) == sorted(says), job.out
 
 
+LEAVES = """
+import os, runpy, sys
+sys.path.insert(0, os.path.dirname({0!r}))
+try:
+    runpy.run_path({0!r}, run_name="__main__")
+except ValueError:
+    os._exit(0)
+"""
+
+
 @pytest.mark.parametrize("does, code", [("raise ValueError", 1), *everything(("sys.exit(3)", 3))])
 def test_a_newcomer_that_fails_by_itself_ends_the_job(tmp_path, does, code):
     (tmp_path / "program.py").write_text(FAILS.format(PROGRAM, does))
@@ -72,6 +83,34 @@ def test_a_newcomer_that_fails_by_itself_ends_the_job(tmp_path, does, code):
         job.until_training(2, 4)
         (tmp_path / "last").touch()
         assert job.wait(60) == code and said(job)[-1].startswith(f"rank 1 (pid P on localhost) exited with code {code}")
+
+
+@pytest.mark.parametrize("member, code, says", [("1", 1, " and did not call init"), ("2", 0, "; the others go on")])
+def test_who_ends_well_before_it_is_a_rank_has_not_ended_training(tmp_path, member, code, says):
+    """At first the others need it; a newcomer has ended early."""
+    text = FAILS.format(PROGRAM, "").splitlines()
+    text[1:1] = ["import os, sys", f"if os.environ['HVDLITE_MEMBER'] == '{member}': sys.exit(0)"]
+    (tmp_path / "program.py").write_text("\n".join(text[:-2]))
+    words = ("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1")
+    with ElasticJob(tmp_path, *words, plan=LONG, program=str(tmp_path / "program.py")) as job:
+        if not code:
+            job.until_training(2, 4)
+            job.kill(1)
+            job.until(says + "; host localhost gets no new rank for 1 s [HVD401]")
+            job.until_training(2, 4)
+            (tmp_path / "last").touch()
+        assert job.wait(60) == code and f"a new rank (pid P on localhost) exited with code 0{says}" in "".join(
+            said(job)
+        )
+
+
+def test_it_is_told_once_that_ranks_have_ended_well_while_the_others_go_on(tmp_path):
+    (tmp_path / "program.py").write_text(LEAVES.format(PROGRAM))
+    words = ("-np", "3", "--min-np", "3")
+    with ElasticJob(tmp_path, *words, plan={"fail_at": 9}, program=str(tmp_path / "program.py")) as job:
+        assert job.finish() == [3, 1]  # the next rank 1 does the same
+        over = "has ended with code 0: training is taken to be over, and no rank is replaced any more"
+        assert [line for line in said(job) if over in line] == [f"rank 1 (pid P on localhost) {over}"], job.out
 
 
 def test_a_stopped_rank_is_killed_and_the_others_go_on(tmp_path):
