@@ -29,6 +29,7 @@ class _Place:
         self.offered = self.out = False
         self.slots = self.failures = 0
         self.early = 0  # processes in a row that ended before they were ranks
+        self.before = 0  # the same, when one became a rank the last time
         self.failed: float | None = None  # when, the last time that counted
         self.until = 0.0  # the end of the cooldown
 
@@ -80,9 +81,11 @@ class Capacity:
         place = self._places[name]
         return place.offered and not place.out and place.until <= now
 
-    def failed(self, name: str, now: float, new: bool) -> None:
-        """A rank has ended there. new: it was none yet."""
+    def failed(self, name: str, now: float, new: bool, unfit: bool = False) -> None:
+        """A rank has ended there. new: it was none yet, or unfit: it was one that could not take the state."""
         place = self._places[name]
+        if unfit:
+            place.early = max(place.early, place.before)
         place.early += new
         place.out |= place.early >= self._failures
         if place.failed is not None:
@@ -100,7 +103,8 @@ class Capacity:
 
     def became_rank(self, name: str) -> None:
         """A process there is a rank now, so nothing is missing."""
-        self._places[name].early = 0
+        place = self._places[name]
+        place.before, place.early = place.early, 0
 
     def left_out(self, name: str) -> None:
         """No process is started there any more."""

@@ -79,31 +79,8 @@ def expected_place(hosts: Sequence[str], host: str, slot: int, slots: int) -> st
     return ",".join(map(str, (rank, rank + 1, slot, slots, names.index(host), len(names))))
 
 
-def waited_for(awaited: Collection[Member], there: int, seconds: float) -> str:
-    """A text: so many other survivors wait for these. It names no more than a line of them."""
-    shown = ", ".join(m.who() for m in list(awaited)[:4]) + (
-        f" and {len(awaited) - 4} more" if len(awaited) > 4 else ""
-    )
-    others = "rank has" if there == 1 else f"{there} ranks have"
-    verb = "is" if len(awaited) == 1 else "are"
-    return f"{shown} {verb} waited for: the other {others} met anew since {seconds:.0f} s"
-
-
-def short(there: int, terms: Terms, over: bool) -> str:
-    """A text: so few wait for more, or have waited."""
-    verb = ("has" if there == 1 else "have") + " waited" if over else "waits" if there == 1 else "wait"
-    who = f"{there} rank{'s' * (there != 1)} {verb} for {terms.min_np - there} more, as --min-np {terms.min_np} has it"
-    return f"{who}, {'for' if over else 'at most'} {terms.timeout:g} s (--elastic-timeout)"
-
-
-def of_another_version(member: Member, build: tuple[str, str], wanted: tuple[str, str]) -> str:
-    """A text: why it cannot join. Builds are (version, wire version)."""
-    return (
-        f"{member.who()} runs hvdlite {build[0]} (wire {build[1]}), the job {wanted[0]} (wire {wanted[1]}): install "
-        "the same version on all hosts [HVD121]"
-    )
-
-
-def not_come(member: Member, seconds: float) -> str:
-    """A text: the time for the rendezvous is over."""
-    return f"{member.who()} did not come within {seconds:g} s when the ranks met anew (--rendezvous-timeout) [HVD113]"
+def come_and_go(members: Collection[Member], come: int, most: int | None) -> dict[str, int]:
+    """How many of those that would come have room, and how many are to go. most: --max-np."""
+    inside = [m for m in members if m.rank >= 0 and not (m.ended or m.killed or m.told)]
+    go = sum(bool(m.removed) for m in inside)
+    return {"come": come if most is None else min(come, max(0, most - len(inside) + go)), "go": go}

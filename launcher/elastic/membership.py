@@ -10,9 +10,9 @@ it for all, and its survivors come to the rendezvous again.
 A newcomer without state never leads an epoch where there was state: where all that had it are gone the job ends.
 Newcomers that are about to come are waited for, for a moment, so that training is interrupted once and not for each.
 
-Who does not come to the rendezvous within `rendezvous_s` of the first survivor is killed. So is one of two living ranks
-whose link is cut: they would report each other as lost in each epoch, and nothing would go on. A member that is being
-killed is in no epoch any more, and nobody waits for its end.
+Who does not come to the rendezvous in time (meeting.py) is killed. So is one of two living ranks whose link is cut:
+they would report each other as lost in each epoch, and nothing would go on. A member that is being killed is in no
+epoch any more, and nobody waits for its end.
 
 What the launcher sees (an end) and what the store sees (a BYE, the end of a connection) come in any order, and the
 latter may come from a member that was forgotten: one that has ended and is not of the last epoch.
@@ -27,11 +27,12 @@ from hvdlite import _wire
 from hvdlite._coded import coded
 
 from ..epochs import Refusal, Tell
+from . import texts
 from .current import Current
-from .members import Events, Member, Terms, age, not_come, of_another_version, ordered, short, waited_for
+from .meeting import Meeting
+from .members import Events, Member, Terms, age, come_and_go, ordered
 
 TOGETHER_S = 2.0  # from the first newcomer at the rendezvous
-TOLD_S = 5.0  # at the rendezvous, before it is said who is waited for
 GRACE_S = 30.0  # for a removed member to end
 
 
@@ -51,12 +52,11 @@ class Membership:
         self._opened = 0  # epochs
         self._build: tuple[str, str] | None = None
         self._short_since: float | None = clock()  # too few are there
-        self._met_since: float | None = None  # the first survivor is at the rendezvous
-        self._named = False  # it was said who is waited for
+        self._meeting = Meeting(terms, events.waits)
         self._held_until: float | None = None  # newcomers that come so soon come together
         self._over = ""  # why nobody can join any more
         self._state = False  # somebody has committed
-        self._finished = 0
+        self._finished, self._absent = False, ""  # a rank, with training; how one did before the first epoch
         self.ends = False  # all are to save and to end
 
     # What the launcher tells and asks.
@@ -85,7 +85,9 @@ class Membership:
         if member is None or member.ended:
             return
         member.ended = text or "it has ended"
-        self._finished += finished and not member.told
+        self._finished |= finished and member.rank >= 0 and not member.told
+        if finished and not self._opened:
+            self._absent = coded("HVD401", f"{member.ended} and did not call init")
         self._drop(member, text)
         if number not in self._current.members:
             del self._members[number]
@@ -107,16 +109,11 @@ class Membership:
         return new
 
     def news(self) -> dict[str, int]:
-        """What running ranks should know at their next commit: how many would come, how many are to go, and whether all
-        are to save and to end."""
-        come = sum(m.rank < 0 for m in self._waiting.values())
-        if self._preparing and self._held_until is not None and self._clock() < self._held_until:
-            come = 0
-        inside = [m for m in self._members.values() if m.rank >= 0 and not (m.ended or m.killed or m.told)]
-        go = sum(bool(m.removed) for m in inside)
-        if self._terms.max_np is not None:
-            come = min(come, max(0, self._terms.max_np - len(inside) + go))
-        return {"come": come, "go": go, **({"end": 1} if self.ends else {})}
+        """For running ranks at their next commit: how many would come, are to go, and whether all are to end."""
+        held = self._preparing and self._held_until is not None and self._clock() < self._held_until
+        come = 0 if held else sum(m.rank < 0 for m in self._waiting.values())
+        told = come_and_go(self._members.values(), come, self._terms.max_np)
+        return {**told, "end": 1} if self.ends else told
 
     def end(self) -> None:
         """All ranks are to save at their next commit, and to end; how many are left then matters no more."""
@@ -160,15 +157,12 @@ class Membership:
         if self._over:
             raise Refusal(coded("HVD456", self._over))
         if living:
-            raise Refusal(
-                f"{member.who()} is in the job already; process {pid} has inherited its environment and cannot be the "
-                "same rank: only one process of a rank may call init [HVD118]"
-            )
+            raise Refusal(coded("HVD118", texts.there_already(member, pid)))
         if end := member.ended or member.killed:
             raise Refusal(coded("HVD121", f"the launcher saw the end of this rank: {end}"))
         if self._build is not None and self._build != build:
             member.pid = pid
-            self._kill(member, of_another_version(member, build, self._build))
+            self._kill(member, texts.of_another_version(member, build, self._build))
             self._consider()
             raise Refusal(coded("HVD121", member.killed))
 
@@ -221,11 +215,10 @@ class Membership:
         """When `tick` is due."""
         if self._over:
             return None
-        times = [*self._current.dues(), *self._going.values(), *filter(None, [self._held_until])]
+        others = self._held_until, self._meeting.due(self._waiting.values())
+        times = [*self._current.dues(), *self._going.values(), *filter(None, others)]
         if self._short_since is not None:
             times.append(self._short_since + self._terms.timeout)
-        if self._met_since is not None:
-            times.append(self._met_since + (self._terms.rendezvous_s if self._named else TOLD_S))
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
@@ -237,13 +230,8 @@ class Membership:
         if self._held_until is not None and self._held_until <= now:
             self._held_until = None
             self._events.news()
-        if self._met_since is not None and not self._named and self._met_since + TOLD_S <= now:
-            self._named = True
-            there = sum(m.rank >= 0 for m in self._waiting.values())
-            self._events.waits(waited_for(self._awaited.values(), there, now - self._met_since))
-        if self._met_since is not None and self._met_since + self._terms.rendezvous_s <= now:
-            for member in list(self._awaited.values()):
-                self._kill(member, not_come(member, self._terms.rendezvous_s))
+        for member in self._meeting.late(now, self._missing(), self._waiting.values()):
+            self._kill(member, texts.not_come(member, self._terms.rendezvous_s))
         for member in [self._members[number] for number, due in self._going.items() if due <= now]:
             self._kill(member, f"{member.who()} was removed, and has not ended within {GRACE_S:g} s [HVD501]")
         self._consider(self._short_since is not None and self._short_since + self._terms.timeout <= now)
@@ -284,12 +272,19 @@ class Membership:
     def _back(self, number: int) -> None:
         """It is at the rendezvous no more, where it was, and may come again."""
         member = self._waiting.pop(number, None)
-        if member is not None and member.rank >= 0:
+        if member is None:
+            return
+        if member.rank >= 0:
             self._awaited[number] = member
-            self._consider()
-        elif member is not None:
+        else:
             self._preparing.add(number)
             self._events.news()
+        self._consider()
+
+    def _missing(self) -> list[Member]:
+        """Whom those at the rendezvous wait for."""
+        first = (self._members[number] for number in self._preparing if len(self._waiting) < self._terms.np)
+        return list(self._awaited.values() if self._opened else first)
 
     # Epochs.
 
@@ -299,20 +294,22 @@ class Membership:
             self._short_since = None
         elif not self._over:
             self._proceed(late)
-        if not self._awaited or not any(m.rank >= 0 for m in self._waiting.values()):
-            self._met_since = None  # nobody waits for the rest
-        elif self._met_since is None:
-            self._met_since, self._named = self._clock(), False
+        self._meeting.look(self._clock(), self._missing(), self._waiting.values())
 
     def _proceed(self, late: bool) -> None:
         """All that are awaited have come, or there is nobody."""
-        waiting, terms = self._waiting, self._terms
+        waiting, terms, missing = self._waiting, self._terms, self._missing()
+        enough = len(waiting) >= (1 if self.ends or self._finished else terms.min_np)
         if not self._opened:
-            if len(waiting) < terms.np and self._preparing and not late:
+            if self._absent and waiting:
+                return self._give_up(self._absent)
+            if missing and not (self._meeting.overdue if enough else late):
+                since = self._clock() if self._short_since is None else self._short_since
+                self._short_since = None if enough else since
                 return
         elif not any(m.commit >= 0 if self._state else m.rank >= 0 for m in waiting.values()):
             if not self._finished:
-                self._give_up("all ranks that had the state of training are gone: it is lost with them [HVD420]")
+                self._give_up(texts.STATE_LOST)
                 return
             self._short_since = None
             for number in list(waiting):
@@ -322,15 +319,17 @@ class Membership:
             self._kill(*cut)
             self._consider(late)
             return
-        if len(waiting) < max(1, 0 if self.ends else terms.min_np - self._finished):
+        if not enough:
             if self._short_since is None:
                 self._short_since = self._clock()
-                self._events.waits(short(len(waiting), terms, False))
+                self._events.waits(texts.short(len(waiting), terms, False))
             if late:
-                self._give_up(f"{short(len(waiting), terms, True)} [HVD421]")
+                self._give_up(f"{texts.short(len(waiting), terms, True)} [HVD421]")
         elif terms.reset_limit is not None and self._opened > terms.reset_limit:
             self._give_up(f"the ranks have changed more often than --reset-limit {terms.reset_limit} allows [HVD422]")
         else:
+            for member in missing:  # at the first epoch
+                self._kill(member, texts.not_begun(member, self._meeting.limit(waiting.values())))
             self._open(ordered(sorted(waiting.values(), key=age)[: terms.max_np]))
 
     def _open(self, chosen: list[Member]) -> None:
@@ -338,6 +337,7 @@ class Membership:
             if member.ended:
                 del self._members[number]
         self._short_since = self._held_until = None
+        self._meeting.first = False
         self._awaited = {m.number: m for m in chosen}
         for number in self._awaited:
             del self._waiting[number]

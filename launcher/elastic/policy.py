@@ -3,8 +3,8 @@
 A rank that a signal has killed, and one whose host is lost, is gone: the others go on (membership.py says with which
 ranks), and where there is room another process is started. A rank that ends with an error of its own (an exception of
 the script, sys.exit(3)) ends the job, as in every job: it would come again. A process that was in no epoch yet is
-nobody's loss, whatever its end. The first rank that ends with 0 means that training is over: no process is started any
-more, and those that have not joined are ended.
+nobody's loss, whatever its end; before the first epoch one that ends with 0 fails those that call init. The first rank
+that ends with 0 means that training is over: no process is started any more, and those that have not joined are ended.
 
 Hosts are those of the command line, or what the discovery script prints (discovery.py); capacity.py says which of them
 may get a process now. SIGTERM and SIGUSR1 announce that the machine will be taken away: ranks are told to save at their
@@ -25,6 +25,7 @@ from ..hosts import Slot
 from ..places import is_here
 from ..plan import Elastic
 from ..store import StoreServer
+from . import texts
 from .arrivals import Arrival, Arrivals
 from .capacity import Capacity
 from .members import Events, expected_place
@@ -51,12 +52,13 @@ class ElasticRanks(FixedRanks):
         self._host_of = {slot.rank: slot.host for slot in job.far.slots}
         number = 1 + max((each.number for each in job.branches), default=0)
         self._arrivals = Arrivals(job.plan, job.far.secret, elastic.gather, job.signals.ring, number)
-        self._offered = elastic.script.latest if elastic.script is not None else []  # names may be looked up meanwhile
+        self._offered = self._capacity.offer(elastic.listed)
         self._released: set[int] = set()  # numbers of agents that end, since their hosts are offered no more
         self._said: dict[int, str] = {}  # why a rank ends, in its own words
         self._early = set(self._host_of)  # those that were no ranks yet
         self._finishing = self._over = False  # a rank has ended with one of the codes below; all have ended
         self._codes: set[int] = set()  # of ranks that have ended well: 0, PREEMPTED, UNKEPT
+        self._first_end = ""  # of a rank, with 0; until it is told
         self._heard: list[int] = []  # signals that announce the end; of SIGTERM the second one is passed on
         self._end_by: float | None = None  # when ranks that are preempted are no longer waited for
         self._gone: dict[int, str] = {}  # what texts call those that have ended
@@ -84,15 +86,15 @@ class ElasticRanks(FixedRanks):
         return StoreServer(size, job.far.secret, number, self.aborted, address=where, book=book)
 
     def _opened(self, number: int, members: list[int]) -> None:
-        job = self._job
-        for member in self._early.intersection(members):
-            self._capacity.became_rank(self._host_of[member])
+        say = self._job.console.say
+        for name in {self._host_of[member] for member in self._early.intersection(members)}:
+            self._capacity.became_rank(name)
         self._early.difference_update(members)
-        if number or job.plan.verbose:
-            told = ", ".join(
-                f"{rank}: [{member}] pid {job.ending.pids.get(member, '?')}" for rank, member in enumerate(members)
-            )
-            job.console.say(f"epoch {number}: {len(members)} rank{'s' * (len(members) > 1)} ({told})")
+        if self._first_end:
+            say(texts.over(self._first_end))
+            self._first_end = ""
+        if number or self._job.plan.verbose:
+            say(texts.opened(number, members, self._job.ending.pids))
 
     def _news(self) -> None:
         self._job.store.news()
@@ -155,13 +157,14 @@ class ElasticRanks(FixedRanks):
         job.drain(rank)
         job.store.hear(rank)  # its last words come before its end
         words = job.console.last_words(rank) if code else ""
+        new = self._goes_on() and members.is_new(rank)
         if self._goes_on() and members.is_removed(rank, told=True):
             job.ending.living.discard(rank)
             job.store.rank_ended(rank, text)
-        elif code == 0 or (code in (PREEMPTED, UNKEPT) and self.preempted):
+        elif not new and (code == 0 or (code in (PREEMPTED, UNKEPT) and self.preempted)):
             self._codes.add(code)
-            self._ended_well(rank, text)
-        elif self._goes_on() and (gone or code < 0 or members.is_new(rank)):
+            self._ended_well(rank, code, text)
+        elif new or (self._goes_on() and (gone or code < 0) and (members.size_now() or not self._finishing)):
             self._ended_early(rank, code, text, words)
         else:
             if rank in self._said and self._goes_on():
@@ -172,20 +175,21 @@ class ElasticRanks(FixedRanks):
         job.tell(f"{text} after {time.monotonic() - job.began:.2f} s")
         self._let_go()
 
-    def _ended_well(self, rank: int, text: str) -> None:
+    def _ended_well(self, rank: int, code: int, text: str) -> None:
+        self._first_end = self._first_end if self._finishing or code else self._who(rank)
         self._finishing = True
         self._job.ending.ended(time.monotonic(), rank, 0)
         self._job.store.rank_ended(rank, text, True)
-        for member in self._members.remove_new("training is over"):
+        for member in self._members.remove_new("training is over") if self._members.size_now() else ():
             self._signal(member, signal.SIGTERM)
 
     def _ended_early(self, rank: int, code: int, text: str, words: str) -> None:
         """The others go on without it."""
         now, new, name = time.monotonic(), self._members.is_new(rank), self._host_of[rank]
         self._job.ending.living.discard(rank)
-        self._capacity.failed(name, now, new)
+        self._capacity.failed(name, now, new, unfit=new and rank not in self._early)
         remedy = "" if self._finishing else self._capacity.remedy(name, now)
-        if not (new and self._finishing):  # those were told to end
+        if not (new and self._finishing):  # which were told to end
             self._job.console.say(blamed(f"{text}{words if new else ''}; the others go on{remedy}", code))
         self._job.store.rank_ended(rank, blamed(text, code))
 
@@ -194,11 +198,9 @@ class ElasticRanks(FixedRanks):
         if self._job.ending.living or self._over:
             return
         if self._goes_on() and PREEMPTED in self._codes:
-            text = "the ranks have committed and ended: started again, the job goes on from its State.save_to [HVD424]"
-            self._job.fail(text, PREEMPTED)
+            self._job.fail(texts.KEPT, PREEMPTED)
         if self._goes_on() and UNKEPT in self._codes:
-            text = "the ranks have ended at a commit, but no file keeps it: State.save_to does if it can [HVD424]"
-            self._job.fail(text, 128 + self._heard[0])
+            self._job.fail(texts.UNKEPT, 128 + self._heard[0])
         if self._goes_on() and not self._finishing and self._capacity.hopeless():
             self._job.fail("no host is left to run on: all have failed too often [HVD423]", 1)
         if self._finishing or not self._goes_on():
@@ -229,7 +231,8 @@ class ElasticRanks(FixedRanks):
                 return False
             self._end_by = time.monotonic() + self._job.plan.graces.after(number) / 2
         if not self.preempted:
-            self._job.console.say(f"{process.signal_name(number)}: the ranks save at their next commit and end")
+            when = "next" if self._members.size_now() else "first"
+            self._job.console.say(f"{process.signal_name(number)}: the ranks save at their {when} commit and end")
             self._members.end()
         self._heard.append(number)
         return True
@@ -278,17 +281,14 @@ class ElasticRanks(FixedRanks):
         new = [host.name for host in script.latest if not self._capacity.knows(host.name)]
         for name in new:
             self._arrivals.look_up(name, self._capacity.look_up)
-        if new or script.latest is self._offered:
+        if new or (offered := self._capacity.offer(script.latest)) == self._offered:
             return
-        self._offered = script.latest
-        offered = self._capacity.offer(script.latest)
-        listed = ", ".join(f"{name}:{slots}" for name, slots in offered.items())
-        self._job.console.say(f"the discovery script offers {listed}")
+        self._offered = offered
+        self._job.console.say(texts.offers(offered))
         for name in self._capacity.names():
-            slots, there = self._capacity.slots(name), sorted(self._staying(name))
-            few = f"offered with {slots} slot{'s' * (slots > 1)} only" if slots else "offered no more"
-            for member in there[slots:]:  # the newest
-                self._members.remove(member, f"this rank is removed: host {name} is {few}")
+            slots = self._capacity.slots(name)
+            for member in sorted(self._staying(name))[slots:]:  # the newest
+                self._members.remove(member, texts.removed(name, slots))
 
     def _staying(self, name: str | None = None) -> list[int]:
         """Living members that are not to go; name: of this host."""

@@ -68,6 +68,14 @@ def test_a_host_on_which_no_process_becomes_a_rank_is_left_out_for_good(two):
     assert not two.hopeless()
 
 
+def test_ranks_that_cannot_take_the_state_were_none(two):
+    for at in (0.0, 10.0, 20.0):
+        assert two.can_start("a", 10000.0)
+        two.became_rank("a")
+        two.failed("a", at, new=True, unfit=True)
+    assert "host a is left out: 3 processes in a row" in two.remedy("a", 20.0)
+
+
 def test_a_host_that_cannot_be_reached_is_never_left_out(monkeypatch):
     monkeypatch.setattr(capacity, "is_here", lambda name: False)
     eager = Capacity([Host("a", 2)], "nodeA", (0.0, 0.0), 3)

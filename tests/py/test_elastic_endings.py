@@ -14,6 +14,7 @@ LONG = {"epochs": 1000}
 NEVER = ("--blacklist-cooldown-range", "1000", "1000")
 KILLED = "rank 1 (pid P on localhost) killed by SIGKILL; the others go on"
 COOLS = "; host localhost gets no new rank for 1000 s [HVD402]"
+OUT = "; host localhost is left out: 5 processes in a row ended there before they were ranks [HVD401]"
 
 
 def said(job):
@@ -28,6 +29,7 @@ OFTEN = "the ranks have changed more often than --reset-limit 0 allows [HVD422]"
 SHORT = "2 ranks wait for 1 more, as --min-np 3 has it, at most 1 s (--elastic-timeout)"
 TOO_SHORT = "2 ranks have waited for 1 more, as --min-np 3 has it, for 1 s (--elastic-timeout) [HVD421]"
 ALL = [KILLED.replace("rank 1", f"rank {rank}") + COOLS for rank in range(3)]
+LOST = "all ranks that had the state of training are gone: it is lost with them"
 ENDS = [
     ("--min-np 1", (), [MISTAKE, f"{RAISED} {MISTAKE} (elastic_training.py:N) [HVD401]"]),
     ("--min-np 1 --reset-limit 0", (1,), [KILLED + COOLS, OFTEN]),
@@ -35,7 +37,7 @@ ENDS = [
     (
         "--min-np 1",
         (0, 1, 2),
-        [*ALL, "all ranks that had the state of training are gone: it is lost with them [HVD420]"],
+        [*ALL, f"{LOST}; where the State was kept by save_to, start the job again: it goes on from there [HVD420]"],
     ),
 ]
 
@@ -61,6 +63,16 @@ def test_what_ends_a_job_is_told_once_by_its_launcher(tmp_path, words, kills, sa
         assert sorted(set(said(job))) == sorted(says), job.out
 
 
+LEAVES = """
+import os, runpy, sys
+sys.path.insert(0, os.path.dirname({0!r}))
+try:
+    runpy.run_path({0!r}, run_name="__main__")
+except ValueError:
+    os._exit(0)
+"""
+
+
 @pytest.mark.parametrize("does, code", [("raise ValueError", 1), *everything(("sys.exit(3)", 3))])
 def test_a_newcomer_that_fails_by_itself_ends_the_job(tmp_path, does, code):
     (tmp_path / "program.py").write_text(FAILS.format(PROGRAM, does))
@@ -72,6 +84,34 @@ def test_a_newcomer_that_fails_by_itself_ends_the_job(tmp_path, does, code):
         job.until_training(2, 4)
         (tmp_path / "last").touch()
         assert job.wait(60) == code and said(job)[-1].startswith(f"rank 1 (pid P on localhost) exited with code {code}")
+
+
+@pytest.mark.parametrize("member, code, says", [("1", 1, " and did not call init"), ("2", 0, "; the others go on")])
+def test_who_ends_well_before_it_is_a_rank_has_not_ended_training(tmp_path, member, code, says):
+    """At first the others need it; a newcomer has ended early."""
+    text = FAILS.format(PROGRAM, "").splitlines()
+    text[1:1] = ["import os, sys", f"if os.environ['HVDLITE_MEMBER'] == '{member}': sys.exit(0)"]
+    (tmp_path / "program.py").write_text("\n".join(text[:-2]))
+    words = ("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "1", "1")
+    with ElasticJob(tmp_path, *words, plan=LONG, program=str(tmp_path / "program.py")) as job:
+        if not code:
+            job.until_training(2, 4)
+            job.kill(1)
+            job.until(says + "; host localhost gets no new rank for 1 s [HVD401]")
+            job.until_training(2, 4)
+            (tmp_path / "last").touch()
+        assert job.wait(60) == code and f"a new rank (pid P on localhost) exited with code 0{says}" in "".join(
+            said(job)
+        )
+
+
+def test_it_is_told_once_that_ranks_have_ended_well_while_the_others_go_on(tmp_path):
+    (tmp_path / "program.py").write_text(LEAVES.format(PROGRAM))
+    words = ("-np", "3", "--min-np", "3")
+    with ElasticJob(tmp_path, *words, plan={"fail_at": 9}, program=str(tmp_path / "program.py")) as job:
+        assert job.finish() == [3, 1]  # the next rank 1 does the same
+        over = "has ended with code 0: training is taken to be over, and no rank is replaced any more"
+        assert [line for line in said(job) if over in line] == [f"rank 1 (pid P on localhost) {over}"], job.out
 
 
 def test_a_stopped_rank_is_killed_and_the_others_go_on(tmp_path):
@@ -113,9 +153,8 @@ def test_a_host_on_which_no_process_becomes_a_rank_is_left_out(tmp_path, lacks):
         job.until("left out")
         (tmp_path / "last").touch()
         assert job.finish() == [2, 1]
-        new = f"a new rank (pid P on localhost) exited with code 1 [HVD401] (last words: {lacks}); the others go on"
-        out = "; host localhost is left out: 5 processes in a row ended there before they were ranks"
-        assert said(job).count(lacks) == 5 and said(job).count(new) == 4 and said(job)[-1] == new + out, job.out
+        new = f"a new rank (pid P on localhost) exited with code 1 (last words: {lacks}); the others go on"
+        assert said(job).count(f"{new} [HVD401]") == 4 and said(job)[-1] == new + OUT, job.out
 
 
 MISFIT = """
@@ -123,10 +162,11 @@ import os, sys, time
 import torch
 import hvdlite.torch as hvd
 hvd.init()
-model = torch.nn.Linear(5 if os.environ["HVDLITE_MEMBER"] == "1" else 4, 1)
+model = torch.nn.Linear(4 if os.environ["HVDLITE_MEMBER"] == "0" else 5, 1)
 state = hvd.elastic.TorchState(model=model, step=0)
 @hvd.elastic.run
 def train(state):
+    print("trains", flush=True)
     while not os.path.exists(os.path.join(sys.argv[1], "last")):
         state.step += hvd.allreduce(torch.ones(1), op=hvd.Max).item()
         time.sleep(0.02)
@@ -135,17 +175,24 @@ train(state)
 """
 
 
-@pytest.mark.parametrize("says", everything("rank 0 has weight [1, 4] float32; rank 1 has weight [1, 5] float32"))
-def test_a_newcomer_with_another_model_leaves_and_the_others_go_on(tmp_path, says):
+DIFFERS = "rank 0 has weight [1, 4] float32; rank 1 has weight [1, 5] float32"
+
+
+@pytest.mark.parametrize("cooldown, then", everything((NEVER, COOLS.replace("402", "401")), (AT_ONCE, OUT)))
+def test_newcomers_with_another_model_leave_and_the_others_go_on(tmp_path, cooldown, then):
     (tmp_path / "program.py").write_text(MISFIT)
     (tmp_path / "offered").write_text("localhost:1\n")
-    script = ("--host-discovery-script", f"cat {tmp_path}/offered", "-np", "1", *NEVER)
+    script = ("--host-discovery-script", f"cat {tmp_path}/offered", "-np", "1", *cooldown)
     with ElasticJob(tmp_path, *script, program=str(tmp_path / "program.py")) as job:
-        (tmp_path / "offered").write_text("localhost:2\n")
-        job.until("epoch 2: 1 rank (")
+        job.until("trains")
+        (tmp_path / "offered").write_text("localhost:1\n127.0.0.1:1\n")
+        job.until("; host localhost")
+        (tmp_path / "offered").write_text("localhost:2\n")  # the same
+        job.until(then)
         (tmp_path / "last").touch()
         assert job.wait(60) == 0, job.out
-        assert any(says in line and line.endswith("; the others go on" + COOLS) for line in said(job)), job.out
+        assert any(DIFFERS in line and line.endswith("; the others go on" + then) for line in said(job)), job.out
+        assert said(job).count("the discovery script offers localhost:2") == 1
 
 
 @pytest.mark.parametrize("restarts", everything("1"))

@@ -47,6 +47,7 @@ class History:
         self.host[number] = host = f"h{self.r.randrange(4)}"
         self.slot[number] = slot = self.book.free_slot(host)
         self.book.started(number, host, slot)
+        self.book.process(number, number)
         self.at[number], self.commit[number], self.rank[number] = "away", -1, -1
 
     # What the book says.
@@ -72,7 +73,7 @@ class History:
         assert self.terms.reset_limit is None or number <= self.terms.reset_limit
         assert not self.awaited(), f"epoch {number} opened without {self.awaited()}"
         assert all(self.at[n] == "waiting" and n not in self.removed | self.killed for n in members)
-        assert max(1, self.terms.min_np - self.finished) <= len(members) <= (self.terms.max_np or 999)
+        assert (1 if self.finished else self.terms.min_np) <= len(members) <= (self.terms.max_np or 999)
         rest = [n for n, at in self.at.items() if at == "waiting" and n not in members and n not in self.going]
         rest = [n for n in rest if n not in self.killed]
         assert all(self.rank[n] < 0 for n in rest), "a survivor was left out"
@@ -116,6 +117,9 @@ class History:
         at = self.at[number]
         if "come within" in text:
             assert at in AWAITED and any(self.rank[n] >= 0 for n, at in self.at.items() if at == "waiting")
+        elif "call init" in text:
+            assert at == "away" and not self.epochs
+            assert self.terms.min_np <= list(self.at.values()).count("waiting") < self.terms.np
         elif "was removed" in text:
             assert self.now >= self.going[number] + 30
         elif "take part" in text:
@@ -130,7 +134,9 @@ class History:
 
     def waits(self, text):
         awaits = re.search(r"rank \d+ \(pid \d+ on h\d\).* waited for", text)
-        assert self.awaited() if awaits else re.search(r"waits? for \d+ more, as --min-np", text), text
+        first = re.search(r"new rank \(pid \d+ on h\d\).* waited for: .* in init", text)
+        named = self.awaited() if awaits else not self.epochs and "away" in self.at.values() and first
+        assert named or re.search(r"waits? for \d+ more, as --min-np", text), text
 
     # What members do.
 
@@ -270,7 +276,7 @@ class History:
             return
         preparing = [n for n, at in self.at.items() if at == "away" and n not in self.removed | self.killed]
         begun = self.epochs or len(waiting) >= self.terms.np or not preparing
-        enough = len(waiting) >= max(1, self.terms.min_np - self.finished)
+        enough = len(waiting) >= (1 if self.finished else self.terms.min_np)
         assert not (begun and enough), "enough are there, and no epoch is open"
         assert self.book.deadline() is not None, "they wait for ever"
 

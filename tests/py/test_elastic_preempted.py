@@ -92,7 +92,7 @@ def test_a_signal_before_the_first_epoch_is_remembered(tmp_path):
     with ElasticJob(tmp_path, "-np", "2", "--min-np", "1", plan=plan, program=str(late)) as job:
         job.until("here", 2)
         job.send(signal.SIGUSR1)
-        job.until("save at their next commit")
+        job.until("save at their first commit")
         (tmp_path / "go").touch()
         assert job.wait() == 75 and committed(job, plan["saved"]) < 100, job.out
 

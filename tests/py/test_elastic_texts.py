@@ -17,7 +17,7 @@ BUILD = "1.0", "1"
 class Book:
     """A book whose members 0, 1, ... are on one host, and all that it has said."""
 
-    def __init__(self, np, min_np=1, max_np=None, reset_limit=None):
+    def __init__(self, np, min_np=1, max_np=None, reset_limit=None, come=None):
         self.now, self.opened, self.failed, self.killed, self.news, self.waits, self.frames = (
             0.0,
             [],
@@ -37,11 +37,12 @@ class Book:
         terms = Terms(min_np, max_np, np, 600.0, reset_limit)
         self.of = Membership(terms, 1, lambda *frame: self.frames.append(frame), events, lambda: self.now)
         self.start(*range(np))
-        self.join(*range(np))
+        self.join(*range(np if come is None else come))
 
     def start(self, *numbers):
         for number in numbers:
             self.of.started(number, "b", number)
+            self.of.process(number, number)
 
     def join(self, *numbers, commit=-1):
         for number in numbers:
@@ -74,6 +75,43 @@ def test_who_is_waited_for_is_said_once_and_killed_later():
     ]
     with pytest.raises(Refusal, match=r"did not come within 300 s .*\[HVD113\]$"):
         book.join(2)
+
+
+def test_the_first_epoch_opens_without_who_does_not_call_init_in_time():
+    book = Book(4, min_np=3, come=2)
+    book.at(5.0)
+    missing = "a new rank (pid 2 on b), a new rank (pid 3 on b)"
+    assert book.waits == [f"{missing} are waited for: the other 2 ranks have waited in init for 5 s"]
+    book.at(30.0)
+    assert book.of.deadline() == 600.0 and not book.opened  # too few
+    book.join(2)
+    limit = "within 30 s of the first that did (HVDLITE_START_TIMEOUT sets the limit): the others begin without it"
+    assert book.killed == [(3, f"a new rank (pid 3 on b) did not call init {limit} [HVD113]")]
+    assert book.opened == [[0, 1, 2]] and book.of.deadline() is None and len(book.waits) == 1
+    book = Book(2, min_np=2, come=1)
+    book.at(5.0), book.at(30.0), book.at(600.0)
+    assert "1 rank has waited for 1 more" in book.failed[0]
+
+
+def test_who_ends_well_before_the_first_epoch_fails_those_that_call_init():
+    for come in 0, 1:
+        book = Book(2, come=come)
+        book.of.ended(1, f"{book.of.who(1)} exited with code 0", True)
+        assert len(book.failed) == come
+        book.start(2)  # had it called init, the launcher would have refused it
+        if not come:
+            book.join(0)
+        assert book.failed == ["a new rank (pid 1 on b) exited with code 0 and did not call init [HVD401]"]
+
+
+def test_min_np_need_not_hold_once_a_rank_has_ended_well_but_not_a_newcomer():
+    for number, opens in (2, True), (3, False):
+        book = Book(3, min_np=3)
+        book.start(3)
+        book.of.ended(number, "it exited with code 0", True)
+        book.of.ended(1, "killed")
+        book.again(*{0, 2} - {number})
+        assert (len(book.opened) == 2) is opens
 
 
 def test_nobody_is_killed_because_of_a_rank_that_came_and_died():
@@ -218,7 +256,7 @@ def test_the_ends_of_a_job():
     book = Book(3, min_np=2)
     for number in range(3):
         book.of.ended(number, "killed")
-    assert "is lost with them [HVD420]" in book.failed[0] and book.of.deadline() is None
+    assert "it is lost with them; where the State was kept by save_to, " in book.failed[0] and not book.of.deadline()
     book = Book(3, min_np=3)
     book.of.ended(0, "killed")
     book.again(1, 2)

@@ -1,0 +1,86 @@
+"""What does the book of an elastic job say, and in which words? membership.py says when, and to whom.
+
+The first epoch has no ranks before it opens, so a member is called "a new rank" until then (Member.who). What ends the
+job or kills a member has a code of the catalogue; what merely tells of waiting has none. Each text is one sentence
+that stands by itself in the launcher's output, and as the error of a rank that hears it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from .members import Member, Terms
+
+STATE_LOST = (
+    "all ranks that had the state of training are gone: it is lost with them; where the State was kept by save_to, "
+    "start the job again: it goes on from there [HVD420]"
+)
+KEPT = "the ranks have committed and ended: started again, the job goes on from its State.save_to [HVD424]"
+UNKEPT = "the ranks have ended at a commit, but no file keeps it: State.save_to does if it can [HVD424]"
+
+
+def opened(number: int, members: Sequence[int], pids: Mapping[int, int]) -> str:
+    """An epoch: who has which rank."""
+    told = ", ".join(f"{rank}: [{member}] pid {pids.get(member, '?')}" for rank, member in enumerate(members))
+    return f"epoch {number}: {len(members)} rank{'s' * (len(members) > 1)} ({told})"
+
+
+def over(who: str) -> str:
+    """The others go on without one that has ended well."""
+    return f"{who} has ended with code 0: training is taken to be over, and no rank is replaced any more"
+
+
+def offers(slots: Mapping[str, int]) -> str:
+    """The hosts have changed."""
+    return f"the discovery script offers {', '.join(f'{name}:{count}' for name, count in slots.items())}"
+
+
+def removed(host: str, slots: int) -> str:
+    """Why a rank is to go. slots: that its host is offered with."""
+    few = f"offered with {slots} slot{'s' * (slots > 1)} only" if slots else "offered no more"
+    return f"this rank is removed: host {host} is {few}"
+
+
+def waited_for(awaited: Collection[Member], there: int, seconds: float, first: bool) -> str:
+    """A text: so many others wait for these, first: in init. It names no more than a line of them."""
+    shown = ", ".join(m.who() for m in list(awaited)[:4]) + (
+        f" and {len(awaited) - 4} more" if len(awaited) > 4 else ""
+    )
+    others = "rank has" if there == 1 else f"{there} ranks have"
+    verb = "is" if len(awaited) == 1 else "are"
+    since = f"waited in init for {seconds:.0f} s" if first else f"met anew since {seconds:.0f} s"
+    return f"{shown} {verb} waited for: the other {others} {since}"
+
+
+def short(there: int, terms: Terms, over: bool) -> str:
+    """A text: so few wait for more, or have waited."""
+    verb = ("has" if there == 1 else "have") + " waited" if over else "waits" if there == 1 else "wait"
+    who = f"{there} rank{'s' * (there != 1)} {verb} for {terms.min_np - there} more, as --min-np {terms.min_np} has it"
+    return f"{who}, {'for' if over else 'at most'} {terms.timeout:g} s (--elastic-timeout)"
+
+
+def there_already(member: Member, pid: int) -> str:
+    """A text: why this process cannot join as the member."""
+    return (
+        f"{member.who()} is in the job already; process {pid} has inherited its environment and cannot be the same "
+        "rank: only one process of a rank may call init"
+    )
+
+
+def of_another_version(member: Member, build: tuple[str, str], wanted: tuple[str, str]) -> str:
+    """A text: why it cannot join. Builds are (version, wire version)."""
+    return (
+        f"{member.who()} runs hvdlite {build[0]} (wire {build[1]}), the job {wanted[0]} (wire {wanted[1]}): install "
+        "the same version on all hosts [HVD121]"
+    )
+
+
+def not_come(member: Member, seconds: float) -> str:
+    """A text: the time for the rendezvous is over."""
+    return f"{member.who()} did not come within {seconds:g} s when the ranks met anew (--rendezvous-timeout) [HVD113]"
+
+
+def not_begun(member: Member, seconds: float) -> str:
+    """A text: the first epoch opens without it."""
+    limit = f"within {seconds:g} s of the first that did (HVDLITE_START_TIMEOUT sets the limit)"
+    return f"{member.who()} did not call init {limit}: the others begin without it [HVD113]"
