@@ -106,17 +106,11 @@ class Capacity:
         place = self._places[name]
         place.before, place.early = place.early, 0
 
-    def left_out(self, name: str) -> None:
-        """No process is started there any more."""
-        self._places[name].out = True
-
     def remedy(self, name: str, now: float) -> str:
         """What follows from its failures, to be put behind a text; "" if nothing."""
         place = self._places[name]
-        if place.out and place.early >= self._failures:
-            return f"; host {name} is left out: {place.early} processes in a row ended there before they were ranks"
         if place.out:
-            return f"; host {name} is left out"
+            return f"; host {name} is left out: {place.early} processes in a row ended there before they were ranks"
         left = round(place.until - now, 1)
         return f"; host {name} gets no new rank for {left:g} s" if left > 0 else ""
 

@@ -62,8 +62,9 @@ def test_a_host_on_which_no_process_becomes_a_rank_is_left_out_for_good(two):
         two.failed("a", at, new=True)
     told = "; host a is left out: 3 processes in a row ended there before they were ranks"
     assert two.remedy("a", 70.0) == told and not two.can_start("a", 10000.0) and two.due(70.0) is None
-    two.left_out("b")
-    assert two.remedy("b", 0.0) == "; host b is left out" and two.hopeless()
+    for _ in range(3):
+        two.failed("b", 500.0, True)
+    assert two.hopeless()
     two.offer([Host("a", 2), Host("c", 1)])
     assert not two.hopeless()
 
