@@ -32,6 +32,7 @@ ABSTRACT = "an abstract method: what Python programmers know"
 EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/torch/__init__.py", "__getattr__"): PYTHONS,
+    ("hvdlite/parallel/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/_build.py", "declarations"): "while the package is built; it is not installed then",
     ("hvdlite/_core/request.py", "tell_of_devices"): OTHERS,
     ("hvdlite/_failing.py", "_told: print"): "an error of another rank, which has its own",

@@ -1,0 +1,59 @@
+"""Which layers go to which stage? The cut that makes the slowest stage fastest, found exactly.
+
+A pipeline goes at the pace of its slowest stage. `partition` looks at every cut that could be best (dynamic programming
+over stages and layers), so no stage is left empty where a rule of thumb would do so, and a limit of memory is respected
+if any cut respects it. Of cuts that are equally fast it takes the one whose first stages are shortest: with 1F1B they
+keep the most activations. Pure: costs come from `profile`, or from anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from numbers import Real
+
+
+def partition(
+    costs: Sequence[float], stages: int, weights: Sequence[float] | None = None, limit: float | None = None
+) -> list[int]:
+    """How many layers each stage gets.
+
+    costs: by layer, in any unit. weights and limit: by layer what it takes of memory, and what a stage may take.
+    """
+    layers = len(costs)
+    if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= layers:
+        raise ValueError(f"{layers} layers cannot be cut into {stages} stages of at least one layer [HVD273]")
+    if (weights is None) != (limit is None) or (weights is not None and len(weights) != layers):
+        raise ValueError(f"weights and limit go together, with one weight for each of {layers} layers [HVD273]")
+    time = _sums("cost", costs)
+    memory = _sums("weight", weights or [0] * layers)
+    most = math.inf if limit is None else limit
+    best = [0.0] + [math.inf] * layers  # of the first j layers on the stages so far: the slowest stage's time
+    cuts = []  # by stage: where it begins if it ends before layer j
+    for stage in range(stages):
+        before, best, begins = best, [math.inf] * (layers + 1), [0] * (layers + 1)
+        for end in range(stage + 1, layers - (stages - stage) + 2):
+            for begin in range(end - 1, stage - 1, -1):
+                if not memory[end] - memory[begin] <= most:
+                    break
+                own = time[end] - time[begin]
+                if max(before[begin], own) <= best[end]:
+                    best[end], begins[end] = max(before[begin], own), begin
+                if own > before[begin]:  # a longer stage is only slower, and what comes before is not slowest already
+                    break
+        cuts.append(begins)
+    if best[layers] == math.inf:
+        raise ValueError(f"no cut of these layers into {stages} stages keeps every stage within {limit} [HVD273]")
+    balance, end = [], layers
+    for begins in reversed(cuts):
+        balance.append(end - begins[end])
+        end = begins[end]
+    return balance[::-1]
+
+
+def _sums(what: str, numbers: Sequence[float]) -> list[float]:
+    for layer, number in enumerate(numbers):
+        if not isinstance(number, Real) or not 0 <= number < math.inf:
+            raise ValueError(f"the {what} of layer {layer} is {number!r}: it must be a number of at least 0 [HVD273]")
+    return [0.0, *accumulate(map(float, numbers))]

@@ -1,0 +1,183 @@
+"""How do tensors get from one stage to the next? By named sends, after a message that tells their shapes.
+
+What a stage gives the next one is a tensor or a tuple of them. What they look like travels ahead in a message of a
+fixed size: before the first micro-batch of each step, before every micro-batch (shapes="each"), or once. A name says
+the stages, the direction, the tensor and a place in a window of micro-batches; so names come again, as the core likes
+it, and are the same on both sides whatever each does in between. A send waits for its own receive and for nothing
+else: no order of sends and receives can deadlock.
+
+A receive that is posted early lets the tensor arrive while this stage still computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+import hvdlite.torch as hvd
+
+_DTYPES = (
+    torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)  # fmt: skip
+_TENSORS, _DIMS = 8, 8  # at most in one output
+_ROW = 3 + _DIMS
+_WORDS = 2 + _TENSORS * _ROW
+
+
+class Look(NamedTuple):
+    """What a tensor looks like; tracked: whether a gradient comes back for it."""
+
+    dtype: torch.dtype
+    tracked: bool
+    shape: tuple[int, ...]
+
+
+def looks_of(tensors: Sequence[torch.Tensor]) -> list[Look]:
+    return [Look(t.dtype, t.requires_grad, tuple(t.shape)) for t in tensors]
+
+
+def _written(looks: list[Look], count: int) -> torch.Tensor:
+    """As a message; count: how many micro-batches the mini-batch has."""
+    message = torch.zeros(_WORDS, dtype=torch.int64)
+    message[0], message[1] = len(looks), count
+    for i, (dtype, tracked, shape) in enumerate(looks):
+        row = torch.tensor([_DTYPES.index(dtype), int(tracked), len(shape), *shape])
+        message[2 + i * _ROW : 2 + i * _ROW + len(row)] = row
+    return message
+
+
+def _read(message: torch.Tensor) -> tuple[list[Look], int]:
+    rows = message[2:].view(_TENSORS, _ROW)[: int(message[0])].tolist()
+    return [Look(_DTYPES[row[0]], bool(row[1]), tuple(row[3 : 3 + row[2]])) for row in rows], int(message[1])
+
+
+class Edge:
+    """To one neighbour.
+
+    name: of the two stages, "pipe.0-1". peer: its global rank. group: a set that both are in. window: how many
+    micro-batches may be under way. every: after how many micro-batches shapes are told anew; None: once. device: where
+    what arrives lies.
+    """
+
+    def __init__(
+        self, name: str, peer: int, group: hvd.ProcessSet, window: int, every: int | None, timeout: float | None,
+        device: torch.device
+    ) -> None:  # fmt: skip
+        self.name, self.peer, self.group, self.window = name, peer, group, window
+        self.every, self.timeout, self.device = every, timeout, device
+        self._told: tuple[int, list[Look]] | None = None  # by number of the message
+        self._heard: tuple[int, list[Look], int] | None = None
+        self._sent: dict[str, Any] = {}  # handles, by name
+        self._posted: dict[tuple[str, int], list[Any]] = {}
+
+    def _message(self, k: int) -> int:
+        """The number of the message that tells the shapes of micro-batch k."""
+        return 0 if self.every is None else k // self.every
+
+    def _name(self, what: str, k: int) -> str:
+        return f"{self.name}.{what}.mb{k % self.window}"
+
+    def _send(self, name: str, tensor: torch.Tensor) -> None:
+        before = self._sent.pop(name, None)  # this place in the window, one window ago
+        if before is not None:
+            hvd.synchronize(before, timeout=self.timeout)
+        self._sent[name] = hvd.send_async(tensor, self.peer, name=name, process_set=self.group)
+
+    def _receive(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Any:
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        return hvd.recv_async(tensor, self.peer, name=name, process_set=self.group)
+
+    def give(self, outputs: Sequence[torch.Tensor], k: int, count: int) -> None:
+        """A forward's output, to the next stage. ValueError for one that cannot travel or has changed."""
+        for part, t in enumerate(outputs):
+            if not isinstance(t, torch.Tensor):
+                raise ValueError(
+                    f"{self.name}: output {part} is of type {type(t).__name__}: between stages go tensors and "
+                    "tuples of them [HVD274]"
+                )
+        looks, number = looks_of(outputs), self._message(k)
+        if self._told is None or self._told[0] != number:
+            self._check(looks)
+            self._send(self._name("shapes", number), _written(looks, count))
+            self._told = number, looks
+        elif looks != self._told[1]:
+            raise ValueError(
+                f"{self.name}: the output of micro-batch {k} is {_shown(looks)}, and {_shown(self._told[1])} was told "
+                'before: give shapes="each" to a pipeline whose shapes change from one micro-batch to the next [HVD274]'
+            )
+        for part, tensor in enumerate(outputs):
+            self._send(self._name(f"f{part}", k), tensor.detach().contiguous())
+
+    def _check(self, looks: list[Look]) -> None:
+        for part, look in enumerate(looks):
+            if look.dtype not in _DTYPES or len(look.shape) > _DIMS:
+                raise ValueError(
+                    f"{self.name}: output {part} is {_shown([look])}: between stages go tensors of at most {_DIMS} "
+                    f"dimensions of {', '.join(str(dtype)[6:] for dtype in _DTYPES)} [HVD274]"
+                )
+        if len(looks) > _TENSORS:
+            raise ValueError(f"{self.name}: an output of {len(looks)} tensors: there may be {_TENSORS} [HVD274]")
+
+    def give_back(self, gradients: Sequence[torch.Tensor | None], k: int) -> None:
+        """A backward's result, to the stage before; None for what needs no gradient there."""
+        for part, tensor in enumerate(gradients):
+            if tensor is not None:
+                self._send(self._name(f"b{part}", k), tensor.contiguous())
+
+    def expect(self, k: int) -> None:
+        """The input of micro-batch k may arrive from now on, if its shape is known; else the message that tells it."""
+        number = self._message(k)
+        if self._heard is None or self._heard[0] != number:
+            if ("shapes", number) not in self._posted:
+                handle = self._receive(self._name("shapes", number), (_WORDS,), torch.int64, "cpu")
+                self._posted["shapes", number] = [handle]
+        elif ("f", k) not in self._posted:
+            self._posted["f", k] = [
+                self._receive(self._name(f"f{part}", k), look.shape, look.dtype, self.device)
+                for part, look in enumerate(self._heard[1])
+            ]
+
+    def expect_back(self, looks: list[Look], k: int) -> None:
+        """The gradients of what was given for micro-batch k, likewise."""
+        if ("b", k) not in self._posted:
+            self._posted["b", k] = [
+                self._receive(self._name(f"b{part}", k), look.shape, look.dtype, self.device) if look.tracked else None
+                for part, look in enumerate(looks)
+            ]
+
+    def _arrived(self, what: str, k: int) -> list[Any]:
+        handles = self._posted[what, k]
+        tensors = [None if handle is None else hvd.synchronize(handle, timeout=self.timeout) for handle in handles]
+        del self._posted[what, k]
+        return tensors
+
+    def take(self, k: int) -> tuple[list[torch.Tensor], list[Look], int]:
+        """The input of micro-batch k, what it looks like on the other side, and the micro-batches of its mini-batch."""
+        number = self._message(k)
+        self.expect(k)
+        if self._heard is None or self._heard[0] != number:
+            self._heard = (number, *_read(self._arrived("shapes", number)[0]))
+            self.expect(k)
+        return self._arrived("f", k), self._heard[1], self._heard[2]
+
+    def take_back(self, looks: list[Look], k: int) -> list[torch.Tensor | None]:
+        """The gradients of what was given for micro-batch k."""
+        self.expect_back(looks, k)
+        return self._arrived("b", k)
+
+    def settle(self) -> None:
+        """All sends have arrived."""
+        while self._sent:
+            hvd.synchronize(self._sent.popitem()[1], timeout=self.timeout)
+
+    def apart(self) -> Edge:
+        """Another with messages of its own before each micro-batch; for what is no training, while nothing is under
+        way here."""
+        return Edge(f"{self.name}.eval", self.peer, self.group, self.window, 1, self.timeout, self.device)
+
+
+def _shown(looks: list[Look]) -> str:
+    return " and ".join(f"{str(dtype)[6:]} {list(shape)}{' with gradient' * t}" for dtype, t, shape in looks)

@@ -1,0 +1,152 @@
+"""What happens at an update, once a mini-batch's gradients are complete on this stage?
+
+In this order: weights that several stages share get the sum of their gradients; gradients are averaged over the data
+axis, in one grouped exchange; a GradScaler's factor is taken out, and all stages agree whether to skip the step; the
+norm of the whole model's gradient is clipped; the optimizer steps, and the learning-rate scheduler after it. Gradients
+were divided by the number of micro-batches where the loss was made, and nowhere else.
+
+The norm counts what is cut over tensor-parallel ranks on each of them, what is replicated once, and what is shared
+between stages on its first stage only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+import hvdlite.torch as hvd
+
+from ..process_set import existing_or_added
+
+
+class Tie(NamedTuple):
+    """A weight that stages share. places: its name on each of them, by stage; group: their ranks of this line."""
+
+    name: str
+    places: Mapping[int, str]
+    weight: torch.Tensor
+    group: hvd.ProcessSet
+
+
+def ties_of(
+    module: torch.nn.Module, mesh: hvd.Mesh, axis: str, tied: Iterable[tuple[str, Mapping[int, str]]]
+) -> list[Tie]:
+    """Those of this stage. A call of all ranks: it registers the sets of all lines. ValueError for a stage or a name
+    that is not there."""
+    stage, line, found = mesh.coordinate(axis), mesh.group(axis).ranks, []
+    for name, places in tied:
+        if len(places) < 2 or not set(places) <= set(range(mesh.shape[axis])):
+            raise ValueError(f"tied weight {name!r} names the stages {sorted(places)} of {mesh.shape[axis]} [HVD271]")
+        for each in mesh.sets(axis):
+            group = existing_or_added([each.ranks[at] for at in sorted(places)])
+            if each.ranks == line and stage in places:
+                try:
+                    weight = module.get_parameter(places[stage])
+                except AttributeError:
+                    has = ", ".join(known for known, _ in module.named_parameters())
+                    raise ValueError(
+                        f"stage {stage} has no parameter {places[stage]!r} to tie as {name!r}; it has {has} [HVD271]"
+                    ) from None
+                found.append(Tie(name, places, weight, group))
+    return found
+
+
+def digests(ties: Iterable[Tie]) -> dict[str, str]:
+    """What copies of one weight have in common."""
+    return {tie.name: hashlib.sha256(_bits(tie.weight)).hexdigest() for tie in ties}
+
+
+def _bits(t: torch.Tensor) -> bytes:
+    return t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+class Finish:
+    """The update of one stage. data: the set over which gradients are averaged, or None; model: the sets over which
+    this model lies in parts, the pipeline's line first. clip: the largest norm of a gradient; None: any."""
+
+    def __init__(
+        self, module: torch.nn.Module, optimizer: Any, stage: int, data: hvd.ProcessSet | None,
+        model: list[hvd.ProcessSet], ties: list[Tie], name: str, lr_scheduler: Any = None, scaler: Any = None,
+        clip: float | None = None
+    ) -> None:  # fmt: skip
+        self.module, self.optimizer, self.stage, self.name = module, optimizer, stage, name
+        self.data, self.model, self.ties = data, model, ties
+        self.lr_scheduler, self.scaler, self.clip = lr_scheduler, scaler, clip
+        self.norm: float | None = None  # of the last gradient, before it was clipped
+        self._blank = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)  # for a stage without gradients
+
+    def exchange(self) -> None:
+        """Gradients are those of the whole mini-batch, on all ranks that hold a copy of this stage."""
+        for tie in self.ties:
+            if tie.weight.grad is None:
+                tie.weight.grad = torch.zeros_like(tie.weight)
+            hvd.allreduce_(tie.weight.grad, op=hvd.Sum, name=f"{self.name}.tied.{tie.name}", process_set=tie.group)
+        if self.data is None:
+            return
+        params = [p for p in self.module.parameters() if p.requires_grad]
+        used = torch.tensor([float(p.grad is not None) for p in params])  # a branch may run on some ranks only
+        used_anywhere = hvd.allreduce_async(used, op=hvd.Max, name=f"{self.name}.used", process_set=self.data)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        if grads:
+            hvd.grouped_allreduce_(grads, name=f"{self.name}.grads", process_set=self.data)
+        for p, grad, anywhere in zip(params, grads, hvd.synchronize(used_anywhere).tolist()):
+            p.grad = grad if anywhere else None
+
+    def step(self, factor: float = 1.0) -> None:
+        """The optimizer's step, with learning rates times factor. Skipped on all stages where a scaled gradient is not
+        finite on one."""
+        optimizer = self._unscaled() if self.scaler else self.optimizer
+        if self.clip is not None:
+            self._clip()
+        if optimizer is not None:
+            rates = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+            if self.scaler:
+                self.scaler.step(optimizer)
+                self.scaler.update()
+            else:
+                optimizer.step()
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate
+        for p in self.module.parameters():
+            p.grad = None
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+
+    def _unscaled(self) -> Any:
+        """The optimizer whose gradients the scaler has brought to their true size: one that is not finite on any rank
+        of the model is not finite here, so that all skip the step and halve the scale."""
+        grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+        optimizer = self.optimizer
+        if not grads or optimizer is None:
+            optimizer = self._blank
+            optimizer.param_groups[0]["params"][0].grad = torch.zeros(1)
+            grads = [optimizer.param_groups[0]["params"][0].grad]
+        infinite = torch.tensor([float(not all(bool(torch.isfinite(grad).all()) for grad in grads))])
+        for i, group in enumerate(self.model):
+            hvd.allreduce_(infinite, op=hvd.Max, name=f"{self.name}.infinite.{i}", process_set=group)
+        if infinite.item():
+            grads[0].view(-1)[:1] = float("inf")
+        self.scaler.scale(torch.zeros(1, device=grads[0].device))  # a stage that has no loss has never called it
+        self.scaler.unscale_(optimizer)
+        return optimizer
+
+    def _clip(self) -> None:
+        assert self.clip is not None
+        square = torch.zeros(1, dtype=torch.float64)
+        again = {id(tie.weight) for tie in self.ties if self.stage != min(tie.places)}
+        first = all(group.rank() == 0 for group in self.model[1:])
+        for p in self.module.parameters():
+            if p.grad is not None and id(p) not in again and (first or getattr(p, "cut", None) is not None):
+                square += p.grad.double().pow(2).sum().cpu()
+        for i, group in enumerate(self.model):
+            hvd.allreduce_(square, op=hvd.Sum, name=f"{self.name}.norm.{i}", process_set=group)
+        self.norm = float(square.sqrt())
+        if self.norm > self.clip:
+            for p in self.module.parameters():
+                if p.grad is not None:
+                    p.grad.mul_(self.clip / (self.norm + 1e-6))

@@ -1,0 +1,234 @@
+"""How is a layer cut over ranks? By columns, by rows, or by the words of a vocabulary; the model stays the same.
+
+A ColumnLinear followed by a RowLinear is a perceptron, or the attention between them, with one allreduce in forward and
+one in backward. Initial weights are those of the whole layer: every rank makes it from the current seed and keeps its
+part, so a model does not depend on how many ranks it is cut over. For that moment a rank has the memory of the whole.
+
+A parameter that is cut has the attribute `cut`, the dimension along which it is; parts are in the order of the ranks.
+One that is replicated has none, and the same gradient on all ranks.
+
+Names are for messages: a layer without one makes unnamed collectives, which ranks match by their order. That is right
+here: all ranks of a group run the same layers in the same order, forward and backward. Names from a counter would not
+be, where ranks have made other layers before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+import hvdlite.torch as hvd
+
+from ..torch.off_graph import keep_off_graph
+from .tensor import Group, copy_to, gather_from, part_of, reduce_from
+
+
+class ColumnLinear(nn.Module):
+    """nn.Linear whose outputs are cut: (..., inside), replicated, becomes (..., outside / n), this rank's part.
+
+    gather: all ranks get all outputs, (..., outside). unit: outputs that stay together, for attention those of a head;
+    a layer that gives queries, keys and values then has them in the order q, k, v of head 0, q, k, v of head 1, ... and
+    unit = 3 * head. ValueError if the units are no multiple of n.
+    """
+
+    bias: torch.Tensor | None
+
+    def __init__(
+        self, inside: int, outside: int, group: Group, bias: bool = True, gather: bool = False, unit: int = 1,
+        name: str | None = None, device: Any = None, dtype: Any = None
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.group, self.gather, self.name = group, gather, name
+        self._mine = _slice(f"ColumnLinear({inside}, {outside})", outside, unit, group)
+        self._keep(nn.Linear(inside, outside, bias, device, dtype))
+
+    def _keep(self, whole: nn.Linear) -> None:
+        self.weight = _cut(whole.weight, 0, self._mine)
+        self.register_parameter("bias", None if whole.bias is None else _cut(whole.bias, 0, self._mine))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x A + b for this rank's columns of A; with `gather` those of all ranks."""
+        y = functional.linear(copy_to(x, self.group, self.name), self.weight, self.bias)
+        return gather_from(y, -1, self.group, self.name and self.name + ".gather") if self.gather else y
+
+
+class RowLinear(nn.Module):
+    """nn.Linear whose inputs are cut: (..., inside / n), this rank's part, becomes (..., outside), replicated.
+
+    unit: inputs that stay together, as in the ColumnLinear before. ValueError if the units are no multiple of n.
+    """
+
+    bias: torch.Tensor | None
+
+    def __init__(
+        self, inside: int, outside: int, group: Group, bias: bool = True, unit: int = 1, name: str | None = None,
+        device: Any = None, dtype: Any = None
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.group, self.name = group, name
+        self._mine = _slice(f"RowLinear({inside}, {outside})", inside, unit, group)
+        self._keep(nn.Linear(inside, outside, bias, device, dtype))
+
+    def _keep(self, whole: nn.Linear) -> None:
+        self.weight = _cut(whole.weight, 1, self._mine)
+        self.register_parameter("bias", whole.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks of x A for their rows of A, and b once, after it."""
+        y = reduce_from(functional.linear(x, self.weight), self.group, self.name)
+        return y if self.bias is None else y + self.bias
+
+
+class VocabEmbedding(nn.Module):
+    """nn.Embedding whose rows are cut, any number of them: ids (...) become (..., width), both replicated.
+
+    forward raises ValueError for ids that the table does not have. On a GPU it does not look: that would wait for the
+    device in every step; such an id gets a row of zeros there.
+    """
+
+    def __init__(
+        self, words: int, width: int, group: Group, name: str | None = None, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.words, self.group, self.name = words, group, name
+        self.first, self.last = _words(words, group)
+        whole = nn.Embedding(words, width, device=device, dtype=dtype)
+        self.weight = _cut(whole.weight, 0, slice(self.first, self.last))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of these ids."""
+        _check_ids("VocabEmbedding", ids, self.words)
+        foreign = (ids < self.first) | (ids >= self.last)
+        rows = functional.embedding((ids - self.first).masked_fill(foreign, 0), self.weight)
+        return reduce_from(rows.masked_fill(foreign.unsqueeze(-1), 0), self.group, self.name)
+
+
+def vocab_cross_entropy(
+    scores: torch.Tensor, target: torch.Tensor, words: int, group: Group, ignore_index: int = -100,
+    name: str | None = None
+) -> torch.Tensor:  # fmt: skip
+    """The mean cross entropy of scores (..., this rank's part of the words) and classes (...), the same on all ranks.
+
+    As torch's for whole scores, but that classes come last, and that 16-bit scores give a loss in float32. Ranks
+    exchange three numbers for each class of target. ValueError for scores of another number of words than this rank's
+    part, and for classes that there are not (on a GPU it does not look).
+    """
+    first, last = _words(words, group)
+    if scores.shape[-1] != last - first:
+        raise ValueError(
+            f"vocab_cross_entropy: scores of {scores.shape[-1]} words, and this rank's part of {words} words has "
+            f"{last - first} [HVD277]"
+        )
+    counts = target != ignore_index
+    if target.device.type == "cpu":
+        _check_ids("vocab_cross_entropy", target[counts], words)
+    return _VocabCrossEntropy.apply(scores, target, counts, first, group, name)
+
+
+class _VocabCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, scores: torch.Tensor, target: torch.Tensor, counts: torch.Tensor, first: int, group: Any, name: Any
+    ) -> torch.Tensor:
+        def over_ranks(x: torch.Tensor, op: Any, what: str) -> torch.Tensor:
+            called = None if name is None else f"{name}.{what}"
+            return x if group.size() == 1 else hvd.allreduce(x, op=op, name=called, process_set=group)
+
+        x = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        x = x - over_ranks(x.amax(-1), hvd.Max, "max").unsqueeze(-1)
+        mine = counts & (target >= first) & (target < first + x.shape[-1])
+        at = (target - first).masked_fill(~mine, 0).long().unsqueeze(-1)
+        picked = x.gather(-1, at).squeeze(-1).masked_fill(~mine, 0)
+        exponents = x.exp_()
+        wanted, total = over_ranks(torch.stack([picked, exponents.sum(-1)]), hvd.Sum, "sums")
+        ctx.save_for_backward(exponents.div_(total.unsqueeze(-1)), at, mine, counts)
+        ctx.dtype = scores.dtype
+        return (total.log() - wanted).masked_fill(~counts, 0).sum() / counts.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        softmax, at, mine, counts = ctx.saved_tensors
+        scale = (counts * (gradient / counts.sum())).unsqueeze(-1)
+        of_scores = (softmax * scale).scatter_add_(-1, at, -scale.masked_fill(~mine.unsqueeze(-1), 0))
+        return of_scores.to(ctx.dtype), None, None, None, None, None
+
+
+def parallelize(model: nn.Module, patterns: Mapping[str, str], group: Group) -> nn.Module:
+    """The model with the nn.Linear layers of these names cut, in place: parallelize(model, {"*.up": "column", "*.down":
+    "row"}, tp). All ranks of the group have the same weights; each keeps its part. Make optimizers afterwards.
+
+    Patterns are those of the shell, for dotted names; the first that fits a layer decides. The code between a column
+    and a row layer must be right for a part: fewer heads, not whole width. A layer that gives all queries, then all
+    keys, then all values is cut wrong: see `unit` of ColumnLinear.
+
+    ValueError, and nothing is cut, for a pattern that matches no layer, or one that is no nn.Linear (a subclass may
+    compute something else), or one whose weight another layer has, too, and for sizes that are no multiple of n.
+    """
+    named = [(name, layer) for name, layer in model.named_modules(remove_duplicate=False) if name]
+    owners: dict[Any, set[nn.Module]] = {}
+    for layer in model.modules():
+        for weight in layer.parameters(recurse=False):
+            owners.setdefault(weight, set()).add(layer)
+    made: dict[nn.Module, nn.Module] = {}
+    for pattern, kind in patterns.items():
+        found = [(name, layer) for name, layer in named if fnmatchcase(name, pattern)]
+        whole = ", ".join(name for name, layer in named if type(layer) is nn.Linear) or "none"
+        if not found or kind not in _KINDS:
+            wrong = f"{kind!r} is neither 'column' nor 'row'" if found else "it matches no layer"
+            raise ValueError(f"parallelize: {pattern!r}: {wrong}. The model's linear layers are: {whole} [HVD279]")
+        for name, layer in found:
+            if type(layer) is not nn.Linear or any(len(owners[weight]) > 1 for weight in layer.parameters()):
+                wrong = "it shares a parameter with another layer" if type(layer) is nn.Linear else "it is no nn.Linear"
+                raise ValueError(
+                    f"parallelize: {pattern!r} matches {name!r}, a {type(layer).__name__}, which cannot be cut: "
+                    f"{wrong}. The model's linear layers are: {whole} [HVD279]"
+                )
+            made[layer] = made.get(layer) or _KINDS[kind](
+                layer.in_features, layer.out_features, group, layer.bias is not None, name=name, device="meta"
+            )
+    for layer, cut in made.items():
+        cut._keep(layer)  # type: ignore[operator]
+    for name, layer in named:
+        if layer in made:
+            above, _, own = name.rpartition(".")
+            setattr(model.get_submodule(above), own, made[layer])
+    return model
+
+
+_KINDS: dict[str, Any] = {"column": ColumnLinear, "row": RowLinear}
+
+
+def _slice(what: str, n: int, unit: int, group: Group) -> slice:
+    if n % (unit * group.size()):
+        parts = f"{n} parts" if unit == 1 else f"{n / unit:g} parts of {unit}"
+        raise ValueError(f"{what}: {parts} cannot be divided evenly over {group.size()} ranks [HVD276]")
+    return slice(*part_of(n, group))
+
+
+def _words(words: int, group: Group) -> tuple[int, int]:
+    if words < group.size():
+        raise ValueError(f"a vocabulary of {words} words cannot be cut over {group.size()} ranks [HVD276]")
+    return part_of(words, group)
+
+
+def _cut(whole: torch.Tensor, dim: int, mine: slice) -> nn.Parameter:
+    """This rank's part, in memory of its own, so that the whole can go."""
+    part = whole.detach().narrow(dim, mine.start, mine.stop - mine.start)
+    made = nn.Parameter(part.clone(memory_format=torch.contiguous_format), whole.requires_grad)
+    made.cut = dim  # type: ignore[attr-defined]
+    return made
+
+
+def _check_ids(what: str, ids: torch.Tensor, words: int) -> None:
+    if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < words:
+        raise ValueError(f"{what}: ids from {int(ids.min())} to {int(ids.max())}: the table has {words} rows [HVD277]")
+
+
+keep_off_graph(vocab_cross_entropy, _check_ids)  # they communicate, or look at values

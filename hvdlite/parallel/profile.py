@@ -1,0 +1,98 @@
+"""What does each layer cost? Seconds and bytes by layer, measured on one micro-batch, for `partition`.
+
+    found = parallel.profile(layers, x)
+    balance = parallel.partition(found.costs, 4)
+    balance = parallel.partition(found.costs, 4, [a + w for a, w in zip(found.activations, found.weights)], limit)
+
+Layers are measured as they train: dropout drops, BatchNorm counts. What that would change is put back: gradients,
+buffers and random numbers. Functions that make a layer are called one after the other, and each layer goes before the
+next one comes: so a model that does not fit one process can be measured in one. Measure before the optimizer is made:
+one that exchanges gradients would exchange these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .stage import Layer, as_arguments, made
+
+
+class Profile(NamedTuple):
+    """By layer."""
+
+    costs: list[float]  # seconds of forward and backward, the median
+    activations: list[int]  # bytes of its output
+    weights: list[int]  # bytes of its parameters and buffers
+
+
+def profile(layers: Sequence[Layer], x: Any, repeats: int = 5) -> Profile:
+    """Runs each layer `repeats` times on the output of the one before; x is a tensor or tuple, a micro-batch."""
+    found = Profile([], [], [])
+    values = as_arguments(x)
+    with torch.random.fork_rng(_devices(values)):
+        for number, layer in enumerate(layers):
+            module = made(layer, number)
+            with _unchanged(module):
+                # The first run is not counted: it fills caches and allocates.
+                runs = [_run(module, values) for _ in range(max(repeats, 1) + 1)]
+            values = runs[-1][1]
+            found.costs.append(median(seconds for seconds, _ in runs[1:]))
+            found.activations.append(_bytes(values))
+            found.weights.append(_bytes([*module.parameters(), *module.buffers()]))
+            del module  # a name would keep it while the next one is made
+    return found
+
+
+def _run(module: nn.Module, values: tuple[Any, ...]) -> tuple[float, tuple[Any, ...]]:
+    """One forward and backward: how long it took, and the output."""
+    # Copies, since a layer may work in place: on a leaf that is an error, and the next run needs the values again.
+    own = [v.detach().requires_grad_(v.is_floating_point()).clone() if torch.is_tensor(v) else v for v in values]
+    _wait(own)
+    start = time.perf_counter()
+    outputs = as_arguments(module(*own))
+    learns = [v for v in outputs if torch.is_tensor(v) and v.requires_grad]
+    if learns:
+        torch.autograd.backward(learns, [torch.ones_like(v) for v in learns])
+    _wait(outputs)
+    return time.perf_counter() - start, tuple(v.detach() if torch.is_tensor(v) else v for v in outputs)
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """In training mode within; afterwards modes, gradients and buffers are what they were."""
+    modes = [(each, each.training) for each in module.modules()]
+    gradients = [(p, p.grad) for p in module.parameters()]
+    buffers = [(each, name, b, b.clone()) for each, _ in modes for name, b in each.named_buffers(recurse=False)]
+    module.train()
+    for p, _ in gradients:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for each, training in modes:
+            each.training = training
+        for p, gradient in gradients:
+            p.grad = gradient
+        for each, name, b, kept in buffers:
+            setattr(each, name, b.copy_(kept))
+
+
+def _devices(values: Sequence[Any]) -> list[int]:
+    return sorted({v.device.index for v in values if torch.is_tensor(v) and v.is_cuda})
+
+
+def _wait(values: Sequence[Any]) -> None:
+    """Until the GPU, if the tensors are on one, is done: its work is only queued by a call."""
+    for device in _devices(values):
+        torch.cuda.synchronize(device)
+
+
+def _bytes(tensors: Sequence[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if torch.is_tensor(t))

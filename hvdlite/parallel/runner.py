@@ -1,0 +1,350 @@
+"""How does a stage run its list of actions? `Pipeline` executes any list of ("F", k), ("B", k) and ("U", n).
+
+    F  take the input of micro-batch k from the stage before (or from x), forward, send the output on (or make the loss)
+    B  take its gradient from the stage behind, backward, send the input's gradient back
+    U  update the weights with the gradients since the last update
+
+The list comes from a pure function (schedule.py), so all stages' lists are checked together before anything runs, and
+the runner looks ahead: what the next actions will receive is posted now and arrives while this one computes. Which
+weights an action sees is the update policy's (weights.py), how tensors travel the edges' (edge.py), what an update does
+besides stands in finish.py.
+
+Micro-batches are numbered through the whole run, and backwards come in the order of the numbers: so gpipe, 1f1b and one
+process that accumulates add gradients in one order, and agree bit by bit.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint as recomputed
+
+import hvdlite.torch as hvd
+
+from . import micro_batches
+from . import schedule as schedules
+from .edge import Edge, looks_of
+from .finish import Finish, digests, ties_of
+from .settings import agree, chosen, named
+from .weights import Place, Policy
+
+_AHEAD = 2  # actions
+
+
+class Pipeline:
+    """One stage of a pipeline over an axis of a mesh. A call of all ranks, as are all its methods but `explain`.
+
+    stage: this rank's layers, see `split`. optimizer: a plain one over its parameters (gradients are averaged over the
+    data axis here); None for a stage without parameters. loss: (output, y) -> a scalar, called on the last stage only;
+    it gets a tuple if the last layer returns one. micro_batches: into how many parts `step` cuts a mini-batch.
+
+    schedule: "gpipe" (Huang et al., 2019), "1f1b" (PipeDream-Flush, DAPPLE), both with update="flush"; "continuous"
+    (PipeDream), which does not drain between updates, with update="stash", "vertical", "2bw" or "pipemare"; or a
+    function (stage, stages, micro_batches, batches) that returns a list, with update="flush".
+    update: see weights.py; `options` go to it (pipemare: decay, anneal). Also a class of your own.
+    checkpoint: activations within the stage are computed again before the backward, and not kept.
+    shapes: when the shapes of what travels are told: "step", before the first micro-batch of each mini-batch; "each",
+    before every micro-batch, for those that differ; "once".
+    tied: weights that stages share, as ("table", {0: "0.weight", 3: "3.weight"}).
+    lr_scheduler: stepped after each update. scaler: a torch.amp.GradScaler. clip: the largest norm of the gradient of
+    the whole model. timeout: seconds to wait for another stage; then HvdTimeoutError names it, the stage and the
+    micro-batch. name: of the messages, for a second pipeline in the same job. axes: of data and of stages.
+
+    Raises ValueError for settings that do not go together, HvdMismatchError, on all ranks, for those that differ.
+    `peak_stash` and `weights.peak` tell how many activations and copies of the weights lay here at most, `finish.norm`
+    the norm of the last gradient before it was clipped.
+
+        pipe = parallel.Pipeline(stage, torch.optim.AdamW(stage.parameters()), mesh, F.cross_entropy, micro_batches=8)
+        for x, y in batches:
+            mean = pipe.step(x, y)
+    """
+
+    def __init__(
+        self, stage: torch.nn.Module, optimizer: torch.optim.Optimizer | None, mesh: hvd.Mesh,
+        loss: Callable[[Any, Any], torch.Tensor] | None, micro_batches: int, schedule: str | schedules.Plan = "1f1b",
+        update: str | Callable[..., Policy] = "flush", *, checkpoint: bool = False, shapes: str = "step",
+        tied: Iterable[tuple[str, Mapping[int, str]]] = (), lr_scheduler: Any = None, scaler: Any = None,
+        clip: float | None = None, timeout: float | None = None, name: str = "pipe",
+        axes: tuple[str, str] = ("dp", "pp"), **options: Any
+    ) -> None:  # fmt: skip
+        data, axis = axes
+        self.module, self.optimizer, self.loss, self.name = stage, optimizer, loss, name
+        self.stage, self.stages, self.micro_batches = mesh.coordinate(axis), mesh.shape[axis], micro_batches
+        self.checkpoint, self.scaler = checkpoint, scaler
+        self._line = mesh.group(axis)
+        self._plan, policy = chosen(schedule, update, micro_batches, shapes, checkpoint)
+        self._flushes = policy.flushes
+        ties = ties_of(stage, mesh, axis, tied)
+        said = (micro_batches, named(schedule), named(update), shapes, bool(checkpoint), clip, scaler is not None)
+        agree(said, digests(ties), mesh.rank_at(**{axis: 0}))
+        lists = self._lists()
+        schedules.check(lists, micro_batches=micro_batches)
+        steady = [] if self._flushes else self._plan(self.stage, self.stages, micro_batches, 2 * self.stages)
+        place = Place(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
+        self.weights = policy(stage, place, **options)
+        if checkpoint and any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in stage.modules()):
+            warnings.warn(
+                f"stage {self.stage} has a BatchNorm, whose running statistics are updated twice for each micro-batch "
+                "with checkpoint=True [HVD281]", stacklevel=2,
+            )  # fmt: skip
+        every = {"step": micro_batches, "each": 1, "once": None}[shapes]
+        device = next((p.device for p in stage.parameters()), torch.device("cpu"))
+        pairs = mesh.pairs(axis)
+
+        def edge(first: int, peer: int) -> Edge:
+            rank = mesh.rank_at(**{axis: peer})
+            return Edge(f"{name}.{first}-{first + 1}", rank, pairs[first], self.stages + 2, every, timeout, device)
+
+        self._before = edge(self.stage - 1, self.stage - 1) if self.stage else None
+        self._after = edge(self.stage, self.stage + 1) if self.stage < self.stages - 1 else None
+        averaged = mesh.group(data) if mesh.shape.get(data, 1) > 1 else None
+        model = [self._line, *(mesh.group(each) for each in mesh.shape if each not in axes)]
+        self.finish = Finish(stage, optimizer, self.stage, averaged, model, ties, name, lr_scheduler, scaler, clip)
+        self._batches, self._since = 0, 0  # mini-batches; how many when the pipeline was last empty
+        self._live: dict[int, tuple[Any, Any]] = {}  # inputs and outputs of micro-batches in flight
+        self._data: dict[int, tuple[Any, Any]] = {}
+        self._losses: dict[int, list[torch.Tensor]] = {}
+        self._warned = self._broken = False
+        self._left = [0]  # updates to come
+        weakref.finalize(self, _left_behind, self._left, f"stage {self.stage} of {name!r}")
+        self.peak_stash = 0
+        self.actions: list[schedules.Action] | None = None  # a list here gets all that is executed
+
+    # what users call
+
+    def step(self, x: Any = None, y: Any = None, everywhere: bool = False) -> torch.Tensor | None:
+        """One mini-batch: tensors of rows, or tuples of them. The first stage reads x, the last one y.
+
+        Returns the mean loss on the last stage, None on the others; everywhere=True: on all ranks of the line. With a
+        continuous schedule backwards and updates of this mini-batch may come within later steps.
+        ValueError for rows that cannot be cut into micro-batches.
+        """
+        first = self._batches * self.micro_batches
+        self._read(x, y, micro_batches.equal, first)
+        self._batches += 1
+        if self._flushes:
+            self._since = self._batches - 1
+            plan = self._plan(self.stage, self.stages, self.micro_batches, 1)
+        else:
+            nth = self._batches - 1 - self._since
+            plan = schedules.part(self.stage, self.stages, self.micro_batches, nth)
+        self._execute(plan)
+        self._left[0] = self._batches - self.weights.version
+        mean = None if self._after else torch.stack(self._losses.pop(self._batches - 1)).sum() / self.micro_batches
+        return self._everywhere(mean) if everywhere else mean
+
+    def drain(self) -> None:
+        """The backwards and updates that are still to come; then nothing is in flight. Before evaluating, before a
+        checkpoint, at the end."""
+        if not self._flushes:
+            batches = self._batches - self._since
+            self._execute(schedules.rest(self.stage, self.stages, self.micro_batches, batches))
+            self._since = self._batches  # what follows fills the pipeline anew
+            self.weights.restart(self._batches * self.micro_batches)
+            self._left[0] = 0
+        for edge in (self._before, self._after):
+            if edge:
+                edge.settle()
+
+    def evaluate(self, x: Any = None, y: Any = None, everywhere: bool = False) -> torch.Tensor | None:
+        """The mean loss, forward only, of any number of rows, with the newest weights; the modules' mode (train or
+        eval) is the caller's. Returned as by `step`. ValueError while micro-batches are in flight."""
+        outputs = self._forward_only(x, y, "evaluate")
+        mean = None
+        if not self._after:
+            rows = sum(n for _, n in outputs)
+            mean = torch.stack([loss * (n / rows) for loss, n in outputs]).sum()
+        return self._everywhere(mean) if everywhere else mean
+
+    def predict(self, x: Any = None) -> Any:
+        """The model's output for all rows of x, forward only, on the last stage; None on the others."""
+        outputs = [out for out, _ in self._forward_only(x, None, "predict")]
+        if self._after:
+            return None
+        return tuple(map(torch.cat, zip(*outputs))) if isinstance(outputs[0], tuple) else torch.cat(outputs)
+
+    @property
+    def schedule(self) -> list[schedules.Action]:
+        """This stage's list for one mini-batch."""
+        return self._plan(self.stage, self.stages, self.micro_batches, 1)
+
+    def explain(self, save: str | None = None, forward: Any = 1, backward: Any = 2) -> str:
+        """A drawing of all stages' lists, with makespan, busy share, and the activations and copies of the weights that
+        each stage keeps. Nothing runs. save: a file that gets it as SVG. forward, backward: units of time, for all
+        stages or one for each."""
+        from . import drawing
+
+        lists = self._lists()
+        timeline = schedules.check(lists, forward, backward)
+        notes = []
+        for stage, actions in enumerate(lists):
+            copies = self.weights.copies(self.weights.place._replace(stage=stage), actions)
+            notes.append(f"stash {timeline.stash[stage]}, weights {copies}")
+        if save is not None:
+            with open(save, "w", encoding="utf-8") as file:
+                file.write(
+                    drawing.svg(lists, timeline, f"{self.stages} stages, {self.micro_batches} micro-batches", notes)
+                )
+        return drawing.text(lists, timeline, notes)
+
+    # one micro-batch
+
+    def _forward(self, k: int) -> None:
+        inputs, _ = self._inputs(k, self._before)
+        leaves = self.weights.forward(k)
+        out = self._computed(inputs, leaves)
+        y = self._data.pop(k)[1]
+        if self._after:
+            outputs = out if isinstance(out, tuple) else (out,)
+            self._after.give(outputs, k, self.micro_batches)
+            self._warn(outputs, inputs)
+        else:
+            assert self.loss is not None
+            loss = self.loss(out, y)
+            self._losses.setdefault(k // self.micro_batches, []).append(loss.detach())
+            loss = loss / self.micro_batches  # here, and nowhere else
+            outputs = (self.scaler.scale(loss) if self.scaler else loss,)
+        self._live[k] = inputs, outputs
+        self.peak_stash = max(self.peak_stash, len(self._live))
+
+    def _inputs(self, k: int, before: Edge | None) -> tuple[tuple[Any, ...], int]:
+        """What micro-batch k brings, and into how many its mini-batch was cut."""
+        if before is None:
+            x = self._data[k][0]
+            return (x if isinstance(x, tuple) else (x,)), 0
+        tensors, looks, count = before.take(k)
+        grads = torch.is_grad_enabled()
+        return tuple(t.requires_grad_(look.tracked and grads) for t, look in zip(tensors, looks)), count
+
+    def _computed(self, inputs: tuple[Any, ...], leaves: Any = None) -> Any:
+        def run(*x: Any) -> Any:
+            return self.module(*x) if leaves is None else functional_call(self.module, leaves, x)
+
+        if self.checkpoint and torch.is_grad_enabled():
+            return recomputed(run, *inputs, use_reentrant=False)
+        return run(*inputs)
+
+    def _warn(self, outputs: tuple[Any, ...], inputs: tuple[Any, ...]) -> None:
+        """Of an output that does not learn, though something before it could."""
+        if self._warned or not any(t.requires_grad for t in (*inputs, *self.module.parameters())):
+            return
+        for part, t in enumerate(outputs):
+            if not t.requires_grad and t.is_floating_point():
+                self._warned = True
+                warnings.warn(
+                    f"stage {self.stage}'s output {part} needs no gradient: the layers before it do not learn from "
+                    "it [HVD280]", stacklevel=2,
+                )  # fmt: skip
+
+    def _backward(self, k: int) -> None:
+        inputs, outputs = self._live.pop(k)
+        grads = self._after.take_back(looks_of(outputs), k) if self._after else [None]
+        tracked = [(t, grad) for t, grad in zip(outputs, grads) if t.requires_grad]
+        if tracked:
+            with self.weights.backward(k):
+                torch.autograd.backward([t for t, _ in tracked], [grad for _, grad in tracked])
+        self.weights.collect(k)
+        if self._before:
+            self._before.give_back([_gradient(t) for t in inputs], k)
+
+    def _update(self) -> None:
+        self.finish.exchange()
+        self.weights.update(self.finish.step)
+
+    # lists of actions
+
+    def _lists(self) -> list[list[schedules.Action]]:
+        """Of all stages, for one mini-batch, or for as many as show how a continuous schedule goes on."""
+        batches = 1 if self._flushes else 1 + -(-2 * self.stages // self.micro_batches)
+        return [self._plan(stage, self.stages, self.micro_batches, batches) for stage in range(self.stages)]
+
+    def _execute(self, actions: list[schedules.Action]) -> None:
+        if self._broken:
+            raise ValueError(
+                f"stage {self.stage}: an earlier step raised an error, so this pipeline's stages no longer agree; load "
+                "a checkpoint into a new one [HVD275]"
+            )
+        self._broken = True
+        actions = schedules.shifted(actions, self._since, self.micro_batches)
+        for i, (what, k) in enumerate(actions):
+            self._look_ahead(actions[i + 1 : i + 1 + _AHEAD])
+            if what == "F":
+                self._forward(k)
+            elif what == "B":
+                self._backward(k)
+            else:
+                self._update()
+            if self.actions is not None:
+                self.actions.append((what, k))
+        self._broken = False
+
+    def _look_ahead(self, actions: list[schedules.Action]) -> None:
+        """What later actions receive may come already."""
+        for what, k in actions:
+            if what == "F" and self._before:
+                self._before.expect(k)
+            elif what == "B" and self._after and k in self._live:
+                self._after.expect_back(looks_of(self._live[k][1]), k)
+
+    # data
+
+    def _read(self, x: Any, y: Any, cut: Callable[..., Any], first: int, needs_y: bool = True) -> int:
+        """Keeps the parts of x and y that this stage reads, and says how many they are; 0: it reads none."""
+        count = self.micro_batches
+        xs = cut(x, count, "x, which the first stage reads,") if not self.stage else []
+        ys = cut(y, count, "y, which the last stage reads,") if not self._after and needs_y else []
+        for i in range(max(count if cut is micro_batches.equal else 0, len(xs), len(ys))):
+            self._data[first + i] = xs[i] if xs else None, ys[i] if ys else None
+        return max(len(xs), len(ys))
+
+    @torch.no_grad()
+    def _forward_only(self, x: Any, y: Any, call: str) -> list[tuple[Any, int]]:
+        """(loss or output, rows) of each part, on the last stage."""
+        if self._live:
+            raise ValueError(f"{call} while {len(self._live)} micro-batches are in flight: call drain() first [HVD275]")
+        before, after = (edge.apart() if edge else None for edge in (self._before, self._after))
+        count, results, k = self._read(x, y, micro_batches.nearly_equal, 0, call == "evaluate"), [], 0
+        while True:
+            inputs, told = self._inputs(k, before)
+            count = told or count
+            out = self._computed(inputs)
+            y = self._data.pop(k, (None, None))[1]
+            outputs = out if isinstance(out, tuple) else (out,)
+            if after:
+                after.give(outputs, k, count)
+            elif call == "predict":
+                results.append((out, 0))
+            else:
+                assert self.loss is not None
+                results.append((self.loss(out, y), len(y[0] if isinstance(y, tuple) else y)))
+            k += 1
+            if k >= count:
+                break
+        if after:
+            after.settle()
+        return results
+
+    def _everywhere(self, mean: torch.Tensor | None) -> torch.Tensor:
+        """The last stage's, on all ranks of the line, as float64 on the CPU."""
+        value = torch.zeros((), dtype=torch.float64) if mean is None else mean.detach().cpu().double()
+        return hvd.broadcast(value, self._line.ranks[-1], name=f"{self.name}.loss", process_set=self._line)
+
+
+def _gradient(t: torch.Tensor) -> torch.Tensor | None:
+    """Of an input that another stage waits for; zeros of one that this stage has not used."""
+    if not t.requires_grad:
+        return None
+    return torch.zeros_like(t) if t.grad is None else t.grad
+
+
+def _left_behind(left: list[int], who: str) -> None:
+    """When a pipeline is gone, or the program ends."""
+    if left[0]:
+        warnings.warn(
+            f"{who} ended with {left[0]} updates still to come: call drain() after the last step [HVD275]", stacklevel=2
+        )

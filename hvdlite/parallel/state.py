@@ -1,0 +1,132 @@
+"""How is a model in parts saved, and loaded into other parts? As the state of one process, without a layout.
+
+Parameters carry the dimension they are cut along as their attribute `cut`; layers carry their number in the whole list
+of layers as their name. So a checkpoint has the names and shapes of the model in one process, and any (dp, pp, tp)
+loads what any other has saved. It is put together tensor by tensor on one rank, where it must fit in the memory of the
+host; the others hold a tensor at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+import hvdlite.torch as hvd
+
+from .tensor import part_of
+
+
+def _tensors(stage: torch.nn.Module, optimizer: Any) -> Iterator[tuple[str, torch.Tensor, int | None]]:
+    """(name, tensor, where it is cut) of all that this stage holds; the optimizer's state by the parameter's name."""
+    for name, p in stage.named_parameters(remove_duplicate=False):
+        cut = getattr(p, "cut", None)
+        yield name, p.detach(), cut
+        for key, value in (optimizer.state.get(p, {}) if optimizer is not None else {}).items():
+            if isinstance(value, torch.Tensor):
+                yield f"optimizer/{name}/{key}", value.detach(), cut if value.shape == p.shape else None
+    kept = {key.rpartition(".")[2] for key in stage.state_dict()}
+    for name, buffer in stage.named_buffers():
+        if name.rpartition(".")[2] in kept:
+            yield name, buffer, None
+
+
+def whole_state(
+    stage: torch.nn.Module, mesh: hvd.Mesh, optimizer: Any = None, root_rank: int = 0,
+    axes: tuple[str, str] = ("pp", "tp")
+) -> dict[str, torch.Tensor] | None:  # fmt: skip
+    """The whole model as {name: tensor in the CPU's memory}, on the root; None elsewhere. A call of all ranks.
+
+    optimizer: its state comes along, as "optimizer/" + the parameter's name + "/exp_avg" and so on. Call
+    `pipe.drain()` before. axes: of stages and of cut layers, as far as the mesh has them.
+
+        whole = parallel.whole_state(stage, mesh)
+        if hvd.rank() == 0:
+            torch.save(whole, "model.pt")
+    """
+    mine = list(_tensors(stage, optimizer))
+    lengths = {axis: mesh.shape[axis] for axis in axes if axis in mesh.shape}
+    places = itertools.product(*map(range, lengths.values()))
+    if root_rank not in {mesh.rank_at(**dict(zip(lengths, place))) for place in places}:
+        return None  # a replica
+    pp, tp = (mesh.group(axis) if axis in mesh.shape else None for axis in axes)
+    here = [(name, t.dtype, t.dim()) for name, t, _ in mine]
+    everyone = {hvd.rank(): here}
+    if pp is not None:
+        everyone = dict(zip(pp.ranks, hvd.allgather_object(here, name="whole", process_set=pp)))
+    whole: dict[str, torch.Tensor] = {}
+    for rank, told in everyone.items():
+        for i, (name, dtype, dims) in enumerate(told):
+            if rank == hvd.rank():
+                tensor = _gathered(mine[i][1].cpu(), mine[i][2], tp, name)
+                if rank == root_rank:
+                    whole[name] = tensor.clone()
+                elif pp is not None and root_rank in pp.ranks:
+                    shape = torch.tensor([*tensor.shape, 1], dtype=torch.int64)
+                    hvd.send(shape, root_rank, name=f"shape.{name}", process_set=pp)
+                    hvd.send(tensor, root_rank, name=f"whole.{name}", process_set=pp)
+            elif pp is not None and hvd.rank() == root_rank:
+                shape = hvd.recv(torch.empty(dims + 1, dtype=torch.int64), rank, name=f"shape.{name}", process_set=pp)
+                tensor = torch.empty(shape.tolist()[:-1], dtype=dtype)
+                whole[name] = hvd.recv(tensor, rank, name=f"whole.{name}", process_set=pp)
+    return whole if hvd.rank() == root_rank else None
+
+
+def _gathered(t: torch.Tensor, cut: int | None, tp: hvd.ProcessSet | None, name: str) -> torch.Tensor:
+    if cut is None or tp is None:
+        return t.contiguous()
+    parts = hvd.allgather(t.transpose(0, cut).contiguous(), name=f"whole.{name}", process_set=tp)
+    return parts.transpose(0, cut).contiguous()
+
+
+def load_whole(
+    stage: torch.nn.Module, whole: Mapping[str, torch.Tensor], mesh: hvd.Mesh | None = None, optimizer: Any = None,
+    axis: str = "tp"
+) -> None:  # fmt: skip
+    """This rank's part of a whole model's tensors, into the stage and, if it is given, the optimizer. No communication:
+    each rank gives the same `whole`. mesh: None where nothing is cut. ValueError for a name that is missing and for a
+    shape that does not fit; then nothing is changed.
+    """
+    tp = mesh.group(axis) if mesh is not None and axis in mesh.shape else None
+    found = []
+    for name, t, cut in _tensors(stage, None):
+        if name not in whole:
+            has = ", ".join(repr(known) for known in list(whole)[:4])
+            raise ValueError(f"the checkpoint has no {name!r}; it has {has}, ... [HVD278]")
+        value = _part(whole[name], cut, tp)
+        if value.shape != t.shape:
+            raise ValueError(
+                f"{name!r} is {list(whole[name].shape)} in the checkpoint, of which this rank takes "
+                f"{list(value.shape)}, and {list(t.shape)} here [HVD278]"
+            )
+        found.append((t, value))
+    states = {} if optimizer is None else _states(stage, whole, tp)
+    with torch.no_grad():
+        for t, value in found:
+            t.copy_(value)
+    for p, state in states.items():
+        optimizer.state[p] = state
+
+
+def _part(value: torch.Tensor, cut: int | None, tp: hvd.ProcessSet | None) -> torch.Tensor:
+    if cut is None or tp is None:
+        return value
+    first, last = part_of(value.shape[cut], tp)
+    return value.narrow(cut, first, last - first)
+
+
+def _states(stage: torch.nn.Module, whole: Mapping[str, torch.Tensor], tp: Any) -> dict[torch.Tensor, dict[str, Any]]:
+    """The optimizer's state of each parameter that has one in the checkpoint."""
+    states: dict[torch.Tensor, dict[str, Any]] = {}
+    for name, p in stage.named_parameters():
+        start = f"optimizer/{name}/"
+        for full in (full for full in whole if full.startswith(start)):
+            value, cut = whole[full], getattr(p, "cut", None)
+            part = _part(value, cut, tp) if value.shape == whole[name].shape else value
+            state = states.setdefault(p, {})
+            state[full[len(start) :]] = part.to(p.device, copy=True) if part.dim() else part.clone()
+    if not states:
+        raise ValueError("the checkpoint has no state of an optimizer: it was saved without one [HVD278]")
+    return states

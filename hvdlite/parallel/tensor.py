@@ -1,0 +1,243 @@
+"""Which communication do layers need that are cut over ranks? Pairs, each the gradient of the other.
+
+`hvd.allreduce` has a gradient of its own: that of the sum of all ranks' losses. Layers have another convention. All
+ranks of a set have the same loss; a tensor that is alike on all of them ("replicated") has the same, full gradient on
+all of them; one that is cut has its part of it. With n ranks:
+
+    function       forward                      backward                     where
+    copy_to        as it is                     allreduce                    before a column cut (Megatron's f)
+    reduce_from    allreduce                    as it is                     after a row cut (Megatron's g)
+    split_to       this rank's part             allgather                    replicated to cut
+    gather_from    allgather                    this rank's part             cut to replicated
+    to_sequence    reducescatter                allgather                    parts of a sum to a cut sequence
+    from_sequence  allgather                    reducescatter                a cut sequence to what a cut layer reads
+    switch_axis    alltoall                     alltoall                     the cut moves to another dimension
+
+gather_from is for what all ranks then use alike. Where the whole meets something cut, its gradient is in parts on each
+rank: that is from_sequence. start_switch and finish_switch are switch_axis in two halves: what is computed between them
+hides the exchange, in forward and in backward.
+
+A group is a ProcessSet, or anything with size() and rank(); one of size 1 never communicates, so that the same code
+builds the whole model in one process. Names are those of collectives: None for unnamed ones, which ranks match by the
+order of their calls; the backward's has ".backward" behind it. All ranks of the group make the same calls, and run the
+same backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.function import once_differentiable
+
+import hvdlite.torch as hvd
+
+from ..torch.off_graph import keep_off_graph
+
+
+class Group(Protocol):
+    """The ranks that a tensor is cut over."""
+
+    def size(self) -> int:
+        """How many they are."""
+
+    def rank(self) -> int:
+        """This one's place among them."""
+
+
+def part_of(n: int, group: Group) -> tuple[int, int]:
+    """The first of n rows that belongs to this rank, and the one after its last. Parts differ by one row at most."""
+    size, rank = group.size(), group.rank()
+    return n * rank // size, n * (rank + 1) // size
+
+
+def copy_to(x: torch.Tensor, group: Group, name: str | None = None) -> torch.Tensor:
+    """x, replicated, for layers that are cut. Its gradient: the sum of those of all ranks."""
+    return _pair(x, _same, _sum, group, name)
+
+
+def reduce_from(x: torch.Tensor, group: Group, name: str | None = None) -> torch.Tensor:
+    """The sum of all ranks' x, replicated. Its gradient: as it is."""
+    return _pair(x, _sum, _same, group, name)
+
+
+def split_to(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
+    """This rank's part of x, which is replicated: (..., d, ...) becomes (..., d / n, ...). Its gradient: all parts.
+
+    ValueError if the dimension is no multiple of n.
+    """
+    _even("split_to", x, dim, group)
+    return _pair(x, partial(_part, dim), partial(_all_parts, dim), group, name)
+
+
+def gather_from(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
+    """All ranks' parts, replicated: (..., d / n, ...) becomes (..., d, ...). Its gradient: this rank's part.
+
+    HvdMismatchError if ranks have parts of different shapes.
+    """
+    return _pair(x, partial(_all_parts, dim), partial(_part, dim), group, name)
+
+
+def to_sequence(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
+    """This rank's part of the sum of all ranks' x: (..., d, ...) becomes (..., d / n, ...). Its gradient: all parts.
+
+    ValueError if the dimension is no multiple of n.
+    """
+    _even("to_sequence", x, dim, group)
+    return _pair(x, partial(_part_of_sum, dim), partial(_all_parts, dim), group, name)
+
+
+def from_sequence(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
+    """All ranks' parts, for layers that are cut: (..., d / n, ...) becomes (..., d, ...). Its gradient: this rank's
+    part of the sum of those of all ranks.
+
+    HvdMismatchError if ranks have parts of different shapes.
+    """
+    return _pair(x, partial(_all_parts, dim), partial(_part_of_sum, dim), group, name)
+
+
+def switch_axis(x: torch.Tensor, cut: int, whole: int, group: Group, name: str | None = None) -> torch.Tensor:
+    """The same tensor, cut along `cut` and no longer along `whole`: (c, w / n) becomes (c / n, w). Its gradient: the
+    way back.
+
+    ValueError if dimension `cut` is no multiple of n.
+    """
+    _even("switch_axis", x, cut, group)
+    return _pair(x, partial(_switch, cut, whole), partial(_switch, whole, cut), group, name)
+
+
+class Switch:
+    """A start_switch that finish_switch will end. Its two autograd nodes share it; several may be under way."""
+
+    def __init__(self, cut: int, whole: int, group: Group, name: str | None) -> None:
+        self.cut, self.whole, self.group, self.name = cut, whole, group, name
+        self.token: Any = None  # the tensor by which autograd knows that the finish comes after the start
+        self.handle: Any = None
+
+    def send(self, x: torch.Tensor, cut: int, name: str | None) -> None:
+        """Begin to exchange parts along `cut`."""
+        self.handle = hvd.alltoall_async(_packed(x, cut, self.group), name=name, process_set=_set(self.group))
+
+    def arrived(self, whole: int) -> torch.Tensor:
+        """What the others have sent, put together along `whole`."""
+        handle, self.handle = self.handle, None
+        return _joined(hvd.synchronize(handle)[0], whole)
+
+
+def start_switch(x: torch.Tensor, cut: int, whole: int, group: Group, name: str | None = None) -> Switch:
+    """Begin a switch_axis. Several may be under way at once, with names of their own or none.
+
+    ValueError if dimension `cut` is no multiple of n.
+    """
+    _even("start_switch", x, cut, group)
+    begun = Switch(cut, whole, group, name)
+    begun.token = x if group.size() == 1 else _Start.apply(x, begun)
+    return begun
+
+
+def finish_switch(begun: Switch) -> torch.Tensor:
+    """What switch_axis returns, once it is there. In backward the way back begins here and is awaited at the start."""
+    token, begun.token = begun.token, None
+    return token if begun.group.size() == 1 else _Finish.apply(token, begun)
+
+
+class _Start(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, begun: Switch) -> torch.Tensor:
+        ctx.begun = begun
+        begun.send(x, begun.cut, begun.name)
+        return x.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: torch.Tensor) -> Any:
+        return ctx.begun.arrived(ctx.begun.cut), None
+
+
+class _Finish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, begun: Switch) -> torch.Tensor:
+        ctx.begun = begun
+        return begun.arrived(begun.whole)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        begun = ctx.begun
+        begun.send(gradient, begun.whole, begun.name and begun.name + ".backward")
+        return gradient.new_empty(0), None
+
+
+Way = Callable[[torch.Tensor, Group, Any], torch.Tensor]
+
+
+class _Pair(torch.autograd.Function):
+    """One way forward and the other way back. Its backward is a pair again, so gradients of gradients are right."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, there: Way, back: Way, group: Group, name: Any, backward_name: Any) -> Any:
+        ctx.turned = back, there, group, backward_name, name
+        return there(x, group, name)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _Pair.apply(gradient, *ctx.turned), None, None, None, None, None
+
+
+def _pair(x: torch.Tensor, there: Way, back: Way, group: Group, name: str | None) -> torch.Tensor:
+    if group.size() == 1:
+        return x
+    return _Pair.apply(x, there, back, group, name, None if name is None else name + ".backward")
+
+
+# The compiler would look into `_Pair` and meet collectives there: it breaks its graph around the calls instead.
+keep_off_graph(copy_to, reduce_from, split_to, gather_from, to_sequence, from_sequence, switch_axis)
+keep_off_graph(start_switch, finish_switch)
+
+
+def _set(group: Group) -> Any:
+    """A group of more than one rank is a process set."""
+    return group
+
+
+def _even(what: str, x: torch.Tensor, dim: int, group: Group) -> None:
+    if x.shape[dim] % group.size():
+        raise ValueError(
+            f"{what}: dimension {dim} of a tensor of shape {list(x.shape)} cannot be cut evenly over {group.size()} "
+            "ranks [HVD276]"
+        )
+
+
+def _packed(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    """(..., d, ...) as (n, ..., d / n, ...): a row for each rank, which is how collectives cut."""
+    return torch.stack(x.chunk(group.size(), dim))
+
+
+def _joined(rows: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.cat(rows.unbind(0), dim)
+
+
+def _same(x: torch.Tensor, group: Group, name: str | None) -> torch.Tensor:
+    return x.view_as(x)
+
+
+def _sum(x: torch.Tensor, group: Group, name: str | None) -> torch.Tensor:
+    return hvd.allreduce(x.contiguous(), op=hvd.Sum, name=name, process_set=_set(group))
+
+
+def _part(dim: int, x: torch.Tensor, group: Group, name: str | None) -> torch.Tensor:
+    return x.chunk(group.size(), dim)[group.rank()].contiguous()
+
+
+def _all_parts(dim: int, x: torch.Tensor, group: Group, name: str | None) -> torch.Tensor:
+    return _joined(hvd.allgather(x.contiguous().unsqueeze(0), name=name, process_set=_set(group)), dim)
+
+
+def _part_of_sum(dim: int, x: torch.Tensor, group: Group, name: str | None) -> torch.Tensor:
+    return hvd.reducescatter(_packed(x, dim, group), op=hvd.Sum, name=name, process_set=_set(group))[0]
+
+
+def _switch(cut: int, whole: int, x: torch.Tensor, group: Group, name: str | None) -> torch.Tensor:
+    return _joined(hvd.alltoall(_packed(x, cut, group), name=name, process_set=_set(group)), whole)

@@ -1,0 +1,148 @@
+"""What do users of pipelines stumble over? Skips and masks, shapes that change, dropout, tied weights, evaluation.
+
+Each case trains the same layers in one process that accumulates, and compares; then the errors of bad input, and the
+negative controls, which must not agree.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from one_process import sha
+from ranks import as_ranks
+from small_pipelines import Mlp, alone, made, mlps, pipeline, rows, sgd, train
+from torch import nn
+
+import hvdlite.torch as hvd
+
+
+class Skip(nn.Module):
+    """Passes (h, kept, mask of integers, unused) on; the last one adds `kept` again."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.line, self.place = nn.Linear(12, 12), place
+
+    def forward(self, h, kept=None, mask=None, unused=None):
+        if self.place == 0:
+            return (
+                torch.tanh(self.line(h)),
+                h * 2 + self.line(h),
+                (h.sum(-1, keepdim=True) > 0).long(),
+                h @ self.line.weight,
+            )
+        h = torch.tanh(self.line(h)) * mask
+        return h + kept if self.place == 3 else (h, kept, mask, unused)
+
+
+@as_ranks(4)
+def test_skips_and_masks_travel_with_the_activations():
+    assert sha(train(made(Skip), rows()).parameters()) == sha(alone(made(Skip), rows()).parameters())
+
+
+@as_ranks(4)
+@pytest.mark.parametrize("shapes", ["step", "each"])
+def test_sequences_of_other_lengths(shapes):
+    g = torch.Generator().manual_seed(5)
+    batches = [(torch.randint(0, 9, (8, t), generator=g), torch.randint(0, 12, (8, t), generator=g)) for t in (3, 7, 5)]
+
+    def texts():
+        return made(lambda place: Mlp() if place else nn.Sequential(nn.Embedding(9, 12), Mlp()))
+
+    def entropy(out, y):
+        return F.cross_entropy(out.flatten(0, 1), y.flatten())
+
+    stage = train(texts(), batches, loss=entropy, shapes=shapes)
+    assert sha(stage.parameters()) == sha(alone(texts(), batches, loss=entropy).parameters())
+
+
+@as_ranks(4)
+@pytest.mark.parametrize("rest", [{}, {"schedule": "continuous", "update": "stash"}])
+def test_checkpoint_gives_the_bits_of_dropout_without_it(rest):
+    def dropped(checkpoint):
+        layers = made(lambda _: Mlp(0.5))
+        torch.manual_seed(100 + hvd.rank())
+        return sha(train(layers, rows(), checkpoint=checkpoint, **rest).parameters())
+
+    assert dropped(True) == dropped(False)
+
+
+@as_ranks(4)
+def test_batch_norm_has_the_statistics_of_one_process():
+    def norms():
+        return made(lambda _: nn.Sequential(Mlp(), nn.BatchNorm1d(12)))
+
+    stage, whole = train(norms(), rows()), alone(norms(), rows())
+    assert all(torch.equal(a, b) for a, b in zip(stage.buffers(), whole.buffers()))
+    with pytest.warns(UserWarning, match="HVD281"):
+        pipeline(norms(), checkpoint=True)
+
+
+class Table(nn.Module):
+    def __init__(self, reads):
+        super().__init__()
+        self.weight, self.reads = nn.Parameter(torch.randn(9, 12)), reads
+
+    def forward(self, x):
+        return F.embedding(x, self.weight) if self.reads else F.linear(x, self.weight)
+
+
+@as_ranks(4)
+def test_tied_weights_of_the_first_and_the_last_stage():
+    g = torch.Generator().manual_seed(5)
+    batches = [(torch.randint(0, 9, (8,), generator=g), torch.randint(0, 9, (8,), generator=g)) for _ in range(3)]
+
+    def layers():
+        four = made(lambda place: Mlp() if place in (1, 2) else Table(place == 0))
+        four[3].weight.data.copy_(four[0].weight.data)
+        return four
+
+    tied = [("table", {0: "0.weight", 3: "3.weight"})]
+    stage = train(layers(), batches, make=sgd, tied=tied)
+    whole = layers()
+    whole[3].weight = whole[0].weight
+    optimizer = sgd(nn.Sequential(*whole).parameters())
+    for x, y in batches:
+        for k in range(4):
+            (F.cross_entropy(nn.Sequential(*whole)(x.chunk(4)[k]), y.chunk(4)[k]) / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for a, b in zip(stage.parameters(), whole[hvd.rank()].parameters()):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    copies = hvd.allgather_object(sha(stage.parameters()))
+    assert copies[0] == copies[3]
+    different = made(lambda place: Mlp() if place in (1, 2) else Table(place == 0))
+    with pytest.raises(hvd.HvdMismatchError, match=r"'table' on ranks 0 and 3 differ.*HVD282"):
+        pipeline(different, tied=tied)
+
+
+@as_ranks(4)
+def test_evaluate_and_predict_between_steps():
+    pipe, batches = pipeline(mlps(), make=sgd), rows(3)
+    wide = tuple(torch.cat(parts) for parts in zip(*rows(2, 5)))  # 10 rows in parts of 3, 3, 2, 2
+    whole = nn.Sequential(*mlps())
+    loss = pipe.evaluate(*batches[0], everywhere=True)
+    torch.testing.assert_close(loss.float(), F.cross_entropy(whole(batches[0][0]), batches[0][1]).detach())
+    pipe.step(*batches[0])
+    one = pipe.evaluate(*wide)
+    out = pipe.predict(wide[0])
+    few = pipe.predict(wide[0][:2])
+    assert (one is None) == (out is None) == (hvd.rank() < 3)
+    if out is not None:
+        torch.testing.assert_close(one, F.cross_entropy(out, wide[1]))
+        torch.testing.assert_close(few, out[:2])
+    for x, y in batches[1:]:
+        pipe.step(x, y)
+    assert sha(pipe.module.parameters()) == sha(alone(mlps(), batches, make=sgd).parameters())
+
+
+@as_ranks(4)
+@pytest.mark.parametrize("update", ["stash", "vertical"])
+def test_drained_after_each_step_it_is_a_flush(update):
+    def trained(**rest):
+        pipe = pipeline(mlps(), 1, sgd, **rest)
+        for x, y in rows(6):
+            pipe.step(x, y)
+            pipe.drain()
+        return sha(pipe.module.parameters())
+
+    assert trained(schedule="continuous", update=update) == trained(schedule="gpipe")
