@@ -4,15 +4,19 @@ Ranks fill the grid in row-major order: the last axis is the fastest, so its nei
 usually share a host. Rank 3 of Mesh(dp=2, tp=2) has the coordinates dp=1, tp=1; its tp group is ranks 2 and 3, its dp
 group ranks 1 and 3. All sets of all axes are registered, in the same order on every rank; where one exists already
 (another mesh's, or all ranks), that one is used.
+
+`pairs` are sets of two neighbours, for sends. Their members alone open them: a rank then counts two for each axis among
+its 256 sets, however long the axis is and however many lines there are.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
-from . import _core
-from .process_set import ProcessSet, existing_or_added
+from . import _bytes, _core
+from .process_set import ProcessSet, existing_or_added, number_of, open_among
 
 
 class Mesh:
@@ -41,6 +45,7 @@ class Mesh:
         self._coordinates = list(itertools.product(*(range(length) for length in self.shape.values())))
         self._mine = dict(zip(self.shape, self._coordinates[_core.rank()]))
         self._sets = {axis: self._along(i) for i, axis in enumerate(self.shape)}
+        self._pairs: dict[str, list[ProcessSet]] = {}
 
     def _along(self, axis: int) -> list[ProcessSet]:
         lines: dict[tuple[int, ...], list[int]] = {}
@@ -64,6 +69,38 @@ class Mesh:
     def sets(self, axis: str) -> list[ProcessSet]:
         """All sets along an axis, by their lowest rank."""
         return list(self._sets[self._known(axis)])
+
+    def pairs(self, axis: str) -> list[ProcessSet]:
+        """Sets for sends between neighbours: entry s joins the places s and s + 1 of this rank's line along the axis.
+
+        Why sets of two: in a larger one a send waits for what the others move. An axis of length 2 has its own set as
+        the pair, one of length 1 has none. Pairs that this rank is not in are there for their `ranks` only.
+
+        The first call makes the sets, so all ranks make it; later ones return the same. A set costs some milliseconds
+        once, and 2 KB. It counts among the 256 sets of its two members only, so that any length of the axis fits.
+        """
+        if self._known(axis) not in self._pairs:
+            self._pairs[axis] = self._opened(axis)
+        return list(self._pairs[axis])
+
+    def _opened(self, axis: str) -> list[ProcessSet]:
+        line, mine = self.group(axis), self.coordinate(axis)
+        if line.size() == 2:
+            return [line]
+        pairs, number = [ProcessSet(ranks) for ranks in zip(line.ranks, line.ranks[1:])], number_of(line)
+
+        def told(both: slice, word: bytes) -> list[bytes]:
+            return _bytes.allgather_bytes(word, f"mesh.pairs.{axis}", number)[both]
+
+        for first in (0, 1) if pairs else ():  # each rank is in one pair of those that begin at even places, or at odd
+            left = mine - (mine - first) % 2
+            both = slice(left, left + 2)
+            if 0 <= left < len(pairs):
+                pairs[left] = open_among(line.ranks[both], functools.partial(told, both))
+            else:  # an end of the line: the others exchange two words
+                told(both, b"")
+                told(both, b"")
+        return pairs
 
     def rank_at(self, **coordinates: int) -> int:
         """The global rank at a place; axes that are left out are this rank's own. ValueError outside the grid."""

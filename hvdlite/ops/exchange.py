@@ -6,7 +6,8 @@ they lay on a device. So no rank waits for a description before it can submit; a
 memory, also those of a device, and go to each rank's own device in the end.
 
 send and recv concern two ranks of a set; nobody else takes part. They meet by name, or, without one, by how many
-unnamed ones there were between these two in this direction.
+unnamed ones there were between these two in this direction. An asynchronous one goes out at once: of gradients more
+follow within a millisecond, of a send nothing, and the other rank may have nothing else to do.
 """
 
 from __future__ import annotations
@@ -248,7 +249,7 @@ class Exchanges(Tensors[T]):
         pending = _core.submit(
             _core.SEND, 0, view.dtype, full, view.shape, view.address, 0 if sends else view.address,
             self.adapter.memory(held), root=sender, peer=receiver, process_set=number,
-            quiet=_core.QUIET if waits else _core.SOON,
+            quiet=_core.QUIET if waits else _core.NOW,
             **placed(view),
         )  # fmt: skip
         return Handle([pending], lambda _: None if sends else self._landed(mine, held))

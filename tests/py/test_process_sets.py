@@ -215,6 +215,27 @@ def test_a_mesh_names_its_axes():
     assert process_set.process_sets() == [hvd.global_process_set]
 
 
+@as_ranks(1, 2, 3, 4, 6)
+def test_a_mesh_has_pairs_of_neighbours():
+    for axes in ({"pp": -1, "tp": 1}, {"dp": 2, "pp": -1}, {"pp": -1, "tp": 2}, {"pp": -1, "tp": 3}):
+        if hvd.size() % axes.get("dp", axes.get("tp")):
+            continue
+        mesh = hvd.Mesh(**axes)
+        line, place, pairs = mesh.group("pp").ranks, mesh.coordinate("pp"), mesh.pairs("pp")
+        assert [pair.ranks for pair in pairs] == [[a, b] for a, b in zip(line, line[1:])]
+        assert all(a is b for a, b in zip(pairs, mesh.pairs("pp")))
+        assert len(line) != 2 or pairs == [mesh.group("pp")]
+        for other in (place + 1, place - 1):
+            if 0 <= other < len(line):
+                pair, got = pairs[min(place, other)], np.zeros(3)
+                sent = hvd.send_async(np.full(3, 1.0 + hvd.rank()), line[other], process_set=pair)
+                assert (hvd.recv(got, line[other], process_set=pair) == 1 + line[other]).all()
+                hvd.synchronize(sent)
+        for pair in (pair for pair in pairs if hvd.rank() not in pair.ranks):
+            refused(lambda pair=pair: hvd.barrier(pair), "not registered")
+        refused(lambda mesh=mesh: mesh.pairs("ep"), "pp")
+
+
 @as_ranks(2)
 def test_a_set_can_be_sent():
     got = hvd.broadcast_object(hvd.global_process_set)
