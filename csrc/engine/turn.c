@@ -32,11 +32,11 @@
  * has moved. MPI even moves nothing unless it is called (`polled`), so a waiter calls it, yielding, for as long as such
  * a work is under way: all ranks have agreed on it, so all are at it. It gives way to the clock of silence.c only.
  *
- * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress; else it pauses five
- * times, then yields, then gives the turn back and sleeps on its handle. Ranks may fit, and two of them be on one CPU
- * all the same, since somebody else has the other: each writes down where it runs, and who sees that after some pauses
- * yields (4 KB on such a CPU: 130 us without that look). The engine thread spins only while somebody waits. Where there
- * are streams, a waiter looks for a moment and then sleeps on them with the turn in hand (wire.c).
+ * A waiter spins only while ranks fit the usable CPUs, and no longer than spin_ns without progress. Ranks may fit, and
+ * two of them be on one CPU all the same, since somebody else has the other: each writes down where it runs, and who
+ * sees that after some pauses yields (4 KB on such a CPU: 130 us without that look). The engine thread spins only while
+ * somebody waits. Where ranks do not fit, or there are streams, a waiter looks for a moment and then sleeps on its bell
+ * and the streams with the turn in hand (wire.c). Only where a plane is silent it pauses five times and yields instead.
  */
 #define _GNU_SOURCE
 #include "engine.h"
@@ -169,13 +169,20 @@ static bool shares_cpu(const struct hvd_engine *engine, bool look)
     return shared;
 }
 
+/* Without spinning there is nothing but yielding or sleeping; a world of one has no bell to sleep on. */
+static bool listens(const struct hvd_engine *engine)
+{
+    return (engine->wire_byte || (!engine->spins && !engine->alone)) &&
+           !atomic_load_explicit(&engine->silent, memory_order_relaxed);
+}
+
 /* One breath of a holder that cannot get on; false when its patience is at an end. */
 static bool breathe(struct hvd_engine *engine, bool waiter, uint32_t *idle, uint64_t *since_ns)
 {
     if (*idle == 0)
         *since_ns = 0;
     ++*idle;
-    if (engine->wire_byte && !atomic_load_explicit(&engine->silent, memory_order_relaxed))
+    if (listens(engine))
         return hvd_wire_listen(engine, waiter, since_ns, hvd_turn_once);
     if (*idle <= (engine->spins ? PAUSES_FITTING : PAUSES_CROWDED)) {
         hvd_pause();

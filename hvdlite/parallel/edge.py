@@ -81,9 +81,9 @@ class Edge:
         return f"{self.name}.{what}.mb{k % self.window}"
 
     def _send(self, name: str, tensor: torch.Tensor) -> None:
-        before = self._sent.pop(name, None)  # this place in the window, one window ago
-        if before is not None:
-            hvd.synchronize(before, timeout=self.timeout)
+        for other, handle in list(self._sent.items()):
+            if other == name or hvd.poll(handle):  # the same place in the window, one window ago; or over: let it go
+                hvd.synchronize(self._sent.pop(other), timeout=self.timeout)
         self._sent[name] = hvd.send_async(tensor, self.peer, name=name, process_set=self.group)
 
     def _receive(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Any:

@@ -72,6 +72,11 @@ class Finish:
         model: list[hvd.ProcessSet], ties: list[Tie], name: str, lr_scheduler: Any = None, scaler: Any = None,
         clip: float | None = None
     ) -> None:  # fmt: skip
+        if hasattr(optimizer, "skip_synchronize"):
+            raise ValueError(
+                "give Pipeline the plain optimizer, not a DistributedOptimizer: it averages gradients over the "
+                "data axis itself [HVD271]"
+            )
         self.module, self.optimizer, self.stage, self.name = module, optimizer, stage, name
         self.data, self.model, self.ties = data, model, ties
         self.lr_scheduler, self.scaler, self.clip = lr_scheduler, scaler, clip

@@ -18,6 +18,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,10 +81,10 @@ class Pipeline:
         self._plan, policy = chosen(schedule, update, micro_batches, shapes, checkpoint)
         self._flushes = policy.flushes
         ties = ties_of(stage, mesh, axis, tied)
-        said = (micro_batches, named(schedule), named(update), shapes, bool(checkpoint), clip, scaler is not None)
+        said: tuple[Any, ...] = (micro_batches, named(schedule), named(update), shapes, checkpoint, clip)
+        said = (*said, scaler and scaler.state_dict())
         agree(said, digests(ties), mesh.rank_at(**{axis: 0}))
-        lists = self._lists()
-        schedules.check(lists, micro_batches=micro_batches)
+        schedules.check(self._lists(), micro_batches=micro_batches)
         steady = [] if self._flushes else self._plan(self.stage, self.stages, micro_batches, 2 * self.stages)
         place = Place(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
         self.weights = policy(stage, place, **options)
@@ -134,7 +135,6 @@ class Pipeline:
             nth = self._batches - 1 - self._since
             plan = schedules.part(self.stage, self.stages, self.micro_batches, nth)
         self._execute(plan)
-        self._left[0] = self._batches - self.weights.version
         mean = None if self._after else torch.stack(self._losses.pop(self._batches - 1)).sum() / self.micro_batches
         return self._everywhere(mean) if everywhere else mean
 
@@ -146,7 +146,6 @@ class Pipeline:
             self._execute(schedules.rest(self.stage, self.stages, self.micro_batches, batches))
             self._since = self._batches  # what follows fills the pipeline anew
             self.weights.restart(self._batches * self.micro_batches)
-            self._left[0] = 0
         for edge in (self._before, self._after):
             if edge:
                 edge.settle()
@@ -179,17 +178,13 @@ class Pipeline:
         stages or one for each."""
         from . import drawing
 
-        lists = self._lists()
+        lists, place = self._lists(), self.weights.place
+        copies = [self.weights.copies(place._replace(stage=stage), actions) for stage, actions in enumerate(lists)]
         timeline = schedules.check(lists, forward, backward)
-        notes = []
-        for stage, actions in enumerate(lists):
-            copies = self.weights.copies(self.weights.place._replace(stage=stage), actions)
-            notes.append(f"stash {timeline.stash[stage]}, weights {copies}")
+        notes = [f"stash {stash}, weights {copy}" for stash, copy in zip(timeline.stash, copies)]
         if save is not None:
-            with open(save, "w", encoding="utf-8") as file:
-                file.write(
-                    drawing.svg(lists, timeline, f"{self.stages} stages, {self.micro_batches} micro-batches", notes)
-                )
+            title = f"{self.stages} stages, {self.micro_batches} micro-batches"
+            Path(save).write_text(drawing.svg(lists, timeline, title, notes), encoding="utf-8")
         return drawing.text(lists, timeline, notes)
 
     # one micro-batch
@@ -269,7 +264,7 @@ class Pipeline:
                 f"stage {self.stage}: an earlier step raised an error, so this pipeline's stages no longer agree; load "
                 "a checkpoint into a new one [HVD275]"
             )
-        self._broken = True
+        self._broken, self._left[0] = True, 0  # what raises does not ask for drain(), too
         actions = schedules.shifted(actions, self._since, self.micro_batches)
         for i, (what, k) in enumerate(actions):
             self._look_ahead(actions[i + 1 : i + 1 + _AHEAD])
@@ -281,7 +276,7 @@ class Pipeline:
                 self._update()
             if self.actions is not None:
                 self.actions.append((what, k))
-        self._broken = False
+        self._broken, self._left[0] = False, self._batches - self.weights.version
 
     def _look_ahead(self, actions: list[schedules.Action]) -> None:
         """What later actions receive may come already."""
@@ -311,6 +306,8 @@ class Pipeline:
         count, results, k = self._read(x, y, micro_batches.nearly_equal, 0, call == "evaluate"), [], 0
         while True:
             inputs, told = self._inputs(k, before)
+            if told and count and told != count:
+                raise ValueError(f"y has rows for {count} micro-batches, and the first stage's x for {told} [HVD270]")
             count = told or count
             out = self._computed(inputs)
             y = self._data.pop(k, (None, None))[1]

@@ -15,6 +15,10 @@ import hvdlite.torch as hvd
 from hvdlite import parallel
 
 
+def distributed(params):
+    return hvd.DistributedOptimizer(sgd(params))
+
+
 def no_update(stage, stages, m, batches):
     return [("F", 0), ("B", 0)]
 
@@ -32,6 +36,7 @@ def no_update(stage, stages, m, batches):
         ({"schedule": "continuous", "update": "2bw", "m": 1}, "2bw needs at least as many micro-batches"),
         ({"schedule": "continuous", "update": "pipemare", "checkpoint": True}, "does not go with checkpoint=True"),
         ({"schedule": no_update}, "the list of stage 0 leaves out"),
+        ({"make": distributed}, "give Pipeline the plain optimizer"),
         ({"tied": [("t", {0: "0.weight"})]}, r"tied weight 't' names the stages \[0\] of 2"),
     ],
 )

@@ -35,10 +35,29 @@ def train(mesh, schedule, update, m, batches, **options):
         options.setdefault("anneal", 10)
     pipe = parallel.Pipeline(stage, optimizer, mesh, F.cross_entropy, m, schedule, update, timeout=20, **options)
     pipe.actions = []
+    pipe.same = _watched(pipe.weights)
     for n in range(batches):
         pipe.step(*alone.data(n, mesh.coordinate("dp"), m))
     pipe.drain()
     return pipe, stage
+
+
+def _watched(policy):
+    """For each micro-batch whether the weights of its backward have the bits of those of its forward."""
+    forward, backward, seen, same = policy.forward, policy.backward, {}, []
+
+    def at_forward(k):
+        leaves = forward(k)
+        seen[k] = leaves and (leaves, alone.sha(leaves.values()))
+        return leaves
+
+    def at_backward(k):
+        leaves = seen.pop(k)
+        same.append(leaves is None or alone.sha(leaves[0].values()) == leaves[1])
+        return backward(k)
+
+    policy.forward, policy.backward = at_forward, at_backward
+    return same
 
 
 def wanted(mesh, update, m, batches):
@@ -55,6 +74,8 @@ def test_weights_are_those_of_one_process(schedule, update, m, batches, stash, c
     me = mesh.coordinate("pp")
     assert alone.sha(stage.parameters()) == wanted(mesh, update, m, batches)
     assert (pipe.peak_stash, pipe.weights.peak) == (stash[me], copies[me])
+    assert len(pipe.same) == m * batches
+    assert all(pipe.same) or (update == "pipemare" and me < 3)
     assert pipe.actions == schedules.PLANS[schedule](me, 4, m, batches)
 
 

@@ -146,3 +146,17 @@ def test_drained_after_each_step_it_is_a_flush(update):
         return sha(pipe.module.parameters())
 
     assert trained(schedule="continuous", update=update) == trained(schedule="gpipe")
+
+
+@as_ranks(2)
+@pytest.mark.parametrize(("m", "update", "copies"), [(2, "flush", (1, 1)), (1, "stash", (2, 1)), (2, "2bw", (2, 2))])
+def test_a_drawing_tells_what_a_run_needs(m, update, copies, tmp_path):
+    pipe = pipeline(mlps()[:2], m, schedule="1f1b" if update == "flush" else "continuous", update=update)
+    drawing = pipe.explain(save=str(tmp_path / "plan.svg"))
+    for x, y in rows(4):
+        pipe.step(x, y)
+    pipe.drain()
+    me = hvd.rank()
+    assert pipe.weights.peak == copies[me]
+    assert f"stage {me}: stash {pipe.peak_stash}, weights {copies[me]}" in drawing
+    assert "</svg>" in (tmp_path / "plan.svg").read_text()
