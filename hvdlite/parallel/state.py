@@ -118,7 +118,12 @@ def _part(value: torch.Tensor, cut: int | None, tp: hvd.ProcessSet | None) -> to
 
 
 def _states(stage: torch.nn.Module, whole: Mapping[str, torch.Tensor], tp: Any) -> dict[torch.Tensor, dict[str, Any]]:
-    """The optimizer's state of each parameter that has one in the checkpoint."""
+    """The optimizer's state of each parameter that has one in the checkpoint; a stage may have none of them."""
+    if not any(name.startswith("optimizer/") for name in whole):
+        raise ValueError(
+            "the checkpoint has no state of an optimizer: it was saved without one, or with one that keeps nothing, as "
+            "SGD without momentum; such a one needs no loading [HVD278]"
+        )
     states: dict[torch.Tensor, dict[str, Any]] = {}
     for name, p in stage.named_parameters():
         start = f"optimizer/{name}/"
@@ -127,6 +132,4 @@ def _states(stage: torch.nn.Module, whole: Mapping[str, torch.Tensor], tp: Any) 
             part = _part(value, cut, tp) if value.shape == whole[name].shape else value
             state = states.setdefault(p, {})
             state[full[len(start) :]] = part.to(p.device, copy=True) if part.dim() else part.clone()
-    if not states:
-        raise ValueError("the checkpoint has no state of an optimizer: it was saved without one [HVD278]")
     return states
