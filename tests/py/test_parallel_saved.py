@@ -125,3 +125,13 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing():
         with pytest.raises(ValueError, match=message + ".*HVD278"):
             parallel.load_whole(model, whole, optimizer=sgd(model.parameters()))
         assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_a_count_of_steps_lies_where_the_optimizer_keeps_it():
+    """A fused or capturable one on a GPU has it there; the meta device stands for it."""
+    model = nn.Linear(2, 3, device="meta")
+    kept = {f"optimizer/{name}/step": torch.tensor(7.0) for name in ("weight", "bias")}
+    for capturable, device in ((False, "cpu"), (True, "meta")):
+        optimizer = torch.optim.AdamW(model.parameters(), capturable=capturable)
+        parallel.load_whole(model, {**nn.Linear(2, 3).state_dict(), **kept}, optimizer=optimizer)
+        assert optimizer.state[model.weight]["step"].device.type == device
