@@ -71,6 +71,8 @@ def whole_state(
                 shape = hvd.recv(torch.empty(dims + 1, dtype=torch.int64), rank, name=f"shape.{name}", process_set=pp)
                 tensor = torch.empty(shape.tolist()[:-1], dtype=dtype)
                 whole[name] = hvd.recv(tensor, rank, name=f"whole.{name}", process_set=pp)
+    if pp is not None:  # one that has sent all and leaves the job would end what others of the line still send
+        hvd.barrier(process_set=pp)
     return whole if hvd.rank() == root_rank else None
 
 
