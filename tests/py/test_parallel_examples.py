@@ -23,7 +23,8 @@ def apart(output, what):
     ("ranks", "words"),
     [
         (8, ["--clip", 0.5]),
-        *everything((4, ["--schedule", "gpipe"]), (2, ["--tp", 1, "--checkpoint"]), (1, ["--tp", 1, "--pp", 1])),
+        (4, ["--pp", 4, "--tp", 1, "--schedule", "gpipe"]),
+        *everything((4, []), (2, ["--tp", 1, "--checkpoint"]), (1, ["--tp", 1, "--pp", 1])),
     ],
 )
 def test_a_gpt_on_a_mesh_trains_as_one_process_does(ranks, words, tmp_path):
@@ -33,7 +34,7 @@ def test_a_gpt_on_a_mesh_trains_as_one_process_does(ranks, words, tmp_path):
     assert apart(output, "losses and norms" if "--clip" in words else "losses") < 1e-5, output
     assert apart(output, "weights") < 1e-6, output
     one, other = re.findall(r"^.*evaluated .*loss (\S+)", output, re.M)
-    assert one == other and "5.scores.weight" in torch.load(path), output
+    assert float(one) == pytest.approx(float(other), abs=2e-6) and "5.scores.weight" in torch.load(path), output
 
 
 def test_what_an_example_refuses():
