@@ -279,7 +279,7 @@ def test_the_tour_stays_short():
 
 def test_links_of_the_pages_lead_somewhere():
     wrong = []
-    for page in files("*.md", "csrc/**/*.md", "examples/**/*.md"):
+    for page in files("*.md", "csrc/**/*.md", "docs/*.md", "examples/**/*.md"):
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", read(page)):
             if "://" not in target and not (page.parent / target).exists():
                 wrong.append(f"{name(page)}: {target}")
@@ -290,7 +290,8 @@ def test_no_path_of_a_machine_and_no_host_of_a_registry():
     wrong = []
     words = ["/wo" + "rk/", "/tmp/" + "hv", "/ro" + "ot/", "/opt/" + "pypi", "pypi" + ".org", "download." + "pytorch"]
     found = re.compile("|".join(map(re.escape, words)) + r"|/ho" + r"me/\w+/")
-    for path in files("*", ".ci/*", "csrc/**/*", "hvdlite/**/*", "launcher/**/*", "tests/**/*", "examples/**/*"):
+    folders = (f"{each}/**/*" for each in ("csrc", "docs", "examples", "hvdlite", "launcher", "tests"))
+    for path in files("*", ".ci/*", *folders):
         if path.suffix in TEXT and not path.name.startswith(".venv"):
             for number, line in enumerate(read(path).split("\n"), 1):
                 if found.search(line):

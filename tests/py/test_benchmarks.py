@@ -68,6 +68,15 @@ def test_ranks_go_and_come(kinds):
         assert found == (1 if kind == "torchrun" else 2), done.stdout
 
 
+def test_a_pipeline_is_measured_beside_its_list_and_torch():
+    pytest.importorskip("torch")
+    words = [sys.executable, "-m", "hvdlite.launcher", "-np", "2", sys.executable, str(BENCHMARKS / "pipeline.py")]
+    done = subprocess.run([*words, "--patience", "tiny"], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"sleeping, .* hvdlite / slept +\d", done.stdout)) == 4, done.stdout
+    assert re.search(r"computing, 1f1b, .* hvdlite / torch +\d.* hvdlite / alone +\d", done.stdout), done.stdout
+
+
 @needs_hosts
 def test_tcp_between_hosts_is_measured_beside_a_raw_stream():
     words = [sys.executable, str(BENCHMARKS / "wire.py"), "--patience", "tiny", "--settings", "1gbit+4ms"]
