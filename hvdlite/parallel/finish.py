@@ -135,7 +135,7 @@ class Finish:
         for i, group in enumerate(self.model):
             hvd.allreduce_(infinite, op=hvd.Max, name=f"{self.name}.infinite.{i}", process_set=group)
         if infinite.item():
-            grads[0].view(-1)[:1] = float("inf")
+            grads[0].fill_(float("inf"))
         self.scaler.scale(torch.zeros(1, device=grads[0].device))  # a stage that has no loss has never called it
         self.scaler.unscale_(optimizer)
         return optimizer

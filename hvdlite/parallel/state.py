@@ -71,6 +71,8 @@ def whole_state(
                 shape = hvd.recv(torch.empty(dims + 1, dtype=torch.int64), rank, name=f"shape.{name}", process_set=pp)
                 tensor = torch.empty(shape.tolist()[:-1], dtype=dtype)
                 whole[name] = hvd.recv(tensor, rank, name=f"whole.{name}", process_set=pp)
+    if pp is not None:  # one that has sent all and leaves the job would end what others of the line still send
+        hvd.barrier(process_set=pp)
     return whole if hvd.rank() == root_rank else None
 
 
@@ -102,7 +104,7 @@ def load_whole(
                 f"{list(value.shape)}, and {list(t.shape)} here [HVD278]"
             )
         found.append((t, value))
-    states = {} if optimizer is None else _states(stage, whole, tp)
+    states = {} if optimizer is None else _states(stage, whole, tp, optimizer)
     with torch.no_grad():
         for t, value in found:
             t.copy_(value)
@@ -117,8 +119,18 @@ def _part(value: torch.Tensor, cut: int | None, tp: hvd.ProcessSet | None) -> to
     return value.narrow(cut, first, last - first)
 
 
-def _states(stage: torch.nn.Module, whole: Mapping[str, torch.Tensor], tp: Any) -> dict[torch.Tensor, dict[str, Any]]:
-    """The optimizer's state of each parameter that has one in the checkpoint."""
+def _states(
+    stage: torch.nn.Module, whole: Mapping[str, torch.Tensor], tp: Any, optimizer: Any
+) -> dict[torch.Tensor, dict[str, Any]]:
+    """The optimizer's state of each parameter that has one in the checkpoint; a stage may have none of them."""
+    if not any(name.startswith("optimizer/") for name in whole):
+        raise ValueError(
+            "the checkpoint has no state of an optimizer: it was saved without one, or with one that keeps nothing, as "
+            "SGD without momentum; such a one needs no loading [HVD278]"
+        )
+    on_device = {  # those that keep their count of steps beside the parameter, and not in the CPU's memory
+        p for group in optimizer.param_groups if group.get("fused") or group.get("capturable") for p in group["params"]
+    }
     states: dict[torch.Tensor, dict[str, Any]] = {}
     for name, p in stage.named_parameters():
         start = f"optimizer/{name}/"
@@ -126,7 +138,5 @@ def _states(stage: torch.nn.Module, whole: Mapping[str, torch.Tensor], tp: Any) 
             value, cut = whole[full], getattr(p, "cut", None)
             part = _part(value, cut, tp) if value.shape == whole[name].shape else value
             state = states.setdefault(p, {})
-            state[full[len(start) :]] = part.to(p.device, copy=True) if part.dim() else part.clone()
-    if not states:
-        raise ValueError("the checkpoint has no state of an optimizer: it was saved without one [HVD278]")
+            state[full[len(start) :]] = part.to(p.device if part.dim() or p in on_device else "cpu", copy=True)
     return states
