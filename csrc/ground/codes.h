@@ -9,6 +9,21 @@
 /* For a text that is no format: "..." HVD_ENDS(202). */
 #define HVD_ENDS(number) " [HVD" #number "]"
 
+/* Pipelines and tensor parallelism */
+#define HVD010 "[HVD010] "
+#define HVD011 "[HVD011] "
+#define HVD012 "[HVD012] "
+#define HVD013 "[HVD013] "
+#define HVD014 "[HVD014] "
+#define HVD015 "[HVD015] "
+#define HVD016 "[HVD016] "
+#define HVD017 "[HVD017] "
+#define HVD018 "[HVD018] "
+#define HVD019 "[HVD019] "
+#define HVD020 "[HVD020] "
+#define HVD021 "[HVD021] "
+#define HVD022 "[HVD022] "
+
 /* init() and how ranks meet */
 #define HVD101 "[HVD101] "
 #define HVD102 "[HVD102] "
@@ -95,19 +110,6 @@
 #define HVD264 "[HVD264] "
 #define HVD266 "[HVD266] "
 #define HVD267 "[HVD267] "
-#define HVD270 "[HVD270] "
-#define HVD271 "[HVD271] "
-#define HVD272 "[HVD272] "
-#define HVD273 "[HVD273] "
-#define HVD274 "[HVD274] "
-#define HVD275 "[HVD275] "
-#define HVD276 "[HVD276] "
-#define HVD277 "[HVD277] "
-#define HVD278 "[HVD278] "
-#define HVD279 "[HVD279] "
-#define HVD280 "[HVD280] "
-#define HVD281 "[HVD281] "
-#define HVD282 "[HVD282] "
 
 /* Ranks disagree, and numbers that are none */
 #define HVD301 "[HVD301] "

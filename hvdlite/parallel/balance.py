@@ -22,10 +22,10 @@ def partition(
     costs: by layer, in any unit. weights and limit: by layer what it takes of memory, and what a stage may take.
     """
     layers = len(costs)
-    if isinstance(stages, bool) or not isinstance(stages, int) or not 1 <= stages <= layers:
-        raise ValueError(f"{layers} layers cannot be cut into {stages} stages of at least one layer [HVD273]")
+    if isinstance(stages, bool) or not hasattr(stages, "__index__") or not 1 <= stages <= layers:
+        raise ValueError(f"{layers} layers cannot be cut into {stages} stages of at least one layer [HVD013]")
     if (weights is None) != (limit is None) or (weights is not None and len(weights) != layers):
-        raise ValueError(f"weights and limit go together, with one weight for each of {layers} layers [HVD273]")
+        raise ValueError(f"weights and limit go together, with one weight for each of {layers} layers [HVD013]")
     time = _sums("cost", costs)
     memory = _sums("weight", weights or [0] * layers)
     most = math.inf if limit is None else limit
@@ -44,7 +44,7 @@ def partition(
                     break
         cuts.append(begins)
     if best[layers] == math.inf:
-        raise ValueError(f"no cut of these layers into {stages} stages keeps every stage within {limit} [HVD273]")
+        raise ValueError(f"no cut of these layers into {stages} stages keeps every stage within {limit} [HVD013]")
     balance, end = [], layers
     for begins in reversed(cuts):
         balance.append(end - begins[end])
@@ -55,5 +55,5 @@ def partition(
 def _sums(what: str, numbers: Sequence[float]) -> list[float]:
     for layer, number in enumerate(numbers):
         if not isinstance(number, Real) or not 0 <= number < math.inf:
-            raise ValueError(f"the {what} of layer {layer} is {number!r}: it must be a number of at least 0 [HVD273]")
+            raise ValueError(f"the {what} of layer {layer} is {number!r}: it must be a number of at least 0 [HVD013]")
     return [0.0, *accumulate(map(float, numbers))]

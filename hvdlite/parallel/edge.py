@@ -96,7 +96,7 @@ class Edge:
             if not isinstance(t, torch.Tensor):
                 raise ValueError(
                     f"{self.name}: output {part} is of type {type(t).__name__}: between stages go tensors and "
-                    "tuples of them [HVD274]"
+                    "tuples of them [HVD014]"
                 )
         looks, number = looks_of(outputs), self._message(k)
         if self._told is None or self._told[0] != number:
@@ -106,7 +106,7 @@ class Edge:
         elif looks != self._told[1]:
             raise ValueError(
                 f"{self.name}: the output of micro-batch {k} is {_shown(looks)}, and {_shown(self._told[1])} was told "
-                'before: give shapes="each" to a pipeline whose shapes change from one micro-batch to the next [HVD274]'
+                'before: give shapes="each" to a pipeline whose shapes change from one micro-batch to the next [HVD014]'
             )
         for part, tensor in enumerate(outputs):
             self._send(self._name(f"f{part}", k), tensor.detach().contiguous())
@@ -116,16 +116,17 @@ class Edge:
             if look.dtype not in _DTYPES or len(look.shape) > _DIMS:
                 raise ValueError(
                     f"{self.name}: output {part} is {_shown([look])}: between stages go tensors of at most {_DIMS} "
-                    f"dimensions of {', '.join(str(dtype)[6:] for dtype in _DTYPES)} [HVD274]"
+                    f"dimensions of {', '.join(str(dtype)[6:] for dtype in _DTYPES)} [HVD014]"
                 )
         if len(looks) > _TENSORS:
-            raise ValueError(f"{self.name}: an output of {len(looks)} tensors: there may be {_TENSORS} [HVD274]")
+            raise ValueError(f"{self.name}: an output of {len(looks)} tensors: there may be {_TENSORS} [HVD014]")
 
-    def give_back(self, gradients: Sequence[torch.Tensor | None], k: int) -> None:
-        """A backward's result, to the stage before; None for what needs no gradient there."""
-        for part, tensor in enumerate(gradients):
-            if tensor is not None:
-                self._send(self._name(f"b{part}", k), tensor.contiguous())
+    def give_back(self, inputs: Sequence[torch.Tensor], k: int) -> None:
+        """A backward's result, to the stage before: the gradients of what it gave; zeros of what was not used."""
+        for part, t in enumerate(inputs):
+            if t.requires_grad:
+                gradient = torch.zeros_like(t) if t.grad is None else t.grad
+                self._send(self._name(f"b{part}", k), gradient.contiguous())
 
     def expect(self, k: int) -> None:
         """The input of micro-batch k may arrive from now on, if its shape is known; else the message that tells it."""

@@ -39,7 +39,7 @@ def ties_of(
     stage, line, found = mesh.coordinate(axis), mesh.group(axis).ranks, []
     for name, places in tied:
         if len(places) < 2 or not set(places) <= set(range(mesh.shape[axis])):
-            raise ValueError(f"tied weight {name!r} names the stages {sorted(places)} of {mesh.shape[axis]} [HVD271]")
+            raise ValueError(f"tied weight {name!r} names the stages {sorted(places)} of {mesh.shape[axis]} [HVD011]")
         for each in mesh.sets(axis):
             group = existing_or_added([each.ranks[at] for at in sorted(places)])
             if each.ranks == line and stage in places:
@@ -48,7 +48,7 @@ def ties_of(
                 except AttributeError:
                     has = ", ".join(known for known, _ in module.named_parameters())
                     raise ValueError(
-                        f"stage {stage} has no parameter {places[stage]!r} to tie as {name!r}; it has {has} [HVD271]"
+                        f"stage {stage} has no parameter {places[stage]!r} to tie as {name!r}; it has {has} [HVD011]"
                     ) from None
                 found.append(Tie(name, places, weight, group))
     return found
@@ -72,11 +72,6 @@ class Finish:
         model: list[hvd.ProcessSet], ties: list[Tie], name: str, lr_scheduler: Any = None, scaler: Any = None,
         clip: float | None = None
     ) -> None:  # fmt: skip
-        if hasattr(optimizer, "skip_synchronize"):
-            raise ValueError(
-                "give Pipeline the plain optimizer, not a DistributedOptimizer: it averages gradients over the "
-                "data axis itself [HVD271]"
-            )
         self.module, self.optimizer, self.stage, self.name = module, optimizer, stage, name
         self.data, self.model, self.ties = data, model, ties
         self.lr_scheduler, self.scaler, self.clip = lr_scheduler, scaler, clip

@@ -120,10 +120,15 @@ def vocab_cross_entropy(
     part, and for classes that there are not (on a GPU it does not look).
     """
     first, last = _words(words, group)
+    if target.shape != scores.shape[:-1] or target.is_floating_point():
+        raise ValueError(
+            f"vocab_cross_entropy: scores {list(scores.shape)} need classes, integers, {list(scores.shape[:-1])}, not "
+            f"{target.dtype} {list(target.shape)} [HVD017]"
+        )
     if scores.shape[-1] != last - first:
         raise ValueError(
             f"vocab_cross_entropy: scores of {scores.shape[-1]} words, and this rank's part of {words} words has "
-            f"{last - first} [HVD277]"
+            f"{last - first} [HVD017]"
         )
     counts = target != ignore_index
     if target.device.type == "cpu":
@@ -182,13 +187,19 @@ def parallelize(model: nn.Module, patterns: Mapping[str, str], group: Group) -> 
         whole = ", ".join(name for name, layer in named if type(layer) is nn.Linear) or "none"
         if not found or kind not in _KINDS:
             wrong = f"{kind!r} is neither 'column' nor 'row'" if found else "it matches no layer"
-            raise ValueError(f"parallelize: {pattern!r}: {wrong}. The model's linear layers are: {whole} [HVD279]")
+            raise ValueError(f"parallelize: {pattern!r}: {wrong}. The model's linear layers are: {whole} [HVD019]")
         for name, layer in found:
+            above = model.get_submodule(name.rpartition(".")[0])
+            if isinstance(above, nn.TransformerEncoderLayer):
+                raise ValueError(
+                    f"parallelize: {pattern!r} matches {name!r} of a TransformerEncoderLayer, which in evaluation "
+                    "reads the weights itself and would take a part for the whole: write the layer out [HVD019]"
+                )
             if type(layer) is not nn.Linear or any(len(owners[weight]) > 1 for weight in layer.parameters()):
                 wrong = "it shares a parameter with another layer" if type(layer) is nn.Linear else "it is no nn.Linear"
                 raise ValueError(
                     f"parallelize: {pattern!r} matches {name!r}, a {type(layer).__name__}, which cannot be cut: "
-                    f"{wrong}. The model's linear layers are: {whole} [HVD279]"
+                    f"{wrong}. The model's linear layers are: {whole} [HVD019]"
                 )
             made[layer] = made.get(layer) or _KINDS[kind](
                 layer.in_features, layer.out_features, group, layer.bias is not None, name=name, device="meta"
@@ -208,13 +219,13 @@ _KINDS: dict[str, Any] = {"column": ColumnLinear, "row": RowLinear}
 def _slice(what: str, n: int, unit: int, group: Group) -> slice:
     if n % (unit * group.size()):
         parts = f"{n} parts" if unit == 1 else f"{n / unit:g} parts of {unit}"
-        raise ValueError(f"{what}: {parts} cannot be divided evenly over {group.size()} ranks [HVD276]")
+        raise ValueError(f"{what}: {parts} cannot be divided evenly over {group.size()} ranks [HVD016]")
     return slice(*part_of(n, group))
 
 
 def _words(words: int, group: Group) -> tuple[int, int]:
     if words < group.size():
-        raise ValueError(f"a vocabulary of {words} words cannot be cut over {group.size()} ranks [HVD276]")
+        raise ValueError(f"a vocabulary of {words} words cannot be cut over {group.size()} ranks [HVD016]")
     return part_of(words, group)
 
 
@@ -228,7 +239,7 @@ def _cut(whole: torch.Tensor, dim: int, mine: slice) -> nn.Parameter:
 
 def _check_ids(what: str, ids: torch.Tensor, words: int) -> None:
     if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < words:
-        raise ValueError(f"{what}: ids from {int(ids.min())} to {int(ids.max())}: the table has {words} rows [HVD277]")
+        raise ValueError(f"{what}: ids from {int(ids.min())} to {int(ids.max())}: the table has {words} rows [HVD017]")
 
 
 keep_off_graph(vocab_cross_entropy, _check_ids)  # they communicate, or look at values

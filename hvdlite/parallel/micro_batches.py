@@ -8,20 +8,20 @@ A mini-batch is a tensor, or a tuple of tensors with as many rows each, which ar
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 import torch
 
-Rows = torch.Tensor | tuple[torch.Tensor, ...]
+Rows = Union[torch.Tensor, tuple[torch.Tensor, ...]]
 
 
 def _length(batch: Any, what: str) -> int:
     tensors = batch if isinstance(batch, tuple) else (batch,)
     if not tensors or not all(isinstance(t, torch.Tensor) and t.dim() for t in tensors):
-        raise ValueError(f"{what} is a tensor or a tuple of tensors with rows, not {_shown(batch)} [HVD270]")
+        raise ValueError(f"{what} is a tensor or a tuple of tensors with rows, not {_shown(batch)} [HVD010]")
     lengths = {len(t) for t in tensors}
     if len(lengths) > 1:
-        raise ValueError(f"the tensors of {what} have {', '.join(map(str, sorted(lengths)))} rows [HVD270]")
+        raise ValueError(f"the tensors of {what} have {', '.join(map(str, sorted(lengths)))} rows [HVD010]")
     return lengths.pop()
 
 
@@ -42,7 +42,7 @@ def equal(batch: Any, count: int, what: str) -> list[Rows]:
         near = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0) or "none"
         raise ValueError(
             f"a mini-batch of {rows} rows cannot be cut into {count} micro-batches of equal size; {rows} rows can be "
-            f"cut into {near}. Drop the last incomplete batch of the data loader (drop_last=True) [HVD270]"
+            f"cut into {near}. Drop the last incomplete batch of the data loader (drop_last=True) [HVD010]"
         )
     return _parts(batch, count)
 
@@ -51,5 +51,10 @@ def nearly_equal(batch: Any, count: int, what: str) -> list[Rows]:
     """At most count parts, none of them empty. ValueError for what has no rows."""
     rows = _length(batch, what)
     if not rows:
-        raise ValueError(f"{what} has no rows [HVD270]")
+        raise ValueError(f"{what} has no rows [HVD010]")
     return _parts(batch, min(rows, count))
+
+
+def copied(parts: list[Rows]) -> list[Rows]:
+    """In memory of their own."""
+    return [tuple(t.clone() for t in part) if isinstance(part, tuple) else part.clone() for part in parts]

@@ -19,7 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.func import functional_call
@@ -31,7 +31,8 @@ from . import micro_batches
 from . import schedule as schedules
 from .edge import Edge, looks_of
 from .finish import Finish, digests, ties_of
-from .settings import agree, chosen, named
+from .settings import agree, check_parts, chosen, named, number_of
+from .stage import in_flight
 from .weights import Place, Policy
 
 _AHEAD = 2  # actions
@@ -54,7 +55,7 @@ class Pipeline:
     tied: weights that stages share, as ("table", {0: "0.weight", 3: "3.weight"}).
     lr_scheduler: stepped after each update. scaler: a torch.amp.GradScaler. clip: the largest norm of the gradient of
     the whole model. timeout: seconds to wait for another stage; then HvdTimeoutError names it, the stage and the
-    micro-batch. name: of the messages, for a second pipeline in the same job. axes: of data and of stages.
+    micro-batch. name: of the messages; None: a new one, "pipe", then "pipe2". axes: of data and of stages.
 
     Raises ValueError for settings that do not go together, HvdMismatchError, on all ranks, for those that differ.
     `peak_stash` and `weights.peak` tell how many activations and copies of the weights lay here at most, `finish.norm`
@@ -70,36 +71,34 @@ class Pipeline:
         loss: Callable[[Any, Any], torch.Tensor] | None, micro_batches: int, schedule: str | schedules.Plan = "1f1b",
         update: str | Callable[..., Policy] = "flush", *, checkpoint: bool = False, shapes: str = "step",
         tied: Iterable[tuple[str, Mapping[int, str]]] = (), lr_scheduler: Any = None, scaler: Any = None,
-        clip: float | None = None, timeout: float | None = None, name: str = "pipe",
+        clip: float | None = None, timeout: float | None = None, name: str | None = None,
         axes: tuple[str, str] = ("dp", "pp"), **options: Any
     ) -> None:  # fmt: skip
         data, axis = axes
-        self.module, self.optimizer, self.loss, self.name = stage, optimizer, loss, name
-        self.stage, self.stages, self.micro_batches = mesh.coordinate(axis), mesh.shape[axis], micro_batches
+        self.module, self._loss = stage, cast(Callable[[Any, Any], torch.Tensor], loss)
+        self.stage, self.stages = mesh.coordinate(axis), mesh.shape[axis]
+        self.micro_batches = micro_batches = number_of(micro_batches)
         self.checkpoint, self.scaler = checkpoint, scaler
         self._line = mesh.group(axis)
-        self._plan, policy = chosen(schedule, update, micro_batches, shapes, checkpoint)
+        self._plan, policy = chosen(schedule, update, shapes, checkpoint)
+        check_parts(stage, optimizer, loss, self.stage == self.stages - 1, lr_scheduler, clip, checkpoint)
         self._flushes = policy.flushes
         ties = ties_of(stage, mesh, axis, tied)
-        said: tuple[Any, ...] = (micro_batches, named(schedule), named(update), shapes, checkpoint, clip)
-        said = (*said, scaler and scaler.state_dict())
-        agree(said, digests(ties), mesh.rank_at(**{axis: 0}))
+        scale = scaler and scaler.state_dict()
+        said = (micro_batches, named(schedule), named(update), shapes, checkpoint, clip, scale)
+        self.name = name = agree(said, name, digests(ties), mesh.rank_at(**{axis: 0}))
         schedules.check(self._lists(), micro_batches=micro_batches)
         steady = [] if self._flushes else self._plan(self.stage, self.stages, micro_batches, 2 * self.stages)
         place = Place(self.stage, self.stages, micro_batches, float(schedules.delay(steady)))
         self.weights = policy(stage, place, **options)
-        if checkpoint and any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in stage.modules()):
-            warnings.warn(
-                f"stage {self.stage} has a BatchNorm, whose running statistics are updated twice for each micro-batch "
-                "with checkpoint=True [HVD281]", stacklevel=2,
-            )  # fmt: skip
         every = {"step": micro_batches, "each": 1, "once": None}[shapes]
         device = next((p.device for p in stage.parameters()), torch.device("cpu"))
         pairs = mesh.pairs(axis)
+        window = max(self.stages + 2, micro_batches)  # neighbours may take a mini-batch's parts in another order
 
         def edge(first: int, peer: int) -> Edge:
             rank = mesh.rank_at(**{axis: peer})
-            return Edge(f"{name}.{first}-{first + 1}", rank, pairs[first], self.stages + 2, every, timeout, device)
+            return Edge(f"{name}.{first}-{first + 1}", rank, pairs[first], window, every, timeout, device)
 
         self._before = edge(self.stage - 1, self.stage - 1) if self.stage else None
         self._after = edge(self.stage, self.stage + 1) if self.stage < self.stages - 1 else None
@@ -108,6 +107,7 @@ class Pipeline:
         self.finish = Finish(stage, optimizer, self.stage, averaged, model, ties, name, lr_scheduler, scaler, clip)
         self._batches, self._since = 0, 0  # mini-batches; how many when the pipeline was last empty
         self._live: dict[int, tuple[Any, Any]] = {}  # inputs and outputs of micro-batches in flight
+        in_flight[stage] = self._live
         self._data: dict[int, tuple[Any, Any]] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
         self._warned = self._broken = False
@@ -125,6 +125,8 @@ class Pipeline:
         continuous schedule backwards and updates of this mini-batch may come within later steps.
         ValueError for rows that cannot be cut into micro-batches.
         """
+        if not torch.is_grad_enabled():
+            raise ValueError("step() computes gradients: call it outside torch.no_grad() [HVD011]")
         first = self._batches * self.micro_batches
         self._read(x, y, micro_batches.equal, first)
         self._batches += 1
@@ -135,6 +137,8 @@ class Pipeline:
             nth = self._batches - 1 - self._since
             plan = schedules.part(self.stage, self.stages, self.micro_batches, nth)
         self._execute(plan)
+        if self._flushes:
+            self._settle()  # or a rank whose script ends here would take with it what it still sends
         mean = None if self._after else torch.stack(self._losses.pop(self._batches - 1)).sum() / self.micro_batches
         return self._everywhere(mean) if everywhere else mean
 
@@ -146,9 +150,7 @@ class Pipeline:
             self._execute(schedules.rest(self.stage, self.stages, self.micro_batches, batches))
             self._since = self._batches  # what follows fills the pipeline anew
             self.weights.restart(self._batches * self.micro_batches)
-        for edge in (self._before, self._after):
-            if edge:
-                edge.settle()
+        self._settle()
 
     def evaluate(self, x: Any = None, y: Any = None, everywhere: bool = False) -> torch.Tensor | None:
         """The mean loss, forward only, of any number of rows, with the newest weights; the modules' mode (train or
@@ -199,8 +201,7 @@ class Pipeline:
             self._after.give(outputs, k, self.micro_batches)
             self._warn(outputs, inputs)
         else:
-            assert self.loss is not None
-            loss = self.loss(out, y)
+            loss = self._loss(out, y)
             self._losses.setdefault(k // self.micro_batches, []).append(loss.detach())
             loss = loss / self.micro_batches  # here, and nowhere else
             outputs = (self.scaler.scale(loss) if self.scaler else loss,)
@@ -233,7 +234,7 @@ class Pipeline:
                 self._warned = True
                 warnings.warn(
                     f"stage {self.stage}'s output {part} needs no gradient: the layers before it do not learn from "
-                    "it [HVD280]", stacklevel=2,
+                    "it [HVD020]", stacklevel=2,
                 )  # fmt: skip
 
     def _backward(self, k: int) -> None:
@@ -245,7 +246,7 @@ class Pipeline:
                 torch.autograd.backward([t for t, _ in tracked], [grad for _, grad in tracked])
         self.weights.collect(k)
         if self._before:
-            self._before.give_back([_gradient(t) for t in inputs], k)
+            self._before.give_back(inputs, k)
 
     def _update(self) -> None:
         self.finish.exchange()
@@ -258,12 +259,20 @@ class Pipeline:
         batches = 1 if self._flushes else 1 + -(-2 * self.stages // self.micro_batches)
         return [self._plan(stage, self.stages, self.micro_batches, batches) for stage in range(self.stages)]
 
-    def _execute(self, actions: list[schedules.Action]) -> None:
+    def _usable(self) -> None:
         if self._broken:
             raise ValueError(
                 f"stage {self.stage}: an earlier step raised an error, so this pipeline's stages no longer agree; load "
-                "a checkpoint into a new one [HVD275]"
+                "a checkpoint into a new one [HVD015]"
             )
+
+    def _settle(self) -> None:
+        for edge in (self._before, self._after):
+            if edge:
+                edge.settle()
+
+    def _execute(self, actions: list[schedules.Action]) -> None:
+        self._usable()
         self._broken, self._left[0] = True, 0  # what raises does not ask for drain(), too
         actions = schedules.shifted(actions, self._since, self.micro_batches)
         for i, (what, k) in enumerate(actions):
@@ -286,13 +295,13 @@ class Pipeline:
             elif what == "B" and self._after and k in self._live:
                 self._after.expect_back(looks_of(self._live[k][1]), k)
 
-    # data
-
     def _read(self, x: Any, y: Any, cut: Callable[..., Any], first: int, needs_y: bool = True) -> int:
         """Keeps the parts of x and y that this stage reads, and says how many they are; 0: it reads none."""
         count = self.micro_batches
         xs = cut(x, count, "x, which the first stage reads,") if not self.stage else []
         ys = cut(y, count, "y, which the last stage reads,") if not self._after and needs_y else []
+        if not self._flushes:  # what is in flight outlives the step, and the caller may fill its memory anew
+            xs, ys = micro_batches.copied(xs), micro_batches.copied(ys)
         for i in range(max(count if cut is micro_batches.equal else 0, len(xs), len(ys))):
             self._data[first + i] = xs[i] if xs else None, ys[i] if ys else None
         return max(len(xs), len(ys))
@@ -300,14 +309,15 @@ class Pipeline:
     @torch.no_grad()
     def _forward_only(self, x: Any, y: Any, call: str) -> list[tuple[Any, int]]:
         """(loss or output, rows) of each part, on the last stage."""
+        self._usable()
         if self._live:
-            raise ValueError(f"{call} while {len(self._live)} micro-batches are in flight: call drain() first [HVD275]")
+            raise ValueError(f"{call} while {len(self._live)} micro-batches are in flight: call drain() first [HVD015]")
         before, after = (edge.apart() if edge else None for edge in (self._before, self._after))
         count, results, k = self._read(x, y, micro_batches.nearly_equal, 0, call == "evaluate"), [], 0
         while True:
             inputs, told = self._inputs(k, before)
             if told and count and told != count:
-                raise ValueError(f"y has rows for {count} micro-batches, and the first stage's x for {told} [HVD270]")
+                raise ValueError(f"y has rows for {count} micro-batches, and the first stage's x for {told} [HVD010]")
             count = told or count
             out = self._computed(inputs)
             y = self._data.pop(k, (None, None))[1]
@@ -317,8 +327,7 @@ class Pipeline:
             elif call == "predict":
                 results.append((out, 0))
             else:
-                assert self.loss is not None
-                results.append((self.loss(out, y), len(y[0] if isinstance(y, tuple) else y)))
+                results.append((self._loss(out, y), len(y[0] if isinstance(y, tuple) else y)))
             k += 1
             if k >= count:
                 break
@@ -332,16 +341,9 @@ class Pipeline:
         return hvd.broadcast(value, self._line.ranks[-1], name=f"{self.name}.loss", process_set=self._line)
 
 
-def _gradient(t: torch.Tensor) -> torch.Tensor | None:
-    """Of an input that another stage waits for; zeros of one that this stage has not used."""
-    if not t.requires_grad:
-        return None
-    return torch.zeros_like(t) if t.grad is None else t.grad
-
-
 def _left_behind(left: list[int], who: str) -> None:
     """When a pipeline is gone, or the program ends."""
     if left[0]:
         warnings.warn(
-            f"{who} ended with {left[0]} updates still to come: call drain() after the last step [HVD275]", stacklevel=2
+            f"{who} ended with {left[0]} updates still to come: call drain() after the last step [HVD015]", stacklevel=2
         )

@@ -7,60 +7,106 @@ stages share but do not begin with alike.
 
 from __future__ import annotations
 
+import warnings
+from operator import index
 from typing import Any
+
+import torch
 
 import hvdlite.torch as hvd
 
 from . import schedule as schedules
-from .weights import POLICIES
+from .weights import POLICIES, Policy
 
 SHAPES = ("each", "once", "step")
+_made = [0]  # pipelines without a name of their own, the same number on all ranks
 
 
 def named(choice: Any) -> str:
     return choice if isinstance(choice, str) else getattr(choice, "__qualname__", repr(type(choice)))
 
 
-def chosen(schedule: Any, update: Any, count: int, shapes: str, checkpoint: bool) -> tuple[schedules.Plan, Any]:
+def number_of(micro_batches: Any) -> int:
+    """As an int. ValueError for what is no whole number of at least 1."""
+    count = 0 if isinstance(micro_batches, bool) or not hasattr(micro_batches, "__index__") else index(micro_batches)
+    if count < 1:
+        raise ValueError(f"micro_batches must be a whole number of at least 1, not {micro_batches!r} [HVD011]")
+    return count
+
+
+def chosen(schedule: Any, update: Any, shapes: str, checkpoint: bool) -> tuple[schedules.Plan, Any]:
     """The function that makes the lists, and the class of the policy. ValueError for what does not go together."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"micro_batches must be a whole number of at least 1, not {count!r} [HVD271]")
     for what, given, known in (
         ("schedule", schedule, schedules.PLANS), ("update", update, POLICIES), ("shapes", shapes, SHAPES)
     ):  # fmt: skip
-        if given not in known and (what == "shapes" or not callable(given)):
-            raise ValueError(f"there is no {what} {given!r}; there are {', '.join(sorted(known))} [HVD271]")
+        if not (callable(given) and what != "shapes") and not (isinstance(given, str) and given in known):
+            raise ValueError(f"there is no {what} {given!r}; there are {', '.join(sorted(known))} [HVD011]")
     policy: Any = POLICIES[update] if isinstance(update, str) else update
+    if not (isinstance(policy, type) and issubclass(policy, Policy)):
+        raise ValueError(f"update is a name or a subclass of weights.Policy, not {update!r} [HVD011]")
     if policy.flushes == (schedule == "continuous") or (callable(schedule) and not policy.flushes):
         raise ValueError(
             f"update {named(update)!r} does not go with schedule {named(schedule)!r}: stash, vertical, 2bw and "
             "pipemare are what lets a pipeline go on over updates (schedule='continuous'), and flush is for the others "
-            "[HVD271]"
+            "[HVD011]"
         )
     if checkpoint and update == "pipemare":
         raise ValueError(
             "update 'pipemare' does not go with checkpoint=True: what is computed again would see the weights of the "
-            "backward [HVD271]"
+            "backward [HVD011]"
         )
     return (schedules.PLANS[schedule] if isinstance(schedule, str) else schedule), policy
 
 
-def agree(said: tuple[Any, ...], tied: dict[str, str], line: int) -> None:
-    """HvdMismatchError, the same on all ranks, where settings or copies of tied weights differ. line: the lowest rank
-    of this pipeline."""
-    everyone = hvd.allgather_object((said, tied, line), name="pipeline")
-    what = "micro_batches, schedule, update, shapes, checkpoint, clip, scaler"
-    for rank, (other, _, _) in enumerate(everyone):
+def check_parts(
+    stage: torch.nn.Module, optimizer: Any, loss: Any, last: bool, lr_scheduler: Any, clip: Any,
+    checkpoint: bool
+) -> None:  # fmt: skip
+    """ValueError for parts with which a stage would not train, or not as they would alone."""
+    learning = [p for p in stage.parameters() if p.requires_grad]
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
+    why = None
+    if hasattr(optimizer, "skip_synchronize"):
+        why = "give Pipeline the plain optimizer, not a DistributedOptimizer: it averages gradients itself"
+    elif isinstance(optimizer, torch.optim.LBFGS):
+        why = "LBFGS computes the loss again and again, and a pipeline computes it once for each step"
+    elif learning and not any(id(p) in known for p in learning):
+        why = "the optimizer has none of the stage's parameters: make it of stage.parameters()"
+    elif isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        why = "ReduceLROnPlateau needs a loss: step it in the loop, and do not give it to Pipeline"
+    elif last and not callable(loss):
+        why = f"the last stage calls loss(output, y), and was given {loss!r}"
+    elif clip is not None and not clip > 0:
+        why = f"clip must be more than 0, not {clip!r}"
+    if why is not None:
+        raise ValueError(f"{why} [HVD011]")
+    if checkpoint and any(isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) for layer in stage.modules()):
+        warnings.warn(
+            "this stage has a BatchNorm, whose running statistics are updated twice for each micro-batch with "
+            "checkpoint=True [HVD021]", stacklevel=3,
+        )  # fmt: skip
+
+
+def agree(said: tuple[Any, ...], name: str | None, tied: dict[str, str], line: int) -> str:
+    """The pipeline's name. HvdMismatchError, the same on all ranks, where settings or copies of tied weights differ.
+    line: the lowest rank of this pipeline."""
+    everyone = hvd.allgather_object(((*said, name), tied, line, _made[0]), name="pipeline")
+    what = "micro_batches, schedule, update, shapes, checkpoint, clip, scaler, name"
+    for rank, (other, *_) in enumerate(everyone):
         if other != everyone[0][0]:
             raise hvd.HvdMismatchError(
-                f"ranks disagree on ({what}): rank 0 said {everyone[0][0]}, rank {rank} said {other} [HVD271]"
+                f"ranks disagree on ({what}): rank 0 said {everyone[0][0]}, rank {rank} said {other} [HVD011]"
             )
     first: dict[tuple[int, str], tuple[int, str]] = {}
-    for rank, (_, tied, line) in enumerate(everyone):
+    for rank, (_, tied, line, _) in enumerate(everyone):
         for name, digest in tied.items():
             known = first.setdefault((line, name), (rank, digest))
             if known[1] != digest:
                 raise hvd.HvdMismatchError(
                     f"the copies of the tied weight {name!r} on ranks {known[0]} and {rank} differ at the start: "
-                    "initialize both from one tensor [HVD282]"
+                    "initialize both from one tensor [HVD022]"
                 )
+    if name is not None:
+        return name
+    _made[0] = 1 + max(made for *_, made in everyone)  # an elastic newcomer has made none
+    return "pipe" if _made[0] == 1 else f"pipe{_made[0]}"

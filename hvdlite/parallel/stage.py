@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Union
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from ..mesh import Mesh
 
 Layer = Union[nn.Module, Callable[[], nn.Module]]
+
+# By stage, what a Pipeline has in flight: a checkpoint must not come in between.
+in_flight: WeakKeyDictionary[nn.Module, dict[int, Any]] = WeakKeyDictionary()
 
 
 class Stage(nn.Sequential):
@@ -35,7 +39,7 @@ def made(layer: Layer, number: int) -> nn.Module:
     module = layer if isinstance(layer, nn.Module) else layer()
     if not isinstance(module, nn.Module):
         raise ValueError(
-            f"layer {number} is {type(module).__name__}: give a module, or a function that makes one [HVD273]"
+            f"layer {number} is {type(module).__name__}: give a module, or a function that makes one [HVD013]"
         )
     return module
 
@@ -51,7 +55,7 @@ def split(layers: Sequence[Layer], mesh: Mesh, balance: Sequence[int], axis: str
     stage, stages = mesh.coordinate(axis), mesh.shape[axis]
     if len(balance) != stages or min(balance) < 1 or sum(balance) != len(layers):
         raise ValueError(
-            f"balance {list(balance)} must give each of {stages} stages at least one of {len(layers)} layers [HVD273]"
+            f"balance {list(balance)} must give each of {stages} stages at least one of {len(layers)} layers [HVD013]"
         )
     first = sum(balance[:stage])
     mine = Stage()

@@ -16,20 +16,28 @@ import torch
 
 import hvdlite.torch as hvd
 
+from .stage import in_flight
 from .tensor import part_of
 
 
 def _tensors(stage: torch.nn.Module, optimizer: Any) -> Iterator[tuple[str, torch.Tensor, int | None]]:
     """(name, tensor, where it is cut) of all that this stage holds; the optimizer's state by the parameter's name."""
+    if in_flight.get(stage):
+        raise ValueError("a checkpoint while micro-batches are in flight: call drain() first [HVD015]")
     for name, p in stage.named_parameters(remove_duplicate=False):
         cut = getattr(p, "cut", None)
         yield name, p.detach(), cut
         for key, value in (optimizer.state.get(p, {}) if optimizer is not None else {}).items():
             if isinstance(value, torch.Tensor):
+                if cut is not None and value.dim() and value.shape != p.shape:
+                    raise ValueError(
+                        f"{name!r} is cut, and its state {key!r} in {type(optimizer).__name__}, {list(value.shape)}, "
+                        "has another shape: nobody can tell how its parts go together [HVD018]"
+                    )
                 yield f"optimizer/{name}/{key}", value.detach(), cut if value.shape == p.shape else None
-    kept = {key.rpartition(".")[2] for key in stage.state_dict()}
-    for name, buffer in stage.named_buffers():
-        if name.rpartition(".")[2] in kept:
+    kept = stage.state_dict()
+    for name, buffer in stage.named_buffers(remove_duplicate=False):
+        if name in kept:
             yield name, buffer, None
 
 
@@ -96,12 +104,12 @@ def load_whole(
     for name, t, cut in _tensors(stage, None):
         if name not in whole:
             has = ", ".join(repr(known) for known in list(whole)[:4])
-            raise ValueError(f"the checkpoint has no {name!r}; it has {has}, ... [HVD278]")
+            raise ValueError(f"the checkpoint has no {name!r}; it has {has}, ... [HVD018]")
         value = _part(whole[name], cut, tp)
         if value.shape != t.shape:
             raise ValueError(
                 f"{name!r} is {list(whole[name].shape)} in the checkpoint, of which this rank takes "
-                f"{list(value.shape)}, and {list(t.shape)} here [HVD278]"
+                f"{list(value.shape)}, and {list(t.shape)} here [HVD018]"
             )
         found.append((t, value))
     states = {} if optimizer is None else _states(stage, whole, tp, optimizer)
@@ -126,7 +134,7 @@ def _states(
     if not any(name.startswith("optimizer/") for name in whole):
         raise ValueError(
             "the checkpoint has no state of an optimizer: it was saved without one, or with one that keeps nothing, as "
-            "SGD without momentum; such a one needs no loading [HVD278]"
+            "SGD without momentum; such a one needs no loading [HVD018]"
         )
     on_device = {  # those that keep their count of steps beside the parameter, and not in the CPU's memory
         p for group in optimizer.param_groups if group.get("fused") or group.get("capturable") for p in group["params"]

@@ -206,7 +206,7 @@ def _even(what: str, x: torch.Tensor, dim: int, group: Group) -> None:
     if x.shape[dim] % group.size():
         raise ValueError(
             f"{what}: dimension {dim} of a tensor of shape {list(x.shape)} cannot be cut evenly over {group.size()} "
-            "ranks [HVD276]"
+            "ranks [HVD016]"
         )
 
 

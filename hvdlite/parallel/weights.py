@@ -98,6 +98,11 @@ class Stash(Policy):
         self.versions: dict[int, Leaves] = {0: self._leaves()}
         self._users = {0: 0}  # micro-batches in flight, by version
         self._of: dict[int, int] = {}  # the version that micro-batch k has seen
+        self._since = (0, 0)  # a micro-batch, and the version that it saw, when the pipeline was empty
+
+    def restart(self, k: int) -> None:
+        self._since = k, self.version
+        self._drop()
 
     def forward(self, k: int) -> Leaves:
         if not self._of:  # parameters may have been loaded or moved since
@@ -145,11 +150,6 @@ class Stash(Policy):
 class Vertical(Stash):
     """Stashing with vertical sync: on every stage k sees the version that it saw on the first one (PipeDream, 3.3)."""
 
-    _since = (0, 0)  # a micro-batch, and the version that it saw, when the pipeline was empty
-
-    def restart(self, k: int) -> None:
-        self._since = k, self.version
-
     def _seen_by(self, k: int) -> int:
         first, version = self._since
         return version + max(0, k - first - self.place.stages + 1) // self.place.per_update
@@ -167,21 +167,23 @@ class Vertical(Stash):
 
 class TwoVersions(Stash):
     """2BW: w(n+1) = w(n) - lr g(w(n-1)) on every stage, with two copies at most (Narayanan et al., ICML'21, section
-    3.1). ValueError for fewer micro-batches in an update than stages: a stage would need a version not yet made."""
+    3.1). After `drain` it starts anew: the next mini-batch sees the newest version. ValueError for fewer micro-batches
+    in an update than stages: a stage would need a version not yet made."""
 
     def __init__(self, module: torch.nn.Module, place: Place) -> None:
         if place.per_update < place.stages:
             raise ValueError(
                 "2bw needs at least as many micro-batches for each update as stages, and "
-                f"{place.per_update} < {place.stages}: choose more micro-batches [HVD271]"
+                f"{place.per_update} < {place.stages}: choose more micro-batches [HVD011]"
             )
         super().__init__(module, place)
 
     def _seen_by(self, k: int) -> int:
-        return max(k // self.place.per_update - 1, 0)
+        first, version = self._since
+        return version + max((k - first) // self.place.per_update - 1, 0)
 
     def _wanted(self, version: int) -> bool:
-        return version >= self.version - 1
+        return version >= max(self.version - 1, self._since[1])
 
     def _keeps(self) -> bool:
         return True
@@ -208,19 +210,17 @@ class PipeMare(Policy):
         super().__init__(module, place)
         self.gamma = decay ** (1 / place.tau) if place.tau else 0.0
         self.anneal, self.correct = anneal, correct and place.tau > 0
-        self._newest = self._leaves()
         self._drift = {name: torch.zeros_like(p) for name, p in self.params.items()} if self.correct else {}
-        self._of: dict[int, int] = {}
+        self._of: dict[int, tuple[int, Leaves]] = {}
 
     def forward(self, k: int) -> Leaves:
-        if not self._of:
-            self._newest = self._leaves()
-        self._of[k] = self.version
-        return self._newest
+        leaves = self._leaves()  # new ones each time: autocast keeps the cast of a leaf that it knows
+        self._of[k] = self.version, leaves
+        return leaves
 
     @contextlib.contextmanager
     def backward(self, k: int) -> Any:
-        age = self.version - self._of[k]
+        age = self.version - self._of[k][0]
         tau = self.place.tau if age >= int(self.place.tau) else age
         if not self.correct or not tau:
             yield
@@ -235,8 +235,7 @@ class PipeMare(Policy):
                 p.data.copy_(kept[name])
 
     def collect(self, k: int) -> None:
-        del self._of[k]
-        self._add(self._newest)
+        self._add(self._of.pop(k)[1])
 
     def update(self, step: Step) -> None:
         old = {name: p.data.clone() for name, p in self.params.items()} if self.correct else {}

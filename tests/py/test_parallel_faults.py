@@ -21,7 +21,7 @@ def seen(folder, fault):
     code, out, err = launch("-np", "4", sys.executable, PROGRAM, str(folder), fault)
     found = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
     assert {0, 2, 3} <= set(found), out + err
-    assert all(each["again"].endswith("[HVD275]") for each in found.values()), found
+    assert all(each["again"].endswith("[HVD015]") for each in found.values()), found
     return code, found
 
 
@@ -37,7 +37,7 @@ def test_what_a_stage_raises_is_said_on_all_others(fault, error, text, tmp_path)
     code, found = seen(tmp_path, fault)
     own = found.pop(1)
     assert code == 1 and own["error"] == error and text in own["text"]
-    assert ("[HVD274]" in own["text"]) == (error == "ValueError")
+    assert ("[HVD014]" in own["text"]) == (error == "ValueError")
     for rank, each in found.items():
         assert each["error"] == "HvdPeerLostError" and each["rank"] == 1, each
         assert re.match(rf"send of {TENSOR} on rank {rank} ", each["text"]), each

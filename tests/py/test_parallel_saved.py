@@ -122,7 +122,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing():
         ({"0.weight": weight.T, "0.bias": bias}, r"'0.weight' is \[2, 3\] in the checkpoint.*, and \[3, 2\] here"),
         ({"0.weight": weight, "0.bias": bias}, "the checkpoint has no state of an optimizer"),
     ):
-        with pytest.raises(ValueError, match=message + ".*HVD278"):
+        with pytest.raises(ValueError, match=message + ".*HVD018"):
             parallel.load_whole(model, whole, optimizer=sgd(model.parameters()))
         assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
 

@@ -71,7 +71,7 @@ def test_a_deadlock_names_where_each_stage_waits():
         check([four, ahead])
     assert str(caught.value) == (
         "the schedules of the stages do not fit together: stage 0 waits at its action 4, ('B', 0); "
-        "stage 1 waits at its action 4, ('F', 4) [HVD272]"
+        "stage 1 waits at its action 4, ('F', 4) [HVD012]"
     )
     assert check([ahead, behind]).stash == [8, 4]
 
@@ -91,7 +91,7 @@ def test_a_deadlock_names_where_each_stage_waits():
     ],
 )
 def test_lists_that_are_wrong(actions, words):
-    with pytest.raises(ValueError, match="HVD272") as caught:
+    with pytest.raises(ValueError, match="HVD012") as caught:
         check([[(a[0], int(a[1:])) for a in actions.split()]], micro_batches=2)
     assert words in str(caught.value)
 

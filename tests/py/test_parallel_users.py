@@ -73,7 +73,7 @@ def test_batch_norm_has_the_statistics_of_one_process():
 
     stage, whole = train(norms(), rows()), alone(norms(), rows())
     assert all(torch.equal(a, b) for a, b in zip(stage.buffers(), whole.buffers()))
-    with pytest.warns(UserWarning, match="HVD281"):
+    with pytest.warns(UserWarning, match="HVD021"):
         pipeline(norms(), checkpoint=True)
 
 
@@ -111,7 +111,7 @@ def test_tied_weights_of_the_first_and_the_last_stage():
     copies = hvd.allgather_object(sha(stage.parameters()))
     assert copies[0] == copies[3]
     different = made(lambda place: Mlp() if place in (1, 2) else Table(place == 0))
-    with pytest.raises(hvd.HvdMismatchError, match=r"'table' on ranks 0 and 3 differ.*HVD282"):
+    with pytest.raises(hvd.HvdMismatchError, match=r"'table' on ranks 0 and 3 differ.*HVD022"):
         pipeline(different, tied=tied)
 
 
