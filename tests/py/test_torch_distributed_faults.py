@@ -67,9 +67,9 @@ def child(queue):
 if rank == 0:
     import torch.multiprocessing as several
     queue = several.get_context("fork").Queue()
-    queue.put(gradient)
     reader = several.get_context("fork").Process(target=child, args=(queue,))
-    reader.start()
+    reader.start()  # first: a child that forks after the put may find the gradient in torch's cache of what was shared
+    queue.put(gradient)
     reader.join()
 print("fine")
 """
