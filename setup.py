@@ -48,6 +48,7 @@ class BuildExt(build_ext):
         super().build_extensions()
 
 
+ZMQ = "pyzmq>=25"  # its wheels have libzmq with CURVE inside
 TORCH = ["torch>=2.1"]
 EXAMPLES = ["scikit-learn", "tqdm"]
 CHECKS = [
@@ -85,7 +86,9 @@ setup(
         "examples": TORCH + EXAMPLES,
         "bench": [*TORCH, "matplotlib"],
         "report": ["plotly"],  # hvdlite-trace report, --dashboard
-        "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly"],
+        "ps": [ZMQ],  # hvd.ps: tables on servers
+        "rpc": [ZMQ],  # hvd.rpc: calls from rank to rank
+        "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly", ZMQ],
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.
     packages=find_packages(include=["hvdlite", "hvdlite.*"])

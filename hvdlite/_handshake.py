@@ -26,7 +26,7 @@ import time
 
 from ._wire import Session
 
-MAGIC = b"hvdlite3"  # its last byte grows with this handshake and with the frames that follow it
+MAGIC = b"hvdlite4"  # its last byte grows with this handshake and with the frames that follow it
 NONCE_BYTES = PROOF_BYTES = 32
 GREETING_BYTES = len(MAGIC) + NONCE_BYTES
 ENDS_BYTES = 36  # connector's and acceptor's address (16 bytes, IPv4 as IPv6 maps it) and port

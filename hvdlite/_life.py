@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import (
@@ -63,6 +63,7 @@ class _Life:
 
 _life = _Life()
 unmet.watch(config.environ())
+closers: list[Callable[[bool], Callable[[], None]]] = []  # of hvd.ps and hvd.rpc: see `shutdown`
 _inherited: list[Any] = []  # what a forked child must neither use nor close
 
 
@@ -249,8 +250,11 @@ def shutdown() -> None:
         measured.end()
         guard.end()
         failed = _life.aborts or _core.failure_of_job() is not None
+        ends, closers[:] = [close(failed) for close in closers], []  # what they have sent arrives; then they end
         while lib.hvd_shutdown(_core.WAIT_MS) == lib.HVD_AGAIN:
             pass  # a signal handler may run here; who calls shutdown again goes on with the same one
+        for end in ends:
+            end()
         _core.forget_all()
         process_set.forget_all()
         links, _life.links = _life.links, None
@@ -335,7 +339,7 @@ def _at_exit() -> None:
 
 def _in_child() -> None:
     """The core has closed the store's descriptor in the child; Python must not close that number again."""
-    (store, _life.store), _life.lock = (_life.store, None), threading.RLock()
+    (store, _life.store), _life.lock, closers[:] = (_life.store, None), threading.RLock(), []
     if _life.links is not None:
         _life.links.close()
     if store is None:

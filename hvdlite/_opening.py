@@ -34,6 +34,15 @@ def use_links(links: JobLinks | None) -> None:
     _used.clear()
 
 
+def address() -> str:
+    """Where other ranks reach this one: without links to them at 127.0.0.1, if all are on this host."""
+    if _links is not None:
+        return _links.ip
+    from .links.address import everywhere
+
+    return "127.0.0.1" if _core.cross_size() == 1 else everywhere()[0]
+
+
 def place() -> list[Any]:
     """What the others must know before a set is opened: the numbers in use here, and the greatest life."""
     return [sorted(_used), _lives]
@@ -89,10 +98,4 @@ def _streams(number: int, ranks: list[int]) -> Rows | tuple[()]:
     """A set's streams, for the core. No two ranks are in two sets of one number and life: that names the streams."""
     if _links is None or _core.rank() not in ranks:
         return ()
-    return _links.rows(f"set {number} of {_lives}", ranks, _fail_with_job)
-
-
-def _fail_with_job() -> None:
-    failure = _core.failure_of_job()
-    if failure is not None:
-        raise _core.error_for(failure[1], failure[2])
+    return _links.rows(f"set {number} of {_lives}", ranks, _core.raise_failure)

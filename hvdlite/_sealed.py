@@ -48,7 +48,7 @@ class Seals:
         import hmac
 
         self._blake2b, self._same = hashlib.blake2b, hmac.compare_digest
-        self._key = hmac.digest(secret, b"hvdlite objects of job %d, epoch %d" % (job, epoch), "sha256")
+        self.key = hmac.digest(secret, b"hvdlite objects of job %d, epoch %d" % (job, epoch), "sha256")
         self._rank, self._number = rank, 0
         self._senders: dict[int, _Sender] = {}
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class Seals:
     def _tag(self, sender: int, number: int, purpose: str, body: memoryview) -> bytes:
         named = purpose.encode("utf-8", "surrogatepass")
         head = _ABOUT.pack(sender, number) + _NUMBER.pack(len(named)) + named
-        tag = self._blake2b(head, key=self._key, digest_size=_TAG_BYTES)
+        tag = self._blake2b(head, key=self.key, digest_size=_TAG_BYTES)
         tag.update(body)
         return tag.digest()
 

@@ -20,6 +20,7 @@ import re
 import select
 import socket
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from . import _handshake, _wire
@@ -41,6 +42,7 @@ class Meeting(Protocol):
     epoch: int
     secret: bytes  # the job's, where the option gives none
     failed: bool  # whether the job has; set before `bye`
+    servers: Sequence[str]  # addresses of those that hold tables; none: the launcher has started none
 
     def allgather(self, mine: bytes) -> list[bytes]:
         """Every rank's bytes in rank order. Blocks."""
@@ -91,6 +93,7 @@ class Store:
         self.secret = bytes(32)  # the option's is used
         self.failed = False  # whether the job has; set before `bye`
         self.local_rank = self.local_size = -1  # of a member of an elastic job
+        self.servers: Sequence[str] = ()
 
     def lend(self) -> int:
         """0: there is no MPI."""
@@ -167,6 +170,7 @@ class Store:
         patience = self._timeout + _SLACK_S if commit is None else _FOR_EVER_S
         joined = json.loads(self._expect(_wire.JOINED, time.monotonic() + patience))
         self.epoch, self.job = int(joined["epoch"]), int(joined["job"])
+        self.servers = [str(address) for address in joined.get("servers", ())]
         if commit is not None:
             self.rank, self.size = int(joined["rank"]), int(joined["size"])
             self.local_rank, self.local_size = int(joined["local_rank"]), int(joined["local_size"])
@@ -177,9 +181,10 @@ class Store:
             return body
         if kind == _wire.LOST:
             culprit, _, text = _wire.unpack_end(body)
-            named = text if re.search(rf"\brank {culprit}\b", text) else f"rank {culprit} ended the job: {text}"
+            told = culprit < 0 or re.search(rf"\brank {culprit}\b", text)
+            named = text if told else f"rank {culprit} ended the job: {text}"
             lost = HvdPeerLostError(coded("HVD401", named))
-            lost.rank = culprit
+            lost.rank = culprit if culprit >= 0 else None  # a server's end
             raise lost
         if kind == _wire.REMOVED:
             raise HvdRemoved(body.decode("utf-8", "replace"))
@@ -235,7 +240,7 @@ def connect(
     `timeout` in seconds bounds every wait for other ranks. Raises HvdInitError (no store there, wrong secret, refused,
     ranks missing at the time limit) or HvdPeerLostError (a rank ended before all had joined), each naming the rank.
     """
-    sock, session = _authenticate(address, port, secret, rank, time.monotonic() + timeout)
+    sock, session = authenticate(address, port, secret, f"rank {rank}", time.monotonic() + timeout)
     store = Store(sock, session, rank, size, timeout)
     try:
         store._join(version, wire)
@@ -250,7 +255,7 @@ def connect_as(
 ) -> Store:
     """The same for a process of an elastic job, whose rank is decided when the next epoch opens. commit: the number of
     its last one, -1 for none. Raises HvdRemoved where it is to go."""
-    sock, session = _authenticate(address, port, secret, member, time.monotonic() + timeout)
+    sock, session = authenticate(address, port, secret, f"rank {member}", time.monotonic() + timeout)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # it may wait for long
     store = Store(sock, session, member, 0, timeout)
     try:
@@ -266,7 +271,8 @@ class News:
     when asked."""
 
     def __init__(self, address: str, port: int, secret: bytes, member: int, timeout: float) -> None:
-        self._sock, self._session = _authenticate(address, port, secret, member, time.monotonic() + timeout)
+        limit = time.monotonic() + timeout
+        self._sock, self._session = authenticate(address, port, secret, f"rank {member}", limit)
         self._sock.sendall(self._session.pack(_wire.WATCH, json.dumps({"member": member}).encode()))
         self._reader = _wire.FrameReader(self._session, 4096)
         self._sock.setblocking(False)
@@ -287,10 +293,11 @@ class News:
         self._sock.close()
 
 
-def _authenticate(
-    address: str, port: int, secret: bytes, rank: int, deadline: float
+def authenticate(
+    address: str, port: int, secret: bytes, who: str, deadline: float
 ) -> tuple[socket.socket, _wire.Session]:
-    """A connection on which both sides have proved the secret. A store under load may drop us: that is tried again."""
+    """A connection on which both sides have proved the secret. who: this side, for texts. A store under load may drop
+    it: that is tried again. Raises HvdInitError."""
     failure: Exception = TimeoutError("no time left")
     attempt = 0
     while time.monotonic() < deadline:
@@ -311,14 +318,14 @@ def _authenticate(
         except _handshake.HandshakeError as error:
             assert sock is not None
             sock.close()
-            raise HvdInitError(coded("HVD111", f"rank {rank}: {stranger(error, f'{address}:{port}')}")) from None
+            raise HvdInitError(coded("HVD111", f"{who}: {stranger(error, f'{address}:{port}')}")) from None
         except BaseException:
             if sock is not None:
                 sock.close()
             raise
     raise HvdInitError(
-        f"rank {rank}: no store answers at {address}:{port} ({type(failure).__name__}: {failure}); "
-        "is the launcher that started this rank still running? [HVD110]"
+        f"{who}: no store answers at {address}:{port} ({type(failure).__name__}: {failure}); "
+        "is the launcher that started it still running? [HVD110]"
     )
 
 

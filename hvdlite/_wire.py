@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 
 from ._coded import code_of
 
-JOIN, JOINED, ALLGATHER, GATHERED, ABORT, LOST, BYE, REFUSED, REMOVED, WATCH, NEWS = range(1, 12)
+JOIN, JOINED, ALLGATHER, GATHERED, ABORT, LOST, BYE, REFUSED, REMOVED, WATCH, NEWS, SERVE, GONE = range(1, 14)
 
 FRAME_MAX = 16 << 20  # kind and body
 TEXT_MAX = 1500  # bytes of text in an ABORT or LOST frame

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """hvdlite.data is imported when it is used first: most programs shard by other means."""
-    if name == "data":
-        return import_module(f"{__package__}.data")
+    """Public modules are imported when they are used first: most programs need none of them."""
+    if name in ("data", "ps", "rpc"):
+        return import_module(f"{__package__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

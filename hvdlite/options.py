@@ -24,6 +24,8 @@ _power_of_two, _signal, _switch, _whole = _option.power_of_two, _option.signal_n
 
 OFF = ("off", "0", "")  # of HVDLITE_TRACE_DIR: no records
 DYNAMIC = "DYNAMIC"  # of HVDLITE_TIMELINE: room for one, begun later
+_SERVERS = "Servers that hold the tables of hvd.ps, beside the ranks."
+_CYCLES = "1: the timeline shows each agreement of the ranks."
 
 
 def _of_launcher(name: str, default: float | None, help: str, low: float = 0) -> Option:
@@ -54,6 +56,9 @@ OPTIONS = (
         "expected_place", str, None, "What a process that comes later takes for its place.", scope="rank", alias=None
     ),
     Option("agent", str, None, "The connection to this rank's agent (hvdlite-run --mpi).", scope="rank", alias=None),
+    Option("server", _whole, None, "Number of this server of tables, which is no rank.", "rank", alias=None, low=0),
+    Option("servers", _whole, 0, _SERVERS, alias=None, flag="--servers", agreed=True, low=0, high=64),
+    Option("ps_curve", _switch, True, "0: messages of hvd.ps are not encrypted.", alias=None, agreed=True),
     Option("wire_auth", _switch, False, "1: tensors are signed.", alias=None, flag="--wire-auth", agreed=True),
     Option(
         "fusion_threshold",
@@ -254,13 +259,7 @@ OPTIONS = (
         flag="--timeline-filename",
         is_path=lambda text: text != DYNAMIC,
     ),
-    Option(
-        "timeline_mark_cycles",
-        _switch,
-        False,
-        "1: the timeline shows each agreement of the ranks.",
-        flag="--timeline-mark-cycles",
-    ),
+    Option("timeline_mark_cycles", _switch, False, _CYCLES, flag="--timeline-mark-cycles"),
     Option(
         "trace_steps",
         _switch,

@@ -12,6 +12,9 @@ Two streams lead to the launcher, signed where it is on another host. Control ca
 waits for output; the output stream carries what ranks write, one frame per read. When the launcher is slow to take it
 (a paused terminal), at most `UNSENT_MAX` is kept and the ranks' pipes fill up: the ranks wait, nothing is lost.
 
+Servers of tables (`--servers`) are started and reported as ranks are. They get no signal but one meant for them, and
+the end of one says nothing of how the job went.
+
 It waits for processes, not for the end of pipes, which a descendant may hold open. One thread; the only sleep is in
 the selector.
 """
@@ -32,7 +35,7 @@ from typing import Any
 from hvdlite import _wire
 from hvdlite._coded import coded
 
-from . import binding, discard, process, terminal
+from . import binding, child, discard, process
 from .stdin import INPUT, Intake
 
 ORPHAN_S = 1.5
@@ -79,7 +82,8 @@ class Agent:
         self._session, self._output_session = sessions or (_wire.Session(), _wire.Session())
         self._reader = _wire.FrameReader(self._session)
         self._unsent = bytearray()
-        self._ranks: dict[int, int] = {}  # living ranks by pid
+        self._ranks: dict[int, int] = {}  # living ranks by pid, and servers
+        self._servers: set[int] = set()  # which of these numbers are servers: they end when the launcher lets them go
         self._pipes: dict[int, tuple[int, int]] = {}  # descriptor: (rank, STDOUT or STDERR)
         self._paused = False  # too much is unsent: the pipes are not watched
         self._waiting = False  # the output stream is full: watched for room
@@ -152,8 +156,9 @@ class Agent:
             self._start(order)
         elif order["do"] == "signal":
             self._well &= order["number"] not in TOLD
+            only, spared = order.get("rank"), {order.get("spared"), *self._servers}
             for pid, rank in self._ranks.items():
-                if rank != order.get("spared") and order.get("rank") in (None, rank):
+                if rank == only or (only is None and rank not in spared):
                     process.send(pid, order["number"], group=order["group"])
         elif order["do"] == "kill":
             self._well = False
@@ -169,37 +174,26 @@ class Agent:
                 self._tell({"what": "signalled", "number": number})
 
     def _start(self, order: dict[str, Any]) -> None:
-        """Starts all ranks, or as many as start before one fails."""
+        """Starts all ranks and servers, or as many as start before one fails."""
         self._started, self._held = True, bool(order.get("hold"))
         order = {**self._given, **order, "environ": {**self._given["environ"], **order["environ"]}}
         if order["stdin"]:
             self._intake = Intake(self._selector, lambda: self._tell({"what": "took"}))
             self._stdin = self._intake.end
         null = os.open(os.devnull, os.O_RDWR)
-        for each in order["ranks"]:
+        self._servers.update(each["rank"] for each in order["servers"])
+        for each in [*order["ranks"], *order["servers"]]:
             rank = each["rank"]
-            pty = order["pty"] if rank == 0 else None
-            ends = {kind: terminal.pair(pty) if pty else os.pipe() for kind in (STDOUT, STDERR)}
-            stdin = self._stdin if rank == 0 and self._stdin >= 0 else null
-            streams = (stdin, ends[STDOUT][1], ends[STDERR][1])
-            environ = {**order["environ"], **each["environ"]}
             try:
-                cpus = binding.cpus_of(order["bind"], environ)
-                pid = process.start(order["command"], environ, order["cwd"], streams, cpus)
+                pid, ends = child.begun(order, each, self._stdin, null, (STDOUT, STDERR))
             except (OSError, binding.BindError) as error:
                 code = getattr(error, "code", process.NOT_RUNNABLE)
                 self._tell({"what": "unstarted", "rank": rank, "code": code, "text": coded("HVD715", str(error))})
-                pid = 0
-            for kind, (read_end, write_end) in ends.items():
-                os.close(write_end)
-                if not pid:
-                    os.close(read_end)
-                    continue
+                break
+            for kind, read_end in ends.items():
                 os.set_blocking(read_end, False)
                 self._pipes[read_end] = (rank, kind)
                 self._selector.register(read_end, selectors.EVENT_READ)
-            if not pid:
-                break
             self._ranks[pid] = rank
             self._sessions.add(pid)
             self._tell({"what": "started", "rank": rank, "pid": pid})
@@ -216,7 +210,7 @@ class Agent:
             for descriptor in [d for d, (owner, _) in self._pipes.items() if owner == rank]:
                 self._read(descriptor, DRAIN_BYTES)
             self._emit(ENDED, rank, b"")
-            self._well &= code == 0
+            self._well &= code == 0 or rank in self._servers
             if self._held and code != 0:  # others go on here, without what it has left
                 process.send(pid, signal.SIGKILL, group=True)
             self._tell({"what": "ended", "rank": rank, "code": code})
@@ -277,7 +271,7 @@ class Agent:
         self._kill_at = time.monotonic() + ORPHAN_S
         self._started, self._held = True, False
         self._silence()
-        for pid in self._ranks:
+        for pid in [pid for pid, rank in self._ranks.items() if rank not in self._servers]:
             process.send(pid, signal.SIGTERM, group=True)
 
     def _silence(self) -> None:

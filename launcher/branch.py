@@ -103,7 +103,7 @@ class Branch:
     @property
     def _unheard(self) -> str:
         """Of another host's output, where it has ended: what is lost. That of a rank ends with a frame that says so."""
-        ranks = sorted(self._started - self._ended) if self.pid is None else []
+        ranks = sorted(self.ranks & self._started - self._ended) if self.pid is None else []
         return f"its connection ended before the output of {ranks_named(ranks)} did" if ranks else ""
 
     def _whole(self, reader: _wire.FrameReader, chunk: bytes) -> tuple[list[tuple[int, bytes]], bool]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -169,6 +170,7 @@ def _run(argv: Sequence[str]) -> int:
         over_mpi=asked.mpi,
         pty=_room(asked, len(where.slots)),
         stdin={"0": True, "none": False}.get(asked.stdin),
+        servers=0 if asked.mpi else settings.values["servers"],  # ranks that meet over their MPI start them
         max_restarts=restarts,
         here=where.here if elastic is None else where.here or "localhost",
         gather=where.gather,
@@ -329,7 +331,7 @@ def _check_folder(folder: str) -> None:
     except OSError as error:
         raise UsageError(f"--output-filename {folder}: cannot be written: {error.strerror} [HVD706]") from None
     for name in os.listdir(folder) if os.access(folder, os.R_OK) else []:
-        if name.startswith("rank.") and name[5:].isdigit() and not os.path.isdir(os.path.join(folder, name)):
+        if re.fullmatch(r"(rank|server)\.[0-9]+", name) and not os.path.isdir(os.path.join(folder, name)):
             raise UsageError(
                 f"--output-filename {folder}: {name} is no folder there: remove it, or name another place [HVD706]"
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from . import environment, torch_env
+from . import environment, hosts, torch_env
 from .plan import Plan
 from .starting import Starter
 
@@ -45,6 +45,9 @@ def text(plan: Plan, way: str, also: Mapping[str, str]) -> str:
         lines.append(f"restarts: {plan.max_restarts} at most")
     for slot in plan.slots:
         lines.append(f"rank {slot.rank} on {slot.host}: {_pairs(environment.of_rank(slot, len(plan.slots)))}")
+    for number, host in enumerate(hosts.of_servers(plan.slots, plan.servers)):
+        told = environment.of_server(number, plan.servers, len(plan.slots))
+        lines.append(f"server {number} on {host}: {_pairs(told)}")
     lines.append(f"all ranks: {_pairs(changed)}")
     lines.append(f"all ranks, chosen at the start: {' '.join(later)}")
     return "\n".join(lines)

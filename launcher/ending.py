@@ -161,6 +161,11 @@ class Ending:
         """Whether ranks run on other hosts."""
         return bool(self._hosts)
 
+    @property
+    def kills(self) -> bool:
+        """Whether SIGKILL has gone out."""
+        return KILL.number in self._sent
+
     def who(self, rank: int) -> str:
         """ "rank 2 (nodeB, pid 4711)", without the host where that goes without saying."""
         if self.named is not None:

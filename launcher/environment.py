@@ -135,3 +135,9 @@ def of_rank(slot: Slot, size: int) -> dict[str, str]:
     environ["GROUP_RANK"] = str(slot.host_rank)
     environ["GROUP_WORLD_SIZE"] = str(slot.host_size)
     return environ
+
+
+def of_server(number: int, servers: int, size: int) -> dict[str, str]:
+    """What one server of tables gets beside `shared`: it is no rank."""
+    told = {"SERVER": number, "SERVERS": servers, "SIZE": size}
+    return {config.PREFIX + name: str(value) for name, value in told.items()}

@@ -58,8 +58,10 @@ class Epochs:
     and when one ends that others wait for at the start.
     """
 
-    def __init__(self, size: int, job: int, tell: Tell, late: OnLate | None = None) -> None:
+    def __init__(self, size: int, job: int, tell: Tell, late: OnLate | None = None, servers: int = 0) -> None:
         self.size = size
+        self.servers: list[str | None] = [None] * servers  # addresses of those that are there, or were
+        self._servers_ended: dict[int, str] = {}
         self._job = job
         self._tell = tell
         self._late = late
@@ -126,10 +128,34 @@ class Epochs:
             if self._joins[other] <= epoch.number:
                 self._lose(epoch, other, text)
                 return
-        if len(epoch.present) == self.size:
+        self._open(epoch)
+
+    def _open(self, epoch: Epoch) -> None:
+        """If all are there, servers too."""
+        for text in list(self._servers_ended.values())[:1]:
+            self._fail(epoch, _wire.REFUSED, f"{uncoded(text)} [HVD024]".encode())
+        if len(epoch.present) == self.size and None not in self.servers and epoch.ending is None:
             epoch.open, epoch.deadline = True, None
-            joined = json.dumps({"epoch": epoch.number, "job": self._job}).encode()
-            self._all(epoch, _wire.JOINED, joined)
+            joined = {"epoch": epoch.number, "job": self._job, "servers": self.servers}
+            self._all(epoch, _wire.JOINED, json.dumps(joined).encode())
+
+    def served(self, number: int, address: str) -> None:
+        """A server of tables is there."""
+        self.servers[number] = address
+        self._look_at_servers()
+
+    def server_ended(self, number: int, text: str) -> None:
+        """Its process has ended: ranks that have not met cannot any more, those that have need one that lives."""
+        self._servers_ended[number] = text
+        self._look_at_servers()
+        if len(self._servers_ended) == len(self.servers):
+            last = f"{uncoded(text)}: no server of tables is left [{code_of(text)}]"
+            for epoch in self._epochs.values():
+                self._fail(epoch, _wire.LOST, _wire.pack_end(-1, LOST_CODE, last))
+
+    def _look_at_servers(self) -> None:
+        for epoch in [each for each in self._epochs.values() if not each.open and each.ending is None]:
+            self._open(epoch)
 
     def contribute(self, rank: int, number: int, part: bytes) -> None:
         """The rank's part of allgather round `number` (from 1). The last part completes the round."""
@@ -217,6 +243,11 @@ class Epochs:
         """Ranks are missing at the time limit."""
         limit = f"within {epoch.timeout:g} s (HVDLITE_START_TIMEOUT sets the limit)"
         missing = sorted(set(range(self.size)) - (set(epoch.parts) if epoch.open else epoch.present))
+        absent = [number for number, address in enumerate(self.servers) if address is None]
+        if not missing:
+            text = f"{ranks_named(absent, 'server')} of tables did not come {limit} [HVD113]"
+            self._fail(epoch, _wire.REFUSED, text.encode())
+            return
         if epoch.open:
             waiting = min(epoch.parts)
             text = f"{ranks_named(missing)} did not take part in allgather {epoch.rounds + 1} {limit} [HVD113]"
@@ -260,8 +291,8 @@ class Epochs:
             del self._epochs[number]
 
 
-def ranks_named(ranks: Iterable[int]) -> str:
+def ranks_named(ranks: Iterable[int], what: str = "rank") -> str:
     """ "rank 3", "ranks 1, 3", and no more than a line of them."""
     listed = list(ranks)
     shown = ", ".join(map(str, listed[:16])) + (f" and {len(listed) - 16} more" if len(listed) > 16 else "")
-    return f"rank {shown}" if len(listed) == 1 else f"ranks {shown}"
+    return f"{what} {shown}" if len(listed) == 1 else f"{what}s {shown}"

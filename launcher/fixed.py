@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from .branch import Branch
 from .ending import LOST, Abort, blamed, how
 from .epochs import ranks_named
+from .servers import Servers
 from .store import StoreServer
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ class FixedRanks:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._servers = Servers(job)
 
     def open_store(self, number: int) -> StoreServer:
         """The store of this job's number."""
         far, ending = self._job.far, self._job.ending
-        return StoreServer(len(far.slots), far.secret, number, self.aborted, ending.missed, address=far.address)
+        size, servers = len(far.slots), len(self._servers.hosts)
+        return StoreServer(size, far.secret, number, self.aborted, ending.missed, far.address, servers=servers)
 
     @property
     def preempted(self) -> bool:
@@ -39,10 +42,11 @@ class FixedRanks:
 
     def due(self) -> float | None:
         """When `act` has something to do; None: never."""
-        return None
+        return self._servers.due()
 
     def act(self, now: float) -> None:
         """Does what is due."""
+        self._servers.act(now)
 
     def children(self) -> set[int]:
         """Processes of the launcher that the policy has started and waits for."""
@@ -51,12 +55,25 @@ class FixedRanks:
     def close(self) -> None:
         """The job is over."""
 
+    def called(self, number: int) -> str:
+        """ "rank 3"; a server of tables has a number above those of ranks."""
+        return self._servers.called(number) if number in self._servers else f"rank {number}"
+
+    def headline(self, text: str) -> str:
+        """The job's last words."""
+        return self._servers.headline(text)
+
     def started(self, rank: int) -> None:
         """Its process runs."""
+        if rank in self._servers:
+            self._servers.started(rank)
 
     def ended(self, rank: int, code: int) -> None:
         """Its process has ended; code is negative for a signal."""
         job = self._job
+        if rank in self._servers:
+            self._servers.ended(rank, code)
+            return
         text = f"{job.ending.who(rank)} {how(code)}"
         job.drain(rank)
         words = job.console.last_words(rank) if code else ""
@@ -67,7 +84,8 @@ class FixedRanks:
     def unstarted(self, each: Branch, rank: int, code: int) -> None:
         """There is no process; those after it in the order were not started either."""
         self.ended(rank, code)
-        self._job.ending.living -= each.ranks - set(self._job.ending.pids)
+        if rank not in self._servers:
+            self._job.ending.living -= each.ranks - set(self._job.ending.pids)
 
     def aborted(self, reporter: int, culprit: int, code: int, text: str) -> None:
         """A rank has said why the job ends."""
@@ -84,6 +102,7 @@ class FixedRanks:
         lost = each.ranks & ending.living
         if ending.asked is None and ending.culprit() in (None, *lost):
             self._job.fail(f"host {each.name} is lost: {why}; {ranks_named(sorted(lost))} ran there [HVD403]", LOST)
+        self._servers.host_lost(each)
 
     def lost(self, rank: int) -> None:
         """It is lost with its host."""

@@ -112,6 +112,13 @@ def merged(hosts: Sequence[Host], names: Sequence[str]) -> list[Host]:
     return [Host(host.name, total) if host.name in names else host for host in kept]
 
 
+def of_servers(slots: Sequence[Slot], servers: int) -> list[str]:
+    """The host of each server of tables: those that have ranks, in turn. None where a rank is alone: it meets nobody,
+    and starts its own."""
+    names = list(dict.fromkeys(slot.host for slot in slots))
+    return [names[number % len(names)] for number in range(servers if len(slots) > 1 else 0)]
+
+
 def is_this_host(name: str, own_name: str) -> bool:
     """Does `name` mean this machine, whose own name is `own_name`?"""
     if name in ("localhost", "ip6-localhost", "::1") or name.startswith("127."):

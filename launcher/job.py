@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from . import agent, environment, looks, process, starting
+from . import agent, environment, hosts, looks, process, starting
 from .branch import Branch
 from .elastic.policy import ElasticRanks
 from .ending import KILL, LOST, Ending, Send, how
@@ -53,7 +53,8 @@ class Job:
         names = [slot.host for slot in far.slots] if far.branches else ()
         self.ending = Ending(self._size, plan.graces, names)
         look = looks.placed(plan.look, far.slots)
-        self.console = Console(self._size, look, signals.ring, [slot.host for slot in far.slots])
+        places = [slot.host for slot in far.slots] + hosts.of_servers(far.slots, plan.servers)
+        self.console = Console(self._size, look, signals.ring, places, len(places) - self._size)
         self._selector = selectors.DefaultSelector()
         self.pulse = Pulse(self.branches, plan.silence)
         self._lingering = Lingering(self.ending, plan.lingering, self.console.say)
@@ -154,10 +155,10 @@ class Job:
                 self.ending.pids[news["rank"]] = news["pid"]
                 each.started = each.ranks.issubset(self.ending.pids)
                 self.policy.started(news["rank"])
-                self.tell(f"rank {news['rank']} is process {news['pid']}")
+                self.tell(f"{self.policy.called(news['rank'])} is process {news['pid']}")
             elif news["what"] == "unstarted":
                 where = f" on {each.name}" if self.far.branches else ""
-                self.console.say(f"cannot start rank {news['rank']}{where}: {news['text']}")
+                self.console.say(f"cannot start {self.policy.called(news['rank'])}{where}: {news['text']}")
                 self.policy.unstarted(each, news["rank"], news["code"])
             elif news["what"] == "ended":
                 self.policy.ended(news["rank"], news["code"])
@@ -192,9 +193,9 @@ class Job:
             for each in (each for each in self.branches if each.stays and each.alive):
                 each.order(do="end", code=self._code(), again=again)
 
-    def drain(self, rank: int) -> None:
-        """Takes what the host of a rank has sent of its output."""
-        for each in (each for each in self.branches if rank in each.ranks and each.taking):
+    def drain(self, rank: int | None = None) -> None:
+        """Takes what the host of a rank has sent of its output; None: what all hosts have."""
+        for each in (each for each in self.branches if each.taking and (rank is None or rank in each.ranks)):
             self._take(each)
 
     def fail(self, text: str, code: int) -> None:
@@ -315,7 +316,7 @@ class Job:
         if self.failure is not None:
             self.console.say(self.failure[0])
         elif headline is not None and culprit is not None:
-            self.console.report(culprit, headline)
+            self.console.report(culprit, self.policy.headline(headline))
         self.console.close(self._interrupted)
         self.sessions.end()
         for each in self.branches:

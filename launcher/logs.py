@@ -33,19 +33,20 @@ STREAMS = {1: b"stdout", 2: b"stderr"}  # by descriptor, which is the kind of th
 
 
 class Console:
-    """Output of a job of `size` ranks. `wake` is called from the writing thread when there is room again."""
+    """Output of a job of `size` ranks, and of its servers of tables, whose numbers follow. `wake` is called from the
+    writing thread when there is room again. hosts: of all of them."""
 
-    def __init__(self, size: int, look: Look, wake: Callable[[], None], hosts: Sequence[str] = ()) -> None:
+    def __init__(
+        self, size: int, look: Look, wake: Callable[[], None], hosts: Sequence[str] = (), servers: int = 0
+    ) -> None:
         self._prefixed = size > 1
+        self._servers = range(size, size + servers)
         self._look = look
         whole = look.as_json or (look.fold and size > 1)
-        self._sheet = (
-            Sheet(range(size) if look.ranks is None else look.ranks, look.fold, look.as_json, STREAMS, hosts)
-            if whole
-            else None
-        )
-        self._lines = {(rank, stream): Lines() for rank in range(size) for stream in STREAMS}
-        self._tails = [Tail() for _ in range(size)]
+        shown = range(size) if look.ranks is None else look.ranks
+        self._sheet = Sheet(shown, look.fold, look.as_json, STREAMS, hosts, self._servers) if whole else None
+        self._lines = {(rank, stream): Lines() for rank in range(size + servers) for stream in STREAMS}
+        self._tails = [Tail() for _ in range(size + servers)]
         one = _same(1, 2)
         out, writer = Screen(), _Writer(wake, self._note)
         self._screens = {1: out, 2: out if one else Screen()}
@@ -57,14 +58,15 @@ class Console:
     def open_files(self, folder: str, again: bool = False) -> None:
         """One file per rank and stream below `folder`, which is made; `again`: they go on. Raises OSError."""
         mode = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if again else os.O_TRUNC)
-        self._folder = folder, len(str(len(self._tails) - 1)), mode
+        self._folder = folder, len(str(self._servers.start - 1)), mode
         for rank in range(len(self._tails)):
             self._open_files(rank)
 
     def _open_files(self, rank: int) -> None:
         assert self._folder is not None
         folder, width, mode = self._folder
-        place = os.path.join(folder, f"rank.{rank:0{width}d}")
+        server = rank - self._servers.start if rank in self._servers else None
+        place = os.path.join(folder, f"rank.{rank:0{width}d}" if server is None else f"server.{server}")
         os.makedirs(place, exist_ok=True)
         for stream, name in STREAMS.items():
             path = os.path.join(place, name.decode())
@@ -196,7 +198,8 @@ class Console:
         if not self._prefixed:
             return b""
         stamp = time.asctime().encode() if self._look.timestamps else b""
-        prefix = b"%s[%d]<%s>:" % (stamp, rank, STREAMS[stream])
+        who = f"server {rank - self._servers.start}" if rank in self._servers else str(rank)
+        prefix = b"%s[%s]<%s>:" % (stamp, who.encode(), STREAMS[stream])
         if stream in self._look.colours:
             return b"\x1b[%dm%s\x1b[0m" % (COLOURS[rank % len(COLOURS)], prefix)
         return prefix

@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import environment
+from . import environment, hosts
 from .hosts import Slot
 from .plan import Gathered, Plan
 
@@ -27,6 +27,8 @@ class Orders:
         self._plan, self._far, self._secret = plan, far, meeting.secret
         self._told = {} if plan.over_mpi else environment.of_job(plan.environ, meeting, far.slots, leader)
         self._told.update(environment.of_attempt(plan.attempt, plan.max_restarts))
+        if plan.servers:  # by a flag on this host alone, where the same command is not given on all
+            self._told["HVDLITE_SERVERS"] = str(plan.servers)
 
     def of(self, ranks: Collection[int], host: str, own: bool, slots: Sequence[Slot] | None = None) -> dict[str, Any]:
         """The order to start these ranks. own: for the agent of the launcher's own host. slots: of ranks that come
@@ -38,6 +40,11 @@ class Orders:
             {"rank": slot.rank, "environ": {} if plan.over_mpi else environment.of_rank(slot, len(slots))}
             for slot in slots
             if slot.rank in ranks
+        ]
+        order["servers"] = [
+            {"rank": len(slots) + number, "environ": environment.of_server(number, plan.servers, len(slots))}
+            for number, name in enumerate(hosts.of_servers(slots, plan.servers))
+            if name == host
         ]
         if own:
             base = environment.inherited(plan.environ, plan.options, slots, plan.as_horovod)
@@ -52,9 +59,11 @@ class Orders:
 
 
 def shown(order: Mapping[str, Any], host: str) -> list[str]:
-    """The places that an order tells of, a line for each rank."""
+    """The places that an order tells of, a line for each rank and server."""
     lines = []
-    for told in order["ranks"]:
+    for told in [*order["ranks"], *order["servers"]]:
         pairs = " ".join(f"{name}={value}" for name, value in sorted(told["environ"].items()))
-        lines.append(f"rank {told['rank']} on {host}: {pairs}")
+        server = told["environ"].get("HVDLITE_SERVER")
+        who = f"rank {told['rank']}" if server is None else f"server {server}"
+        lines.append(f"{who} on {host}: {pairs}")
     return lines

@@ -74,6 +74,7 @@ class Plan(NamedTuple):
     over_mpi: bool = False  # that is how ranks meet
     pty: tuple[int, int] | None = None  # rank 0 writes to a terminal of so many rows and columns
     stdin: bool | None = None  # rank 0 reads the launcher's; None: nobody has said
+    servers: int = 0  # of tables, beside the ranks
     max_restarts: int = 0
     attempt: int = 0  # how often it was tried before
     here: str | None = "localhost"  # what slots call this host; None: no rank runs here

@@ -20,13 +20,15 @@ FOLD_S = 0.25
 class _Row:
     """A line that some ranks have said."""
 
-    def __init__(self, number: int, stream: int, text: bytes, since: float) -> None:
-        self.number, self.stream, self.text, self.since = number, stream, text, since
+    def __init__(self, number: int, stream: int, text: bytes, since: float, server: int | None) -> None:
+        self.number, self.stream, self.text, self.since, self.server = number, stream, text, since, server
+        self.alike = stream, text, server
         self.ranks: list[int] = []
 
 
 class Sheet:
-    """The output of these ranks; hosts: where they run, if that is to be told. Results are (stream, bytes) to write."""
+    """The output of these ranks; hosts: where they run, if that is to be told. servers: the numbers of servers of
+    tables, whose lines are never folded. Results are (stream, bytes) to write."""
 
     def __init__(
         self,
@@ -35,12 +37,14 @@ class Sheet:
         as_json: bool,
         streams: dict[int, bytes],
         hosts: Sequence[str] = (),
+        servers: range = range(0),
     ) -> None:
         self._fold, self._json, self._streams, self._hosts = fold, as_json, streams, list(hosts)
+        self._servers = servers
         self._held: dict[tuple[int, int], bytes] = {}
         self._living = set(ranks)
         self._rows: list[_Row] = []  # in the order of `number`
-        self._open: dict[tuple[int, bytes], list[_Row]] = {}  # the same, by what they say
+        self._open: dict[tuple[int, bytes, int | None], list[_Row]] = {}  # the same, by what they say
         self._joined: dict[int, int] = {}  # number of the row that a rank has said last
         self._next = 0
 
@@ -78,23 +82,28 @@ class Sheet:
         """What has waited long enough, or needs not wait."""
         done = 0
         for row in self._rows:
-            if self._fold and not self._living.issubset(row.ranks) and now < row.since + FOLD_S:
+            if self._waits(row) and now < row.since + FOLD_S:
                 break
             done += 1
         ready, self._rows = self._rows[:done], self._rows[done:]
         for row in ready:
-            alike = self._open[row.stream, row.text]
+            alike = self._open[row.alike]
             alike.remove(row)
             if not alike:
-                del self._open[row.stream, row.text]
+                del self._open[row.alike]
         return [(row.stream, self._shown(row)) for row in ready]
+
+    def _waits(self, row: _Row) -> bool:
+        """Whether others may say it, too."""
+        return self._fold and row.server is None and not self._living.issubset(row.ranks)
 
     def _say(self, rank: int, stream: int, text: bytes, now: float) -> None:
         last = self._joined.get(rank, -1)
-        alike = self._open.setdefault((stream, text), [])
+        server = rank - self._servers.start if rank in self._servers else None
+        alike = self._open.setdefault((stream, text, server), [])
         row = next((each for each in alike if each.number > last), None) if self._fold else None
         if row is None:
-            row = _Row(self._next, stream, text, now)
+            row = _Row(self._next, stream, text, now, server)
             self._next += 1
             self._rows.append(row)
             alike.append(row)
@@ -104,9 +113,13 @@ class Sheet:
     def _shown(self, row: _Row) -> bytes:
         ranks = sorted(row.ranks)
         if not self._json:
-            return b"[%s]<%s>:%s\n" % (as_runs(ranks, ",").encode(), self._streams[row.stream], row.text)
+            who = as_runs(ranks, ",") if row.server is None else f"server {row.server}"
+            return b"[%s]<%s>:%s\n" % (who.encode(), self._streams[row.stream], row.text)
         said: dict[str, object] = {"time": round(row.since, 3)}
-        said.update({"ranks": ranks} if self._fold else {"rank": ranks[0]})
+        if row.server is not None:
+            said["server"] = row.server
+        else:
+            said.update({"ranks": ranks} if self._fold else {"rank": ranks[0]})
         if self._hosts and not self._fold:
             said["host"] = self._hosts[ranks[0]]
         said["stream"] = self._streams[row.stream].decode()

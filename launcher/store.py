@@ -3,7 +3,8 @@
 It knows three things. Who has joined which epoch (the epoch of a rank is how many times it has joined before; an epoch
 opens when all ranks are in it); the allgather round that an open epoch is in; and who is gone. Each rank keeps its
 connection for the life of its epoch, so the end of a connection without a BYE is a death. The first loss ends an epoch:
-everyone in it, and everyone who joins it later, is told who and why, once.
+everyone in it, and everyone who joins it later, is told who and why, once. Servers of tables connect here, too
+(serving.py).
 
 One thread, no blocking call: `turn` serves what is ready, `deadline` says when it must be called at the latest,
 `fileno` (an epoll) lies in the launcher's own loop. Nobody is believed before the handshake. Strangers are few
@@ -26,42 +27,26 @@ from typing import Callable
 from hvdlite import _files, _handshake, _wire
 from hvdlite.errors import HvdInitError
 
+from .connection import FIRST_MAX, Connection
 from .elastic.membership import Membership
 from .epochs import LOST_CODE, Epochs, OnLate, Refusal, Tell
+from .serving import Serving
 
 HANDSHAKE_S = 5.0
 NO_DESCRIPTOR_S = 0.05
 STRANGERS_MAX = 128
 ACCEPTS_PER_TURN = 32
-JOIN_MAX = 4096  # a JOIN frame is small
 KEPT_MAX = 64 << 20  # bytes waiting for one reader
 
 OnAbort = Callable[[int, int, int, str], None]
-
-
-class Connection:
-    """One client: a stranger until `rank` is set by its JOIN."""
-
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
-        self.sock = sock
-        self.deadline: float | None = deadline
-        self.greeting = _handshake.greeting()
-        self.answer = b""
-        self.session: _wire.Session | None = None  # once it has proved the secret
-        self.reader = _wire.FrameReader(_wire.Session(), JOIN_MAX)
-        self.unsent = bytearray()
-        self.closing = False  # close once everything is sent
-        self.open = True
-        self.rank: int | None = None
-        self.watches = False  # says nothing, and hears of ranks that would come or are to go
 
 
 class StoreServer:
     """The server, at one address of this host: loopback, or for a job on several hosts one that all of them reach.
 
     `on_abort(reporter, culprit, code, text)` is called for every abort record of a rank, and where ranks are missing at
-    the time limit `on_late(waiting, missing, text)` instead. port: 0 for any. book: of an elastic job. Raises OSError,
-    also where this process may not open so many files."""
+    the time limit `on_late(waiting, missing, text)` instead. port: 0 for any. servers: how many are to come. book: of
+    an elastic job. Raises OSError, also where this process may not open so many files."""
 
     def __init__(
         self,
@@ -72,10 +57,11 @@ class StoreServer:
         on_late: OnLate | None = None,
         address: str = "127.0.0.1",
         port: int = 0,
+        servers: int = 0,
         book: Callable[[Tell], Membership] | None = None,
     ) -> None:
         try:  # a connection to each rank, and pipes
-            _files.allow(3 * size, "the launcher", f"to hear of {size} ranks")
+            _files.allow(3 * (size + servers), "the launcher", f"to hear of {size} ranks")
         except HvdInitError as error:
             raise OSError(errno.EMFILE, str(error)) from None
         self._secret = secret
@@ -89,7 +75,10 @@ class StoreServer:
         self._guests: list[Connection] = []  # those that have, and are about to say JOIN
         self._members: dict[int, Connection] = {}  # the live connection of each rank
         self._watchers: list[Connection] = []
-        self._epochs: Epochs | Membership = book(self._tell) if book else Epochs(size, job, self._tell, on_late)
+        self._epochs: Epochs | Membership = (
+            book(self._tell) if book else Epochs(size, job, self._tell, on_late, servers)
+        )
+        self.servers = Serving(self._epochs if isinstance(self._epochs, Epochs) else None, self._send)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -154,7 +143,8 @@ class StoreServer:
         self._send(connection, connection.session.pack(_wire.NEWS, json.dumps(self._epochs.news()).encode()))
 
     def close(self) -> None:
-        for connection in self._strangers + self._guests + self._watchers + list(self._members.values()):
+        known = [*self._members.values(), *self.servers.connections.values()]
+        for connection in self._strangers + self._guests + self._watchers + known:
             self._close(connection, silently=True)
         self._selector.close()
         self._listener.close()
@@ -192,7 +182,7 @@ class StoreServer:
             except OSError:
                 chunk = b""
             if not chunk:
-                self._close(connection, why=_end_of(connection))
+                self._close(connection, why=connection.end())
                 return
             if connection.closing:
                 continue
@@ -224,21 +214,23 @@ class StoreServer:
         if session is None:
             connection.closing = True
         else:
-            connection.session, connection.reader = session, _wire.FrameReader(session, JOIN_MAX)
+            connection.session, connection.reader = session, _wire.FrameReader(session, FIRST_MAX)
             self._strangers.remove(connection)
             self._guests.append(connection)
         self._send(connection, verdict)
 
     def _frame(self, connection: Connection, kind: int, body: bytes) -> None:
-        if connection.watches:
-            raise Refusal(f"who watches sends no frames, not one of kind {kind} [HVD112]")
-        if connection.rank is None:
+        if connection.listens:
+            raise Refusal(f"who watches or serves sends no frames, not one of kind {kind} [HVD112]")
+        if connection.rank is None and kind in (_wire.WATCH, _wire.SERVE):
+            if kind == _wire.SERVE:
+                self.servers.come(connection, body)
+            connection.listens, connection.deadline = True, None
+            self._guests.remove(connection)
             if kind == _wire.WATCH:
-                connection.watches, connection.deadline = True, None
-                self._guests.remove(connection)
                 self._watchers.append(connection)
                 self._inform(connection)
-                return
+        elif connection.rank is None:
             if kind != _wire.JOIN:
                 raise Refusal(f"the first frame must be JOIN, not kind {kind} [HVD112]")
             self._join(connection, body)
@@ -335,16 +327,8 @@ class StoreServer:
         for waiting in (self._strangers, self._guests, self._watchers):
             if connection in waiting:
                 waiting.remove(connection)
+        self.servers.forget(connection)
         if connection.rank is not None and self._members.get(connection.rank) is connection:
             del self._members[connection.rank]
             if not silently:
                 self._epochs.disconnected(connection.rank, why)
-
-
-def _end_of(connection: Connection) -> str:
-    """What is to be said of a stream that ends here."""
-    try:
-        connection.reader.end()
-    except _wire.WireError as error:
-        return str(error)
-    return ""

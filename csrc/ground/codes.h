@@ -9,7 +9,7 @@
 /* For a text that is no format: "..." HVD_ENDS(202). */
 #define HVD_ENDS(number) " [HVD" #number "]"
 
-/* Pipelines and tensor parallelism */
+/* Pipelines, tables on servers, remote calls */
 #define HVD010 "[HVD010] "
 #define HVD011 "[HVD011] "
 #define HVD012 "[HVD012] "
@@ -23,6 +23,28 @@
 #define HVD020 "[HVD020] "
 #define HVD021 "[HVD021] "
 #define HVD022 "[HVD022] "
+#define HVD023 "[HVD023] "
+#define HVD024 "[HVD024] "
+#define HVD025 "[HVD025] "
+#define HVD026 "[HVD026] "
+#define HVD027 "[HVD027] "
+#define HVD028 "[HVD028] "
+#define HVD029 "[HVD029] "
+#define HVD030 "[HVD030] "
+#define HVD031 "[HVD031] "
+#define HVD032 "[HVD032] "
+#define HVD033 "[HVD033] "
+#define HVD034 "[HVD034] "
+#define HVD035 "[HVD035] "
+#define HVD036 "[HVD036] "
+#define HVD040 "[HVD040] "
+#define HVD041 "[HVD041] "
+#define HVD042 "[HVD042] "
+#define HVD043 "[HVD043] "
+#define HVD044 "[HVD044] "
+#define HVD045 "[HVD045] "
+#define HVD046 "[HVD046] "
+#define HVD047 "[HVD047] "
 
 /* init() and how ranks meet */
 #define HVD101 "[HVD101] "

@@ -9,6 +9,7 @@ Each rank fits its own part of the data. With TF_USE_LEGACY_KERAS=1 it is for Ke
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from .. import _public
@@ -23,14 +24,16 @@ from .saving import load_model
 
 
 def __getattr__(name: str) -> Any:
-    """`Compression` is that of the backend."""
+    """`Compression` is that of the backend; `ps` comes when it is used."""
     if name == "Compression":
         return _backend.ops().Compression
+    if name == "ps":
+        return import_module(f"{__name__}.ps")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "Compression"})
+    return sorted({*globals(), "Compression", "ps"})
 
 
 def _value(value: Any) -> Any:

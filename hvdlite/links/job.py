@@ -19,6 +19,7 @@ from typing import Callable, NamedTuple
 
 from .. import _files
 from ..errors import HvdInitError
+from .address import unpack
 from .dial import connect
 from .listener import Listener, Stream, listen
 
@@ -88,6 +89,11 @@ class JobLinks:
         self, purpose: str, ranks: Iterable[int], deadline: float, check: Callable[[], None] | None
     ) -> dict[int, Stream]:
         return connect(self._listener, {rank: self._addresses[rank] for rank in ranks}, purpose, deadline, check)
+
+    @property
+    def ip(self) -> str:
+        """The first address at which this rank listens."""
+        return unpack(self._listener.address).ends[0].ip
 
     def close(self) -> None:
         """Nobody can connect any more; what was given away lives on. Also for a forked child."""

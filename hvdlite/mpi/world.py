@@ -49,6 +49,7 @@ class World:
         self.job = 0
         self.epoch = 0
         self.secret = bytes(32)
+        self.servers: Sequence[str] = ()
         self.failed = False
         self.agent = -1  # the connection to this rank's
         self.lent = False  # whether the core has it for tensors

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 
 _LATER = {  # on first use: more than half of the import, and not for those who come for torch.distributed
     "elastic": ("elastic",),
+    "ps": ("ps",),
     "consistency": ("check_consistency",),
     "optimizer": ("DistributedOptimizer", "WeightedAverage", "uneven_inputs"),
     "state": ("broadcast_optimizer_state", "broadcast_parameters", "broadcast_state"),
     "sync_batch_norm": ("SyncBatchNorm", "convert_sync_batchnorm"),
 }
+_ELSEWHERE = {"rpc": "hvdlite.rpc"}
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
 allgather = _ops.allgather
@@ -126,6 +128,8 @@ _keep_off_graph(*(globals()[name] for name in __all__ if name not in _MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ELSEWHERE:
+        return import_module(_ELSEWHERE[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f"{__name__}.{_MODULE_OF[name]}")

@@ -65,7 +65,7 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str], values: Mapping[st
                     "--host-discovery-script [HVD703]"
                 )
         return None
-    _refuse(asked)
+    _refuse(asked, values["servers"])
     terms = _terms(asked, values)
     low, high = (
         places.number("--blacklist-cooldown-range", each, 0, "seconds")
@@ -106,12 +106,17 @@ def placed(elastic: Elastic | None, where: places.Places) -> Elastic | None:
     return elastic._replace(listed=where.listed, terms=terms._replace(np=size))
 
 
-def _refuse(asked: argparse.Namespace) -> None:
+def _refuse(asked: argparse.Namespace, servers: int) -> None:
     """What does not go with ranks that come and go."""
     given = next(_flag(name) for name in places.ELASTIC if getattr(asked, name) is not None)
     for flag, there in (("--nnodes", asked.nodes), ("--rdzv-endpoint", asked.endpoint), ("--mpi", asked.mpi)):
         if there:
             raise places.PlaceError(f"not yet: {given} with {flag}: name hosts by -H or a discovery script [HVD246]")
+    if servers:
+        raise places.PlaceError(
+            f"not yet: {given} with --servers (HVDLITE_SERVERS): tables cannot stay while ranks come and go; save them "
+            "and start again from there (--max-restarts) [HVD246]"
+        )
     if asked.host_discovery_script is None:
         if asked.slots_per_host is not None:
             raise places.PlaceError("--slots-per-host is for the hosts of --host-discovery-script [HVD703]")

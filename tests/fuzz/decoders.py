@@ -159,7 +159,7 @@ class _Client:
 
     def say(self, size: int, elastic: bool) -> None:
         """A frame, mostly one that may come."""
-        given, kind = self.given, self.given.below(_wire.NEWS + 2 if elastic else 9)
+        given, kind = self.given, self.given.below(_wire.NEWS + 2 if elastic else 9) or _wire.SERVE
         if kind == _wire.JOIN:
             self.rank = given.below(size + 1)
             says = {"rank": self.rank, "size": size, "pid": 9, "host": "a", "version": "1", "wire": 4, "timeout": 9}
@@ -169,6 +169,8 @@ class _Client:
             body = bytearray(_wire.pack_round(1 + given.below(3), given.take(given.below(30))))
         elif kind == _wire.ABORT:
             body = bytearray(_wire.pack_end(given.below(5) - 1, -5, "it fell"))
+        elif kind == _wire.SERVE:
+            body = bytearray(b'{"server":%d,"address":"tcp://127.0.0.1:4000"}' % (given.below(4) - 1))
         else:
             body = bytearray(given.take(given.below(12)))
         damaged(given, body)
@@ -178,14 +180,13 @@ class _Client:
 
     def check(self) -> None:
         """What it was told can be read; a stranger was told nothing but the nonce and that it is one."""
-        told = bytes(self.sock.sent)
-        told = told[handshake.GREETING_BYTES :]
+        told = bytes(self.sock.sent)[handshake.GREETING_BYTES :]
         if not self.true:
             assert bytes((handshake.UNKNOWN,)).ljust(handshake.VERDICT_BYTES, b"\0").startswith(told)
             return
         for kind, body in _wire.FrameReader(self.session).feed(told[handshake.VERDICT_BYTES :]):
-            assert kind in (_wire.JOINED, _wire.GATHERED, _wire.LOST, _wire.REFUSED, _wire.REMOVED, _wire.NEWS)
-            if kind == _wire.LOST:
+            assert kind not in (_wire.JOIN, _wire.ALLGATHER, _wire.ABORT, _wire.WATCH, _wire.SERVE)
+            if kind in (_wire.LOST, _wire.GONE):
                 _wire.unpack_end(body)
 
 
@@ -204,7 +205,7 @@ def _book(store: server.StoreServer, size: int, clock: fakes.Clock) -> Membershi
 
 def play_store(given: Input, elastic: bool = False) -> None:
     """The store, with ranks that say anything, and others that are none."""
-    clock, size, aborts = fakes.Clock(), 1 + given.below(3), []
+    clock, size, servers, aborts = fakes.Clock(), 1 + given.below(3), 0 if elastic else given.below(3), []
     server.time = epochs.time = clock
     handshake.os = fakes.Os()
     selector, listening = fakes.Selector(), fakes.Listening()
@@ -212,7 +213,8 @@ def play_store(given: Input, elastic: bool = False) -> None:
     store._secret, store._on_abort = SECRET, lambda *record: aborts.append(record)
     store._listener, store._selector = listening, selector
     store._strangers, store._guests, store._members, store._watchers = [], [], {}, []
-    store._epochs = _book(store, size, clock) if elastic else epochs.Epochs(size, JOB, store._tell)
+    book = None if elastic else epochs.Epochs(size, JOB, store._tell, None, servers)
+    store._epochs, store.servers = book or _book(store, size, clock), server.Serving(book, store._send)
     selector.register(listening, 1, None)
     clients: list[_Client] = []
     for _ in range(40):
@@ -230,6 +232,8 @@ def play_store(given: Input, elastic: bool = False) -> None:
             clients[given.below(len(clients))].sock.over = True
         elif what == 13 and clients:
             clients[given.below(len(clients))].sock.room = given.below(200)
+        elif what == 14 and servers and given.below(2):
+            store.servers.ended(given.below(servers), "it was killed [HVD402]")
         elif what == 14:
             store.rank_ended(given.below(size), "it was killed")
         else:
@@ -313,15 +317,8 @@ def play_dial(given: Input) -> None:
     assert call.done or call.sock is None or call.sock.unread < proof.ANSWER_BYTES
 
 
-TARGETS = {
-    "proof": play_proof,
-    "address": play_address,
-    "frames": play_frames,
-    "store": play_store,
-    "members": play_members,
-    "listener": play_listener,
-    "dial": play_dial,
-}
+PLAYED = (play_proof, play_address, play_frames, play_store, play_members, play_listener, play_dial)
+TARGETS = {play.__name__.partition("_")[2]: play for play in PLAYED}
 
 
 def play_mutations(target: str, kept: "list[bytes]", seed: int, inputs: int, seconds: float = 0) -> int:

@@ -18,11 +18,10 @@ SECONDS = 20.0
 class Served:
     """A StoreServer that a thread turns; calls into it are made between two turns, as the launcher does."""
 
-    def __init__(self, size):
+    def __init__(self, size, servers=0):
         self.aborts, self.missed = [], []
-        self.store = StoreServer(
-            size, SECRET, JOB, on_abort=lambda *it: self.aborts.append(it), on_late=lambda *it: self.missed.append(it)
-        )
+        told = {"on_abort": lambda *it: self.aborts.append(it), "on_late": lambda *it: self.missed.append(it)}
+        self.store = StoreServer(size, SECRET, JOB, servers=servers, **told)
         self.address = self.store.address
         self._orders = []
         self._lock = threading.Lock()
@@ -42,8 +41,12 @@ class Served:
             self.slowest_turn = max(self.slowest_turn, time.thread_time() - began)
 
     def rank_ended(self, rank, text):
+        self.between(lambda: self.store.rank_ended(rank, text))
+
+    def between(self, call):
+        """The thread makes this call next."""
         with self._lock:
-            self._orders.append(lambda: self.store.rank_ended(rank, text))
+            self._orders.append(call)
 
     def connect(self, rank, size, timeout=SECONDS, secret=SECRET, version="1.0", wire=1):
         return _store.connect(*self.address, secret, rank=rank, size=size, version=version, wire=wire, timeout=timeout)
@@ -56,9 +59,9 @@ class Served:
 
 
 @contextmanager
-def served(size):
-    """A store for a job of `size` ranks."""
-    store = Served(size)
+def served(size, servers=0):
+    """A store for a job of `size` ranks and so many servers of tables."""
+    store = Served(size, servers)
     try:
         yield store
     finally:

@@ -10,7 +10,8 @@ from hvdlite.errors import HvdInitError, HvdOptionError
 TEXTS = """
 wire_auth=1 job_id=00000000000000ff store_addr=127.0.0.1 plane=shm algo=ring link_cost=50,8.5 shared_memory=dev_shm
 check_data=1 autotune=1 deterministic=1 nan_guard=warn autotune_log=trials.csv trace_dir=there timeline=line.json
-timeline_mark_cycles=1 stall_check_disable=1 trace_steps=1 metrics_host=0.0.0.0 check_start=raise
+timeline_mark_cycles=1 stall_check_disable=1 trace_steps=1 metrics_host=0.0.0.0 check_start=raise servers=2
+ps_curve=0
 """
 TEXTS = {"secret_key": "0f" * 32, **dict(word.split("=") for word in TEXTS.split())}
 FLAGGED = [option for option in config.OPTIONS if option.flag is not None]
@@ -127,7 +128,8 @@ def test_a_size_in_megabytes_may_be_a_fraction():
 
 def test_only_options_that_all_ranks_share_are_agreed():
     agreed = "fusion_threshold cache_capacity plane algo deterministic nan_guard link_cost metrics_port peer_timeout"
-    assert set(config.read({}).agreed()) == {*agreed.split(), "votes", "wire_auth", "check_start", "check_data"}
+    more = "votes wire_auth check_start check_data servers ps_curve"
+    assert set(config.read({}).agreed()) == {*agreed.split(), *more.split()}
 
 
 def test_the_cost_of_a_link_is_told_in_microseconds_and_nanoseconds_a_byte():

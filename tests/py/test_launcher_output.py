@@ -56,6 +56,14 @@ def test_a_line_that_a_rank_repeats_is_another_line():
     assert said == "[0-1]<stdout>:x\n" * 2
 
 
+def test_what_a_server_says_is_not_folded_and_nobody_waits_for_it():
+    sheet = Sheet(range(2), True, False, STREAMS, servers=range(2, 4))
+    said = (
+        text(sheet.feed(3, 1, b"x\n", 0.0)) + text(sheet.feed(0, 1, b"x\n", 0.0)) + text(sheet.feed(1, 1, b"x\n", 0.1))
+    )
+    assert said == "[server 1]<stdout>:x\n[0-1]<stdout>:x\n"
+
+
 def test_streams_are_not_folded_into_each_other_and_the_dead_are_not_waited_for():
     sheet = folded(2)
     sheet.feed(0, 1, b"x\n", 0.0)

@@ -1,4 +1,4 @@
-"""Do the examples of hvdlite.parallel compute what one process does, and move the bytes that they say?
+"""Do the examples of hvdlite.parallel and of hvd.rpc compute what one process does, and move the bytes that they say?
 
 They run as programs, on as many ranks as their heads name; what they compare is read from what they print. And which
 ranks are in a group of a mesh with three axes?
@@ -76,3 +76,10 @@ def test_the_order_of_ranks_on_a_mesh():
         "pp": [(0, 2), (1, 3), (4, 6), (5, 7)],
         "tp": [(0, 1), (2, 3), (4, 5), (6, 7)],
     }
+
+
+@pytest.mark.parametrize("ranks", [3, *everything(1, 2)])
+def test_gradients_through_calls_are_those_of_one_process(ranks):
+    code, output = run(ranks, "17_distributed_autograd.py", "--check")
+    assert code == 0 and "of 20 steps equal one process bit for bit: True" in output, output
+    assert "owners still keep: 0" in output, output

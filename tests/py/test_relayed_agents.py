@@ -144,6 +144,7 @@ def test_a_stream_that_ends_within_a_frame_is_told(stream):
 def test_output_that_ends_before_its_ranks_do_is_told_whatever_control_has_said_by_then(told):
     with branching() as (branch, far):
         (control, news), (output, said) = far["control"], far["output"]
+        branch.ranks = {0, 3}
         started = news.pack(1, b'{"what": "started", "rank": 0}') + news.pack(1, b'{"what": "started", "rank": 3}')
         if told:
             control.sendall(started)

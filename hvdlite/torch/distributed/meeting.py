@@ -82,6 +82,7 @@ class StoreMeeting:
     """Where ranks meet (`_store.Meeting`), over a store of torch's."""
 
     failed = False
+    servers: Sequence[str] = ()
 
     def __init__(self, store: Store, rank: int, size: int, life: int) -> None:
         self.allgather = Exchange(store, rank, range(size))

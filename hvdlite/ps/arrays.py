@@ -1,0 +1,54 @@
+"""What becomes of arrays on the way to servers and back? Tensors become NumPy arrays, and rows become like the ids.
+
+Gradients of one row are added up before they are sent, in the order in which they stand: the bits are those of a loop
+over the batch, as of torch.nn.Embedding.
+
+Messages have a largest size, so rows for one server go in pieces.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+
+def added_up(ids: Any, grads: Any) -> tuple[Any, Any]:
+    """(sorted different ids, their gradients added up in the order in which they stand): float32 [n, dim], fresh."""
+    order = np.argsort(ids, kind="stable")
+    lined = ids[order]
+    starts = np.nonzero(np.concatenate([[True], lined[1:] != lined[:-1]]))[0] if len(ids) else order
+    total, counts = grads[order[starts]], np.diff(starts, append=len(ids))
+    several, nth = np.nonzero(counts > 1)[0], 1
+    while len(several):  # np.add.reduceat is slower, and adds in another order
+        total[several] += grads[order[starts[several] + nth]]
+        nth += 1
+        several = several[counts[several] > nth]
+    return lined[starts], total
+
+
+def by_piece(owner: Any, servers: int, most: int) -> Iterator[tuple[int, Any]]:
+    """(server, which of the rows) with at most so many rows each."""
+    for server in np.nonzero(np.bincount(owner, minlength=servers))[0] if len(owner) else ():
+        at = np.nonzero(owner == server)[0]
+        for begin in range(0, len(at), most):
+            yield int(server), at[begin : begin + most]
+
+
+def numbers(given: Any) -> Any:
+    """What NumPy takes of an array, a list or a framework's tensor."""
+    if hasattr(given, "detach"):  # torch's
+        given = given.detach()
+        return (given.float() if given.dtype.itemsize < 4 and given.is_floating_point() else given).cpu().numpy()
+    return given.numpy() if hasattr(given, "numpy") else given  # TensorFlow's
+
+
+def like(rows: Any, given: Any) -> Any:
+    """Rows as what the ids were, on their device."""
+    if hasattr(given, "detach"):
+        return sys.modules["torch"].from_numpy(rows).to(given.device)
+    if hasattr(given, "numpy"):
+        return sys.modules["tensorflow"].convert_to_tensor(rows)
+    return rows

@@ -1,0 +1,350 @@
+"""A rank's end: what it has asked servers and pushed to them, and what of that is not answered yet.
+
+No thread: whoever waits does the work, and ZeroMQ's own thread moves bytes and heartbeats meanwhile. What is not
+answered is sent again under its number after 1, 2, 4, 8 s, so a lost message or a broken connection changes nothing. A
+push goes to every server that holds a copy of its rows, and is done when all of them that live have said so.
+
+That a server is dead says only who has started it, who has seen its process end: two ranks never disagree about it. A
+server that is silent for HVDLITE_PEER_TIMEOUT is an error of the rank that waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _core, _curve, _life
+from .._coded import uncoded
+from ..errors import HvdError, HvdInitError, HvdPeerLostError, HvdTimeoutError
+from . import messages
+from .protocol import LEFT, WINDOW
+from .server import SILENCE_MS, send
+
+_AGAIN_MAX = 8  # times that
+_SLICE_S = 0.05  # of a wait, after which other news is looked at
+WINDOW_BYTES = 32 << 20  # of pushes to one server that are not done
+
+
+class Question:
+    """Something under way: messages to servers that are not answered. `rows` is what a pull fills."""
+
+    def __init__(self, table: Any = None, rows: Any = None, clock: int = 0) -> None:
+        self.table, self.rows, self.clock = table, rows, clock
+        self.left = 0  # messages
+        self.answer: Any = None
+
+
+class _Sent:
+    """A message that is not answered."""
+
+    def __init__(self, question: Question, frames: list[Any], where: Any) -> None:
+        self.question, self.frames, self.where = question, frames, where
+        self.first = self.at = time.monotonic()
+        self.wait = Client.AGAIN_S
+
+
+class _Link:
+    """The way to one server."""
+
+    def __init__(self, socket: Any) -> None:
+        self.socket, self.ended = socket, ""  # how, once it has
+        self.pushes, self.push_bytes = 0, 0  # numbers given out; of those that are not done
+        self.sent: dict[int, dict[int, _Sent]] = {messages.PULL: {}, messages.PUSH: {}, messages.CALL: {}}
+        self.heard = time.monotonic()
+
+
+class Limits:
+    """Seconds of silence of a server; of waiting for ranks, before it is told, and before it ends; to start."""
+
+    def __init__(self, peer: float, told: float, end: float, start: float) -> None:
+        self.peer, self.told, self.end, self.start = peer, told, end, start
+
+
+class Client:
+    """All links of this rank. `lock` is held by every call; sockets may be used by one thread at a time."""
+
+    AGAIN_S = 1.0  # until a message is sent again, at first
+
+    def __init__(
+        self, rank: int, addresses: Sequence[str], secret: bytes, session: int, encrypted: bool, limits: Limits
+    ) -> None:
+        self._zmq = _curve.zmq_for("hvd.ps")
+        self.rank, self.session, self.limits, self.servers = rank, session, limits, len(addresses)
+        self._context, self._poller = self._zmq.Context(), self._zmq.Poller()
+        self._links: list[_Link] = []
+        keys = _curve.Keys(secret, "ps", self._zmq)
+        for number, address in enumerate(addresses):
+            socket = self._context.socket(self._zmq.DEALER)
+            _curve.bounded(socket, SILENCE_MS)
+            socket.linger = 0
+            socket.ipv6 = "[" in address
+            socket.setsockopt(self._zmq.ROUTING_ID, b"%d" % rank)
+            if encrypted:
+                keys.connect_to(socket, number)
+            socket.connect(address)
+            self._poller.register(socket, self._zmq.POLLIN)
+            self._links.append(_Link(socket))
+        self._number_of = {link.socket: number for number, link in enumerate(self._links)}
+        self.lock = threading.RLock()
+        self.tables: list[Any] = []
+        self.failed: Exception | None = None
+        self._numbers = 0
+        self._look = 0.0
+        self.bytes_out = self.bytes_in = self.messages_out = self.messages_in = self.sent_again = 0
+
+    # ---- one message
+
+    def alive(self) -> list[int]:
+        """Numbers of the servers that have not ended."""
+        return [number for number, link in enumerate(self._links) if not link.ended]
+
+    def is_alive(self) -> Any:
+        """bool [servers]."""
+        return np.array([not link.ended for link in self._links])
+
+    def pushes_to(self, server: int) -> int:
+        """How many numbers of pushes to this server were given out."""
+        return self._links[server].pushes
+
+    def _put(self, server: int, frames: list[Any]) -> None:
+        self.bytes_out += send(self._links[server].socket, frames)
+        self.messages_out += 1
+
+    def _head(self, kind: int, server: int, **more: int) -> bytes:
+        return messages.pack(kind, self.rank, server, self.session, **more)
+
+    def _ask(self, question: Question, server: int, kind: int, number: int, frames: list[Any], where: Any) -> None:
+        link = self._links[server]
+        if not any(link.sent.values()):
+            link.heard = time.monotonic()  # it had nothing to say
+        question.left += 1
+        link.sent[kind][number] = _Sent(question, frames, where)
+        self._put(server, frames)
+
+    def pull(self, question: Question, server: int, ids: Any, where: Any) -> None:
+        """Asks for rows, of one piece at most; they go to question.rows[where]."""
+        self._numbers += 1
+        head = self._head(
+            messages.PULL, server, table=question.table.number, number=self._numbers, clock=question.clock,
+            rows=len(ids), after=self._links[server].pushes,
+        )  # fmt: skip
+        self._ask(question, server, messages.PULL, self._numbers, [head, ids], where)
+
+    def push(self, question: Question, server: int, table: int, clock: int, body: list[Any], flags: int = 0) -> None:
+        """Sends rows' gradients, of one piece at most. Waits while too many pushes to this server are not done."""
+        link = self._links[server]
+        self.until(lambda: len(link.sent[messages.PUSH]) < WINDOW and link.push_bytes < WINDOW_BYTES)
+        if link.ended:
+            return
+        link.pushes += 1
+        link.push_bytes += sum(each.nbytes for each in body)
+        head = self._head(
+            messages.PUSH, server, table=table, number=link.pushes, clock=clock, flags=flags,
+            rows=len(body[0]) if body else 0,
+        )  # fmt: skip
+        self._ask(question, server, messages.PUSH, link.pushes, [head, *body], None)
+
+    def ask(self, server: int, do: str, table: int = 0, **more: Any) -> Any:
+        """What a server answers; None: it has ended."""
+        with self.lock:
+            question = Question()
+            if not self._links[server].ended:
+                self._numbers += 1
+                head = self._head(messages.CALL, server, table=table, number=self._numbers)
+                body = json.dumps({"do": do, **more}).encode()
+                self._ask(question, server, messages.CALL, self._numbers, [head, body], None)
+            self.wait(question)
+            return question.answer
+
+    def call(self, server: int, do: str, table: int = 0, **more: Any) -> Any:
+        """Asks a server to do something, and waits for it. Raises what it could not do."""
+        said = self.ask(server, do, table, **more)
+        if said is None:
+            raise HvdPeerLostError(f"{self._links[server].ended}: while it was asked to {do} [HVD029]")
+        if "error" in said:
+            text = f"server {server}: {said['error']}"
+            raise ValueError(text) if "[HVD034]" in text else HvdError(text)
+        return said
+
+    # ---- waiting
+
+    def wait(self, question: Question) -> None:
+        """Until it is answered."""
+        self.until(lambda: not question.left)
+
+    def until(self, over: Callable[[], bool]) -> None:
+        """Does what is to be done until that is so. Raises what a server or the job has failed by."""
+        while True:
+            with self.lock:
+                if over():
+                    return
+                self.turn(_SLICE_S)
+
+    def turn(self, patience: float = 0.0) -> None:
+        """Takes what has come, waiting for it at most so many seconds, and sends again what is due."""
+        for socket, _ in self._poller.poll(int(1000 * patience)):
+            for frames in _received(self._zmq, socket):
+                server = self._number_of[socket]
+                head = messages.unpack(frames[0].buffer, server)
+                if head is not None and head.session == self.session:
+                    self.bytes_in += sum(len(each) for each in frames)
+                    self.messages_in += 1
+                    self._links[server].heard = time.monotonic()
+                    self._take(server, head, [each.buffer for each in frames[1:]])
+        if self.failed is not None:
+            raise self.failed
+        if time.monotonic() >= self._look:
+            self._look = time.monotonic() + _SLICE_S
+            _core.raise_failure()
+            self._send_again(self._look)
+
+    def _send_again(self, now: float) -> None:
+        for server, link in enumerate(self._links):
+            waiting = [sent for of_kind in link.sent.values() for sent in of_kind.values()]
+            if waiting and not link.ended and now - link.heard > self.limits.peer:
+                self._fail(
+                    f"server {server} of tables has said nothing for {self.limits.peer:g} s (HVDLITE_PEER_TIMEOUT sets "
+                    "the limit): it is stopped, or its host cannot be reached"
+                )
+                return
+            if waiting and now - link.heard > 2 * self.AGAIN_S and self.tables:
+                self.ask_clock(0)  # of the others, who also say whether it has ended
+            for sent in waiting:
+                if now - sent.at >= sent.wait:
+                    sent.at, sent.wait = now, min(2 * sent.wait, _AGAIN_MAX * self.AGAIN_S)
+                    self.sent_again += 1
+                    self._put(server, sent.frames)
+
+    def _take(self, server: int, head: messages.Head, frames: list[Any]) -> None:
+        link = self._links[server]
+        if head.kind == messages.DONE:
+            pushes = link.sent[messages.PUSH]
+            for number in [number for number in pushes if number <= head.number]:
+                link.push_bytes -= sum(each.nbytes for each in pushes[number].frames[1:])
+                pushes.pop(number).question.left -= 1
+        elif head.kind == messages.ROWS:
+            sent = link.sent[messages.PULL].pop(head.number, None)
+            if sent is not None:  # else an answer that came twice
+                question = sent.question
+                question.rows[sent.where] = np.frombuffer(frames[0], np.float32).reshape(head.rows, -1)
+                question.left -= 1
+        elif head.kind in (messages.CLOCK, messages.WAITS):
+            self.tables[head.table].heard(server, head.clock, np.frombuffer(frames[0], np.int64) if frames else None)
+        elif head.kind == messages.ANSWER:
+            sent = link.sent[messages.CALL].pop(head.number, None)
+            if sent is not None:
+                sent.question.answer, sent.question.left = json.loads(bytes(frames[0])), 0
+        elif head.kind == messages.REFUSED:
+            self.failed = HvdError(bytes(frames[0]).decode())
+        elif head.kind == messages.GONE:
+            self.gone(int(head.number), bytes(frames[0]).decode())
+
+    # ---- servers that end
+
+    def gone(self, server: int, text: str) -> None:
+        """Its process has ended: what waits for it goes to the copies, or fails."""
+        link = self._links[server]
+        if link.ended:
+            return
+        link.ended = uncoded(text)
+        self._poller.unregister(link.socket)
+        ended = [each for each in self._links if each.ended]
+        single = next((table.name for table in self.tables if table.replicas < 2), None)
+        if len(ended) > 1 or single is not None:
+            texts = "; ".join(each.ended for each in ended)
+            lost = f"its rows of table {single!r} are lost, there is no copy (replicas=1)"
+            lost = lost if single is not None else "both copies of some rows are lost (replicas=2)"
+            self._fail(f"{texts}: {lost}")
+            return
+        if self.rank == 0:
+            told = f"{link.ended}: its rows are read from their copies; the loss of a second server would end the job"
+            print(f"hvdlite: {told} [HVD030]", file=sys.stderr, flush=True)
+        kinds, link.sent = link.sent, {kind: {} for kind in link.sent}
+        for sent in (each for of_kind in kinds.values() for each in of_kind.values()):
+            sent.question.left -= 1
+            if sent.where is not None:  # a pull; who has the copy of a push has it, or will
+                sent.question.table.pull_pieces(sent.question, np.asarray(sent.frames[1]), sent.where)
+
+    def _fail(self, text: str) -> None:
+        """The job cannot go on: ranks that wait for something else hear it, too."""
+        self.failed = HvdPeerLostError(f"{text} [HVD029]")
+        _life.abort(f"needs rows that are lost: {text}")
+
+    def ask_clock(self, table: int) -> None:
+        """The slowest worker's clock was told when it changed; that may have been lost."""
+        for server in self.alive():
+            self._put(server, [self._head(messages.CLOCK, server, table=table)])
+
+    def meet(self, job: int, workers: int) -> None:
+        """Greets every server. HvdInitError names those that do not answer in time."""
+        question = Question()
+        hello = json.dumps({"do": "hello", "job": job, "workers": workers}).encode()
+        until = time.monotonic() + self.limits.start
+        with self.lock:
+            self._numbers += 1
+            for server in range(self.servers):
+                head = self._head(messages.CALL, server, number=self._numbers)
+                self._ask(question, server, messages.CALL, self._numbers, [head, hello], None)
+            while waited := [k for k, link in enumerate(self._links) if link.sent[messages.CALL]]:
+                self.turn(_SLICE_S)
+                if time.monotonic() > until:
+                    raise HvdInitError(
+                        f"server {', '.join(map(str, waited))} of tables has not answered within "
+                        f"{self.limits.start:g} s (HVDLITE_START_TIMEOUT sets the limit) [HVD024]"
+                    )
+
+    def flush(self, seconds: float = 1e9) -> None:
+        """Until all pushes are done, at most so long."""
+        until = time.monotonic() + seconds
+        self.until(lambda: not any(link.sent[messages.PUSH] for link in self._links) or time.monotonic() > until)
+
+    def close(self) -> None:
+        """No call may follow."""
+        with self.lock:
+            self._context.destroy(linger=0)
+
+
+def _received(zmq: Any, socket: Any) -> Iterator[list[Any]]:
+    for _ in range(WINDOW):
+        try:
+            yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+
+
+class Patience:
+    """While a table waits for other ranks: asks for their clocks again, tells who is late, gives up in the end."""
+
+    def __init__(self, client: Client, table: Any) -> None:
+        self._client, self._table, self._since = client, table, time.monotonic()
+        self._asked, self._told = self._since - 0.8 * Client.AGAIN_S, False  # at first soon, to know whom to name
+
+    def look(self) -> None:
+        """Called in each turn of the wait. Raises HvdTimeoutError."""
+        now, limits = time.monotonic(), self._client.limits
+        if now - self._asked > Client.AGAIN_S:
+            self._asked = now
+            self._client.ask_clock(self._table.number)
+        for limit, ends in ((limits.end, True), (limits.told, False)):
+            if not limit or now - self._since < limit or ((self._told or self._table.clocks is None) and not ends):
+                continue
+            text = f"table {self._table.name!r}: {self._late()}, for more than {limit:g} s"
+            if ends:
+                raise HvdTimeoutError(f"{text} (HVDLITE_COLLECTIVE_TIMEOUT sets the limit) [HVD031]")
+            self._told = True
+            print(f"hvdlite: rank {self._client.rank}: {text} [HVD032]", file=sys.stderr, flush=True)
+
+    def _late(self) -> str:
+        clocks = self._table.clocks
+        if clocks is None:
+            return "waits for a server that has not told other ranks' steps"
+        low, here = int(clocks.min()), sorted(int(each) for each in np.nonzero(clocks > clocks.min())[0])
+        late = ", ".join(str(each) for each in np.nonzero(clocks == low)[0])
+        ended = f"which {'has' if ',' not in late else 'have'} ended {'all' if low == LEFT else low} steps"
+        return f"step {self._table.clock + 1} waits for rank {late}, {ended} (ranks {here} are there)"

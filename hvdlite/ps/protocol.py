@@ -1,0 +1,276 @@
+"""What does a server answer? A state machine without sockets, threads or clocks: one message in, some messages out.
+
+Pushes of a worker are applied in the order of their numbers, each once: one that came before is answered again and not
+applied, one that comes too early is kept until those before it are there. So messages may be lost, doubled and delayed.
+
+`clocks[w]` of a table is how many steps of worker w have ended: c + 1 once the push with the tick of step c is applied.
+low is the least of them (of workers that have not left). A pull in step c is answered once low >= c - s and the pushes
+of its worker are applied:
+
+    staleness s = 0   bulk synchronous (BSP): the pushes of a step are kept, and applied when all have ended it: added
+                      up by row, first each worker's, then in the order of ranks, as one update. So nobody sees a part
+                      of a step, and bits do not depend on who came first.
+    s >= 1            stale synchronous (SSP; Ho et al., 2013): applied when they come. A pull in step c sees all steps
+                      before c - s of everyone, all of its own, and perhaps more.
+    s = None          asynchronous (ASP): never waits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import messages
+from .messages import Head
+from .optimizers import F32
+from .shard import Refused, Shard
+
+WINDOW = 64  # pushes of a worker that are not done; a server keeps no more that come too early
+LEFT = 0xFFFFFFFF  # the clock of a worker that has left
+
+Answer = tuple[int, list[Any]]  # to which worker, frames
+
+
+class _Parked(NamedTuple):
+    """A pull that is not answered yet."""
+
+    head: Head
+    ids: Any
+    since: float
+
+
+class _Table:
+    """One table: its shard, the clocks of its workers, what waits."""
+
+    def __init__(self, spec: dict[str, Any], me: int, servers: int, workers: int) -> None:
+        self.spec, self.shard = spec, Shard(spec, me, servers)
+        self.staleness: int | None = spec["staleness"]
+        self._scale = F32(1 / workers) if spec["reduce"] == "mean" else None
+        self.clocks = np.zeros(workers, np.int64)
+        self._kept: dict[int, list[list[tuple[Any, Any]]]] = {}  # BSP, by step and worker: (slots, grads)
+        self.parked: list[_Parked] = []
+        self.incoming: Shard | None = None  # is being loaded
+        self.applied = self.duplicates = self.pulls = self.lead = self.waited = 0
+        self.waited_s = 0.0
+
+    def low(self) -> int:
+        return int(self.clocks.min())
+
+    def may_see(self, clock: int) -> bool:
+        return self.staleness is None or self.low() >= clock - self.staleness
+
+    def push(self, worker: int, clock: int, ids: Any, grads: Any) -> None:
+        slots = self.shard.slots(ids)
+        if self.staleness == 0:
+            self._kept.setdefault(clock, [[] for _ in self.clocks])[worker].append((slots, grads))
+        elif len(slots):
+            self.shard.apply(slots, self._scaled(grads))
+
+    def _scaled(self, grads: Any) -> Any:
+        return grads if self._scale is None else grads * self._scale
+
+    def end(self, worker: int, clock: int) -> bool:
+        """The worker's clock is this now; whether the slowest has moved."""
+        before = self.low()
+        self.clocks[worker] = clock
+        if self.low() == before:
+            return False
+        for step in sorted(step for step in self._kept if step < self.low()):
+            of_worker = [_added(parts) for parts in self._kept.pop(step) if parts]
+            if of_worker:
+                slots, grads = _added(of_worker)
+                self.shard.apply(slots, self._scaled(grads))
+        return True
+
+
+def _added(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """(different slots, gradients added up in the order of parts). Within a part slots are different."""
+    if len(parts) == 1:
+        return parts[0]
+    slots = np.unique(np.concatenate([some for some, _ in parts]))
+    total = np.zeros((len(slots), parts[0][1].shape[1]), F32)
+    for some, grads in parts:
+        total[np.searchsorted(slots, some)] += grads
+    return slots, total
+
+
+class Protocol:
+    """One server. `take` is told one message and returns the answers; it raises nothing. `now` is set by the loop.
+
+    calls: what else a worker may ask for, by name: called with this, the table (or None) and what was sent (JSON).
+    """
+
+    def __init__(self, me: int, servers: int, job: int, calls: dict[str, Callable[..., Any]]) -> None:
+        self.me, self.servers, self.job, self.now = me, servers, job, 0.0
+        self._calls = {"hello": _hello, "open": _open, "bye": _bye, "left": _left, **calls}
+        self.session = self.workers = self.strange = 0
+        self.gone: dict[int, str] = {}
+        self._begin(0, 0)
+
+    def _begin(self, session: int, workers: int) -> None:
+        """Another life of the job's ranks: tables and numbers begin anew."""
+        self.session, self.workers = session, workers
+        self.tables: list[_Table] = []
+        self.left: set[int] = set()
+        self.heard = [self.now] * workers  # when
+        self._last = [0] * workers  # number of the last push that was applied
+        self._early: list[dict[int, tuple[Head, list[Any]]]] = [{} for _ in range(workers)]
+        self._asked: list[set[int]] = [set() for _ in range(workers)]  # numbers of parked pulls
+        self._answered: list[tuple[int, list[Any]]] = [(0, []) for _ in range(workers)]  # the last CALL
+
+    def head(self, kind: int, worker: int, **more: int) -> bytes:
+        return messages.pack(kind, worker, self.me, self.session, **more)
+
+    def take(self, head: Head, frames: list[Any]) -> list[Answer]:
+        """frames: what stands behind the head, as buffers, which may be kept."""
+        try:
+            if head.kind == messages.CALL:
+                return self._call(head, frames)
+            if head.session != self.session or head.worker >= self.workers:
+                self.strange += 1
+                return []
+            self.heard[head.worker] = self.now
+            if head.kind == messages.GONE:
+                return self.server_gone(int(head.number), bytes(frames[0]).decode())
+            if head.table >= len(self.tables):
+                raise Refused(f"there is no table {head.table}")
+            if head.kind == messages.PULL:
+                return self._pull(self.tables[head.table], head, frames)
+            if head.kind == messages.PUSH:
+                return self._push(head, frames)
+            if head.kind == messages.CLOCK:
+                gone = [self._gone(head.worker, each) for each in self.gone]  # what was told may have been lost
+                return [(head.worker, self._clock(messages.CLOCK, head, whole=True)), *gone]
+            raise Refused(f"a worker does not send messages of kind {head.kind}")
+        except Exception as error:  # the worker that asked raises it; others are served
+            text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+            refused = self.head(messages.REFUSED, head.worker, table=head.table, number=head.number)
+            return [(head.worker, [refused, f"server {self.me}: {text} [HVD033]".encode()])]
+
+    def _call(self, head: Head, frames: list[Any]) -> list[Answer]:
+        asked = json.loads(bytes(frames[0]))
+        if head.session > self.session and asked["do"] == "hello" and asked["job"] == self.job:
+            self._begin(head.session, int(asked["workers"]))
+        if head.session != self.session or head.worker >= self.workers:
+            self.strange += 1
+            return []
+        number, answer = self._answered[head.worker]
+        if head.number < number:
+            return []
+        if head.number > number:
+            table = self.tables[head.table] if head.table < len(self.tables) else None
+            said = self._calls[asked["do"]](self, table, asked)
+            answer = [self.head(messages.ANSWER, head.worker, number=head.number), json.dumps(said).encode()]
+            self._answered[head.worker] = (head.number, answer)
+        return [(head.worker, answer)]
+
+    def _clock(self, kind: int, head: Head, whole: bool) -> list[Any]:
+        table = self.tables[head.table]
+        told = self.head(kind, head.worker, table=head.table, number=head.number, clock=table.low())
+        return [told, table.clocks.copy()] if whole else [told]
+
+    def _pull(self, table: _Table, head: Head, frames: list[Any]) -> list[Answer]:
+        if head.number not in self._asked[head.worker]:
+            ids = np.frombuffer(frames[0], np.int64)
+            if self._may_see(table, head):
+                return [self._rows(table, head, ids)]
+            table.shard.slots(ids)  # refused now, if at all
+            self._asked[head.worker].add(head.number)
+            table.parked.append(_Parked(head, ids, self.now))
+        return [(head.worker, self._clock(messages.WAITS, head, whole=True))]
+
+    def _may_see(self, table: _Table, head: Head) -> bool:
+        return table.may_see(head.clock) and self._last[head.worker] >= head.after
+
+    def _rows(self, table: _Table, head: Head, ids: Any) -> Answer:
+        rows = table.shard.read(ids)
+        table.pulls += 1
+        table.lead = max(table.lead, head.clock - table.low())
+        told = self.head(
+            messages.ROWS, head.worker, table=head.table, number=head.number, clock=table.low(), rows=len(rows)
+        )
+        return head.worker, [told, rows]
+
+    def _released(self, table: _Table) -> list[Answer]:
+        """Answers to pulls that waited."""
+        answers, (parked, table.parked) = [], (table.parked, [])
+        for each in parked:
+            if not self._may_see(table, each.head):
+                table.parked.append(each)
+                continue
+            self._asked[each.head.worker].discard(each.head.number)
+            table.waited += 1
+            table.waited_s += self.now - each.since
+            answers.append(self._rows(table, each.head, each.ids))
+        return answers
+
+    def _push(self, head: Head, frames: list[Any]) -> list[Answer]:
+        worker = head.worker
+        last, early = self._last[worker], self._early[worker]
+        if head.number > last + WINDOW:
+            raise Refused(f"push {head.number} of worker {worker}, of whose pushes {last} were applied")
+        if head.number <= last:
+            self.tables[head.table].duplicates += 1
+        elif head.number > last + 1:
+            early[head.number] = (head, frames)
+        answers: list[Answer] = []
+        following: tuple[Head, list[Any]] | None = (head, frames) if head.number == last + 1 else None
+        while following is not None:
+            answers += self._apply(*following)
+            self._last[worker] += 1
+            following = early.pop(self._last[worker] + 1, None)
+        for table in self.tables:  # all: a pull may wait for a push of its worker to another table
+            answers += self._released(table)
+        return [*answers, (worker, [self.head(messages.DONE, worker, number=self._last[worker])])]
+
+    def _apply(self, head: Head, frames: list[Any]) -> list[Answer]:
+        table, worker = self.tables[head.table], head.worker
+        if head.rows:
+            ids, grads = np.frombuffer(frames[0], np.int64), np.frombuffer(frames[1], F32)
+            if len(ids) != head.rows or grads.size != head.rows * table.shard.dim:
+                raise Refused(f"{len(ids)} ids and {grads.size} numbers for {head.rows} rows of {table.shard.dim}")
+            table.push(worker, head.clock, ids, grads.reshape(head.rows, table.shard.dim))
+        table.applied += 1
+        if not head.flags:
+            return []
+        moved = table.end(worker, LEFT if head.flags & messages.LEAVE else head.clock + 1)
+        told = [each for each in range(self.workers) if moved and table.staleness is not None]
+        return [(each, self._clock(messages.CLOCK, head._replace(worker=each), whole=False)) for each in told]
+
+    def server_gone(self, number: int, text: str) -> list[Answer]:
+        """Whoever has started a server says that it has ended; every worker is told."""
+        self.gone[number] = text
+        return [self._gone(each, number) for each in range(self.workers)]
+
+    def _gone(self, worker: int, number: int) -> Answer:
+        return worker, [self.head(messages.GONE, worker, number=number), self.gone[number].encode()]
+
+
+def _hello(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
+    return {}
+
+
+def _open(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
+    """One worker opens a table on all servers, under the same number."""
+    del server.tables[asked["number"] :]  # of one that another server could not open
+    try:
+        server.tables.append(_Table(asked["spec"], server.me, server.servers, server.workers))
+    except Exception as error:
+        text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        return {"error": f"{text} [HVD033]"}
+    return {}
+
+
+def _bye(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
+    """This worker says no more."""
+    server.left.add(asked["worker"])
+    return {}
+
+
+def _left(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
+    """How many workers have yet to say so, and for how many seconds none of these has said anything."""
+    waiting = set(range(server.workers)) - server.left
+    return {"waiting": len(waiting), "silent_s": server.now - max((server.heard[each] for each in waiting), default=0)}

@@ -1,0 +1,119 @@
+"""A process that holds shares of tables: one loop, one thread of Python; ZeroMQ's own thread moves and encrypts bytes.
+
+It is no rank and runs nothing of the script. Who starts it gives it an `Order` and a `Source`: the launcher
+(launched.py) or a rank (child.py). It ends when the source says so, or when its parent has ended. All state is in
+memory.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from .. import _curve
+from . import messages, protocol, saving
+
+BIG_BYTES = 1 << 16  # from which a frame is handed over uncopied
+SILENCE_MS = 10_000  # of a connection, after which it is made anew
+_LOOK_MS = 1000  # how often it is looked whether the parent is there
+_AT_ONCE = 64  # messages that are taken before other news is looked at
+
+
+class Order(NamedTuple):
+    """What a server is told when it is started."""
+
+    number: int
+    servers: int
+    secret: bytes
+    job: int  # tells jobs apart where nothing is encrypted
+    encrypted: bool
+    host: str  # the address at which it listens
+
+
+class Source(Protocol):
+    """Who has started it."""
+
+    def fileno(self) -> int:
+        """Readable when there is news."""
+        ...
+
+    def ended(self, tell: Callable[[int, str], None]) -> bool:
+        """Takes the news; tell(number, text): another server has ended. True: this one is to end."""
+        ...
+
+
+def send(socket: Any, frames: list[Any]) -> int:
+    """The bytes of these frames, which large ones must keep until they are sent."""
+    size = sum(memoryview(each).nbytes for each in frames)
+    socket.send_multipart(frames, copy=size < BIG_BYTES)
+    return size
+
+
+def run(order: Order, source: Source, announce: Callable[[str], None]) -> None:
+    """Serves until the source says that it is over. announce(address) is called once it listens."""
+    zmq = _curve.zmq_for("hvd.ps")
+    context, poller, parent = zmq.Context(), zmq.Poller(), os.getppid()
+    router, door = context.socket(zmq.ROUTER), None
+    if order.encrypted:
+        keys = _curve.Keys(order.secret, "ps", zmq)
+        door = _curve.Door(context, keys, zmq)  # before the router binds
+        poller.register(door.socket, zmq.POLLIN)
+        keys.serve(router, order.number)
+    _curve.bounded(router, SILENCE_MS)
+    router.linger = 0
+    router.router_handover = 1  # a worker that connects again has the name that it had
+    router.ipv6 = ":" in order.host
+    port = router.bind_to_random_port(f"tcp://[{order.host}]" if router.ipv6 else f"tcp://{order.host}")
+    poller.register(router, zmq.POLLIN)
+    poller.register(source.fileno(), zmq.POLLIN)
+    state = protocol.Protocol(order.number, order.servers, order.job, {**saving.CALLS, "stats": _stats})
+
+    def answer(answers: list[protocol.Answer]) -> None:
+        for worker, frames in answers:
+            send(router, [b"%d" % worker, *frames])
+
+    announce(router.last_endpoint.decode().rpartition(":")[0] + f":{port}")
+    while os.getppid() == parent:
+        for ready, _ in poller.poll(_LOOK_MS):
+            if ready is router:
+                state.now = time.monotonic()
+                _take(zmq, router, state, answer)
+            elif door is not None and ready is door.socket:
+                door.turn()
+            elif source.ended(lambda number, text: answer(state.server_gone(number, text))):
+                parent = -1
+    context.destroy(linger=0)
+
+
+def _take(zmq: Any, router: Any, state: protocol.Protocol, answer: Callable[[list[protocol.Answer]], None]) -> None:
+    """What has come. Who is not of this job and session is counted and not answered."""
+    for _ in range(_AT_ONCE):
+        try:
+            name, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+        head = messages.unpack(frames[0].buffer, state.me) if frames else None
+        if head is None or (name.bytes != b"%d" % head.worker and head.kind != messages.GONE):
+            state.strange += 1
+            continue
+        answer(state.take(head, [each.buffer for each in frames[1:]]))
+
+
+def _stats(server: protocol.Protocol, table: Any, asked: dict[str, Any]) -> Any:
+    shard = table.shard
+    return {
+        "rows": shard.used,
+        "bytes": shard.bytes,
+        "clocks": [None if each == protocol.LEFT else int(each) for each in table.clocks],
+        "lead": table.lead,
+        "pushes": table.applied,
+        "duplicates": table.duplicates,
+        "pulls": table.pulls,
+        "waited": table.waited,
+        "waited_s": table.waited_s,
+        "strange": server.strange,
+        "cpu_s": time.process_time(),
+        "pid": os.getpid(),
+    }

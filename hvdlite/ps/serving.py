@@ -1,0 +1,220 @@
+"""Where are the servers of this job, and who ends them? Asked once, by the first table; all ranks ask together.
+
+Under hvdlite-run --servers the launcher has started them, and the ranks were told their addresses when they met. Under
+srun, mpirun, torchrun and alone, ranks start them as children: server k belongs to the first rank of host k mod hosts.
+That rank sees it end (a thread waits for it), and tells the other servers, which tell all ranks. A rank that has
+servers leaves the job after all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from typing import Any
+
+from .. import _curve, _given, _life, _opening, _python, _sealed, config
+from .._coded import coded
+from .._public import allgather_object, broadcast_object, cross_rank, cross_size, local_rank, rank, size
+from ..errors import HvdError, HvdInitError
+from . import messages
+from .client import Client, Limits
+
+_LINGER_MS = 2000
+_SILENT_S = 10.0  # of all ranks that have not left, after which a rank with servers leaves
+
+
+class _Child:
+    """A server that this rank has started. Its end is told unless `expected`."""
+
+    def __init__(self, number: int, order: dict[str, Any], patience: float) -> None:
+        words = _python.words("hvdlite.ps.child", "main()")
+        self.number, self.expected = number, False
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({**order, "number": number}).encode() + b"\n")
+            self._process.stdin.flush()
+        came, _, _ = select.select([self._process.stdout], [], [], patience)
+        self.address = self._process.stdout.readline().decode().strip() if came else ""
+        if not self.address:
+            self.end()
+            how = "did not start in time" if not came else f"ended while it started ({_how(self._process.wait())})"
+            raise HvdInitError(f"server {number} of tables on host {socket.gethostname()} {how} [HVD024]")
+
+    def watch(self, tell: Any) -> None:
+        """Calls tell(number, text) when it has ended."""
+
+        def wait() -> None:
+            code = self._process.wait()
+            if not self.expected:
+                tell(self.number, f"server {self.number} (pid {self._process.pid}{_host()}) {_how(code)}")
+
+        threading.Thread(target=wait, name=f"hvdlite-server-{self.number}", daemon=True).start()
+
+    def end(self) -> None:
+        """It has nothing to lose: tables are in memory, and saves are whole."""
+        self.expected = True
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+
+
+def _host() -> str:
+    return f", host {socket.gethostname()}" if cross_size() > 1 else ""
+
+
+def _how(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+class _Serving:
+    """Servers and keys of this life of the job."""
+
+    def __init__(self, addresses: list[str], children: list[_Child], secret: bytes, job: int, session: int) -> None:
+        values = config.load().values
+        told, end = config.load().stall_limits()
+        limits = Limits(values["peer_timeout"], told, end, values["start_timeout"])
+        self._encrypted, self._patience = values["ps_curve"], values["leave_timeout"]
+        self.addresses, self._children, self._secret = addresses, children, secret
+        self._session, self._pid = session, os.getpid()
+        self.client = Client(rank(), addresses, secret, session, self._encrypted, limits)
+        self.client.meet(job, size())
+        for each in children:
+            each.watch(self._tell)
+        _life.closers.append(self._close)
+
+    def _tell(self, number: int, text: str) -> None:
+        """A child has ended. The client may be waiting in another thread, so this one has sockets of its own."""
+        others = [other for other in self.client.alive() if other != number]
+        if not others:
+            _life.abort(f"lost {text}: no server of tables is left")
+            return
+        zmq = _curve.zmq_for("hvd.ps")
+        context, keys = zmq.Context(), _curve.Keys(self._secret, "ps", zmq)
+        for other in others:
+            dealer = context.socket(zmq.DEALER)
+            dealer.ipv6 = "[" in self.addresses[other]
+            if self._encrypted:
+                keys.connect_to(dealer, other)
+            dealer.connect(self.addresses[other])
+            dealer.send_multipart(
+                [messages.pack(messages.GONE, rank(), other, self._session, number=number), text.encode()]
+            )
+        context.destroy(linger=_LINGER_MS)
+
+    def _close(self, failed: bool) -> Any:
+        """Before the ranks part. Returns what is to be done afterwards."""
+        global _serving
+        _serving = None
+        if not failed and not self._parted():
+            for child in self._children:  # others may still use it
+                self._tell(child.number, f"server {child.number} ended with rank {rank()}, which has left the job")
+        for child in self._children:
+            child.expected = True
+        return self._end
+
+    def _parted(self) -> bool:
+        """Whether all ranks have left the servers of this one, if it has any."""
+        with contextlib.suppress(HvdError):  # of a job that fails meanwhile
+            self.client.flush(self._patience)
+            for server in self.client.alive():
+                self.client.ask(server, "bye", worker=rank())
+            for server in self.client.alive() if self._children else ():
+                while (said := self.client.ask(server, "left")) and said["waiting"]:
+                    if said["silent_s"] > _SILENT_S:
+                        return False
+                    time.sleep(0.02)
+            return True
+        return not self._children
+
+    def _end(self) -> None:
+        self.client.close()
+        for child in self._children:
+            child.end()
+
+
+_serving: _Serving | None = None
+
+
+def serve(servers: int | None = None) -> None:
+    """Starts servers of tables as children of ranks. Collective; all ranks give the same number.
+
+    For jobs that `hvdlite-run --servers` does not start: srun, mpirun, torchrun, a script alone. servers: how many;
+    None: HVDLITE_SERVERS. The first `Table` calls it, so with that variable set nobody else has to. Where there are
+    servers already nothing happens. Raises HvdInitError naming a server that did not start.
+
+        hvd.init()
+        hvd.ps.serve(2)
+    """
+    global _serving
+    rank()  # raises in a forked child, and before init
+    if _serving is not None:
+        return
+    settings = config.load()
+    _curve.zmq_for("hvd.ps")
+    session = time.time_ns()
+    launched = list(getattr(_life._life.store, "servers", ()))
+    if launched:
+        secret, job, _ = _given.of_job(settings, _life._life.store, _life.lives() - 1)
+        session = broadcast_object(session, name="hvd.ps.serve")
+        _serving = _Serving(launched, [], secret, job, session)
+        return
+    count = settings.values["servers"] if servers is None else servers
+    nonce, job, session, count = broadcast_object(
+        (os.urandom(32), int.from_bytes(os.urandom(7), "little"), session, count), name="hvd.ps.serve"
+    )
+    secret = hmac.digest(_sealed.current().key, nonce, "sha256")  # what is broadcast may be read on the way
+    if count < 1:
+        raise HvdInitError(
+            "hvd.ps.Table: this job has no servers: start it with hvdlite-run --servers 2, or set HVDLITE_SERVERS"
+            " [HVD024]"
+        )
+    children, addresses = _started(count, secret, job, settings)
+    try:
+        _serving = _Serving(addresses, children, secret, job, session)
+    except BaseException:
+        for each in children:
+            each.end()
+        raise
+
+
+def _started(count: int, secret: bytes, job: int, settings: config.Settings) -> tuple[list[_Child], list[str]]:
+    """This rank's children, and all servers' addresses. Raises on every rank where one did not start."""
+    values, children, failed = settings.values, list[_Child](), None
+    order = {"servers": count, "secret": secret.hex(), "job": job, "encrypted": values["ps_curve"]}
+    order["host"] = _opening.address()
+    try:
+        for number in range(cross_rank(), count, cross_size()) if local_rank() == 0 else ():
+            children.append(_Child(number, order, values["start_timeout"]))
+    except (HvdInitError, OSError) as error:
+        failed = str(error)
+    told = allgather_object(({each.number: each.address for each in children}, failed), name="hvd.ps.addresses")
+    texts = [text for _, text in told if text is not None]
+    if texts:
+        for each in children:
+            each.end()
+        raise HvdInitError(coded("HVD024", texts[0]))
+    found = {number: where for part, _ in told for number, where in part.items()}
+    return children, [found[number] for number in range(count)]
+
+
+def client() -> Client:
+    """This rank's. Collective where there is none yet."""
+    serve()
+    assert _serving is not None
+    return _serving.client
+
+
+def current() -> Client | None:
+    """This rank's, or None where there is none."""
+    return None if _serving is None else _serving.client

@@ -1,0 +1,147 @@
+"""What does one server keep of one table? Its rows, each made when it is first asked for, with the optimizer's state.
+
+Rows lie densely in the order in which they were made; an index by part and place says where. Both arrays are reserved
+as address space for as many rows as there can be, and take memory when they are written: nothing is copied when a table
+grows. A table costs 4 bytes for each row that it might have (in pages that are touched), and 4 bytes for each number of
+each row that was touched.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .optimizers import F32, Uniform, made
+from .placement import Placement
+
+_NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap names from 3.13 on
+_LOOK_BYTES = 16 << 20  # of new rows, after which it is looked again whether there is memory
+_KEEP_BYTES = 256 << 20  # of the host's memory that tables leave free
+
+
+class Refused(Exception):
+    """What a server cannot do; the text is for the worker that asked."""
+
+
+def _reserved(count: int, dtype: Any) -> Any:
+    """Zeros that take memory when they are written first."""
+    size = max(1, count) * np.dtype(dtype).itemsize
+    try:
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    except (OSError, OverflowError, ValueError) as error:
+        raise Refused(f"cannot reserve {size / 1e9:.1f} GB of address space ({error})") from None
+    return np.frombuffer(block, dtype)[:count]
+
+
+def memory() -> tuple[int, int]:
+    """(bytes that are free, all) of this host, or of its control group where that has less."""
+    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    free, most = (int(told[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
+    for folder, limit, used in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            bound = int(Path(folder, limit).read_text(encoding="ascii"))
+            free = min(free, bound - int(Path(folder, used).read_text(encoding="ascii")))
+            most = min(most, bound)
+        except (OSError, ValueError):  # there is none, or "max"
+            continue
+    return max(0, free), most
+
+
+class Shard:
+    """spec: the table's description, as Table sends it. Methods raise Refused."""
+
+    def __init__(self, spec: dict[str, Any], me: int, servers: int) -> None:
+        self.name, self.total, self.dim, self._me = spec["name"], spec["rows"], spec["dim"], me
+        self.rule = made(spec["rule"], spec["options"])
+        self.state_width = self.dim * self.rule.columns + self.rule.extra
+        self._first = Uniform(spec["scale"], spec["seed"])
+        self.placement = Placement(self.total, servers, spec["replicas"], spec["order"])
+        parts = np.nonzero((self.placement.owners == me).any(axis=1))[0]
+        per_part = self.placement.rows_per_part
+        self._base = np.full(self.placement.parts, -1, np.int64)
+        self._base[parts] = np.arange(len(parts)) * per_part
+        self._row_bytes = 4 * (self.dim + self.state_width) + 8
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._room = min(len(parts) * per_part, whole // self._row_bytes + 1, (1 << 31) - 2)
+        self._index = _reserved(len(parts) * per_part, np.int32)  # slot + 1; 0: not made yet
+        self._ids = _reserved(self._room, np.int64)
+        self._rows = _reserved(self._room * self.dim, F32).reshape(-1, self.dim)
+        self._state = _reserved(self._room * self.state_width, F32).reshape(self._room, self.state_width)
+        self._unlooked = _LOOK_BYTES
+        self.used = 0
+
+    @property
+    def bytes(self) -> int:
+        """Of the rows that were made, with state and number."""
+        return self.used * self._row_bytes
+
+    def slots(self, ids: Any) -> Any:
+        """Where these rows (all different) lie; those that are new are made."""
+        if not len(ids):
+            return np.zeros(0, np.int64)
+        if ids.min() < 0 or ids.max() >= self.total:
+            raise Refused(
+                f"table {self.name!r} has rows 0 to {self.total - 1}, not {int(ids.min())} to {int(ids.max())}"
+            )
+        part, place = self.placement.places(ids)
+        base = self._base[part]
+        if base.min() < 0:
+            raise Refused(f"row {int(ids[base.argmin()])} of table {self.name!r} does not lie here")
+        at = base + place
+        slots = self._index[at].astype(np.int64) - 1
+        new = np.nonzero(slots < 0)[0]
+        if len(new):
+            slots[new] = self._make(ids[new], at[new])
+        return slots
+
+    def _make(self, ids: Any, at: Any) -> Any:
+        count = len(ids)
+        self._unlooked += count * self._row_bytes
+        if self._unlooked >= _LOOK_BYTES or self.used + count > self._room:
+            free, most = memory()
+            if count * self._row_bytes > free - min(_KEEP_BYTES, most // 16) or self.used + count > self._room:
+                raise Refused(
+                    f"has {(most - free) / 1e9:.1f} of {most / 1e9:.1f} GB in use and cannot make {count:,} rows of "
+                    f"table {self.name!r}, beside the {self.used:,} that it has"
+                )
+            self._unlooked = 0
+        slots = np.arange(self.used, self.used + count)
+        self._rows[self.used : self.used + count] = self._first.rows(ids, self.dim)
+        self._ids[self.used : self.used + count] = ids
+        self._index[at] = slots + 1
+        self.used += count
+        return slots
+
+    def read(self, ids: Any) -> Any:
+        """float32 [len(ids), dim]: a copy."""
+        return self._rows.take(self.slots(ids), axis=0)
+
+    def apply(self, slots: Any, grads: Any) -> None:
+        """One update of these rows, all different. Where the rule raises, nothing has changed."""
+        rows, state = self._rows.take(slots, axis=0), self._state.take(slots, axis=0)
+        with np.errstate(all="ignore"):
+            self.rule.update(rows, state, grads)
+        self._rows[slots] = rows
+        self._state[slots] = state
+
+    def piece(self, first: int, count: int, owned: Any) -> tuple[Any, Any]:
+        """(ids, rows with state) of those rows among `count` from slot `first` on whose part is `owned` (bool)."""
+        last = min(first + count, self.used)
+        ids = self._ids[first:last]
+        mine = owned[self.placement.places(ids)[0]]
+        whole = np.concatenate([self._rows[first:last], self._state[first:last]], axis=1)
+        return ids[mine], whole[mine]
+
+    def put(self, ids: Any, whole: Any) -> None:
+        """Sets rows with their state; those that do not lie here are left out."""
+        here = self._base[self.placement.places(ids)[0]] >= 0
+        slots = self.slots(ids[here])
+        self._rows[slots] = whole[here, : self.dim]
+        self._state[slots] = whole[here, self.dim :]

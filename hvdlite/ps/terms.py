@@ -1,0 +1,44 @@
+"""What may a table be? Its arguments, checked before anything is sent, become the description that servers get.
+
+The description is JSON, the same on all ranks: together.py compares it, and a server makes its shard by it.
+
+Nothing here knows how many servers there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import optimizers
+
+ROWS_MAX, DIM_MAX = 1 << 40, 65535
+
+
+def described(
+    name: str, rows: int, dim: int, *, optimizer: Any, staleness: int | None, replicas: int, order: str, reduce: str,
+    init: optimizers.Uniform | None
+) -> dict[str, Any]:  # fmt: skip
+    """ValueError naming the first argument that cannot be."""
+    first = optimizers.Uniform(0.0) if init is None else init
+    whole = [isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in (rows, dim, replicas)]
+    wrong = (
+        f"rows={rows!r}: 1 to 2**40" if not whole[0] or not 1 <= rows <= ROWS_MAX
+        else f"dim={dim!r}: 1 to 65,535" if not whole[1] or not 1 <= dim <= DIM_MAX
+        else f"staleness={staleness!r}: 0 (synchronous), a number of steps, or None (nobody waits)"
+        if staleness is not None and not (isinstance(staleness, int) and 0 <= staleness < 1 << 31)
+        else f"order={order!r}: 'hash' or 'range'" if order not in ("hash", "range")
+        else f"reduce={reduce!r}: 'mean' or 'sum'" if reduce not in ("mean", "sum")
+        else f"init={init!r}: hvd.ps.uniform(scale, seed), or None for zeros"
+        if not isinstance(first, optimizers.Uniform)
+        else f"replicas={replicas!r}: 1 or 2" if not whole[2] or replicas not in (1, 2)
+        else None
+    )  # fmt: skip
+    if wrong is not None:
+        raise ValueError(f"table {name!r}: {wrong} [HVD025]")
+    return {
+        "name": str(name), "rows": int(rows), "dim": int(dim), **optimizers.described(optimizer),
+        "staleness": staleness, "replicas": int(replicas), "order": order, "reduce": reduce,
+        "scale": first.scale, "seed": first.seed,
+    }  # fmt: skip

@@ -1,0 +1,58 @@
+"""What do all ranks do together with a table? They open it, save it and load it.
+
+Servers are told by rank 0 alone, between collectives: so a table has one number on all of them, and ranks that differ
+hear it before a server does.
+
+What a server could not do, every rank raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .._coded import coded
+from .._public import allgather_object, barrier, broadcast_object, rank
+from ..errors import HvdError, HvdMismatchError
+from .client import Client
+
+
+def opened(client: Client, spec: dict[str, Any]) -> int:
+    """The number of a new table. HvdMismatchError where ranks differ, HvdError for what a server could not make."""
+    specs = allgather_object(spec, name="hvd.ps.Table")
+    for other, said in enumerate(specs):
+        key = next((key for key in said if said[key] != specs[0][key]), None)
+        if key is not None:
+            differ = f"rank {other} says {key}={said[key]!r}, rank 0 says {key}={specs[0][key]!r}"
+            raise HvdMismatchError(f"table {specs[0]['name']!r}: {differ} [HVD026]")
+    if any(table.name == spec["name"] for table in client.tables):
+        raise ValueError(f"table {spec['name']!r}: this job has a table of this name [HVD025]")
+    number = len(client.tables)
+
+    def open_it() -> None:
+        for server in client.alive():
+            client.call(server, "open", spec=spec, number=number)
+
+    _by_rank_0(open_it, spec)
+    return number
+
+
+def act(client: Client, what: Callable[..., None], number: int, spec: dict[str, Any], path: str) -> None:
+    """saving.save or saving.load, once servers have all that was pushed."""
+    client.flush()
+    barrier()
+    _by_rank_0(lambda: what(client, number, spec, path), spec)
+
+
+def _by_rank_0(call: Callable[[], None], spec: dict[str, Any]) -> None:
+    error: Exception | None = None
+    if rank() == 0:
+        try:
+            call()
+        except (HvdError, ValueError, OSError) as failed:
+            error = failed
+    error = broadcast_object(error, name="hvd.ps.done")
+    if isinstance(error, (HvdError, ValueError)):
+        raise error
+    if error is not None:
+        raise HvdError(coded("HVD033", f"table {spec['name']!r}: {error}"))

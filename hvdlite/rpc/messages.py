@@ -1,0 +1,120 @@
+"""What do a call and its answer look like as bytes? A function is a name; values and exceptions are pickled.
+
+A function goes by its module and its qualified name, because all ranks run the same program: sent by value it would
+bring copies of the globals that it uses, and each call would see other ones. For the same reason classes and functions
+of `__main__` inside of arguments are named, where cloudpickle would copy them: an exception that comes back is of the
+class that the caller catches.
+
+References count themselves while they are pickled (`leaving`), and are counted up before the bytes leave.
+"""
+
+from __future__ import annotations
+
+import io
+import operator
+import pickle
+import threading
+from importlib import import_module
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+
+from .._curve import MESSAGE_MAX
+from ..errors import HvdError
+
+BODY_MAX = MESSAGE_MAX - 64  # a frame is a little longer when it is encrypted
+TEXT_MAX = 1 << 20  # characters of a traceback
+
+
+class _Leaving(threading.local):
+    """The references in what this thread pickles; None: it pickles for something else than a call."""
+
+    refs: list[Any] | None = None
+
+
+leaving = _Leaving()
+
+
+def found(name: str) -> Any:
+    """The function of that name."""
+    module, _, qualified = name.partition(":")
+    return operator.attrgetter(qualified)(import_module(module))
+
+
+def named(f: Any) -> str:
+    """ "module:name", by which every rank finds f. TypeError where there is no such name."""
+    if isinstance(f, str) and all(f.partition(":")):
+        return f
+    name = f"{getattr(f, '__module__', None)}:{getattr(f, '__qualname__', None)}"
+    if not _leads_to(name, f):
+        raise TypeError(
+            f"{f!r} has no name by which another rank finds it. Lambdas, nested functions and bound methods have none: "
+            'define a function at the top of a module, name it as "module:name", or call a method of a value that '
+            "hvd.rpc.remote has made: ref.call(method) [HVD041]"
+        )
+    return name
+
+
+def _leads_to(name: str, f: Any) -> bool:
+    try:
+        return bool(found(name) == f)
+    except Exception:  # whatever an import raises
+        return False
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
+    def reducer_override(self, obj: Any) -> Any:
+        if (
+            isinstance(obj, (type, FunctionType))
+            and obj.__module__ == "__main__"
+            and _leads_to(f"__main__:{obj.__qualname__}", obj)
+        ):
+            return NotImplemented  # by name, as pickle does
+        return super().reducer_override(obj)
+
+
+def pickled(what: str, value: Any) -> tuple[bytes, list[Any]]:
+    """The value as bytes, and the references in it. what: names it in errors. TypeError or ValueError if it cannot be
+    sent."""
+    before, leaving.refs = leaving.refs, []
+    try:
+        file = io.BytesIO()
+        _Pickler(file).dump(value)
+        body, refs = file.getvalue(), leaving.refs
+    except Exception as error:
+        raise TypeError(f"{what} cannot be pickled: {type(error).__name__}: {error} [HVD042]") from error
+    finally:
+        leaving.refs = before
+    if len(body) > BODY_MAX:
+        raise ValueError(
+            f"{what} is {len(body):,} bytes when pickled, and {BODY_MAX:,} can be sent at once: cut it, or leave it "
+            "where it is (hvd.rpc.remote) [HVD045]"
+        )
+    return body, refs
+
+
+def unpickled(what: str, body: bytes) -> Any:
+    """The value. TypeError if it cannot be made here."""
+    try:
+        return pickle.loads(body)
+    except Exception as error:
+        raise TypeError(f"{what} cannot be unpickled: {type(error).__name__}: {error} [HVD042]") from error
+
+
+def raised(name: str, rank: int, body: bytes, text: str) -> BaseException:
+    """The exception that a call raised on a rank. body: itself, or nothing where it could not be pickled."""
+    try:
+        error, notes = pickle.loads(body), [f"raised by {name} on rank {rank}:\n{text.rstrip()}"]
+        assert isinstance(error, BaseException)
+    except Exception:  # its class is not here, or takes other arguments than it has kept
+        last = text.rstrip().rpartition("\n")[2]
+        error = HvdError(f"{name} on rank {rank} raised what cannot be sent: {last}\n\n{text.rstrip()}\n[HVD046]")
+        notes = []
+    try:
+        error.remote_traceback = text
+        for note in notes if hasattr(error, "add_note") else []:  # Python 3.11
+            error.add_note(note)
+    except Exception:  # a class that takes no attributes
+        pass
+    return error  # type: ignore[no-any-return, unused-ignore]

@@ -1,0 +1,93 @@
+"""What does a rank remember of calls? The answers that it waits for, and the values that references lead to.
+
+No sockets and no threads: calls.py has them. Numbers name both, and are never used again. An answer is settled once:
+by what came, or by an error when nothing can come any more. A value is freed when its count falls to 0; counts are
+changed by one thread, and new values may be added by any.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import HvdPeerLostError, HvdTimeoutError
+
+
+class Future(concurrent.futures.Future[Any]):
+    """What a call will give. It can be waited for as any other of concurrent.futures, and cannot be cancelled."""
+
+    def __init__(self, rank: int, name: str) -> None:
+        super().__init__()
+        self.rank, self.name = rank, name
+        self.set_running_or_notify_cancel()
+
+    def result(self, timeout: float | None = 60) -> Any:
+        """The result, or the exception of the call. HvdTimeoutError after so many seconds; None: no limit."""
+        try:
+            return super().result(timeout)
+        except concurrent.futures.TimeoutError:
+            if self.done():  # just now, or the call itself has raised it
+                return super().result()
+            raise HvdTimeoutError(
+                f"rank {self.rank} has not answered {self.name} within {timeout:g} s; it may go on there [HVD043]"
+            ) from None
+
+
+class Waiting:
+    """Calls whose answers have not come. Any thread; true as long as there are some."""
+
+    def __init__(self) -> None:
+        self._futures: dict[int, Future] = {}
+        self._numbers = itertools.count(1)
+
+    def __bool__(self) -> bool:
+        return bool(self._futures)
+
+    def add(self, rank: int, name: str) -> tuple[int, Future]:
+        number, future = next(self._numbers), Future(rank, name)
+        self._futures[number] = future
+        return number, future
+
+    def taken(self, number: int) -> Future | None:
+        """The future of that number, if it still waits; whoever takes it settles it."""
+        return self._futures.pop(number, None)
+
+    def fail(self, error: Callable[[], Exception], rank: int | None = None) -> None:
+        """Those that wait for this rank, or all, end with an error, each with its own."""
+        for number, future in list(self._futures.items()):
+            if rank in (None, future.rank) and self.taken(number) is not None:
+                future.set_exception(error())
+
+    def lose(self, rank: int) -> None:
+        """This rank has left."""
+
+        def error() -> HvdPeerLostError:
+            lost = HvdPeerLostError(f"rank {rank} has left the job, and answers no more calls [HVD451]")
+            lost.rank = rank
+            return lost
+
+        self.fail(error, rank)
+
+
+class Kept:
+    """The values that references of all ranks lead to, by number."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+        self._counts: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+
+    def add(self, value: Any) -> int:
+        number = next(self._numbers)
+        self._counts[number], self.values[number] = 1, value
+        return number
+
+    def count(self, number: int, by: int) -> list[Any]:
+        """The value, if nobody has a reference to it any more."""
+        self._counts[number] += by
+        if self._counts[number]:
+            return []
+        del self._counts[number]
+        return [self.values.pop(number)]

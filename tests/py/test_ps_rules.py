@@ -1,0 +1,150 @@
+"""The pure files of hvdlite.ps: each row has one place, rules have the bits of scalars, messages say what was packed.
+
+The references are written per row, of float32 scalars: what one would write on paper. That arrays give the same bits
+says that a rule is free of whatever depends on vectors: the width of a processor's registers, the place in an array.
+"""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hvdlite.ps import messages, optimizers
+from hvdlite.ps.placement import Placement, ranked
+
+F32 = np.float32
+
+
+@pytest.mark.parametrize("order", ["hash", "range"])
+def test_every_row_has_one_place_and_one_owner(order):
+    for rows in (*range(1, 300), 1000, 4097, 65535, 65536, 65537, 1_000_003):
+        ids = np.arange(rows)
+        for servers in range(1, 8):
+            at = Placement(rows, servers, min(2, servers), order)
+            if servers == 1:  # places do not depend on servers
+                part, place = at.places(ids)
+                assert len(np.unique(part * at.rows_per_part + place)) == rows
+                assert part.min() >= 0 and part.max() < at.parts and place.max() < at.rows_per_part
+            owners = at.owners_of(ids)
+            assert owners.shape == (rows, min(2, servers)) and owners.min() >= 0 and owners.max() < servers
+            assert (at.owners[:, 0] != at.owners[:, -1]).all() or servers == 1
+            if order == "range":
+                assert (np.diff(owners[:, 0]) >= 0).all()
+                assert rows < 1000 or np.bincount(owners[:, 0]).max() <= 1.05 * rows / servers
+
+
+def test_one_that_joins_takes_its_part_and_nothing_else_moves():
+    lists = [ranked(1 << 14, servers)[:, 0] for servers in range(1, 65)]
+    for servers, (before, after) in enumerate(zip(lists, lists[1:]), 1):
+        assert (after[before != after] == servers).all() and (before != after).mean() <= 1.1 / (servers + 1)
+    for servers, owners in enumerate(lists[:16], 1):
+        assert np.bincount(owners).max() <= 1.06 * len(owners) / servers
+
+
+@pytest.mark.parametrize("stride", [1, 2, 1000, 4096, 1 << 16])
+def test_ids_with_a_pattern_spread(stride):
+    rows = 1 << 30 if stride > 1000 else 1 << 24
+    ids = np.arange(0, rows, stride)[: 1 << 18]
+    assert np.bincount(Placement(rows, 4).owners_of(ids)[:, 0]).max() <= 1.05 * len(ids) / 4
+
+
+def sgd(row, state, grad, lr):
+    return [w - lr * g for w, g in zip(row, grad)], state
+
+
+def adagrad(row, state, grad, lr, eps):
+    state = [s + g * g for s, g in zip(state, grad)]
+    return [w - lr * g / (np.sqrt(s) + eps) for w, s, g in zip(row, state, grad)], state
+
+
+def adam(row, state, grad, lr, first, second, eps):
+    dim, one = len(row), F32(1)
+    mean = [first * m + (one - first) * g for m, g in zip(state, grad)]
+    square = [second * v + (one - second) * g * g for v, g in zip(state[dim:], grad)]
+    by = [beta * d + (one - beta) for beta, d in zip((first, second), state[2 * dim :])]
+    step = lr * np.sqrt(by[1]) / by[0]
+    return [w - step * m / (np.sqrt(v) + eps) for w, m, v in zip(row, mean, square)], mean + square + by
+
+
+def ftrl(row, state, grad, lr, l1, l2, beta):
+    dim, z, n = len(row), [], []
+    for w, s, q, g in zip(row, state, state[dim:], grad):
+        z.append(s + (g - (np.sqrt(q + g * g) - np.sqrt(q)) / lr * w))
+        n.append(q + g * g)
+    rates = [(beta + np.sqrt(q)) / lr + l2 for q in n]
+    return [F32(0) if abs(s) <= l1 else -(s - l1 if s > 0 else s + l1) / r for s, r in zip(z, rates)], z + n
+
+
+def momentum(rows, state, grads):
+    state[:] = F32(0.9) * state + grads
+    rows -= F32(0.1) * state
+
+
+momentum.columns = 1  # what a user would write
+
+
+def by_momentum(row, state, grad, *_):
+    state = [F32(0.9) * s + g for s, g in zip(state, grad)]
+    return [w - F32(0.1) * s for w, s in zip(row, state)], state
+
+
+CASES = [
+    (optimizers.Sgd(0.1), sgd), (optimizers.Adagrad(0.05, 1e-6), adagrad), (optimizers.Adam(0.01), adam),
+    (optimizers.Adam(F32(0.01), [0.8, 0.95], 1e-5), adam), (optimizers.Ftrl(0.1, 0.5, 0.01), ftrl),
+    (optimizers.Add(), lambda row, state, grad: ([w + g for w, g in zip(row, grad)], state)), (momentum, by_momentum),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given, reference", CASES)
+def test_a_rule_has_the_bits_of_its_reference(given, reference):
+    rule = optimizers.made(**json.loads(json.dumps(optimizers.described(given))))
+    numbers = [F32(n) for n in np.hstack([[], *rule.options.values()])] if given is not momentum else []
+    random, count, dim = np.random.default_rng(1), 5, 3
+    rows = random.standard_normal((count, dim)).astype(F32)
+    state = np.zeros((count, dim * rule.columns + rule.extra), F32)
+    expected, states = [list(row) for row in rows], [list(row) for row in state]
+    for _ in range(1000):
+        some = np.flatnonzero(random.random(count) < 0.6)  # lazy: the others stay as they are
+        grads = (random.standard_normal((len(some), dim)) * 10.0 ** random.integers(-6, 2)).astype(F32)
+        moved, kept = rows[some], state[some]
+        rule.update(moved, kept, grads)
+        rows[some], state[some] = moved, kept
+        for i, grad in zip(some, grads):
+            expected[i], states[i] = reference(expected[i], states[i], list(grad), *numbers)
+    assert np.array_equal(rows, np.array(expected, F32)) and np.isfinite(rows).all()
+    assert np.array_equal(state, np.array(states, F32).reshape(state.shape))
+
+
+def test_adam_is_the_one_of_the_paper():
+    rule, row, state = optimizers.Adam(0.1), np.ones((1, 1), F32), np.zeros((1, 4), F32)
+    expected, mean, square = 1.0, 0.0, 0.0
+    for t, grad in enumerate(np.random.default_rng(2).standard_normal(1000), 1):
+        rule.update(row, state, np.full((1, 1), grad, F32))
+        mean, square = 0.9 * mean + 0.1 * grad, 0.999 * square + 0.001 * grad * grad
+        expected -= 0.1 * (mean / (1 - 0.9**t)) / (math.sqrt(square / (1 - 0.999**t)) + 1e-8)
+    assert abs(row.item() - expected) < 1e-3
+
+
+@pytest.mark.parametrize("given", [lambda *_: None, np.float32(1), optimizers.Sgd(math.nan), "Sgd", optimizers.Adam])
+def test_what_servers_cannot_make_is_refused(given):
+    with pytest.raises(ValueError, match=r"\[HVD025\]$"):
+        optimizers.described(given)
+
+
+def test_first_values_are_functions_of_the_row():
+    init, ids = optimizers.uniform(0.5, seed=3), np.arange(10_000)
+    rows, some = init.rows(ids, 6), np.random.default_rng(4).permutation(ids)[:777]
+    assert np.array_equal(init.rows(some, 6), rows[some]) and rows.dtype == F32
+    assert rows.min() >= -0.5 and rows.max() < 0.5 and abs(rows.mean()) < 0.01 and abs(rows.std() - 0.2887) < 0.005
+    assert not np.array_equal(optimizers.uniform(0.5, seed=4).rows(ids, 6), rows)
+    assert not optimizers.uniform(0.0).rows(ids, 6).any()
+
+
+def test_messages_say_what_was_packed_and_strangers_are_not_looked_at():
+    said = {"flags": 3, "table": 2, "clock": 7, "number": 1 << 40, "after": 9, "rows": 11}
+    frame = messages.pack(messages.PUSH, 4, 5, 1 << 63, **said)
+    assert messages.unpack(frame, 5) == messages.Head(messages.PUSH, worker=4, server=5, session=1 << 63, **said)
+    others = [frame[1:], b"", b"\0" + frame[1:], messages.pack(messages.GONE + 1, 4, 5, 0)]
+    assert [messages.unpack(each, 5) for each in others] == [None] * 4 and messages.unpack(frame, 6) is None
+    assert messages.rows_per_piece(64) == 16384 and messages.rows_per_piece(1 << 21) == 1
