@@ -293,6 +293,9 @@ class Client:
                 self._ask(question, server, messages.CALL, self._numbers, [head, hello], None)
             while waited := [k for k, link in enumerate(self._links) if link.sent[messages.CALL]]:
                 self.turn(_SLICE_S)
+                ended = "; ".join(link.ended for link in self._links if link.ended)
+                if ended:
+                    raise HvdInitError(f"{ended}, before the first table was made [HVD024]")
                 if time.monotonic() > until:
                     raise HvdInitError(
                         f"server {', '.join(map(str, waited))} of tables has not answered within "

@@ -165,7 +165,8 @@ class Protocol:
             said = self._calls[asked["do"]](self, table, asked)
             answer = [self.head(messages.ANSWER, head.worker, number=head.number), json.dumps(said).encode()]
             self._answered[head.worker] = (head.number, answer)
-        return [(head.worker, answer)]
+        gone = [self._gone(head.worker, each) for each in self.gone] if asked["do"] == "hello" else []
+        return [*gone, (head.worker, answer)]
 
     def _clock(self, kind: int, head: Head, whole: bool) -> list[Any]:
         table = self.tables[head.table]

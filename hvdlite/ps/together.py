@@ -8,6 +8,7 @@ What a server could not do, every rank raises.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ def act(client: Client, what: Callable[..., None], number: int, spec: dict[str, 
     """saving.save or saving.load, once servers have all that was pushed."""
     client.flush()
     barrier()
-    _by_rank_0(lambda: what(client, number, spec, path), spec)
+    _by_rank_0(lambda: what(client, number, spec, os.path.abspath(path)), spec)  # servers may be in another folder
 
 
 def _by_rank_0(call: Callable[[], None], spec: dict[str, Any]) -> None:

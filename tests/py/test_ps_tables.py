@@ -3,6 +3,8 @@ users of hvd.ps hear when something is wrong."""
 
 import hashlib
 import random
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -119,7 +121,7 @@ class unreliable:
             late(*what)
 
 
-@as_ranks(4)
+@as_ranks(4, deadline=1500)
 @pytest.mark.parametrize(("operations", "share"), [(400, 0), (150, 0.05), *everything((250_000, 0), (10_000, 0.05))])
 def test_random_pushes_and_pulls_of_integers_equal_numpy(operations, share):
     """Each rank adds to a column of its own, and finds there what it has pushed before, in every pull."""
@@ -146,6 +148,37 @@ def test_random_pushes_and_pulls_of_integers_equal_numpy(operations, share):
     hvd.shutdown()
 
 
+@as_ranks(2, deadline=600)
+@pytest.mark.parametrize("moments", [3, *everything(100)])
+def test_a_server_killed_at_any_moment_loses_and_doubles_nothing_and_pulls_go_on(moments):
+    batches = [np.random.default_rng((hvd.rank(), n)).integers(0, 500, 60) for n in range(25)]
+    added, longest = np.zeros((500, 4), F32), 0.0
+    for ids in batches:
+        np.add.at(added, ids, F32(1))
+    added = hvd.allreduce(added, op=hvd.Sum)
+    for moment in range(moments):
+        serving.serve(3)
+        table = ps.Table("t", 500, 4, ps.Add(), staleness=(0, 1, None)[moment % 3], replicas=2, reduce="sum")
+        children, rng = serving._serving._children, random.Random(moment)
+        victim = rng.choice(children)._process.kill if children else lambda: None
+        timer = threading.Timer(rng.random() * 0.08, victim)
+        timer.start()
+        for ids in batches:
+            began = time.monotonic()
+            rows = table.pull(ids)
+            longest = max(longest, time.monotonic() - began)
+            assert (rows <= added[ids]).all()
+            table.push_async(ids, np.ones((60, 4)))
+            table.step()
+        timer.join()
+        table.flush()
+        hvd.barrier()
+        assert np.array_equal(table.pull(np.arange(500)), added), moment
+        hvd.shutdown()
+        hvd.init()
+    assert longest < 5, longest
+
+
 @as_ranks(2)
 def test_bytes_are_those_of_the_rows_and_a_head_for_each_message():
     serving.serve(1)
@@ -161,6 +194,27 @@ def test_bytes_are_those_of_the_rows_and_a_head_for_each_message():
     calls = after["messages_out"] - 3  # questions of stats() itself, and clocks that were asked again
     assert after["bytes_out"] - 500 * (8 + 264) - 3 * messages.HEAD.size < 200 * calls
     assert after["bytes_out"] < 0.02 * 100_000 * 64 * 4
+    hvd.shutdown()
+
+
+@as_ranks(2, deadline=120)
+@pytest.mark.parametrize("many", [1500, *everything(10_000)])
+def test_each_of_many_handles_ends_with_its_own_rows(many):
+    serving.serve(2)
+    table, rng = ps.Table("t", 3000, 2, ps.Add(), staleness=None, reduce="sum"), np.random.default_rng(hvd.rank())
+    every = np.arange(3000)
+    if hvd.rank() == 0:
+        table.push(every, np.stack([every, -every], axis=1).astype(F32))
+    hvd.barrier()
+    asked = [rng.integers(0, 3000, (rng.integers(1, 4), 2)) for _ in range(many)]
+    handles = [table.pull_async(ids) for ids in asked]
+    pushed = [table.push_async(ids, np.zeros((*ids.shape, 2))) for ids in asked[:200]]
+    for n in rng.permutation(many).tolist():
+        rows = hvd.synchronize(handles[n])
+        assert np.array_equal(rows, np.stack([asked[n], -asked[n]], axis=-1))
+    for each in pushed:
+        hvd.synchronize(each)
+        assert hvd.poll(each)
     hvd.shutdown()
 
 
