@@ -232,6 +232,15 @@ def test_a_server_says_that_there_is_no_memory_before_it_is_killed(monkeypatch):
     assert held.used == 1000 and not held.read(np.arange(10) * 1_000_003).any()
 
 
+def test_without_pyzmq_or_its_encryption_the_remedy_is_named(monkeypatch):
+    monkeypatch.setattr(zmq, "has", lambda feature: False)
+    with pytest.raises(hvd.HvdInitError, match=r"was built without CURVE.*HVD023"):
+        _curve.zmq_for("hvd.ps")
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(hvd.HvdInitError, match=r'hvd.rpc needs pyzmq: pip install "hvdlite\[rpc\]".*HVD023'):
+        _curve.zmq_for("hvd.rpc")
+
+
 @as_ranks(1)
 def test_a_child_of_a_rank_hears_that_it_is_none():
     serving.serve(1)
