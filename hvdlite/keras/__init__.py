@@ -24,16 +24,16 @@ from .saving import load_model
 
 
 def __getattr__(name: str) -> Any:
-    """`Compression` is that of the backend; `ps` comes when it is used."""
+    """`Compression` is that of the backend; `ps` and `rpc` come when they are used."""
     if name == "Compression":
         return _backend.ops().Compression
-    if name == "ps":
-        return import_module(f"{__name__}.ps")
+    if name in ("ps", "rpc"):
+        return import_module(f"{__name__}.ps" if name == "ps" else "hvdlite.rpc")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "Compression", "ps"})
+    return sorted({*globals(), "Compression", "ps", "rpc"})
 
 
 def _value(value: Any) -> Any:

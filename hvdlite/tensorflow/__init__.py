@@ -14,6 +14,9 @@ that is started twice in a step is an error, tf.errors.InvalidArgumentError: giv
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 from .. import _public
 from .._public import *  # noqa: F403
 from . import elastic, ops
@@ -31,6 +34,14 @@ from .ops import *  # type: ignore[assignment]  # noqa: F403
 from .optimizer import BroadcastGlobalVariablesHook, DistributedOptimizer
 from .sync_batch_norm import SyncBatchNormalization
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
+
+
+def __getattr__(name: str) -> Any:
+    """Tables on servers and remote calls are imported when they are used."""
+    if name in ("ps", "rpc"):
+        return import_module(f"hvdlite.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
