@@ -21,9 +21,11 @@ import numpy as np
 
 from .. import _core, _curve, _life
 from .._coded import uncoded
+from .._public import Handle
 from ..errors import HvdError, HvdInitError, HvdPeerLostError, HvdTimeoutError
 from . import messages
-from .protocol import LEFT, WINDOW
+from .patience import Limits
+from .protocol import WINDOW
 from .server import SILENCE_MS, send
 
 _AGAIN_MAX = 8  # times that
@@ -38,6 +40,31 @@ class Question:
         self.table, self.rows, self.clock = table, rows, clock
         self.left = 0  # messages
         self.answer: Any = None
+
+
+class Awaited(Handle):
+    """A pull or a push under way, for hvd.synchronize. made: makes the result when it is answered."""
+
+    __slots__ = ("_question",)
+
+    def __init__(self, question: Question, made: Callable[[], Any]) -> None:
+        super().__init__([], lambda pending: made())
+        self._question = question
+
+    def done(self) -> bool:
+        client = self._question.table.ready()
+        with client.lock:
+            client.turn()
+            return not self._question.left
+
+    def wait(self, timeout: Any = None) -> Any:
+        table = self._question.table
+        table.wait(self._question, _core.seconds_of(timeout))
+        if self._question.left:
+            error = HvdTimeoutError(f"table {table.name!r}: servers have not answered within {timeout} s [HVD031]")
+            error.handle = self
+            raise error
+        return super().wait()
 
 
 class _Sent:
@@ -57,13 +84,6 @@ class _Link:
         self.pushes, self.push_bytes = 0, 0  # numbers given out; of those that are not done
         self.sent: dict[int, dict[int, _Sent]] = {messages.PULL: {}, messages.PUSH: {}, messages.CALL: {}}
         self.heard = time.monotonic()
-
-
-class Limits:
-    """Seconds of silence of a server; of waiting for ranks, before it is told, and before it ends; to start."""
-
-    def __init__(self, peer: float, told: float, end: float, start: float) -> None:
-        self.peer, self.told, self.end, self.start = peer, told, end, start
 
 
 class Client:
@@ -319,35 +339,3 @@ def _received(zmq: Any, socket: Any) -> Iterator[list[Any]]:
             yield socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return
-
-
-class Patience:
-    """While a table waits for other ranks: asks for their clocks again, tells who is late, gives up in the end."""
-
-    def __init__(self, client: Client, table: Any) -> None:
-        self._client, self._table, self._since = client, table, time.monotonic()
-        self._asked, self._told = self._since - 0.8 * Client.AGAIN_S, False  # at first soon, to know whom to name
-
-    def look(self) -> None:
-        """Called in each turn of the wait. Raises HvdTimeoutError."""
-        now, limits = time.monotonic(), self._client.limits
-        if now - self._asked > Client.AGAIN_S:
-            self._asked = now
-            self._client.ask_clock(self._table.number)
-        for limit, ends in ((limits.end, True), (limits.told, False)):
-            if not limit or now - self._since < limit or ((self._told or self._table.clocks is None) and not ends):
-                continue
-            text = f"table {self._table.name!r}: {self._late()}, for more than {limit:g} s"
-            if ends:
-                raise HvdTimeoutError(f"{text} (HVDLITE_COLLECTIVE_TIMEOUT sets the limit) [HVD031]")
-            self._told = True
-            print(f"hvdlite: rank {self._client.rank}: {text} [HVD032]", file=sys.stderr, flush=True)
-
-    def _late(self) -> str:
-        clocks = self._table.clocks
-        if clocks is None:
-            return "waits for a server that has not told other ranks' steps"
-        low, here = int(clocks.min()), sorted(int(each) for each in np.nonzero(clocks > clocks.min())[0])
-        late = ", ".join(str(each) for each in np.nonzero(clocks == low)[0])
-        ended = f"which {'has' if ',' not in late else 'have'} ended {'all' if low == LEFT else low} steps"
-        return f"step {self._table.clock + 1} waits for rank {late}, {ended} (ranks {here} are there)"

@@ -25,7 +25,8 @@ from .._coded import coded
 from .._public import allgather_object, broadcast_object, cross_rank, cross_size, local_rank, rank, size
 from ..errors import HvdError, HvdInitError
 from . import messages
-from .client import Client, Limits
+from .client import Client
+from .patience import Limits
 
 _LINGER_MS = 2000
 _SILENT_S = 10.0  # of all ranks that have not left, after which a rank with servers leaves

@@ -8,7 +8,9 @@ the client keeps (client.py); what a pull may see, servers decide (protocol.py).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +23,8 @@ from .._public import Handle, rank
 from ..errors import HvdError, HvdNotFiniteError
 from . import messages, optimizers, saving, serving, together
 from .arrays import added_up, by_piece, like, numbers
-from .client import Client, Patience, Question
+from .client import Awaited, Client, Question
+from .patience import Patience
 from .placement import Placement
 from .terms import described
 
@@ -90,7 +93,8 @@ class Table:
         """Within `frozen()`."""
         return self._frozen > 0
 
-    def _ready(self, writes: bool = False) -> Client:
+    def ready(self, writes: bool = False) -> Client:
+        """The client, if the job lives and, where it `writes`, this rank takes part in steps; else HvdError."""
         rank()  # raises in a forked child and where there is no job
         if self._client is None or self._client is not serving.current():
             raise HvdError(f"table {self.name!r} is of a job that has been shut down [HVD035]")
@@ -129,7 +133,7 @@ class Table:
         some, back = np.unique(checked, return_inverse=True)
         question = self._asked(some)
         place = back.reshape(checked.shape)
-        return _Awaited(self, question, lambda: like(question.rows[place], ids))
+        return Awaited(question, lambda: like(question.rows[place], ids))
 
     def pull_unique(self, ids: Any) -> Any:
         """As `pull` for int64 ids that are checked, sorted and all different: float32 [len(ids), dim]."""
@@ -162,7 +166,7 @@ class Table:
         return self._sent(ids, 0 if self._left else self.clock)
 
     def _sent(self, ids: Any, clock: int) -> Question:
-        client = self._ready()
+        client = self.ready()
         with client.lock:
             question = Question(self, np.empty((len(ids), self.dim), F32), clock)
             self.pull_pieces(question, ids, np.arange(len(ids)))
@@ -170,21 +174,21 @@ class Table:
 
     def pull_pieces(self, question: Question, ids: Any, where: Any) -> None:
         """Asks the servers of these rows, the first that lives for each; they go to question.rows[where]."""
-        client = self._ready()
+        client = self.ready()
         owners, alive = self._placement.owners_of(ids), client.is_alive()
         owner = owners[:, 0] if alive.all() else np.where(alive[owners[:, 0]], owners[:, 0], owners[:, -1])
         for server, at in by_piece(owner, client.servers, messages.rows_per_piece(self.dim)):
             client.pull(question, server, np.ascontiguousarray(ids[at]), where[at])
 
-    def wait(self, question: Question) -> None:
-        """Until it is answered by all servers."""
-        client = self._ready()
-        patience = Patience(client, self)
+    def wait(self, question: Question, seconds: float | None = None) -> None:
+        """Until it is answered by all servers, or so long."""
+        client = self.ready()
+        patience, until = Patience(client, self), math.inf if seconds is None else time.monotonic() + seconds
 
         def over() -> bool:
             if question.left:
                 patience.look()
-            return not question.left
+            return not question.left or time.monotonic() >= until
 
         client.until(over)
 
@@ -200,7 +204,7 @@ class Table:
 
     def push_async(self, ids: Any, grads: Any) -> Handle:
         """As `push`; returns a handle at once. Both arrays may be written again then."""
-        self._ready(writes=True)
+        self.ready(writes=True)
         checked, given = self.checked_ids(numbers(ids)), np.asarray(numbers(grads))
         if given.shape != (*checked.shape, self.dim) or given.dtype.kind != "f":
             raise ValueError(
@@ -208,12 +212,12 @@ class Table:
                 f"{(*checked.shape, self.dim)} and a floating-point dtype, not {given.shape} {given.dtype} [HVD028]"
             )
         some, summed = added_up(checked.ravel(), given.astype(F32).reshape(checked.size, self.dim))
-        return _Awaited(self, self.push_unique(some, summed), lambda: None)
+        return Awaited(self.push_unique(some, summed), lambda: None)
 
     def push_unique(self, ids: Any, grads: Any) -> Question:
         """As `push_async` for int64 ids that are checked, sorted and all different, and float32 gradients [len(ids),
         dim], contiguous, which nobody writes any more."""
-        client = self._ready(writes=True)
+        client = self.ready(writes=True)
         if self._guarded and len(grads) and not np.isfinite(grads).all():
             self._not_finite(ids, grads)
         with client.lock:
@@ -247,10 +251,10 @@ class Table:
     def flush(self) -> None:
         """Returns once servers have all that this rank has pushed, and its steps: before a barrier, say, after which
         another rank reads."""
-        self._ready().flush()
+        self.ready().flush()
 
     def _end_step(self, flag: int) -> None:
-        client = self._ready(writes=True)
+        client = self.ready(writes=True)
         with client.lock:
             question = Question(self)
             for server in client.alive():
@@ -261,7 +265,7 @@ class Table:
         staleness = self._spec["staleness"]
         if staleness is None:
             return
-        client = self._ready()
+        client = self.ready()
         patience = Patience(client, self)
 
         def over() -> bool:
@@ -296,7 +300,7 @@ class Table:
         folder as it was. Raises HvdError naming the server that could not write.
         """
         self._ahead = None
-        together.act(self._ready(), saving.save, self.number, self._spec, os.fspath(path))
+        together.act(self.ready(), saving.save, self.number, self._spec, os.fspath(path))
 
     def load(self, path: Any) -> None:
         """Takes the rows of a save, of any number of servers, in place of the table's own. Collective.
@@ -304,34 +308,14 @@ class Table:
         Raises ValueError naming the file where it is not whole, or of other rows, dim or optimizer: nothing changes.
         """
         self._ahead = None
-        together.act(self._ready(), saving.load, self.number, self._spec, os.fspath(path))
+        together.act(self.ready(), saving.load, self.number, self._spec, os.fspath(path))
 
     def stats(self) -> list[dict[str, Any]]:
         """For each server that lives: rows and bytes that it has, clocks of the ranks (None: has left), pushes applied
         and duplicates refused, pulls, how many waited and how long in all, its CPU time, its pid."""
-        client = self._ready()
+        client = self.ready()
         told = [(each, client.ask(each, "stats", self.number)) for each in client.alive()]
         return [{"server": each, **said} for each, said in told if said is not None]
-
-
-class _Awaited(Handle):
-    """A pull or push under way."""
-
-    __slots__ = ("_made", "_question", "_table")
-
-    def __init__(self, table: Table, question: Question, made: Any) -> None:
-        super().__init__([], lambda pending: made())
-        self._table, self._question = table, question
-
-    def done(self) -> bool:
-        client = self._table._ready()
-        with client.lock:
-            client.turn()
-            return not self._question.left
-
-    def wait(self, timeout: Any = None) -> Any:
-        self._table.wait(self._question)
-        return super().wait()
 
 
 def step(*tables: Table) -> None:

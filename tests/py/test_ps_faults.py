@@ -145,6 +145,11 @@ if hvd.rank() == 1:
     os._exit(0)
 table.step()
 table.step()
+with_limit = table.pull_async([1])
+try:
+    hvd.synchronize(with_limit, 0.3)
+except hvd.HvdTimeoutError as error:
+    print("servers have not answered" in str(error), error.handle is with_limit, flush=True)
 told(table.step)
 """
     code, out, err = launch(
@@ -159,6 +164,7 @@ told(table.step)
     )
     said = "table 'users': step 4 waits for rank 1, which has ended 0 steps (ranks [0] are there), for more than 0.5 s"
     assert f"hvdlite: rank 0: {said} [HVD032]" in err, (out, err)
+    assert "True True" in out
     assert re.search(r"HvdTimeoutError after 3.\d+ s: .*waits for rank 1.*more than 3 s .*HVD031", out), (out, err)
 
 

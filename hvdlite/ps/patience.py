@@ -1,0 +1,61 @@
+"""How long does a table wait for other ranks, and what is said meanwhile?
+
+A pull, or the end of a step, waits for ranks that are too many steps behind. Once a second it is asked where they are,
+since what servers told may have been lost.
+
+After HVDLITE_STALL_CHECK_TIME the late ranks are named, and after HVDLITE_COLLECTIVE_TIMEOUT the wait is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import HvdTimeoutError
+from .protocol import LEFT
+
+_ASK_S = 1.0
+
+
+class Limits(NamedTuple):
+    """Seconds."""
+
+    peer: float  # that a server may be silent
+    told: float  # of waiting for ranks, before they are named; 0: never
+    end: float  # of waiting for ranks; 0: without limit
+    start: float  # in which servers answer first
+
+
+class Patience:
+    """While a table waits for other ranks: asks for their clocks again, tells who is late, gives up in the end."""
+
+    def __init__(self, client: Any, table: Any) -> None:
+        self._client, self._table, self._since = client, table, time.monotonic()
+        self._asked, self._told = self._since - 0.8 * _ASK_S, False  # at first soon, to know whom to name
+
+    def look(self) -> None:
+        """Called in each turn of the wait. Raises HvdTimeoutError."""
+        now, limits = time.monotonic(), self._client.limits
+        if now - self._asked > _ASK_S:
+            self._asked = now
+            self._client.ask_clock(self._table.number)
+        for limit, ends in ((limits.end, True), (limits.told, False)):
+            if not limit or now - self._since < limit or ((self._told or self._table.clocks is None) and not ends):
+                continue
+            text = f"table {self._table.name!r}: {self._late()}, for more than {limit:g} s"
+            if ends:
+                raise HvdTimeoutError(f"{text} (HVDLITE_COLLECTIVE_TIMEOUT sets the limit) [HVD031]")
+            self._told = True
+            print(f"hvdlite: rank {self._client.rank}: {text} [HVD032]", file=sys.stderr, flush=True)
+
+    def _late(self) -> str:
+        clocks = self._table.clocks
+        if clocks is None:
+            return "waits for a server that has not told other ranks' steps"
+        low, here = int(clocks.min()), sorted(int(each) for each in np.nonzero(clocks > clocks.min())[0])
+        late = ", ".join(str(each) for each in np.nonzero(clocks == low)[0])
+        ended = f"which {'has' if ',' not in late else 'have'} ended {'all' if low == LEFT else low} steps"
+        return f"step {self._table.clock + 1} waits for rank {late}, {ended} (ranks {here} are there)"
