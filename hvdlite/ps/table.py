@@ -8,6 +8,7 @@ the client keeps (client.py); what a pull may see, servers decide (protocol.py).
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -295,7 +296,7 @@ class Table:
         folder as it was. Raises HvdError naming the server that could not write.
         """
         self._ahead = None
-        together.act(self._ready(), saving.save, self.number, self._spec, str(path))
+        together.act(self._ready(), saving.save, self.number, self._spec, os.path.abspath(path))
 
     def load(self, path: Any) -> None:
         """Takes the rows of a save, of any number of servers, in place of the table's own. Collective.
@@ -303,7 +304,7 @@ class Table:
         Raises ValueError naming the file where it is not whole, or of other rows, dim or optimizer: nothing changes.
         """
         self._ahead = None
-        together.act(self._ready(), saving.load, self.number, self._spec, str(path))
+        together.act(self._ready(), saving.load, self.number, self._spec, os.path.abspath(path))
 
     def stats(self) -> list[dict[str, Any]]:
         """For each server that lives: rows and bytes that it has, clocks of the ranks (None: has left), pushes applied
