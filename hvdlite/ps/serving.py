@@ -28,7 +28,6 @@ from . import messages
 from .client import Client, Limits
 
 _LINGER_MS = 2000
-_SILENT_S = 10.0  # of all ranks that have not left, after which a rank with servers leaves
 
 
 class _Child:
@@ -113,34 +112,39 @@ class _Serving:
         context.destroy(linger=_LINGER_MS)
 
     def _close(self, failed: bool) -> Any:
-        """Before the ranks part. Returns what is to be done afterwards."""
+        """Before the ranks part. Returns what is to be done afterwards: who waits for this rank hears first that it has
+        left, and may end by that."""
         global _serving
         _serving = None
-        if not failed and not self._parted():
-            for child in self._children:  # others may still use it
-                self._tell(child.number, f"server {child.number} ended with rank {rank()}, which has left the job")
-        for child in self._children:
-            child.expected = True
-        return self._end
+        is_over = failed or not self._said_bye()
+        return lambda: self._end(is_over)
 
-    def _parted(self) -> bool:
-        """Whether all ranks have left the servers of this one, if it has any."""
+    def _said_bye(self) -> bool:
+        """Whether servers know that this rank has left, and have all that it has pushed."""
         with contextlib.suppress(HvdError):  # of a job that fails meanwhile
             self.client.flush(self._patience)
             for server in self.client.alive():
                 self.client.ask(server, "bye", worker=rank())
-            for server in self.client.alive() if self._children else ():
-                while (said := self.client.ask(server, "left")) and said["waiting"]:
-                    if said["silent_s"] > _SILENT_S:
-                        return False
-                    time.sleep(0.02)
             return True
-        return not self._children
+        return False
 
-    def _end(self) -> None:
+    def _end(self, is_over: bool) -> None:
+        with contextlib.suppress(HvdError):
+            for child in () if is_over else self._children:
+                self._wait_for_others(child.number)
         self.client.close()
         for child in self._children:
             child.end()
+
+    def _wait_for_others(self, server: int) -> None:
+        """Until all ranks have left it, or those that have not are lost: none has been connected for so long."""
+        pause, seen = 0.01, time.monotonic()
+        while (said := self.client.ask(server, "left")) and said["waiting"]:
+            seen = time.monotonic() if said["connected"] else seen
+            if time.monotonic() - seen > self.client.limits.peer:
+                return
+            time.sleep(pause)
+            pause = min(1.0, 1.5 * pause)
 
 
 _serving: _Serving | None = None
