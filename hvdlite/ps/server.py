@@ -70,7 +70,8 @@ def run(order: Order, source: Source, announce: Callable[[str], None]) -> None:
     port = router.bind_to_random_port(f"tcp://[{order.host}]" if router.ipv6 else f"tcp://{order.host}")
     poller.register(router, zmq.POLLIN)
     poller.register(source.fileno(), zmq.POLLIN)
-    calls = {**saving.CALLS, "stats": _stats, "left": functools.partial(_left, zmq, router)}
+    left = functools.partial(_left, zmq, router)
+    calls: dict[str, Callable[..., Any]] = {**saving.CALLS, "stats": _stats, "left": left}
     state = protocol.Protocol(order.number, order.servers, order.job, calls)
 
     def answer(answers: list[protocol.Answer]) -> None:
