@@ -3,7 +3,7 @@
 Under hvdlite-run --servers the launcher has started them, and the ranks were told their addresses when they met. Under
 srun, mpirun, torchrun and alone, ranks start them as children: server k belongs to the first rank of host k mod hosts.
 That rank sees it end (a thread waits for it), and tells the other servers, which tell all ranks. A rank that has
-servers leaves the job after all others.
+servers leaves as others do, and its process stays until they have left, too.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Serving:
                 keys.connect_to(dealer, other)
             dealer.connect(self.addresses[other])
             dealer.send_multipart(
-                [messages.pack(messages.GONE, rank(), other, self._session, number=number), text.encode()]
+                [messages.pack(messages.GONE, self.client.rank, other, self._session, number=number), text.encode()]
             )
         context.destroy(linger=_LINGER_MS)
 
@@ -116,8 +116,10 @@ class _Serving:
         left, and may end by that."""
         global _serving
         _serving = None
-        is_over = failed or not self._said_bye()
-        return lambda: self._end(is_over)
+        is_heard = not failed and self._said_bye()
+        for child in () if failed or is_heard else self._children:  # others may still use it
+            self._tell(child.number, f"server {child.number} ended with rank {rank()}, which has left the job")
+        return lambda: self._end(is_heard)
 
     def _said_bye(self) -> bool:
         """Whether servers know that this rank has left, and have all that it has pushed."""
@@ -128,9 +130,9 @@ class _Serving:
             return True
         return False
 
-    def _end(self, is_over: bool) -> None:
+    def _end(self, is_heard: bool) -> None:
         with contextlib.suppress(HvdError):
-            for child in () if is_over else self._children:
+            for child in self._children if is_heard else ():
                 self._wait_for_others(child.number)
         self.client.close()
         for child in self._children:
