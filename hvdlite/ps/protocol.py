@@ -97,6 +97,14 @@ def _added(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return slots, total
 
 
+class _Left(Refused):
+    """A rank waits for one that has left the job."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
 class Protocol:
     """One server. `take` is told one message and returns the answers; it raises nothing. `now` is set by the loop.
 
@@ -145,6 +153,9 @@ class Protocol:
                 gone = [self._gone(head.worker, each) for each in self.gone]  # what was told may have been lost
                 return [(head.worker, self._clock(messages.CLOCK, head, whole=True)), *gone]
             raise Refused(f"a worker does not send messages of kind {head.kind}")
+        except _Left as error:
+            refused = self.head(messages.REFUSED, head.worker, flags=messages.LEAVE, number=error.rank)
+            return [(head.worker, [refused, str(error).encode()])]
         except Exception as error:  # the worker that asked raises it; others are served
             text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
             refused = self.head(messages.REFUSED, head.worker, table=head.table, number=head.number)
@@ -189,9 +200,10 @@ class Protocol:
             return
         for each in self.left:
             if table.clocks[each] < clock - table.staleness:
-                raise Refused(
+                raise _Left(
                     f"table {table.spec['name']!r}: rank {each} has left the job after {table.clocks[each]} steps, and "
-                    "another waits for its next one: a rank without more data calls table.leave()"
+                    "this rank waits for its next one: a rank without more data calls table.leave() [HVD451]",
+                    each,
                 )
 
     def _may_see(self, table: _Table, head: Head) -> bool:

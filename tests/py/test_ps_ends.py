@@ -105,7 +105,7 @@ def test_a_rank_that_has_left_takes_no_servers_along_and_is_named_where_it_is_wa
     assert code == 0 and "went on 44.0" in out, out + err
     program = BEGIN + LIVES.format(staleness=0, steps=40, leaves=True)
     code, out, err = launch(*python, program, HVDLITE_FAILURE_GRACE="1")
-    assert code == 1 and "table 'users': rank 0 has left the job after 2 steps" in err, out + err
+    assert code == 1 and "HvdPeerLostError: table 'users': rank 0 has left the job after 2 steps" in err, out + err
 
 
 @SERVERS
