@@ -17,6 +17,7 @@ from .errors import HvdInitError
 
 MESSAGE_MAX = 64 << 20  # bytes of a frame; whoever sends a larger one is cut off
 _HANDSHAKE_MS = 5000  # in which a connection must have proved itself
+_CONNECT_MS = 2000  # after which it is tried anew: the kernel itself asks more and more rarely while a network is cut
 
 
 def zmq_for(what: str) -> Any:
@@ -62,6 +63,7 @@ class Keys:
         """A client will connect this socket to server `number`."""
         socket.curve_publickey, socket.curve_secretkey = self._pair("client")
         socket.curve_serverkey = self._pair(f"server {number}")[0]
+        socket.handshake_ivl = _HANDSHAKE_MS
 
     def is_client(self, credentials: bytes) -> bool:
         """Whether a raw public key is the clients'."""
@@ -93,4 +95,5 @@ def bounded(socket: Any, silence_ms: int) -> None:
     heartbeats: a connection that is silent for `silence_ms` is made anew."""
     socket.set_hwm(0)
     socket.maxmsgsize = MESSAGE_MAX
+    socket.connect_timeout = _CONNECT_MS
     socket.heartbeat_ivl, socket.heartbeat_timeout, socket.heartbeat_ttl = silence_ms // 3, silence_ms, silence_ms

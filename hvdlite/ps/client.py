@@ -261,7 +261,7 @@ class Client:
             if sent is not None:
                 sent.question.answer, sent.question.left = json.loads(bytes(frames[0])), 0
         elif head.kind == messages.REFUSED:
-            self.failed = HvdError(bytes(frames[0]).decode())
+            self.failed = messages.refusal(head, bytes(frames[0]).decode())
         elif head.kind == messages.GONE:
             self.gone(int(head.number), bytes(frames[0]).decode())
 

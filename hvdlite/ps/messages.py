@@ -23,10 +23,12 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
+from ..errors import HvdError, HvdPeerLostError
+
 HEAD = struct.Struct("<HBBHHHHIQQQII")
 MAGIC = 0x7632  # with the version of what is said
 PULL, ROWS, WAITS, PUSH, DONE, CLOCK, CALL, ANSWER, REFUSED, GONE = range(1, 11)
-TICK, LEAVE = 1, 2  # flags of a PUSH: the last of its step; the last of its worker
+TICK, LEAVE = 1, 2  # flags of a PUSH: the last of its step; the last of its worker (of a REFUSED: worker `number` left)
 PIECE_BYTES = 4 << 20  # of rows in one message: heartbeats and short messages get through between two
 
 
@@ -61,6 +63,15 @@ def unpack(frame: Any, server: int) -> Head | None:
     if magic != MAGIC or to != server or not PULL <= kind <= GONE:
         return None
     return Head(kind, flags, table, worker, to, clock, number, after, session, rows)
+
+
+def refusal(head: Head, text: str) -> HvdError:
+    """The error that a REFUSED is."""
+    if not head.flags & LEAVE:
+        return HvdError(text)
+    lost = HvdPeerLostError(text)
+    lost.rank = head.number
+    return lost
 
 
 def rows_per_piece(dim: int) -> int:

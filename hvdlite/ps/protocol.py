@@ -97,6 +97,14 @@ def _added(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return slots, total
 
 
+class _Left(Refused):
+    """A rank waits for one that has left the job."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
 class Protocol:
     """One server. `take` is told one message and returns the answers; it raises nothing. `now` is set by the loop.
 
@@ -105,7 +113,7 @@ class Protocol:
 
     def __init__(self, me: int, servers: int, job: int, calls: dict[str, Callable[..., Any]]) -> None:
         self.me, self.servers, self.job, self.now = me, servers, job, 0.0
-        self._calls = {"hello": _hello, "open": _open, "bye": _bye, "left": _left, **calls}
+        self._calls = {"hello": _hello, "open": _open, "bye": _bye, **calls}
         self.session = self.workers = self.strange = 0
         self.gone: dict[int, str] = {}
         self._begin(0, 0)
@@ -115,7 +123,6 @@ class Protocol:
         self.session, self.workers = session, workers
         self.tables: list[_Table] = []
         self.left: set[int] = set()
-        self.heard = [self.now] * workers  # when
         self._last = [0] * workers  # number of the last push that was applied
         self._early: list[dict[int, tuple[Head, list[Any]]]] = [{} for _ in range(workers)]
         self._asked: list[set[int]] = [set() for _ in range(workers)]  # numbers of parked pulls
@@ -132,7 +139,6 @@ class Protocol:
             if head.session != self.session or head.worker >= self.workers:
                 self.strange += 1
                 return []
-            self.heard[head.worker] = self.now
             if head.kind == messages.GONE:
                 return self.server_gone(int(head.number), bytes(frames[0]).decode())
             if head.table >= len(self.tables):
@@ -142,9 +148,14 @@ class Protocol:
             if head.kind == messages.PUSH:
                 return self._push(head, frames)
             if head.kind == messages.CLOCK:
+                table = self.tables[head.table]
+                self._check_waits(table, int(table.clocks[head.worker]) - 1)
                 gone = [self._gone(head.worker, each) for each in self.gone]  # what was told may have been lost
                 return [(head.worker, self._clock(messages.CLOCK, head, whole=True)), *gone]
             raise Refused(f"a worker does not send messages of kind {head.kind}")
+        except _Left as error:
+            refused = self.head(messages.REFUSED, head.worker, flags=messages.LEAVE, number=error.rank)
+            return [(head.worker, [refused, str(error).encode()])]
         except Exception as error:  # the worker that asked raises it; others are served
             text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
             refused = self.head(messages.REFUSED, head.worker, table=head.table, number=head.number)
@@ -181,7 +192,20 @@ class Protocol:
             table.shard.slots(ids)  # refused now, if at all
             self._asked[head.worker].add(head.number)
             table.parked.append(_Parked(head, ids, self.now))
+        self._check_waits(table, head.clock)
         return [(head.worker, self._clock(messages.WAITS, head, whole=True))]
+
+    def _check_waits(self, table: _Table, clock: int) -> None:
+        """Refuses to let a worker wait for steps of one that has left the job."""
+        if table.staleness is None:
+            return
+        for each in self.left:
+            if table.clocks[each] < clock - table.staleness:
+                raise _Left(
+                    f"table {table.spec['name']!r}: rank {each} has left the job after {table.clocks[each]} steps, and "
+                    "this rank waits for its next one: a rank without more data calls table.leave() [HVD451]",
+                    each,
+                )
 
     def _may_see(self, table: _Table, head: Head) -> bool:
         return table.may_see(head.clock) and self._last[head.worker] >= head.after
@@ -269,9 +293,3 @@ def _bye(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
     """This worker says no more."""
     server.left.add(asked["worker"])
     return {}
-
-
-def _left(server: Protocol, table: _Table | None, asked: dict[str, Any]) -> Any:
-    """How many workers have yet to say so, and for how many seconds none of these has said anything."""
-    waiting = set(range(server.workers)) - server.left
-    return {"waiting": len(waiting), "silent_s": server.now - max((server.heard[each] for each in waiting), default=0)}

@@ -7,6 +7,8 @@ memory.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -68,7 +70,9 @@ def run(order: Order, source: Source, announce: Callable[[str], None]) -> None:
     port = router.bind_to_random_port(f"tcp://[{order.host}]" if router.ipv6 else f"tcp://{order.host}")
     poller.register(router, zmq.POLLIN)
     poller.register(source.fileno(), zmq.POLLIN)
-    state = protocol.Protocol(order.number, order.servers, order.job, {**saving.CALLS, "stats": _stats})
+    left = functools.partial(_left, zmq, router)
+    calls: dict[str, Callable[..., Any]] = {**saving.CALLS, "stats": _stats, "left": left}
+    state = protocol.Protocol(order.number, order.servers, order.job, calls)
 
     def answer(answers: list[protocol.Answer]) -> None:
         for worker, frames in answers:
@@ -99,6 +103,18 @@ def _take(zmq: Any, router: Any, state: protocol.Protocol, answer: Callable[[lis
             state.strange += 1
             continue
         answer(state.take(head, [each.buffer for each in frames[1:]]))
+
+
+def _left(zmq: Any, router: Any, server: protocol.Protocol, table: Any, asked: dict[str, Any]) -> Any:
+    """How many workers have yet to say that they have left, and how many of these are connected."""
+    waiting, connected = set(range(server.workers)) - server.left, 0
+    router.router_mandatory = 1  # a send to nobody is an error
+    for worker in waiting:
+        with contextlib.suppress(zmq.ZMQError):
+            router.send_multipart([b"%d" % worker, server.head(messages.ANSWER, worker)])  # to no question
+            connected += 1
+    router.router_mandatory = 0
+    return {"waiting": len(waiting), "connected": connected}
 
 
 def _stats(server: protocol.Protocol, table: Any, asked: dict[str, Any]) -> Any:

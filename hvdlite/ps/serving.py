@@ -3,7 +3,7 @@
 Under hvdlite-run --servers the launcher has started them, and the ranks were told their addresses when they met. Under
 srun, mpirun, torchrun and alone, ranks start them as children: server k belongs to the first rank of host k mod hosts.
 That rank sees it end (a thread waits for it), and tells the other servers, which tell all ranks. A rank that has
-servers leaves the job after all others.
+servers leaves as others do, and its process stays until they have left, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from .client import Client
 from .patience import Limits
 
 _LINGER_MS = 2000
-_SILENT_S = 10.0  # of all ranks that have not left, after which a rank with servers leaves
 
 
 class _Child:
@@ -109,39 +108,46 @@ class _Serving:
                 keys.connect_to(dealer, other)
             dealer.connect(self.addresses[other])
             dealer.send_multipart(
-                [messages.pack(messages.GONE, rank(), other, self._session, number=number), text.encode()]
+                [messages.pack(messages.GONE, self.client.rank, other, self._session, number=number), text.encode()]
             )
         context.destroy(linger=_LINGER_MS)
 
     def _close(self, failed: bool) -> Any:
-        """Before the ranks part. Returns what is to be done afterwards."""
+        """Before the ranks part. Returns what is to be done afterwards: who waits for this rank hears first that it has
+        left, and may end by that."""
         global _serving
         _serving = None
-        if not failed and not self._parted():
-            for child in self._children:  # others may still use it
-                self._tell(child.number, f"server {child.number} ended with rank {rank()}, which has left the job")
-        for child in self._children:
-            child.expected = True
-        return self._end
+        is_heard = not failed and self._said_bye()
+        for child in () if failed or is_heard else self._children:  # others may still use it
+            self._tell(child.number, f"server {child.number} ended with rank {rank()}, which has left the job")
+        return lambda: self._end(is_heard)
 
-    def _parted(self) -> bool:
-        """Whether all ranks have left the servers of this one, if it has any."""
+    def _said_bye(self) -> bool:
+        """Whether servers know that this rank has left, and have all that it has pushed."""
         with contextlib.suppress(HvdError):  # of a job that fails meanwhile
             self.client.flush(self._patience)
             for server in self.client.alive():
                 self.client.ask(server, "bye", worker=rank())
-            for server in self.client.alive() if self._children else ():
-                while (said := self.client.ask(server, "left")) and said["waiting"]:
-                    if said["silent_s"] > _SILENT_S:
-                        return False
-                    time.sleep(0.02)
             return True
-        return not self._children
+        return False
 
-    def _end(self) -> None:
+    def _end(self, is_heard: bool) -> None:
+        with contextlib.suppress(HvdError):
+            for child in self._children if is_heard else ():
+                self._wait_for_others(child.number)
         self.client.close()
         for child in self._children:
             child.end()
+
+    def _wait_for_others(self, server: int) -> None:
+        """Until all ranks have left it, or those that have not are lost: none has been connected for so long."""
+        pause, seen = 0.01, time.monotonic()
+        while (said := self.client.ask(server, "left")) and said["waiting"]:
+            seen = time.monotonic() if said["connected"] else seen
+            if time.monotonic() - seen > self.client.limits.peer:
+                return
+            time.sleep(pause)
+            pause = min(1.0, 1.5 * pause)
 
 
 _serving: _Serving | None = None

@@ -38,6 +38,7 @@ _CALL, _UP, _DOWN, _HERE, _BYE = b"call", b"up", b"down", b"here", b"bye"  # to 
 _VALUE, _ERROR, _COUNTED, _GONE = b"value", b"error", b"counted", b"gone"  # back from it
 _LOOK_S = 0.1
 _LINGER_MS = 1000  # for the last words of a rank
+_IDLE_S = 60  # after which a connection shows that it is in use: firewalls forget those that are silent for minutes
 _NUMBER = struct.Struct("<Q")
 
 
@@ -82,6 +83,7 @@ class Calls:
         self._door = Door(self._context, keys, zmq)
         self._router = self._socket(zmq.ROUTER, ":" in ip)
         keys.serve(self._router, self.rank)
+        self._router.router_handover = 1  # a rank that connects again has the name that it had
         self._router.bind(f"tcp://[{ip}]:*" if ":" in ip else f"tcp://{ip}:*")
         ends = allgather_object(self._router.last_endpoint.decode(), name="hvd.rpc.start")
         self._dealers = []
@@ -96,6 +98,7 @@ class Calls:
         made = self._context.socket(kind)
         bounded(made, 0)  # no heartbeats: the core watches ranks, and a rank that was stopped for a while loses nothing
         made.ipv6, made.linger = is_ipv6, 0
+        made.tcp_keepalive, made.tcp_keepalive_idle = 1, _IDLE_S
         return made
 
     # of any thread

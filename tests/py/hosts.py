@@ -217,15 +217,17 @@ class Hosts:
         """Pulls ("down") or plugs in ("up") the cable of a host: no reset, no end of file, only silence."""
         self._ip(self._switch, f"link set sw{number} {state}")
 
-    def cut(self, number, other, state=True):
-        """Drops all that comes to a host from another one, and back; state: False to end that."""
+    def cut(self, number, other, state=True, ports=()):
+        """Drops all that comes to a host from another one, and back; state: False to end that. ports: only what comes
+        to or from these."""
         for mine, theirs in ((number, other), (other, number)):
             table = f"cut{theirs}"
             with contextlib.suppress(RuntimeError):
                 self._in_net(self._inits[mine], "nft", "delete", "table", "inet", table)
             if state:
-                rule = f"ip saddr {self.ip(theirs)} drop"
-                rules = f"table inet {table} {{ chain into {{ type filter hook input priority 0; {rule}; }}; }}"
+                ends = [f"tcp {way}port {port}" for port in ports for way in "sd"] or [""]
+                drops = "; ".join(f"ip saddr {self.ip(theirs)} {end} drop" for end in ends)
+                rules = f"table inet {table} {{ chain into {{ type filter hook input priority 0; {drops}; }}; }}"
                 self._in_net(self._inits[mine], "nft", rules)
 
     def delay(self, number, milliseconds):

@@ -42,7 +42,7 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/ps/shard.py", "Shard._make"): QUOTED,
     ("hvdlite/ps/__init__.py", "__getattr__"): PYTHONS,
     ("hvdlite/ps/client.py", "Client.call"): OTHERS,
-    ("hvdlite/ps/client.py", "Client._take"): OTHERS,
+    ("hvdlite/ps/messages.py", "refusal"): OTHERS,
     ("hvdlite/ps/table.py", "Table._not_finite"): "the text is made a line above, with its code",
     ("hvdlite/_build.py", "declarations"): "while the package is built; it is not installed then",
     ("hvdlite/_core/request.py", "tell_of_devices"): OTHERS,

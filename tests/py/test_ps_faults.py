@@ -33,6 +33,7 @@ pids = [each["pid"] for each in table.stats()]
 hvd.barrier()
 def kill(number):
     if hvd.rank() == 0:
+        time.sleep(0.2)  # until the other rank, too, is out of the barrier
         os.kill(pids[number], signal.SIGKILL)
 def told(call):
     began = time.monotonic()
