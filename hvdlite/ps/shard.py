@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from .optimizers import F32, Uniform, made
+from .optimizers import F32, Custom, Uniform, made
 from .placement import Placement
 
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap names from 3.13 on
 _LOOK_BYTES = 16 << 20  # of new rows, after which it is looked again whether there is memory
+_AT_ONCE = 256  # rows of an update: they and what the rule makes of them stay in the processor's cache
 _KEEP_BYTES = 256 << 20  # of the host's memory that tables leave free
 
 
@@ -125,11 +126,14 @@ class Shard:
 
     def apply(self, slots: Any, grads: Any) -> None:
         """One update of these rows, all different. Where the rule raises, nothing has changed."""
-        rows, state = self._rows.take(slots, axis=0), self._state.take(slots, axis=0)
+        at_once = max(1, len(slots)) if isinstance(self.rule, Custom) else _AT_ONCE  # our own rules do not raise
         with np.errstate(all="ignore"):
-            self.rule.update(rows, state, grads)
-        self._rows[slots] = rows
-        self._state[slots] = state
+            for begin in range(0, len(slots), at_once):
+                some = slots[begin : begin + at_once]
+                rows, state = self._rows.take(some, axis=0), self._state.take(some, axis=0)
+                self.rule.update(rows, state, grads[begin : begin + at_once])
+                self._rows[some] = rows
+                self._state[some] = state
 
     def piece(self, first: int, count: int, owned: Any) -> tuple[Any, Any]:
         """(ids, rows with state) of those rows among `count` from slot `first` on whose part is `owned` (bool)."""
