@@ -143,7 +143,7 @@ def test_first_values_are_functions_of_the_row():
 
 
 def test_ids_come_in_order_and_equal_ones_as_they_stood():
-    for most, count in ((10, 5000), (1 << 40, 5000), (1 << 62, 5000), (9, 1), (9, 0)):  # one does not fit beside a place
+    for most, count in ((10, 5000), (1 << 40, 5000), (1 << 62, 5000), (9, 1), (9, 0)):  # one leaves no bits
         ids = np.random.default_rng(5).integers(0, most, count)
         assert np.array_equal(in_order(ids), np.argsort(ids, kind="stable"))
 
