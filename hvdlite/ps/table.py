@@ -133,7 +133,7 @@ class Table:
         some, back = np.unique(checked, return_inverse=True)
         question = self._asked(some)
         place = back.reshape(checked.shape)
-        return Awaited(question, lambda: like(question.rows[place], ids))
+        return Awaited(question, lambda: like(question.rows.take(place, axis=0), ids))
 
     def pull_unique(self, ids: Any) -> Any:
         """As `pull` for int64 ids that are checked, sorted and all different: float32 [len(ids), dim]."""
@@ -211,7 +211,7 @@ class Table:
                 f"table {self.name!r}: push of ids of shape {checked.shape} needs gradients of shape "
                 f"{(*checked.shape, self.dim)} and a floating-point dtype, not {given.shape} {given.dtype} [HVD028]"
             )
-        some, summed = added_up(checked.ravel(), given.astype(F32).reshape(checked.size, self.dim))
+        some, summed = added_up(checked.ravel(), given.astype(F32, copy=False).reshape(checked.size, self.dim))
         return Awaited(self.push_unique(some, summed), lambda: None)
 
     def push_unique(self, ids: Any, grads: Any) -> Question:

@@ -77,6 +77,25 @@ def test_a_pipeline_is_measured_beside_its_list_and_torch():
     assert re.search(r"computing, 1f1b, .* hvdlite / torch +\d.* hvdlite / alone +\d", done.stdout), done.stdout
 
 
+def test_tables_are_measured_beside_torchs_and_by_staleness():
+    pytest.importorskip("torch")
+    pytest.importorskip("zmq")
+    printed = ""
+    for ranks, program in (("2", "parameter_server.py"), ("4", "staleness.py")):
+        words = [sys.executable, "-m", "hvdlite.launcher", "-np", ranks, sys.executable, str(BENCHMARKS / program)]
+        done = subprocess.run([*words, "--patience", "tiny"], capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == 0, done.stdout + done.stderr
+        printed += done.stdout
+    for column, count in (("hvdlite", 3), ("hvdlite, not encrypted, 2 copies", 3), ("torch", 3)):
+        assert len(re.findall(rf"(?:pull|push) +{column}(?:  +\d+\.\d\d){{5}}$", printed, re.MULTILINE)) == count, (
+            printed
+        )
+    assert re.search(r"a step: \d+\.\d KB; .* KB: 0\.\d\d %", printed)
+    leads = re.findall(r"staleness ([013]) .*lead (\d+)", printed)
+    assert len(leads) == 3 and all(int(lead) <= int(staleness) for staleness, lead in leads), printed
+    assert len(re.findall(r"seed \d: AUC 0\.\d+ at s = 0, 0\.\d+ of ASP", printed)) == 3, printed
+
+
 @needs_hosts
 def test_tcp_between_hosts_is_measured_beside_a_raw_stream():
     words = [sys.executable, str(BENCHMARKS / "wire.py"), "--patience", "tiny", "--settings", "1gbit+4ms"]

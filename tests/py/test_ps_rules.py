@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hvdlite.ps import messages, optimizers
+from hvdlite.ps.arrays import in_order
 from hvdlite.ps.placement import Placement, ranked
 
 F32 = np.float32
@@ -139,6 +140,12 @@ def test_first_values_are_functions_of_the_row():
     assert rows.min() >= -0.5 and rows.max() < 0.5 and abs(rows.mean()) < 0.01 and abs(rows.std() - 0.2887) < 0.005
     assert not np.array_equal(optimizers.uniform(0.5, seed=4).rows(ids, 6), rows)
     assert not optimizers.uniform(0.0).rows(ids, 6).any()
+
+
+def test_ids_come_in_order_and_equal_ones_as_they_stood():
+    for most, count in ((10, 5000), (1 << 40, 5000), (1 << 62, 5000), (9, 1), (9, 0)):  # one leaves no bits
+        ids = np.random.default_rng(5).integers(0, most, count)
+        assert np.array_equal(in_order(ids), np.argsort(ids, kind="stable"))
 
 
 def test_messages_say_what_was_packed_and_strangers_are_not_looked_at():
