@@ -219,10 +219,14 @@ class Client:
                     self._take(server, head, [each.buffer for each in frames[1:]])
         if self.failed is not None:
             raise self.failed
-        if time.monotonic() >= self._look:
-            self._look = time.monotonic() + _SLICE_S
+        now = time.monotonic()
+        if now >= self._look:
+            if now - self._look > self.AGAIN_S:  # this rank did something else: it has not listened
+                for link in self._links:
+                    link.heard = now
+            self._look = now + _SLICE_S
             _core.raise_failure()
-            self._send_again(self._look)
+            self._send_again(now)
 
     def _send_again(self, now: float) -> None:
         for server, link in enumerate(self._links):
@@ -292,9 +296,12 @@ class Client:
                 sent.question.table.pull_pieces(sent.question, np.asarray(sent.frames[1]), sent.where)
 
     def _fail(self, text: str) -> None:
+        self.fail(HvdPeerLostError(f"{text} [HVD029]"), f"needs rows that are lost: {text}")
+
+    def fail(self, error: Exception, what: str) -> None:
         """The job cannot go on: ranks that wait for something else hear it, too."""
-        self.failed = HvdPeerLostError(f"{text} [HVD029]")
-        _life.abort(f"needs rows that are lost: {text}")
+        self.failed = error
+        _life.abort(what)
 
     def ask_clock(self, table: int) -> None:
         """The slowest worker's clock was told when it changed; that may have been lost."""

@@ -47,7 +47,9 @@ class Patience:
                 continue
             text = f"table {self._table.name!r}: {self._late()}, for more than {limit:g} s"
             if ends:
-                raise HvdTimeoutError(f"{text} (HVDLITE_COLLECTIVE_TIMEOUT sets the limit) [HVD031]")
+                error = HvdTimeoutError(f"{text} (HVDLITE_COLLECTIVE_TIMEOUT sets the limit) [HVD031]")
+                self._client.fail(error, f"has waited too long: {text}")
+                raise error
             self._told = True
             print(f"hvdlite: rank {self._client.rank}: {text} [HVD032]", file=sys.stderr, flush=True)
 

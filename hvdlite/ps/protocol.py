@@ -53,6 +53,7 @@ class _Table:
         self._kept: dict[int, list[list[tuple[Any, Any]]]] = {}  # BSP, by step and worker: (slots, grads)
         self.parked: list[_Parked] = []
         self.incoming: Shard | None = None  # is being loaded
+        self.broken = ""  # why it can give no rows any more
         self.applied = self.duplicates = self.pulls = self.lead = self.waited = 0
         self.waited_s = 0.0
 
@@ -80,10 +81,20 @@ class _Table:
             return False
         for step in sorted(step for step in self._kept if step < self.low()):
             of_worker = [_added(parts) for parts in self._kept.pop(step) if parts]
-            if of_worker:
-                slots, grads = _added(of_worker)
-                self.shard.apply(slots, self._scaled(grads))
+            try:
+                if of_worker:
+                    slots, grads = _added(of_worker)
+                    self.shard.apply(slots, self._scaled(grads))
+            except Exception as error:  # of a user's rule; whose gradient it was nobody knows any more
+                text = f"its optimizer raised {type(error).__name__}: {error}"
+                self.broken = f"table {self.shard.name!r}: {text}, at the end of step {step + 1}"
         return True
+
+    def replace(self, shard: Shard) -> None:
+        """Takes these rows from now on. What is pushed and not applied yet stays pushed."""
+        for parts in (parts for of_worker in self._kept.values() for parts in of_worker):
+            parts[:] = [(shard.slots(self.shard.ids_at(slots)), grads) for slots, grads in parts]
+        self.shard = shard
 
 
 def _added(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
@@ -143,6 +154,8 @@ class Protocol:
                 return self.server_gone(int(head.number), bytes(frames[0]).decode())
             if head.table >= len(self.tables):
                 raise Refused(f"there is no table {head.table}")
+            if self.tables[head.table].broken:
+                raise Refused(self.tables[head.table].broken)
             if head.kind == messages.PULL:
                 return self._pull(self.tables[head.table], head, frames)
             if head.kind == messages.PUSH:
@@ -157,9 +170,11 @@ class Protocol:
             refused = self.head(messages.REFUSED, head.worker, flags=messages.LEAVE, number=error.rank)
             return [(head.worker, [refused, str(error).encode()])]
         except Exception as error:  # the worker that asked raises it; others are served
-            text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-            refused = self.head(messages.REFUSED, head.worker, table=head.table, number=head.number)
-            return [(head.worker, [refused, f"server {self.me}: {text} [HVD033]".encode()])]
+            return [self._refused(head.worker, error)]
+
+    def _refused(self, worker: int, error: Exception) -> Answer:
+        text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        return worker, [self.head(messages.REFUSED, worker), f"server {self.me}: {text} [HVD033]".encode()]
 
     def _call(self, head: Head, frames: list[Any]) -> list[Answer]:
         asked = json.loads(bytes(frames[0]))
@@ -262,6 +277,8 @@ class Protocol:
         if not head.flags:
             return []
         moved = table.end(worker, LEFT if head.flags & messages.LEAVE else head.clock + 1)
+        if table.broken:
+            return [self._refused(each, Refused(table.broken)) for each in range(self.workers)]
         told = [each for each in range(self.workers) if moved and table.staleness is not None]
         return [(each, self._clock(messages.CLOCK, head._replace(worker=each), whole=False)) for each in told]
 

@@ -89,7 +89,8 @@ def _load(server: Any, table: Any, asked: dict[str, Any]) -> Any:
 
 
 def _loaded(server: Any, table: Any, asked: dict[str, Any]) -> Any:
-    table.shard, table.incoming = table.incoming, None
+    table.replace(table.incoming)
+    table.incoming = None
     return {}
 
 

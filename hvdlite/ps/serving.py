@@ -23,7 +23,7 @@ from typing import Any
 from .. import _curve, _given, _life, _opening, _python, _sealed, config
 from .._coded import coded
 from .._public import allgather_object, broadcast_object, cross_rank, cross_size, local_rank, rank, size
-from ..errors import HvdError, HvdInitError
+from ..errors import HvdError, HvdInitError, HvdPeerLostError
 from . import messages
 from .client import Client
 from .patience import Limits
@@ -97,7 +97,8 @@ class _Serving:
         """A child has ended. The client may be waiting in another thread, so this one has sockets of its own."""
         others = [other for other in self.client.alive() if other != number]
         if not others:
-            _life.abort(f"lost {text}: no server of tables is left")
+            lost = f"{text}: no server of tables is left"
+            self.client.fail(HvdPeerLostError(coded("HVD029", lost)), f"lost {lost}")
             return
         zmq = _curve.zmq_for("hvd.ps")
         context, keys = zmq.Context(), _curve.Keys(self._secret, "ps", zmq)

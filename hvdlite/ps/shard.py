@@ -126,6 +126,10 @@ class Shard:
         self.used += count
         return slots
 
+    def ids_at(self, slots: Any) -> Any:
+        """The inverse of `slots`."""
+        return self._ids[slots]
+
     def read(self, ids: Any) -> Any:
         """float32 [len(ids), dim]: a copy."""
         return self._rows.take(self.slots(ids), axis=0)

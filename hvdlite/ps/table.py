@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from .placement import Placement
 from .terms import described
 
 F32 = np.float32
+MANY_PUSHES = 500  # in a step, after which it is likely that nobody ends it
 
 
 class Table:
@@ -67,6 +67,7 @@ class Table:
         self._placement = Placement(self.rows, self._client.servers, replicas, order)
         self._frozen, self._left, self._guarded = 0, False, config.load().values["nan_guard"]
         self._ahead: tuple[int, Any, Question] | None = None  # what was asked for the next step
+        self._since_step = 0  # pushes
         self.number = together.opened(self._client, self._spec)
         self._client.tables.append(self)
 
@@ -102,6 +103,14 @@ class Table:
             why = "has left it (leave())" if self._left else "reads it only (frozen())"
             raise HvdError(f"table {self.name!r}: this rank {why}, and can neither push nor end a step [HVD035]")
         return self._client
+
+    def __deepcopy__(self, memo: Any) -> Table:
+        """Itself: a copy of a model looks up the same rows."""
+        return self
+
+    def __reduce__(self) -> Any:
+        text = f"table {self.name!r} lies on servers: pickle a model's state_dict(), and keep rows by table.save(path)"
+        raise TypeError(f"{text} [HVD035]")
 
     # ---- rows
 
@@ -155,6 +164,8 @@ class Table:
         They have what `staleness` promises for the next step; with s >= 1 not yet what this rank pushes in this step.
         """
         some = np.unique(self.checked_ids(numbers(ids)))
+        if self._left:  # and waits for nobody
+            return
         self._ahead = (self.clock + 1, some, self._sent(some, self.clock + 1))
 
     def _asked(self, ids: Any) -> Question:
@@ -206,6 +217,7 @@ class Table:
         """As `push`; returns a handle at once. Both arrays may be written again then."""
         self.ready(writes=True)
         checked, given = self.checked_ids(numbers(ids)), np.asarray(numbers(grads))
+        given = given.astype(F32) if given.dtype.name == "bfloat16" else given
         if given.shape != (*checked.shape, self.dim) or given.dtype.kind != "f":
             raise ValueError(
                 f"table {self.name!r}: push of ids of shape {checked.shape} needs gradients of shape "
@@ -220,6 +232,10 @@ class Table:
         client = self.ready(writes=True)
         if self._guarded and len(grads) and not np.isfinite(grads).all():
             self._not_finite(ids, grads)
+        self._since_step += 1
+        if self._since_step == MANY_PUSHES and self._spec["staleness"] == 0:
+            text = f"table {self.name!r}: {MANY_PUSHES} pushes, of which none is applied before table.step() [HVD037]"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
         with client.lock:
             question = Question(self)
             owners = self._placement.owners_of(ids)
@@ -246,11 +262,10 @@ class Table:
     def leave(self) -> None:
         """This rank has no more data: nobody waits for it any more. It may still pull. As hvd.join for collectives."""
         self._end_step(messages.LEAVE)
-        self._left = True
+        self._left, self._ahead = True, None
 
     def flush(self) -> None:
-        """Returns once servers have all that this rank has pushed, and its steps: before a barrier, say, after which
-        another rank reads."""
+        """Returns once servers have all that this rank has pushed, and its steps: before another rank reads, say."""
         self.ready().flush()
 
     def _end_step(self, flag: int) -> None:
@@ -260,6 +275,7 @@ class Table:
             for server in client.alive():
                 client.push(question, server, self.number, self.clock, [], flag)
         self.clock += 1
+        self._since_step = 0
 
     def _wait_turn(self) -> None:
         staleness = self._spec["staleness"]
@@ -300,7 +316,7 @@ class Table:
         folder as it was. Raises HvdError naming the server that could not write.
         """
         self._ahead = None
-        together.act(self.ready(), saving.save, self.number, self._spec, os.fspath(path))
+        together.act(self.ready(), saving.save, self.number, self._spec, path)
 
     def load(self, path: Any) -> None:
         """Takes the rows of a save, of any number of servers, in place of the table's own. Collective.
@@ -308,7 +324,7 @@ class Table:
         Raises ValueError naming the file where it is not whole, or of other rows, dim or optimizer: nothing changes.
         """
         self._ahead = None
-        together.act(self.ready(), saving.load, self.number, self._spec, os.fspath(path))
+        together.act(self.ready(), saving.load, self.number, self._spec, path)
 
     def stats(self) -> list[dict[str, Any]]:
         """For each server that lives: rows and bytes that it has, clocks of the ranks (None: has left), pushes applied

@@ -14,7 +14,7 @@ from typing import Any
 
 from .._coded import coded
 from .._public import allgather_object, barrier, broadcast_object, rank
-from ..errors import HvdError, HvdMismatchError
+from ..errors import HvdError, HvdMismatchError, HvdPeerLostError
 from .client import Client
 
 
@@ -31,27 +31,37 @@ def opened(client: Client, spec: dict[str, Any]) -> int:
     number = len(client.tables)
 
     def open_it() -> None:
+        if len(client.alive()) < client.servers and spec["replicas"] < 2:
+            text = f"table {spec['name']!r}: a server has ended, and there would be no copy (replicas=1)"
+            raise HvdPeerLostError(f"{text} [HVD029]")
         for server in client.alive():
             client.call(server, "open", spec=spec, number=number)
 
-    _by_rank_0(open_it, spec)
+    _by_rank_0(client, open_it, spec)
     return number
 
 
-def act(client: Client, what: Callable[..., None], number: int, spec: dict[str, Any], path: str) -> None:
+def act(client: Client, what: Callable[..., None], number: int, spec: dict[str, Any], path: Any) -> None:
     """saving.save or saving.load, once servers have all that was pushed."""
     client.flush()
     barrier()
-    _by_rank_0(lambda: what(client, number, spec, os.path.abspath(path)), spec)  # servers may be in another folder
+    whole = os.path.abspath(os.fsdecode(path))  # servers may be in another folder
+    _by_rank_0(client, lambda: what(client, number, spec, whole), spec)
 
 
-def _by_rank_0(call: Callable[[], None], spec: dict[str, Any]) -> None:
+def _by_rank_0(client: Client, call: Callable[[], None], spec: dict[str, Any]) -> None:
+    """Where a server ends meanwhile of whose rows there are copies, all of it is done again."""
     error: Exception | None = None
-    if rank() == 0:
+    alive = client.servers + 1
+    while rank() == 0 and len(client.alive()) < alive:
+        alive, error = len(client.alive()), None
         try:
             call()
-        except (HvdError, ValueError, OSError) as failed:
+            break
+        except (HvdError, ValueError) as failed:
             error = failed
+        except Exception as failed:
+            error = OSError(f"{type(failed).__name__}: {failed}")
     error = broadcast_object(error, name="hvd.ps.done")
     if isinstance(error, (HvdError, ValueError)):
         raise error

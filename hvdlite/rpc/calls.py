@@ -153,7 +153,7 @@ class Calls:
     def _wait(self, is_met: Callable[[], bool], until: float = math.inf) -> None:
         """Until then, or until the job has failed."""
         pause = 0.001
-        while not (is_met() or time.monotonic() >= until or _core.failure_of_job()):
+        while not (is_met() or self.closed or time.monotonic() >= until or _core.failure_of_job()):
             time.sleep(pause)
             pause = min(0.05, 1.5 * pause)
 
@@ -226,7 +226,7 @@ class Calls:
             elif to not in self._gone:
                 self._dealers[to].send_multipart(frames)
             else:
-                self._waiting.lose(to)
+                self._lose(to)
 
     def _take_call(self, who: bytes, number: bytes, kind: bytes, body: bytes) -> None:
         if kind == _CALL:
@@ -245,11 +245,16 @@ class Calls:
         future = self._waiting.taken(*_NUMBER.unpack(number))
         if kind == _GONE:
             self._gone.add(rank)
-            self._waiting.lose(rank)
+            self._lose(rank)
         elif future is not None and kind == _COUNTED:
             future.set_result(None)
         elif future is not None:
             self._back.put((future, kind, body, text))
+
+    def _lose(self, rank: int) -> None:
+        """It has left: perhaps because the job has failed."""
+        self._look()
+        self._waiting.lose(rank)
 
     def _look(self) -> None:
         failure = _core.failure_of_job() if self._waiting else None
