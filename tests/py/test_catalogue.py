@@ -44,6 +44,8 @@ EXEMPT = {  # (file, function or class.function): reason
     ("hvdlite/ps/client.py", "Client.call"): OTHERS,
     ("hvdlite/ps/messages.py", "refusal"): OTHERS,
     ("hvdlite/ps/table.py", "Table._not_finite"): "the text is made a line above, with its code",
+    ("hvdlite/ps/table.py", "Table.push_unique"): "the text is made a line above, with its code",
+    ("hvdlite/ps/together.py", "_by_rank_0"): QUOTED,
     ("hvdlite/_build.py", "declarations"): "while the package is built; it is not installed then",
     ("hvdlite/_core/request.py", "tell_of_devices"): OTHERS,
     ("hvdlite/_failing.py", "_told: print"): "an error of another rank, which has its own",
