@@ -228,7 +228,7 @@ def _meant(error: BaseException | None) -> BaseException | None:
         return error
     text = _cause(_said(error))
     code = code_of(text) or ""
-    if code not in ("HVD401", "HVD402", "HVD458") and not "HVD450" <= code <= "HVD456":  # of what ended a job
+    if code not in ("HVD029", "HVD401", "HVD402", "HVD458") and not "HVD450" <= code <= "HVD456":  # of what ended a job
         return error
     own = _core.lib.hvd_rank()
     text = re.sub(rf"^.* on rank {own}: ", "", text, flags=re.DOTALL)  # "allreduce of 'x' on rank 0: rank 1 left"

@@ -104,6 +104,7 @@ class _Serving:
         context, keys = zmq.Context(), _curve.Keys(self._secret, "ps", zmq)
         for other in others:
             dealer = context.socket(zmq.DEALER)
+            dealer.linger = _LINGER_MS  # also of one that the next replaces
             dealer.ipv6 = "[" in self.addresses[other]
             if self._encrypted:
                 keys.connect_to(dealer, other)
@@ -111,7 +112,7 @@ class _Serving:
             dealer.send_multipart(
                 [messages.pack(messages.GONE, self.client.rank, other, self._session, number=number), text.encode()]
             )
-        context.destroy(linger=_LINGER_MS)
+        context.destroy()
 
     def _close(self, failed: bool) -> Any:
         """Before the ranks part. Returns what is to be done afterwards: who waits for this rank hears first that it has

@@ -89,6 +89,10 @@ class Shard:
         """Of the rows that were made, with state and number."""
         return self.used * self._row_bytes
 
+    def _bytes_of(self, rows: int) -> int:
+        """And of the index: where rows have no order, each touches a page of the index, until it has all its pages."""
+        return rows * self._row_bytes + min(rows * mmap.PAGESIZE, self._index.nbytes)
+
     def slots(self, ids: Any) -> Any:
         """Where these rows (all different) lie; those that are new are made."""
         if not len(ids):
@@ -110,10 +114,11 @@ class Shard:
 
     def _make(self, ids: Any, at: Any) -> Any:
         count = len(ids)
-        self._unlooked += count * self._row_bytes
+        need = self._bytes_of(self.used + count) - self._bytes_of(self.used)
+        self._unlooked += need
         if self._unlooked >= _LOOK_BYTES or self.used + count > self._room:
             free, most = memory()
-            if count * self._row_bytes > free - min(_KEEP_BYTES, most // 16) or self.used + count > self._room:
+            if need > free - min(_KEEP_BYTES, most // 16) or self.used + count > self._room:
                 raise Refused(
                     f"has {(most - free) / 1e9:.1f} of {most / 1e9:.1f} GB in use and cannot make {count:,} rows of "
                     f"table {self.name!r}, beside the {self.used:,} that it has"

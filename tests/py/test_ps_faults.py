@@ -2,14 +2,13 @@
 
 import os
 import re
-import signal
 import socket
 import sys
 import time
 
 import numpy as np
 import pytest
-from launching import Launch, launch
+from launching import launch
 from ranks import as_ranks, gone
 
 import hvdlite as hvd
@@ -104,7 +103,7 @@ def test_a_stopped_server_changes_nothing_and_one_that_stays_silent_is_named():
 if hvd.rank() == 0:
     os.kill(pids[0], signal.SIGSTOP)
     import threading
-    threading.Timer(1.2, os.kill, (pids[0], signal.SIGCONT)).start()
+    threading.Timer(0.8, os.kill, (pids[0], signal.SIGCONT)).start()
 for _ in range(20):
     table.push(every, np.ones((1000, 4)))
 table.flush()
@@ -115,34 +114,17 @@ if hvd.rank() == 0:
     os.kill(pids[0], signal.SIGSTOP)
 told(lambda: table.push(every, np.ones((1000, 4))) or table.pull(every))
 """
-    code, out, err = launch("-np", 2, "--peer-timeout", "3", *PYTHON, begin(2) + body)
+    code, out, err = launch("-np", 2, "--peer-timeout", "2", *PYTHON, begin(2) + body)
     said = re.findall(
-        r"HvdPeerLostError after ([\d.]+) s: (server 0 of tables has said nothing for 3 s|.*rank \d)", out
+        r"HvdPeerLostError after ([\d.]+) s: (server 0 of tables has said nothing for 2 s|.*rank \d)", out
     )
-    assert said and "server 0 of tables has said nothing for 3 s (HVDLITE_PEER_TIMEOUT" in out, (out, err)
-
-
-@pytest.mark.parametrize("victim", ["rank 0", "rank 1", "launcher"])
-def test_servers_end_with_the_job(victim):
-    body = """
-print("pids", os.getpid(), *pids, flush=True)
-while True:
-    table.pull(every)
-"""
-    with Launch("-np", 2, *PYTHON, begin(2) + body) as job:
-        job.until("pids", count=2)
-        found = {
-            int(rank): list(map(int, pids.split())) for rank, pids in re.findall(r"\[(\d)\]<stdout>:pids (.*)", job.out)
-        }
-        os.kill(job.pid if victim == "launcher" else found[int(victim[-1])][0], signal.SIGKILL)
-        assert job.wait() != 0
-        assert not gone([pid for pids in found.values() for pid in pids])
+    assert said and "server 0 of tables has said nothing for 2 s (HVDLITE_PEER_TIMEOUT" in out, (out, err)
 
 
 def test_a_slow_rank_is_named_and_a_stuck_one_ends_the_wait():
     body = """
 if hvd.rank() == 1:
-    time.sleep(4.5)
+    time.sleep(2.8)
     os._exit(0)
 table.step()
 table.step()
@@ -159,14 +141,14 @@ told(table.step)
         "--stall-check-time",
         "0.5",
         "--collective-timeout",
-        "3",
+        "1.5",
         *PYTHON,
         begin(2, staleness=1) + body,
     )
     said = "table 'users': step 4 waits for rank 1, which has ended 0 steps (ranks [0] are there), for more than 0.5 s"
     assert f"hvdlite: rank 0: {said} [HVD032]" in err, (out, err)
     assert "True True" in out
-    assert re.search(r"HvdTimeoutError after 3.\d+ s: .*waits for rank 1.*more than 3 s .*HVD031", out), (out, err)
+    assert re.search(r"HvdTimeoutError after 1.\d+ s: .*waits for rank 1.*more than 1.5 s .*HVD031", out), (out, err)
 
 
 @as_ranks(2)
@@ -181,6 +163,7 @@ def test_strangers_are_not_let_in_and_their_messages_change_nothing():
     for each in silent[:10]:
         each.sendall(os.urandom(1000))
     context = zmq.Context()
+    context.linger = 0  # of all its sockets
     push = messages.pack(messages.PUSH, 1 - hvd.rank(), 0, client.session, number=99, rows=1)
     body = [np.zeros(1, np.int64), np.full((1, 2), 1e9, np.float32)]
     for secret in (None, theirs):  # no encryption; another job's keys
@@ -230,12 +213,12 @@ def test_a_rule_that_raises_changes_nothing_and_is_told():
 
 
 def test_a_server_says_that_there_is_no_memory_before_it_is_killed(monkeypatch):
-    spec = {"name": "t", "rows": 1 << 40, "dim": 64, "rule": "Adam", "options": {}, "replicas": 1, "order": "hash"}
+    spec = {"name": "t", "rows": 1 << 30, "dim": 64, "rule": "Adam", "options": {}, "replicas": 1, "order": "hash"}
     held = shard.Shard({**spec, "scale": 0.0, "seed": 0}, 0, 1)
     held.slots(np.arange(1000) * 1_000_003)
     monkeypatch.setattr(shard, "memory", lambda: (int(2e8), int(64e9)))
-    with pytest.raises(shard.Refused, match=r"has 63.8 of 64.0 GB in use and cannot make 1,048,57\d rows of table 't'"):
-        held.slots(np.arange(1 << 20) + 7)
+    with pytest.raises(shard.Refused, match=r"has 63.8 of 64.0 GB in use and cannot make 65,53\d rows of table 't'"):
+        held.slots(np.arange(1 << 16) + 7)
     assert held.used == 1000 and not held.read(np.arange(10) * 1_000_003).any()
 
 

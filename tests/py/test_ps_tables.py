@@ -12,14 +12,14 @@ from ranks import as_ranks, everything
 
 import hvdlite as hvd
 from hvdlite import ps
-from hvdlite.ps import messages, serving
+from hvdlite.ps import messages, patience, serving
 from hvdlite.ps.arrays import added_up
 from hvdlite.ps.client import Client
 from hvdlite.ps.optimizers import uniform
 
 pytest.importorskip("zmq")
 F32 = np.float32
-ROWS, DIM, BATCH, STEPS = 20000, 16, 256, 30
+ROWS, DIM, BATCH, STEPS = 20000, 16, 256, 20
 FIRST = uniform(0.1, seed=7)
 
 
@@ -181,6 +181,13 @@ def test_a_server_killed_at_any_moment_loses_and_doubles_nothing_and_pulls_go_on
 
 @as_ranks(2)
 def test_bytes_are_those_of_the_rows_and_a_head_for_each_message():
+    with pytest.MonkeyPatch.context() as never_again:  # however slow the machine is
+        never_again.setattr(Client, "AGAIN_S", 60.0)
+        never_again.setattr(patience, "_ASK_S", 60.0)
+        bytes_of_messages()
+
+
+def bytes_of_messages():
     serving.serve(1)
     table = ps.Table("bytes", 100_000, 64, ps.Sgd(0.1), staleness=None)
     ids, client = np.random.default_rng(hvd.rank()).permutation(100_000)[:1000], table._client

@@ -125,16 +125,16 @@ if hvd.rank() == 0:
     table.prefetch([1])
     table.step()
     for _ in range(3):
-        time.sleep(0.6)
+        time.sleep(0.4)
         table.stats()
-    time.sleep(3)
+    time.sleep(1.8)
     print("pulled", table.pull([1]).sum(), flush=True)
 else:
-    time.sleep(6)
+    time.sleep(3.5)
     table.step()
 hvd.barrier()
 """
-    code, out, err = launch("-np", 2, "--servers", 1, "--peer-timeout", "2", sys.executable, "-c", body)
+    code, out, err = launch("-np", 2, "--servers", 1, "--peer-timeout", "1.2", sys.executable, "-c", body)
     assert code == 0 and "pulled 0.0" in out, (out, err)
 
 
