@@ -100,7 +100,7 @@ def ranks_learn(path):
         hvd.ps.Embedding.from_config({"name": "embedding", "table": "items"})
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", *everything("torch")])  # test_ps_page.py fits on torch
+@pytest.mark.parametrize("backend", ["tensorflow", *everything("torch")])
 def test_on_each_backend(backend, tmp_path):
     alone = "(t.fit_is_that_of_a_dense_layer, t.mistakes_are_told)[hvd.rank()]()"
     program = f"import sys, test_ps_keras as t, hvdlite as hvd; t.ranks_learn(sys.argv[1]); {alone}"

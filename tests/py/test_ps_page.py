@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from launching import launch
+from ranks import everything
 
 pytest.importorskip("zmq")
 pytest.importorskip("torch")
@@ -38,6 +39,7 @@ def test_the_program_of_the_page(tmp_path):
 
 
 @pytest.mark.skipif(find_spec("keras") is None, reason="Keras is not installed")
-def test_the_program_for_keras():
-    code, out, err = launch("-np", 2, sys.executable, "-c", block("Keras"), KERAS_BACKEND="torch")
+@pytest.mark.parametrize("backend", everything("torch", "tensorflow"))
+def test_the_program_for_keras(backend):
+    code, out, err = launch("-np", 2, sys.executable, "-c", block("Keras"), KERAS_BACKEND=backend)
     assert code == 0, out + err
