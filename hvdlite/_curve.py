@@ -15,7 +15,7 @@ from typing import Any
 
 from .errors import HvdInitError
 
-MESSAGE_MAX = 64 << 20  # bytes of a frame; whoever sends a larger one is cut off
+MESSAGE_MAX = 64 << 20  # bytes of a frame; the sender of a larger one is cut off
 _HANDSHAKE_MS = 5000  # in which a connection must have proved itself
 _CONNECT_MS = 2000  # after which it is tried anew: the kernel itself asks more and more rarely while a network is cut
 

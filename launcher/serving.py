@@ -1,7 +1,7 @@
 """Which servers of tables are connected to the store, and what are they told? The store's part in hvdlite/ps.
 
 A server says SERVE once, with its number and address: ranks are told all addresses when they have joined. From then on
-it only listens. GONE: another server has ended, as the launcher has seen it. BYE: no rank lives, it may go. Whoever
+it only listens. GONE: another server has ended, as the launcher has seen it. BYE: no rank lives, it may go. Who
 serves knows the secret, and still its frame is read as a stranger's: its address goes to every rank.
 """
 

@@ -1,6 +1,6 @@
 """A rank's end: what it has asked servers and pushed to them, and what of that is not answered yet.
 
-No thread: whoever waits does the work, and ZeroMQ's own thread moves bytes and heartbeats meanwhile. What is not
+No thread: a caller that waits does the work, and ZeroMQ's own thread moves bytes and heartbeats meanwhile. What is not
 answered is sent again under its number after 1, 2, 4, 8 s, so a lost message or a broken connection changes nothing. A
 push goes to every server that holds a copy of its rows, and is done when all of them that live have said so.
 
@@ -72,7 +72,7 @@ class _Sent:
 
     def __init__(self, question: Question, frames: list[Any], where: Any) -> None:
         self.question, self.frames, self.where = question, frames, where
-        self.first = self.at = time.monotonic()
+        self.at = time.monotonic()
         self.wait = Client.AGAIN_S
 
 

@@ -283,7 +283,7 @@ class Protocol:
         return [(each, self._clock(messages.CLOCK, head._replace(worker=each), whole=False)) for each in told]
 
     def server_gone(self, number: int, text: str) -> list[Answer]:
-        """Whoever has started a server says that it has ended; every worker is told."""
+        """The starter of a server says that it has ended; every worker is told."""
         self.gone[number] = text
         return [self._gone(each, number) for each in range(self.workers)]
 

@@ -81,12 +81,12 @@ class _Serving:
     """Servers and keys of this life of the job."""
 
     def __init__(self, addresses: list[str], children: list[_Child], secret: bytes, job: int, session: int) -> None:
-        values = config.load().values
-        told, end = config.load().stall_limits()
+        settings = config.load()
+        values, (told, end) = settings.values, settings.stall_limits()
         limits = Limits(values["peer_timeout"], told, end, values["start_timeout"])
         self._encrypted, self._patience = values["ps_curve"], values["leave_timeout"]
         self.addresses, self._children, self._secret = addresses, children, secret
-        self._session, self._pid = session, os.getpid()
+        self._session = session
         self.client = Client(rank(), addresses, secret, session, self._encrypted, limits)
         self.client.meet(job, size())
         for each in children:

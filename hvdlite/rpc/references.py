@@ -1,6 +1,6 @@
 """How can a value stay on one rank and be used from others? Its owner keeps it and counts the references to it.
 
-A Ref is one count. `remote` makes the first. A Ref that is sent is a second one for whoever receives it, and its owner
+A Ref is one count. `remote` makes the first. A Ref that is sent is a second one for its receiver, and its owner
 has counted it before the message leaves (calls.py): no count falls to 0 while a reference is under way. A Ref that is
 dropped counts down, by a message that nobody waits for. The owner's socket thread alone changes counts, so they change
 in the order in which they come.

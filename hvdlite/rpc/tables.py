@@ -51,7 +51,7 @@ class Waiting:
         return number, future
 
     def taken(self, number: int) -> Future | None:
-        """The future of that number, if it still waits; whoever takes it settles it."""
+        """The future of that number, if it still waits; the thread that takes it settles it."""
         return self._futures.pop(number, None)
 
     def fail(self, error: Callable[[], Exception], rank: int | None = None) -> None:
