@@ -1,7 +1,7 @@
 """How does a call get to another rank, and its answer back? Sockets of one thread, and a pool that does the work.
 
 A ROUTER takes the calls of all ranks (also this one), a DEALER to each rank sends them; answers go back the same way.
-All messages are under CURVE with keys of this job (_curve.py), and nothing else is unpickled. A thread that has something to
+All messages are under CURVE with keys of this job (_curve.py), and nothing else is unpickled. Who has something to
 send puts it into a queue and rings a bell: neither waits, so that a Ref may be dropped anywhere, also in the middle of
 a garbage collection. Calls are done by `threads` threads, and answers are unpickled by one more, never by the socket
 thread: so counts of references are answered, and a dead rank is seen, whatever calls are doing.
