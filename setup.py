@@ -86,9 +86,10 @@ setup(
         "examples": TORCH + EXAMPLES,
         "bench": [*TORCH, "matplotlib"],
         "report": ["plotly"],  # hvdlite-trace report, --dashboard
+        "plan": ["scipy"],  # plan.network: how to split bandwidth
         "ps": [ZMQ],  # hvd.ps: tables on servers
         "rpc": [ZMQ],  # hvd.rpc: calls from rank to rank
-        "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly", ZMQ],
+        "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly", "scipy", ZMQ],
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.
     packages=find_packages(include=["hvdlite", "hvdlite.*"])
@@ -102,7 +103,11 @@ setup(
     ext_modules=[KERNELS],
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp39"}},
     entry_points={
-        "console_scripts": ["hvdlite-run = hvdlite.launcher.cli:main", "hvdlite-trace = hvdlite.trace.cli:main"],
+        "console_scripts": [
+            "hvdlite-run = hvdlite.launcher.cli:main",
+            "hvdlite-trace = hvdlite.trace.cli:main",
+            "hvdlite-plan = hvdlite.plan.cli:main",
+        ],
         "torch.backends": ["hvdlite = hvdlite._torch_backend:register"],  # called by `import torch`, 2.5 and later
         "torch.distributed.backends": ["hvdlite = hvdlite._torch_backend:register"],  # asked for a name, 2.14
     },

@@ -153,6 +153,19 @@ def extension() -> Finding:
     return Finding("compiled core", True, str(spec.origin))
 
 
+def plans() -> Finding:
+    """The names of hvdlite-plan, by a Python of their own: plans of other packages run code, and they need NumPy."""
+    asks = "from hvdlite.plan.registry import names; print(*names(), sep=', ')"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", asks], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("hvdlite-plan", False, f"did not answer within {_SECONDS:g} s")
+    said = (done.stderr if done.returncode else done.stdout).strip().splitlines()[-1:] or ["no reason given"]
+    return Finding("hvdlite-plan", done.returncode == 0, said[0])
+
+
 def horovod() -> Finding:
     """What `import horovod` is: here without a flag, and with it. Nothing is imported."""
     spec = importlib.util.find_spec("horovod")
@@ -172,6 +185,7 @@ def text() -> str:
         ("Alias", [horovod()]),
         ("MPI libraries", mpi),
         ("NCCL libraries", nccl),
+        ("Plans", [plans()]),
     )
     lines = [f"hvdlite {__version__} on Python {sys.version.split()[0]} ({sys.executable})"]
     for title, findings in sections:

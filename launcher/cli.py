@@ -238,6 +238,10 @@ def _asked(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
             asked = parser.parse_args([*config_file.words(asked.file, known, own), *own])
         except config_file.FileError as error:
             raise UsageError(coded("HVD714", str(error))) from None
+    try:
+        flags.record(asked)
+    except flags.FlagError as error:
+        raise UsageError(coded("HVD703", str(error))) from None
     return asked, command
 
 

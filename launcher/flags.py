@@ -10,6 +10,7 @@ anyway, or there is nothing left of what it was for.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,7 +87,24 @@ def add_control(add: Callable[..., argparse.Action]) -> None:
         metavar="DIR",
         help="the folder that ranks start in; by default this one, which paths in flags and HVDLITE_ variables mean",
     )
+    add(
+        "--record",
+        metavar="DIR",
+        help="write into DIR what each step and gradient took: hvdlite-trace predict tells from it what more ranks "
+        "would take (--trace-dir DIR --trace-steps --trace-every 1 --timeline-filename DIR/line.json)",
+    )
     add("--oversubscribe", action="store_true", help="more ranks than the hosts have slots may run")
+
+
+def record(asked: argparse.Namespace) -> None:
+    """--record as the options that it stands for. Raises FlagError."""
+    if asked.record is None:
+        return
+    for flag, given in (("--trace-dir", asked.trace_dir), ("--timeline-filename", asked.timeline)):
+        if given is not None:
+            raise FlagError(f"--record says itself where records go: it excludes {flag} [HVD703]")
+    asked.trace_dir, asked.trace_steps, asked.trace_every = asked.record, "1", "1"
+    asked.timeline = os.path.join(asked.record, "line.json")
 
 
 def add_output(add: Callable[..., argparse.Action]) -> None:

@@ -9,7 +9,16 @@
 /* For a text that is no format: "..." HVD_ENDS(202). */
 #define HVD_ENDS(number) " [HVD" #number "]"
 
-/* Pipelines, tables on servers, remote calls */
+/* Plans and predictions, pipelines, tables on servers, remote calls */
+#define HVD001 "[HVD001] "
+#define HVD002 "[HVD002] "
+#define HVD003 "[HVD003] "
+#define HVD004 "[HVD004] "
+#define HVD005 "[HVD005] "
+#define HVD006 "[HVD006] "
+#define HVD007 "[HVD007] "
+#define HVD008 "[HVD008] "
+#define HVD009 "[HVD009] "
 #define HVD010 "[HVD010] "
 #define HVD011 "[HVD011] "
 #define HVD012 "[HVD012] "

@@ -161,7 +161,8 @@ def begin(settings: Settings, rank: int) -> None:
     if values["trace_steps"] and values["trace_dir"] not in (None, *_records.OFF):
         from .journal import Journal as Writes
 
-        _life.journal = Writes(values["trace_dir"], rank, values["trace_every"], _host(), _life.history)
+        about = {"fusion_threshold": values["fusion_threshold"]}
+        _life.journal = Writes(values["trace_dir"], rank, values["trace_every"], _host(), _life.history, about)
     if values["metrics_port"] is not None:
         from .gathering import Gathering as Gathers
 

@@ -9,6 +9,9 @@ disk) is told of once, and no more of it is tried.
 
     negotiation_ns   as in hvd.stats: some tensor of this rank's waited to be agreed on; no time is counted twice
     exposed_ns       threads of the script waited for collectives, all together
+    cpu_ns           this process's CPU time: of all steps that were written at once, shared out by their length
+
+The first line also says what a prediction needs (hvdlite/predict): CPUs, ranks of this host, the fusion threshold.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,9 +40,12 @@ _BUCKETS = 512  # as many as the core keeps
 class Journal:
     """Writes the file of one rank from now on, until `close`."""
 
-    def __init__(self, folder: str, rank: int, every: int, host: str, history: History) -> None:
+    def __init__(
+        self, folder: str, rank: int, every: int, host: str, history: History, about: Mapping[str, Any] | None = None
+    ) -> None:
         self.path = Path(folder) / f"rank-{rank}.steps.jsonl"
-        self._rank, self._every, self._host, self._history = rank, every, host, history
+        self._rank, self._every, self._host, self._history, self._about = rank, every, host, history, about or {}
+        self._cpu = (time.monotonic_ns(), time.process_time_ns())
         self._written, self._bucket = 0, 1
         self._file: TextIO | None = None
         self._ended = threading.Event()
@@ -60,7 +67,8 @@ class Journal:
         offset = None if clock is None else {"offset_ns": clock[0], "error_ns": clock[1]}
         return {
             "format": FORMAT, **life, "rank": self._rank, "size": _core.size(), "host": self._host,
-            "begun": int(time.time()), "clock": offset,
+            "begun": int(time.time()), "clock": offset, "cores": len(os.sched_getaffinity(0)),
+            "local_size": _core.local_size(), **self._about,
         }  # fmt: skip
 
     def _say(self, line: dict[str, Any]) -> None:
@@ -78,8 +86,9 @@ class Journal:
         try:
             steps = self._history.steps(self._written)
             buckets = self._buckets() if any(step.number % self._every == 0 for step in steps) else {}
+            share = self._cpu_share() if steps else 0.0
             for step in steps:
-                self._say(self._line(step, buckets.get(step.number)))
+                self._say(self._line(step, buckets.get(step.number), share))
                 self._written = step.number
             self._file.flush()
         except (HvdError, ValueError):  # the job has ended meanwhile
@@ -87,7 +96,13 @@ class Journal:
         except OSError as error:
             self._give_up(error)
 
-    def _line(self, step: Step, buckets: list[dict[str, Any]] | None) -> dict[str, Any]:
+    def _cpu_share(self) -> float:
+        """CPU time by wall time since the last call; above 1 where several threads compute."""
+        now, before = (time.monotonic_ns(), time.process_time_ns()), self._cpu
+        self._cpu = now
+        return (now[1] - before[1]) / max(now[0] - before[0], 1)
+
+    def _line(self, step: Step, buckets: list[dict[str, Any]] | None, cpu: float) -> dict[str, Any]:
         used = [carrier for carrier in CARRIERS if step.of(f"messages.{carrier}")]
         line: dict[str, Any] = {
             "step": step.number, "t": step.begin_ns, "step_ns": step.ns, "compute_ns": compute_ns(step),
@@ -95,7 +110,7 @@ class Journal:
             "data_wait_ns": step.of("data_ns") or None, "optimizer_ns": step.of("optimizer_ns") or None,
             "bytes": {carrier: step.of(f"bytes.{carrier}") for carrier in used},
             "messages": {carrier: step.of(f"messages.{carrier}") for carrier in used},
-            "arrived_ns": step.arrived_ns or None,
+            "arrived_ns": step.arrived_ns or None, "cpu_ns": int(cpu * step.ns),
         }  # fmt: skip
         if step.number % self._every == 0:
             line.update({"buckets": buckets or [], "memory": devices()})

@@ -8,8 +8,8 @@ weights over ranks. Both take their ranks from an axis of a `hvd.Mesh`, and a th
     pipe = parallel.Pipeline(stage, optimizer, mesh, loss, micro_batches=4)
     mean = pipe.step(x, y)
 
-Everything here needs PyTorch, but for `schedule` (what a stage does in which order, as a list) and `balance`. Names are
-imported when they are used.
+Everything here needs PyTorch, but for `schedule` (what a stage does in which order, as a list), `balance` and
+`planned`. Names are imported when they are used.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .balance import partition
     from .layers import ColumnLinear, RowLinear, VocabEmbedding, parallelize, vocab_cross_entropy
+    from .planned import planned
     from .profile import profile
     from .random import seeded
     from .runner import Pipeline
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "balance": ("partition",),
     "layers": ("ColumnLinear", "RowLinear", "VocabEmbedding", "parallelize", "vocab_cross_entropy"),
+    "planned": ("planned",),
     "profile": ("profile",),
     "random": ("seeded",),
     "runner": ("Pipeline",),
@@ -64,6 +66,7 @@ __all__ = [
     "load_whole",
     "parallelize",
     "partition",
+    "planned",
     "profile",
     "reduce_from",
     "seeded",

@@ -27,41 +27,67 @@ from .stage import Layer, as_arguments, made
 class Profile(NamedTuple):
     """By layer."""
 
-    costs: list[float]  # seconds of forward and backward, the median
+    forward: list[float]  # seconds, the median
+    backward: list[float]
     activations: list[int]  # bytes of its output
     weights: list[int]  # bytes of its parameters and buffers
+    stash: list[int]  # bytes that it keeps for its backward
+
+    @property
+    def costs(self) -> list[float]:
+        """Seconds of forward and backward."""
+        return [f + b for f, b in zip(self.forward, self.backward)]
 
 
 def profile(layers: Sequence[Layer], x: Any, repeats: int = 5) -> Profile:
     """Runs each layer `repeats` times on the output of the one before; x is a tensor or tuple, a micro-batch."""
-    found = Profile([], [], [])
+    found = Profile([], [], [], [], [])
     values = as_arguments(x)
     with torch.random.fork_rng(_devices(values)):
         for number, layer in enumerate(layers):
             module = made(layer, number)
             with _unchanged(module):
-                # The first run is not counted: it fills caches and allocates.
-                runs = [_run(module, values) for _ in range(max(repeats, 1) + 1)]
-            values = runs[-1][1]
-            found.costs.append(median(seconds for seconds, _ in runs[1:]))
+                # The first run's time is not counted: it fills caches and allocates.
+                found.stash.append(_kept(module, values))
+                runs = [_run(module, values) for _ in range(max(repeats, 1))]
+            values = runs[-1][2]
+            found.forward.append(median(forward for forward, *_ in runs))
+            found.backward.append(median(backward for _, backward, _ in runs))
             found.activations.append(_bytes(values))
             found.weights.append(_bytes([*module.parameters(), *module.buffers()]))
             del module  # a name would keep it while the next one is made
     return found
 
 
-def _run(module: nn.Module, values: tuple[Any, ...]) -> tuple[float, tuple[Any, ...]]:
-    """One forward and backward: how long it took, and the output."""
+def _kept(module: nn.Module, values: tuple[Any, ...]) -> int:
+    """Bytes that one forward keeps for its backward, besides the layer's own weights."""
+    kept: dict[int, torch.UntypedStorage] = {}  # a storage is one however many tensors look at it
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        _run(module, values)
+    own = {t.untyped_storage().data_ptr() for t in [*module.parameters(), *module.buffers()]}
+    return sum(storage.nbytes() for at, storage in kept.items() if at not in own)
+
+
+def _run(module: nn.Module, values: tuple[Any, ...]) -> tuple[float, float, tuple[Any, ...]]:
+    """One forward and backward: how long each took, and the output."""
     # Copies, since a layer may work in place: on a leaf that is an error, and the next run needs the values again.
     own = [v.detach().requires_grad_(v.is_floating_point()).clone() if torch.is_tensor(v) else v for v in values]
     _wait(own)
     start = time.perf_counter()
     outputs = as_arguments(module(*own))
+    _wait(outputs)
+    middle = time.perf_counter()
     learns = [v for v in outputs if torch.is_tensor(v) and v.requires_grad]
     if learns:
         torch.autograd.backward(learns, [torch.ones_like(v) for v in learns])
     _wait(outputs)
-    return time.perf_counter() - start, tuple(v.detach() if torch.is_tensor(v) else v for v in outputs)
+    end = time.perf_counter()
+    return middle - start, end - middle, tuple(v.detach() if torch.is_tensor(v) else v for v in outputs)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The program hvdlite-trace: what happened on all ranks, read afterwards. `python -m hvdlite.trace` is the same.
 
-Each subcommand is a module of this package that says HELP, adds its arguments (`add_arguments`) and runs (`run`, which
-returns the exit code): a new one is a new file and its name in SUBCOMMANDS. Only the one that is asked for is imported,
-so analyze and merge need neither a rank nor NumPy nor the compiled core.
+Each subcommand is a module that says HELP, adds its arguments (`add_arguments`) and runs (`run`, which returns the
+exit code): a new one is a new file and a row of SUBCOMMANDS, which may name a module of a higher floor. What a module
+needs it imports when it runs, so analyze and merge need neither a rank nor NumPy nor the compiled core.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-SUBCOMMANDS = ("analyze", "merge", "report", "serve")
+SUBCOMMANDS = {
+    "analyze": "hvdlite.trace.analyze",
+    "merge": "hvdlite.trace.merge",
+    "report": "hvdlite.trace.report",
+    "serve": "hvdlite.trace.serve",
+    "predict": "hvdlite.predict.command",
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """The exit code: 0, 1 if there was nothing to do it with, 2 for words that cannot be."""
     parser = argparse.ArgumentParser(prog="hvdlite-trace", description="What happened on all ranks, read afterwards.")
     kinds = parser.add_subparsers(dest="kind", required=True)
-    for name in SUBCOMMANDS:
-        module = import_module(f"{__package__}.{name}")
+    for name, place in SUBCOMMANDS.items():
+        module = import_module(place)
         made = kinds.add_parser(name, help=module.HELP, description=(module.__doc__ or "").partition("\n")[0])
         module.add_arguments(made)
         made.set_defaults(run=module.run)

@@ -5,7 +5,7 @@ them). A file belongs to somebody else's program and may be cut, mixed up or wri
 believed: a line that is none is counted and passed over, a file that begins wrongly is left out and named, and lines,
 names and lists have bounds. A last line without its end is one that is being written: it is read the next time.
 
-Kept are numbers, 72 bytes a step, and of the steps that tell of their buckets the last few hundred. A file that has
+Kept are numbers, 80 bytes a step, and of the steps that tell of their buckets the last few hundred. A file that has
 become shorter, or another one, is that of a job that was started again: it is read anew. Ranks that have begun again
 are shown alone, until the others have, too (../attempts.py).
 """
@@ -25,6 +25,7 @@ from ..plain import no_folder, opened
 
 FORMAT = "hvdlite-steps-1"
 LINE_MAX = 1 << 20
+_OF_JOB = ("cores", "local_size", "fusion_threshold", "epoch")  # numbers of the head, where it has them
 SAMPLES_MAX = 200  # steps with buckets that are kept of a rank
 BUCKETS_MAX = 512
 NAME_MAX = 200
@@ -33,6 +34,7 @@ NUMBER_MAX = 1 << 62
 NONE = -1  # where a step does not know a number
 COLUMNS = (
     "step", "t", "step_ns", "compute_ns", "exposed_ns", "negotiation_ns", "data_wait_ns", "optimizer_ns", "arrived_ns",
+    "cpu_ns",
 )  # fmt: skip
 _NEEDED = ("step", "t", "step_ns")
 _FILE = re.compile(r"rank-(\d{1,6})\.steps\.jsonl(\.\d{1,6})?")
@@ -56,7 +58,8 @@ class RankFile:
         self._forget()
 
     def _forget(self) -> None:
-        self.size, self.host = 0, ""
+        self.size, self.host, self.job = 0, "", ""
+        self.about: dict[str, int] = {}  # _OF_JOB
         self.offset_ns: int | None = None  # to be added for rank 0's clock; None: not known
         self.columns = {name: array("q") for name in COLUMNS}
         self.bytes: dict[str, int] = {}  # by plane, of all steps
@@ -105,6 +108,8 @@ class RankFile:
             if _whole(head["rank"]) != self.rank:
                 raise ValueError(f"it says that it is of rank {head['rank']}")
             self.size, self.host = _whole(head["size"]), str(head.get("host", ""))[:NAME_MAX]
+            self.job = str(head.get("job", ""))[:NAME_MAX]
+            self.about = {name: _whole(head[name]) for name in _OF_JOB if head.get(name) is not None}
             if not self.rank < self.size <= RANKS_MAX:
                 raise ValueError(f"a job of {self.size} ranks")
             clock = head.get("clock")

@@ -1,0 +1,68 @@
+"""What does a planned file say? The cut, the mesh and the schedule that `hvdlite-plan auto` has chosen, for Pipeline.
+
+    plan = parallel.planned("parallel.json")
+    mesh = hvd.Mesh(**plan.shape)
+    stage = parallel.split(layers, mesh, plan.balance)
+    pipe = parallel.Pipeline(stage, optimizer, mesh, loss, plan.micro_batches, plan.schedule)
+
+`kinds` says of each layer whether it is the same on all ranks of the axis tp ("dp") or cut over them ("tp2"), as
+ColumnLinear, RowLinear and `parallelize` do. The format is `hvdlite-parallel-1`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FORMAT = "hvdlite-parallel-1"
+BYTES_MAX = 16 << 20
+SCHEDULES = ("1f1b", "gpipe")
+
+
+class Planned(NamedTuple):
+    """balance: layers of each stage. shape: the lengths of the axes dp, pp and tp. kinds: by layer."""
+
+    balance: list[int]
+    micro_batches: int
+    schedule: str
+    shape: dict[str, int]
+    kinds: list[str]
+
+
+def planned(path: str | Path) -> Planned:
+    """Raises ValueError for a file that is no such plan, OSError."""
+    with open(path, "rb") as file:
+        text = file.read(BYTES_MAX + 1)
+    try:
+        said = json.loads(text) if len(text) <= BYTES_MAX else None
+        if not isinstance(said, dict) or said.get("format") != FORMAT:
+            raise ValueError(f"it is not of the format {FORMAT!r}")
+        return _checked(said["micro_batches"], said["schedule"], said["shape"], said["stages"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path}: no plan for hvdlite.parallel: {told[:200]} [HVD013]") from None
+
+
+def _checked(micro: Any, schedule: Any, shape: Any, stages: Any) -> Planned:
+    if not isinstance(shape, dict) or set(shape) != {"dp", "pp", "tp"}:
+        raise ValueError("shape must have the axes dp, pp and tp")
+    for what, number in {"micro_batches": micro, **shape}.items():
+        if type(number) is not int or number < 1:
+            raise ValueError(f"{what} is {number!r}: it must be a whole number of at least 1")
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule is {schedule!r}: it must be {' or '.join(SCHEDULES)}")
+    if not isinstance(stages, list) or len(stages) != shape["pp"]:
+        raise ValueError(f"stages must be a list of {shape['pp']}, as pp says")
+    balance: list[int] = []
+    kinds: list[str] = []
+    for number, stage in enumerate(stages):
+        first, end = stage["layers"]
+        if first != len(kinds) or type(end) is not int or end - first != len(stage["kinds"]) or end <= first:
+            raise ValueError(f"stage {number} has the layers [{first}, {end}) and {len(stage['kinds'])} kinds")
+        balance.append(end - first)
+        kinds += stage["kinds"]
+    wrong = [kind for kind in kinds if kind not in ("dp", f"tp{shape['tp']}")]
+    if wrong:
+        raise ValueError(f"a layer is {wrong[0]!r}: it must be 'dp' or 'tp{shape['tp']}'")
+    return Planned(balance, micro, schedule, shape, kinds)

@@ -1,0 +1,40 @@
+"""The program hvdlite-plan: which algorithm, which network, which cut of a model? `python -m hvdlite.plan` is the same.
+
+Subcommands stand in commands/, by what they are about: `add` of a module adds its own, each with a function that runs
+it and returns the exit code. Numbers are words here and are read with their units (units.py). An error is one line with
+its code; what a subcommand needs beyond NumPy is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from .commands import models, tables
+
+WRONG, NOT_PROVED = 2, 1
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage."""
+        self.exit(WRONG, f"hvdlite-plan: {message}: see {self.prog} --help [HVD008]\n")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The exit code: 0; 1 where a plan is not right; 2 for what cannot be read or done."""
+    parser = _Parser(prog="hvdlite-plan", description="Which algorithm, which network, which cut of a model?")
+    kinds = parser.add_subparsers(dest="subcommand", required=True)
+    tables.add(kinds)
+    models.add(kinds)
+    asked = parser.parse_args(words)
+    try:
+        return int(asked.run(asked))
+    except BrokenPipeError:
+        return WRONG
+    except (ValueError, OSError, ImportError) as error:
+        told = f"{error} [HVD008]" if isinstance(error, OSError) else str(error)
+        print(f"hvdlite-plan: {told}", file=sys.stderr)
+        return NOT_PROVED if told.endswith("[HVD001]") else WRONG

@@ -1,0 +1,182 @@
+"""hvdlite-plan profile, pipeline, auto, network, rewrite: what do layers cost, where to cut, which network, which sums?
+
+Layers, plans and programs are files of the formats that layers.py, auto.py and program.py describe. What is measured or
+chosen is printed in words; files are written for other programs: layers for `pipeline` and `auto`, a plan for
+`hvdlite.parallel.planned`, spans for ui.perfetto.dev.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .. import draw, units
+from ..table import SIZE_MAX, PlanError
+from . import text
+
+RATE, INSIDE, ACROSS, UNIT = "1GB/s", "5us,10GB/s", "20us,1GB/s", "64k"
+
+
+def add(kinds: Any) -> None:
+    def command(name: str, run: Any, about: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = kinds.add_parser(name, help=about, description=f"hvdlite-plan {name}: {about}.")
+        made.set_defaults(run=run)
+        return made
+
+    made = command("profile", profiled, "what the layers of a PyTorch model cost: ms forward and backward, bytes")
+    made.add_argument("model", metavar="MODULE:FUNCTION", help="a function that returns (layers, a micro-batch)")
+    made.add_argument("-o", "--output", required=True, metavar="FILE", help="the layers, for pipeline and auto")
+    pipeline = command("pipeline", piped, "where to cut a chain of layers, over how many ranks each stage")
+    auto = command("auto", chosen, "the mesh, cuts and kinds with the shortest step, which hvdlite.parallel runs")
+    for made in (pipeline, auto):
+        made.add_argument("layers", metavar="FILE", help="layers, as `hvdlite-plan profile` writes them")
+        made.add_argument("--ranks", type=int, required=True, metavar="N", help="that are all used")
+        made.add_argument("--micro", type=int, required=True, metavar="M", help="micro-batches of a step")
+        made.add_argument("--memory", metavar="SIZE", help="of a rank, as 16GB; without it any plan fits")
+        made.add_argument("--rate", default=RATE, metavar="RATE", help=f"between any two ranks ({RATE})")
+    pipeline.add_argument("--objective", choices=("latency", "throughput"), default="latency", help="(latency)")
+    pipeline.add_argument("--svg", metavar="FILE", help="a picture of one step")
+    pipeline.add_argument("--timeline", metavar="FILE", help="one step, for ui.perfetto.dev")
+    auto.add_argument("-o", "--output", metavar="FILE", help="the plan, for hvdlite.parallel.planned")
+    made = command("network", network, "how to split a budget of bandwidth over the dimensions of a network")
+    made.add_argument("--dims", required=True, metavar="N,N", help="ranks along each, the inner one first")
+    made.add_argument("--budget", required=True, metavar="RATE", help="of all dimensions together, as 100GB/s")
+    made.add_argument("--sizes", metavar="SIZE,SIZE", help="of each allreduce; 25M:0+2 spans the dimensions 0 and 2")
+    made.add_argument("--recording", metavar="DIR", help="instead of sizes: the gradients of hvdlite-run --record")
+    made = command(
+        "rewrite", rewritten, "collectives of a step, rewritten so that they take less time, each step proved"
+    )
+    made.add_argument("program", metavar="FILE", help="JSON of the format hvdlite-program-1")
+    made.add_argument("--hosts", type=int, required=True, metavar="H", help="that share the ranks evenly, in order")
+    made.add_argument("--ranks", type=int, metavar="N", help="the program's, to be sure")
+    made.add_argument("--inside", default=INSIDE, metavar="TIME,RATE", help=f"between ranks of a host ({INSIDE})")
+    made.add_argument("--across", default=ACROSS, metavar="TIME,RATE", help=f"between hosts ({ACROSS})")
+    made.add_argument("--unit", default=UNIT, metavar="SIZE", help=f"bytes that an element stands for ({UNIT})")
+    made.add_argument("-o", "--output", metavar="FILE", help="the rewritten program")
+
+
+def profiled(asked: argparse.Namespace) -> int:
+    from .. import layers
+    from ..profile import profile
+
+    module, _, function = asked.model.partition(":")
+    sys.path.insert(0, "")  # as `python -m` has it: the model is mostly a file of this folder
+    try:
+        made, sample = getattr(import_module(module), function)()
+    except Exception as error:  # of the user's own code
+        raise PlanError(f"{asked.model}: {type(error).__name__}: {str(error)[:200]} [HVD005]") from error
+    found = profile(list(made), sample)
+    layers.write(asked.output, found)
+    print(f"{'layer':24} {'forward ms':>10} {'backward ms':>11} {'activation':>12} {'weights':>12}")
+    for each in found:
+        sizes = f"{each.activation:12,.0f} {each.weights:12,.0f}"
+        print(f"{each.name[:24]:24} {each.forward_ms:10.3f} {each.backward_ms:11.3f} {sizes}")
+    return 0
+
+
+def _chain(asked: argparse.Namespace, **more: Any) -> Any:
+    from .. import layers
+    from ..search import Chain
+
+    if not 1 <= asked.ranks <= SIZE_MAX:
+        raise ValueError(f"{asked.ranks} ranks: a plan is for 1 to {SIZE_MAX} [HVD008]")
+    memory = math.inf if asked.memory is None else units.size_bytes(asked.memory)
+    return Chain(layers.read(asked.layers), units.ns_a_byte(asked.rate) / 1e6, asked.micro, memory, **more)
+
+
+def piped(asked: argparse.Namespace) -> int:
+    from ..search import best, played
+
+    chain = _chain(asked, kinds=("dp",))
+    found = best(chain, asked.ranks, asked.objective)
+    step = played(chain, found)
+    print(
+        f"{asked.ranks} ranks, {asked.micro} micro-batches, {asked.rate} between two ranks; best in {asked.objective}:"
+    )
+    for at, cut in enumerate(found.stages):
+        forward, backward, sums, _, memory = chain.of_stage(cut, len(found.stages) - 1 - at)
+        names = " to ".join(dict.fromkeys(chain.layers[each].name for each in (cut.first, cut.end - 1)))
+        print(
+            f"stage {at}: layers {names}; ranks {cut.ranks}; forward {forward:.3f} ms, backward {backward:.3f} ms, sum "
+            f"of gradients {sums:.3f} ms; {memory:,.0f} bytes a rank; computes "
+            f"{100 * step.busy[at] / (step.end or 1):.0f} % of the step"
+        )
+    told = {"latency": "a step", "throughput": "a micro-batch in steady state"}[asked.objective]
+    print(f"{found.ms:.3f} ms {told} by the formula; {step.end:.3f} ms a step, played as 1F1B")
+    if asked.svg:
+        title = f"{len(found.stages)} stages, {asked.micro} micro-batches, 1F1B"
+        Path(asked.svg).write_text(draw.pipeline(step, title), encoding="utf-8")
+    if asked.timeline:
+        Path(asked.timeline).write_text(draw.pipeline_rows(step.spans), encoding="utf-8")
+    return 0
+
+
+def chosen(asked: argparse.Namespace) -> int:
+    from ..auto import choose
+
+    plan = choose(_chain(asked), asked.ranks)
+    print(*plan.why, sep="\n")
+    if asked.output:
+        plan.write(asked.output)
+    return 0
+
+
+def network(asked: argparse.Namespace) -> int:
+    from ..network import split, step_time, volumes
+
+    try:
+        dims = [int(part) for part in asked.dims.split(",")]
+        words = [word.partition(":")[::2] for word in (asked.sizes or "").split(",") if word]
+        spans = [[int(part) for part in which.split("+")] if which else None for _, which in words]
+    except ValueError as error:
+        raise ValueError(f"{error}: write dimensions as 4,4 and sizes as 100M,25M:0+1 [HVD008]") from None
+    if (asked.recording is None) == (not words):
+        raise ValueError("the bytes are those of --sizes or of --recording: give one of them [HVD008]")
+    sizes: list[float] = [units.size_bytes(word) for word, _ in words]
+    if asked.recording is not None:  # a module of a higher floor
+        sizes, spans = [float(import_module("hvdlite.predict.recording").load(asked.recording).bytes.sum())], [None]
+    budget = 1 / units.ns_a_byte(asked.budget)  # bytes a ns: GB/s
+    load = [volumes(size, dims, used) for size, used in zip(sizes, spans)]
+    rates = split(load, budget)
+    print(f"{'dimension':>9} {'ranks':>6} {'GB/s':>10} {'of it':>6}")
+    for at, (ranks, rate) in enumerate(zip(dims, rates)):
+        print(f"{at:9} {ranks:6} {rate:10.3f} {100 * rate / budget:5.1f} %")
+    mine, equal = step_time(load, rates), step_time(load, [budget / len(dims)] * len(dims))
+    print(
+        f"all allreduces: {mine / 1e6:.3f} ms; with equal parts {equal / 1e6:.3f} ms, {equal / mine:.2f} times as long"
+    )
+    return 0
+
+
+def rewritten(asked: argparse.Namespace) -> int:
+    from ..program import Where, from_json, price
+    from ..rewrite import improve
+
+    program = from_json(text(asked.program), asked.program)
+    size, hosts = program.size, asked.hosts
+    if asked.ranks not in (None, size):
+        raise PlanError(f"{asked.program}: its axes make {size} ranks, not {asked.ranks} [HVD006]")
+    if hosts < 1 or size % hosts:
+        raise ValueError(f"{size} ranks cannot be shared evenly by {hosts} hosts [HVD008]")
+    unit = units.size_bytes(asked.unit)
+    where = Where(
+        [rank * hosts // size for rank in range(size)], units.link(asked.inside), units.link(asked.across), unit
+    )
+    before, found = price(program, where), improve(program, where)
+    for rule in found.rules:
+        print(f"rule {rule}")
+    for op, out, inputs, group, more in found.program.lines:
+        over = f" over {group}" if group else ""
+        print(f"    {out} = {op} {', '.join(inputs)}{over}{'' if more is None else f' {more}'}")
+    print(
+        f"{before.ns / 1e6:.3f} ms before, {found.price.ns / 1e6:.3f} ms now; {before.off / 1e6:.1f} MB before, "
+        f"{found.price.off / 1e6:.1f} MB now leave the busiest host; {found.proved} rewrites proved, "
+        f"{found.refused} refused"
+    )
+    if asked.output:
+        Path(asked.output).write_text(found.program.to_json(), encoding="utf-8")
+    return 0

@@ -1,0 +1,200 @@
+"""hvdlite-plan list, verify, draw, time, run: which plans are there, are they right, how fast, and do they really sum?
+
+A plan is a name of `list`, or a file that ends with .json. Its number of ranks is said by --ranks, by the topology or
+by the file, the job's in `run`. Links are ports of one rate (--links) or a file (--topology), never both. Options of a
+generator, as the dimensions of a grid, cannot be given here: such a table is made in Python, and written to a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import draw, registry, units
+from ..events import CURSORS, time_of
+from ..links import Links, from_json
+from ..prove import places, prove
+from ..table import KINDS, SUMS, PlanError, Table
+from . import text
+
+LINKS = "20us,1GB/s"
+BYTES_MAX = 1 << 50
+ELEMENTS_MAX = 1 << 20  # that `run` sums
+SAME = {"allreduce", "allgather", "broadcast"}  # all ranks end with the same
+
+
+def add(kinds: Any) -> None:
+    def command(name: str, run: Any, about: str, plans: str | int | None = None) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = kinds.add_parser(name, help=about, description=f"hvdlite-plan {name}: {about}.")
+        made.set_defaults(run=run, ranks=None, links=None, cursors=CURSORS[0])
+        if plans:
+            made.add_argument("plans", nargs=plans, metavar="PLAN", help="a name of `hvdlite-plan list`, or FILE.json")
+            made.add_argument("--kind", choices=KINDS, default=KINDS[0], help=f"of a name: what it does ({KINDS[0]})")
+            made.add_argument("--root", type=int, default=0, metavar="RANK", help="of a broadcast or reduce (0)")
+            made.add_argument("--topology", metavar="FILE", help="links, as JSON of the format hvdlite-topology-1")
+            made.add_argument("--dims", metavar="N,N", help="of a grid of ranks: links are those of its lines")
+            made.add_argument("--rates", metavar="RATE,RATE", help="of --dims, for each dimension; by default --links")
+            made.add_argument(
+                "--parts", type=int, default=1, metavar="N", help="of `grid`: parts, one behind the other"
+            )
+        if plans and name != "run":
+            made.add_argument("--ranks", type=int, metavar="N", help="for how many ranks")
+        return made
+
+    command("list", show, "all plans, those of other packages too, and what could not be imported")
+    command("verify", verify, "whether a plan is right: else the step, the rank and the chunk", "+")
+    drawn = command("draw", picture, "a picture of a plan, as SVG and for ui.perfetto.dev", 1)
+    timed = command("time", times, "how long plans take on links that need not exist", "+")
+    for made, default in ((drawn, "1M"), (timed, "4k,1M,16M")):
+        made.add_argument("--links", metavar="TIME,RATE", help=f"a port in and one out for each rank ({LINKS})")
+        made.add_argument("--bytes", default=default, metavar="SIZE", help=f"of the buffer ({default})")
+        made.add_argument("--cursors", choices=CURSORS, help="what a rank does one after the other: by link, or all")
+    drawn.add_argument("-o", "--output", metavar="FILE", help="the SVG; without -o and --perfetto: to stdout")
+    drawn.add_argument("--perfetto", metavar="FILE", help="the same for ui.perfetto.dev")
+    command("run", really, "in each rank of hvdlite-run: integers exact, floats the same bits on all ranks", 1)
+
+
+def _network(asked: argparse.Namespace) -> Links | None:
+    """The links of the file, if one was given."""
+    if asked.dims is not None:
+        if asked.topology is not None:
+            raise ValueError("the network is given twice, by --dims and by --topology [HVD008]")
+        late, rate = units.link(asked.links or LINKS)
+        dims = _dims(asked)
+        return Links.grid(dims, asked.rates.split(",") if asked.rates else [rate] * len(dims), late)
+    if asked.topology is None:
+        return None
+    if asked.links is not None:
+        raise ValueError("the network is given twice, by --links and by --topology [HVD008]")
+    return from_json(text(asked.topology), asked.topology)
+
+
+def _dims(asked: argparse.Namespace) -> list[int]:
+    try:
+        return [int(part) for part in asked.dims.split(",")]
+    except ValueError:
+        raise ValueError(f"--dims {asked.dims!r}: write the lengths of a grid, as 4,4 [HVD008]") from None
+
+
+def _options(name: str, asked: argparse.Namespace) -> dict[str, Any]:
+    """Those of the plan `grid`."""
+    if name != "grid" or asked.dims is None:
+        return {}
+    rates = asked.rates.split(",") if asked.rates else None
+    return {"dims": _dims(asked), "parts": asked.parts, **({"rates": rates} if rates else {})}
+
+
+def _tables(asked: argparse.Namespace, links: Links | None, size: int | None = None) -> list[Table]:
+    """The plans that were asked for, proved and of one size."""
+    files = {word: registry.file(word) for word in asked.plans if word.endswith(".json")}
+    sizes = [size, asked.ranks, links.size if links else None, *(table.size for table in files.values())]
+    size = next((each for each in sizes if each is not None), None)
+    if size is None:
+        raise ValueError("for how many ranks? Give --ranks or --topology [HVD008]")
+    for word, table in files.items():
+        if table.size != size:
+            raise PlanError(f"{word}: plan {table.name!r} is for {table.size} ranks, not for {size} [HVD009]")
+    return [
+        files.get(name) or registry.make(name, size, asked.kind, asked.root, links=links, **_options(name, asked))
+        for name in asked.plans
+    ]
+
+
+def _played(asked: argparse.Namespace) -> tuple[list[Table], Links, list[tuple[str, int]]]:
+    """Tables, links, and the sizes of buffers as they were written, with their bytes."""
+    network = _network(asked)
+    found = _tables(asked, network)
+    sizes = [(word, units.size_bytes(word)) for word in asked.bytes.split(",")]
+    for word, count in sizes:
+        if not 1 <= count <= BYTES_MAX:
+            raise ValueError(f"a buffer of {word!r} is out of bounds: it has 1 byte to {BYTES_MAX >> 40}T [HVD008]")
+    return found, network or Links.uniform(found[0].size, *units.link(asked.links or LINKS)), sizes
+
+
+def show(asked: argparse.Namespace) -> int:
+    problems, names = registry.found_elsewhere(), registry.names()
+    for name, (kinds, about, package) in names.items():
+        print(f"{name:14} {', '.join(kinds)}" + (f"  (of {package})" if package != "hvdlite" else ""))
+        print(f"{'':14}     {about}")
+    for problem in problems:
+        print(f"could not be imported: {problem}")
+    return 0
+
+
+def verify(asked: argparse.Namespace) -> int:
+    for table in _tables(asked, _network(asked)):
+        proof = prove(table)
+        order = "chunks are added in different orders (not ordered)"
+        if proof.ordered:
+            order = f"ordered: all chunks are added in {'the order of ranks' if proof.in_rank_order else 'one order'}"
+        told = f"proved, {order}" if table.kind in SUMS else "proved"
+        print(f"{_about(table)}, {table.chunks} chunks, digest {table.digest()[:8]}: {told}")
+    return 0
+
+
+def _about(table: Table) -> str:
+    ranks = f"{table.size} rank{'s' * (table.size != 1)}"
+    return f"{table.name}: {table.kind} on {ranks}, {len(table.moves)} moves in {table.steps} steps"
+
+
+def picture(asked: argparse.Namespace) -> int:
+    (table, *_), links, sizes = _played(asked)
+    if len(sizes) > 1:
+        raise ValueError(f"a picture is of one size, not of {asked.bytes!r} [HVD008]")
+    for path, made in ((asked.output, draw.svg), (asked.perfetto, draw.perfetto)):
+        if path:
+            Path(path).write_text(made(table, sizes[0][1], links, asked.cursors), encoding="utf-8")
+    if not asked.output and not asked.perfetto:
+        print(draw.svg(table, sizes[0][1], links, asked.cursors), end="")
+    return 0
+
+
+def times(asked: argparse.Namespace) -> int:
+    found, links, sizes = _played(asked)
+    taken = [[time_of(table, count, links, asked.cursors) for _, count in sizes] for table in found]
+    said = asked.topology or f"{asked.links or LINKS}, a port in and one out for each rank"
+    if asked.dims is not None:
+        said = f"a grid of {asked.dims}, {asked.rates or asked.links or LINKS}, a switch for each line"
+    print(f"{found[0].size} ranks, links: {said}; cursors by {asked.cursors}; * is the fastest")
+    print(" ".join([f"{'plan':16}", *(f"{word:>13} " for word, _ in sizes)]).rstrip())
+    least = [min(column) for column in zip(*taken)]
+    for table, row in zip(found, taken):
+        cells = (f"{_time(ns):>13}{'*' if ns == best else ' '}" for ns, best in zip(row, least))
+        print(" ".join([f"{table.name:16}", *cells]).rstrip())
+    return 0
+
+
+def _time(ns: float) -> str:
+    return f"{ns / 1e3:,.1f} us" if ns < 1e6 else f"{ns / 1e6:,.1f} ms"
+
+
+def really(asked: argparse.Namespace) -> int:
+    """Integers are summed exactly in any order, so the core's own sum of what ranks give is what the plan must say."""
+    from ... import numpy as hvd
+    from ..execution import run
+
+    hvd.init()
+    me, asked.links = hvd.rank(), None
+    (table,) = _tables(asked, _network(asked), hvd.size())
+    count = min(4 * table.chunks + 3, ELEMENTS_MAX)  # chunks of different lengths
+    given, promised = (np.repeat(each[me], np.diff(table.cut(count))) for each in places(table))
+    random = np.random.default_rng(me)
+    mine = random.integers(-1000, 1000, count).astype(np.float32)
+    want = hvd.allreduce(np.where(given, mine, np.float32(0)), op=hvd.Sum)
+    begin = time.perf_counter()
+    wrong = int(np.count_nonzero((run(table, mine) != want)[promised]))
+    took = time.perf_counter() - begin
+    bits = run(table, random.standard_normal(count).astype(np.float32)).tobytes()
+    every = hvd.allgather_object((wrong, bits if table.kind in SAME else b""))
+    told = [f"rank {rank}: {bad} of {count} integers are wrong" for rank, (bad, _) in enumerate(every) if bad]
+    told += [
+        f"rank {rank}: floats have other bits than on rank 0" for rank, (_, b) in enumerate(every) if b != every[0][1]
+    ]
+    if me == 0:
+        right = "integers exact" + (f", floats the same bits on all {table.size} ranks" if table.kind in SAME else "")
+        print(f"{_about(table)}: {'; '.join(told) or right}, {took * 1e3:.1f} ms")
+    return 1 if told else 0

@@ -1,0 +1,60 @@
+"""What do a model's layers cost? The format `hvdlite-layers-1`: profiles are written so, planners read it.
+
+    {"format": "hvdlite-layers-1", "layers": [{"name", "forward_ms", "backward_ms", "activation", "weights",
+        "stash", "heads", "sync"}, ...]}
+
+Sizes are bytes of one micro-batch on one rank, as search.Layer says; the last three may be left out. What is read is
+checked as something that anybody may have written: an error names the file and the layer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import Any
+
+from .search import LAYERS_MAX, Layer
+from .table import PlanError
+
+FORMAT = "hvdlite-layers-1"
+BYTES_MAX = 16 << 20
+
+
+def write(path: str | Path, layers: Iterable[Layer]) -> None:
+    """One layer a line."""
+    rows = ",\n".join(json.dumps(asdict(layer)) for layer in layers)
+    Path(path).write_text(f'{{"format": "{FORMAT}", "layers": [\n{rows}\n]}}\n', encoding="utf-8")
+
+
+def read(path: str | Path) -> list[Layer]:
+    """Raises PlanError, OSError."""
+    with open(path, "rb") as file:
+        text = file.read(BYTES_MAX + 1)
+    try:
+        if len(text) > BYTES_MAX:
+            raise ValueError(f"more than {BYTES_MAX} bytes")
+        said = json.loads(text)
+        if not isinstance(said, dict) or said.get("format") != FORMAT:
+            found = said.get("format") if isinstance(said, dict) else type(said).__name__
+            raise ValueError(f"its format is {str(found)[:40]!r}, this version reads {FORMAT!r}")
+        rows = said.get("layers")
+        if not isinstance(rows, list) or not 1 <= len(rows) <= LAYERS_MAX:
+            raise ValueError(f"layers must be a list of 1 to {LAYERS_MAX}")
+        return [_layer(number, row) for number, row in enumerate(rows)]
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{path}: no layers of hvdlite: {str(error)[:200]} [HVD005]") from None
+
+
+def _layer(number: int, row: Any) -> Layer:
+    known = {each.name: each.default is MISSING for each in fields(Layer)}
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str) or len(row["name"]) > 200:
+        raise ValueError(f"layer {number} is no object with a name of at most 200 letters")
+    wrong = [f"{name} is missing" for name, needed in known.items() if needed and name not in row]
+    wrong += [f"{str(name)[:40]} is no field" for name in row if name not in known]
+    if wrong:
+        raise ValueError(f"layer {number}, {row['name'][:64]!r}: {', '.join(wrong)}")
+    return Layer(**row)

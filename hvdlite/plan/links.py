@@ -1,0 +1,146 @@
+"""What joins the ranks? For each pair how long a message's first byte takes, and which resources it holds, how long.
+
+    of(a, b) -> (alpha in ns, ((resource, ns a byte), ...))
+
+A resource that several pairs name is shared: messages pass it one after the other. A pair without a link (of a graph of
+NVLinks, say) cannot exchange: an error names it. Times and rates are as units.py reads them: "20us", "25gbit", "1GB/s".
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from .table import SIZE_MAX, PlanError
+from .units import ns_a_byte, time_ns
+
+FORMAT = "hvdlite-topology-1"
+Use = tuple[float, tuple[tuple[Hashable, float], ...]]
+LINKS_MAX = 1 << 20
+
+
+class Links:
+    """busy: of alpha so many ns hold the resources, too (LogGP's o; the core's own model has 5,000): without it a
+    thousand small messages would pass at once. arcs: of a graph, {(a, b): ns a byte}. hosts: the ranks of each host,
+    where known."""
+
+    def __init__(
+        self,
+        size: int,
+        of: Callable[[int, int], Use],
+        name: str,
+        busy: float = 0.0,
+        arcs: Mapping[tuple[int, int], float] | None = None,
+        hosts: list[list[int]] | None = None,
+    ) -> None:
+        if not 1 <= size <= SIZE_MAX:
+            raise PlanError(f"links of {size} ranks: there are 1 to {SIZE_MAX} [HVD004]")
+        self.size, self.of, self.name, self.busy, self.arcs, self.hosts = size, of, name, busy, arcs, hosts
+
+    @staticmethod
+    def uniform(size: int, alpha: str | float, beta: str | float, busy: float = 0.0) -> Links:
+        """Each rank has a port out and a port in."""
+        late, each = time_ns(alpha), ns_a_byte(beta)
+        return Links(size, lambda a, b: (late, ((("out", a), each), (("in", b), each))), "uniform", busy)
+
+    @staticmethod
+    def bus(size: int, alpha: str | float, beta: str | float) -> Links:
+        """One medium for all."""
+        late, each = time_ns(alpha), ns_a_byte(beta)
+        return Links(size, lambda a, b: (late, (("bus", each),)), "bus")
+
+    @staticmethod
+    def across(
+        hosts: Sequence[Sequence[int]],
+        inside: tuple[str | float, str | float],
+        between: tuple[str | float, str | float],
+    ) -> Links:
+        """Ranks of a host share its wire, out and in. inside, between: (alpha, rate) in a host, and between two."""
+        host_of = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}
+        size = sum(map(len, hosts))
+        if sorted(host_of) != list(range(size)):
+            raise PlanError(f"hosts {[list(each) for each in hosts]!r}: each rank from 0 on stands once [HVD004]")
+        near, far = (
+            (time_ns(inside[0]), ns_a_byte(inside[1])),
+            (time_ns(between[0]), ns_a_byte(between[1])),
+        )
+
+        def of(a: int, b: int) -> Use:
+            here, there = host_of[a], host_of[b]
+            if here == there:
+                return near[0], ((("out", a), near[1]), (("in", b), near[1]))
+            return far[0], ((("wire out", here), far[1]), (("wire in", there), far[1]))
+
+        return Links(size, of, "hosts", hosts=[list(each) for each in hosts])
+
+    @staticmethod
+    def grid(dims: Sequence[int], rates: Sequence[str | float], alpha: str | float) -> Links:
+        """A switch for each line of each dimension; ranks in row-major order."""
+        late, each = time_ns(alpha), [ns_a_byte(rate) for rate in rates]
+        if len(dims) != len(each) or min(dims, default=0) < 1:
+            raise PlanError(f"a grid of {'x'.join(map(str, dims))} needs {len(dims)} rates, not {len(each)} [HVD004]")
+        place = list(itertools.product(*map(range, dims)))
+
+        def of(a: int, b: int) -> Use:
+            differ = [d for d in range(len(dims)) if place[a][d] != place[b][d]]
+            if len(differ) != 1:
+                raise PlanError(f"ranks {a} and {b} are in no line of the grid {'x'.join(map(str, dims))} [HVD004]")
+            d = differ[0]
+            return late, ((("out", a, d), each[d]), (("in", b, d), each[d]))
+
+        return Links(len(place), of, f"grid {'x'.join(map(str, dims))}")
+
+    @staticmethod
+    def graph(size: int, arcs: Mapping[tuple[int, int], str | float], alpha: str | float) -> Links:
+        """A link of its own for each arc, one way. arcs: {(from, to): rate}."""
+        late, each = time_ns(alpha), {arc: ns_a_byte(rate) for arc, rate in arcs.items()}
+
+        def of(a: int, b: int) -> Use:
+            if (a, b) not in each:
+                raise PlanError(f"no link joins rank {a} to rank {b} in this topology [HVD004]")
+            return late, ((("arc", a, b), each[a, b]),)
+
+        return Links(size, of, "graph", arcs=each)
+
+
+def from_json(text: str, origin: str = "topology") -> Links:
+    """The links of a file, a graph or hosts; origin: its name, for errors. Links of a graph are both ways, and several
+    of one pair add up. Raises PlanError."""
+    try:
+        said = json.loads(text)
+        if not isinstance(said, dict) or said.get("format") != FORMAT:
+            found = said.get("format") if isinstance(said, dict) else type(said).__name__
+            raise ValueError(f"its format is {str(found)[:40]!r}, this version reads {FORMAT!r}")
+        if "hosts" in said:
+            hosts = [[_rank(rank, SIZE_MAX) for rank in each] for each in said["hosts"]]
+            inside, across = ((1e3 * _number(us), 1 / _number(rate)) for us, rate in (said["inside"], said["across"]))
+            return Links.across(hosts, inside, across)
+        size, links = _rank(said["ranks"], SIZE_MAX + 1), said["links"]
+        if len(links) > LINKS_MAX:
+            raise ValueError(f"more than {LINKS_MAX} links")
+        rates: dict[tuple[int, int], float] = {}
+        for a, b, rate in links:
+            if _rank(a, size) == _rank(b, size):
+                raise ValueError(f"the link {a}, {b} joins a rank to itself")
+            for arc in ((a, b), (b, a)):
+                rates[arc] = rates.get(arc, 0.0) + _number(rate)
+        return Links.graph(size, {arc: 1 / rate for arc, rate in rates.items()}, 1e3 * _number(said["alpha_us"]))
+    except PlanError as error:
+        raise PlanError(f"{origin}: {error}") from None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ZeroDivisionError) as error:
+        told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise PlanError(f"{origin}: no topology of hvdlite: {told[:200]} [HVD004]") from None
+
+
+def _rank(value: Any, size: int) -> int:
+    if type(value) is not int or not 0 <= value < size:
+        raise ValueError(f"{value!r} is none of {size} ranks")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
+        raise ValueError(f"{value!r} must be a number above zero")
+    return float(value)

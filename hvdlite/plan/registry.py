@@ -1,0 +1,141 @@
+"""Which plans are there, and who makes them? A generator registers under a name; `make` calls it and proves the table.
+
+    @plan.algorithm("mine", kinds=("allreduce",))
+    def mine(draft, pieces=1):
+        '''One line that hvdlite-plan list shows.'''
+
+hvdlite's own stand in generators/, one file each. Other packages have an entry point in the group `hvdlite.plans`: a
+module that uses `algorithm`. One that raises is a line, never an end.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, NamedTuple
+
+from .draft import Draft
+from .links import Links
+from .prove import prove
+from .table import SIZE_MAX, PlanError, Table, from_json
+
+GROUP = "hvdlite.plans"
+FILE_MAX = 64 << 20  # bytes: 2^20 moves of the longest numbers have 40 MB
+
+Generator = Callable[..., None]
+
+
+class _Algorithm(NamedTuple):
+    kinds: tuple[str, ...]
+    generator: Generator
+
+
+_known: dict[str, _Algorithm] = {}
+
+
+def algorithm(name: str, kinds: Sequence[str] = ("allreduce",)) -> Callable[[Generator], Generator]:
+    """Registers a generator f(draft, **more) that calls the draft's move, fold and next. Raises PlanError."""
+
+    def register(generator: Generator) -> Generator:
+        if name in _known:
+            there, here = (f.__module__ for f in (_known[name].generator, generator))
+            raise PlanError(f"plan {name!r} of {here}: {there} has a plan of this name already [HVD003]")
+        _known[name] = _Algorithm(tuple(kinds), generator)
+        return generator
+
+    return register
+
+
+def _own() -> None:
+    package = import_module(".generators", __package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+
+
+def found_elsewhere() -> list[str]:
+    """Registers the plans of other packages; a line for each package that could not be imported."""
+    _own()
+    every: Any = entry_points()  # Python 3.9 has no entry_points(group=...)
+    points: Iterable[Any] = every.select(group=GROUP) if hasattr(every, "select") else every.get(GROUP, ())
+    problems = []
+    for point in points:
+        try:
+            point.load()
+        except (Exception, SystemExit) as error:
+            for name in [name for name, known in _known.items() if known.generator.__module__ not in sys.modules]:
+                del _known[name]  # no half of a module
+            problems.append(f"plan {point.name} ({point.value}): {type(error).__name__}: {error}")
+    return problems
+
+
+def names() -> dict[str, tuple[tuple[str, ...], str, str]]:
+    """Of each plan its kinds, what it says of itself, and its package."""
+    found_elsewhere()
+    return {
+        name: (
+            known.kinds,
+            ((known.generator.__doc__ or "").strip().splitlines() or [""])[0],
+            known.generator.__module__.partition(".")[0],
+        )
+        for name, known in sorted(_known.items())
+    }
+
+
+def make(
+    name: str,
+    size: int,
+    kind: str = "allreduce",
+    root: int = 0,
+    hosts: list[list[int]] | None = None,
+    links: Links | None = None,
+    **more: Any,
+) -> Table:
+    """The table of a plan for `size` ranks, proved. hosts: the ranks of each. more: options of the generator.
+
+    >>> make("ring", size=8)
+    """
+    _own()
+    if name not in _known:
+        found_elsewhere()
+    if name not in _known:
+        raise PlanError(f"there is no plan {str(name)[:40]!r}; there are {', '.join(sorted(_known))} [HVD003]")
+    kinds, generator = _known[name]
+    if kind not in kinds:
+        raise PlanError(f"plan {name!r} is for {', '.join(kinds)}, not for {kind} [HVD003]")
+    if not 1 <= size <= SIZE_MAX or not 0 <= root < size:
+        raise PlanError(f"plan {name!r}: root {root} of {size} ranks; a plan is for 1 to {SIZE_MAX} [HVD003]")
+    if links is not None and links.size != size:
+        raise PlanError(f"plan {name!r} is for {size} ranks, the links are those of {links.size} [HVD004]")
+    hosts = hosts or (links.hosts if links else None)
+    if hosts and sorted(rank for each in hosts for rank in each) != list(range(size)):
+        raise PlanError(f"plan {name!r}: hosts {hosts!r}: each of {size} ranks stands once [HVD004]")
+    draft = Draft(name, kind, size, root, hosts, links)
+    try:
+        generator(draft, **more)
+        table = draft.table()
+    except PlanError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {str(error)[:200]}"
+        raise PlanError(f"plan {name!r}: its generator raised {told} [HVD003]") from error
+    prove(table)
+    return table
+
+
+def file(path: str) -> Table:
+    """The table of a JSON file, proved. Raises PlanError, which names the file."""
+    try:
+        with open(path, "rb") as opened:
+            text = opened.read(FILE_MAX + 1)
+        if len(text) > FILE_MAX:
+            raise PlanError(f"more than {FILE_MAX >> 20} MB, which no plan has [HVD002]")
+        table = from_json(text.decode())
+        prove(table)
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: {error} [HVD002]") from None
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
+    return table

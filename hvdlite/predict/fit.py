@@ -1,0 +1,64 @@
+"""How long does a bucket of S bytes take? a + b S, fitted to what was recorded, and how far single buckets lie from it.
+
+Of each size the median counts, sizes that are rare are left out, and least squares are relative: a small bucket matters
+as much as a large one. Where all buckets have about one size, a cannot be told from b, and is taken as 0. How much
+longer than fitted buckets took is kept by size, since small ones scatter much more than large ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .recording import Floats
+
+RARE = 0.05  # of the most frequent size
+CLASS_MIN = 5  # buckets
+
+
+@dataclass(frozen=True)
+class Fit:
+    """ns, ns a byte. `ratios`: of a size, taken / fitted of each bucket."""
+
+    a: float
+    b: float
+    ratios: dict[float, list[float]]
+    low: float  # the 10th and 90th percentile of all ratios
+    high: float
+    note: str = ""
+
+    def like(self, size: float) -> list[float]:
+        """Ratios of buckets of about that size."""
+        near = min(self.ratios, key=lambda known: abs(math.log(max(known, 1.0) / max(size, 1.0))))
+        return self.ratios[near]
+
+
+def fit(buckets: Floats) -> Fit:
+    """buckets: rows (bytes, ns). None at all: one rank, which moves nothing."""
+    if not len(buckets):
+        return Fit(0.0, 0.0, {1.0: [1.0]}, 1.0, 1.0, "recorded on one rank: nothing is known of communication")
+    sizes = np.unique(buckets[:, 0])
+    taken = [buckets[buckets[:, 0] == size, 1] for size in sizes]
+    often = max(map(len, taken))
+    kept = [(size, float(np.median(of)), len(of)) for size, of in zip(sizes, taken) if len(of) >= max(2, RARE * often)]
+    kept = kept or [(float(size), float(np.median(of)), len(of)) for size, of in zip(sizes, taken)]
+    x, y, w = (np.array(column, float) for column in zip(*kept))
+    note = ""
+    if x.max() < 2 * max(x.min(), 1.0):
+        a, b = 0.0, float((y * w).sum() / max((x * w).sum(), 1.0))
+        note = "all buckets have about one size: what a message costs cannot be told from what its bytes cost"
+    else:
+        rows = np.stack([np.ones_like(x), x], 1) * (np.sqrt(w) / y)[:, None]
+        a, b = map(float, np.linalg.lstsq(rows, np.sqrt(w), rcond=None)[0])
+        if a < 0:  # through zero
+            a, b = 0.0, float((w * x / y).sum() / (w * (x / y) ** 2).sum())
+        if b < 0:
+            a, b = float(np.average(y, weights=w)), 0.0
+    every = buckets[:, 1] / np.maximum(a + b * buckets[:, 0], 1.0)
+    ratios = {
+        float(size): (of / max(a + b * size, 1.0)).tolist() for size, of in zip(sizes, taken) if len(of) >= CLASS_MIN
+    }
+    low, high = np.percentile(every, [10, 90])
+    return Fit(a, b, ratios or {1.0: every.tolist()}, float(low), float(high), note)

@@ -1,0 +1,98 @@
+"""How large should the batch be? The noise of gradients, efficiency, goodput, and the learning rate that goes with it.
+
+Noise: S. McCandlish et al., arXiv 1812.06162, appendix A. Of n ranks with b samples each, with m the mean of |g_k|^2
+and s = |mean of g_k|^2, (n s - m) / (n - 1) estimates |G|^2, and (m - s) b n / (n - 1) the variance of one sample's
+gradient, summed over its elements. One rank takes two gradients that follow each other for those of two ranks. Averages
+of both come first, then the ratio phi.
+
+Efficiency and goodput: A. Qiao et al., Pollux, OSDI 2021, section 3. Gain: T. Johnson et al., AdaScale, ICML 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Advice(NamedTuple):
+    """batch: samples of the whole job. goodput: samples of the first batch size in a unit of time. gain: the factor of
+    the learning rate."""
+
+    batch: int
+    goodput: float
+    gain: float
+
+
+class Noise:
+    """smooth: how much of its averages a step leaves as it is."""
+
+    def __init__(self, smooth: float = 0.999) -> None:
+        if not 0 <= smooth < 1:
+            raise ValueError(f"smooth is {smooth}: it must be at least 0 and below 1 [HVD008]")
+        self.smooth = smooth
+        self._square = self._variance = self._weight = 0.0
+        self._last: NDArray[np.float64] | None = None
+
+    def add(self, squares: Sequence[float], mean_square: float, batch: int) -> None:
+        """One step of several ranks. squares: of the norm of each rank's gradient; mean_square: of the norm of their
+        mean; batch: samples of a rank."""
+        n = len(squares)
+        if n < 2 or batch < 1:
+            raise ValueError(f"noise needs the gradients of two ranks and a sample each, not {n} and {batch} [HVD008]")
+        m, k = float(np.mean(squares)), self.smooth
+        self._square = k * self._square + (1 - k) * (n * mean_square - m) / (n - 1)
+        self._variance = k * self._variance + (1 - k) * (m - mean_square) * batch * n / (n - 1)
+        self._weight = k * self._weight + 1 - k
+
+    def add_alone(self, gradient: NDArray[np.float64], batch: int) -> None:
+        """One step of one rank, which is compared with the step before."""
+        now, last = np.array(gradient, np.float64).ravel(), self._last
+        if last is not None:
+            mean = (now + last) / 2
+            self.add([float(now @ now), float(last @ last)], float(mean @ mean), batch)
+        self._last = now
+
+    @property
+    def square(self) -> float:
+        """|G|^2; 0 before the first step."""
+        return self._square / self._weight if self._weight else 0.0
+
+    @property
+    def variance(self) -> float:
+        """Of one sample's gradient, summed over its elements; 0 before the first step."""
+        return self._variance / self._weight if self._weight else 0.0
+
+    @property
+    def phi(self) -> float:
+        """variance / |G|^2: the batch at which noise and gradient are alike."""
+        return max(self.variance, 0.0) / max(self.square, 1e-30)
+
+
+def efficiency(phi: float, batch: float, first: float) -> float:
+    """What a sample of a batch is worth, beside one of the batch size that training was set up with (first)."""
+    return (phi + first) / (phi + batch)
+
+
+def gain(phi: float, batch: float, first: float) -> float:
+    """The factor of the learning rate that was set up for `first`."""
+    return (phi / first + 1) / (phi / batch + 1)
+
+
+def advise(phi: float, first: int, time_of: Callable[[int], float], batches: Iterable[int]) -> Advice:
+    """Of these batch sizes of the whole job that with the greatest goodput. time_of: of a step with such a batch, as
+    `predict` gives it, in any unit."""
+    found = []
+    for batch in batches:
+        took = time_of(batch)
+        if not batch >= 1 or not first >= 1 or not 0 <= phi < math.inf or not 0 < took < math.inf:
+            raise ValueError(
+                f"a batch of {batch} beside {first}, noise {phi} and a step of {took} give no goodput [HVD008]"
+            )
+        found.append(Advice(batch, batch / took * efficiency(phi, batch, first), gain(phi, batch, first)))
+    if not found:
+        raise ValueError("advise was given no batch size to judge [HVD008]")
+    return max(found, key=lambda each: each.goodput)

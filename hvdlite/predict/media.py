@@ -1,0 +1,78 @@
+"""How long does a bucket take on another number of ranks, or on another network? One formula for each medium.
+
+    own   each host has a wire of its own. Reduction on n hosts moves 2 (n - 1) / n S bytes over each (Patarasuk and
+          Yuan, JPDC 2009; Thakur et al., IJHPCA 2005); its latency is that of `direct`, the least, as the core chooses.
+    bus   one medium for all: 2 (n - 1) S bytes pass it.
+    shm   ranks of one host: a + b S. What copies needs a processor: n ranks on fewer processors take n / cores times as
+          long. CPU work is conserved by that; how the system schedules it is not known.
+
+A fit on k ranks becomes one on n. A link that is given ("25gbit,20us") takes the place of a fit for what passes wires.
+`of_plan` takes a table of hvdlite.plan in place of a formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .fit import Fit
+
+MEDIA = ("own", "bus", "shm")
+Cost = Callable[[float], float]  # bytes: ns
+
+
+@dataclass(frozen=True)
+class Place:
+    """n ranks on so many hosts, of so many processors each; medium: between hosts, or inside the only one."""
+
+    ranks: int
+    hosts: int
+    cores: int
+    medium: str
+
+
+def crowd(place: Place, need: float = 1.0) -> float:
+    """How many times longer work takes that keeps `need` processors of each rank busy, where processors are fewer."""
+    return max(1.0, place.ranks / place.hosts * need / place.cores) if place.cores else 1.0
+
+
+def cost(fit: Fit, recorded: Place, place: Place, link: tuple[float, float] | None) -> Cost:
+    """ns of a bucket by its bytes at `place`, from a fit at `recorded`. link: (ns, ns a byte) of the wires there."""
+    if place.ranks == 1:
+        return lambda size: 0.0
+    near = fit.a, fit.b
+    if recorded.medium != "shm" or place.hosts == place.ranks:
+        near = 0.0, 0.0  # what ranks of a host do among themselves was not measured, or there is nothing of it
+    elif recorded.ranks == 1:
+        near = 0.0, 0.0
+    share = crowd(place) / crowd(recorded)
+    near = near[0] * share, near[1] * share
+    n = place.hosts
+    if n == 1:
+        return lambda size: near[0] + near[1] * size
+    if link is not None:
+        far = (
+            (2 * link[0], 2 * link[1] * (n - 1) / n) if place.medium == "own" else (2 * link[0], 2 * link[1] * (n - 1))
+        )
+    else:
+        k = recorded.hosts
+        far = fit.a, fit.b * ((n - 1) / n / ((k - 1) / k) if place.medium == "own" else (n - 1) / (k - 1))
+    return lambda size: near[0] + far[0] + (near[1] + far[1]) * size
+
+
+def of_plan(name: str, place: Place, link: tuple[float, float], biggest: float) -> Cost:
+    """The algorithm of that name, or file, played where each rank has its ports; eight sizes, between them lines.
+    Raises PlanError."""
+    from ..plan.events import time_of
+    from ..plan.links import Links
+    from ..plan.registry import file, make
+
+    if place.ranks == 1:
+        return lambda size: 0.0
+    table = file(name) if name.endswith(".json") else make(name, place.ranks)
+    links = Links.uniform(table.size, *link) if table.size == place.ranks else Links.uniform(place.ranks, *link)
+    sizes = np.geomspace(4096, max(biggest, 8192), 8)
+    times = [time_of(table, int(size), links) for size in sizes]
+    return lambda size: float(np.interp(size, sizes, times))

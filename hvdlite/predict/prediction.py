@@ -1,0 +1,233 @@
+"""What would a step take on 64 ranks? `load(folder).step(ranks=64)`: an answer with a range, and what it rests on.
+
+A prediction names what it assumes and what was not measured, in `notes`: they decide its confidence. "high": the same
+medium as recorded, at most eight times the ranks, nothing assumed; "low": something was not measured at all; else
+"medium". The range comes from playing with the 10th and the 90th percentile of recorded bucket times.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from ..plan.table import SIZE_MAX
+from ..plan.units import link as read_link
+from .fit import Fit, fit
+from .media import MEDIA, Cost, Place, cost, crowd, of_plan
+from .play import Played, Setting, play
+from .recording import Recording, RecordingError
+from .recording import load as read
+
+WIRES = {"none": 1.0, "fp16": 0.5, "bf16": 0.5}
+RANKS_MAX = 10_000
+FAR = 8  # times the recorded ranks
+FEW = 20  # steps
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One step, in ms. `low` and `high`: its range. `exposed_ms`: of it ranks wait for gradients. `late_ms`: of that,
+    for the last rank's. `bytes_ms`: how much shorter it were, if bytes cost nothing; `alone_ms`: without
+    communication."""
+
+    ranks: int
+    ms: float
+    low: float
+    high: float
+    exposed_ms: float
+    late_ms: float
+    bytes_ms: float
+    alone_ms: float
+    medium: str
+    hosts: int
+    cores: int
+    fusion_mb: float
+    wire: str
+    batch: float
+    link: str | None
+    plan: str | None
+    confidence: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def efficiency(self) -> float:
+        """Of n times one rank's work in the same time; with a batch that stays the same on each rank."""
+        return self.alone_ms / self.ms if self.ms else 0.0
+
+    @property
+    def bound(self) -> str:
+        """What decides how long the step is."""
+        if self.exposed_ms < 0.05 * self.ms:
+            return "computing"
+        if self.late_ms > 0.5 * self.exposed_ms:
+            return "late ranks"
+        return "bytes" if self.bytes_ms > 0.5 * self.exposed_ms else "latency"
+
+
+class Job:
+    """A recording, ready for questions. alone: one of one rank, whose computing is taken instead: ranks that share
+    processors or caches slow each other down, which a larger job on more hosts would not do."""
+
+    def __init__(self, recording: Recording, alone: Recording | None = None) -> None:
+        self.recording, self.fit = recording, fit(recording.buckets)
+        self.computing = recording if alone is None else _of_alone(recording, alone)
+
+    def step(
+        self, ranks: int, *, hosts: int | None = None, link: str | None = None, medium: str | None = None,
+        cores: int | None = None, plan: str | None = None, fusion_mb: float | None = None, wire: str = "none",
+        batch: float = 1.0, seed: int = 0
+    ) -> Prediction:  # fmt: skip
+        """hosts: at most so many share the ranks equally; by default as recorded. link: between hosts, as
+        "25gbit,20us"; by default the recorded one. medium: "own" (a wire for each host), "bus" or "shm". cores:
+        processors of each host, by default as recorded. plan: an algorithm or file of hvdlite-plan, which needs a
+        link. batch: times the recorded one.
+
+        Raises ValueError for what cannot be, RecordingError for what the recording does not tell, PlanError.
+
+            >>> predict.load("DIR").step(ranks=64, hosts=8, link="25gbit,20us", wire="fp16").ms
+        """
+        rec, notes = self.recording, [self.fit.note] if self.fit.note else []
+        wires = _checked(ranks, wire, batch, fusion_mb)
+        place, was, assumed = self._places(ranks, hosts, medium, cores, link is not None)
+        notes += assumed
+        wire_link = None if link is None else read_link(link)
+        fusion = rec.fusion if fusion_mb is None else fusion_mb * (1 << 20)
+        far = self._cost(place, was, wire_link, plan)
+        stretch = crowd(place, rec.cpu) / crowd(was, rec.cpu)
+        setting = Setting(fusion, stretch, batch, wires, place.hosts > 1)
+        setting_alone = Setting(fusion, 1.0, batch, wires)
+        foreign = link is not None and was.medium == "shm"  # its scatter is not that of a network
+        bounds = (0.8, 1.25) if foreign else (self.fit.low, self.fit.high)
+        whole = play(self.computing, ranks, far, None if foreign else self.fit, setting, seed=seed)
+        alone = play(self.computing, 1, lambda size: 0.0, None, setting_alone, 100, seed)
+        low, high = (self._bound(ranks, far, setting, factor, seed) for factor in bounds)
+        nothing = far(0.0)
+        free = play(self.computing, ranks, lambda size: nothing, None, setting, 50, seed)
+        unmeasured = self._unmeasured(place, was, link, plan, batch, stretch)
+        ms = whole.step / 1e6
+        return Prediction(
+            ranks, ms, min(low, ms), max(high, ms), whole.exposed / 1e6, whole.late / 1e6,
+            max(0.0, ms - free.step / 1e6), alone.step / 1e6, place.medium, place.hosts, place.cores,
+            fusion / (1 << 20), wire, batch, link, plan, self._confidence(place, notes, unmeasured), notes + unmeasured,
+        )  # fmt: skip
+
+    def picture(self, prediction: Prediction, seed: int = 0) -> Played:
+        """The first steps of a prediction, for a timeline."""
+        p = prediction
+        place, was, _ = self._places(p.ranks, p.hosts, p.medium, p.cores, p.link is not None)
+        link = None if p.link is None else read_link(p.link)
+        stretch = crowd(place, self.recording.cpu) / crowd(was, self.recording.cpu)
+        setting = Setting(p.fusion_mb * (1 << 20), stretch, p.batch, WIRES[p.wire], place.hosts > 1)
+        far = self._cost(place, was, link, p.plan)
+        return play(self.computing, p.ranks, far, self.fit, setting, 5, seed, picture=True)
+
+    def _places(
+        self, ranks: int, hosts: int | None, medium: str | None, cores: int | None, link: bool
+    ) -> tuple[Place, Place, list[str]]:
+        """Where the predicted ranks are, where the recorded ones were, and what of it is assumed."""
+        rec = self.recording
+        was = Place(rec.size, rec.hosts, rec.cores, "shm" if rec.hosts == 1 else "bus" if medium == "bus" else "own")
+        if hosts is None:
+            hosts = 1 if rec.hosts == 1 and not (link or medium in ("own", "bus")) else -(-ranks // rec.local_size)
+            if rec.hosts == 1 and hosts == 1 and (link or medium in ("own", "bus")):
+                hosts = ranks  # wires are asked for, so each rank has its host
+        hosts = min(hosts, ranks)
+        if hosts < 1 or ranks % hosts:
+            raise ValueError(f"{ranks} ranks cannot be shared out equally over {hosts} hosts [HVD008]")
+        if medium not in (None, *MEDIA) or (medium == "shm") != (hosts == 1) and medium is not None and ranks > 1:
+            raise ValueError(
+                f"medium {medium!r} does not go with {hosts} hosts: shm is for one, own and bus for several [HVD008]"
+            )
+        if hosts > 1 and rec.hosts == 1 and not link:
+            raise RecordingError(
+                f"{rec.folder}: recorded on one host, which tells nothing of wires: say the network between hosts, as "
+                "--link 25gbit,20us, or record on two hosts [HVD007]"
+            )
+        if hosts == 1 and rec.hosts > 1 and ranks > 1:
+            raise RecordingError(
+                f"{rec.folder}: recorded on {rec.hosts} hosts of one rank, which tells nothing of shared memory: "
+                "record two ranks on one host [HVD007]"
+            )
+        notes = []
+        if hosts > 1 and medium is None and ranks > 2:
+            notes.append("each host is taken to have a wire of its own (--medium bus: one medium for all)")
+        if cores is not None and not 1 <= cores <= 1 << 16:
+            raise ValueError(f"{cores!r} processors of a host: there are at least 1 [HVD008]")
+        return Place(ranks, hosts, cores or rec.cores, "shm" if hosts == 1 else medium or "own"), was, notes
+
+    def _cost(self, place: Place, was: Place, link: tuple[float, float] | None, plan: str | None) -> Cost:
+        if plan is None:
+            return cost(self.fit, was, place, link)
+        if link is None:
+            raise ValueError("a plan is played on links: say them, as --link 25gbit,20us [HVD008]")
+        return of_plan(plan, place, link, float(self.recording.bytes.sum()))
+
+    def _bound(self, ranks: int, far: Cost, setting: Setting, factor: float, seed: int) -> float:
+        return play(self.computing, ranks, lambda size: far(size) * factor, None, setting, 50, seed).step / 1e6
+
+    def _unmeasured(
+        self, place: Place, was: Place, link: str | None, plan: str | None, batch: float, stretch: float
+    ) -> list[str]:
+        rec, found = self.recording, []
+        crowded = place.cores and place.ranks / place.hosts > place.cores
+        if crowded and (place.medium == "shm" or stretch > 1):
+            found.append(
+                f"{place.ranks // place.hosts} ranks on {place.cores} processors of a host: more ranks than "
+                "processors: not measured"
+            )
+        if link is not None and place.ranks > 1:
+            found.append(f"the network {link} was not measured: its figures are taken as given, the range as 25 % off")
+        if place.hosts not in (1, place.ranks) and was.hosts > 1:
+            found.append("what ranks of one host do among themselves was not measured")
+        if plan is not None and place.ranks > 1:
+            found.append(f"the algorithm {plan} was simulated, not measured")
+        if batch != 1:
+            found.append("computing is taken as linear in the batch: not measured")
+        if rec.size == 1 and place.ranks > 1 and link is None:
+            raise RecordingError(
+                f"{rec.folder}: recorded on one rank, which tells nothing of communication: record two ranks, or say "
+                "the network with --link [HVD007]"
+            )
+        return found
+
+    def _confidence(self, place: Place, notes: list[str], unmeasured: list[str]) -> str:
+        if unmeasured:
+            return "low"
+        far = place.ranks > FAR * self.recording.size or len(self.recording.step_ns) < FEW
+        return "medium" if notes or far else "high"
+
+
+def load(folder: str | os.PathLike[str], alone: str | os.PathLike[str] | None = None) -> Job:
+    """The recording of a small job; alone: one of one rank, whose computing is taken. Raises RecordingError."""
+    return Job(read(folder), None if alone is None else read(alone))
+
+
+def _of_alone(rec: Recording, alone: Recording) -> Recording:
+    """rec with the computing of `alone`."""
+    from dataclasses import replace
+
+    if alone.size != 1:
+        raise RecordingError(
+            f"{alone.folder}: the second recording is for computing alone: record it on 1 rank [HVD007]"
+        )
+    place = {name: i for i, name in enumerate(alone.names)}
+    lacks = [name for name in rec.names if name not in place]
+    if lacks:
+        raise RecordingError(f"{alone.folder}: it has no gradient {lacks[0]!r}, which {rec.folder} has [HVD007]")
+    return replace(rec, together=1, ready=alone.ready[:, [place[name] for name in rec.names]], tail=alone.tail)
+
+
+def _checked(ranks: int, wire: str, batch: float, fusion_mb: float | None) -> float:
+    """Bytes on the wire for each of a gradient. Raises ValueError."""
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= RANKS_MAX:
+        raise ValueError(f"ranks must be a whole number from 1 to {RANKS_MAX}, not {ranks!r} [HVD008]")
+    if wire not in WIRES:
+        raise ValueError(f"wire {wire!r} cannot be predicted; what can: {', '.join(WIRES)} [HVD008]")
+    if not 0 < batch < 1e6:
+        raise ValueError(f"a batch of {batch!r} times the recorded one: it must be above zero [HVD008]")
+    if fusion_mb is not None and not 0 <= fusion_mb < 1e6:
+        raise ValueError(f"a fusion threshold of {fusion_mb!r} MB cannot be [HVD008]")
+    return WIRES[wire]
+
+
+__all__ = ["SIZE_MAX", "Fit", "Job", "Prediction", "load"]

@@ -1,0 +1,306 @@
+"""What has a small job recorded? Its steps and gradients, from a folder that `hvdlite-run --record DIR` has filled.
+
+rank-K.steps.jsonl says of each step when it began and ended on each rank; the timelines (line.json and, of the other
+ranks, line.json.rank-K.json) say of every gradient when this rank submitted it, when all had agreed, and when its
+bucket began and ended. Both are on the clock of rank 0. Gradients are told from other tensors by coming once in nearly
+every step; those that begin together were one bucket.
+
+The first steps are left out, and so are those that took more than twice the median, those that lack a gradient, and
+what a timeline has lost: each is counted in `problems`. Files are somebody else's: they are read within the bounds of
+trace/report/read.py and trace/merge.py, and nothing in them is believed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._coded import uncoded
+from ..trace import merge
+from ..trace.events import BadRecord
+from ..trace.report.read import NONE, Folder, RankFile, ReadError
+
+SKIP, STEPS_MIN, COMMON = 5, 5, 0.9
+TIMELINE = "line.json"
+TIMELINE_MAX = 256 << 20
+GRADIENTS_MAX, RANKS_MAX = 1 << 16, 64
+Floats = NDArray[np.float64]
+
+
+class RecordingError(ValueError):
+    """A folder from which nothing can be predicted; the text names it and says what is missing."""
+
+
+class Span(NamedTuple):
+    """One gradient in one step on one rank, ns on rank 0's clock."""
+
+    submitted: float
+    agreed: float
+    begun: float  # its bucket
+    done: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Times in ns. A draw is one step of one rank: `ready[draw, gradient]` since its begin, `tail[draw]` behind its
+    last gradient; those of a step stand together, `together` of them. `buckets`: rows (bytes, ns from when its last
+    rank began it). `rounds`: agreements that waited for nothing."""
+
+    folder: str
+    size: int
+    local_size: int  # ranks of a host
+    cores: int  # processors of a host; 0: not recorded
+    fusion: int
+    names: list[str]
+    bytes: Floats
+    together: int
+    ready: Floats
+    tail: Floats
+    buckets: Floats
+    rounds: Floats
+    burst: float  # in so many ns a rank submits what travels together
+    step_ns: Floats  # by step, the mean over ranks
+    exposed_ns: float  # the mean
+    cpu: float  # processors that a rank keeps busy while it computes
+    planes: tuple[str, ...]
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def hosts(self) -> int:
+        return -(-self.size // self.local_size)
+
+
+def load(folder: str | os.PathLike[str]) -> Recording:
+    """Raises RecordingError."""
+    path = Path(folder)
+    try:
+        found = Folder(path)
+        found.look()
+    except ReadError as error:
+        raise _wrong(path, uncoded(str(error))) from None
+    ranks = {file.rank: file for file in found.ranks}
+    size = _checked(path, ranks, found)
+    problems = list(found.problems)
+    spans = {rank: _spans(path, file, problems) for rank, file in ranks.items()}
+    times = {rank: _times(path, file) for rank, file in ranks.items()}
+    common = sorted(set.intersection(*(set(each) for each in times.values())))[SKIP:]
+    if len(common) < STEPS_MIN:
+        raise _wrong(
+            path, f"{max(len(common), 0)} steps behind the first {SKIP} are on all ranks; record at least 15 steps"
+        )
+    by_name = _gradients(spans, times, common)
+    if not by_name:
+        raise _wrong(path, "no tensor is averaged once in each step: these are no steps of training")
+    names = list(by_name)
+    steps = _usable(names, by_name, times, common, size, problems)
+    if len(steps) < STEPS_MIN:
+        raise _wrong(path, f"{len(steps)} whole steps are left ({'; '.join(problems)}); record at least 15 steps")
+    return _made(path, ranks, names, by_name, times, steps, problems)
+
+
+def _wrong(path: Path, why: str) -> RecordingError:
+    return RecordingError(f"{path}: nothing can be predicted from it: {why} [HVD007]")
+
+
+def _checked(path: Path, ranks: dict[int, RankFile], found: Folder) -> int:
+    """The number of ranks of one whole job. Raises RecordingError."""
+    if not ranks:
+        said = f" ({'; '.join(map(uncoded, found.problems))})" if found.problems else ""
+        raise _wrong(path, f"it holds no steps of any rank{said}: record with hvdlite-run --record {path}")
+    size = ranks[min(ranks)].size
+    if size > RANKS_MAX:
+        raise _wrong(path, f"{size} ranks; at most {RANKS_MAX} are read, and 2 are enough")
+    if len({(file.size, file.job, file.about.get("epoch")) for file in ranks.values()}) > 1:
+        raise _wrong(path, "its files are of several jobs: record into an empty folder")
+    missing = sorted(set(range(size)) - set(ranks))
+    if missing:
+        raise _wrong(path, f"the steps of rank {missing[0]} of {size} are not in it; copy them from its host")
+    unknown = [rank for rank, file in ranks.items() if file.offset_ns is None]
+    if unknown:
+        raise _wrong(path, f"rank {unknown[0]} could not compare its clock with rank 0's")
+    return size
+
+
+def _spans(path: Path, file: RankFile, problems: list[str]) -> dict[str, list[Span]]:
+    """By tensor, in the order of time."""
+    line = path / (TIMELINE + (f".rank-{file.rank}.json" if file.rank else ""))
+    try:
+        if line.exists() and line.stat().st_size > TIMELINE_MAX:
+            raise _wrong(path, f"{line.name} is larger than {TIMELINE_MAX >> 20} MB: record fewer steps")
+        picture = merge.read(line)
+    except (BadRecord, OSError) as error:
+        if not line.exists():
+            raise _wrong(path, f"{line.name} is missing, which tells of each gradient: use --record {path}") from None
+        raise _wrong(path, uncoded(str(error))) from None
+    if str(picture.told.get("job", "")) != file.job or picture.told.get("epoch") != file.about.get("epoch"):
+        raise _wrong(path, f"{line.name} is of another job than {file.path.name}: record into an empty folder")
+    lost = [row["args"].get("lost") for row in picture.rows if row.get("name") == "hvdlite_lost_events"]
+    if lost or picture.bad:
+        problems.append(
+            f"{line.name} lacks {lost[-1] if lost else picture.bad} events: steps that lack one do not count"
+        )
+    title: dict[Any, str] = {}
+    begun: dict[Any, list[float]] = {}
+    found: dict[str, list[Span]] = {}
+    for row in picture.rows:
+        lane, phase, name = row.get("tid"), row["ph"], str(row.get("name", ""))
+        if phase == "M" and name == "thread_name":
+            title[lane] = str(row["args"].get("name", ""))[:200]
+        elif phase == "B" and name.startswith("NEGOTIATE_"):
+            told = row.get("args")
+            size = told.get("bytes") if isinstance(told, dict) else None
+            known = name == "NEGOTIATE_ALLREDUCE" and type(size) is int and 0 <= size < 1 << 50
+            begun[lane] = [row["ts"] * 1e3, 0.0, 0.0, float(size) if known and size is not None else -1.0, 1]
+        elif lane in begun and phase == "B":
+            begun[lane][4] += 1
+            if name.endswith("_ALLREDUCE"):
+                begun[lane][2] = row["ts"] * 1e3
+        elif lane in begun and phase == "E":
+            open_ = begun[lane]
+            open_[4] -= 1
+            if not open_[1]:
+                open_[1] = row["ts"] * 1e3
+            elif not open_[4]:
+                del begun[lane]
+                if open_[3] >= 0:
+                    begin = open_[2] or open_[1]  # a rank alone moves nothing
+                    found.setdefault(title.get(lane, "?"), []).append(
+                        Span(open_[0], open_[1], begin, row["ts"] * 1e3, int(open_[3]))
+                    )
+    return found
+
+
+class Times(NamedTuple):
+    """One step of one rank, ns on rank 0's clock."""
+
+    begin: float
+    end: float
+    compute: float
+    exposed: float
+    cpu: float
+
+
+def _times(path: Path, file: RankFile) -> dict[int, Times]:
+    """By step."""
+    of, offset = file.columns, file.offset_ns or 0
+    found = {}
+    for place, step in enumerate(of["step"]):
+        took = of["step_ns"][place]
+        begin, exposed = of["t"][place] + offset, min(max(of["exposed_ns"][place], 0), took)
+        found[step] = Times(begin, begin + took, took - exposed, exposed, of["cpu_ns"][place])
+    return found
+
+
+ByName = dict[str, dict[tuple[int, int], Span]]  # by gradient, then by rank and step
+
+
+def _gradients(
+    spans: dict[int, dict[str, list[Span]]], times: dict[int, dict[int, Times]], common: list[int]
+) -> ByName:
+    """What comes once in nearly every step."""
+    begins = {rank: [times[rank][step].begin for step in common] for rank in spans}
+    found: ByName = {}
+    for name in list(spans[min(spans)])[:GRADIENTS_MAX]:
+        seen: dict[tuple[int, int], Span] = {}
+        often = 0
+        for rank, of in spans.items():
+            for span in of.get(name, ()):
+                place = bisect.bisect_right(begins[rank], span.submitted) - 1
+                if place >= 0 and span.submitted < times[rank][common[place]].end:
+                    often += (rank, common[place]) in seen
+                    seen.setdefault((rank, common[place]), span)
+        if len(seen) >= COMMON * len(common) * len(spans) and often < 0.1 * len(seen):
+            found[name] = seen
+    return found
+
+
+def _usable(
+    names: list[str],
+    by_name: ByName,
+    times: dict[int, dict[int, Times]],
+    common: list[int],
+    size: int,
+    problems: list[str],
+) -> list[int]:
+    """Steps that have all gradients and did not take more than twice the median."""
+    whole = [step for step in common if all((r, step) in by_name[name] for name in names for r in range(size))]
+    if len(whole) < len(common):
+        problems.append(f"{len(common) - len(whole)} of {len(common)} steps lack a gradient and are left out")
+    took = {step: max(each[step].end - each[step].begin for each in times.values()) for step in whole}
+    usual = float(np.median(list(took.values()))) if took else 0.0
+    slow = [step for step in whole if took[step] > 2 * usual]
+    if slow:
+        problems.append(
+            f"{len(slow)} of {len(whole)} steps took more than twice the median, up to "
+            f"{max(took[step] for step in slow) / 1e6:.0f} ms, and are left out"
+        )
+    return [step for step in whole if took[step] <= 2 * usual]
+
+
+def _made(
+    path: Path,
+    ranks: dict[int, RankFile],
+    names: list[str],
+    by_name: ByName,
+    times: dict[int, dict[int, Times]],
+    steps: list[int],
+    problems: list[str],
+) -> Recording:
+    ready, tail = [], []
+    buckets: list[tuple[float, float]] = []
+    rounds: list[float] = []
+    bursts: list[float] = []
+    for step in steps:
+        for rank in ranks:
+            mine = [by_name[name][rank, step] for name in names]
+            begin, end = times[rank][step].begin, times[rank][step].end
+            ready.append([span.submitted - begin for span in mine])
+            tail.append(max(0.0, end - max(*(span.done for span in mine), max(span.submitted for span in mine))))
+        _buckets([[by_name[name][rank, step] for name in names] for rank in ranks], buckets, rounds, bursts)
+    first = ranks[min(ranks)]
+    every = [times[rank][step] for rank in ranks for step in steps]
+    planes = tuple(sorted({plane for file in ranks.values() for plane, moved in file.bytes.items() if moved}))
+    known = [each for each in every if each.cpu != NONE and each.cpu >= 0]
+    # What copies and sums need is the buckets'; the rest of the CPU time is computing.
+    moving = sum(took for _, took in buckets) if len(ranks) > 1 else 0.0
+    computing = sum(each.compute for each in known)
+    cpu = max(0.0, sum(each.cpu for each in known) / len(ranks) - moving) / max(computing / len(ranks), 1.0)
+    return Recording(
+        str(path), first.size, max(1, first.about.get("local_size", first.size)), first.about.get("cores", 0),
+        first.about.get("fusion_threshold", 128 << 20), names,
+        np.array([max(by_name[name][0, step].bytes for step in steps[-1:]) for name in names], float),
+        len(ranks), np.array(ready), np.array(tail), np.array(buckets, float).reshape(-1, 2), np.array(rounds or [0.0]),
+        float(np.clip(np.percentile(bursts, 90) if bursts else 0.0, 30e3, 2e6)),
+        np.array([np.mean([times[rank][step].end - times[rank][step].begin for rank in ranks]) for step in steps]),
+        float(np.mean([each.exposed for each in every])), cpu, planes, problems,
+    )  # fmt: skip
+
+
+def _buckets(
+    of: list[list[Span]], buckets: list[tuple[float, float]], rounds: list[float], bursts: list[float]
+) -> None:
+    """Of one step: the time of each bucket from when its last rank begins it, since waiting for a late rank is no
+    transfer; and of those that found nothing under way, how long the agreement took. of: by rank, by gradient."""
+    if len(of) == 1:
+        return
+    groups: dict[float, list[int]] = {}
+    for place, span in enumerate(of[0]):
+        groups.setdefault(span.begun, []).append(place)
+    before = 0.0
+    for _, members in sorted(groups.items()):
+        begun = max(mine[i].begun for mine in of for i in members)
+        done = max(mine[i].done for mine in of for i in members)
+        submitted = max(mine[i].submitted for mine in of for i in members)
+        buckets.append((sum(of[0][i].bytes for i in members), max(done - max(begun, before), 1.0)))
+        if submitted >= before:
+            rounds.append(max(begun - submitted, 0.0))
+        last = max(of, key=lambda mine: max(mine[i].submitted for i in members))
+        bursts.append(submitted - min(last[i].submitted for i in members))
+        before = done
