@@ -136,11 +136,11 @@ def in_memory(rows):
     with tempfile.TemporaryDirectory() as folder:
         alone, small = os.path.join(folder, "1"), os.path.join(folder, "2")
         for ranks, where in ((1, alone), (2, small)):
-            run(ranks, where, None, [*words_of(shape, False), "--work"])
+            run(ranks, where, None, [*words_of(shape, False), "--work", "--steps", "150"])
         both = predict.load(small)
         for ranks in sorted({2, cores, 2 * cores}):
             large = os.path.join(folder, f"{ranks} again")
-            run(ranks, large, None, [*words_of(shape, False), "--work"])
+            run(ranks, large, None, [*words_of(shape, False), "--work", "--steps", "150"])
             name = "PyTorch" + (", more ranks than processors" if ranks > cores else "")
             tell(rows, None, ranks, name, both, both.step(ranks), large)
 

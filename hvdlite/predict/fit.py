@@ -20,25 +20,26 @@ CLASS_MIN = 5  # buckets
 
 @dataclass(frozen=True)
 class Fit:
-    """ns, ns a byte. `ratios`: of a size, taken / fitted of each bucket."""
+    """ns, ns a byte. `ratios`: taken / fitted of buckets, by size and by whether all ranks were done computing: what
+    computes and what copies may share processors."""
 
     a: float
     b: float
-    ratios: dict[float, list[float]]
-    low: float  # the 10th and 90th percentile of all ratios
-    high: float
+    ratios: dict[tuple[float, bool], list[float]]
     note: str = ""
 
-    def like(self, size: float) -> list[float]:
+    def like(self, size: float, after: bool) -> list[float]:
         """Ratios of buckets of about that size."""
-        near = min(self.ratios, key=lambda known: abs(math.log(max(known, 1.0) / max(size, 1.0))))
+        near = min(
+            self.ratios, key=lambda known: (known[1] != after, abs(math.log(max(known[0], 1.0) / max(size, 1.0))))
+        )
         return self.ratios[near]
 
 
 def fit(buckets: Floats) -> Fit:
-    """buckets: rows (bytes, ns). None at all: one rank, which moves nothing."""
+    """buckets: rows (bytes, ns, after), as a Recording has them. None at all: one rank, which moves nothing."""
     if not len(buckets):
-        return Fit(0.0, 0.0, {1.0: [1.0]}, 1.0, 1.0, "recorded on one rank: nothing is known of communication")
+        return Fit(0.0, 0.0, {(1.0, True): [1.0]}, "recorded on one rank: nothing is known of communication")
     sizes = np.unique(buckets[:, 0])
     taken = [buckets[buckets[:, 0] == size, 1] for size in sizes]
     often = max(map(len, taken))
@@ -56,9 +57,8 @@ def fit(buckets: Floats) -> Fit:
             a, b = 0.0, float((w * x / y).sum() / (w * (x / y) ** 2).sum())
         if b < 0:
             a, b = float(np.average(y, weights=w)), 0.0
-    every = buckets[:, 1] / np.maximum(a + b * buckets[:, 0], 1.0)
-    ratios = {
-        float(size): (of / max(a + b * size, 1.0)).tolist() for size, of in zip(sizes, taken) if len(of) >= CLASS_MIN
-    }
-    low, high = np.percentile(every, [10, 90])
-    return Fit(a, b, ratios or {1.0: every.tolist()}, float(low), float(high), note)
+    ratios: dict[tuple[float, bool], list[float]] = {}
+    for size, took, after in buckets.tolist():
+        ratios.setdefault((size, bool(after)), []).append(took / max(a + b * size, 1.0))
+    often_enough = {known: of for known, of in ratios.items() if len(of) >= CLASS_MIN}
+    return Fit(a, b, often_enough or ratios, note)

@@ -46,13 +46,14 @@ class Setting:
 
 def play(
     rec: Recording, n: int, cost: Cost, fit: Fit | None, setting: Setting, steps: int = STEPS, seed: int = 0,
-    picture: bool = False
+    picture: bool = False, percentile: float | None = None
 ) -> Played:  # fmt: skip
-    """fit: whose ratios are drawn; None: every bucket takes what cost says. The same seed gives the same answer."""
+    """fit: whose ratios are drawn; None: every bucket takes what cost says. percentile: every bucket takes this
+    percentile of them. The same seed gives the same answer."""
     size, chance = (rec.bytes * setting.wire).tolist(), random.Random(seed)
     ready_of, tail_of = rec.ready * (setting.stretch * setting.batch), rec.tail * setting.stretch
-    rounds, begin = rec.rounds.tolist(), np.zeros(n)
-    known: dict[float, tuple[float, list[float]]] = {}
+    rounds, begin = _rounds(rec), np.zeros(n)
+    known: dict[tuple[float, bool], tuple[float, list[float]]] = {}
     out, seen = [], []
     for number in range(steps):
         drawn = _drawn(chance, len(ready_of), rec.together, n)
@@ -63,6 +64,7 @@ def play(
         moment = ready.max(0)
         order = np.argsort(moment, kind="stable").tolist()
         agreed = moment.tolist()
+        computed = agreed[order[-1]]
         free = asked = 0.0
         i = 0
         while i < len(order) and n > 1:
@@ -72,18 +74,21 @@ def play(
             j = i
             while j < len(order) and agreed[order[j]] <= at + rec.burst:
                 j += 1
-            asked = max(at, agreed[order[j - 1]]) + chance.choice(rounds)
+            after = j == len(order)  # all ranks are done computing
+            asked = max(at, agreed[order[j - 1]]) + chance.choice(rounds[after])
             for bytes_ in _buckets([size[k] for k in order[i:j]], setting.fusion):
-                if bytes_ not in known:
-                    known[bytes_] = cost(bytes_), [1.0] if fit is None else fit.like(bytes_ / setting.wire)
-                whole, ratios = known[bytes_]
                 start = max(free, asked)
+                key = bytes_, start >= computed
+                if key not in known:
+                    ratios = [1.0] if fit is None else fit.like(bytes_ / setting.wire, key[1])
+                    known[key] = cost(bytes_), ratios if percentile is None else [np.percentile(ratios, percentile)]
+                whole, ratios = known[key]
                 free = start + whole * chance.choice(ratios)
                 if picture and number < PICTURE_STEPS:
                     seen.append((-1, f"{bytes_ / 1e6:.2f} MB", start, free))
             i = j
         arrived = ready.max(1)
-        ends = np.maximum(free, arrived) + tail
+        ends = np.maximum(np.maximum(free, arrived) + tail, arrived)
         waited = np.maximum(0.0, free - arrived)
         late = np.minimum(waited, arrived.max() - arrived)
         out.append(((ends - begin).mean(), waited.mean(), late.mean()))
@@ -98,6 +103,12 @@ def play(
     rows = np.array(out)
     step, exposed, late = rows.mean(0).tolist()
     return Played(step, exposed, late, rows[:, 0], seen)
+
+
+def _rounds(rec: Recording) -> tuple[list[float], list[float]]:
+    """Agreements while some rank computes, and when none does."""
+    pools = [rec.rounds[rec.rounds[:, 1] == after, 0].tolist() for after in (0.0, 1.0)]
+    return pools[0] or pools[1], pools[1] or pools[0]
 
 
 def _drawn(chance: random.Random, draws: int, together: int, n: int) -> list[int]:

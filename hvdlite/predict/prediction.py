@@ -97,10 +97,9 @@ class Job:
         setting = Setting(fusion, stretch, batch, wires, place.hosts > 1)
         setting_alone = Setting(fusion, 1.0, batch, wires)
         foreign = link is not None and was.medium == "shm"  # its scatter is not that of a network
-        bounds = (0.8, 1.25) if foreign else (self.fit.low, self.fit.high)
         whole = play(self.computing, ranks, far, None if foreign else self.fit, setting, seed=seed)
         alone = play(self.computing, 1, lambda size: 0.0, None, setting_alone, 100, seed)
-        low, high = (self._bound(ranks, far, setting, factor, seed) for factor in bounds)
+        low, high = (self._bound(ranks, far, setting, foreign, high, seed) for high in (False, True))
         nothing = far(0.0)
         free = play(self.computing, ranks, lambda size: nothing, None, setting, 50, seed)
         unmeasured = self._unmeasured(place, was, link, plan, batch, stretch)
@@ -162,8 +161,12 @@ class Job:
             raise ValueError("a plan is played on links: say them, as --link 25gbit,20us [HVD008]")
         return of_plan(plan, place, link, float(self.recording.bytes.sum()))
 
-    def _bound(self, ranks: int, far: Cost, setting: Setting, factor: float, seed: int) -> float:
-        return play(self.computing, ranks, lambda size: far(size) * factor, None, setting, 50, seed).step / 1e6
+    def _bound(self, ranks: int, far: Cost, setting: Setting, foreign: bool, high: bool, seed: int) -> float:
+        """ms: one end of the range."""
+        if foreign:
+            factor = 1.25 if high else 0.8
+            return play(self.computing, ranks, lambda size: far(size) * factor, None, setting, 50, seed).step / 1e6
+        return play(self.computing, ranks, far, self.fit, setting, 50, seed, percentile=90 if high else 10).step / 1e6
 
     def _unmeasured(
         self, place: Place, was: Place, link: str | None, plan: str | None, batch: float, stretch: float

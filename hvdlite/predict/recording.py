@@ -50,8 +50,9 @@ class Span(NamedTuple):
 @dataclass(frozen=True)
 class Recording:
     """Times in ns. A draw is one step of one rank: `ready[draw, gradient]` since its begin, `tail[draw]` behind its
-    last gradient; those of a step stand together, `together` of them. `buckets`: rows (bytes, ns from when its last
-    rank began it). `rounds`: agreements that waited for nothing."""
+    last gradient is done everywhere; those of a step stand together, `together` of them. `buckets`: rows (bytes, ns
+    from when its last rank began it, after); `rounds`: agreements that waited for nothing, rows (ns, after); after is
+    1 where all ranks were done computing."""
 
     folder: str
     size: int
@@ -68,7 +69,7 @@ class Recording:
     burst: float  # in so many ns a rank submits what travels together
     step_ns: Floats  # by step, the mean over ranks
     exposed_ns: float  # the mean
-    cpu: float  # processors that a rank keeps busy while it computes
+    cpu: float  # processors that a rank keeps busy, by the time in which it does not wait for gradients
     planes: tuple[str, ...]
     problems: list[str] = field(default_factory=list)
 
@@ -254,29 +255,28 @@ def _made(
     problems: list[str],
 ) -> Recording:
     ready, tail = [], []
-    buckets: list[tuple[float, float]] = []
-    rounds: list[float] = []
+    buckets: list[tuple[float, float, float]] = []
+    rounds: list[tuple[float, float]] = []
     bursts: list[float] = []
     for step in steps:
-        for rank in ranks:
-            mine = [by_name[name][rank, step] for name in names]
+        of = {rank: [by_name[name][rank, step] for name in names] for rank in ranks}
+        done = max(span.done for mine in of.values() for span in mine)  # a rank may have the last sum before others
+        for rank, mine in of.items():
             begin, end = times[rank][step].begin, times[rank][step].end
             ready.append([span.submitted - begin for span in mine])
-            tail.append(max(0.0, end - max(*(span.done for span in mine), max(span.submitted for span in mine))))
-        _buckets([[by_name[name][rank, step] for name in names] for rank in ranks], buckets, rounds, bursts)
+            tail.append(end - max(done, max(span.submitted for span in mine)))
+        _buckets(list(of.values()), buckets, rounds, bursts)
     first = ranks[min(ranks)]
     every = [times[rank][step] for rank in ranks for step in steps]
     planes = tuple(sorted({plane for file in ranks.values() for plane, moved in file.bytes.items() if moved}))
     known = [each for each in every if each.cpu != NONE and each.cpu >= 0]
-    # What copies and sums need is the buckets'; the rest of the CPU time is computing.
-    moving = sum(took for _, took in buckets) if len(ranks) > 1 else 0.0
-    computing = sum(each.compute for each in known)
-    cpu = max(0.0, sum(each.cpu for each in known) / len(ranks) - moving) / max(computing / len(ranks), 1.0)
+    cpu = sum(each.cpu for each in known) / max(sum(each.compute for each in known), 1.0)
     return Recording(
         str(path), first.size, max(1, first.about.get("local_size", first.size)), first.about.get("cores", 0),
         first.about.get("fusion_threshold", 128 << 20), names,
         np.array([max(by_name[name][0, step].bytes for step in steps[-1:]) for name in names], float),
-        len(ranks), np.array(ready), np.array(tail), np.array(buckets, float).reshape(-1, 2), np.array(rounds or [0.0]),
+        len(ranks), np.array(ready), np.array(tail), np.array(buckets, float).reshape(-1, 3),
+        np.array(rounds or [(0.0, 0.0)]),
         float(np.clip(np.percentile(bursts, 90) if bursts else 0.0, 30e3, 2e6)),
         np.array([np.mean([times[rank][step].end - times[rank][step].begin for rank in ranks]) for step in steps]),
         float(np.mean([each.exposed for each in every])), cpu, planes, problems,
@@ -284,7 +284,10 @@ def _made(
 
 
 def _buckets(
-    of: list[list[Span]], buckets: list[tuple[float, float]], rounds: list[float], bursts: list[float]
+    of: list[list[Span]],
+    buckets: list[tuple[float, float, float]],
+    rounds: list[tuple[float, float]],
+    bursts: list[float],
 ) -> None:
     """Of one step: the time of each bucket from when its last rank begins it, since waiting for a late rank is no
     transfer; and of those that found nothing under way, how long the agreement took. of: by rank, by gradient."""
@@ -293,14 +296,16 @@ def _buckets(
     groups: dict[float, list[int]] = {}
     for place, span in enumerate(of[0]):
         groups.setdefault(span.begun, []).append(place)
+    computed = max(span.submitted for mine in of for span in mine)
     before = 0.0
     for _, members in sorted(groups.items()):
         begun = max(mine[i].begun for mine in of for i in members)
         done = max(mine[i].done for mine in of for i in members)
         submitted = max(mine[i].submitted for mine in of for i in members)
-        buckets.append((sum(of[0][i].bytes for i in members), max(done - max(begun, before), 1.0)))
+        took, after = max(done - max(begun, before), 1.0), float(submitted >= computed)
+        buckets.append((sum(of[0][i].bytes for i in members), took, after))
         if submitted >= before:
-            rounds.append(max(begun - submitted, 0.0))
+            rounds.append((max(begun - submitted, 0.0), after))
         last = max(of, key=lambda mine: max(mine[i].submitted for i in members))
         bursts.append(submitted - min(last[i].submitted for i in members))
         before = done

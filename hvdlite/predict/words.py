@@ -30,7 +30,7 @@ def recorded(job: Job) -> list[str]:
         rate = f"{1 / fit.b:.2f} GB/s" if fit.b else "no limit seen"
         lines.append(
             f"fitted: a bucket takes {fit.a / 1e3:.0f} us and {fit.b:.3f} ns a byte ({rate}), an agreement "
-            f"{sorted(rec.rounds)[len(rec.rounds) // 2] / 1e3:.0f} us"
+            f"{sorted(rec.rounds[:, 0])[len(rec.rounds) // 2] / 1e3:.0f} us"
         )
     return lines + [f"left out: {problem}" for problem in rec.problems]
 
