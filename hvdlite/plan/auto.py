@@ -2,7 +2,8 @@
 
 `hvdlite.parallel` runs a Mesh: the same dp x tp ranks in every stage, layers that are not cut the same on all ranks of
 tp. So every mesh of the ranks is tried, with the exact search for its cuts; each stage has dp * tp ranks there. What
-search.py finds without this bound is told beside it. The schedule is 1F1B, which is as fast as GPipe and keeps less.
+search.py finds without this bound is told beside it. A formula decides for each mesh; what it found is played, and the
+shortest of these is taken. The schedule is 1F1B, which is as fast as GPipe and keeps less.
 
 The file, `hvdlite-parallel-1`, is what `hvdlite.parallel.planned` reads:
 
@@ -77,7 +78,7 @@ def meshes(chain: Chain, ranks: int) -> Iterator[tuple[int, int, int]]:
 
 def choose(chain: Chain, ranks: int) -> Plan:
     """The mesh, cuts and kinds with the shortest step. PlanError where none fits the memory."""
-    tried: list[tuple[float, dict[str, int], Grid, Found]] = []
+    tried: list[tuple[float, dict[str, int], Grid, Found, float]] = []
     refused, least = 0, math.inf
     for dp, pp, tp in meshes(chain, ranks):
         grid = Grid(chain, dp, tp)
@@ -86,22 +87,18 @@ def choose(chain: Chain, ranks: int) -> Plan:
         except PlanError:
             refused, least = refused + 1, min(least, least_memory(grid, ranks, dp * tp))
             continue
-        tried.append((found.ms, {"dp": dp, "pp": pp, "tp": tp}, grid, found))
+        step = played(grid, found)
+        tried.append((step.end, {"dp": dp, "pp": pp, "tp": tp}, grid, found, max(step.busy)))
     if not tried:
         raise PlanError(
             f"no mesh of {ranks} ranks fits {chain.memory:.0f} bytes of memory: the least is {math.ceil(least)} bytes "
             "[HVD005]"
         )
     tried.sort(key=lambda each: each[0])
-    _, shape, grid, found = tried[0]
-    step = played(grid, found)
-    return Plan(
-        shape,
-        found,
-        chain.micro,
-        step.end,
-        [*_why(grid, found, step.end, max(step.busy)), *_beside(chain, ranks, tried, refused)],
-    )
+    ms, shape, grid, found, busiest = tried[0]
+    others = [(each[0], each[1]) for each in tried]
+    why = [*_why(grid, found, ms, busiest), *_beside(chain, ranks, others, refused)]
+    return Plan(shape, found, chain.micro, ms, why)
 
 
 def _why(grid: Grid, found: Found, ms: float, busiest: float) -> list[str]:
@@ -126,9 +123,7 @@ def _why(grid: Grid, found: Found, ms: float, busiest: float) -> list[str]:
     return told
 
 
-def _beside(
-    chain: Chain, ranks: int, tried: list[tuple[float, dict[str, int], Grid, Found]], refused: int
-) -> list[str]:
+def _beside(chain: Chain, ranks: int, tried: list[tuple[float, dict[str, int]]], refused: int) -> list[str]:
     """What else there is: other meshes, and what hvdlite.parallel does not run."""
     told = (
         [f"The next best mesh, {_named(**tried[1][1])}, takes {tried[1][0] / tried[0][0]:.3g} times as long."]
@@ -143,14 +138,14 @@ def _beside(
             "Stages of unequal ranks were not tried: there are too many of them for so many layers and ranks.",
         ]
     free = best(chain, ranks)
-    if free.ms < tried[0][0] * 0.999:
+    ms = played(chain, free).end
+    if ms < tried[0][0] * 0.999:
         stages = "; ".join(
             f"{cut.end - cut.first} layers on {cut.ranks} ranks ({', '.join(sorted(set(cut.kinds)))})"
             for cut in free.stages
         )
         told.append(
-            f"Stages of unequal ranks or kinds would take {played(chain, free).end:.4g} ms ({stages}); "
-            "hvdlite.parallel does not run them."
+            f"Stages of unequal ranks or kinds would take {ms:.4g} ms ({stages}); hvdlite.parallel does not run them."
         )
     return told
 

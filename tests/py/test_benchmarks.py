@@ -98,6 +98,16 @@ def test_tables_are_measured_beside_torchs_and_by_staleness():
 
 
 @needs_hosts
+@pytest.mark.skipif(not EVERYTHING, reason="tests/run everything")
+def test_predictions_and_planned_pipelines_are_held_against_what_was_measured():
+    """Their errors are printed and judged by eyes: what a machine does besides is in them."""
+    for program, words in (("predictions.py", ["shm"]), ("planned_pipelines.py", [])):
+        done = subprocess.run(
+            [sys.executable, BENCHMARKS / program, *words], capture_output=True, text=True, timeout=400
+        )
+        assert done.returncode == 0 and "measured" in done.stdout, done.stdout + done.stderr
+
+
 def test_tcp_between_hosts_is_measured_beside_a_raw_stream():
     words = [sys.executable, str(BENCHMARKS / "wire.py"), "--patience", "tiny", "--settings", "1gbit+4ms"]
     words += ["--slots", "1,1", "--libraries", "raw,hvdlite"]
