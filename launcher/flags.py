@@ -100,6 +100,8 @@ def record(asked: argparse.Namespace) -> None:
     """--record as the options that it stands for. Raises FlagError."""
     if asked.record is None:
         return
+    if not asked.record or (os.path.lexists(asked.record) and not os.path.isdir(asked.record)):
+        raise FlagError(f"--record {asked.record!r}: name a folder, which may be a new one [HVD704]")
     for flag, given in (("--trace-dir", asked.trace_dir), ("--timeline-filename", asked.timeline)):
         if given is not None:
             raise FlagError(f"--record says itself where records go: it excludes {flag} [HVD703]")

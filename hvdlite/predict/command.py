@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of words")
     parser.add_argument("--timeline", metavar="FILE", help="the first steps of the last row, for ui.perfetto.dev")
     parser.add_argument("--svg", metavar="FILE", help="a picture: the step against the ranks")
-    parser.add_argument("--compare", metavar="DIR2", help="a recording of a larger job: how far is its prediction off?")
+    parser.add_argument("--compare", metavar="DIR2", help="a larger job's recording: how far is it predicted off?")
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -64,7 +65,7 @@ def _numbers(text: str, flag: str) -> list[float]:
         found = [float(part) for part in text.lower().replace("x", "").split(",")]
     except ValueError:
         found = []
-    if not found:
+    if not found or not all(map(math.isfinite, found)):
         raise ValueError(f"{flag} {text!r}: write numbers with commas between them, as 2,8,32 [HVD008]")
     return found
 
@@ -73,7 +74,7 @@ def _run(asked: argparse.Namespace) -> int:
     from . import words
     from .prediction import load
 
-    ranks = [int(n) if n == int(n) else 0 for n in _numbers(asked.ranks, "--ranks")]
+    ranks: list[Any] = [int(n) if n.is_integer() else n for n in _numbers(asked.ranks, "--ranks")]
     thresholds: list[Any] = [None] if asked.fusion_mb is None else _numbers(asked.fusion_mb, "--fusion-mb")
     batches = _numbers(asked.batch, "--batch")
     every = list(itertools.product(ranks, thresholds, asked.wire.split(","), batches))
@@ -86,7 +87,9 @@ def _run(asked: argparse.Namespace) -> int:
     if asked.compare is not None:
         other = load(asked.compare)
         size = other.recording.size
-        measured = other, job.step(size, **{**more, "hosts": other.recording.hosts if size > 1 else None})
+        _, mb, wire, b = every[0]
+        more["hosts"] = other.recording.hosts if size > 1 else None
+        measured = other, job.step(size, fusion_mb=mb, wire=wire.strip(), batch=b, **more)
     if asked.timeline is not None:
         _write(asked.timeline, json.dumps(_picture(job.picture(rows[-1]))))
     if asked.svg is not None:

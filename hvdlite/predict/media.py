@@ -20,6 +20,7 @@ import numpy as np
 from .fit import Fit
 
 MEDIA = ("own", "bus", "shm")
+PLAYED_MAX = 40_000  # moves of a plan: a second
 Cost = Callable[[float], float]  # bytes: ns
 
 
@@ -63,16 +64,24 @@ def cost(fit: Fit, recorded: Place, place: Place, link: tuple[float, float] | No
 
 
 def of_plan(name: str, place: Place, link: tuple[float, float], biggest: float) -> Cost:
-    """The algorithm of that name, or file, played where each rank has its ports; eight sizes, between them lines.
-    Raises PlanError."""
+    """The algorithm of that name, or file, played where each rank is a host with its ports, or on a bus; four sizes,
+    between them lines. Raises PlanError, ValueError."""
     from ..plan.events import time_of
     from ..plan.links import Links
     from ..plan.registry import file, make
 
     if place.ranks == 1:
         return lambda size: 0.0
-    table = file(name) if name.endswith(".json") else make(name, place.ranks)
-    links = Links.uniform(table.size, *link) if table.size == place.ranks else Links.uniform(place.ranks, *link)
-    sizes = np.geomspace(4096, max(biggest, 8192), 8)
+    if place.hosts != place.ranks:
+        raise ValueError(
+            f"a plan is played with one rank a host, not with {place.ranks} ranks on {place.hosts} [HVD008]"
+        )
+    links = (Links.bus if place.medium == "bus" else Links.uniform)(place.ranks, *link)
+    table = file(name) if name.endswith(".json") else make(name, place.ranks, links=links)
+    if len(table.moves) > PLAYED_MAX:
+        raise ValueError(
+            f"plan {table.name!r} has {len(table.moves)} moves: more than {PLAYED_MAX} take too long [HVD008]"
+        )
+    sizes = np.geomspace(4096, max(biggest, 8192), 4)
     times = [time_of(table, int(size), links) for size in sizes]
     return lambda size: float(np.interp(size, sizes, times))

@@ -18,9 +18,10 @@ import numpy as np
 
 from .fit import Fit
 from .media import Cost
-from .recording import Floats, Recording
+from .recording import Recording
+from .timeline import Floats
 
-STEPS, PICTURE_STEPS = 200, 5
+STEPS, PICTURE_STEPS, SHOWN = 200, 5, 16
 
 
 class Played(NamedTuple):
@@ -54,55 +55,70 @@ def play(
     ready_of, tail_of = rec.ready * (setting.stretch * setting.batch), rec.tail * setting.stretch
     rounds, begin = _rounds(rec), np.zeros(n)
     known: dict[tuple[float, bool], tuple[float, list[float]]] = {}
+
+    def takes(bytes_: float, after: bool) -> float:
+        """ns of one bucket."""
+        if (bytes_, after) not in known:
+            ratios = [1.0] if fit is None else fit.like(bytes_ / setting.wire, after)
+            pool = ratios if percentile is None else [float(np.percentile(ratios, percentile))]
+            known[bytes_, after] = cost(bytes_), pool
+        whole, ratios = known[bytes_, after]
+        return whole * chance.choice(ratios)
+
     out, seen = [], []
     for number in range(steps):
+        shown = picture and number < PICTURE_STEPS
         drawn = _drawn(chance, len(ready_of), rec.together, n)
         ready, tail = ready_of[drawn], tail_of[drawn]
         if setting.stretch > 1:  # they share processors: what one takes longer, the others take longer, too
             ready, tail = np.broadcast_to(ready.mean(0), ready.shape), np.full(n, tail.mean())
-        ready = ready + begin[:, None]
-        moment = ready.max(0)
-        order = np.argsort(moment, kind="stable").tolist()
-        agreed = moment.tolist()
-        computed = agreed[order[-1]]
+        now, waited, late = begin.copy(), np.zeros(n), np.zeros(n)  # now: when a rank would be here if it only computed
+        arrived = now
+        done: dict[int, float] = {}
         free = asked = 0.0
-        i = 0
-        while i < len(order) and n > 1:
-            at = max(agreed[order[i]], asked)
-            if setting.behind:
-                at = max(at, free)
-            j = i
-            while j < len(order) and agreed[order[j]] <= at + rec.burst:
-                j += 1
-            after = j == len(order)  # all ranks are done computing
-            asked = max(at, agreed[order[j - 1]]) + chance.choice(rounds[after])
-            for bytes_ in _buckets([size[k] for k in order[i:j]], setting.fusion):
-                start = max(free, asked)
-                key = bytes_, start >= computed
-                if key not in known:
-                    ratios = [1.0] if fit is None else fit.like(bytes_ / setting.wire, key[1])
-                    known[key] = cost(bytes_), ratios if percentile is None else [np.percentile(ratios, percentile)]
-                whole, ratios = known[key]
-                free = start + whole * chance.choice(ratios)
-                if picture and number < PICTURE_STEPS:
-                    seen.append((-1, f"{bytes_ / 1e6:.2f} MB", start, free))
-            i = j
-        arrived = ready.max(1)
-        ends = np.maximum(np.maximum(free, arrived) + tail, arrived)
-        waited = np.maximum(0.0, free - arrived)
-        late = np.minimum(waited, arrived.max() - arrived)
-        out.append(((ends - begin).mean(), waited.mean(), late.mean()))
-        if picture and number < PICTURE_STEPS:
-            for rank in range(min(n, 16)):
-                seen += [
-                    (rank, "computing", begin[rank], arrived[rank]),
-                    (rank, "waits", arrived[rank], ends[rank] - tail[rank]),
-                ]
-                seen.append((rank, "optimizer and the rest", ends[rank] - tail[rank], ends[rank]))
+        for phase in rec.phases:
+            if phase.after and n > 1:
+                stops = now + ready[:, phase.members].min(1) - phase.gap * setting.stretch
+                goes_on = max(done[i] for i in phase.after)
+                pause = np.maximum(0.0, goes_on - stops)
+                if shown:
+                    seen += [(r, "waits", stops[r], stops[r] + pause[r]) for r in range(min(n, SHOWN)) if pause[r]]
+                late += np.minimum(pause, np.maximum(0.0, arrived.max() - stops))
+                waited, now = waited + pause, now + pause
+            absolute = ready[:, phase.members] + now[:, None]
+            moment = absolute.max(0)
+            order = [phase.members[i] for i in np.argsort(moment, kind="stable").tolist()]
+            agreed = dict(zip(phase.members, moment.tolist()))
+            arrived, i = absolute.max(1), 0
+            while i < len(order) and n > 1:
+                at = max(agreed[order[i]], asked)
+                if setting.behind:
+                    at = max(at, free)
+                j = i
+                while j < len(order) and agreed[order[j]] <= at + rec.burst:
+                    j += 1
+                asked = max(at, agreed[order[j - 1]]) + chance.choice(rounds[j == len(order)])
+                done.update(dict.fromkeys(rec.votes.intersection(order[i:j]), asked))
+                for members in _buckets([k for k in order[i:j] if k not in rec.votes], size, setting.fusion):
+                    start, bytes_ = max(free, asked), sum(size[k] for k in members)
+                    free = start + takes(bytes_, start >= agreed[order[-1]])
+                    done.update(dict.fromkeys(members, free))
+                    if shown:
+                        seen.append((-1, f"{bytes_ / 1e6:.2f} MB", start, free))
+                i = j
+        over = max(done.values(), default=0.0)
+        ends = np.maximum(np.maximum(over, arrived) + tail, arrived)
+        last = np.maximum(0.0, over - arrived)
+        late += np.minimum(last, arrived.max() - arrived)
+        out.append(((ends - begin).mean(), (waited + last).mean(), late.mean()))
+        if shown:
+            for rank in range(min(n, SHOWN)):
+                seen += [(rank, "waits", arrived[rank], arrived[rank] + last[rank])]
+                seen.append((rank, "step", begin[rank], ends[rank]))
         begin = ends
     rows = np.array(out)
-    step, exposed, late = rows.mean(0).tolist()
-    return Played(step, exposed, late, rows[:, 0], seen)
+    step, exposed, behind = rows.mean(0).tolist()
+    return Played(step, exposed, behind, rows[:, 0], seen)
 
 
 def _rounds(rec: Recording) -> tuple[list[float], list[float]]:
@@ -119,12 +135,14 @@ def _drawn(chance: random.Random, draws: int, together: int, n: int) -> list[int
     return [step * together + rank for step in steps for rank in range(together)][:n]
 
 
-def _buckets(sizes: list[float], fusion: float) -> list[float]:
-    """Tensors that travel together, up to the threshold, in their order."""
-    groups, held = [], 0.0
-    for size in sizes:
-        if held and held + size > fusion:
-            groups.append(held)
+def _buckets(order: list[int], size: list[float], fusion: float) -> list[list[int]]:
+    """Gradients that travel together, up to the threshold, in their order."""
+    groups: list[list[int]] = []
+    held = 0.0
+    for k in order:
+        if not groups or held + size[k] > fusion:
+            groups.append([])
             held = 0.0
-        held += size
-    return [*groups, held]
+        groups[-1].append(k)
+        held += size[k]
+    return groups

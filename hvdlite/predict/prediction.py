@@ -70,6 +70,7 @@ class Job:
 
     def __init__(self, recording: Recording, alone: Recording | None = None) -> None:
         self.recording, self.fit = recording, fit(recording.buckets)
+        self._plans: dict[tuple[str, Place, tuple[float, float]], Cost] = {}
         self.computing = recording if alone is None else _of_alone(recording, alone)
 
     def step(
@@ -127,12 +128,13 @@ class Job:
         rec = self.recording
         was = Place(rec.size, rec.hosts, rec.cores, "shm" if rec.hosts == 1 else "bus" if medium == "bus" else "own")
         if hosts is None:
-            hosts = 1 if rec.hosts == 1 and not (link or medium in ("own", "bus")) else -(-ranks // rec.local_size)
-            if rec.hosts == 1 and hosts == 1 and (link or medium in ("own", "bus")):
-                hosts = ranks  # wires are asked for, so each rank has its host
-        hosts = min(hosts, ranks)
-        if hosts < 1 or ranks % hosts:
-            raise ValueError(f"{ranks} ranks cannot be shared out equally over {hosts} hosts [HVD008]")
+            wires = link or medium in ("own", "bus")
+            hosts = -(-ranks // rec.local_size) if rec.hosts > 1 else ranks if wires else 1
+        if hosts < 1:
+            raise ValueError(f"{hosts} hosts: there is at least 1 [HVD008]")
+        hosts = next(each for each in range(min(hosts, ranks), 0, -1) if ranks % each == 0)
+        if link and hosts == 1 < ranks:
+            raise ValueError("a link joins hosts, and these ranks are all on one: leave it out, or give hosts [HVD008]")
         if medium not in (None, *MEDIA) or (medium == "shm") != (hosts == 1) and medium is not None and ranks > 1:
             raise ValueError(
                 f"medium {medium!r} does not go with {hosts} hosts: shm is for one, own and bus for several [HVD008]"
@@ -159,7 +161,9 @@ class Job:
             return cost(self.fit, was, place, link)
         if link is None:
             raise ValueError("a plan is played on links: say them, as --link 25gbit,20us [HVD008]")
-        return of_plan(plan, place, link, float(self.recording.bytes.sum()))
+        if (plan, place, link) not in self._plans:
+            self._plans[plan, place, link] = of_plan(plan, place, link, float(self.recording.bytes.sum()))
+        return self._plans[plan, place, link]
 
     def _bound(self, ranks: int, far: Cost, setting: Setting, foreign: bool, high: bool, seed: int) -> float:
         """ms: one end of the range."""
@@ -186,6 +190,8 @@ class Job:
             found.append(f"the algorithm {plan} was simulated, not measured")
         if batch != 1:
             found.append("computing is taken as linear in the batch: not measured")
+        if place.ranks > 1:
+            found += rec.doubts
         if rec.size == 1 and place.ranks > 1 and link is None:
             raise RecordingError(
                 f"{rec.folder}: recorded on one rank, which tells nothing of communication: record two ranks, or say "

@@ -16,43 +16,32 @@ import bisect
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .._coded import uncoded
-from ..trace import merge
 from ..trace.events import BadRecord
 from ..trace.report.read import NONE, Folder, RankFile, ReadError
+from .phases import MATTERS, Draw, Phase, computed, look_for_waits, phases_of, told_waits
+from .timeline import BYTES_MAX, Floats, Line, Span, clean, read
 
 SKIP, STEPS_MIN, COMMON = 5, 5, 0.9
 TIMELINE = "line.json"
-TIMELINE_MAX = 256 << 20
 GRADIENTS_MAX, RANKS_MAX = 1 << 16, 64
-Floats = NDArray[np.float64]
 
 
 class RecordingError(ValueError):
     """A folder from which nothing can be predicted; the text names it and says what is missing."""
 
 
-class Span(NamedTuple):
-    """One gradient in one step on one rank, ns on rank 0's clock."""
-
-    submitted: float
-    agreed: float
-    begun: float  # its bucket
-    done: float
-    bytes: int
-
-
 @dataclass(frozen=True)
 class Recording:
-    """Times in ns. A draw is one step of one rank: `ready[draw, gradient]` since its begin, `tail[draw]` behind its
-    last gradient is done everywhere; those of a step stand together, `together` of them. `buckets`: rows (bytes, ns
-    from when its last rank began it, after); `rounds`: agreements that waited for nothing, rows (ns, after); after is
-    1 where all ranks were done computing."""
+    """Times in ns. A draw is one step of one rank: `ready[draw, gradient]` is how long it has computed when it submits
+    (waits do not count), `tail[draw]` how long it goes on behind its last gradient's end everywhere; those of a step
+    stand together, `together` of them. `buckets`: rows (bytes, ns from when its last rank began it, after); `rounds`:
+    agreements that waited for nothing, rows (ns, after); after is 1 where all ranks were done computing. `doubts`: what
+    the job does that no prediction here knows."""
 
     folder: str
     size: int
@@ -61,7 +50,9 @@ class Recording:
     fusion: int
     names: list[str]
     bytes: Floats
+    votes: set[int]  # gradients so small that they travel with the votes
     together: int
+    phases: list[Phase]
     ready: Floats
     tail: Floats
     buckets: Floats
@@ -72,6 +63,7 @@ class Recording:
     cpu: float  # processors that a rank keeps busy, by the time in which it does not wait for gradients
     planes: tuple[str, ...]
     problems: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
     @property
     def hosts(self) -> int:
@@ -89,21 +81,22 @@ def load(folder: str | os.PathLike[str]) -> Recording:
     ranks = {file.rank: file for file in found.ranks}
     size = _checked(path, ranks, found)
     problems = list(found.problems)
-    spans = {rank: _spans(path, file, problems) for rank, file in ranks.items()}
+    lines = {rank: _line(path, file, problems) for rank, file in ranks.items()}
     times = {rank: _times(path, file) for rank, file in ranks.items()}
-    common = sorted(set.intersection(*(set(each) for each in times.values())))[SKIP:]
+    every = sorted(set.intersection(*(set(each) for each in times.values())))[SKIP:]
+    common = [step for step in every if all(times[rank][step].begin < lines[rank].end for rank in ranks)]
+    if len(common) < len(every):
+        problems.append(f"the timeline ends before {len(every) - len(common)} of {len(every)} steps begin")
     if len(common) < STEPS_MIN:
-        raise _wrong(
-            path, f"{max(len(common), 0)} steps behind the first {SKIP} are on all ranks; record at least 15 steps"
-        )
-    by_name = _gradients(spans, times, common)
+        raise _wrong(path, f"{len(common)} steps behind the first {SKIP} are on all ranks; record at least 15 steps")
+    by_name = _gradients({rank: line.spans for rank, line in lines.items()}, times, common)
     if not by_name:
         raise _wrong(path, "no tensor is averaged once in each step: these are no steps of training")
     names = list(by_name)
     steps = _usable(names, by_name, times, common, size, problems)
     if len(steps) < STEPS_MIN:
         raise _wrong(path, f"{len(steps)} whole steps are left ({'; '.join(problems)}); record at least 15 steps")
-    return _made(path, ranks, names, by_name, times, steps, problems)
+    return _made(path, ranks, names, by_name, times, steps, lines, problems)
 
 
 def _wrong(path: Path, why: str) -> RecordingError:
@@ -114,6 +107,10 @@ def _checked(path: Path, ranks: dict[int, RankFile], found: Folder) -> int:
     """The number of ranks of one whole job. Raises RecordingError."""
     if not ranks:
         said = f" ({'; '.join(map(uncoded, found.problems))})" if found.problems else ""
+        if any(path.glob("rank-*.steps.jsonl")):
+            raise _wrong(
+                path, f"no step is marked in it{said}: optimizers mark steps, a loop of its own calls stats_step()"
+            )
         raise _wrong(path, f"it holds no steps of any rank{said}: record with hvdlite-run --record {path}")
     size = ranks[min(ranks)].size
     if size > RANKS_MAX:
@@ -122,59 +119,31 @@ def _checked(path: Path, ranks: dict[int, RankFile], found: Folder) -> int:
         raise _wrong(path, "its files are of several jobs: record into an empty folder")
     missing = sorted(set(range(size)) - set(ranks))
     if missing:
-        raise _wrong(path, f"the steps of rank {missing[0]} of {size} are not in it; copy them from its host")
+        raise _wrong(
+            path,
+            f"the steps of rank {missing[0]} of {size} are not in it: copy them from its host, unless it ended early",
+        )
     unknown = [rank for rank, file in ranks.items() if file.offset_ns is None]
     if unknown:
         raise _wrong(path, f"rank {unknown[0]} could not compare its clock with rank 0's")
     return size
 
 
-def _spans(path: Path, file: RankFile, problems: list[str]) -> dict[str, list[Span]]:
-    """By tensor, in the order of time."""
+def _line(path: Path, file: RankFile, problems: list[str]) -> Line:
+    """The timeline of a rank. Raises RecordingError."""
     line = path / (TIMELINE + (f".rank-{file.rank}.json" if file.rank else ""))
     try:
-        if line.exists() and line.stat().st_size > TIMELINE_MAX:
-            raise _wrong(path, f"{line.name} is larger than {TIMELINE_MAX >> 20} MB: record fewer steps")
-        picture = merge.read(line)
+        if line.exists() and line.stat().st_size > BYTES_MAX:
+            raise _wrong(path, f"{line.name} is larger than {BYTES_MAX >> 20} MB: record fewer steps")
+        found = read(line)
     except (BadRecord, OSError) as error:
         if not line.exists():
             raise _wrong(path, f"{line.name} is missing, which tells of each gradient: use --record {path}") from None
         raise _wrong(path, uncoded(str(error))) from None
-    if str(picture.told.get("job", "")) != file.job or picture.told.get("epoch") != file.about.get("epoch"):
+    if str(found.told.get("job", "")) != file.job or found.told.get("epoch") != file.about.get("epoch"):
         raise _wrong(path, f"{line.name} is of another job than {file.path.name}: record into an empty folder")
-    lost = [row["args"].get("lost") for row in picture.rows if row.get("name") == "hvdlite_lost_events"]
-    if lost or picture.bad:
-        problems.append(
-            f"{line.name} lacks {lost[-1] if lost else picture.bad} events: steps that lack one do not count"
-        )
-    title: dict[Any, str] = {}
-    begun: dict[Any, list[float]] = {}
-    found: dict[str, list[Span]] = {}
-    for row in picture.rows:
-        lane, phase, name = row.get("tid"), row["ph"], str(row.get("name", ""))
-        if phase == "M" and name == "thread_name":
-            title[lane] = str(row["args"].get("name", ""))[:200]
-        elif phase == "B" and name.startswith("NEGOTIATE_"):
-            told = row.get("args")
-            size = told.get("bytes") if isinstance(told, dict) else None
-            known = name == "NEGOTIATE_ALLREDUCE" and type(size) is int and 0 <= size < 1 << 50
-            begun[lane] = [row["ts"] * 1e3, 0.0, 0.0, float(size) if known and size is not None else -1.0, 1]
-        elif lane in begun and phase == "B":
-            begun[lane][4] += 1
-            if name.endswith("_ALLREDUCE"):
-                begun[lane][2] = row["ts"] * 1e3
-        elif lane in begun and phase == "E":
-            open_ = begun[lane]
-            open_[4] -= 1
-            if not open_[1]:
-                open_[1] = row["ts"] * 1e3
-            elif not open_[4]:
-                del begun[lane]
-                if open_[3] >= 0:
-                    begin = open_[2] or open_[1]  # a rank alone moves nothing
-                    found.setdefault(title.get(lane, "?"), []).append(
-                        Span(open_[0], open_[1], begin, row["ts"] * 1e3, int(open_[3]))
-                    )
+    if found.lacks:
+        problems.append(f"{line.name} lacks {found.lacks} events: steps that lack one do not count")
     return found
 
 
@@ -252,39 +221,73 @@ def _made(
     by_name: ByName,
     times: dict[int, dict[int, Times]],
     steps: list[int],
+    lines: dict[int, Line],
     problems: list[str],
 ) -> Recording:
-    ready, tail = [], []
-    buckets: list[tuple[float, float, float]] = []
-    rounds: list[tuple[float, float]] = []
-    bursts: list[float] = []
+    waits = {rank: told_waits(line, names) for rank, line in lines.items()}
+    draws: list[Draw] = []
     for step in steps:
         of = {rank: [by_name[name][rank, step] for name in names] for rank in ranks}
         done = max(span.done for mine in of.values() for span in mine)  # a rank may have the last sum before others
         for rank, mine in of.items():
             begin, end = times[rank][step].begin, times[rank][step].end
-            ready.append([span.submitted - begin for span in mine])
-            tail.append(end - max(done, max(span.submitted for span in mine)))
-        _buckets(list(of.values()), buckets, rounds, bursts)
+            draw = Draw(begin, end, done, times[rank][step].exposed, mine)
+            until = float(draw.submitted.max())
+            within = (bisect.bisect_left(waits[rank], (at,)) for at in (begin, until))
+            draw.waits = [wait for wait in waits[rank][slice(*within)] if wait.end <= until]
+            draws.append(draw)
+    unexplained = look_for_waits(draws)
+    ready = np.array([computed(draw) for draw in draws])
+    phases = phases_of(draws)
+    buckets: list[tuple[float, float, float]] = []
+    rounds: list[tuple[float, float]] = []
+    bursts: list[float] = []
+    for at in range(0, len(draws), len(ranks)):
+        _buckets([draw.spans for draw in draws[at : at + len(ranks)]], phases, buckets, rounds, bursts)
     first = ranks[min(ranks)]
     every = [times[rank][step] for rank in ranks for step in steps]
-    planes = tuple(sorted({plane for file in ranks.values() for plane, moved in file.bytes.items() if moved}))
-    known = [each for each in every if each.cpu != NONE and each.cpu >= 0]
-    cpu = sum(each.cpu for each in known) / max(sum(each.compute for each in known), 1.0)
+    planes = tuple(sorted({clean(plane) for file in ranks.values() for plane, moved in file.bytes.items() if moved}))
+    cpus = [each for each in every if each.cpu != NONE and each.cpu >= 0]
     return Recording(
         str(path), first.size, max(1, first.about.get("local_size", first.size)), first.about.get("cores", 0),
         first.about.get("fusion_threshold", 128 << 20), names,
-        np.array([max(by_name[name][0, step].bytes for step in steps[-1:]) for name in names], float),
-        len(ranks), np.array(ready), np.array(tail), np.array(buckets, float).reshape(-1, 3),
-        np.array(rounds or [(0.0, 0.0)]),
+        np.array([span.bytes for span in draws[-1].spans], float),
+        {number for number, span in enumerate(draws[-1].spans) if span.votes}, len(ranks), phases, ready,
+        np.array([draw.end - max(draw.done, draw.submitted.max()) for draw in draws]),
+        np.array(buckets, float).reshape(-1, 3), np.array(rounds or [(0.0, 0.0)]),
         float(np.clip(np.percentile(bursts, 90) if bursts else 0.0, 30e3, 2e6)),
         np.array([np.mean([times[rank][step].end - times[rank][step].begin for rank in ranks]) for step in steps]),
-        float(np.mean([each.exposed for each in every])), cpu, planes, problems,
+        float(np.mean([each.exposed for each in every])),
+        sum(each.cpu for each in cpus) / max(sum(each.compute for each in cpus), 1.0), planes, problems,
+        _doubts(names, lines, draws, len(times[first.rank]), unexplained),
     )  # fmt: skip
+
+
+def _doubts(names: list[str], lines: dict[int, Line], draws: list[Draw], steps: int, unexplained: float) -> list[str]:
+    """What comes in many steps and is not played."""
+    found = []
+    if unexplained > MATTERS:
+        found.append(f"ranks wait {unexplained:.0%} of a step for what the timeline does not tell: taken as computing")
+    others = {kind for line in lines.values() for (kind, _), times in line.others.items() if times >= steps / 2}
+    if others:
+        found.append(f"each step also has {' and '.join(sorted(others))}, which is taken to last as recorded")
+    uneven = {
+        name
+        for line in lines.values()
+        for name, spans in line.spans.items()
+        if name not in names and len(spans) >= steps / 5
+    } | {name for name, span in zip(names, draws[-1].spans) if span.set}
+    if uneven:
+        found.append(
+            f"tensors that all ranks do not average together once in each step, as {min(uneven)!r}, are taken to last "
+            "as recorded"
+        )
+    return found
 
 
 def _buckets(
     of: list[list[Span]],
+    phases: list[Phase],
     buckets: list[tuple[float, float, float]],
     rounds: list[tuple[float, float]],
     bursts: list[float],
@@ -295,14 +298,16 @@ def _buckets(
         return
     groups: dict[float, list[int]] = {}
     for place, span in enumerate(of[0]):
+        if span.votes:
+            continue
         groups.setdefault(span.begun, []).append(place)
-    computed = max(span.submitted for mine in of for span in mine)
+    last_of = {max(mine[i].submitted for mine in of for i in phase.members) for phase in phases}
     before = 0.0
     for _, members in sorted(groups.items()):
         begun = max(mine[i].begun for mine in of for i in members)
         done = max(mine[i].done for mine in of for i in members)
         submitted = max(mine[i].submitted for mine in of for i in members)
-        took, after = max(done - max(begun, before), 1.0), float(submitted >= computed)
+        took, after = max(done - max(begun, before), 1.0), float(submitted in last_of)
         buckets.append((sum(of[0][i].bytes for i in members), took, after))
         if submitted >= before:
             rounds.append((max(begun - submitted, 0.0), after))
