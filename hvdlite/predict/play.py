@@ -45,76 +45,96 @@ class Setting:
     behind: bool = True  # votes wait behind data
 
 
+class _Wire:
+    """What moves the buckets of a step: one at a time. Times in ns since the first step began."""
+
+    def __init__(
+        self, rec: Recording, cost: Cost, fit: Fit | None, setting: Setting, chance: random.Random,
+        percentile: float | None
+    ) -> None:  # fmt: skip
+        self._rec, self._cost, self._fit, self._setting = rec, cost, fit, setting
+        self._chance, self._percentile, self._rounds = chance, percentile, _rounds(rec)
+        self._size = (rec.bytes * setting.wire).tolist()
+        self._known: dict[tuple[float, bool], tuple[float, list[float]]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins: nothing is under way."""
+        self._free = self._asked = 0.0
+        self.done: dict[int, float] = {}  # by gradient
+        self.moved: list[tuple[float, float, float]] = []  # bytes, begin, end
+
+    def _takes(self, size: float, after: bool) -> float:
+        """ns of one bucket. after: all ranks are done computing."""
+        if (size, after) not in self._known:
+            ratios = [1.0] if self._fit is None else self._fit.like(size / self._setting.wire, after)
+            pool = ratios if self._percentile is None else [float(np.percentile(ratios, self._percentile))]
+            self._known[size, after] = self._cost(size), pool
+        whole, ratios = self._known[size, after]
+        return whole * self._chance.choice(ratios)
+
+    def exchange(self, order: list[int], agreed: dict[int, float]) -> None:
+        """Gradients in the order in which the last rank has them, agreed when it does."""
+        i = 0
+        while i < len(order):
+            at = max(agreed[order[i]], self._asked)
+            if self._setting.behind:
+                at = max(at, self._free)
+            j = i
+            while j < len(order) and agreed[order[j]] <= at + self._rec.burst:
+                j += 1
+            together = order[i:j]
+            self._asked = max(at, agreed[together[-1]]) + self._chance.choice(self._rounds[j == len(order)])
+            self.done.update(dict.fromkeys(self._rec.votes.intersection(together), self._asked))
+            rest = [k for k in together if k not in self._rec.votes]
+            for members in _buckets(rest, self._size, self._setting.fusion):
+                start, size = max(self._free, self._asked), sum(self._size[k] for k in members)
+                self._free = start + self._takes(size, start >= agreed[order[-1]])
+                self.done.update(dict.fromkeys(members, self._free))
+                self.moved.append((size, start, self._free))
+            i = j
+
+
 def play(
     rec: Recording, n: int, cost: Cost, fit: Fit | None, setting: Setting, steps: int = STEPS, seed: int = 0,
     picture: bool = False, percentile: float | None = None
 ) -> Played:  # fmt: skip
     """fit: whose ratios are drawn; None: every bucket takes what cost says. percentile: every bucket takes this
     percentile of them. The same seed gives the same answer."""
-    size, chance = (rec.bytes * setting.wire).tolist(), random.Random(seed)
+    chance = random.Random(seed)
+    wire, begin = _Wire(rec, cost, fit, setting, chance, percentile), np.zeros(n)
     ready_of, tail_of = rec.ready * (setting.stretch * setting.batch), rec.tail * setting.stretch
-    rounds, begin = _rounds(rec), np.zeros(n)
-    known: dict[tuple[float, bool], tuple[float, list[float]]] = {}
-
-    def takes(bytes_: float, after: bool) -> float:
-        """ns of one bucket."""
-        if (bytes_, after) not in known:
-            ratios = [1.0] if fit is None else fit.like(bytes_ / setting.wire, after)
-            pool = ratios if percentile is None else [float(np.percentile(ratios, percentile))]
-            known[bytes_, after] = cost(bytes_), pool
-        whole, ratios = known[bytes_, after]
-        return whole * chance.choice(ratios)
-
     out, seen = [], []
     for number in range(steps):
-        shown = picture and number < PICTURE_STEPS
+        shown = range(min(n, SHOWN) if picture and number < PICTURE_STEPS else 0)
         drawn = _drawn(chance, len(ready_of), rec.together, n)
         ready, tail = ready_of[drawn], tail_of[drawn]
         if setting.stretch > 1:  # they share processors: what one takes longer, the others take longer, too
             ready, tail = np.broadcast_to(ready.mean(0), ready.shape), np.full(n, tail.mean())
         now, waited, late = begin.copy(), np.zeros(n), np.zeros(n)  # now: when a rank would be here if it only computed
         arrived = now
-        done: dict[int, float] = {}
-        free = asked = 0.0
+        wire.begin()
         for phase in rec.phases:
             if phase.after and n > 1:
                 stops = now + ready[:, phase.members].min(1) - phase.gap * setting.stretch
-                goes_on = max(done[i] for i in phase.after)
-                pause = np.maximum(0.0, goes_on - stops)
-                if shown:
-                    seen += [(r, "waits", stops[r], stops[r] + pause[r]) for r in range(min(n, SHOWN)) if pause[r]]
+                pause = np.maximum(0.0, max(wire.done[i] for i in phase.after) - stops)
+                seen += [(rank, "waits", stops[rank], stops[rank] + pause[rank]) for rank in shown]
                 late += np.minimum(pause, np.maximum(0.0, arrived.max() - stops))
                 waited, now = waited + pause, now + pause
             absolute = ready[:, phase.members] + now[:, None]
-            moment = absolute.max(0)
+            moment, arrived = absolute.max(0), absolute.max(1)
             order = [phase.members[i] for i in np.argsort(moment, kind="stable").tolist()]
-            agreed = dict(zip(phase.members, moment.tolist()))
-            arrived, i = absolute.max(1), 0
-            while i < len(order) and n > 1:
-                at = max(agreed[order[i]], asked)
-                if setting.behind:
-                    at = max(at, free)
-                j = i
-                while j < len(order) and agreed[order[j]] <= at + rec.burst:
-                    j += 1
-                asked = max(at, agreed[order[j - 1]]) + chance.choice(rounds[j == len(order)])
-                done.update(dict.fromkeys(rec.votes.intersection(order[i:j]), asked))
-                for members in _buckets([k for k in order[i:j] if k not in rec.votes], size, setting.fusion):
-                    start, bytes_ = max(free, asked), sum(size[k] for k in members)
-                    free = start + takes(bytes_, start >= agreed[order[-1]])
-                    done.update(dict.fromkeys(members, free))
-                    if shown:
-                        seen.append((-1, f"{bytes_ / 1e6:.2f} MB", start, free))
-                i = j
-        over = max(done.values(), default=0.0)
+            if n > 1:
+                wire.exchange(order, dict(zip(phase.members, moment.tolist())))
+        over = max(wire.done.values(), default=0.0)
         ends = np.maximum(np.maximum(over, arrived) + tail, arrived)
         last = np.maximum(0.0, over - arrived)
         late += np.minimum(last, arrived.max() - arrived)
         out.append(((ends - begin).mean(), (waited + last).mean(), late.mean()))
-        if shown:
-            for rank in range(min(n, SHOWN)):
-                seen += [(rank, "waits", arrived[rank], arrived[rank] + last[rank])]
-                seen.append((rank, "step", begin[rank], ends[rank]))
+        for rank in shown:
+            seen.append((rank, "step", begin[rank], ends[rank]))
+            seen.append((rank, "waits", arrived[rank], arrived[rank] + last[rank]))
+        seen += [(-1, f"{size / 1e6:.2f} MB", start, end) for size, start, end in wire.moved if shown]
         begin = ends
     rows = np.array(out)
     step, exposed, behind = rows.mean(0).tolist()

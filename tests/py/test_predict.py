@@ -17,14 +17,12 @@ MS = 1_000_000
 JOB = str(Path(__file__).parents[2] / "examples/benchmarks/predictions.py")
 
 
-def write(
-    folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, job="j", late=0, cut=0, lost=(), loss=None, other=0
-):
+def write(folder, size=2, steps=20, sizes=(1 << 20, 3 << 20), apart=True, late=0, lost=(), loss=None, other=0, **rest):
     """A recording as ranks write it: gradient i is ready 10 (i + 1) ms after a step's begin (rank 1: `late` ms later),
     its bucket takes 1 ms and 2 ns a byte, a step ends 5 ms behind the last. loss: one more tensor, 3 ms after the rank
     has waited for the others, and 5 ms before the end; "told": the timeline has that wait. other: an allgather that
     ranks wait for, so many ms."""
-    job, cut = more.get("job", "j"), more.get("cut", 0)
+    job, cut = rest.get("job", "j"), rest.get("cut", 0)
     folder.mkdir(exist_ok=True)
     took = [1 * MS + 2 * s for s in sizes]
     for rank in range(size):
