@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FORMAT = "hvdlite-parallel-1"
-BYTES_MAX = 16 << 20
+BYTES_MAX, NUMBER_MAX = 16 << 20, 1 << 20
 SCHEDULES = ("1f1b", "gpipe")
 
 
@@ -48,8 +48,8 @@ def _checked(micro: Any, schedule: Any, shape: Any, stages: Any) -> Planned:
     if not isinstance(shape, dict) or set(shape) != {"dp", "pp", "tp"}:
         raise ValueError("shape must have the axes dp, pp and tp")
     for what, number in {"micro_batches": micro, **shape}.items():
-        if type(number) is not int or number < 1:
-            raise ValueError(f"{what} is {number!r}: it must be a whole number of at least 1")
+        if type(number) is not int or not 1 <= number <= NUMBER_MAX:
+            raise ValueError(f"{what} is {repr(number)[:40]}: it must be a whole number of 1 to {NUMBER_MAX}")
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule is {schedule!r}: it must be {' or '.join(SCHEDULES)}")
     if not isinstance(stages, list) or len(stages) != shape["pp"]:

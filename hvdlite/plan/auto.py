@@ -96,6 +96,8 @@ def choose(chain: Chain, ranks: int) -> Plan:
         )
     tried.sort(key=lambda each: each[0])
     ms, shape, grid, found, busiest = tried[0]
+    if not ms > 0:
+        raise PlanError("the layers take no time, so no plan is faster than another [HVD005]")
     others = [(each[0], each[1]) for each in tried]
     why = [*_why(grid, found, ms, busiest), *_beside(chain, ranks, others, refused)]
     return Plan(shape, found, chain.micro, ms, why)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .commands import models, tables
+from .table import plain
 
 WRONG, NOT_PROVED = 2, 1
 
@@ -35,6 +36,6 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return WRONG
     except (ValueError, OSError, ImportError) as error:
-        told = f"{error} [HVD008]" if isinstance(error, OSError) else str(error)
+        told = plain(f"{error} [HVD008]" if isinstance(error, OSError) else error)
         print(f"hvdlite-plan: {told}", file=sys.stderr)
         return NOT_PROVED if told.endswith("[HVD001]") else WRONG

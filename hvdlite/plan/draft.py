@@ -2,17 +2,18 @@
 
 A generator is a function of a draft (registry.py). It reads `kind`, `size`, `root`, `hosts` and `links`, sets `chunks`
 if the buffer is not cut in as many pieces as there are ranks, and calls `move`, `fold` and `next`. The draft ends a
-generator that never would: there is a most of moves.
+generator that never would: there is a most of moves and of steps.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .links import Links
-from .table import FOLD, HOW, MOVES_MAX, STEPS_MAX, PlanError, Table, bounds, moves_of
+from .table import FOLD, HOW, MOVES_MAX, STEPS_MAX, PlanError, Table, bounds, moves_of, plain
 
 
 @dataclass
@@ -44,24 +45,30 @@ class Draft:
         self._add(step, rank, rank, at, n, FOLD)
 
     def next(self) -> None:
-        """Moves from here on belong to the next step."""
+        """Moves from here on belong to the next step. Raises PlanError."""
+        if self.step >= MOVES_MAX:  # not STEPS_MAX: steps without moves do not count in the end
+            raise PlanError(f"plan {self.name!r}: its generator makes more than {MOVES_MAX} steps [HVD003]")
         self.step += 1
 
     def _add(self, step: int | None, *rest: int) -> None:
         if len(self.moves) >= MOVES_MAX:
             raise PlanError(f"plan {self.name!r}: its generator makes more than {MOVES_MAX} moves [HVD003]")
         row = (self.step if step is None else step, *rest)
-        self.moves.append(tuple(map(int, row)))  # type: ignore[arg-type]  # six of them
+        try:
+            self.moves.append(tuple(map(operator.index, row)))  # type: ignore[arg-type]  # six of them
+        except TypeError:
+            told = plain(row, 80)
+            raise PlanError(f"plan {self.name!r}: the move {told} is not of whole numbers [HVD003]") from None
 
     def table(self) -> Table:
         """The moves as a table, in the order of steps, not proved. Raises PlanError."""
         try:
-            moves = moves_of(self.moves)
-        except (ValueError, OverflowError) as error:
+            moves, chunks = moves_of(self.moves), operator.index(self.chunks)
+        except (ValueError, OverflowError, TypeError) as error:
             raise PlanError(f"plan {self.name!r}: {error} [HVD002]") from None
         moves = moves[np.argsort(moves["step"], kind="stable")]
         if len(moves) and moves["step"][-1] >= STEPS_MAX and moves["step"][0] >= 0:  # most of them empty, perhaps
             moves["step"] = np.unique(moves["step"], return_inverse=True)[1].reshape(-1)
-        made = Table(self.name, self.kind, self.size, self.chunks, moves, self.root)
+        made = Table(self.name, self.kind, self.size, chunks, moves, self.root)
         bounds(made)
         return made

@@ -25,6 +25,11 @@ WIDTH, LANE, LEFT, TOP = 960, 44, 70, 40
 SPANS = {"F": "forward", "B": "backward", "send": "transfer", "sum": "sum of gradients"}
 
 
+def some(count: int, what: str) -> str:
+    """ "1 move", "2 moves"."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def _played(table: Table, count_bytes: int, links: Links, cursors: str) -> list[tuple[Any, float, float, float]]:
     """Of each move its row, when it starts and ends, and when its bytes are there; ns."""
     tasks, later = of_table(table, count_bytes, links, cursors)
@@ -41,8 +46,8 @@ def svg(table: Table, count_bytes: int, links: Links, cursors: str = "link") -> 
     def x(time: float) -> float:
         return round(LEFT + time / (last or 1.0) * (WIDTH - LEFT - 20), 1)
 
-    title = f"{table.name}: {table.kind} of {count_bytes:,} bytes on {table.size} ranks, {last / 1e3:,.1f} us, "
-    title += f"{len(moves)} moves in {table.steps} steps"
+    title = f"{table.name}: {table.kind} of {count_bytes:,} bytes on {some(table.size, 'rank')}, "
+    title += f"{last / 1e3:,.1f} us, {some(len(moves), 'move')} in {some(table.steps, 'step')}"
     if len(moves) > ARROWS_MAX:
         title += f"; the first {ARROWS_MAX} are drawn"
     y = [TOP + LANE * rank for rank in range(table.size)]

@@ -114,6 +114,7 @@ def of_table(table: Table, count_bytes: int, links: Links, cursors: str = "link"
     read: dict[tuple[int, int], list[int]] = {}
     kept: dict[tuple[int, int], list[int]] = {}
     last: dict[Any, int] = {}
+    same: dict[tuple[int, int, float], tuple[float, tuple[tuple[Hashable, float], ...], float]] = {}
     edges = np.searchsorted(table.moves["step"], np.arange(table.steps + 1))
     for step in range(table.steps):
         rows = table.moves[edges[step] : edges[step + 1]].tolist()
@@ -125,7 +126,15 @@ def of_table(table: Table, count_bytes: int, links: Links, cursors: str = "link"
                 made.append(tasks.add(0.0, (), [(w, later[w]) for w in waits], ("fold", src)))
                 later.append(0.0)
                 continue
-            alpha, uses = links.of(src, dst)
+            if (
+                src,
+                dst,
+                size,
+            ) not in same:  # the same tuples again: fewer of them to make, and for Python to look through
+                alpha, uses = links.of(src, dst)
+                held = tuple((name, min(links.busy, alpha) + size * beta) for name, beta in uses)
+                same[src, dst, size] = max(each for _, each in held), held, alpha - min(links.busy, alpha)
+            takes, holds, late = same[src, dst, size]
             data = {w for c in chunks for w in wrote.get((src, c), ())}
             order = set()
             if how != STAGE:
@@ -133,10 +142,8 @@ def of_table(table: Table, count_bytes: int, links: Links, cursors: str = "link"
             cursor: list[Any] = [(src, dst)] + ([("out", src), ("in", dst)] if cursors == "rank" else [])
             order |= {last[key] for key in cursor if key in last}
             waiting = [(w, later[w]) for w in sorted(data)] + [(w, 0.0) for w in sorted(order - data)]
-            busy = min(links.busy, alpha)
-            holds = tuple((name, busy + size * beta) for name, beta in uses)
-            made.append(tasks.add(max(held for _, held in holds), holds, waiting, (src, dst, first, n, how, step)))
-            later.append(alpha - busy)
+            made.append(tasks.add(takes, holds, waiting, (src, dst, first, n, how, step)))
+            later.append(late)
             last.update(dict.fromkeys(cursor, made[-1]))
         _note(rows, made, wrote, read, kept)
     return tasks, later

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .search import LAYERS_MAX, Layer
-from .table import PlanError
+from .table import PlanError, named
 
 FORMAT = "hvdlite-layers-1"
 BYTES_MAX = 16 << 20
@@ -51,8 +51,8 @@ def read(path: str | Path) -> list[Layer]:
 
 def _layer(number: int, row: Any) -> Layer:
     known = {each.name: each.default is MISSING for each in fields(Layer)}
-    if not isinstance(row, dict) or not isinstance(row.get("name"), str) or len(row["name"]) > 200:
-        raise ValueError(f"layer {number} is no object with a name of at most 200 letters")
+    if not isinstance(row, dict) or not named(row.get("name"), 200):
+        raise ValueError(f"layer {number} is no object with a name of at most 200 letters that can be printed")
     wrong = [f"{name} is missing" for name, needed in known.items() if needed and name not in row]
     wrong += [f"{str(name)[:40]} is no field" for name in row if name not in known]
     if wrong:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from .table import SIZE_MAX, PlanError
+from .table import SIZE_MAX, PlanError, plain
 from .units import ns_a_byte, time_ns
 
 FORMAT = "hvdlite-topology-1"
 Use = tuple[float, tuple[tuple[Hashable, float], ...]]
 LINKS_MAX = 1 << 20
+DIMS_MAX = 6  # of a grid: they have 720 orders
 
 
 class Links:
@@ -61,7 +63,9 @@ class Links:
         host_of = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}
         size = sum(map(len, hosts))
         if sorted(host_of) != list(range(size)):
-            raise PlanError(f"hosts {[list(each) for each in hosts]!r}: each rank from 0 on stands once [HVD004]")
+            raise PlanError(
+                f"hosts {plain([list(each) for each in hosts], 80)}: each rank from 0 on stands once [HVD004]"
+            )
         near, far = (
             (time_ns(inside[0]), ns_a_byte(inside[1])),
             (time_ns(between[0]), ns_a_byte(between[1])),
@@ -79,7 +83,10 @@ class Links:
     def grid(dims: Sequence[int], rates: Sequence[str | float], alpha: str | float) -> Links:
         """A switch for each line of each dimension; ranks in row-major order."""
         late, each = time_ns(alpha), [ns_a_byte(rate) for rate in rates]
-        if len(dims) != len(each) or min(dims, default=0) < 1:
+        if not 1 <= len(dims) <= DIMS_MAX or min(dims) < 1 or math.prod(dims) > SIZE_MAX:
+            told = plain("x".join(map(str, dims)), 80)
+            raise PlanError(f"{told} is no grid of 1 to {DIMS_MAX} dimensions and {SIZE_MAX} ranks [HVD004]")
+        if len(dims) != len(each):
             raise PlanError(f"a grid of {'x'.join(map(str, dims))} needs {len(dims)} rates, not {len(each)} [HVD004]")
         place = list(itertools.product(*map(range, dims)))
 

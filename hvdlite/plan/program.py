@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .table import SIZE_MAX, PlanError
+from .table import SIZE_MAX, PlanError, named, plain
 
 FORMAT = "hvdlite-program-1"
 COLLECTIVES = ("ar", "rs", "ag", "own")
 INPUTS_OF = {"add": 2, "cat": 2, "scale": 1, "linear": 1, "cut": 1, **dict.fromkeys(COLLECTIVES, 1)}
 LINES_MAX, ELEMENTS_MAX, CELLS_MAX = 1000, 1024, 1 << 24
+WORK_MAX = 1 << 22  # products and sums of an evaluation, of which a search makes hundreds
 PRIME = (1 << 31) - 1
 Vectors = dict[str, list[NDArray[np.int64]]]
 
@@ -74,7 +75,7 @@ class Program:
             if absent or not self.outputs:
                 raise ValueError(f"there is no vector {absent[0]!r}" if absent else "there is none")
         except (ValueError, TypeError) as error:
-            raise PlanError(f"{at[:80]}: {str(error)[:120]} [HVD006]") from None
+            raise PlanError(f"{plain(at, 80)}: {plain(error, 120)} [HVD006]") from None
         object.__setattr__(self, "lengths", known)
 
     @property
@@ -90,6 +91,8 @@ class Program:
             if name not in known:
                 raise ValueError(f"there is no vector {name!r} yet")
         n = known[inputs[0]]
+        if (group is not None and op not in COLLECTIVES) or (more is not None and op not in ("cut", "scale", "linear")):
+            raise ValueError(f"{op!r} has a group or one thing more, which it cannot use")
         if op in COLLECTIVES:
             if group not in self.parts:
                 raise ValueError(f"there is no group {group!r}; there are {', '.join(self.parts)}")
@@ -118,7 +121,7 @@ class Program:
 
 
 def _note(known: dict[str, int], name: Any, length: Any) -> None:
-    if not isinstance(name, str) or not 1 <= len(name) <= 64 or name in known:
+    if not named(name, 64) or not name or name in known:
         raise ValueError(f"{str(name)[:40]!r} is no new name")
     if type(length) is not int or not 1 <= length <= ELEMENTS_MAX:
         raise ValueError(f"{name} has {length!r} elements: there are 1 to {ELEMENTS_MAX}")
@@ -128,8 +131,8 @@ def _note(known: dict[str, int], name: Any, length: Any) -> None:
 def groups(axes: Sequence[tuple[str, int]]) -> dict[str, list[list[int]]]:
     """The ranks of each group of a grid."""
     names, lengths = [name for name, _ in axes], [length for _, length in axes]
-    if len(set(names)) < len(names) or not all(isinstance(name, str) and name and "+" not in name for name in names):
-        raise ValueError("axes have different names, without +")
+    if len(set(names)) < len(names) or not all(named(name, 64) and name and "+" not in name for name in names):
+        raise ValueError("axes have different names, without + and of at most 64 letters that can be printed")
     places = list(itertools.product(*map(range, lengths)))
     found = {}
     for k in range(1, len(names) + 1):
@@ -155,6 +158,12 @@ def from_json(text: str, origin: str = "program") -> Program:
         program = Program(axes, dict(said["inputs"]), lines, tuple(said["outputs"]))
         if program.size * sum(program.lengths.values()) > CELLS_MAX:  # what a proof would have in memory
             raise ValueError(f"its vectors have more than {CELLS_MAX} elements on all ranks together")
+        work = 0
+        for number, line in enumerate(lines, 1):
+            rows = line.more[0] if line.op == "linear" else 1
+            work += program.size * program.lengths[line.inputs[0]] * rows
+            if work > WORK_MAX:
+                raise ValueError(f"up to line {number} an evaluation makes more than {WORK_MAX} products and sums")
         return program
     except PlanError as error:
         raise PlanError(f"{origin}: {error}") from None

@@ -71,20 +71,43 @@ class _State:
         if table.kind in SUMS:
             self.want[:] = sum(map(int, number[:, 0])) % P
         self.values: list[Array] = [number.flatten(), made.flatten(), np.ones(gives.size, np.float32)]
-        self.kept: list[tuple[Array, ...]] = []  # (place, who, number, expression, count)
+        staged = int(table.moves["n"][table.moves["how"] == STAGE].sum(dtype=np.int64))
+        self.kept: list[Array] = [np.empty(staged, np.int64), *(np.empty(staged, each.dtype) for each in self.values)]
+        self.before = np.empty(staged, np.int64)  # of a kept part that of the same place before it; -1: there is none
+        self.last = np.full(gives.size if staged else 0, -1)  # the last part that is kept of a place
+        self.filled = 0
 
     def add(self, at: Array, more: list[Array]) -> None:
         number, made, count = self.values
         number[at], made[at], count[at] = _add([each[at] for each in self.values], more)
 
-    def fold(self, at: Array, chunks: int) -> tuple[int, int] | None:
+    def keep(self, at: Array, who: Array, values: list[Array]) -> None:
+        """Keeps values until a fold: what is kept of a place is a chain, so a fold reads no other place."""
+        order, new = np.argsort(at, kind="stable"), np.arange(self.filled, self.filled + len(at))
+        at, self.filled = at[order], self.filled + len(at)
+        for mine, more in zip(self.kept, (who, *values)):
+            mine[new] = more[order]
+        self.before[new] = np.where(np.append(True, at[1:] != at[:-1]), self.last[at], new - 1)
+        end = np.append(at[1:] != at[:-1], True)
+        self.last[at[end]] = new[end]
+
+    def fold(self, at: Array, ranks: int) -> tuple[int, int] | None:
         """Combines in rank order. (place, who) of what is kept twice."""
-        self.kept.append((at, at // chunks, *(each[at] for each in self.values)))
-        kept = [np.concatenate(each) for each in zip(*self.kept)]
-        now = np.isin(kept[0], at)
-        self.kept = [tuple(each[~now] for each in kept)]
-        order = np.lexsort((kept[1][now], kept[0][now]))
-        place, who, *values = (each[now][order] for each in kept)
+        chunks = self.values[0].size // ranks
+        own = [at // chunks, *(each[at] for each in self.values)]
+        all_at, found = [at], [np.full(0, -1)]
+        where, links = at, self.last[at] if self.filled else found[0]
+        while len(links) and len(all_at) <= ranks + 1:  # of so many parts two are of one rank
+            where, links = where[links >= 0], links[links >= 0]
+            all_at.append(where)
+            found.append(links)
+            links = self.before[links]
+        if self.filled:
+            self.last[at] = -1
+        place, ids = np.concatenate(all_at), np.concatenate(found)
+        order = np.lexsort((np.concatenate([own[0], self.kept[0][ids]]), place))
+        who, *values = (np.concatenate([mine, kept[ids]])[order] for mine, kept in zip(own, self.kept))
+        place = place[order]
         twice = np.flatnonzero((place[1:] == place[:-1]) & (who[1:] == who[:-1]))
         if len(twice):
             return int(place[twice[0]]), int(who[twice[0]])
@@ -149,10 +172,12 @@ def _step(table: Table, state: _State, step: int, rows: Moves) -> None:
     twice = lands[1:] == lands[:-1]
     if twice.any():
         refuse(lands[1:][twice][0], "two moves write chunk {chunk} of rank {rank}: which is first is not said")
-    race = ~fold & np.isin(here, lands)
-    if race.any():
-        refuse(here[race][0], "rank {rank} sends chunk {chunk} and writes it, too")
-    if fold.any() and (race := keep & np.isin(there, there[fold])).any():
+    if not fold.all() and (race := ~fold & np.isin(here, lands)).any():
+        refuse(
+            here[race][0],
+            "rank {rank} sends chunk {chunk} and writes it, too, maybe before it is sent: stage it, then fold",
+        )
+    if fold.any() and keep.any() and (race := keep & np.isin(there, there[fold])).any():
         refuse(there[race][0], "rank {rank} folds chunk {chunk} while a part of it still comes")
     values = [each[here] for each in state.values]
     for mine, value in zip(state.values, values):
@@ -160,8 +185,8 @@ def _step(table: Table, state: _State, step: int, rows: Moves) -> None:
     add = how == REDUCE
     state.add(there[add], [value[add] for value in values])
     if keep.any():
-        state.kept.append((there[keep], src[keep], *(value[keep] for value in values)))
-    again = state.fold(there[fold], c) if fold.any() else None
+        state.keep(there[keep], src[keep], [value[keep] for value in values])
+    again = state.fold(there[fold], table.size) if fold.any() else None
     if again:
         refuse(again[0], f"rank {{rank}} folds chunk {{chunk}} and has kept that of rank {again[1]} twice")
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from .draft import Draft
 from .links import Links
 from .prove import prove
-from .table import SIZE_MAX, PlanError, Table, from_json
+from .table import KINDS, NAME_MAX, SIZE_MAX, PlanError, Table, from_json, named, plain
 
 GROUP = "hvdlite.plans"
 FILE_MAX = 64 << 20  # bytes: 2^20 moves of the longest numbers have 40 MB
@@ -31,19 +31,26 @@ Generator = Callable[..., None]
 class _Algorithm(NamedTuple):
     kinds: tuple[str, ...]
     generator: Generator
+    module: str  # "": of code that stands in none
 
 
 _known: dict[str, _Algorithm] = {}
 
 
-def algorithm(name: str, kinds: Sequence[str] = ("allreduce",)) -> Callable[[Generator], Generator]:
+def algorithm(name: str, kinds: str | Sequence[str] = ("allreduce",)) -> Callable[[Generator], Generator]:
     """Registers a generator f(draft, **more) that calls the draft's move, fold and next. Raises PlanError."""
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    if not named(name, NAME_MAX):
+        raise PlanError(f"plan {name!r:.80}: a name has at most {NAME_MAX} letters that can be printed [HVD003]")
+    if not kinds or not set(kinds) <= set(KINDS):
+        raise PlanError(f"plan {name!r}: kinds {kinds!r:.80}: they are of {', '.join(KINDS)} [HVD003]")
 
     def register(generator: Generator) -> Generator:
+        here = getattr(generator, "__module__", None) or ""
         if name in _known:
-            there, here = (f.__module__ for f in (_known[name].generator, generator))
+            there = _known[name].module
             raise PlanError(f"plan {name!r} of {here}: {there} has a plan of this name already [HVD003]")
-        _known[name] = _Algorithm(tuple(kinds), generator)
+        _known[name] = _Algorithm(kinds, generator, here)
         return generator
 
     return register
@@ -65,9 +72,9 @@ def found_elsewhere() -> list[str]:
         try:
             point.load()
         except (Exception, SystemExit) as error:
-            for name in [name for name, known in _known.items() if known.generator.__module__ not in sys.modules]:
+            for name in [name for name, known in _known.items() if known.module and known.module not in sys.modules]:
                 del _known[name]  # no half of a module
-            problems.append(f"plan {point.name} ({point.value}): {type(error).__name__}: {error}")
+            problems.append(plain(f"plan {point.name} ({point.value}): {type(error).__name__}: {error}"))
     return problems
 
 
@@ -77,8 +84,8 @@ def names() -> dict[str, tuple[tuple[str, ...], str, str]]:
     return {
         name: (
             known.kinds,
-            ((known.generator.__doc__ or "").strip().splitlines() or [""])[0],
-            known.generator.__module__.partition(".")[0],
+            plain(((known.generator.__doc__ or "").strip().splitlines() or [""])[0]),
+            known.module.partition(".")[0],
         )
         for name, known in sorted(_known.items())
     }
@@ -102,7 +109,7 @@ def make(
         found_elsewhere()
     if name not in _known:
         raise PlanError(f"there is no plan {str(name)[:40]!r}; there are {', '.join(sorted(_known))} [HVD003]")
-    kinds, generator = _known[name]
+    kinds, generator, _ = _known[name]
     if kind not in kinds:
         raise PlanError(f"plan {name!r} is for {', '.join(kinds)}, not for {kind} [HVD003]")
     if not 1 <= size <= SIZE_MAX or not 0 <= root < size:
@@ -111,16 +118,19 @@ def make(
         raise PlanError(f"plan {name!r} is for {size} ranks, the links are those of {links.size} [HVD004]")
     hosts = hosts or (links.hosts if links else None)
     if hosts and sorted(rank for each in hosts for rank in each) != list(range(size)):
-        raise PlanError(f"plan {name!r}: hosts {hosts!r}: each of {size} ranks stands once [HVD004]")
+        raise PlanError(f"plan {name!r}: hosts {plain(hosts, 80)}: each of {size} ranks stands once [HVD004]")
     draft = Draft(name, kind, size, root, hosts, links)
     try:
         generator(draft, **more)
         table = draft.table()
     except PlanError:
         raise
-    except Exception as error:
-        told = f"{type(error).__name__}: {str(error)[:200]}"
+    except (Exception, SystemExit) as error:
+        told = f"{type(error).__name__}: {plain(error, 200)}"
         raise PlanError(f"plan {name!r}: its generator raised {told} [HVD003]") from error
+    if (table.name, table.kind, table.size, table.root) != (name, kind, size, root):
+        made = plain(f"{table.kind} on {table.size} ranks with the root {table.root}, {table.name!r}", 120)
+        raise PlanError(f"plan {name!r}: its generator makes another plan than was asked for: {made} [HVD003]")
     prove(table)
     return table
 

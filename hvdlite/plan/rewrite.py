@@ -168,6 +168,8 @@ def improve(program: Program, where: Where, budget: int = 300) -> Improved:
         if now.ns > 1.5 * best[0].ns:
             continue
         for rule, other in rewrites(current, fresh):
+            if budget <= 0:
+                break
             budget -= 1
             shape = _shape(other)
             if shape in seen:

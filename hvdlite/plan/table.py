@@ -5,8 +5,10 @@
         reduce  adds them to its own        fold    (src is dst) adds its own and all that it kept, by rank
 
 A move has both ends, so no send lacks its receive, and ranges cannot differ. There are no loops and no conditions. All
-moves of a step read what was there before the step. A buffer of any size is cut into `chunks` pieces, the first of
-which are one element longer, as the core cuts (csrc/algo). Of an alltoall the chunks are the cells (from, to).
+moves of a step read what was there before the step; but none writes what another one sends, as that could be under way
+still: ranks that add into each other stage what comes, and fold it in the next step. A buffer of any size is cut into
+`chunks` pieces, the first of which are one element longer, as the core cuts (csrc/algo). Of an alltoall the chunks are
+the cells (from, to).
 
 A table says nothing of whether it sums: `prove.py` does.
 """
@@ -37,6 +39,19 @@ Moves = NDArray[Any]
 
 class PlanError(ValueError):
     """A plan that is wrong: the text names its file or name, and step, rank and chunk."""
+
+
+def plain(text: object, most: int = 300) -> str:
+    """A text for one line of a terminal: what the terminal would obey is a "?", and of a long one the middle is cut."""
+    told = " ".join(str(text)[: 100 * most].split())
+    if len(told) > most:
+        told = f"{told[: most * 2 // 3]} ... {told[-(most // 3) :]}"
+    return "".join(each if each.isprintable() else "?" for each in told)
+
+
+def named(name: object, most: int) -> bool:
+    """Whether it may be a name: of at most so many letters, and none that a terminal or a picture would obey."""
+    return isinstance(name, str) and len(name) <= most and name.isprintable()
 
 
 class Row(NamedTuple):
@@ -115,6 +130,8 @@ class Table:
 def bounds(table: Table) -> None:
     """Raises PlanError for what is outside, before memory is taken for it."""
     m, name = table.moves, table.name
+    if not named(name, NAME_MAX):
+        raise PlanError(f"plan {name!r:.80}: a name has at most {NAME_MAX} letters that can be printed [HVD002]")
     if table.kind not in KINDS:
         raise PlanError(f"plan {name!r}: kind {str(table.kind)[:40]!r} is none of {', '.join(KINDS)} [HVD002]")
     if not 1 <= table.size <= SIZE_MAX:

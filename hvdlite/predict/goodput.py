@@ -39,11 +39,13 @@ class Noise:
 
     def add(self, squares: Sequence[float], mean_square: float, batch: int) -> None:
         """One step of several ranks. squares: of the norm of each rank's gradient; mean_square: of the norm of their
-        mean; batch: samples of a rank."""
+        mean; batch: samples of a rank. ValueError for a number that is not finite, which no later step would mend."""
         n = len(squares)
         if n < 2 or batch < 1:
             raise ValueError(f"noise needs the gradients of two ranks and a sample each, not {n} and {batch} [HVD008]")
         m, k = float(np.mean(squares)), self.smooth
+        if not math.isfinite(m) or not math.isfinite(mean_square):
+            raise ValueError(f"squares of norms must be finite, not {m} on average and {mean_square} [HVD008]")
         self._square = k * self._square + (1 - k) * (n * mean_square - m) / (n - 1)
         self._variance = k * self._variance + (1 - k) * (m - mean_square) * batch * n / (n - 1)
         self._weight = k * self._weight + 1 - k
@@ -68,8 +70,11 @@ class Noise:
 
     @property
     def phi(self) -> float:
-        """variance / |G|^2: the batch at which noise and gradient are alike."""
-        return max(self.variance, 0.0) / max(self.square, 1e-30)
+        """variance / |G|^2: the batch at which noise and gradient are alike. ValueError while the estimate of |G|^2 is
+        not above zero: there was no step yet, or noise hides the gradient until more steps are averaged."""
+        if not self.square > 0:
+            raise ValueError(f"|G|^2 is estimated as {self.square}: more steps are needed [HVD008]")
+        return max(self.variance, 0.0) / self.square
 
 
 def efficiency(phi: float, batch: float, first: float) -> float:

@@ -182,6 +182,19 @@ def test_what_would_take_too_long_is_refused():
         prove(drafted(2, "0=1;" * (MOVED_MAX // (1 << 20) + 1), chunks=1 << 20, n=1 << 20))
 
 
+def test_many_folds_beside_much_that_is_kept_are_quick():
+    draft = Draft("mine", "allreduce", 64)
+    for k in range(6300):
+        draft.move(1 + k % 63, 0, 0, 64, "stage")
+    for k in range(1000):
+        draft.next()
+        draft.fold(1 + k % 63, 0)
+    table, begin = draft.table(), time.process_time()
+    with pytest.raises(PlanError, match="in the end chunk 0 of rank 0 lacks"):
+        prove(table)
+    assert time.process_time() - begin < 2
+
+
 def test_rows_are_aligned_and_mean_the_same():
     for table in itertools.chain.from_iterable(every_plan(n) for n in (2, 3, 4, 6, 8)):
         n, share, moves = table.size, table.chunks // table.size, []

@@ -37,7 +37,7 @@ def package(tmp_path, monkeypatch):
     """A package of somebody else's: one plan that is good, three modules that cannot be imported."""
     modules = {
         "plans_theirs": THEIRS,
-        "plans_broken": THEIRS.replace("theirs", "half") + "raise RuntimeError('no')\n",
+        "plans_broken": THEIRS.replace("theirs", "half") + "raise RuntimeError('no\x1b')\n",
         "plans_ends": "raise SystemExit(3)\n",
         "plans_twice": THEIRS.replace("theirs", "ring"),
     }
@@ -67,7 +67,7 @@ def test_a_package_of_somebody_else_s(package):
     assert registry.names()["theirs"] == (("allreduce",), "to rank 0 and back", "plans_theirs")
     problems = registry.found_elsewhere()
     assert [line.split()[1] for line in problems] == ["plans_broken", "plans_ends", "plans_twice"]
-    assert "RuntimeError: no" in problems[0] and "SystemExit: 3" in problems[1]
+    assert "RuntimeError: no?" in problems[0] and "SystemExit: 3" in problems[1]
     assert "plan 'ring' of plans_twice: hvdlite.plan.generators.ring has a plan of this name already" in problems[2]
     assert "half" not in registry.names()
 
@@ -75,6 +75,16 @@ def test_a_package_of_somebody_else_s(package):
 def test_a_name_twice_is_refused():
     with pytest.raises(PlanError, match=r"plan 'ring' of \S+: .* already \[HVD003\]"):
         algorithm("ring")(print)
+    with pytest.raises(PlanError, match=r"letters that can be printed \[HVD003\]"):
+        algorithm("\x1b[31m")
+    with pytest.raises(PlanError, match=r"they are of allreduce, .* \[HVD003\]"):
+        algorithm("mine", kinds="allsum")
+
+
+def test_a_generator_of_no_module_stays(package):
+    exec(THEIRS.replace('"theirs"', '"typed", kinds="allreduce"'), {})
+    registry.found_elsewhere()
+    assert registry.names()["typed"][0] == ("allreduce",) and prove(make("typed", 3)).moves == 4
 
 
 def test_a_generator_that_fails_is_named():
@@ -91,6 +101,21 @@ def test_a_generator_that_fails_is_named():
     def unfinished(draft):
         draft.move(0, 1, 0)
 
+    def refused(does, text):
+        registry._known.pop("wrong", None)
+        algorithm("wrong")(does)
+        with pytest.raises(PlanError, match=rf"plan 'wrong': {text}.*\[HVD00[23]\]"):
+            make("wrong", 2)
+
+    def steps(draft):
+        while True:
+            draft.next()
+
+    refused(steps, rf"its generator makes more than {MOVES_MAX} steps")
+    refused(lambda draft: sys.exit(3), "its generator raised SystemExit: 3")
+    refused(lambda draft: draft.move(0.9, 1, 0), r"the move \(0, 0.9, 1, 0, 1, 1\) is not of whole numbers")
+    refused(lambda draft: setattr(draft, "chunks", 1.5), "'float' object")
+    refused(lambda draft: setattr(draft, "size", 1), "its generator makes another plan than was asked for")
     with pytest.raises(PlanError, match=r"plan 'fails': its generator raised KeyError: 'seven' \[HVD003\]") as error:
         make("fails", 2)
     assert isinstance(error.value.__cause__, KeyError)

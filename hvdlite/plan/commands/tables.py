@@ -118,7 +118,7 @@ def _played(asked: argparse.Namespace) -> tuple[list[Table], Links, list[tuple[s
 def show(asked: argparse.Namespace) -> int:
     problems, names = registry.found_elsewhere(), registry.names()
     for name, (kinds, about, package) in names.items():
-        print(f"{name:14} {', '.join(kinds)}" + (f"  (of {package})" if package != "hvdlite" else ""))
+        print(f"{name:14} {', '.join(kinds)}" + (f"  (of {package})" if package not in ("", "hvdlite") else ""))
         print(f"{'':14}     {about}")
     for problem in problems:
         print(f"could not be imported: {problem}")
@@ -132,13 +132,14 @@ def verify(asked: argparse.Namespace) -> int:
         if proof.ordered:
             order = f"ordered: all chunks are added in {'the order of ranks' if proof.in_rank_order else 'one order'}"
         told = f"proved, {order}" if table.kind in SUMS else "proved"
-        print(f"{_about(table)}, {table.chunks} chunks, digest {table.digest()[:8]}: {told}")
+        print(f"{_about(table)}, {draw.some(table.chunks, 'chunk')}, digest {table.digest()[:8]}: {told}")
     return 0
 
 
 def _about(table: Table) -> str:
-    ranks = f"{table.size} rank{'s' * (table.size != 1)}"
-    return f"{table.name}: {table.kind} on {ranks}, {len(table.moves)} moves in {table.steps} steps"
+    size, moves, steps = (draw.some(*each) for each in
+                          ((table.size, "rank"), (len(table.moves), "move"), (table.steps, "step")))  # fmt: skip
+    return f"{table.name}: {table.kind} on {size}, {moves} in {steps}"
 
 
 def picture(asked: argparse.Namespace) -> int:

@@ -10,14 +10,17 @@ bandwidth-aware collective scheduling policy for distributed training of DL mode
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from ..draft import Draft
+from ..links import DIMS_MAX
 from ..registry import algorithm
-from ..table import PlanError
+from ..table import MOVES_MAX, STEPS_MAX, PlanError, plain
 from ..units import ns_a_byte
 
 Order = tuple[int, ...]
+ORDERS_MAX = 1 << 20  # that are tried
 
 
 @algorithm("grid")
@@ -30,6 +33,13 @@ def grid(
 ) -> None:
     """rings along the dimensions dims= of a grid, in parts=; rates= of the dimensions choose the orders (Themis)"""
     lengths = tuple(dims) or (draft.size,)
+    if min(lengths) < 1 or math.prod(lengths) != draft.size or len(lengths) > DIMS_MAX:  # before it is built
+        told = plain("x".join(map(str, lengths)), 80)
+        raise PlanError(f"plan {draft.name!r}: {told} is no grid of {draft.size} ranks [HVD003]")
+    parts = parts if orders is None else len(orders)
+    moves = 2 * draft.size * sum(length - 1 for length in lengths)  # of a part
+    if not 1 <= parts <= STEPS_MAX or parts * moves > MOVES_MAX:
+        raise PlanError(f"plan {draft.name!r}: {parts} parts of {moves} moves each are too many, or none [HVD003]")
     if orders is None:
         straight = [tuple(reversed(range(len(lengths))))] * parts
         orders = themis_orders(lengths, rates, parts)[0] if rates else straight
@@ -49,8 +59,6 @@ def hierarchical(draft: Draft) -> None:
 def _along(draft: Draft, ranks: list[int], dims: tuple[int, ...], orders: Sequence[Sequence[int]]) -> None:
     """ranks: by place, row-major. Part c begins in step c, with the dimension orders[c][0]."""
     places = list(itertools.product(*map(range, dims)))
-    if len(places) != draft.size or not orders:
-        raise PlanError(f"plan {draft.name!r}: {'x'.join(map(str, dims))} is no grid of {draft.size} ranks [HVD003]")
     if any(sorted(order) != list(range(len(dims))) for order in orders):
         raise PlanError(f"plan {draft.name!r}: an order has each of {len(dims)} dimensions once [HVD003]")
     rank_of, size = dict(zip(places, ranks)), draft.size
@@ -81,6 +89,8 @@ def themis_orders(dims: Sequence[int], rates: Sequence[str | float], parts: int)
     betas = [ns_a_byte(rate) for rate in rates]
     if len(betas) != len(dims):
         raise PlanError(f"a grid of {len(dims)} dimensions needs as many rates, not {len(betas)} [HVD003]")
+    if parts * math.factorial(min(len(dims), 99)) > ORDERS_MAX:
+        raise PlanError(f"{parts} parts of a grid of {len(dims)} dimensions have too many orders [HVD003]")
     load, orders = [0.0] * len(dims), []
     for _ in range(parts):
         options = []
