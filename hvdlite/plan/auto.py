@@ -143,13 +143,17 @@ def _beside(chain: Chain, ranks: int, tried: list[tuple[float, dict[str, int]]],
     ms = played(chain, free).end
     if ms < tried[0][0] * 0.999:
         stages = "; ".join(
-            f"{cut.end - cut.first} layers on {cut.ranks} ranks ({', '.join(sorted(set(cut.kinds)))})"
+            f"{_count(cut.end - cut.first, 'layer')} on {_count(cut.ranks, 'rank')}, {' and '.join(sorted(set(cut.kinds)))}"
             for cut in free.stages
         )
         told.append(
             f"Stages of unequal ranks or kinds would take {ms:.4g} ms ({stages}); hvdlite.parallel does not run them."
         )
     return told
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _named(dp: int, pp: int, tp: int) -> str:
