@@ -143,8 +143,9 @@ def _beside(chain: Chain, ranks: int, tried: list[tuple[float, dict[str, int]]],
     ms = played(chain, free).end
     if ms < tried[0][0] * 0.999:
         stages = "; ".join(
-            f"{_count(cut.end - cut.first, 'layer')} on {_count(cut.ranks, 'rank')}, {' and '.join(sorted(set(cut.kinds)))}"
+            f"{_count(cut.end - cut.first, 'layer')} on {_count(cut.ranks, 'rank')} ({kinds})"
             for cut in free.stages
+            for kinds in [", ".join(sorted(set(cut.kinds)))]
         )
         told.append(
             f"Stages of unequal ranks or kinds would take {ms:.4g} ms ({stages}); hvdlite.parallel does not run them."
