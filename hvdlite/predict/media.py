@@ -1,7 +1,8 @@
 """How long does a bucket take on another number of ranks, or on another network? One formula for each medium.
 
     own   each host has a wire of its own. Reduction on n hosts moves 2 (n - 1) / n S bytes over each (Patarasuk and
-          Yuan, JPDC 2009; Thakur et al., IJHPCA 2005); its latency is that of `direct`, the least, as the core chooses.
+          Yuan, JPDC 2009; Thakur et al., IJHPCA 2005). Its latency is the lesser of two, as the core chooses: `direct`,
+          where each further host costs two messages, and `halving`, where it grows by doublings.
     bus   one medium for all: 2 (n - 1) S bytes pass it.
     shm   ranks of one host: a + b S. What copies needs a processor: n ranks on fewer processors take n / cores times as
           long. CPU work is conserved by that; how the system schedules it is not known.
@@ -12,6 +13,7 @@ A fit on k ranks becomes one on n. A link that is given ("25gbit,20us") takes th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +22,7 @@ import numpy as np
 from .fit import Fit
 
 MEDIA = ("own", "bus", "shm")
+BUSY = 5e3  # ns that a message holds its sender or receiver, as the core reckons (csrc/algo/table.c)
 PLAYED_MAX = 40_000  # moves of a plan: a second
 Cost = Callable[[float], float]  # bytes: ns
 
@@ -54,13 +57,21 @@ def cost(fit: Fit, recorded: Place, place: Place, link: tuple[float, float] | No
     if n == 1:
         return lambda size: near[0] + near[1] * size
     if link is not None:
-        far = (
-            (2 * link[0], 2 * link[1] * (n - 1) / n) if place.medium == "own" else (2 * link[0], 2 * link[1] * (n - 1))
-        )
+        late, each = 2 * link[0], 2 * link[1]
     else:
-        k = recorded.hosts
-        far = fit.a, fit.b * ((n - 1) / n / ((k - 1) / k) if place.medium == "own" else (n - 1) / (k - 1))
-    return lambda size: near[0] + far[0] + (near[1] + far[1]) * size
+        late, each = fit.a / _latency(recorded.hosts, fit.a), fit.b / _share(recorded.hosts, place.medium)
+    late, each = late * _latency(n, late), each * _share(n, place.medium)
+    return lambda size: near[0] + late + (near[1] + each) * size
+
+
+def _share(hosts: int, medium: str) -> float:
+    """Of 2 S bytes, how many pass the wire that is busiest."""
+    return (hosts - 1) / hosts if medium == "own" else float(hosts - 1)
+
+
+def _latency(hosts: int, two: float) -> float:
+    """The latency on so many hosts by that on two, which is `two`."""
+    return min(math.ceil(math.log2(hosts)), 1 + 2 * (hosts - 2) * min(BUSY, two / 2) / two) if two else 1.0
 
 
 def of_plan(name: str, place: Place, link: tuple[float, float], biggest: float) -> Cost:

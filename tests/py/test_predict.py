@@ -101,13 +101,14 @@ def test_a_step_is_what_the_formula_of_its_medium_says(tmp_path, n, medium):
     """Both buckets by hand: the second begins when it is ready or when the first is over."""
     job = predict.load(write(tmp_path / "r"))
     each = {"own": 2 * (n - 1) / n, "bus": n - 1}[medium]
-    first, second = (1 + each * 2e-6 * s for s in (1 << 20, 3 << 20))
+    late = 1 + 2 * (n - 2) * 5e-3  # each further host costs two messages of 5 us
+    first, second = (late + each * 2e-6 * s for s in (1 << 20, 3 << 20))
     want = max(20, 10 + first) + second + 5
     said = job.step(n, medium=medium)
     assert said.ms == pytest.approx(want, rel=1e-3) and said.low <= said.ms <= said.high
     assert said.exposed_ms == pytest.approx(want - 25, rel=1e-3) and said.alone_ms == pytest.approx(25, rel=1e-3)
     assert job.step(n, medium=medium, seed=3) == job.step(n, medium=medium, seed=3)
-    half = 1 + each * 1e-6 * (1 << 20), 1 + each * 1e-6 * (3 << 20)
+    half = late + each * 1e-6 * (1 << 20), late + each * 1e-6 * (3 << 20)
     want = max(20, 10 + half[0]) + half[1] + 5
     assert job.step(n, medium=medium, wire="fp16").ms == pytest.approx(want, rel=1e-3)
 
@@ -115,7 +116,7 @@ def test_a_step_is_what_the_formula_of_its_medium_says(tmp_path, n, medium):
 def test_other_networks_other_layouts_other_batches_and_late_ranks(tmp_path):
     job = predict.load(write(tmp_path / "r"))
     said = job.step(4, link="1GB/s,100us")  # 2 alpha and 2 (n - 1) / n ns a byte
-    assert said.ms == pytest.approx(20 + 0.2 + 1.5e-6 * (3 << 20) + 5, rel=1e-3)
+    assert said.ms == pytest.approx(20 + 0.2 + 0.02 + 1.5e-6 * (3 << 20) + 5, rel=1e-3)
     assert said.confidence == "low" and "was not measured" in said.notes[-1]
     assert job.step(1, batch=3.0).ms == pytest.approx(3 * 20 + 5, rel=1e-3)  # the optimizer's part stays
     memory = predict.load(write(tmp_path / "shm", apart=False))
