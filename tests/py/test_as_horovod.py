@@ -53,9 +53,10 @@ def test_what_libraries_read_beside_the_surface():
         hvd.init()
         assert _basics._get_process_set_ids_and_ranks() == {0: [0]}
         assert (_basics._process_set_rank(0), _basics._process_set_size(0)) == (0, 1)
-        model = torch.nn.Linear(2, 1)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
-        assert str(type(optimizer)) == "<class 'horovod.torch.optimizer.SGD'>"
+        if not sys.argv[1:]:  # once: for its first optimizer torch imports half of itself
+            model = torch.nn.Linear(2, 1)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+            assert str(type(optimizer)) == "<class 'horovod.torch.optimizer.SGD'>"
         calls = []
         counted = _cache(lambda x: calls.append(x) or x)
         print(counted(3) + counted(3), calls)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hosts import needs_hosts
+from launching import Launch
 from ranks import EVERYTHING, everything
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,11 +71,10 @@ def test_ranks_go_and_come(kinds):
 
 def test_a_pipeline_is_measured_beside_its_list_and_torch():
     pytest.importorskip("torch")
-    words = [sys.executable, "-m", "hvdlite.launcher", "-np", "2", sys.executable, str(BENCHMARKS / "pipeline.py")]
-    done = subprocess.run([*words, "--patience", "tiny"], capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"sleeping, .* hvdlite / slept +\d", done.stdout)) == 4, done.stdout
-    assert re.search(r"computing, 1f1b, .* hvdlite / torch +\d.* hvdlite / alone +\d", done.stdout), done.stdout
+    with Launch("-np", 2, sys.executable, BENCHMARKS / "pipeline.py", "--patience", "tiny") as job:
+        assert job.wait(SECONDS) == 0, job.out + job.err
+    assert len(re.findall(r"sleeping, .* hvdlite / slept +\d", job.out)) == 4, job.out
+    assert re.search(r"computing, 1f1b, .* hvdlite / torch +\d.* hvdlite / alone +\d", job.out), job.out
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="tests/run everything")

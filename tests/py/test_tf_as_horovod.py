@@ -5,14 +5,15 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from ranks import HERE, Job
+from ranks import HERE, Job, everything
 
 if find_spec("tensorflow") is None:  # importing it takes seconds, and only ranks need it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 
 
 @pytest.mark.parametrize(
-    "keras, files", [("3", ["horovod_tf_ops", "horovod_tf_rest", "horovod_keras"]), ("2", ["horovod_keras"])]
+    "keras, files",
+    [("3", ["horovod_tf_ops", "horovod_tf_rest", "horovod_keras"]), *everything(("2", ["horovod_keras"]))],
 )
 def test_files_of_tests_for_horovod_pass_on_every_rank(keras, files):
     if keras == "2" and find_spec("tf_keras") is None:

@@ -3,15 +3,14 @@
 from importlib.util import find_spec
 
 import pytest
+from ranks import everything
 from test_examples import accuracies, run
 
 if find_spec("tensorflow") is None or find_spec("sklearn") is None:
     pytest.skip("TensorFlow or scikit-learn is not installed", allow_module_level=True)
 
 
-@pytest.mark.parametrize(
-    ("precision", "backend"), [("float32", "torch"), ("mixed_float16", "tensorflow")], ids=["torch", "tensorflow"]
-)
+@pytest.mark.parametrize(("precision", "backend"), [("mixed_float16", "tensorflow"), *everything(("float32", "torch"))])
 def test_keras_fits_digits(monkeypatch, precision, backend):
     if backend == "torch":
         pytest.importorskip("torch")

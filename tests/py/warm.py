@@ -33,8 +33,8 @@ OWN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVE
 # Variables that may be other ones than the server's: what they say is read later than at an import.
 LATE = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_", "MASTER_", "NCCL_", "TEST_", "PYTEST_")
 LATE_TOO = ("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR", "PWD", "OLDPWD", "_", *OWN)
-# Those that are read at an import and that tests set: a server for each value.
-KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
+# Those that are read at an import and that tests set, and what they mean where they are not: a server for each value.
+KERAS = {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"}
 
 
 class Forked:
@@ -79,7 +79,7 @@ class _Server:
     def __init__(self, framework, more):
         self.folder = tempfile.TemporaryDirectory(prefix="warm")
         self.path = os.path.join(self.folder.name, "socket")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(LATE)}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith((*LATE, *KERAS))}
         self.environ = {**kept, **OWN, **more, MARK: "0" * 32}
         ready, told = os.pipe()
         with open(ready, "rb") as answer:
@@ -158,12 +158,12 @@ def start(words, env, stdin=subprocess.DEVNULL, stdout=None, stderr=None, cold=F
 
 def _server(framework, env):
     """The server for jobs in this environment; None: there can be none."""
-    more = {name: env[name] for name in KERAS if name in env}
+    more = {name: env[name] for name, usual in KERAS.items() if env.get(name, usual) != usual}
     key = (framework, *sorted(more.items()))
     if key not in _servers:
         _servers[key] = _Server(framework, more)
     own = _servers[key].environ
-    early = (name for name in {*env, *own} if not name.startswith(LATE) and name not in LATE_TOO)
+    early = (name for name in {*env, *own} if not name.startswith(LATE) and name not in (*LATE_TOO, *KERAS))
     return None if any(env.get(name) != own.get(name) for name in early) else _servers[key]
 
 
