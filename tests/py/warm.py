@@ -32,6 +32,8 @@ HERE = Path(__file__).resolve().parent
 OWN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 # Variables that may be other ones than the server's: what they say is read later than at an import.
 LATE = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_", "MASTER_", "NCCL_", "TEST_", "PYTEST_")
+# What torch, sklearn and TensorFlow set themselves when the tests' own process imports them: no reason to start cold.
+LATE += ("TORCHINDUCTOR_CACHE_DIR", "KMP_", "TF2_BEHAVIOR", "TPU_ML_", "HDF5_PLUGIN_PATH", "ENABLE_RUNTIME_UPTIME_")
 LATE_TOO = ("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR", "PWD", "OLDPWD", "_", *OWN)
 # Those that are read at an import and that tests set, and what they mean where they are not: a server for each value.
 KERAS = {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"}
