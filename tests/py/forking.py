@@ -28,13 +28,11 @@ import threading
 import time
 import types
 
-ALWAYS = ("numpy", "cloudpickle", "cffi")
-TORCH = (*ALWAYS, "torch", "torch.distributed", "torch.utils.data", "torch._dynamo")  # the last: for a first optimizer
 FRAMEWORKS = {
-    "numpy": ALWAYS,
-    "torch": TORCH,
-    "sklearn": (*TORCH, "sklearn.datasets"),
-    "tensorflow": (*ALWAYS, "tensorflow"),
+    "numpy": ("numpy", "cloudpickle", "cffi"),
+    "torch": ("numpy", "cloudpickle", "cffi", "torch", "torch.distributed", "torch.utils.data"),
+    "sklearn": ("numpy", "cloudpickle", "cffi", "torch", "torch.distributed", "torch.utils.data", "sklearn.datasets"),
+    "tensorflow": ("numpy", "cloudpickle", "cffi", "tensorflow"),
 }
 MARK = "HVDLITE_TEST_MARK"  # by this, in its environment, a test finds what its job has left (launching.py)
 LAUNCHER = "import sys; from hvdlite.launcher.cli import main; sys.exit(main())"

@@ -4,13 +4,13 @@
     def test_sum_of_ranks():
         assert hvd.allreduce(1, op=hvd.Sum) == hvd.size()
 
-The function runs once per size in brackets, on that many processes which the real launcher has started: once per size
-and framework, since importing torch costs seconds. It is sent by reference (module and name; parameters pickled). A
-rank's exception comes back with its traceback and fails the test in the rank's name; so does a rank that dies or does
-not answer before the deadline (its Python stack is shown), and then the ranks are started anew for the next test. After
-each test that passed, the ranks are initialized again if it has shut down, and meet in a barrier: a test that leaves
-ranks which cannot meet fails itself, and the next one gets new ranks. Each module begins with a life of hvdlite of its
-own, the environment that the ranks started with, and torch's own settings. A module that needs new processes says
+The function runs once per size in brackets, on that many processes which the real launcher has started: once per size,
+since importing torch costs seconds. It is sent by reference (module and name; parameters pickled). A rank's exception
+comes back with its traceback and fails the test in the rank's name; so does a rank that dies or does not answer before
+the deadline (its Python stack is shown), and then the ranks are started anew for the next test. After each test that
+passed, the ranks are initialized again if it has shut down, and meet in a barrier: a test that leaves ranks which
+cannot meet fails itself, and the next one gets new ranks. Each module begins with a life of hvdlite of its own, the
+environment that the ranks started with, and torch's own settings. A module that needs new processes says
 FRESH_RANKS = True.
 
 `Job` starts ranks of one program for tests in which ranks die, where nothing can be kept.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
+import importlib
 import inspect
 import os
 import pickle
@@ -228,21 +228,12 @@ class _Pool:
         return complaint
 
 
-def framework_of(module, name):
-    """What ranks have imported before they run this test: what its own text names, or that of its module."""
-    module = sys.modules[module]
-    texts = inspect.getsource(getattr(module, name).body), Path(module.__file__).read_text()
-    named = next(filter("numpy".__ne__, map(warm.named_in, texts)), "numpy")
-    kinds = ("tensorflow", "torch", "numpy") if named == "tensorflow" else ("torch", "numpy")
-    return next(each for each in kinds if importlib.util.find_spec(each))
-
-
 class Ranks:
-    """The pools of ranks."""
+    """The pools of ranks, by world size."""
 
     def __init__(self):
-        self.pools = {}  # by (size, framework)
-        self.lived = set()  # those whose ranks have run something of this module
+        self.pools = {}
+        self.lived = set()  # sizes whose ranks have run something of this module
 
     def pids(self):
         """The processes that are there to stay: ranks and their launchers."""
@@ -250,22 +241,21 @@ class Ranks:
         return ranks | warm.pids()
 
     def run(self, size, module, name, arguments, deadline):
-        key = size, framework_of(module, name)
-        if key not in self.pools:
-            self.pools[key] = _Pool(*key)
-        elif key not in self.lived:
-            self._tell(key, self.pools[key].run(*NEW_LIFE, DEADLINE_S))
-        self.lived.add(key)
-        self._tell(key, self.pools[key].run(module, name, arguments, deadline))
-        self._tell(key, self.pools[key].run(*MEET, DEADLINE_S), "the test passed, but its ranks are of no more use")
+        if size not in self.pools:
+            self.pools[size] = _Pool(size, warm.named_in(Path(sys.modules[module].__file__).read_text()))
+        elif size not in self.lived:
+            self._tell(size, self.pools[size].run(*NEW_LIFE, DEADLINE_S))
+        self.lived.add(size)
+        self._tell(size, self.pools[size].run(module, name, arguments, deadline))
+        self._tell(size, self.pools[size].run(*MEET, DEADLINE_S), "the test passed, but its ranks are of no more use")
 
-    def _tell(self, key, answers, found=""):
+    def _tell(self, size, answers, found=""):
         bad = {rank: answer for rank, answer in sorted(answers.items()) if answer[0] not in ("passed", "skipped")}
         if bad:
-            pool = self.pools.pop(key)
+            pool = self.pools.pop(size)
             output = pool.job.text() if any(outcome != "failed" for outcome, _ in bad.values()) else ""
             pool.close(kindly=False)
-            lines = [f"rank {rank} of {pool.size} {outcome}\n{text}" for rank, (outcome, text) in bad.items()]
+            lines = [f"rank {rank} of {size} {outcome}\n{text}" for rank, (outcome, text) in bad.items()]
             pytest.fail("\n".join([*filter(None, [found]), *lines, output]), pytrace=False)
         skipped = [text for outcome, text in answers.values() if outcome == "skipped"]
         if skipped:
@@ -274,11 +264,11 @@ class Ranks:
     def end_module(self, fresh):
         """Keep what the next module may have."""
         self.lived.clear()
-        self.close([key for key in self.pools if fresh or key[0] not in KEPT])
+        self.close([size for size in self.pools if fresh or size not in KEPT])
 
-    def close(self, keys=None):
-        """End these ranks, or all."""
-        complaints = [self.pools.pop(key).close() for key in list(self.pools if keys is None else keys)]
+    def close(self, sizes=None):
+        """End the ranks of these sizes, or all."""
+        complaints = [self.pools.pop(size).close() for size in list(self.pools if sizes is None else sizes)]
         if any(complaints):
             pytest.fail("\n".join(filter(None, complaints)), pytrace=False)
 

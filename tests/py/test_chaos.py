@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import chaos
 from chaotic import left, plan
 
-SEEDS = (83, 93, 156, 13, 18, 19, 25, 37, 50, 74, 94, 98)  # the first three wait for time-outs, beside the others
+SEEDS = (13, 18, 19, 25, 37, 50, 74, 83, 93, 94, 98, 156)
 LATE = (90083, 90197, 633)
-JOBS = 3
+JOBS = 2
 
 
 def test_the_same_seed_is_the_same_trial():

@@ -6,8 +6,6 @@ from test_torch_optimizer import MAKERS, assert_same, batch, loss_of, pair
 
 torch = pytest.importorskip("torch")
 
-FRESH_RANKS = True  # what is compiled stays in a process
-
 
 def breaks(function):
     """(graphs, breaks and their reasons) of compiling and running a function once."""

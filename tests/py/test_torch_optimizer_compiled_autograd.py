@@ -12,8 +12,6 @@ pytest.importorskip("torch._dynamo.compiled_autograd")
 
 import hvdlite.torch as hvd  # noqa: E402
 
-FRESH_RANKS = True  # what is compiled stays in a process
-
 
 @contextlib.contextmanager
 def switched_on(form):

@@ -32,11 +32,9 @@ HERE = Path(__file__).resolve().parent
 OWN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 # Variables that may be other ones than the server's: what they say is read later than at an import.
 LATE = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_", "MASTER_", "NCCL_", "TEST_", "PYTEST_")
-# What torch, sklearn and TensorFlow set themselves when the tests' own process imports them: no reason to start cold.
-LATE += ("TORCHINDUCTOR_CACHE_DIR", "KMP_", "TF2_BEHAVIOR", "TPU_ML_", "HDF5_PLUGIN_PATH", "ENABLE_RUNTIME_UPTIME_")
 LATE_TOO = ("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR", "PWD", "OLDPWD", "_", *OWN)
-# Those that are read at an import and that tests set, and what they mean where they are not: a server for each value.
-KERAS = {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"}
+# Those that are read at an import and that tests set: a server for each value.
+KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
 
 
 class Forked:
@@ -81,7 +79,7 @@ class _Server:
     def __init__(self, framework, more):
         self.folder = tempfile.TemporaryDirectory(prefix="warm")
         self.path = os.path.join(self.folder.name, "socket")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith((*LATE, *KERAS))}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(LATE)}
         self.environ = {**kept, **OWN, **more, MARK: "0" * 32}
         ready, told = os.pipe()
         with open(ready, "rb") as answer:
@@ -160,12 +158,12 @@ def start(words, env, stdin=subprocess.DEVNULL, stdout=None, stderr=None, cold=F
 
 def _server(framework, env):
     """The server for jobs in this environment; None: there can be none."""
-    more = {name: env[name] for name, usual in KERAS.items() if env.get(name, usual) != usual}
+    more = {name: env[name] for name in KERAS if name in env}
     key = (framework, *sorted(more.items()))
     if key not in _servers:
         _servers[key] = _Server(framework, more)
     own = _servers[key].environ
-    early = (name for name in {*env, *own} if not name.startswith(LATE) and name not in (*LATE_TOO, *KERAS))
+    early = (name for name in {*env, *own} if not name.startswith(LATE) and name not in LATE_TOO)
     return None if any(env.get(name) != own.get(name) for name in early) else _servers[key]
 
 
