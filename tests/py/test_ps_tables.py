@@ -191,14 +191,18 @@ def bytes_of_messages():
     serving.serve(1)
     table = ps.Table("bytes", 100_000, 64, ps.Sgd(0.1), staleness=None)
     ids, client = np.random.default_rng(hvd.rank()).permutation(100_000)[:1000], table._client
-    sent, came = client.bytes_out, client.bytes_in
-    table.pull(ids)
-    table.push(ids, np.ones((1000, 64)))
-    table.step()
-    table.flush()
-    assert client.bytes_out - sent == 1000 * (8 + 264) + 3 * messages.HEAD.size  # asked, pushed, the step's end
-    assert client.bytes_in - came == 1000 * 256 + 3 * messages.HEAD.size  # rows, done, done
-    assert client.bytes_out - sent < 0.02 * 100_000 * 64 * 4  # 1 % of the rows, beside a dense gradient
+    out, into = [], []
+    for _ in range(3):  # the least of them: a machine that is slow makes a client ask whether its server is there
+        sent, came = client.bytes_out, client.bytes_in
+        table.pull(ids)
+        table.push(ids, np.ones((1000, 64)))
+        table.step()
+        table.flush()
+        out.append(client.bytes_out - sent)
+        into.append(client.bytes_in - came)
+    assert min(out) == 1000 * (8 + 264) + 3 * messages.HEAD.size  # asked, pushed, the step's end
+    assert min(into) == 1000 * 256 + 3 * messages.HEAD.size  # rows, done, done
+    assert min(out) < 0.02 * 100_000 * 64 * 4  # 1 % of the rows, beside a dense gradient
     hvd.shutdown()
 
 
