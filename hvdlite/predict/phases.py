@@ -53,7 +53,7 @@ class Draw:
         behind = max(0.0, self.finished.max() - self.submitted.max())
         return float(self.exposed - behind - sum(wait.end - wait.begin for wait in self.waits))
 
-    def stretch_before(self) -> dict[int, Wait]:
+    def possible_waits(self) -> dict[int, Wait]:
         """By gradient: the time between the submit before it and the end of what was under way, if that ended first."""
         order = np.argsort(self.submitted, kind="stable")
         found = {}
@@ -83,7 +83,7 @@ def look_for_waits(draws: list[Draw]) -> float:
     left = np.array([draw.unexplained() for draw in draws])
     if left.mean() < MATTERS * steps:
         return 0.0
-    places = [draw.stretch_before() for draw in draws]
+    places = [draw.possible_waits() for draw in draws]
     every = sorted({gradient for of in places for gradient in of})
     while every and left.mean() >= MATTERS * steps:
         taken = np.array([[of[g].end - of[g].begin if g in of else 0.0 for g in every] for of in places])

@@ -8,11 +8,10 @@ medium as recorded, at most eight times the ranks, nothing assumed; "low": somet
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ..plan.table import SIZE_MAX
 from ..plan.units import link as read_link
-from .fit import Fit, fit
+from .fit import fit
 from .media import MEDIA, Cost, Place, cost, crowd, of_plan
 from .play import Played, Setting, play
 from .recording import Recording, RecordingError
@@ -213,8 +212,6 @@ def load(folder: str | os.PathLike[str], alone: str | os.PathLike[str] | None = 
 
 def _of_alone(rec: Recording, alone: Recording) -> Recording:
     """rec with the computing of `alone`."""
-    from dataclasses import replace
-
     if alone.size != 1:
         raise RecordingError(
             f"{alone.folder}: the second recording is for computing alone: record it on 1 rank [HVD007]"
@@ -237,6 +234,3 @@ def _checked(ranks: int, wire: str, batch: float, fusion_mb: float | None) -> fl
     if fusion_mb is not None and not 0 <= fusion_mb < 1e6:
         raise ValueError(f"a fusion threshold of {fusion_mb!r} MB cannot be [HVD008]")
     return WIRES[wire]
-
-
-__all__ = ["SIZE_MAX", "Fit", "Job", "Prediction", "load"]
