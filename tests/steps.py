@@ -6,7 +6,8 @@
     tests/run changed [COMMIT]  the tests which what has changed can reach, in a few minutes: changed.py says how
 
 Each step runs under a deadline; its log is tests/out/log/STEP, and the end of a failed one's is shown. The last lines
-are a table: step, how it ended, seconds, what it said last.
+are a table: step, how it ended, seconds, what it said last. Up to three Python tests that fail are run once more with
+nothing beside them; those that pass then are named as not steady, since they depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "tests" / "out" / "log"
 JOBS = len(os.sched_getaffinity(0))
 SKIPPED = 77
+AGAIN_MAX = 3  # failed tests that are run once more, alone: more are no accident
 SHOWN = 60  # lines of a failed step's log
 FAULTS = re.compile(r"FAILED|^ERROR |Sanitizer|runtime error|^E  |^Failed: |^rank \d+ of |^[\w.]*(Error|Interrupt)\b")
 # Addresses must not be random for the thread sanitizer of older compilers.
@@ -155,12 +157,26 @@ def run(step: Step) -> tuple[str, float, str]:
             _end(process)
     lines = log.read_text(errors="replace").splitlines()
     last = next((line for line in reversed(lines) if line and not line.startswith("WARNING")), "")
-    if code and code != SKIPPED:
+    alone = unsteady(step, "\n".join(lines)) if code == 1 and step.name == "pytest" else []
+    if alone:
+        code, last = 0, f"not steady (failed beside others, passed alone): {' '.join(alone)}"
+    elif code and code != SKIPPED:
         print(f"\n{step.name} failed with {code}; the end of its log, {log.relative_to(ROOT)}:")
         print("\n".join(lines[-SHOWN:]))
         print("\n".join([line[:200] for line in lines[:-SHOWN] if FAULTS.search(line)][-SHOWN:]))
     how = "ok" if code == 0 else "skipped" if code == SKIPPED else "FAILED"
-    return how, time.monotonic() - began, last.strip("= \r")[:100]
+    return how, time.monotonic() - began, last.strip("= \r")[: 300 if alone else 100]
+
+
+def unsteady(step: Step, text: str) -> list[str]:
+    """The tests of this log that have failed, if they are few and all pass alone; else none."""
+    names = re.findall(r"^(?:FAILED|ERROR) +(.+?::.+?)(?: - .*)?$", text, re.MULTILINE)
+    if not 0 < len(names) <= AGAIN_MAX:
+        return []
+    with (LOGS / f"{step.name}-alone").open("w") as file:
+        words = [*shlex.split(PYTEST), "-n", "0", *names]
+        code = subprocess.run(words, cwd=ROOT, stdout=file, stderr=file, timeout=900).returncode
+    return names if code == 0 else []
 
 
 def found(step: str, text: str) -> list[str]:

@@ -26,16 +26,19 @@ from hvdlite.plan.search import Chain, Layer, PlanError, best
 BLOCK = Layer("block", 4.0, 8.0, 8e6, 4e6, 4e6, heads=4, sync=8e6)
 
 
+CLOCK = [0.0]  # seconds, of a clock that only layers move
+
+
 class Sleeps(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, forward, backward):
         ctx.backward = backward
-        time.sleep(forward)
+        CLOCK[0] += forward
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(ctx.backward)
+        CLOCK[0] += ctx.backward
         return gradient, None, None
 
 
@@ -48,11 +51,11 @@ class Nap(nn.Module):
         return Sleeps.apply(self.line(x), *self.seconds)
 
 
-def test_profile_of_sleeping_layers(tmp_path):
-    found = profile([Nap(0.04, 0.08), Nap(0.06, 0.05)], torch.randn(8, 16), 3)  # long beside what waking up takes
+def test_profile_of_layers_of_known_times(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: CLOCK[0])
+    found = profile([Nap(0.04, 0.08), Nap(0.06, 0.05)], torch.randn(8, 16), 3)
     for layer, forward, backward in zip(found, (40, 60), (80, 50)):
-        assert layer.forward_ms == pytest.approx(forward, rel=0.1)
-        assert layer.backward_ms == pytest.approx(backward, rel=0.1)
+        assert (layer.forward_ms, layer.backward_ms) == pytest.approx((forward, backward))
         assert (layer.activation, layer.weights, layer.stash) == (8 * 16 * 4, 16 * 16 * 4, 8 * 16 * 4)
     files.write(tmp_path / "layers.json", found)
     assert files.read(tmp_path / "layers.json") == found
