@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from . import _member, _wire, config, discovery
 from ._coded import coded
@@ -27,6 +28,7 @@ from .errors import HvdPeerLostError
 from .launcher import desk, muster
 
 _REPORT_S = 60.0
+_OURS = (__file__, os.path.join(os.path.dirname(__file__), "driven.py"))  # frames that nobody needs to see
 
 
 def main(argv: Sequence[str]) -> None:
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     link.settimeout(None)
     sys.excepthook = _silent  # init() puts one before it that tells the other ranks
     try:
-        kind, answer = desk.RETURNED, _made(_fetched(link, session), number)
+        kind, answer = desk.RETURNED, made(_fetched(link, session), number)
     except BaseException as error:
         if member is not None and isinstance(error, SystemExit):  # it was removed, or all have saved and end
             raise
@@ -49,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
             traceback.print_exc()
         kind = desk.SUFFERED if isinstance(error, HvdPeerLostError) else desk.RAISED
         try:
-            _hand_in(link, session, kind, _described(error, number))
+            _hand_in(link, session, kind, described(error, number))
         except OSError:  # the caller is gone
             traceback.print_exc()
         raise
@@ -61,7 +63,7 @@ def _rank(number: int) -> int:
     return int(config.environ().get("HVDLITE_RANK", number))
 
 
-def _made(call: bytes, number: int) -> bytes:
+def made(call: bytes, number: int) -> bytes:
     """The rank and the result of the call, pickled."""
     import cloudpickle
 
@@ -77,12 +79,17 @@ def _made(call: bytes, number: int) -> bytes:
         ) from error
 
 
-def _described(error: BaseException, number: int) -> bytes:
+def result_of(body: bytes) -> Any:
+    """The result of a call, from `made`."""
+    return pickle.loads(body)[1]
+
+
+def described(error: BaseException, number: int) -> bytes:
     """What the caller is told of an exception: rank, text, traceback, and itself, if it can be sent."""
     import cloudpickle
 
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
     lines = traceback.format_exception(type(error), error, trace)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -103,7 +103,7 @@ def install(report: Callable[[str, BaseException | None], None]) -> None:
 def _say(report: Callable[[str, BaseException | None], None], what: str, error: BaseException | None) -> None:
     for again in (True, True, False):
         try:
-            return report(what, _meant(error))
+            return report(what, meant(error))
         except BaseException:
             if not again:
                 sys.__excepthook__(*sys.exc_info())  # type: ignore[arg-type]
@@ -125,8 +125,8 @@ def _told(error: BaseException | None, trace: TracebackType | None) -> bool:
 
 def _heard(error: BaseException | None, trace: TracebackType | None) -> str | None:
     """`train.py:12: HvdPeerLostError: allreduce of 'x' on rank 0: rank 1 raised ...`; None for what else has failed."""
-    meant = _meant(error)
-    if error is None or not isinstance(meant, HvdPeerLostError) or meant.rank in (None, _core.lib.hvd_rank()):
+    lost = meant(error)
+    if error is None or not isinstance(lost, HvdPeerLostError) or lost.rank in (None, _core.lib.hvd_rank()):
         return None
     if error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__):
         return None  # something has failed here before
@@ -167,7 +167,7 @@ def exited() -> tuple[str, BaseException | None] | None:
     first = error.__traceback__.tb_frame.f_code  # consoles and notebooks go on after what they remember
     if first.co_name not in ("<module>", "_run_module_as_main") or first.co_filename in ("<stdin>", "<console>"):
         return None
-    return f"raised {_described(type(error), error, error.__traceback__)}", _meant(error)
+    return f"raised {_described(type(error), error, error.__traceback__)}", meant(error)
 
 
 def _of_exit(called: str, status: Any, frame: FrameType) -> str:
@@ -221,7 +221,7 @@ def _cause(said: str) -> str:
     return text[max((before.end() for before in _BEFORE.finditer(text)), default=0) :].strip()
 
 
-def _meant(error: BaseException | None) -> BaseException | None:
+def meant(error: BaseException | None) -> BaseException | None:
     """The HvdPeerLostError that an exception which is none of ours quotes, as those of a graph of TensorFlow do, with
     the rank that is lost; else the exception."""
     if error is None or isinstance(error, HvdError):

@@ -121,19 +121,10 @@ class _Call:
         self._words = ""  # the end of what was said on stderr
 
     def make(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        import cloudpickle
-
         from . import _python
         from .launcher import cli, desk
 
-        try:
-            inner = cloudpickle.dumps((func, args, kwargs))
-        except Exception as error:
-            name = getattr(func, "__name__", type(func).__name__)
-            why = f"run({name}): it or its arguments cannot be sent to ranks: {error}"
-            raise TypeError(coded("HVD245", why)) from error
-        folders = [os.path.abspath(folder) for folder in sys.path]
-        call = cloudpickle.dumps((folders, inner))
+        call = packed(func, args, kwargs)
         environ = config.environ()
         place = desk.address_for(cli.read_flags(self._flags), self._size, environ)
         key = os.urandom(32)
@@ -218,14 +209,33 @@ class _Call:
                 first.rank,
                 code,
             )
-        rank, text, trace, itself = pickle.loads(first.body)
-        try:
-            cause = None if itself is None else pickle.loads(itself)
-        except Exception:  # its class cannot be imported here
-            cause = None
-        raise HvdRunError(
-            coded("HVD721", f"rank {rank} {first.who} raised {text}\n\n{trace.rstrip()}"), rank, code
-        ) from cause
+        raise error_of(first.body, first.who, code)
+
+
+def packed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """A call, for `_called.made`. Raises TypeError where it cannot be sent."""
+    import cloudpickle
+
+    try:
+        inner = cloudpickle.dumps((func, args, kwargs))
+    except Exception as error:
+        name = getattr(func, "__name__", type(func).__name__)
+        why = f"run({name}): it or its arguments cannot be sent to ranks: {error}"
+        raise TypeError(coded("HVD245", why)) from error
+    folders = [os.path.abspath(folder) for folder in sys.path]
+    return bytes(cloudpickle.dumps((folders, inner)))
+
+
+def error_of(body: bytes, who: str, code: int = 1) -> HvdRunError:
+    """What a rank has raised, from `_called.described`; its __cause__ is the exception, if it can be had here."""
+    rank, text, trace, itself = pickle.loads(body)
+    try:
+        cause = None if itself is None else pickle.loads(itself)
+    except Exception:  # its class cannot be imported here
+        cause = None
+    error = HvdRunError(coded("HVD721", f"rank {rank} {who} raised {text}\n\n{trace.rstrip()}"), rank, code)
+    error.__cause__ = cause
+    return error
 
 
 def _code(code: int) -> str:

@@ -127,6 +127,13 @@ class StoreServer:
         else:
             self._epochs.ended(rank, text)
 
+    def who(self, rank: int) -> str:
+        """`rank 1 (pid 7 on host)`, as far as it has said so."""
+        try:
+            return self._epochs.who(rank)
+        except KeyError:
+            return f"rank {rank}"
+
     def hear(self, rank: int) -> None:
         """Its last words (an ABORT, a BYE) come before its end."""
         connection = self._members.get(rank)

@@ -190,11 +190,11 @@ def test_an_error_that_quotes_a_lost_rank_means_that_rank():
     for code, row in catalogue.ROWS.items():
         own = _core.lib.hvd_rank()
         error = RuntimeError(f"Graph:\n\nallreduce of 'rank 7 x' on rank {own}: rank 3 is lost [{code}]\n [[node]]")
-        meant = _failing._meant(error)
+        meant = _failing.meant(error)
         assert isinstance(meant, HvdPeerLostError) == ("HvdPeerLostError" in row.raises) == (meant is not error), code
         assert meant is error or (meant.rank, meant.code) == (3, code)
-    assert _failing._meant(None) is None
+    assert _failing.meant(None) is None
     for text in ("boom", "the launcher of this job has ended [HVD455]"):
-        assert _failing._meant(error := RuntimeError(text)) is error
-    lost = _failing._meant(RuntimeError("epoch 1: rank 3 left the job [HVD451]"))
-    assert lost.rank == 3 and _failing._meant(lost) is lost
+        assert _failing.meant(error := RuntimeError(text)) is error
+    lost = _failing.meant(RuntimeError("epoch 1: rank 3 left the job [HVD451]"))
+    assert lost.rank == 3 and _failing.meant(lost) is lost
