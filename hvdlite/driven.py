@@ -57,7 +57,7 @@ class Meeting:
         self.size, self._timeout, secret = size, start_timeout, secrets.token_bytes(32)
         self._job, self._ends, self._over = secrets.randbits(63) | 1, queue.SimpleQueue[Any](), threading.Event()
         store = StoreServer(size, secret, self._job, address=address)
-        self._where, self._secret, self._who = store.address, secret, store.who
+        self._where, self._secret, self._who, self._store = store.address, secret, store.who, store
         args = (store, self._ends, self._over)
         self._thread = threading.Thread(target=_serve, args=args, name="hvdlite store", daemon=True)
         self._thread.start()
@@ -91,6 +91,12 @@ class Meeting:
         text = f"{self.who(rank)} is lost: {uncoded(why)}"
         self._ends.put((rank, coded("HVD405", text)))
         return text
+
+    def emptied(self, seconds: float) -> None:
+        """Waits until no rank is connected: at most so long."""
+        until = time.monotonic() + seconds
+        while self._store.peopled and time.monotonic() < until:
+            time.sleep(_TURN_S)
 
     def close(self) -> None:
         """Ranks that are still in the job lose their store."""
