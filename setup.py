@@ -89,7 +89,7 @@ setup(
         "plan": ["scipy"],  # plan.network: how to split bandwidth
         "ps": [ZMQ],  # hvd.ps: tables on servers
         "rpc": [ZMQ],  # hvd.rpc: calls from rank to rank
-        "spark": ["pyspark>=3.4", "pyarrow"],  # hvdlite.spark
+        "spark": ["pyspark>=3.4", "pyarrow", "pandas"],  # hvdlite.spark
         "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly", "scipy", ZMQ],
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.

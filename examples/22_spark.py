@@ -8,6 +8,8 @@ function that you could also start by hvdlite-run; TorchEstimator takes a DataFr
 column of predictions to another one.
 """
 
+import tempfile
+
 import hvdlite.spark
 
 
@@ -51,12 +53,43 @@ def train(epochs):
     return accuracy, sum(each.double().sum().item() for each in model.parameters())
 
 
+def frame(spark, pixels, digits):
+    """A DataFrame with a column of arrays and one of numbers."""
+    rows = [(row, digit) for row, digit in zip(pixels.tolist(), digits.tolist())]
+    return spark.createDataFrame(rows, "pixels array<float>, digit long")
+
+
+def estimate(spark, folder):
+    """The accuracy on the test set of a model that an estimator has trained."""
+    import torch
+
+    from hvdlite.spark.store import Store
+    from hvdlite.spark.torch import TorchEstimator
+
+    x, y, xt, yt = parts()
+    model, optimizer = network()
+    estimator = TorchEstimator(
+        model=model,
+        optimizer=optimizer,
+        loss=torch.nn.functional.cross_entropy,
+        feature_cols=["pixels"],
+        label_cols=["digit"],
+        store=Store.create(folder),
+        epochs=25,
+        verbose=0,
+    )
+    found = estimator.fit(frame(spark, x, y)).transform(frame(spark, xt, yt)).collect()
+    return sum(max(range(10), key=row.digit__output.__getitem__) == row.digit for row in found) / len(found)
+
+
 def main():
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
     accuracy, _ = hvdlite.spark.run(train, [25], num_proc=2)[0]
     print(f"run: {accuracy:.2%} of the test set")
+    with tempfile.TemporaryDirectory() as folder:  # on a cluster: a folder that all of it sees
+        print(f"TorchEstimator: {estimate(spark, folder):.2%} of the test set")
     spark.stop()
 
 

@@ -32,8 +32,10 @@ def shared_memory():
 def found(tmp_path_factory):
     """What came of each case, by its name."""
     folder, before = tmp_path_factory.mktemp("spark"), shared_memory()
-    words = [sys.executable, str(HERE / "on_spark.py"), str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=sparks.environ())
+    words = [sys.executable, str(HERE / "on_spark.py"), str(folder), *ranks.everything("everything")]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=SECONDS, env={**sparks.environ(), "KERAS_BACKEND": "torch"}
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
     print(done.stdout)
     assert shared_memory() <= before
@@ -87,3 +89,27 @@ def test_ctrl_c_leaves_nothing(found):
     assert found["interrupted"]["kind"] == "KeyboardInterrupt"
     pids = [int((found["folder"] / "interrupted" / rank).read_text()) for rank in "01"]
     assert not ranks.gone(pids, 0)
+
+
+def test_ranks_read_the_same_number_of_rows(found):
+    assert found["parted"] == {
+        "1": [[[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]],
+        "2": [[[0, 1, 2], [3, 4]], [[5, 6, 7], [8, 9]]],
+        "3": [[[0, 1, 2]], [[3, 4, 5]], [[6, 7, 8]]],
+    }
+
+
+def test_an_estimator_learns_digits(found):
+    assert found["estimator"] >= 0.97
+
+
+@pytest.mark.parametrize("kind", ["torch", *ranks.everything("keras")])
+def test_an_estimator_as_a_stage_of_a_pipeline(found, kind):
+    fitted = found[kind]
+    assert fitted["error"] < 0.05 and fitted["rows"] == 400
+    assert fitted["left"] == ["checkpoint"]
+    assert fitted["wrong"]["kind"] == "HvdRunError" and "not one length [HVD240]" in fitted["wrong"]["text"]
+    if kind == "torch":
+        assert list(fitted["history"][-1]) == ["epoch", "loss", "off", "val_loss", "val_off"]
+    else:
+        assert set(fitted["history"]) == {"loss", "val_loss"}

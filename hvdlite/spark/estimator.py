@@ -1,0 +1,200 @@
+"""What do all estimators do? They write a DataFrame to Parquet, train on it on ranks, and give a model.
+
+An estimator of a framework says how a rank trains (`train`), how its checkpoint is read (`opened`), and how it predicts
+(`predicted`). It is one of pyspark.ml's, as its model is, so both may be stages of a Pipeline. Columns of pyspark.ml's
+vectors become arrays. The model's outputs become columns named `<label>__output`, as in Horovod: numbers, or arrays.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from .. import driven
+from . import active, run, slots
+from .rows import Rows, array_of, column_of
+from .store import Store
+
+for _name in ("pyspark", "pyarrow", "pandas"):  # pandas: Spark's mapInArrow asks for it
+    driven.library(_name, "spark")
+_ml = import_module("pyspark.ml")
+TRAIN, VALIDATION, CHECKPOINT = "train", "validation", "checkpoint"
+_INPUT = "hvdlite_input_{}"  # columns that the model reads, beside those of the DataFrame
+
+
+class Estimator(_ml.Estimator):  # type: ignore[name-defined, misc]
+    """What users give, by keyword. model, optimizer, loss and metrics are the framework's.
+
+    validation: a share of the rows, or the name of a column that says which. num_proc: None: as many as the cluster
+    runs at a time. input_shapes: of a batch of each feature, as [-1, 1, 28, 28]. Batches are of each rank."""
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        feature_cols: Sequence[str],
+        label_cols: Sequence[str],
+        store: Store,
+        num_proc: int | None = None,
+        optimizer: Any = None,
+        loss: Any = None,
+        loss_weights: Sequence[float] | None = None,
+        metrics: Any = (),
+        gradient_compression: Any = None,
+        input_shapes: Sequence[Sequence[int]] | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Any] = (),
+        validation: float | str | None = None,
+        batch_size: int = 32,
+        val_batch_size: int | None = None,
+        epochs: int = 1,
+        shuffle: bool = True,
+        random_seed: int = 0,
+        verbose: int = 1,
+        run_id: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.given = given
+        for name in ("feature_cols", "label_cols"):
+            if not given[name] or isinstance(given[name], str):
+                raise ValueError(f"{name}={given[name]!r}: must be a list of names of columns [HVD240]")
+        if isinstance(validation, float) and not 0 < validation < 1:
+            raise ValueError(f"validation={validation!r}: must be a share of the rows, between 0 and 1 [HVD240]")
+
+    model_class: type[Model]
+
+    @staticmethod
+    def train(given: dict[str, Any], rows: Rows, validation: Rows | None, save: Callable[..., None]) -> Any:
+        """On a rank: the history, and `row_shapes`. `save` is called after each epoch, with what makes a checkpoint."""
+        raise NotImplementedError
+
+    def _fit(self, dataset: Any) -> Model:
+        given = self.given
+        size = given["num_proc"] or slots(active())
+        run_id = given["run_id"] or f"run_{time.strftime('%Y%m%d_%H%M%S')}_{secrets.token_hex(3)}"
+        parts = _parted(dataset, given["validation"], given["random_seed"])
+        names = [*given["feature_cols"], *given["label_cols"]]
+        try:
+            for name, part in parts.items():
+                flat = part.select(*(_plain(part, column).alias(column) for column in names)).repartition(size)
+                flat.write.mode("overwrite").parquet(given["store"].url_of(run_id, name))
+            task = partial(_train, type(self).train, given, run_id, list(parts), names)
+            history, shapes = run(task, num_proc=size, env=given["env"])[0]
+        finally:
+            for name in parts:
+                given["store"].delete(run_id, name)
+        model = self.model_class.opened(given, given["store"].read(run_id, CHECKPOINT))
+        return self.model_class(model, given, history, shapes, run_id)
+
+
+class Model(_ml.Model):  # type: ignore[name-defined, misc]
+    """A trained model. outputs: the shape of each output's row."""
+
+    def __init__(self, model: Any, given: Mapping[str, Any], history: Any, outputs: Any, run_id: str) -> None:
+        super().__init__()
+        self._model, self._history, self.run_id, self._shapes = model, history, run_id, given["input_shapes"]
+        self._features, self._outputs = list(given["feature_cols"]), outputs
+        self._columns = [f"{label}__output" for label in given["label_cols"]]
+
+    @staticmethod
+    def opened(given: Mapping[str, Any], checkpoint: bytes) -> Any:
+        """The framework's model."""
+        raise NotImplementedError
+
+    @staticmethod
+    def predicted(model: Any, inputs: Sequence[np.ndarray[Any, Any]]) -> Sequence[np.ndarray[Any, Any]]:
+        """Its outputs."""
+        raise NotImplementedError
+
+    def getModel(self) -> Any:
+        """The framework's model."""
+        return self._model
+
+    def getHistory(self) -> Any:
+        """What was measured in each epoch."""
+        return self._history
+
+    def _transform(self, dataset: Any) -> Any:
+        from pyspark.sql import types
+
+        fields = list(dataset.schema.fields)
+        for name, shape in zip(self._columns, self._outputs):
+            kind: Any = types.FloatType()
+            for _ in shape:
+                kind = types.ArrayType(kind)
+            fields.append(types.StructField(name, kind))
+        inputs = [_plain(dataset, name).alias(_INPUT.format(place)) for place, name in enumerate(self._features)]
+        outputs = dict(zip(self._columns, self._outputs))
+        task = partial(_predict, type(self).predicted, self._model, self._shapes, len(inputs), outputs)
+        return dataset.select("*", *inputs).mapInArrow(task, types.StructType(fields))
+
+
+def _parted(dataset: Any, validation: float | str | None, seed: int) -> dict[str, Any]:
+    if validation is None:
+        return {TRAIN: dataset}
+    if isinstance(validation, str):
+        chosen = dataset[validation].cast("boolean")
+        return {TRAIN: dataset.filter(~chosen), VALIDATION: dataset.filter(chosen)}
+    return dict(zip((TRAIN, VALIDATION), dataset.randomSplit([1 - validation, validation], seed)))
+
+
+def _plain(dataset: Any, name: str) -> Any:
+    """The column, with vectors as arrays."""
+    from pyspark.ml.functions import vector_to_array
+
+    is_vector = dataset.schema[name].dataType.typeName() == "vectorudt"
+    return vector_to_array(dataset[name]) if is_vector else dataset[name]
+
+
+def _train(train: Any, given: dict[str, Any], run_id: str, parts: list[str], names: list[str]) -> Any:
+    """On a rank."""
+    import hvdlite as hvd
+
+    hvd.init()
+    store: Store = given["store"]
+    rows = [Rows(store, (run_id, part), names, hvd.rank(), hvd.size()) for part in parts]
+
+    def save(checkpoint: Callable[[], bytes]) -> None:
+        if hvd.rank() == 0:
+            store.write(checkpoint(), run_id, CHECKPOINT)
+
+    return train(given, rows[0], rows[1] if len(rows) > 1 else None, save)
+
+
+def _predict(
+    predicted: Any, model: Any, shapes: Any, inputs: int, outputs: dict[str, Any], batches: Iterator[Any]
+) -> Iterator[Any]:
+    """In a worker of Spark's: record batches with the outputs in the place of the inputs."""
+    import pyarrow
+
+    for batch in batches:
+        if not len(batch):
+            continue
+        names = batch.schema.names
+        arrays = [array_of(column, name) for column, name in zip(batch.columns[-inputs:], names[-inputs:])]
+        found = predicted(model, shaped(arrays, shapes))
+        columns = [column_of(each.reshape(len(batch), *shape)) for each, shape in zip(found, outputs.values())]
+        yield pyarrow.RecordBatch.from_arrays([*batch.columns[:-inputs], *columns], names=[*names[:-inputs], *outputs])
+
+
+def shaped(arrays: Sequence[np.ndarray[Any, Any]], shapes: Sequence[Sequence[int]] | None) -> list[Any]:
+    """The features as the model takes them."""
+    return list(arrays) if shapes is None else [array.reshape(tuple(each)) for array, each in zip(arrays, shapes)]
+
+
+def row_shapes(outputs: Sequence[Any]) -> list[tuple[int, ...]]:
+    """Of each output: the shape of one row; a row of one number is a number."""
+    return [() if tuple(output.shape[1:]) == (1,) else tuple(output.shape[1:]) for output in outputs]
+
+
+def listed(value: Any) -> list[Any]:
+    """One thing or a list of them."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,62 @@
+"""Where do an estimator's data and checkpoints lie? In a `Store`: a folder that driver and executors all reach.
+
+`Store.create("/shared/runs")` is a folder of this machine or of a file system that is mounted everywhere; an address
+like hdfs:// or s3:// is opened by pyarrow.fs, and Spark must know it, too. A run has a folder in it: `train` and
+`validation` hold Parquet as long as it trains, `checkpoint...` is rank 0's model after the last epoch that it finished.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from typing import Any
+
+from .. import driven
+
+_SCHEMES = ("://", ":/")  # Spark's paths may begin with file:/
+
+
+class Store:
+    """A folder. It is pickled as its address, and opened where it is used."""
+
+    def __init__(self, prefix_path: str) -> None:
+        text = os.fspath(prefix_path)
+        self.url = text if any(each in text for each in _SCHEMES) else "file://" + os.path.abspath(text)
+
+    @classmethod
+    def create(cls, prefix_path: str) -> Store:
+        """As Horovod names it."""
+        return cls(prefix_path)
+
+    def at(self, *names: str) -> tuple[Any, str]:
+        """A file system of pyarrow, and the path in it."""
+        system, path = driven.library("pyarrow.fs", "spark").FileSystem.from_uri(self.url)
+        return system, posixpath.join(path, *names)
+
+    def url_of(self, *names: str) -> str:
+        """For Spark."""
+        return posixpath.join(self.url, *names)
+
+    def write(self, data: bytes, *names: str) -> None:
+        """A file. Whoever reads it meanwhile sees what was there, or all of this."""
+        system, path = self.at(*names)
+        system.create_dir(posixpath.dirname(path), recursive=True)
+        with system.open_output_stream(path + ".half") as stream:
+            stream.write(data)
+        system.move(path + ".half", path)
+
+    def read(self, *names: str) -> bytes:
+        """The whole file. OSError where there is none."""
+        system, path = self.at(*names)
+        with system.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    def delete(self, *names: str) -> None:
+        """A folder with all that is in it, if it is there."""
+        system, path = self.at(*names)
+        if system.get_file_info(path).type.name == "Directory":
+            system.delete_dir(path)
+
+
+class LocalStore(Store):
+    """A folder of this machine, or one that is mounted everywhere."""
