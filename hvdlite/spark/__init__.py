@@ -26,6 +26,7 @@ from .._coded import coded
 from ..errors import HvdRunError
 
 _OF_JOB = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+_GRACE_S = 1.5  # after the first failure, for others that may be its cause
 _ENDS_S = 5.0  # of a cancelled job: Spark kills workers 2 s after it has asked their tasks to end
 
 
@@ -55,14 +56,27 @@ def run(
         if locals()[name]:
             warnings.warn(f"hvdlite.spark.run: {name} has no effect: Spark starts the ranks [HVD804]", stacklevel=2)
             break
-    context = active()
-    size = slots(context) if num_proc is None else num_proc
-    _check(context, size)
+    context, size = placed(num_proc)
     return _Stage(context, size, _limit(start_timeout)).make(driven.call_of(fn, args, kwargs), dict(env or {}))
 
 
-def active() -> Any:
-    """The SparkContext. Raises HvdRunError where there is none."""
+def placed(num_proc: int | None) -> tuple[Any, int]:
+    """The SparkContext, and how many ranks it is to run. Raises HvdRunError where there is none, or no room."""
+    context = _active()
+    scala = context._jsc.sc()  # what Spark itself counts before it starts a stage in barrier mode
+    slots = int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
+    size = slots if num_proc is None else num_proc
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"num_proc={size!r}: must be a whole number of ranks, at least 1 [HVD244]")
+    if context._jvm.org.apache.spark.util.Utils.isDynamicAllocationEnabled(scala.conf()):
+        text = "Spark starts no barrier stage under dynamic allocation: set spark.dynamicAllocation.enabled to false"
+        raise HvdRunError(f"{text} [HVD404]")
+    if size > slots:  # Spark itself tries for ten minutes
+        raise HvdRunError(f"num_proc={size}: the cluster runs {slots} tasks at a time [HVD404]")
+    return context, size
+
+
+def _active() -> Any:
     found = getattr(driven.library("pyspark", "spark"), "SparkContext", None)
     context = None if found is None else found._active_spark_context
     if context is None:
@@ -71,22 +85,6 @@ def active() -> Any:
         why = "Spark Connect has none, and is not supported" if is_remote() else "make a SparkSession first"
         raise HvdRunError(f"hvdlite.spark needs a SparkContext in this process: {why} [HVD406]")
     return context
-
-
-def slots(context: Any) -> int:
-    """How many tasks the cluster runs at a time: what Spark counts before it starts a stage in barrier mode."""
-    scala = context._jsc.sc()
-    return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
-
-
-def _check(context: Any, size: int) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"num_proc={size!r}: must be a whole number of ranks, at least 1 [HVD244]")
-    if context._jvm.org.apache.spark.util.Utils.isDynamicAllocationEnabled(context._jsc.sc().conf()):
-        text = "Spark starts no barrier stage under dynamic allocation: set spark.dynamicAllocation.enabled to false"
-        raise HvdRunError(f"{text} [HVD404]")
-    if size > (there := slots(context)):  # Spark itself tries for ten minutes
-        raise HvdRunError(f"num_proc={size}: the cluster runs {there} tasks at a time [HVD404]")
 
 
 def _limit(start_timeout: float | None) -> float:
@@ -107,31 +105,49 @@ class _Stage:
     def make(self, call: bytes, env: Mapping[str, str]) -> list[Any]:
         from py4j.protocol import Py4JJavaError
 
-        meeting = driven.Meeting(self._size, self._context.getConf().get("spark.driver.host"), self._limit)
+        host = self._context.getConf().get("spark.driver.host")
+        try:
+            meeting = driven.Meeting(self._size, host, self._limit)
+        except OSError as error:
+            raise HvdRunError(f"the driver cannot listen at spark.driver.host={host}: {error} [HVD114]") from None
         gathered = driven.Gathered(self._size)
-        task = partial(_task, call, [{**env, **meeting.environ(rank)} for rank in range(self._size)])
-        late = threading.Timer(self._limit, self._end_unstarted)
-        late.daemon = True
+        ends = [threading.Timer(self._limit, self._end_unstarted), threading.Timer(_GRACE_S, self._cancel)]
+
+        def hear(answer: driven.Answer) -> None:
+            gathered.answer(answer)
+            meeting.lost(answer.rank, "its function raised")  # it may not have been in the job yet
+            if ends[1].ident is None:
+                ends[1].start()
+
+        failures = _Failures(hear)
+        told = self._context.accumulator([], failures)
+        task = partial(_task, call, [{**env, **meeting.environ(rank)} for rank in range(self._size)], told)
         try:
             with self._in_group():
-                late.start()
+                ends[0].start()
                 tasks = self._context.parallelize(range(self._size), self._size).barrier().mapPartitions(task)
                 for answer in tasks.collect():
                     gathered.answer(answer)
         except Py4JJavaError as error:
             rank, why = _named(str(error.java_exception.getMessage()))
-            if rank is None:
+            if rank is not None:
+                gathered.lost(rank, meeting.lost(rank, why))
+            elif ends[1].ident is None:  # no failure was heard of
                 why = f"no room for {self._size} tasks within {self._limit:g} s [HVD404]" if self._is_late else why
                 raise HvdRunError(coded("HVD721", f"Spark has ended the job: {why}")) from None
-            gathered.lost(rank, meeting.lost(rank, why))
         except BaseException:  # Ctrl-C
-            self._context.cancelJobGroup(self._group)
+            self._cancel()
             meeting.emptied(_ENDS_S)
             raise
         finally:
-            late.cancel()
+            failures.hear = None
+            for each in ends:
+                each.cancel()
             meeting.close()
         return gathered.results()
+
+    def _cancel(self) -> None:
+        self._context.cancelJobGroup(self._group)
 
     @contextlib.contextmanager
     def _in_group(self) -> Iterator[None]:
@@ -155,18 +171,48 @@ class _Stage:
         """At the time limit. Spark starts all tasks of the stage or none."""
         if not self._active():
             self._is_late = True
-            self._context.cancelJobGroup(self._group)
+            self._cancel()
+
+
+class _Failures:
+    """What failed on ranks, for one of Spark's accumulators: the driver hears of it as the task ends, not when all have
+    ended (another rank may compute on for hours, or wait in init() for one that never comes)."""
+
+    def __init__(self, hear: Callable[[driven.Answer], None] | None = None) -> None:
+        self.hear = hear  # None: in a worker, and once the job is over
+
+    def zero(self, value: list[driven.Answer]) -> list[driven.Answer]:
+        """What a worker begins with."""
+        return value
+
+    def addInPlace(self, held: list[driven.Answer], more: list[driven.Answer]) -> list[driven.Answer]:
+        """In a worker by the task, in the driver as the task ends."""
+        if (hear := self.hear) is not None:
+            for answer in more:
+                hear(answer)
+        return held + more
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Failures, ()
 
 
 def _named(text: str) -> tuple[int | None, str]:
-    """Which rank Spark's words on a failed job name, and the reason among them."""
-    found = re.search(r"barrier task ResultTask\(\d+, (\d+)\) finished unsuccessfully\.\s*(.*)", text)
-    why = (found[2] if found else text.partition("\n")[0]).replace("org.apache.spark.SparkException: ", "")
-    return (int(found[1]) if found else None), why
+    """Which rank Spark's words on a failed job name, and the reason among them: of an exception its last line."""
+    found = re.search(r"barrier task ResultTask\(\d+, (\d+)\) finished unsuccessfully\.\s*(.*)", text, re.DOTALL)
+    if found is None:
+        return None, text.partition("\n")[0]
+    lines = [line for line in found[2].partition("\n\tat ")[0].splitlines() if line and "SQLSTATE" not in line]
+    why = lines[-1] if "Traceback" in lines[0] else lines[0]
+    return int(found[1]), why.replace("org.apache.spark.SparkException: ", "")
 
 
-def _task(call: bytes, environs: Sequence[Mapping[str, str | None]], _: Iterable[Any]) -> list[driven.Answer]:
+def _task(
+    call: bytes, environs: Sequence[Mapping[str, str | None]], told: Any, _: Iterable[Any]
+) -> list[driven.Answer]:
     """What a rank does, in a worker of Spark's."""
     from pyspark import BarrierTaskContext
 
-    return [driven.made(environs[BarrierTaskContext.get().partitionId()], call)]
+    answer = driven.made(environs[BarrierTaskContext.get().partitionId()], call)
+    if answer.kind != driven.RETURNED:
+        told.add([answer])
+    return [answer]

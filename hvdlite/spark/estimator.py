@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import driven
-from . import active, run, slots
+from . import placed, run
 from .rows import Rows, array_of, column_of
 from .store import Store
 
@@ -42,8 +42,8 @@ class Estimator(_ml.Estimator):  # type: ignore[name-defined, misc]
         label_cols: Sequence[str],
         store: Store,
         num_proc: int | None = None,
-        optimizer: Any = None,
-        loss: Any = None,
+        optimizer: Any,
+        loss: Any,
         loss_weights: Sequence[float] | None = None,
         metrics: Any = (),
         gradient_compression: Any = None,
@@ -66,6 +66,9 @@ class Estimator(_ml.Estimator):  # type: ignore[name-defined, misc]
         for name in ("feature_cols", "label_cols"):
             if not given[name] or isinstance(given[name], str):
                 raise ValueError(f"{name}={given[name]!r}: must be a list of names of columns [HVD240]")
+        for name in ("epochs", "batch_size"):
+            if given[name] < 1:
+                raise ValueError(f"{name}={given[name]!r}: must be at least 1 [HVD240]")
         if isinstance(validation, float) and not 0 < validation < 1:
             raise ValueError(f"validation={validation!r}: must be a share of the rows, between 0 and 1 [HVD240]")
 
@@ -78,7 +81,7 @@ class Estimator(_ml.Estimator):  # type: ignore[name-defined, misc]
 
     def _fit(self, dataset: Any) -> Model:
         given = self.given
-        size = given["num_proc"] or slots(active())
+        _, size = placed(given["num_proc"])
         run_id = given["run_id"] or f"run_{time.strftime('%Y%m%d_%H%M%S')}_{secrets.token_hex(3)}"
         parts = _parted(dataset, given["validation"], given["random_seed"])
         names = [*given["feature_cols"], *given["label_cols"]]

@@ -60,7 +60,7 @@ class Rows:
 
 
 def array_of(column: Any, name: str) -> np.ndarray[Any, Any]:
-    """Of a column of Arrow. Raises ValueError for nulls, and for lists of several lengths."""
+    """Of a column of Arrow. Raises ValueError for nulls, lists of several lengths, and what is no number."""
     import pyarrow.compute
     from pyarrow import types
 
@@ -70,8 +70,8 @@ def array_of(column: Any, name: str) -> np.ndarray[Any, Any]:
         if len(lengths) != 1 or lengths[0] is None:
             raise ValueError(f"column {name}: its rows have the lengths {lengths}, not one length [HVD240]")
         shape, column = [*shape, lengths[0]], column.flatten()
-    if column.null_count:
-        raise ValueError(f"column {name}: {column.null_count} values are null [HVD240]")
+    if column.null_count or not (types.is_primitive(column.type)):
+        raise ValueError(f"column {name}: has {column.null_count} nulls, and is of {column.type} [HVD240]")
     array = column.to_numpy(zero_copy_only=False).reshape(shape)
     return array.astype(np.float32) if array.dtype == np.float64 else np.array(array)
 

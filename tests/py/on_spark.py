@@ -26,6 +26,8 @@ def meets(value, fails=None, folder=None, slow=0.0):
     import hvdlite.numpy as hvd
 
     begun = time.time()
+    if fails == "before" and os.environ["HVDLITE_RANK"] == "1":
+        raise ValueError("before the other knows of it")
     hvd.init()
     ready = time.time()
     if folder:
@@ -160,6 +162,7 @@ def cases(spark, folder, everything):
     if everything:
         yield "keras", fitted(spark, folder, "keras")
     yield "raises", run(meets, [1.0, "raises"], num_proc=2)
+    yield "before", run(meets, [1.0, "before"], num_proc=2)
     yield "after it", run(meets, [1.0], num_proc=2)
     yield "dies", run(meets, [1.0, "dies", str(folder / "killed")], num_proc=2)
     yield "after that", run(meets, [1.0], num_proc=2)

@@ -15,7 +15,7 @@ import parts
 import pytest
 
 PYSPARK = "4.3.0"
-WITH_IT = "py4j>=0.10.9.7,<0.10.9.10", "pyarrow", "pandas"
+WITH_IT = "py4j>=0.10.9.7,<0.10.9.10", "pyarrow", "pandas<3"
 
 
 @functools.cache

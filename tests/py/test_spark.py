@@ -67,6 +67,11 @@ def test_an_exception_is_named_by_rank_with_one_traceback(found):
     assert raised["text"].count("Traceback") == 1 and "PeerLost" not in raised["text"]
 
 
+def test_an_exception_before_init_ends_the_others_wait(found):
+    before = found["before"]
+    assert (before["cause"], before["rank"]) == ("ValueError", 1) and before["ended"] - before["begun"] < 5
+
+
 def test_a_killed_worker_is_named_by_rank_pid_and_host(found):
     died, folder = found["dies"], found["folder"] / "killed"
     pid = (folder / "1").read_text()
