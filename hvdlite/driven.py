@@ -43,8 +43,9 @@ def library(name: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != name.partition(".")[0]:
             raise
-        text = f"hvdlite.{extra} needs the package {name}: pip install 'hvdlite[{extra}]' [HVD807]"
-        raise ModuleNotFoundError(text, name=error.name) from None
+        raise ModuleNotFoundError(
+            f"hvdlite.{extra} needs the package {name}: pip install 'hvdlite[{extra}]' [HVD807]", name=error.name
+        ) from None
 
 
 class Meeting:

@@ -74,10 +74,9 @@ class Estimator(_ml.Estimator):  # type: ignore[name-defined, misc]
 
     model_class: type[Model]
 
-    @staticmethod
-    def train(given: dict[str, Any], rows: Rows, validation: Rows | None, save: Callable[..., None]) -> Any:
-        """On a rank: the history, and `row_shapes`. `save` is called after each epoch, with what makes a checkpoint."""
-        raise NotImplementedError
+    # On a rank: of what users gave, Rows to train on, Rows to validate on or None, and `save`, to be called after each
+    # epoch with what makes a checkpoint. The history, and `row_shapes`.
+    train: Callable[..., Any]
 
     def _fit(self, dataset: Any) -> Model:
         given = self.given
@@ -107,15 +106,8 @@ class Model(_ml.Model):  # type: ignore[name-defined, misc]
         self._features, self._outputs = list(given["feature_cols"]), outputs
         self._columns = [f"{label}__output" for label in given["label_cols"]]
 
-    @staticmethod
-    def opened(given: Mapping[str, Any], checkpoint: bytes) -> Any:
-        """The framework's model."""
-        raise NotImplementedError
-
-    @staticmethod
-    def predicted(model: Any, inputs: Sequence[np.ndarray[Any, Any]]) -> Sequence[np.ndarray[Any, Any]]:
-        """Its outputs."""
-        raise NotImplementedError
+    opened: Callable[..., Any]  # the framework's model: of what users gave, and a checkpoint
+    predicted: Callable[..., Any]  # a list of outputs, of arrays: of the model, and a list of inputs
 
     def getModel(self) -> Any:
         """The framework's model."""
