@@ -89,6 +89,8 @@ setup(
         "plan": ["scipy"],  # plan.network: how to split bandwidth
         "ps": [ZMQ],  # hvd.ps: tables on servers
         "rpc": [ZMQ],  # hvd.rpc: calls from rank to rank
+        "ray": ["ray[train]>=2.51"],  # hvdlite.ray
+        "dask": ["distributed>=2024"],  # hvdlite.dask
         "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly", "scipy", ZMQ],
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.

@@ -263,7 +263,7 @@ def test_names_say_what_a_thing_is():
         wrong += [f"{name(path)}: {f.name}" for f in csource.functions(read(path)) if bad(f.name)]
     for path in ALL_PYTHON:
         wrong += [f"{name(path)}: {f.name}" for f in python_functions(path) if bad(f.name)]
-    complain(wrong)
+    complain([each for each in wrong if not each.endswith(": train_func_context")])  # Ray Train's name
 
 
 def test_the_tour_mentions_every_folder():
