@@ -37,7 +37,7 @@ PYTHON_FLOOR.update({"_torch_backend": 1, "_member": 4, "_static_sets": 4.5, "_s
 PYTHON_FLOOR.update({"driven": 6, "ray": 9, "spark": 10.5, "dask": 9})
 PYTHON_FLOOR.update({"parallel": 9, "_curve": 1, "ps": 7.5, "rpc": 7.5, "plan": 9.5, "predict": 9.6})
 LAUNCHER_MAY_IMPORT = {"config", "options", "errors", "_numbers", "_wire", "_slurm", "_files", "_machine", "launcher"}
-LAUNCHER_MAY_IMPORT |= {"_coded", "_handshake", "_python", "_secret", "catalogue"}  # no NumPy, no extension
+LAUNCHER_MAY_IMPORT |= {"_coded", "_handshake", "_python", "_secret", "discovery", "catalogue"}  # no NumPy
 
 PURE = ("coord", "algo")
 PURE_HEADERS = {"assert", "inttypes", "limits", "stdarg", "stdbool", "stddef", "stdint", "stdio", "string"}
