@@ -14,7 +14,7 @@ from hvdlite.ray import RayExecutor
 
 
 def said(case, **what):
-    print(json.dumps({"case": case, **what}), flush=True)
+    os.write(1, f"\n{json.dumps({'case': case, **what})}\n".encode())  # Ray's own words come from another thread
 
 
 def failure(case, call, kind=(HvdError, TypeError)):
@@ -50,6 +50,7 @@ def main():
     ray.init(
         "local",
         num_cpus=3,
+        num_gpus=2,  # nobody looks for them
         include_dashboard=False,
         runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
         logging_level="error",
@@ -69,7 +70,9 @@ def main():
     failure("unpicklable", lambda: executor.run(lambda: frame))
     failure("dies", lambda: executor.run(engine_digits.train, kwargs={"dies": 1}))
     failure("lost", lambda: executor.run(engine_digits.train), HvdRunError)
+    executor = RayExecutor(num_hosts=1, num_workers_per_host=2, use_gpu=True)
     executor.start()
+    said("gpus", results=executor.run(os.getenv, ["CUDA_VISIBLE_DEVICES"]))
     said("next", results=executor.run(engine_digits.train, kwargs={"epochs": 1}))
     interrupt(1)
     failure("interrupted run", lambda: executor.run(time.sleep, [100]), KeyboardInterrupt)

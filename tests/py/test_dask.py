@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import overlays
 import pytest
@@ -45,6 +46,14 @@ def test_what_cannot_be_is_said_at_once(found):
     assert "no worker tcp://nowhere:1 is in this cluster" in found["unknown"]["text"]
     assert found["unpicklable"]["kind"] == "TypeError" and "HVD245" in found["unpicklable"]["text"]
     assert found["interrupted"]["kind"] == "KeyboardInterrupt"
+
+
+def test_the_example():
+    folder = overlays.library("dask", "dask", "distributed")
+    words = [sys.executable, str(Path(__file__).parents[2] / "examples" / "24_dask.py")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=overlays.with_path(folder))
+    one, two = map(float, re.search(r"accuracy by rank: \[(.*), (.*)\]", done.stdout).groups())
+    assert one == two > 0.95, done.stderr
 
 
 def test_without_dask():

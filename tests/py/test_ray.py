@@ -53,6 +53,10 @@ def test_executables_and_refs(found):
     assert found["remote"]["results"] == ["yes", "yes"]
 
 
+def test_ranks_of_a_host_see_all_gpus(found):
+    assert found["gpus"]["results"] == ["0,1", "0,1"]
+
+
 def test_what_cannot_be_is_said_at_once(found):
     assert "start() has not been called; call start() [HVD406]" in found["not started"]["text"]
     assert found["unpicklable"]["kind"] == "TypeError" and "HVD245" in found["unpicklable"]["text"]
