@@ -89,6 +89,7 @@ setup(
         "plan": ["scipy"],  # plan.network: how to split bandwidth
         "ps": [ZMQ],  # hvd.ps: tables on servers
         "rpc": [ZMQ],  # hvd.rpc: calls from rank to rank
+        "trainers": [*TORCH, "lightning>=2", "accelerate", "transformers"],  # docs/trainers.md
         "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly", "scipy", ZMQ],
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.
