@@ -1,7 +1,7 @@
 """Trains with Hugging Face Accelerate; hvdlite carries what the ranks exchange, and tells what each step cost.
 
     hvdlite-run -np 2 python examples/20_accelerate.py
-    accelerate launch --cpu --num-processes 2 examples/20_accelerate.py
+    torchrun --nproc-per-node 2 examples/20_accelerate.py
 
 Two lines are of hvdlite: the process group is made before the first Accelerator, which takes the one that is there.
 It needs Accelerate: pip install "hvdlite[trainers]" scikit-learn
