@@ -91,6 +91,7 @@ setup(
         "rpc": [ZMQ],  # hvd.rpc: calls from rank to rank
         "ray": ["ray[train]>=2.51"],  # hvdlite.ray
         "dask": ["distributed>=2024"],  # hvdlite.dask
+        "trainers": [*TORCH, "lightning>=2", "accelerate", "transformers"],  # docs/trainers.md
         "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly", "scipy", ZMQ],
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.

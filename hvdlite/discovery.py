@@ -46,6 +46,7 @@ _WHOLE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 _STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID")
 _PODS = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+_LIGHTNING = ' Where Lightning starts the ranks, DDPStrategy(process_group_backend="hvdlite") makes the job.'
 
 
 class _Source(NamedTuple):
@@ -210,6 +211,9 @@ def _step(environ: Mapping[str, str]) -> Place | None:
 def _by_hand(environ: Mapping[str, str]) -> Place | None:
     """The place that scripts of torch.distributed read (env://), or that an operator of Kubernetes tells torchrun,
     where no torchrun is. Local and cross numbers are found when the ranks meet."""
+    of_lightning = (
+        "NODE_RANK" in environ and "LOCAL_RANK" in environ
+    )  # its launcher sets no RANK; WORLD_SIZE goes early
     environ = {name: environ[name] for name in (*_WHOLE, *_PODS) if environ.get(name)}  # manifests leave some empty
     shown = _shown(environ, list(environ))
     per_pod, pods = environ.get("PET_NPROC_PER_NODE", ""), environ.get("PET_NNODES", "")
@@ -222,12 +226,13 @@ def _by_hand(environ: Mapping[str, str]) -> Place | None:
     if all(name in environ for name in _WHOLE):
         numbers = [_number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)]
         return _checked(_place([*numbers, None, None, None, None], BY_HAND), shown)
-    sizeless = "RANK" in environ and "MASTER_ADDR" in environ and "WORLD_SIZE" not in environ
+    sizeless = ("RANK" in environ or of_lightning) and "MASTER_ADDR" in environ and "WORLD_SIZE" not in environ
     if sizeless or _number(environ, "WORLD_SIZE", 1) > 1:
         missing = ", ".join(name for name in _WHOLE if name not in environ)
         raise HvdInitError(
             f"{shown} without {missing}: this is a rank of a job, and where the others are is not told whole. Set "
-            f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or torchrun. [HVD105]"
+            f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or torchrun."
+            f"{_LIGHTNING * of_lightning} [HVD105]"
         )
     if pods.rpartition(":")[2] not in ("", "1"):
         missing = ", ".join(name for name in _PODS[2:] if name not in environ)
