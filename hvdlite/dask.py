@@ -45,6 +45,8 @@ def run(
     lost, and where there are not enough workers; TypeError where the call cannot be sent.
     """
     distributed = driven.library("distributed", "dask")
+    if not isinstance(client, distributed.Client) or client.asynchronous:
+        raise TypeError(f"run() needs a client of distributed, and not an asynchronous one: {client!r} [HVD244]")
     call = driven.call_of(fn, args, kwargs)
     chosen = _chosen(client, num_proc, workers)
     meeting = driven.Meeting(len(chosen), _address(distributed, chosen), start_timeout)

@@ -232,8 +232,10 @@ class RayExecutor:
             return list(self._ray.get(refs, timeout=seconds))
         except self._ray.exceptions.GetTimeoutError:
             done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
-            why = f"{len(refs) - len(done)} of {len(refs)} workers of Ray have not started within {seconds:g} s"
-            raise HvdRunError(f"{why}: `ray status` and the logs of Ray say why [HVD404]") from None
+            why = f"{len(refs) - len(done)} of {len(refs)} workers of Ray have not answered within {seconds:g} s"
+            raise HvdRunError(
+                f"{why}: they cannot start (`ray status`), or a call before keeps them [HVD404]"
+            ) from None
         except self._ray.exceptions.RayError as error:
             raise HvdRunError(coded("HVD405", f"a worker of Ray does not start: {_words(error)}")) from None
 
