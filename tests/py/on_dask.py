@@ -9,7 +9,7 @@ import time
 
 import engine_digits
 from distributed import Client, LocalCluster
-from on_ray import failure, said
+from driving import failure, said
 
 import hvdlite as hvd
 from hvdlite.dask import run

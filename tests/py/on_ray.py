@@ -8,24 +8,12 @@ import threading
 import time
 
 import engine_digits
+import ray
+import ray.train
+from driving import failure, said
 
-from hvdlite.errors import HvdError, HvdRunError
+from hvdlite.errors import HvdRunError
 from hvdlite.ray import RayExecutor
-
-
-def said(case, **what):
-    os.write(1, f"\n{json.dumps({'case': case, **what})}\n".encode())  # Ray's own words come from another thread
-
-
-def failure(case, call, kind=(HvdError, TypeError)):
-    began = time.time()
-    try:
-        call()
-    except kind as error:
-        rank = getattr(error, "rank", None)
-        said(case, kind=type(error).__name__, rank=rank, text=str(error), at=time.time(), seconds=time.time() - began)
-    else:
-        said(case, kind=None)
 
 
 class Counter:
@@ -37,13 +25,27 @@ class Counter:
         return self.value
 
 
+def loop(config):
+    for fails in (None, 1):
+        print(json.dumps(engine_digits.train(fails)), flush=True)
+        ray.train.report({"fails": fails})
+
+
+def trained():
+    """A trainer of Ray Train: digits, and then rank 1 raises."""
+    from ray.train import ScalingConfig
+
+    from hvdlite.ray.train import HvdliteTrainer
+
+    trainer = HvdliteTrainer(loop, train_loop_config={}, scaling_config=ScalingConfig(num_workers=2))
+    failure("trainer", trainer.fit, Exception)
+
+
 def interrupt(seconds):
     threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT]).start()
 
 
 def main():
-    import ray
-
     frame = sys._getframe()  # cannot be pickled
     path = os.pathsep.join(sys.path)
     began = time.time()
@@ -85,6 +87,7 @@ def main():
     failure("interrupted shutdown", executor.shutdown, KeyboardInterrupt)
     said("actors", alive=sum(each["State"] == "ALIVE" for each in ray._private.state.actors().values()))
     failure("too many", lambda: RayExecutor(num_workers=4).start())
+    trained()
     ray.shutdown()
 
 
