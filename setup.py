@@ -89,7 +89,10 @@ setup(
         "plan": ["scipy"],  # plan.network: how to split bandwidth
         "ps": [ZMQ],  # hvd.ps: tables on servers
         "rpc": [ZMQ],  # hvd.rpc: calls from rank to rank
+        "ray": ["ray[train]>=2.51"],  # hvdlite.ray
+        "dask": ["distributed>=2024"],  # hvdlite.dask
         "spark": ["pyspark>=3.4", "pyarrow", "pandas"],  # hvdlite.spark
+        "trainers": [*TORCH, "lightning>=2", "accelerate", "transformers"],  # docs/trainers.md
         "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly", "scipy", ZMQ],
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.

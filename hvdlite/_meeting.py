@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, config
 from ._coded import coded
 from ._numbers import as_runs
-from .discovery import BY_HAND, Place
+from .discovery import BY_HAND, OWN, Place
 from .errors import HvdInitError, HvdOptionError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def refusal(place: Place) -> str | None:
     """Why a job of this shape cannot be run by this version, or None."""
     if place.size == 1:
         return None
-    if place.source in ("MPI", *_UNKEPT, "HVDLITE_ variables"):
+    if place.source in ("MPI", *_UNKEPT, OWN):
         return None
     return (
         f"rank {place.rank} of {place.size} was found under {place.source}, which hvdlite cannot start under yet. "

@@ -44,9 +44,7 @@ def joined(values: Mapping[str, Any], version: str, wire: int) -> tuple[discover
     )
     _values.clear()
     _values.update(values)
-    place = discovery.Place(
-        store.rank, store.size, store.local_rank, store.local_size, None, None, "HVDLITE_ variables"
-    )
+    place = discovery.Place(store.rank, store.size, store.local_rank, store.local_size, None, None, discovery.OWN)
     return place, store
 
 

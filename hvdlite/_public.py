@@ -40,7 +40,7 @@ from .errors import (
     HvdStateError,
     HvdTimeoutError,
 )
-from .measured import report, stats, stats_step, write_stats
+from .measured import StepLogger, report, stats, stats_step, write_stats
 from .memory import memory_stats
 from .mesh import Mesh
 from .objects import allgather_object, broadcast_object
@@ -75,6 +75,7 @@ __all__ = [
     "Min",
     "ProcessSet",
     "Product",
+    "StepLogger",
     "Sum",
     "add_process_set",
     "allgather_object",

@@ -86,6 +86,17 @@ def of_user(environ: Mapping[str, str], one_host: bool) -> bytes:
         raise SecretError(f"{path} cannot be made, nor {folder}/key: {error.strerror or error}") from None
 
 
+def giving(environ: Mapping[str, str]) -> str:
+    """How somebody gives a job of several hosts a secret of its own."""
+    if POD in environ:
+        return (
+            "set HVDLITE_SECRET_KEY in all pods from a Secret of Kubernetes: kubectl create secret generic hvdlite "
+            "--from-literal=HVDLITE_SECRET_KEY=$(openssl rand -hex 32), and envFrom: [{secretRef: {name: hvdlite}}] in "
+            "the container"
+        )
+    return "in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)"
+
+
 def _kept(path: str) -> bytes:
     """The key in a file, which is made where there is none. OSError where it cannot be made."""
     if not os.path.lexists(path):

@@ -40,9 +40,13 @@ class Place(NamedTuple):
 
 
 SINGLE = Place(0, 1, 0, 1, 0, 1, "single process")
+OWN = "HVDLITE_ variables"
 BY_HAND = "RANK and WORLD_SIZE"  # a source: these, or PET_ variables, without torchrun
 _WHOLE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+_STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID")
 _PODS = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+_LIGHTNING = ' Where Lightning starts the ranks, DDPStrategy(process_group_backend="hvdlite") makes the job.'
 
 
 class _Source(NamedTuple):
@@ -121,10 +125,22 @@ def discover(environ: Mapping[str, str]) -> Place:
     return SINGLE
 
 
+def told(place: Place, environ: Mapping[str, str]) -> str:
+    """What said so, for people: `RANK=1, WORLD_SIZE=2 (set by hand, or by an operator of Kubernetes)`."""
+    by, names = place.source, [name for each in _FOREIGN if each.title == place.source for name in each[2:] if name]
+    if by == BY_HAND:
+        by, names = "set by hand, or by an operator of Kubernetes", [*_WHOLE, *_PODS]
+    elif by == OWN:
+        mine = [name.upper() for name in (*_NUMBERS, "store_addr")]
+        names = [prefix + name for prefix in (config.PREFIX, config.ALIAS_PREFIX) for name in mine]
+        by, names = "set by hvdlite-run, or by hand", [*names, "JOB_COMPLETION_INDEX"]
+    return f"{_shown(environ, [name for name in names or _STEP if environ.get(name)])} ({by})"
+
+
 def _own(environ: Mapping[str, str]) -> Place | None:
     """The place that HVDLITE_ or HOROVOD_ variables tell: rank and size at least, the rest where it follows."""
     found: dict[str, int] = {}
-    for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+    for name in _NUMBERS:
         option = config.option_of(name)
         for variable in (option.variable, option.alias_variable):
             if variable is not None and variable in environ and name not in found:
@@ -145,7 +161,7 @@ def _own(environ: Mapping[str, str]) -> Place | None:
         found = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1, **found}
     elif found.get("local_size") == found["size"]:
         found = {"cross_rank": 0, "cross_size": 1, **found}
-    return _checked(_place([found.get(name) for name in Place._fields[:6]], "HVDLITE_ variables"), shown)
+    return _checked(_place([found.get(name) for name in Place._fields[:6]], OWN), shown)
 
 
 def _place(numbers: list[int | None], source: str) -> Place:
@@ -173,8 +189,7 @@ def _foreign(environ: Mapping[str, str], source: _Source) -> Place | None:
 def _step(environ: Mapping[str, str]) -> Place | None:
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
         return None
-    names = ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"]
-    shown = _shown(environ, [name for name in names if name in environ])
+    shown = _shown(environ, [name for name in _STEP if name in environ])
     # The step's own number comes first: in an interactive step SLURM_NTASKS is that of the whole allocation.
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     if size_name not in environ:
@@ -196,6 +211,9 @@ def _step(environ: Mapping[str, str]) -> Place | None:
 def _by_hand(environ: Mapping[str, str]) -> Place | None:
     """The place that scripts of torch.distributed read (env://), or that an operator of Kubernetes tells torchrun,
     where no torchrun is. Local and cross numbers are found when the ranks meet."""
+    of_lightning = (
+        "NODE_RANK" in environ and "LOCAL_RANK" in environ
+    )  # its launcher sets no RANK; WORLD_SIZE goes early
     environ = {name: environ[name] for name in (*_WHOLE, *_PODS) if environ.get(name)}  # manifests leave some empty
     shown = _shown(environ, list(environ))
     per_pod, pods = environ.get("PET_NPROC_PER_NODE", ""), environ.get("PET_NNODES", "")
@@ -208,12 +226,13 @@ def _by_hand(environ: Mapping[str, str]) -> Place | None:
     if all(name in environ for name in _WHOLE):
         numbers = [_number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)]
         return _checked(_place([*numbers, None, None, None, None], BY_HAND), shown)
-    sizeless = "RANK" in environ and "MASTER_ADDR" in environ and "WORLD_SIZE" not in environ
+    sizeless = ("RANK" in environ or of_lightning) and "MASTER_ADDR" in environ and "WORLD_SIZE" not in environ
     if sizeless or _number(environ, "WORLD_SIZE", 1) > 1:
         missing = ", ".join(name for name in _WHOLE if name not in environ)
         raise HvdInitError(
             f"{shown} without {missing}: this is a rank of a job, and where the others are is not told whole. Set "
-            f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or torchrun. [HVD105]"
+            f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or torchrun."
+            f"{_LIGHTNING * of_lightning} [HVD105]"
         )
     if pods.rpartition(":")[2] not in ("", "1"):
         missing = ", ".join(name for name in _PODS[2:] if name not in environ)

@@ -34,6 +34,7 @@ RETURNED, RAISED, SUFFERED = "returned", "raised", "suffered"
 _GRACE_S = 1.0  # after the first failure: others that follow from it need not be waited for
 _CAUSE_S = 1.5  # after a failure that must have a cause elsewhere
 _TURN_S = 0.05
+_job = threading.Lock()  # held by the job that this process is a rank of, but in Ray's actors between calls
 
 
 def library(name: str, extra: str) -> Any:
@@ -87,10 +88,11 @@ class Meeting:
         """`rank 1 (pid 7 on host)`, as far as it has said so."""
         return self._who(rank)
 
-    def lost(self, rank: int, why: str) -> str:
-        """The engine says that this worker is gone: the other ranks are told, now and when they come. The text."""
-        text = f"{self.who(rank)} is lost: {uncoded(why)}"
-        self._ends.put((rank, coded("HVD405", text)))
+    def lost(self, rank: int, why: str, who: str | None = None) -> str:
+        """The engine says that this worker is gone: the other ranks are told, now and when they come. The text. who:
+        where the engine knows it; else what the rank has said."""
+        text = f"{who or self.who(rank)} is lost: {uncoded(why)}"
+        self._ends.put((rank, coded("HVD450", text)))
         return text
 
     def emptied(self, seconds: float) -> None:
@@ -98,6 +100,11 @@ class Meeting:
         until = time.monotonic() + seconds
         while self._store.peopled and time.monotonic() < until:
             time.sleep(_TURN_S)
+
+    def end(self, why: str) -> None:
+        """Ends the job: the next collective of each rank fails."""
+        for rank in range(min(2, self.size)):  # of one all others hear, of the other that one
+            self.lost(rank, why)
 
     def close(self) -> None:
         """Ranks that are still in the job lose their store."""
@@ -113,6 +120,10 @@ def _serve(store: Any, ends: queue.SimpleQueue[Any], over: threading.Event) -> N
             while True:
                 store.rank_ended(*ends.get_nowait())
         store.turn(_TURN_S)
+    with contextlib.suppress(queue.Empty):
+        while True:
+            store.rank_ended(*ends.get_nowait())
+    store.turn()
     store.close()
 
 
@@ -123,6 +134,12 @@ class Answer(NamedTuple):
     who: str
     kind: str
     body: bytes
+
+    def value(self) -> Any:
+        """The result. Raises HvdRunError."""
+        if self.kind != RETURNED:
+            raise error_of(self.body, self.who)
+        return _called.result_of(self.body)
 
 
 def call_of(function: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> bytes:
@@ -136,7 +153,7 @@ def made(environ: Mapping[str, str | None], call: bytes, stays: bool = False) ->
     """In a worker: makes the call as the rank of this environment, which is as before afterwards. stays: a rank whose
     call returns does not leave the job."""
     rank, who = int(environ["HVDLITE_RANK"] or 0), f"(pid {os.getpid()} on {socket.gethostname()})"
-    with environment(environ):
+    with _alone(rank, who, float(environ["HVDLITE_START_TIMEOUT"] or 0)), environment(environ):
         stays_in = False
         try:
             body = _called.made(call, rank)
@@ -146,10 +163,24 @@ def made(environ: Mapping[str, str | None], call: bytes, stays: bool = False) ->
             tell(error)
             if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
                 raise
-            return Answer(rank, who, SUFFERED if _is_consequence(error) else RAISED, _called.described(error, rank))
+            return Answer(rank, who, SUFFERED if is_consequence(error) else RAISED, _called.described(error, rank))
         finally:
             if not stays_in:
                 leave()
+
+
+@contextlib.contextmanager
+def _alone(rank: int, who: str, seconds: float) -> Iterator[None]:
+    """A process is a rank of one job at a time: the next waits. A call that is left of a job which has ended may take a
+    while to see it."""
+    if not _job.acquire(timeout=seconds):
+        raise HvdRunError(
+            f"rank {rank} {who}: this process is a rank of another job since {seconds:g} s [HVD406]", rank
+        )
+    try:
+        yield
+    finally:
+        _job.release()
 
 
 def tell(error: BaseException) -> None:
@@ -163,7 +194,7 @@ def leave() -> None:
         _life.shutdown()
 
 
-def _is_consequence(error: BaseException | None) -> bool:
+def is_consequence(error: BaseException | None) -> bool:
     """Whether it only says that another rank has failed."""
     while error is not None and not isinstance(_failing.meant(error), HvdPeerLostError):
         error = error.__cause__
@@ -228,5 +259,5 @@ class Gathered:
             cause = failed[0] if self._first is None else self._came[self._first]
             if isinstance(cause, str):
                 raise HvdRunError(coded("HVD405", cause), self._first)
-            raise error_of(cause.body, cause.who)
-        return [_called.result_of(each.body) for _, each in sorted(self._came.items()) if isinstance(each, Answer)]
+            cause.value()
+        return [each.value() for _, each in sorted(self._came.items()) if isinstance(each, Answer)]

@@ -1,8 +1,9 @@
 """`hvdlite-run doctor`: will a job run here, and if not, what is to be done?
 
-This host, and with -H, --hostfile or in an allocation every host of the job: agents are brought there as for a job, all
-at once, and asked (examine.py) what they are like, whether they reach each other, and with --measure how fast. What the
-answers mean is said by findings.py. A host that cannot be reached is a finding, and the others are examined.
+This host, and which rank a script would be that somebody starts here without hvdlite-run. With -H, --hostfile or in an
+allocation every host of the job: agents are brought there as for a job, all at once, and asked (examine.py) what they
+are like, whether they reach each other, and with --measure how fast. What the answers mean is said by findings.py. A
+host that cannot be reached is a finding, and the others are examined.
 
 Exit code 0 if nothing would keep a job from running, else 1. --check-build with hosts asks the same way, and prints
 what each host has.
@@ -190,7 +191,8 @@ def run(
     secret = os.urandom(32)
     if not isinstance(gather, Gather) or not others:
         doctor = Doctor(_Here(here or "localhost", "127.0.0.1", secret), [])
-        return _told(doctor, [], counts, measure, check_build)
+        known = [] if check_build else findings.of_place(environ)
+        return _told(doctor, known, counts, measure, check_build)
     with Signals() as signals:
         try:
             place = gather.place([name for _, name in others], secret)

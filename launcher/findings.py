@@ -1,4 +1,5 @@
-"""What do facts about hosts mean for a job? Pure: what examine.py has found in, lines with their fixes out.
+"""What do facts about hosts mean for a job? Pure: what examine.py has found in, lines with their fixes out; and which
+rank a script would be here, from the environment alone.
 
 A finding is well, a warning (a job will run, but not as it could, or not everywhere) or a failure (a job will not run,
 or hosts will disagree). What is alike on all hosts is one line. Every warning and failure says what to do.
@@ -10,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from hvdlite import _secret, config, discovery
+from hvdlite.errors import HvdInitError
 
 WELL, WARNING, FAILURE = "ok", "warn", "FAIL"
 SHARED_MIN = 256 << 20
@@ -138,6 +142,27 @@ def _limits(host: str, facts: Mapping[str, Any], slots: int) -> list[Finding]:
         found.append(
             Finding(WELL, host, f"{facts['cpus']} CPUs, {shared}, {soft} open files, {facts['ports']} free ports")
         )
+    return found
+
+
+def of_place(environ: Mapping[str, str]) -> list[Finding]:
+    """Which rank a script would be that somebody starts in this environment, without a launcher of ours."""
+    script = "python train.py here"
+    try:
+        place, values = discovery.discover(environ), config.read(environ).values
+    except HvdInitError as error:
+        return [Finding(FAILURE, script, f"init() would raise: {error}")]
+    if place == discovery.SINGLE:
+        return [Finding(WELL, script, "a job of one rank: no launcher's variables are set")]
+    text = f"would be rank {place.rank} of {place.size}: {discovery.told(place, environ)}"
+    if place.size > 1 and place.source == discovery.OWN and values["store_addr"] is None:
+        fix = "set HVDLITE_STORE_ADDR to the host of rank 0 on all ranks, or start the job with hvdlite-run"
+        return [Finding(FAILURE, script, f"{text}, and is not told where the ranks meet", fix)]
+    found = [Finding(WELL, script, text)]
+    meets = place.source in (discovery.OWN, discovery.BY_HAND, "torchrun")  # and over no MPI, which needs no secret
+    if place.size > 1 and meets and _secret.POD in environ and not (values["secret_key"] or values["secret_file"]):
+        text = "no HVDLITE_SECRET_KEY is set, and a key that this pod makes is no other pod's"
+        found.append(Finding(WARNING, script, text, _secret.giving(environ)))
     return found
 
 

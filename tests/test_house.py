@@ -35,9 +35,9 @@ PYTHON_FLOOR.update({"options": 0, "elastic": 6, "built": 5, "data": 6, "as_horo
 PYTHON_FLOOR.update({"consistency": 6, "_records": 1, "trace": 3, "measured": 4, "stepping": 0, "catalogue": -2})
 PYTHON_FLOOR.update({"_torch_backend": 1, "_member": 4, "_static_sets": 4.5, "_state_file": 1, "_state_form": 1})
 PYTHON_FLOOR.update({"driven": 6, "ray": 9, "spark": 10.5, "dask": 9})
-PYTHON_FLOOR.update({"parallel": 9, "_curve": 1, "ps": 7.5, "rpc": 7.5, "plan": 9.5, "predict": 9.6})
+PYTHON_FLOOR.update({"parallel": 9, "_curve": 1, "ps": 7.5, "rpc": 7.5, "plan": 9.5, "predict": 9.6, "trainers": 9})
 LAUNCHER_MAY_IMPORT = {"config", "options", "errors", "_numbers", "_wire", "_slurm", "_files", "_machine", "launcher"}
-LAUNCHER_MAY_IMPORT |= {"_coded", "_handshake", "_python", "_secret", "catalogue"}  # no NumPy, no extension
+LAUNCHER_MAY_IMPORT |= {"_coded", "_handshake", "_python", "_secret", "discovery", "catalogue"}  # no NumPy
 
 PURE = ("coord", "algo")
 PURE_HEADERS = {"assert", "inttypes", "limits", "stdarg", "stdbool", "stddef", "stdint", "stdio", "string"}
@@ -263,7 +263,7 @@ def test_names_say_what_a_thing_is():
         wrong += [f"{name(path)}: {f.name}" for f in csource.functions(read(path)) if bad(f.name)]
     for path in ALL_PYTHON:
         wrong += [f"{name(path)}: {f.name}" for f in python_functions(path) if bad(f.name)]
-    complain(wrong)
+    complain([each for each in wrong if not each.endswith(": train_func_context")])  # Ray Train's name
 
 
 def test_the_tour_mentions_every_folder():

@@ -33,6 +33,8 @@ MADE_OF: dict[str, tuple[str, ...]] = {
     "horovod.keras": (_KERAS, _OF_KERAS),
     "horovod.keras.callbacks": (_CALLBACKS,),
     "horovod.keras.elastic": (_KERAS_ELASTIC,),
+    "horovod.ray": ("hvdlite.ray",),
+    "horovod.ray.runner": ("hvdlite.ray",),
     "horovod.runner": (_LAUNCH,),
     "horovod.runner.common": (),
     "horovod.runner.common.util": (),
@@ -63,7 +65,14 @@ SAME: dict[str, str] = {
     "horovod.torch.elastic.state": "hvdlite.torch.elastic.state",
 }
 # Imported only when asked for: these need a framework. All others come with their parent, as in Horovod.
-ON_DEMAND = {"horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras", "horovod.keras", "horovod._keras"}
+ON_DEMAND = {
+    "horovod.ray",
+    "horovod.torch",
+    "horovod.tensorflow",
+    "horovod.tensorflow.keras",
+    "horovod.keras",
+    "horovod._keras",
+}
 
 # Modules of Horovod's launcher and elastic driver. They can be imported, for scripts that import more than they use;
 # what is taken from them raises HvdNotYetError when it is called. Of one in MADE_OF this is so for other names only.
@@ -83,7 +92,8 @@ _LATER = "comes with a later version of hvdlite"
 NOT_YET: dict[str, str] = {
     "horovod.tensorflow.data": f"the data service {_LATER}",
     "horovod.spark": f"Spark {_LATER}",
-    "horovod.ray": f"Ray {_LATER}",
+    "horovod.ray.elastic": f"elastic training on Ray {_LATER}",
+    "horovod.ray.elastic_v2": f"elastic training on Ray {_LATER}",
     "horovod.mxnet": "MXNet is retired, and hvdlite does not support it",
 }
 

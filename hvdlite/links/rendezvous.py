@@ -225,7 +225,7 @@ def _seek(
     raise HvdInitError(
         f"rank {rank} ({socket.gethostname()}) found no store of rank 0 at {node} within {timeout:g} s (ports {said}): "
         f"does rank 0 call init()? Does {node} lead to its node (else set HVDLITE_STORE_ADDR)? Do the nodes share the "
-        f"home directory (else {_giving_a_secret(environ)})? [HVD116]"
+        f"home directory (else {_secrets.giving(environ)})? [HVD116]"
     )
 
 
@@ -257,14 +257,5 @@ def _secret(environ: Mapping[str, str], rank: int, one_host: bool) -> bytes:
     except _secrets.SecretError as error:
         raise HvdInitError(
             f"rank {rank}: no secret keeps strangers out of the job: {error}. Give it one of its own: "
-            f"{_giving_a_secret(environ)}; or a file of mode 0600 that all nodes have: HVDLITE_SECRET_FILE [HVD117]"
+            f"{_secrets.giving(environ)}; or a file of mode 0600 that all nodes have: HVDLITE_SECRET_FILE [HVD117]"
         ) from None
-
-
-def _giving_a_secret(environ: Mapping[str, str]) -> str:
-    if _secrets.POD in environ:
-        return (
-            "set HVDLITE_SECRET_KEY in all pods from a Secret: "
-            "kubectl create secret generic hvdlite --from-literal=key=$(openssl rand -hex 32)"
-        )
-    return "in the job file: export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)"

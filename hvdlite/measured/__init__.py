@@ -5,6 +5,7 @@
     hvd.stats(everyone=True)         and who is late: all ranks call it
     hvd.stats_step()                 a step is over, in loops that have none of hvdlite's optimizers
     hvd.write_stats(writer, step)    to TensorBoard
+    hvd.StepLogger(log).step()       to TensorBoard or another tracker, every few steps, with who was late (logged.py)
 
 A step ends where an optimizer of hvdlite's has stepped or has averaged its gradients; in a graph of TensorFlow nobody
 sees that, and a step ends where the next list of gradients is about to be averaged (csrc/tensorflow/list.c), unless the
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from .gathering import Gathering
     from .journal import Journal
 
-__all__ = ["begin", "data_waited", "end", "report", "stats", "stats_step", "step", "write_stats"]
+_TRACKERS = ("add_scalar", "log_metrics", "log")  # what they have to be told by
+
+__all__ = ["StepLogger", "begin", "data_waited", "end", "report", "stats", "stats_step", "step", "write_stats"]
 
 
 class _Life:
@@ -148,6 +151,49 @@ def write_stats(writer: Any, step: int, prefix: str = "hvdlite/") -> None:
 
     for tag, value in scalars(stats()).items():
         add(prefix + tag, value, step)
+
+
+class StepLogger:
+    """Sends what the last steps have cost, and who was late in them, to a tracker, when `step` is called.
+
+    All ranks make one and call `step` equally often, for they exchange when they came; in elastic training make it in
+    the function that trains.
+    log: has add_scalar(tag, value, step), as TensorBoard's SummaryWriter; or log_metrics(dict, step=), as Lightning's
+    loggers and mlflow; or log(dict), as a run of wandb; or is a function of a dict. None: this rank exchanges only.
+    every: after so many calls of `step` there is a point, of the means since the last one.
+
+    hvdlite/step_ms; compute_ms, exposed_ms, data_wait_ms (where somebody measures it): of it, as in hvd.stats. The
+    first step since init is in none of them, and what comes between steps, as a validation, belongs to the next one.
+    hvdlite/late_ms, ahead_ms: how long after the first rank, and before the last one, this rank had submitted what a
+    step needs. hvdlite/last_rank, last_late_ms: which rank came the latest, in the mean, and its late_ms. These are not
+    told on one rank, nor between hosts without a clock in common.
+    Raises TypeError, ValueError, HvdNotInitializedError before init().
+    """
+
+    def __init__(self, log: Any = None, every: int = 10) -> None:
+        if log is not None and not callable(log) and not any(callable(getattr(log, name, None)) for name in _TRACKERS):
+            raise TypeError(f"log must have {', '.join(_TRACKERS)}, or be a function: {log!r} is none [HVD242]")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be a number of steps, not {every!r} [HVD242]")
+        self._log, self._every, self._calls = log, every, 0
+        self._counted = self._told = steps()
+
+    def step(self, number: int | None = None) -> None:
+        """A training step is over. Where an optimizer of hvdlite's has told so, this counts none of its own.
+
+        number: of the step, for the tracker; None: how often this was called. Raises what a collective raises.
+        """
+        if steps() == self._counted:
+            stats_step()
+        self._counted = steps()
+        self._calls += 1
+        if self._calls % self._every == 0:
+            from . import logged
+
+            found = logged.point([each for each in _life.history.steps(self._told) if each.number > 1], self._every)
+            self._told = self._counted
+            if self._log is not None and found:
+                logged.send(self._log, found, self._calls if number is None else number)
 
 
 def begin(settings: Settings, rank: int) -> None:

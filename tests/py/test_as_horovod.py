@@ -123,7 +123,7 @@ def test_all_of_hvdlite_torch_is_there():
     [
         ("horovod.spark.keras", "Spark comes with a later version"),
         ("horovod.spark", "Spark comes with a later version"),
-        ("horovod.ray", "Ray comes with a later version"),
+        ("horovod.ray.elastic", "elastic training on Ray comes with a later version"),
         ("horovod.mxnet", "MXNet is retired"),
     ],
 )

@@ -10,7 +10,6 @@ import pytest
 
 from hvdlite import _secret
 from hvdlite.discovery import BY_HAND, Place
-from hvdlite.errors import HvdInitError
 from hvdlite.links import rendezvous
 
 PROGRAM = [sys.executable, str(Path(__file__).resolve().parent / "on_slurm.py"), "meet", "2"]
@@ -35,12 +34,12 @@ def indexed(rank):
     return {"JOB_COMPLETION_INDEX": str(rank), "HVDLITE_SIZE": "2", "HVDLITE_STORE_ADDR": "127.0.0.1"}
 
 
-def start(home, *places):
+def start(home, *places, program=PROGRAM):
     """Processes with these variables, and no other that a launcher sets."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "PYTHONPATH", "LANG")}
     kept.update(XDG_CONFIG_HOME=str(home), OMP_NUM_THREADS="1")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return [subprocess.Popen(PROGRAM, env={**kept, **place}, **pipes) for place in places]
+    return [subprocess.Popen(program, env={**kept, **place}, **pipes) for place in places]
 
 
 def ends(ranks):
@@ -70,11 +69,3 @@ def test_a_second_job_at_the_same_port_is_refused_and_the_first_goes_on(tmp_path
     assert codes == [1] and "another job of 2 ranks meets at 127.0.0.1" in said[0] and "[HVD116]" in said[0], said
     codes, said = ends([first, *start(tmp_path, whole(1))])
     assert codes == [0, 0], said
-
-
-def test_in_a_pod_a_key_of_its_own_is_refused_at_once(tmp_path):
-    environ = {"XDG_CONFIG_HOME": str(tmp_path), _secret.POD: "10.0.0.1", **pods(1), "PET_MASTER_ADDR": "train-0"}
-    values = {"store_addr": None, "store_port": None, "secret_key": None, "start_timeout": 60.0}
-    with pytest.raises(HvdInitError, match=r"rank 1: .* another one in each pod.*kubectl create secret.*\[HVD117\]"):
-        rendezvous.found(Place(1, 2, None, None, None, None, BY_HAND), environ, values)
-    assert not list(tmp_path.iterdir())

@@ -23,6 +23,7 @@ OPEN_MPI = variables(
     "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
     "OMPI_COMM_WORLD_NODE_RANK=0 PMIX_RANK=2"
 )
+LIGHTNING = variables("NODE_RANK=0 LOCAL_RANK=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=23456")
 HAND = variables("RANK=1 WORLD_SIZE=2 MASTER_ADDR=train-0 MASTER_PORT=23456")
 PODS = variables(
     "PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=1 PET_MASTER_ADDR=train-0.train PET_MASTER_PORT=29500"
@@ -127,6 +128,8 @@ def test_the_first_source_wins():
         (without(HAND, "MASTER_ADDR", "MASTER_PORT"), "MASTER_ADDR, MASTER_PORT"),
         (without(HAND, "WORLD_SIZE"), "WORLD_SIZE"),
         (without(HAND, "RANK"), "RANK"),
+        (LIGHTNING, "RANK, WORLD_SIZE: .* DDPStrategy"),  # which has taken WORLD_SIZE away at its end
+        ({**LIGHTNING, "WORLD_SIZE": "2"}, "RANK: .* DDPStrategy"),
         ({**HAND, "MASTER_ADDR": ""}, "MASTER_ADDR"),
         (without(PODS, "PET_NODE_RANK", "PET_MASTER_ADDR"), "PET_NODE_RANK, PET_MASTER_ADDR"),
     ],

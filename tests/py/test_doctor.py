@@ -31,6 +31,11 @@ GOOD = {
     "ports": 28232,
 }
 
+HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "2"}
+OWN = {"HVDLITE_SIZE": "2", "HVDLITE_STORE_ADDR": "t-0.t", "JOB_COMPLETION_INDEX": "1"}
+MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
 
 def bad(facts, slots=None):
     """Findings that are not well."""
@@ -89,6 +94,34 @@ def test_clocks_ways_and_speeds():
     assert two.grade == WARNING and two.where == "a to c" and two.fix
 
 
+@pytest.mark.parametrize(
+    "environ, grades, says",
+    [
+        ({"JOB_COMPLETION_INDEX": "1"}, [WELL], "a job of one rank: no launcher's variables are set"),
+        (
+            HAND,
+            [WELL],
+            "would be rank 1 of 2: RANK=1, WORLD_SIZE=2, MASTER_ADDR=a, MASTER_PORT=2 (set by hand, or by an",
+        ),
+        (
+            HAND | POD,
+            [WELL, WARNING],
+            "pod makes is no other pod's. Fix: set HVDLITE_SECRET_KEY in all pods from a Secret",
+        ),
+        (HAND | POD | {"HVDLITE_SECRET_FILE": "/f"}, [WELL], "rank 1 of 2: RANK=1"),
+        ({"RANK": "1", "MASTER_ADDR": "a"}, [FAILURE], "init() would raise: RANK=1, MASTER_ADDR=a without WORLD_SIZE"),
+        ({"HVDLITE_SIZE": "x"}, [FAILURE], "init() would raise: HVDLITE_SIZE='x'"),
+        ({"HVDLITE_RANK": "1", "HOROVOD_SIZE": "2"}, [FAILURE], "HVDLITE_RANK=1, HOROVOD_SIZE=2 (set by hvdlite-run"),
+        (OWN, [WELL], "HVDLITE_SIZE=2, HVDLITE_STORE_ADDR=t-0.t, JOB_COMPLETION_INDEX=1 (set by hvdlite-run, or by"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, [WELL], "SLURM_NTASKS=2 (Slurm)"),
+        (MPI | POD, [WELL], "rank 1 of 2: OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=2 (Open MPI)"),
+    ],
+)
+def test_which_rank_a_script_would_be(environ, grades, says):
+    found = findings.of_place(environ)
+    assert [each.grade for each in found] == grades and says in str(found[-1]), found
+
+
 def test_ports_that_are_taken_are_not_free():
     before = examine.facts()["ports"]
     with contextlib.ExitStack() as taken:
@@ -98,8 +131,9 @@ def test_ports_that_are_taken_are_not_free():
 
 
 def test_this_host_alone():
-    code, out, err = launch("doctor")
+    code, out, err = launch("doctor", **HAND)
     assert code == 0 and not err, out + err
+    assert re.search(r"^ok   python train.py here: would be rank 1 of 2: RANK=1, ", out, re.MULTILINE), out
     assert re.search(rf"^ok   localhost: Python {re.escape(sys.version.split()[0])}$", out, re.MULTILINE), out
     assert re.search(r"^1 host: 0 failures, \d+ warnings$", out, re.MULTILINE), out
 

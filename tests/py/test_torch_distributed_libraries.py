@@ -1,15 +1,16 @@
 """Accelerate, Lightning and transformers train over backend "hvdlite", on two ranks, to Gloo's weights, bit by bit.
 
 None of them knows the backend. Lightning is told its name; the others use the process group that the script has begun.
-They are too large for the test extra: pip install accelerate lightning transformers. Models are tiny and random, and
-nothing is downloaded.
+Models are tiny and random, and nothing is downloaded. test_trainers.py has a shorter form, for every check: here are
+also BatchNorm, clipping, accumulation and the trainers' own means.
 """
 
 import sys
-from importlib.util import find_spec
 
+import overlays
 import pytest
 from launching import Launch
+from ranks import everything
 
 torch = pytest.importorskip("torch")
 
@@ -77,14 +78,13 @@ assert trainer.accelerator.num_processes == 2 and trainer.evaluate()["eval_loss"
 LIBRARIES = {"accelerate": ACCELERATE, "lightning": LIGHTNING, "transformers": TRANSFORMERS}
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", everything(*LIBRARIES))
 def test_weights_are_gloos(library, tmp_path):
-    if find_spec(library) is None or find_spec("accelerate") is None and library == "transformers":
-        pytest.skip(f"{library} is not installed: pip install accelerate lightning transformers")
-    weights = []
+    path = overlays.with_path(overlays.library("trainers", "lightning", "accelerate", "transformers"))["PYTHONPATH"]
+    environ, weights = {"PYTHONPATH": path}, []
     for name in ("gloo", "hvdlite"):
         path, program = tmp_path / name, SCRIPT.replace("BODY", LIBRARIES[library])
-        with Launch("-np", 2, sys.executable, "-c", program, path, name, merged=True, cold=True) as job:
+        with Launch("-np", 2, sys.executable, "-c", program, path, name, merged=True, cold=True, **environ) as job:
             assert job.wait(200) == 0, job.out
         weights.append(torch.load(path))
     assert torch.equal(*weights)

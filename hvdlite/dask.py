@@ -1,0 +1,147 @@
+"""How do worker processes of a Dask cluster become the ranks of a job?
+
+    from hvdlite.dask import run
+    accuracies = run(client, train, args=(config,), num_proc=4)  # train() calls hvd.init()
+
+A rank is a task that is pinned to a worker, and there is one per worker, in a thread of its pool: `client.run` would
+hold the worker's event loop, and it would not be heard of any more. Where a pinned task's worker dies, Dask starts
+another at a new address and waits for the old one for ever, so this looks which workers are there. Jobs lock their
+workers, in the order of addresses, so that two jobs in one cluster follow each other.
+
+The common part is driven.py; the store is kept in this process, which the workers have to reach. Extra: hvdlite[dask].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from . import driven
+from .errors import HvdRunError
+
+_TURN_S = 0.2
+
+
+def run(
+    client: Any,
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    workers: Sequence[str] | None = None,
+    start_timeout: float = driven.START_TIMEOUT_S,
+    env: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Calls fn(*args, **kwargs) on num_proc ranks, each in a worker process of its own; the results, by rank.
+
+    client: of distributed. num_proc: by default a rank on every worker. workers: addresses of those to be used.
+    start_timeout: seconds until the workers are free of other jobs, and again until all ranks have called init(). env:
+    variables of the ranks.
+
+    HvdRunError for what a rank has raised (`rank`, its traceback; its exception is the __cause__), for a worker that is
+    lost, and where there are not enough workers; TypeError where the call cannot be sent.
+    """
+    distributed = driven.library("distributed", "dask")
+    if not isinstance(client, distributed.Client) or client.asynchronous:
+        raise TypeError(f"run() needs a client of distributed, and not an asynchronous one: {client!r} [HVD244]")
+    call = driven.call_of(fn, args, kwargs)
+    chosen = _chosen(client, num_proc, workers)
+    meeting = driven.Meeting(len(chosen), _address(distributed, chosen), start_timeout)
+    futures: dict[Any, int] = {}
+    with contextlib.ExitStack() as ends:
+        ends.callback(meeting.close)
+        for place in sorted(chosen):
+            with client.as_current():
+                lock = distributed.Lock(f"hvdlite {place}")
+            if not lock.acquire(timeout=start_timeout):
+                raise HvdRunError(f"{place} has run another job of hvdlite for {start_timeout:g} s [HVD404]")
+            ends.callback(lock.release)
+        ends.callback(lambda: client.cancel(list(futures)))
+        for rank, place in enumerate(chosen):
+            environ = {**(env or {}), **meeting.environ(rank)}
+            future = client.submit(
+                _made, environ, call, workers=[place], allow_other_workers=False, pure=False, retries=0
+            )
+            futures[future] = rank
+        try:
+            return _gathered(distributed, client, chosen, futures, meeting).results()
+        except HvdRunError:
+            raise
+        except BaseException:  # Ctrl-C; a task that runs cannot be cancelled, but its next collective fails
+            meeting.end("the driver was interrupted")
+            raise
+
+
+def _chosen(client: Any, num_proc: int | None, workers: Sequence[str] | None) -> list[str]:
+    """A worker for each rank; those of one host are neighbours. Raises HvdRunError."""
+    there = sorted(client.nthreads())
+    for each in workers or ():
+        if each not in there:
+            raise HvdRunError(f"no worker {each} is in this cluster, but {', '.join(there) or 'none'} [HVD404]")
+    named = there if workers is None else sorted(workers)
+    size = len(named) if num_proc is None else num_proc
+    if isinstance(size, bool) or not isinstance(size, int) or size < (num_proc is not None):
+        raise ValueError(f"num_proc={num_proc!r}: must be a whole number of ranks, at least 1 [HVD244]")
+    if size > len(named) or size == 0:
+        had = "has" if workers is None else "was told to use"
+        raise HvdRunError(
+            f"{size or 'some'} ranks are asked for, and the cluster {had} {len(named)} workers: each worker process is "
+            "one rank [HVD404]"
+        )
+    if any(place.startswith("inproc:") for place in named):
+        raise HvdRunError("the workers are threads of this process: LocalCluster(processes=True) [HVD404]")
+    return named[:size]
+
+
+def _address(distributed: Any, places: Sequence[str]) -> str:
+    """Of this host, towards the workers."""
+    from .launcher import address
+
+    return address.towards([distributed.comm.get_address_host(place) for place in places])
+
+
+@contextlib.contextmanager
+def _may_have_children() -> Iterator[None]:
+    """Workers of Dask are daemonic, which forbids the children that a DataLoader starts. That is meant for pools, which
+    wait for their own at the end; a DataLoader's end with their parent."""
+    own: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = own.get("daemon")
+    own["daemon"] = False
+    try:
+        yield
+    finally:
+        own["daemon"] = before
+
+
+def _made(environ: Mapping[str, str | None], call: bytes) -> driven.Answer:
+    with _may_have_children():
+        return driven.made(environ, call)
+
+
+def _gathered(
+    distributed: Any, client: Any, chosen: Sequence[str], futures: Mapping[Any, int], meeting: driven.Meeting
+) -> driven.Gathered:
+    """Answers as they come, and workers that are gone."""
+    gathered, waiting = driven.Gathered(len(chosen)), dict(futures)
+    while not gathered.over:
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError, distributed.TimeoutError):
+            distributed.wait(list(waiting), timeout=_TURN_S, return_when="FIRST_COMPLETED")
+        if not waiting:
+            time.sleep(_TURN_S)
+        for future in [each for each in waiting if each.done()]:
+            rank = waiting.pop(future)
+            if future.status == "finished":
+                gathered.answer(future.result())
+            else:
+                why = future.exception() if future.status == "error" else f"its task was {future.status}"
+                gathered.lost(rank, meeting.lost(rank, f"worker {chosen[rank]} of Dask: {why}"))
+        if waiting and time.monotonic() - began >= _TURN_S:
+            there = client.nthreads()
+            for future in [each for each, rank in waiting.items() if chosen[rank] not in there]:
+                rank = waiting.pop(future)
+                gathered.lost(rank, meeting.lost(rank, f"worker {chosen[rank]} of Dask is gone"))
+    return gathered

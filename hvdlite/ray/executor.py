@@ -1,0 +1,337 @@
+"""How do actors of Ray become the ranks of a job, and run function after function? Horovod's RayExecutor.
+
+Each rank is an actor, in a placement group of the executor's own or in the one that its caller runs in. Ranks of one
+host have neighbouring numbers. Hosts are told apart as the ranks themselves do it (_machine.host_id), because two nodes
+of Ray may be one machine; all ranks of a host see the GPUs of all of them, so that `hvd.local_rank()` is an index.
+
+A rank stays in the job from one `run` to the next. Where a function raises, all ranks leave, and the next `run` opens
+the job anew; where a worker is lost, the executor has to be started again. The common part is driven.py.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from os import getpid
+from typing import Any, NamedTuple
+
+from .. import _machine, driven
+from .._coded import coded
+from ..errors import HvdNotYetError, HvdRunError
+
+_LEAVE_S = 10.0
+_TURN_S = 0.2
+
+
+class Settings(NamedTuple):
+    """Of an executor. start_timeout: seconds until all ranks have called init(); placement_group_timeout_s: until Ray
+    has room for all workers."""
+
+    start_timeout: float = driven.START_TIMEOUT_S
+    placement_group_timeout_s: float = 100.0
+
+
+class _Worker:
+    """An actor."""
+
+    def __init__(self) -> None:
+        self._environ: dict[str, str | None] = {}
+
+    def where(self) -> tuple[str, str, int, str, list[Any]]:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        return _machine.host_id(), node, getpid(), socket.gethostname(), ray.get_gpu_ids()
+
+    def become(self, environ: dict[str, str | None]) -> None:
+        self._environ = environ
+        driven.become(environ)
+
+    def answer(self, call: bytes) -> driven.Answer:
+        return driven.made(self._environ, call, stays=True)
+
+    def value(self, call: bytes) -> Any:
+        return self.answer(call).value()
+
+    def leave(self) -> None:
+        driven.leave()
+
+
+_executable: list[Any] = []  # in an actor: what `execute` gives to functions
+
+
+def _make(kind: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    _executable[:] = [kind(*args, **kwargs)]
+
+
+def _executed(fn: Callable[[Any], Any]) -> Any:
+    return fn(_executable[0] if _executable else None)
+
+
+class RayExecutor:
+    """A job of hvdlite whose ranks are actors of Ray.
+
+        executor = RayExecutor(num_workers=4, use_gpu=True)
+        executor.start()
+        accuracies = executor.run(train, args=[config])  # train() calls hvd.init(); a list, by rank
+        executor.shutdown()
+
+    num_workers: ranks, wherever Ray has room, near each other if it can; or num_hosts, with num_workers_per_host on
+    each of as many nodes. use_gpu: gpus_per_worker (default 1) for each. The current placement group is used where
+    there is one, unless use_current_placement_group is False. settings: of `create_settings`.
+
+    Methods raise HvdRunError: for what a rank has raised (`rank`, its traceback; its exception is the __cause__), for a
+    worker that is lost, and where Ray has no room.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        num_workers: int | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        cpus_per_worker: float = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: float | None = None,
+        use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        **elastic: Any,
+    ) -> None:
+        if settings is not None and not isinstance(settings, Settings):
+            raise TypeError("settings must be made by RayExecutor.create_settings() [HVD244]")
+        if min_workers is not None or max_workers is not None or elastic:
+            raise HvdNotYetError(
+                "an elastic RayExecutor comes with a later version: leave out min_workers, max_workers and the like, "
+                "and start the job again from a checkpoint after a loss [HVD246]"
+            )
+        if (num_workers is None) == (num_hosts is None):
+            raise ValueError("give num_workers, or num_hosts with num_workers_per_host [HVD244]")
+        for name, number in (("num_workers", num_workers), ("num_hosts", num_hosts), ("", num_workers_per_host)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise ValueError(f"{name or 'num_workers_per_host'}={number!r}: must be a whole number > 0 [HVD244]")
+        if gpus_per_worker is not None and not use_gpu:
+            raise ValueError("gpus_per_worker needs use_gpu=True [HVD244]")
+        self._ray = driven.library("ray", "ray")
+        self.settings = settings or Settings()
+        self._hosts, self._per_host = num_hosts, num_workers_per_host if num_hosts else 1
+        self.num_workers = num_workers or (num_hosts or 0) * num_workers_per_host
+        self._needs = {"CPU": cpus_per_worker, **({"GPU": gpus_per_worker or 1} if use_gpu else {})}
+        self._use_current = use_current_placement_group
+        self._workers: list[Any] = []
+        self._who: list[str] = []
+        self._group: Any = None  # ours, to be removed
+        self._meeting: driven.Meeting | None = None
+        self._state = "start() has not been called"
+        self._failed = False  # ranks have to leave before the next call
+
+    @classmethod
+    def create_settings(
+        cls,
+        timeout_s: float = driven.START_TIMEOUT_S,
+        ssh_identity_file: str | None = None,
+        ssh_str: str | None = None,
+        placement_group_timeout_s: float = 100,
+        nics: Any = None,
+        **more: Any,
+    ) -> Settings:
+        """timeout_s: until all ranks have called init(). Those of ssh and network interfaces have no effect."""
+        return Settings(float(timeout_s), float(placement_group_timeout_s))
+
+    def start(
+        self,
+        executable_cls: Callable[..., Any] | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts the workers. On each, executable_cls is called with the arguments: `execute` gives its functions what
+        comes of that. extra_env_vars: of the workers, there before anything is imported."""
+        ray = self._ray
+        if self._workers:
+            raise HvdRunError("start() has been called already: call shutdown() first [HVD406]")
+        if ray.util.client.ray.is_connected():
+            raise HvdNotYetError(
+                "this driver is outside of the cluster (ray://), and its workers would not reach it: submit the script "
+                "to the cluster with `ray job submit` [HVD246]"
+            )
+        try:
+            self._place(dict(extra_env_vars or {}))
+            if executable_cls is not None:
+                call = driven.call_of(_make, (executable_cls, executable_args or (), executable_kwargs or {}), {})
+                self._call(call)
+        except BaseException:
+            self._end("start() has failed")
+            raise
+
+    def _place(self, variables: dict[str, str]) -> None:
+        """Actors that know which rank they are."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        ray, current = self._ray, self._ray.util.get_current_placement_group() if self._use_current else None
+        group = current or self._grouped()
+        options = {
+            "num_cpus": self._needs["CPU"],
+            "num_gpus": self._needs.get("GPU", 0),
+            "max_restarts": 0,
+            "runtime_env": {"env_vars": variables} if variables else None,
+        }
+        for at in range(self.num_workers):
+            place = PlacementGroupSchedulingStrategy(group, -1 if current else at // self._per_host)
+            self._workers.append(ray.remote(_Worker).options(**options, scheduling_strategy=place).remote())
+        found = self._within([worker.where.remote() for worker in self._workers])
+        order = sorted(range(self.num_workers), key=lambda at: (*found[at][:2], at))
+        self._workers, places = [self._workers[at] for at in order], [found[at] for at in order]
+        self._who = [f"rank {rank} (pid {pid} on {name})" for rank, (_, _, pid, name, _) in enumerate(places)]
+        address = ray.util.get_node_ip_address()
+        self._meeting = driven.Meeting(self.num_workers, address, self.settings.start_timeout)
+        hosts = [place[0] for place in places]
+        told = []
+        for rank, host in enumerate(hosts):
+            environ = self._meeting.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
+            gpus = sorted({str(gpu) for place in places if place[0] == host for gpu in place[4]}, key=_by_number)
+            if gpus:
+                environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            told.append(self._workers[rank].become.remote(environ))
+        self._within(told)
+        self._failed = False
+
+    def _grouped(self) -> Any:
+        """A placement group for all workers. Raises HvdRunError where Ray has no room for it."""
+        from ray.util.placement_group import placement_group
+
+        ray, all_ = self._ray, {kind: number * self.num_workers for kind, number in self._needs.items()}
+        whole = {kind: number * self._per_host for kind, number in self._needs.items()}
+        bundles = [whole] * (self.num_workers // self._per_host)
+        if not ray.is_initialized():
+            ray.init()
+        total = ray.cluster_resources()
+        short = [kind for kind, number in all_.items() if total.get(kind, 0) < number]
+        seconds = 0.0 if short and _is_alone(ray) else self.settings.placement_group_timeout_s
+        self._group = placement_group(bundles, strategy="STRICT_SPREAD" if self._hosts else "PACK")
+        ready = seconds and ray.wait([self._group.ready()], timeout=seconds)[0]
+        if not ready:
+            free = ray.available_resources()
+            had = ", ".join(
+                f"{number:g} {kind} are asked for, the cluster has {total.get(kind, 0):g}, {free.get(kind, 0):g} free"
+                for kind, number in all_.items()
+            )
+            nodes = f", on {self._hosts} nodes of {len(ray.nodes())}" if self._hosts else ""
+            waited = f" within {seconds:g} s" if seconds else ""
+            raise HvdRunError(
+                f"Ray has no room for {self.num_workers} workers{nodes}{waited}: {had}. Ask for fewer workers or less "
+                "for each (num_workers, cpus_per_worker, gpus_per_worker) [HVD404]"
+            )
+        return self._group
+
+    def _within(self, refs: list[Any]) -> list[Any]:
+        """What these give, which workers are asked before they are ranks. Raises HvdRunError."""
+        seconds = self.settings.placement_group_timeout_s
+        try:
+            return list(self._ray.get(refs, timeout=seconds))
+        except self._ray.exceptions.GetTimeoutError:
+            done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+            why = f"{len(refs) - len(done)} of {len(refs)} workers of Ray have not answered within {seconds:g} s"
+            raise HvdRunError(
+                f"{why}: they cannot start (`ray status`), or a call before keeps them [HVD404]"
+            ) from None
+        except self._ray.exceptions.RayError as error:
+            raise HvdRunError(coded("HVD405", f"a worker of Ray does not start: {_words(error)}")) from None
+
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """fn(*args, **kwargs) on all ranks; the results, by rank."""
+        return self._call(driven.call_of(fn, args, kwargs))
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """The same without waiting: ObjectRefs, by rank. What a rank raises, its ref raises, as a RayTaskError."""
+        call = driven.call_of(fn, args, kwargs)
+        self._ready()
+        self._failed = True  # nobody tells us, so ranks leave before the next call
+        return [worker.value.remote(call) for worker in self._workers]
+
+    def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """fn(executable) on all ranks (see `start`); the results, by rank."""
+        return self._call(driven.call_of(_executed, (fn,), {}))
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """fn(executable) on rank 0; its result."""
+        return self._call(driven.call_of(_executed, (fn,), {}), [0])[0]
+
+    def _ready(self) -> None:
+        """Raises HvdRunError where there are no workers."""
+        if not self._workers or self._meeting is None:
+            raise HvdRunError(f"this executor has no workers: {self._state}; call start() [HVD406]")
+        if self._failed:
+            self._within([worker.leave.remote() for worker in self._workers])
+            self._failed = False
+
+    def _call(self, call: bytes, ranks: Sequence[int] | None = None) -> list[Any]:
+        """The answers of these ranks, as they come. Whatever but a rank's failure ends this ends the workers."""
+        ray = self._ray
+        self._ready()
+        meeting, ranks = self._meeting, range(self.num_workers) if ranks is None else ranks
+        gathered, lost = driven.Gathered(len(ranks)), False
+        try:
+            waiting = {self._workers[rank].answer.remote(call): rank for rank in ranks}
+            while not gathered.over:
+                for ref in ray.wait(list(waiting), num_returns=1, timeout=_TURN_S)[0]:
+                    rank = waiting.pop(ref)
+                    try:
+                        gathered.answer(ray.get(ref))
+                    except ray.exceptions.RayError as error:
+                        lost = True
+                        assert meeting is not None
+                        gathered.lost(rank, meeting.lost(rank, _words(error), self._who[rank]))
+            self._failed = True
+            results = gathered.results()
+            self._failed = False
+        except HvdRunError:
+            if lost:
+                self._end("a worker was lost")
+            raise
+        except BaseException:
+            self._end("a call was interrupted")
+            raise
+        return results
+
+    def shutdown(self) -> None:
+        """Ranks leave the job, and workers end. `start` may follow."""
+        try:
+            if self._workers and not self._failed:  # ray.kill runs no atexit, and the others would call it a death
+                refs = [worker.leave.remote() for worker in self._workers]
+                self._ray.wait(refs, num_returns=len(refs), timeout=_LEAVE_S)
+        finally:
+            self._end("shutdown() has been called")
+
+    def _end(self, state: str) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        (workers, self._workers), (group, self._group) = (self._workers, []), (self._group, None)
+        meeting, self._meeting, self._state = self._meeting, None, state
+        for worker in workers:
+            self._ray.kill(worker, no_restart=True)
+        if group is not None:
+            remove_placement_group(group)
+        if meeting is not None:
+            meeting.close()
+
+
+def _is_alone(ray: Any) -> bool:
+    """Whether the driver has started this cluster, which nothing makes larger then."""
+    return getattr(getattr(ray._private.worker, "_global_node", None), "head", False)
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    return (int(name), "") if name.isdecimal() else (1 << 30, name)
+
+
+def _words(error: Exception) -> str:
+    """What Ray says of the end of a worker, without its colours, its numbers and its advice."""
+    text = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())
+    found = re.search(r"Worker exit detail: (.*?)(?: Some common| There are some potential| If you|$)", text)
+    return f"its worker of Ray has died: {(found[1] if found else text)[:400]}"

@@ -1,0 +1,98 @@
+"""How does a training function of Ray Train become the ranks of a job? A backend for its trainers, and a trainer.
+
+Train's controller starts the workers and calls `on_start` there: it keeps the store (driven.py) and tells each worker
+which rank it is. The training function runs in a thread of its worker, and Train catches what it raises, so a context
+around it tells the other ranks. When Train starts its workers anew after a failure (`FailureConfig`), they are a new
+job.
+
+Ray's TorchTrainer needs none of this: `hvd.init()` believes its RANK and MASTER_ADDR. What this adds is that ranks hear
+at once why one has failed, a secret of the job's own, and an error that shows the cause first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _machine, driven
+
+driven.library("ray.train", "ray")
+
+from ray.train.backend import Backend, BackendConfig  # noqa: E402
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: E402
+
+_FOLLOWS_S = 3.0  # Train looks every 2 s, and shows all errors that are there, that of rank 0 first
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Around the training function."""
+    try:
+        yield
+    except BaseException as error:
+        driven.tell(error)
+        if driven.is_consequence(error):
+            time.sleep(_FOLLOWS_S)
+        raise
+    finally:
+        driven.leave()
+
+
+@dataclass
+class HvdliteConfig(BackendConfig):  # type: ignore[misc]
+    """For `backend_config` of a DataParallelTrainer. start_timeout: seconds until all ranks have called init()."""
+
+    start_timeout: float = driven.START_TIMEOUT_S
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _Backend
+
+    @property
+    def train_func_context(self) -> Callable[[], AbstractContextManager[None]]:
+        return _told
+
+
+class _Backend(Backend):  # type: ignore[misc]
+    share_cuda_visible_devices = True  # hvd.local_rank() is an index into the GPUs of all ranks of its host
+    _meeting: driven.Meeting | None = None
+
+    def on_start(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
+        import ray
+
+        hosts = worker_group.execute(_machine.host_id)
+        address = ray.util.get_node_ip_address()
+        self._meeting = driven.Meeting(len(hosts), address, backend_config.start_timeout)
+        told = []
+        for rank, host in enumerate(hosts):
+            environ = self._meeting.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
+            told.append(worker_group.execute_single_async(rank, driven.become, environ))
+        ray.get(told)
+
+    def on_shutdown(self, worker_group: Any, backend_config: HvdliteConfig) -> None:
+        if self._meeting is not None:
+            self._meeting.close()
+            self._meeting = None
+
+
+class HvdliteTrainer(DataParallelTrainer):  # type: ignore[misc]
+    """A trainer of Ray Train whose workers are ranks; stands for Horovod's HorovodTrainer, which Ray has removed.
+
+        trainer = HvdliteTrainer(train, train_loop_config={"lr": 0.1}, scaling_config=ScalingConfig(num_workers=4))
+        trainer.fit()  # train() calls hvd.init(), and ray.train.report()
+
+    All arguments but hvdlite_config are those of DataParallelTrainer.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[..., Any],
+        *,
+        hvdlite_config: HvdliteConfig | None = None,
+        **of_trainer: Any,
+    ) -> None:
+        super().__init__(train_loop_per_worker, backend_config=hvdlite_config or HvdliteConfig(), **of_trainer)

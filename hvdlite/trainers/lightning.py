@@ -1,0 +1,42 @@
+"""How do the numbers of steps reach Lightning's loggers? By a callback, `Trainer(callbacks=[StepLoggerCallback()])`.
+
+A step is one of the optimizer: of batches whose gradients are accumulated the last one ends it. Lightning's loggers
+write on rank 0 alone; all ranks have the callback, because they exchange when they came.
+The import of this file is that of Lightning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..measured import StepLogger
+
+try:
+    from lightning.pytorch import Callback
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{__name__} needs Lightning: pip install lightning (or hvdlite[trainers]) [HVD807]",
+        name=error.name,
+    ) from None
+
+
+class StepLoggerCallback(Callback):
+    """`hvd.StepLogger` for the loggers of a Trainer. every: after so many steps a point."""
+
+    def __init__(self, every: int = 10) -> None:
+        self._every = every
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """From here on steps count. Raises HvdNotInitializedError where nothing has made this process a rank."""
+
+        def log(numbers: dict[str, float]) -> None:
+            for each in trainer.loggers:
+                each.log_metrics(numbers, step=trainer.global_step)
+
+        self._logger, self._steps = StepLogger(log, self._every), trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """A step is over, if the optimizer has made one."""
+        if trainer.global_step != self._steps:
+            self._steps = trainer.global_step
+            self._logger.step(self._steps)

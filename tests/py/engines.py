@@ -1,0 +1,46 @@
+"""Drivers of real engines as processes: what each of their cases says, and that nothing of them is left.
+
+A driver (on_ray.py, on_spark.py, on_dask.py) prints a line of JSON for each case.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import launching
+import overlays
+import warm
+
+SECONDS = 180
+
+
+def cases(script, *folders, **environ):
+    """{case: what it says} of a driver, the rest of its output under "out". It has ended, and nothing is left of it."""
+    mark = uuid.uuid4().hex
+    environ = overlays.with_path(Path(__file__).parent, *folders, OMP_NUM_THREADS="1", **environ)
+    environ = {name: value for name, value in environ.items() if not name.startswith(("HVDLITE_", "HOROVOD_"))}
+    words = [sys.executable, str(Path(__file__).with_name(script))]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**environ, warm.MARK: mark}
+    ) as driver:
+        try:
+            out, _ = driver.communicate(timeout=SECONDS)
+        finally:
+            driver.kill()
+            until = time.monotonic() + 20
+            while (left := launching.marked(mark)) and time.monotonic() < until:
+                time.sleep(0.05)
+            for pid in left:
+                os.kill(pid, 9)
+    assert driver.returncode == 0, out
+    assert not left, (left, out)
+    found = {"out": out}
+    for line in out.splitlines():
+        if line.startswith('{"case"'):
+            said, _ = json.JSONDecoder().raw_decode(line)
+            found[said["case"]] = said
+    return found
