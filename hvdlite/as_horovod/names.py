@@ -41,6 +41,11 @@ MADE_OF: dict[str, tuple[str, ...]] = {
     "horovod.runner.common.util.env": (_LAUNCH,),
     "horovod.runner.launch": (_LAUNCH,),
     "horovod.runner.mpi_run": (_LAUNCH,),
+    "horovod.spark": ("hvdlite.spark",),
+    "horovod.spark.common": (),
+    "horovod.spark.common.store": ("hvdlite.spark.store",),
+    "horovod.spark.keras": ("hvdlite.spark.keras",),
+    "horovod.spark.torch": ("hvdlite.spark.torch",),
     "horovod.tensorflow": (_TENSORFLOW, _OF_TENSORFLOW, _REST),
     "horovod.tensorflow.compression": ("hvdlite.tensorflow.compression", _TENSORFLOW),
     "horovod.tensorflow.functions": (_TENSORFLOW,),
@@ -91,7 +96,7 @@ HOLLOW = {f"horovod.runner.{name}" for name in _HOLLOW.split()}
 _LATER = "comes with a later version of hvdlite"
 NOT_YET: dict[str, str] = {
     "horovod.tensorflow.data": f"the data service {_LATER}",
-    "horovod.spark": f"Spark {_LATER}",
+    "horovod.spark.lightning": f"the estimator for Lightning {_LATER}",
     "horovod.ray.elastic": f"elastic training on Ray {_LATER}",
     "horovod.ray.elastic_v2": f"elastic training on Ray {_LATER}",
     "horovod.mxnet": "MXNet is retired, and hvdlite does not support it",

@@ -5,7 +5,6 @@ is. So pip only fetches the archive, and it is unpacked into the cache, once (0.
 meanwhile, which is why the environment's own setuptools must do (--no-build-isolation).
 """
 
-import functools
 import os
 import shutil
 import tarfile
@@ -18,14 +17,13 @@ PYSPARK = "4.3.0"
 WITH_IT = "py4j>=0.10.9.7,<0.10.9.10", "pyarrow", "pandas<3"
 
 
-@functools.cache
-def environ():
-    """Variables of a driver script that may import pyspark, pyarrow and pandas."""
+def found():
+    """Folders and variables of a driver that may import pyspark, pyarrow and pandas."""
     if parts.debian("java", "default-jre-headless") is None:
         pytest.skip("Spark needs Java")
-    home, beside = _unpacked(), overlays.library("spark", *WITH_IT)
-    own = {"SPARK_HOME": str(home / "deps"), "SPARK_LOCAL_IP": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    return overlays.with_path(home, beside, **own)
+    home = _unpacked()
+    settings = {"SPARK_HOME": str(home / "deps"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    return [home, overlays.library("spark", *WITH_IT)], settings
 
 
 def _unpacked():

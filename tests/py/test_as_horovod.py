@@ -121,8 +121,7 @@ def test_all_of_hvdlite_torch_is_there():
 @pytest.mark.parametrize(
     ("module", "says"),
     [
-        ("horovod.spark.keras", "Spark comes with a later version"),
-        ("horovod.spark", "Spark comes with a later version"),
+        ("horovod.spark.lightning", "the estimator for Lightning comes with a later version"),
         ("horovod.ray.elastic", "elastic training on Ray comes with a later version"),
         ("horovod.mxnet", "MXNet is retired"),
     ],
