@@ -72,6 +72,9 @@ SAME: dict[str, str] = {
 # Imported only when asked for: these need a framework. All others come with their parent, as in Horovod.
 ON_DEMAND = {
     "horovod.ray",
+    "horovod.spark",
+    "horovod.spark.keras",
+    "horovod.spark.torch",
     "horovod.torch",
     "horovod.tensorflow",
     "horovod.tensorflow.keras",

@@ -3,6 +3,7 @@
 A session takes many seconds to start, so all cases share one, one after the other. TESTS_EVERYTHING adds Keras.
 """
 
+import importlib
 import os
 import pathlib
 import runpy
@@ -117,6 +118,18 @@ def pipeline(kind, spark, folder):
     failure(f"{kind}, uneven", lambda: estimator.fit(points.selectExpr("array_repeat(a, int(a * 7)) ab", "y")))
 
 
+def as_horovod():
+    importlib.import_module("hvdlite.as_horovod")
+    import horovod.spark
+    from horovod.spark.common.store import Store as Their
+    from horovod.spark.torch import TorchEstimator
+
+    said(
+        "as horovod",
+        same=[horovod.spark.run is run, Their is Store, TorchEstimator.__module__ == "hvdlite.spark.torch"],
+    )
+
+
 def main(spark, folder):
     (folder / "pids").mkdir()
     failure("no room", lambda: run(engine_digits.train, num_proc=5))
@@ -139,6 +152,7 @@ def main(spark, folder):
     pipeline("torch", spark, folder)
     if os.environ.get("TESTS_EVERYTHING"):
         pipeline("keras", spark, folder)
+    as_horovod()
     spark.stop()
     failure("stopped", lambda: run(engine_digits.train))
 

@@ -30,6 +30,10 @@ def test_run_takes_what_horovods_does():
     assert list(inspect.signature(hvdlite.spark.run).parameters) == HOROVODS.split()
 
 
+def test_horovods_names_are_ours(found):
+    assert found["as horovod"]["same"] == [True] * 3
+
+
 def test_digits(found):
     one, two = found["digits"]["results"]
     assert one["bits"] == two["bits"] and one["accuracy"] >= 0.97 and one["pid"] != two["pid"]
