@@ -6,10 +6,12 @@ One driver makes all cases (on_ray.py), since a cluster takes 5 s to start.
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import overlays
 import pytest
 from engines import cases
+from ranks import everything
 
 import hvdlite.ray
 
@@ -71,6 +73,17 @@ def test_ray_train(found):
     assert bits == {found["digits"]["results"][0]["bits"]}, found["out"]
     error = found["trainer"]["text"]
     assert "[Rank 1 Error Snippet]" in error and "ValueError: boom" in error and error.count("Traceback") == 1, error
+
+
+@pytest.mark.parametrize("way", everything("", "--train"))
+def test_the_example(way):
+    environ = overlays.with_path(overlays.library("ray", "ray[train]"), RAY_AUTH_MODE="disabled")
+    words = [sys.executable, str(Path(__file__).parents[2] / "examples" / "23_ray.py"), *way.split()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=environ)
+    assert done.returncode == 0, done.stderr
+    if not way:
+        one, two = map(float, re.search(r"accuracy by rank: \[(.*), (.*)\]", done.stdout).groups())
+        assert one == two > 0.95, done.stderr
 
 
 @pytest.mark.parametrize("arguments", [{}, {"num_workers": 2, "num_hosts": 1}, {"num_workers": 0}, {"num_hosts": "2"}])
