@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -67,8 +68,10 @@ def made(call: bytes, number: int) -> bytes:
     """The rank and the result of the call, pickled."""
     import cloudpickle
 
-    folders, inner = pickle.loads(call)
+    folders, as_horovod, inner = pickle.loads(call)
     sys.path += [folder for folder in folders if folder not in sys.path]
+    if as_horovod:
+        import_module("hvdlite.as_horovod")
     function, args, kwargs = pickle.loads(inner)
     result = function(*args, **kwargs)
     try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from . import driven
 from .errors import HvdRunError
 
 _TURN_S = 0.2
+_RESTARTED_S = 15.0  # a nanny takes 1 to 5 s
+# Of a client whose run has lost a worker: how many there were, and until when others are waited for.
+_before: weakref.WeakKeyDictionary[Any, tuple[int, float]] = weakref.WeakKeyDictionary()
 
 
 def run(
@@ -47,7 +51,7 @@ def run(
     distributed = driven.library("distributed", "dask")
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise TypeError(f"run() needs a client of distributed, and not an asynchronous one: {client!r} [HVD244]")
-    call = driven.call_of(fn, args, kwargs)
+    call, given = driven.call_of(fn, args, kwargs), driven.variables(env)
     chosen = _chosen(client, num_proc, workers)
     meeting = driven.Meeting(len(chosen), _address(distributed, chosen), start_timeout)
     futures: dict[Any, int] = {}
@@ -61,7 +65,7 @@ def run(
             ends.callback(lock.release)
         ends.callback(lambda: client.cancel(list(futures)))
         for rank, place in enumerate(chosen):
-            environ = {**(env or {}), **meeting.environ(rank)}
+            environ = {**given, **meeting.environ(rank)}
             future = client.submit(
                 _made, environ, call, workers=[place], allow_other_workers=False, pure=False, retries=0
             )
@@ -77,7 +81,7 @@ def run(
 
 def _chosen(client: Any, num_proc: int | None, workers: Sequence[str] | None) -> list[str]:
     """A worker for each rank; those of one host are neighbours. Raises HvdRunError."""
-    there = sorted(client.nthreads())
+    there = sorted(_there(client))
     for each in workers or ():
         if each not in there:
             raise HvdRunError(f"no worker {each} is in this cluster, but {', '.join(there) or 'none'} [HVD404]")
@@ -94,6 +98,14 @@ def _chosen(client: Any, num_proc: int | None, workers: Sequence[str] | None) ->
     if any(place.startswith("inproc:") for place in named):
         raise HvdRunError("the workers are threads of this process: LocalCluster(processes=True) [HVD404]")
     return named[:size]
+
+
+def _there(client: Any) -> list[str]:
+    """The addresses of workers. Where one was lost in the last run its nanny may be about to start another."""
+    count, until = _before.pop(client, (0, 0.0))
+    while len(there := list(client.nthreads())) < count and time.monotonic() < until:
+        time.sleep(_TURN_S)
+    return there
 
 
 def _address(distributed: Any, places: Sequence[str]) -> str:
@@ -143,5 +155,6 @@ def _gathered(
             there = client.nthreads()
             for future in [each for each, rank in waiting.items() if chosen[rank] not in there]:
                 rank = waiting.pop(future)
+                _before[client] = len({*chosen, *there}), time.monotonic() + _RESTARTED_S
                 gathered.lost(rank, meeting.lost(rank, f"worker {chosen[rank]} of Dask is gone"))
     return gathered

@@ -34,6 +34,8 @@ RETURNED, RAISED, SUFFERED = "returned", "raised", "suffered"
 _GRACE_S = 1.0  # after the first failure: others that follow from it need not be waited for
 _CAUSE_S = 1.5  # after a failure that must have a cause elsewhere
 _TURN_S = 0.05
+# What the driver or the engine may have of another job, for torch.distributed.
+_OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 _job = threading.Lock()  # held by the job that this process is a rank of, but in Ray's actors between calls
 
 
@@ -82,7 +84,7 @@ class Meeting:
             "CROSS_SIZE": None,
         }
         own = {config.PREFIX + name: None if value is None else str(value) for name, value in found.items()}
-        return {**{config.ALIAS_PREFIX + name: None for name in found}, **own}
+        return {**dict.fromkeys(_OTHERS), **{config.ALIAS_PREFIX + name: None for name in found}, **own}
 
     def who(self, rank: int) -> str:
         """`rank 1 (pid 7 on host)`, as far as it has said so."""
@@ -128,18 +130,27 @@ def _serve(store: Any, ends: queue.SimpleQueue[Any], over: threading.Event) -> N
 
 
 class Answer(NamedTuple):
-    """What came of the call on a rank. who: `(pid 7 on host)`; body: for _called."""
+    """What came of the call on a rank. who: `(pid 7 on host)`; body: for _called; is_in: it has stayed in the job."""
 
     rank: int
     who: str
     kind: str
     body: bytes
+    is_in: bool = False
 
     def value(self) -> Any:
         """The result. Raises HvdRunError."""
         if self.kind != RETURNED:
             raise error_of(self.body, self.who)
         return _called.result_of(self.body)
+
+
+def variables(env: Mapping[str, str] | None) -> dict[str, str]:
+    """What users give for the environment of ranks. Raises TypeError."""
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env: {name!r}: {value!r}: names and values must be str [HVD244]")
+    return dict(env or {})
 
 
 def call_of(function: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> bytes:
@@ -153,30 +164,35 @@ def made(environ: Mapping[str, str | None], call: bytes, stays: bool = False) ->
     """In a worker: makes the call as the rank of this environment, which is as before afterwards. stays: a rank whose
     call returns does not leave the job."""
     rank, who = int(environ["HVDLITE_RANK"] or 0), f"(pid {os.getpid()} on {socket.gethostname()})"
-    with _alone(rank, who, float(environ["HVDLITE_START_TIMEOUT"] or 0)), environment(environ):
-        stays_in = False
-        try:
-            body = _called.made(call, rank)
-            stays_in = stays
-            return Answer(rank, who, RETURNED, body)
-        except BaseException as error:
-            tell(error)
-            if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
-                raise
-            return Answer(rank, who, SUFFERED if is_consequence(error) else RAISED, _called.described(error, rank))
-        finally:
-            if not stays_in:
-                leave()
+    try:
+        with _alone(float(environ["HVDLITE_START_TIMEOUT"] or 0)), environment(environ):
+            return _made(rank, who, call, stays)
+    except HvdRunError as error:
+        return Answer(rank, who, RAISED, _called.described(error, rank))
+
+
+def _made(rank: int, who: str, call: bytes, stays: bool) -> Answer:
+    answer = None
+    try:
+        body = _called.made(call, rank)
+        answer = Answer(rank, who, RETURNED, body, stays and _life.is_initialized())
+    except BaseException as error:
+        tell(error)
+        if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+            raise
+        return Answer(rank, who, SUFFERED if is_consequence(error) else RAISED, _called.described(error, rank))
+    finally:
+        if answer is None or not stays:
+            leave()
+    return answer
 
 
 @contextlib.contextmanager
-def _alone(rank: int, who: str, seconds: float) -> Iterator[None]:
+def _alone(seconds: float) -> Iterator[None]:
     """A process is a rank of one job at a time: the next waits. A call that is left of a job which has ended may take a
     while to see it."""
     if not _job.acquire(timeout=seconds):
-        raise HvdRunError(
-            f"rank {rank} {who}: this process is a rank of another job since {seconds:g} s [HVD406]", rank
-        )
+        raise HvdRunError(f"this process is a rank of another job since {seconds:g} s [HVD406]")
     try:
         yield
     finally:

@@ -223,7 +223,7 @@ def packed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         why = f"run({name}): it or its arguments cannot be sent to ranks: {error}"
         raise TypeError(coded("HVD245", why)) from error
     folders = [os.path.abspath(folder) for folder in sys.path]
-    return bytes(cloudpickle.dumps((folders, inner)))
+    return bytes(cloudpickle.dumps((folders, "hvdlite.as_horovod" in sys.modules, inner)))
 
 
 def error_of(body: bytes, who: str, code: int = 1) -> HvdRunError:

@@ -6,8 +6,8 @@
     tests/run changed [COMMIT]  the tests which what has changed can reach, in a few minutes: changed.py says how
 
 Each step runs under a deadline; its log is tests/out/log/STEP, and the end of a failed one's is shown. The last lines
-are a table: step, how it ended, seconds, what it said last. Up to three Python tests that fail are run once more with
-nothing beside them; those that pass then are named as not steady, since they depend on the machine's load.
+are a table: step, how it ended, seconds, what it said last. Python tests that fail, of up to three files, are run once
+more with nothing beside them; those that pass then are named as not steady, since they depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "tests" / "out" / "log"
 JOBS = len(os.sched_getaffinity(0))
 SKIPPED = 77
-AGAIN_MAX = 3  # failed tests that are run once more, alone: more are no accident
+AGAIN_MAX = 3  # files with failed tests, which are run once more, alone: more are no accident
 SHOWN = 60  # lines of a failed step's log
 FAULTS = re.compile(r"FAILED|^ERROR |Sanitizer|runtime error|^E  |^Failed: |^rank \d+ of |^[\w.]*(Error|Interrupt)\b")
 # Addresses must not be random for the thread sanitizer of older compilers.
@@ -171,7 +171,7 @@ def run(step: Step) -> tuple[str, float, str]:
 def unsteady(step: Step, text: str) -> list[str]:
     """The tests of this log that have failed, if they are few and all pass alone; else none."""
     names = re.findall(r"^(?:FAILED|ERROR) +(.+?::.+?)(?: - .*)?$", text, re.MULTILINE)
-    if not 0 < len(names) <= AGAIN_MAX:
+    if not 0 < len({name.partition("::")[0] for name in names}) <= AGAIN_MAX:
         return []
     with (LOGS / f"{step.name}-alone").open("w") as file:
         words = [*shlex.split(PYTEST), "-n", "0", *names]

@@ -70,7 +70,7 @@ def _executed(fn: Callable[[Any], Any]) -> Any:
 
 
 class RayExecutor:
-    """A job of hvdlite whose ranks are actors of Ray.
+    """A job whose ranks are actors of Ray.
 
         executor = RayExecutor(num_workers=4, use_gpu=True)
         executor.start()
@@ -111,6 +111,8 @@ class RayExecutor:
         for name, number in (("num_workers", num_workers), ("num_hosts", num_hosts), ("", num_workers_per_host)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 raise ValueError(f"{name or 'num_workers_per_host'}={number!r}: must be a whole number > 0 [HVD244]")
+        if cpus_per_worker <= 0 and not use_gpu:
+            raise ValueError(f"cpus_per_worker={cpus_per_worker!r}: a worker without a GPU must have some [HVD244]")
         if gpus_per_worker is not None and not use_gpu:
             raise ValueError("gpus_per_worker needs use_gpu=True [HVD244]")
         self._ray = driven.library("ray", "ray")
@@ -124,7 +126,9 @@ class RayExecutor:
         self._group: Any = None  # ours, to be removed
         self._meeting: driven.Meeting | None = None
         self._state = "start() has not been called"
-        self._failed = False  # ranks have to leave before the next call
+        self._places: list[tuple[str, list[Any]]] = []  # by rank: its host, its GPUs
+        self._in_job: dict[int, bool] = {}  # by rank: whether it was in the job after its last call
+        self._failed = False  # ranks have to meet anew before the next call
 
     @classmethod
     def create_settings(
@@ -151,6 +155,8 @@ class RayExecutor:
         ray = self._ray
         if self._workers:
             raise HvdRunError("start() has been called already: call shutdown() first [HVD406]")
+        if not ray.is_initialized():
+            ray.init()
         if ray.util.client.ray.is_connected():
             raise HvdNotYetError(
                 "this driver is outside of the cluster (ray://), and its workers would not reach it: submit the script "
@@ -184,44 +190,49 @@ class RayExecutor:
         order = sorted(range(self.num_workers), key=lambda at: (*found[at][:2], at))
         self._workers, places = [self._workers[at] for at in order], [found[at] for at in order]
         self._who = [f"rank {rank} (pid {pid} on {name})" for rank, (_, _, pid, name, _) in enumerate(places)]
-        address = ray.util.get_node_ip_address()
+        self._places = [(place[0], place[4]) for place in places]
+        self._meet()
+
+    def _meet(self) -> None:
+        """A new job: at the store of the one before some may have joined more often than others."""
+        if self._meeting is not None:
+            self._meeting.close()
+        address = self._ray.util.get_node_ip_address()
         self._meeting = driven.Meeting(self.num_workers, address, self.settings.start_timeout)
-        hosts = [place[0] for place in places]
+        hosts = [host for host, _ in self._places]
         told = []
         for rank, host in enumerate(hosts):
             environ = self._meeting.environ(rank, (hosts[:rank].count(host), hosts.count(host)))
-            gpus = sorted({str(gpu) for place in places if place[0] == host for gpu in place[4]}, key=_by_number)
+            gpus = sorted({str(gpu) for other, each in self._places if other == host for gpu in each}, key=_by_number)
             if gpus:
                 environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             told.append(self._workers[rank].become.remote(environ))
         self._within(told)
-        self._failed = False
+        self._failed, self._in_job = False, {}
 
     def _grouped(self) -> Any:
         """A placement group for all workers. Raises HvdRunError where Ray has no room for it."""
         from ray.util.placement_group import placement_group
 
         ray, all_ = self._ray, {kind: number * self.num_workers for kind, number in self._needs.items()}
-        whole = {kind: number * self._per_host for kind, number in self._needs.items()}
-        bundles = [whole] * (self.num_workers // self._per_host)
-        if not ray.is_initialized():
-            ray.init()
+        bundles = [{kind: number * self._per_host for kind, number in self._needs.items()}]
+        bundles *= self.num_workers // self._per_host
         total = ray.cluster_resources()
-        short = [kind for kind, number in all_.items() if total.get(kind, 0) < number]
-        seconds = 0.0 if short and _is_alone(ray) else self.settings.placement_group_timeout_s
+        is_short = any(total.get(kind, 0) < number for kind, number in all_.items())
+        is_short = is_short or (self._hosts or 0) > sum(node["Alive"] for node in ray.nodes())
+        seconds = 0.0 if is_short and _is_alone(ray) else self.settings.placement_group_timeout_s
         self._group = placement_group(bundles, strategy="STRICT_SPREAD" if self._hosts else "PACK")
-        ready = seconds and ray.wait([self._group.ready()], timeout=seconds)[0]
-        if not ready:
+        if not (seconds and ray.wait([self._group.ready()], timeout=seconds)[0]):
             free = ray.available_resources()
             had = ", ".join(
                 f"{number:g} {kind} are asked for, the cluster has {total.get(kind, 0):g}, {free.get(kind, 0):g} free"
                 for kind, number in all_.items()
             )
-            nodes = f", on {self._hosts} nodes of {len(ray.nodes())}" if self._hosts else ""
-            waited = f" within {seconds:g} s" if seconds else ""
+            nodes = f" on {self._hosts} of {len(ray.nodes())} nodes" * bool(self._hosts)
+            waited = f" within {seconds:g} s" * bool(seconds)
             raise HvdRunError(
-                f"Ray has no room for {self.num_workers} workers{nodes}{waited}: {had}. Ask for fewer workers or less "
-                "for each (num_workers, cpus_per_worker, gpus_per_worker) [HVD404]"
+                f"Ray has no room for {self.num_workers} workers{nodes}{waited}: {had}. Ask for fewer, or for less for "
+                "each (num_workers, num_hosts, cpus_per_worker, gpus_per_worker) [HVD404]"
             )
         return self._group
 
@@ -268,28 +279,30 @@ class RayExecutor:
             raise HvdRunError(f"this executor has no workers: {self._state}; call start() [HVD406]")
         if self._failed:
             self._within([worker.leave.remote() for worker in self._workers])
-            self._failed = False
+            self._meet()
 
     def _call(self, call: bytes, ranks: Sequence[int] | None = None) -> list[Any]:
         """The answers of these ranks, as they come. Whatever but a rank's failure ends this ends the workers."""
         ray = self._ray
         self._ready()
-        meeting, ranks = self._meeting, range(self.num_workers) if ranks is None else ranks
-        gathered, lost = driven.Gathered(len(ranks)), False
+        ranks, lost = range(self.num_workers) if ranks is None else ranks, False
+        gathered = driven.Gathered(len(ranks))
         try:
             waiting = {self._workers[rank].answer.remote(call): rank for rank in ranks}
             while not gathered.over:
                 for ref in ray.wait(list(waiting), num_returns=1, timeout=_TURN_S)[0]:
                     rank = waiting.pop(ref)
                     try:
-                        gathered.answer(ray.get(ref))
+                        answer = ray.get(ref)
+                        gathered.answer(answer)
+                        self._in_job[rank] = answer.is_in
                     except ray.exceptions.RayError as error:
-                        lost = True
+                        lost, meeting = True, self._meeting
                         assert meeting is not None
                         gathered.lost(rank, meeting.lost(rank, _words(error), self._who[rank]))
             self._failed = True
             results = gathered.results()
-            self._failed = False
+            self._failed = len(set(self._in_job.values())) > 1  # a function has called shutdown() on some ranks only
         except HvdRunError:
             if lost:
                 self._end("a worker was lost")

@@ -15,7 +15,7 @@ import launching
 import overlays
 import warm
 
-SECONDS = 180
+SECONDS = 500
 
 
 def cases(script, *folders, **environ):

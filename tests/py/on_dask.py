@@ -67,7 +67,6 @@ def main():
         failure("interrupted", lambda: run(client, collect_for_ever), KeyboardInterrupt)
         said("after", results=run(client, engine_digits.train, kwargs={"epochs": 1}))
         failure("dies", lambda: run(client, engine_digits.train, kwargs={"dies": 1}))
-        client.wait_for_workers(2)
         said("next", results=run(client, engine_digits.train, kwargs={"epochs": 1}))
 
 

@@ -25,6 +25,14 @@ class Counter:
         return self.value
 
 
+def leaves():
+    import hvdlite as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        hvd.shutdown()
+
+
 def loop(config):
     for fails in (None, 1):
         print(json.dumps(engine_digits.train(fails)), flush=True)
@@ -67,6 +75,10 @@ def main():
     said("digits", results=executor.run(engine_digits.train), began=began)
     failure("raises", lambda: executor.run(engine_digits.train, kwargs={"fails": 1}))
     said("again", results=executor.run(engine_digits.train, kwargs={"epochs": 1}))
+    executor.run(leaves)
+    said("after leaving", results=executor.run(engine_digits.train, kwargs={"epochs": 1}))
+    os.environ["RANK"], os.environ["HVDLITE_RANK"] = "5", "6"  # the driver may be one itself
+    said("variables", results=executor.run(os.getenv, ["RANK"]))
     said("execute", results=executor.execute(Counter.add), one=executor.execute_single(Counter.add))
     said("remote", results=ray.get(executor.run_remote(os.getenv, ["MINE"])))
     failure("unpicklable", lambda: executor.run(lambda: frame))
@@ -87,6 +99,7 @@ def main():
     failure("interrupted shutdown", executor.shutdown, KeyboardInterrupt)
     said("actors", alive=sum(each["State"] == "ALIVE" for each in ray._private.state.actors().values()))
     failure("too many", lambda: RayExecutor(num_workers=4).start())
+    failure("too many hosts", lambda: RayExecutor(num_hosts=2).start())
     trained()
     ray.shutdown()
 

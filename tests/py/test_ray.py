@@ -26,6 +26,7 @@ def test_digits(found):
     assert one["bits"] == two["bits"] and one["accuracy"] >= 0.97 and one["pid"] != two["pid"]
     again = found["again"]["results"]  # on the same ranks, after one had raised
     assert again[0]["bits"] == again[1]["bits"] and {each["pid"] for each in again} == {one["pid"], two["pid"]}
+    assert found["after leaving"]["results"][0]["bits"] == again[0]["bits"]  # on some ranks only
     assert found["next"]["results"] == [found["next"]["results"][n] | {"bits": again[0]["bits"]} for n in (0, 1)]
 
 
@@ -46,7 +47,7 @@ def test_a_lost_worker_is_named(found):
 
 def test_executables_and_refs(found):
     assert (found["execute"]["results"], found["execute"]["one"]) == ([7, 7], 9)
-    assert found["remote"]["results"] == ["yes", "yes"]
+    assert found["remote"]["results"] == ["yes", "yes"] and found["variables"]["results"] == [None, None]
 
 
 def test_ranks_of_a_host_see_all_gpus(found):
@@ -58,6 +59,7 @@ def test_what_cannot_be_is_said_at_once(found):
     assert found["unpicklable"]["kind"] == "TypeError" and "HVD245" in found["unpicklable"]["text"]
     said = found["too many"]
     assert "no room for 4 workers: 4 CPU are asked for, the cluster has 3" in said["text"] and said["seconds"] < 30
+    assert "no room for 2 workers on 2 of 1 nodes: " in found["too many hosts"]["text"]
 
 
 def test_an_interrupt_leaves_no_worker(found):
