@@ -139,17 +139,19 @@ def told(place: Place, environ: Mapping[str, str]) -> str:
 
 def _own(environ: Mapping[str, str]) -> Place | None:
     """The place that HVDLITE_ or HOROVOD_ variables tell: rank and size at least, the rest where it follows."""
-    found: dict[str, int] = {}
+    found, names = dict[str, int](), list[str]()
     for name in _NUMBERS:
         option = config.option_of(name)
         for variable in (option.variable, option.alias_variable):
             if variable is not None and variable in environ and name not in found:
                 found[name] = config.parse(option, environ[variable], variable)
+                names.append(variable)
     if not found:
         return None
     if "rank" not in found and "size" in found and "JOB_COMPLETION_INDEX" in environ:
         found["rank"] = _number(environ, "JOB_COMPLETION_INDEX", 0)
-    shown = _shown(environ, [config.PREFIX + name.upper() for name in found], config.ALIAS_PREFIX)
+        names.append("JOB_COMPLETION_INDEX")
+    shown = _shown(environ, names)
     if "rank" not in found or "size" not in found:
         missing = "HVDLITE_SIZE" if "rank" in found else "HVDLITE_RANK"
         raise HvdInitError(f"{shown} without {missing}: set both, or neither for a job of one rank. [HVD105]")
@@ -224,6 +226,7 @@ def _by_hand(environ: Mapping[str, str]) -> Place | None:
             f"torchrun, or with hvdlite-run {'-np' if pods == '1' else several} {per_pod}. [HVD105]"
         )
     if all(name in environ for name in _WHOLE):
+        _number(environ, "MASTER_PORT", 0)
         numbers = [_number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)]
         return _checked(_place([*numbers, None, None, None, None], BY_HAND), shown)
     sizeless = ("RANK" in environ or of_lightning) and "MASTER_ADDR" in environ and "WORLD_SIZE" not in environ
@@ -256,14 +259,9 @@ def _number(environ: Mapping[str, str], name: str, absent: int) -> int:
         raise HvdInitError(f"{name}={text!r}: must be a whole number. [HVD105]") from None
 
 
-def _shown(environ: Mapping[str, str], names: list[str], alias_prefix: str | None = None) -> str:
-    """`A=1, B=2` for error texts; the alias of a name that is only set under its alias."""
-    pairs = []
-    for name in names:
-        if name not in environ and alias_prefix is not None:
-            name = alias_prefix + name.split("_", 1)[1]
-        pairs.append(f"{name}={environ.get(name)}")
-    return ", ".join(pairs)
+def _shown(environ: Mapping[str, str], names: list[str]) -> str:
+    """`A=1, B=2` for error texts."""
+    return ", ".join(f"{name}={environ[name]}" for name in names)
 
 
 def _checked(place: Place, shown: str) -> Place:

@@ -152,6 +152,11 @@ def of_place(environ: Mapping[str, str]) -> list[Finding]:
         place, values = discovery.discover(environ), config.read(environ).values
     except HvdInitError as error:
         return [Finding(FAILURE, script, f"init() would raise: {error}")]
+    index = environ.get("JOB_COMPLETION_INDEX")
+    if place == discovery.SINGLE and index is not None and (index != "0" or _secret.POD in environ):
+        text = f"a job of one rank, though JOB_COMPLETION_INDEX={index} is set: n pods would be n jobs of one"
+        fix = "set HVDLITE_SIZE to the number of pods, and HVDLITE_STORE_ADDR to the host of rank 0, in all pods"
+        return [Finding(WARNING, script, text, fix)]
     if place == discovery.SINGLE:
         return [Finding(WELL, script, "a job of one rank: no launcher's variables are set")]
     text = f"would be rank {place.rank} of {place.size}: {discovery.told(place, environ)}"

@@ -62,15 +62,8 @@ class Estimator(_ml.Estimator):  # type: ignore[name-defined, misc]
     ) -> None:
         super().__init__()
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        _check(given)
         self.given = given
-        for name in ("feature_cols", "label_cols"):
-            if not given[name] or isinstance(given[name], str):
-                raise ValueError(f"{name}={given[name]!r}: must be a list of names of columns [HVD240]")
-        for name in ("epochs", "batch_size"):
-            if given[name] < 1:
-                raise ValueError(f"{name}={given[name]!r}: must be at least 1 [HVD240]")
-        if isinstance(validation, float) and not 0 < validation < 1:
-            raise ValueError(f"validation={validation!r}: must be a share of the rows, between 0 and 1 [HVD240]")
 
     model_class: type[Model]
 
@@ -82,13 +75,15 @@ class Estimator(_ml.Estimator):  # type: ignore[name-defined, misc]
         given = self.given
         _, size = placed(given["num_proc"])
         run_id = given["run_id"] or f"run_{time.strftime('%Y%m%d_%H%M%S')}_{secrets.token_hex(3)}"
+        names = [*given["feature_cols"], *given["label_cols"]]  # a column may be both
+        chosen = [_plain(dataset, name).alias(name) for name in dict.fromkeys(names)]
         parts = _parted(dataset, given["validation"], given["random_seed"])
-        names = [*given["feature_cols"], *given["label_cols"]]
         try:
             for name, part in parts.items():
-                flat = part.select(*(_plain(part, column).alias(column) for column in names)).repartition(size)
+                flat = part.select(*chosen).repartition(size)
                 flat.write.mode("overwrite").parquet(given["store"].url_of(run_id, name))
-            task = partial(_train, type(self).train, given, run_id, list(parts), names)
+            sent = self.model_class.sent(given, given["custom_objects"])
+            task = partial(_train, type(self).train, sent, run_id, list(parts), names)
             history, shapes = run(task, num_proc=size, env=given["env"])[0]
         finally:
             for name in parts:
@@ -103,11 +98,16 @@ class Model(_ml.Model):  # type: ignore[name-defined, misc]
     def __init__(self, model: Any, given: Mapping[str, Any], history: Any, outputs: Any, run_id: str) -> None:
         super().__init__()
         self._model, self._history, self.run_id, self._shapes = model, history, run_id, given["input_shapes"]
-        self._features, self._outputs = list(given["feature_cols"]), outputs
-        self._columns = [f"{label}__output" for label in given["label_cols"]]
+        self._features, self._custom = list(given["feature_cols"]), given["custom_objects"]
+        self._outputs = dict(zip([f"{label}__output" for label in given["label_cols"]], outputs))
 
     opened: Callable[..., Any]  # the framework's model: of what users gave, and a checkpoint
     predicted: Callable[..., Any]  # a list of outputs, of arrays: of the model, and a list of inputs
+
+    @staticmethod
+    def sent(value: Any, custom_objects: Mapping[str, Any] | None) -> Any:
+        """What becomes this value where it is unpickled."""
+        return value
 
     def getModel(self) -> Any:
         """The framework's model."""
@@ -120,23 +120,46 @@ class Model(_ml.Model):  # type: ignore[name-defined, misc]
     def _transform(self, dataset: Any) -> Any:
         from pyspark.sql import types
 
-        fields = list(dataset.schema.fields)
-        for name, shape in zip(self._columns, self._outputs):
+        inputs = [_plain(dataset, name).alias(_INPUT.format(place)) for place, name in enumerate(self._features)]
+        dataset = dataset.select("*", *inputs).drop(*self._outputs)  # of an earlier transform
+        fields = dataset.schema.fields[: -len(inputs)]
+        names = [field.name for field in fields]
+        for name, shape in self._outputs.items():
             kind: Any = types.FloatType()
             for _ in shape:
                 kind = types.ArrayType(kind)
             fields.append(types.StructField(name, kind))
-        inputs = [_plain(dataset, name).alias(_INPUT.format(place)) for place, name in enumerate(self._features)]
-        outputs = dict(zip(self._columns, self._outputs))
-        task = partial(_predict, type(self).predicted, self._model, self._shapes, len(inputs), outputs)
-        return dataset.select("*", *inputs).mapInArrow(task, types.StructType(fields))
+        model = self.sent(self._model, self._custom)
+        task = partial(_predict, type(self).predicted, model, self._shapes, self._features, self._outputs, names)
+        numbered = dataset.toDF(*map(str, range(len(dataset.columns))))  # Spark's mapInArrow takes no names with dots
+        return numbered.mapInArrow(task, types.StructType(fields))
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Raises ValueError. Lists that go together must be alike long: a zip would leave out what is more."""
+    for name in ("feature_cols", "label_cols"):
+        if not given[name] or isinstance(given[name], str):
+            raise ValueError(f"{name}={given[name]!r}: must be a list of names of columns [HVD240]")
+    for name in ("epochs", "batch_size"):
+        if given[name] < 1:
+            raise ValueError(f"{name}={given[name]!r}: must be at least 1 [HVD240]")
+    for name, of in (("loss", "label_cols"), ("loss_weights", "label_cols"), ("input_shapes", "feature_cols")):
+        counts = {len(given[of])} | ({1} if name == "loss" else set())
+        if isinstance(given[name], (list, tuple)) and len(given[name]) not in counts:
+            raise ValueError(f"{name} has {len(given[name])} entries, for {len(given[of])} {of} [HVD240]")
+    validation = given["validation"]
+    if not (validation is None or isinstance(validation, str) or 0 < validation < 1):
+        text = "must be a share of the rows, between 0 and 1, or the name of a column"
+        raise ValueError(f"validation={validation!r}: {text} [HVD240]")
 
 
 def _parted(dataset: Any, validation: float | str | None, seed: int) -> dict[str, Any]:
     if validation is None:
         return {TRAIN: dataset}
     if isinstance(validation, str):
-        chosen = dataset[validation].cast("boolean")
+        chosen = _column(dataset, validation).cast("boolean")
+        if not dataset.filter(chosen.isNull()).isEmpty():
+            raise ValueError(f"column {validation}: has nulls, so it is not told what these rows are for [HVD240]")
         return {TRAIN: dataset.filter(~chosen), VALIDATION: dataset.filter(chosen)}
     return dict(zip((TRAIN, VALIDATION), dataset.randomSplit([1 - validation, validation], seed)))
 
@@ -145,8 +168,15 @@ def _plain(dataset: Any, name: str) -> Any:
     """The column, with vectors as arrays."""
     from pyspark.ml.functions import vector_to_array
 
-    is_vector = dataset.schema[name].dataType.typeName() == "vectorudt"
-    return vector_to_array(dataset[name]) if is_vector else dataset[name]
+    column = _column(dataset, name)
+    return vector_to_array(column) if dataset.schema[name].dataType.typeName() == "vectorudt" else column
+
+
+def _column(dataset: Any, name: str) -> Any:
+    """Its name may have dots in it."""
+    if name not in dataset.columns:
+        raise ValueError(f"no column {name} is among {', '.join(dataset.columns)} [HVD240]")
+    return dataset["`" + name.replace("`", "``") + "`"]
 
 
 def _train(train: Any, given: dict[str, Any], run_id: str, parts: list[str], names: list[str]) -> Any:
@@ -165,19 +195,25 @@ def _train(train: Any, given: dict[str, Any], run_id: str, parts: list[str], nam
 
 
 def _predict(
-    predicted: Any, model: Any, shapes: Any, inputs: int, outputs: dict[str, Any], batches: Iterator[Any]
+    predicted: Any,
+    model: Any,
+    shapes: Any,
+    features: list[str],
+    outputs: dict[str, Any],
+    names: list[str],
+    batches: Iterator[Any],
 ) -> Iterator[Any]:
-    """In a worker of Spark's: record batches with the outputs in the place of the inputs."""
+    """In a worker of Spark's: record batches with the outputs in the place of the inputs. names: of what stays."""
     import pyarrow
 
+    inputs = len(features)
     for batch in batches:
         if not len(batch):
             continue
-        names = batch.schema.names
-        arrays = [array_of(column, name) for column, name in zip(batch.columns[-inputs:], names[-inputs:])]
-        found = predicted(model, shaped(arrays, shapes))
+        arrays = [array_of(column, name) for column, name in zip(batch.columns[-inputs:], features)]
+        found = outputs_of(predicted(model, shaped(arrays, shapes)), list(outputs))
         columns = [column_of(each.reshape(len(batch), *shape)) for each, shape in zip(found, outputs.values())]
-        yield pyarrow.RecordBatch.from_arrays([*batch.columns[:-inputs], *columns], names=[*names[:-inputs], *outputs])
+        yield pyarrow.RecordBatch.from_arrays([*batch.columns[:-inputs], *columns], names=[*names, *outputs])
 
 
 def shaped(arrays: Sequence[np.ndarray[Any, Any]], shapes: Sequence[Sequence[int]] | None) -> list[Any]:
@@ -188,6 +224,14 @@ def shaped(arrays: Sequence[np.ndarray[Any, Any]], shapes: Sequence[Sequence[int
 def row_shapes(outputs: Sequence[Any]) -> list[tuple[int, ...]]:
     """Of each output: the shape of one row; a row of one number is a number."""
     return [() if tuple(output.shape[1:]) == (1,) else tuple(output.shape[1:]) for output in outputs]
+
+
+def outputs_of(value: Any, labels: Sequence[str]) -> list[Any]:
+    """The model's outputs. Raises ValueError where they are not one for each label."""
+    found = listed(value)
+    if len(found) != len(labels):
+        raise ValueError(f"the model has {len(found)} outputs, for the labels {', '.join(labels)} [HVD240]")
+    return found
 
 
 def listed(value: Any) -> list[Any]:

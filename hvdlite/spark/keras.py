@@ -3,7 +3,8 @@
 The arguments are those of the estimator for PyTorch (torch.py), where `optimizer`, `loss`, `loss_weights` and `metrics`
 are what model.compile takes. `callbacks` are called on all ranks, after ours: rank 0's weights go to all at the start,
 and metrics are averaged over ranks. The backend is Keras's, TensorFlow or PyTorch (KERAS_BACKEND; `env` gives it to the
-ranks). A model with several features or labels takes and gives them in the order of the columns.
+ranks). A model with several features or labels takes and gives them in the order of the columns. What is in
+`custom_objects` is known wherever the model is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import keras
 import numpy as np
 
@@ -24,6 +26,11 @@ _SUFFIX = ".keras"
 
 class KerasModel(estimator.Model):
     """What KerasEstimator's `fit` gives."""
+
+    @staticmethod
+    def sent(value: Any, custom_objects: Mapping[str, Any] | None) -> Any:
+        """Models in it are unpickled where their classes are known."""
+        return _Sent(value, dict(custom_objects or {}))
 
     @staticmethod
     def opened(given: Mapping[str, Any], checkpoint: bytes) -> Any:
@@ -48,40 +55,66 @@ class KerasEstimator(estimator.Estimator):
     @staticmethod
     def train(given: dict[str, Any], rows: Rows, validation: Rows | None, save: Callable[..., None]) -> Any:
         """On a rank."""
-        import hvdlite.keras as hvd
+        with keras.saving.custom_object_scope(given["custom_objects"] or {}):
+            history = _fitted(given, rows, validation, save)
+        outputs = KerasModel.predicted(given["model"], _inputs(given, next(rows.batches(1))))
+        return history, estimator.row_shapes(estimator.outputs_of(outputs, given["label_cols"]))
 
-        keras.utils.set_random_seed(given["random_seed"] + hvd.rank())
-        model, size = given["model"], given["batch_size"]
-        compression = given["gradient_compression"] or hvd.Compression.none
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.get(given["optimizer"]), compression=compression)
-        metrics = list(given["metrics"]) or None
-        model.compile(optimizer=optimizer, loss=given["loss"], loss_weights=given["loss_weights"], metrics=metrics)
-        kept = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: save(lambda: _saved(model)))
-        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
-        judged: dict[str, Any] = {}
-        if validation is not None:
-            each = given["val_batch_size"] or size
-            judged = {"validation_data": _batches(given, validation, each, None)}
-            judged["validation_steps"] = -(-validation.count // each)
-        history = model.fit(
-            _batches(given, rows, size, given["random_seed"] if given["shuffle"] else None),
-            steps_per_epoch=-(-rows.count // size),
-            epochs=given["epochs"],
-            callbacks=[*callbacks, *given["callbacks"], kept],
-            verbose=given["verbose"] if hvd.rank() == 0 else 0,
-            **judged,
-        )
-        return history.history, estimator.row_shapes(estimator.listed(model.outputs))
+
+class _Sent:
+    """A value, with what Keras must know where it is unpickled."""
+
+    def __init__(self, value: Any, custom_objects: dict[str, Any]) -> None:
+        self._value, self._custom_objects = value, custom_objects
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self._custom_objects, cloudpickle.dumps(self._value))
+
+
+def _received(custom_objects: dict[str, Any], data: bytes) -> Any:
+    with keras.saving.custom_object_scope(custom_objects):
+        return cloudpickle.loads(data)
+
+
+def _fitted(given: dict[str, Any], rows: Rows, validation: Rows | None, save: Callable[..., None]) -> Any:
+    import hvdlite.keras as hvd
+
+    keras.utils.set_random_seed(given["random_seed"] + hvd.rank())
+    model, size = given["model"], given["batch_size"]
+    compression = given["gradient_compression"] or hvd.Compression.none
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.get(given["optimizer"]), compression=compression)
+    if hasattr(model, "outputs"):  # else it is known once it was called
+        estimator.outputs_of(model.outputs, given["label_cols"])
+    metrics = given["metrics"] or None
+    model.compile(optimizer=optimizer, loss=given["loss"], loss_weights=given["loss_weights"], metrics=metrics)
+    kept = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: save(lambda: _saved(model)))
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    judged: dict[str, Any] = {}
+    if validation is not None:
+        each = given["val_batch_size"] or size
+        judged = {"validation_data": _batches(given, validation, each, None)}
+        judged["validation_steps"] = -(-validation.count // each)
+    history = model.fit(
+        _batches(given, rows, size, given["random_seed"] if given["shuffle"] else None),
+        steps_per_epoch=-(-rows.count // size),
+        epochs=given["epochs"],
+        callbacks=[*callbacks, *given["callbacks"], kept],
+        verbose=given["verbose"] if hvd.rank() == 0 else 0,
+        **judged,
+    )
+    return history.history
 
 
 def _batches(given: Mapping[str, Any], rows: Rows, size: int, seed: int | None) -> Iterator[tuple[Any, Any]]:
     """Of one epoch after the other, without end: inputs and labels."""
-    features = len(given["feature_cols"])
     while True:
         for batch in rows.batches(size, seed):
-            inputs = estimator.shaped(batch[:features], given["input_shapes"])
-            yield _one_or_all(inputs), _one_or_all(batch[features:])
+            yield _one_or_all(_inputs(given, batch)), _one_or_all(batch[len(given["feature_cols"]) :])
         seed = None if seed is None else seed + 1
+
+
+def _inputs(given: Mapping[str, Any], batch: Sequence[Any]) -> list[Any]:
+    return estimator.shaped(batch[: len(given["feature_cols"])], given["input_shapes"])
 
 
 def _one_or_all(arrays: Sequence[Any]) -> Any:
@@ -89,8 +122,13 @@ def _one_or_all(arrays: Sequence[Any]) -> Any:
 
 
 def _saved(model: Any) -> bytes:
+    """Without what it was compiled with: a loss may be any function, which Keras cannot save."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model" + _SUFFIX)
-        model.save(path)
+        model.compiled = False
+        try:
+            model.save(path)
+        finally:
+            model.compiled = True
         with open(path, "rb") as file:
             return file.read()

@@ -6,7 +6,7 @@ the same number of steps of the same size; up to size - 1 rows at the end are le
 groups in another order, and the rows of each group, too; batches go on from one group to the next.
 
 A column of numbers is an array of one dimension, lists of one length add dimensions. Arrays of float64 come as float32,
-since models have such weights.
+since models have such weights; integers of any size as int64, since losses of PyTorch take no others for classes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rows:
         held: list[np.ndarray[Any, Any]] = []
         for number in order:
             group, first, end = self._parts[number]
-            table = group.to_table(columns=self._columns).slice(first, end - first)
+            table = group.to_table(columns=list(dict.fromkeys(self._columns))).slice(first, end - first)
             arrays = [array_of(table[name].combine_chunks(), name) for name in self._columns]
             if random is not None:
                 chosen = random.permutation(end - first)
@@ -73,7 +73,7 @@ def array_of(column: Any, name: str) -> np.ndarray[Any, Any]:
     if column.null_count or not (types.is_primitive(column.type)):
         raise ValueError(f"column {name}: has {column.null_count} nulls, and is of {column.type} [HVD240]")
     array = column.to_numpy(zero_copy_only=False).reshape(shape)
-    return array.astype(np.float32) if array.dtype == np.float64 else np.array(array)
+    return array.astype({"i": np.int64, "f": np.float32}.get(array.dtype.kind, array.dtype))
 
 
 def column_of(array: np.ndarray[Any, Any]) -> Any:

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from typing import Any
+from urllib.parse import quote
 
 from .. import driven
 
-_SCHEMES = ("://", ":/")  # Spark's paths may begin with file:/
+_PLACE = re.compile(r"[A-Za-z][\w+.-]*:(//[^/]*)?(?=/|$)")  # Spark's paths may begin with file:/
 
 
 class Store:
-    """A folder. It is pickled as its address, and opened where it is used."""
+    """A folder. It is pickled as its address, and opened where it is used. The address has a folder's own name, also
+    with a space or % in it: so Spark takes it, and for pyarrow it is quoted."""
 
     def __init__(self, prefix_path: str) -> None:
         text = os.fspath(prefix_path)
-        self.url = text if any(each in text for each in _SCHEMES) else "file://" + os.path.abspath(text)
+        self.url = text if _PLACE.match(text) else "file://" + os.path.abspath(text)
 
     @classmethod
     def create(cls, prefix_path: str) -> Store:
@@ -30,7 +33,9 @@ class Store:
 
     def at(self, *names: str) -> tuple[Any, str]:
         """A file system of pyarrow, and the path in it."""
-        system, path = driven.library("pyarrow.fs", "spark").FileSystem.from_uri(self.url)
+        end = _PLACE.match(self.url).end()  # type: ignore[union-attr]
+        uri = self.url[:end] + quote(self.url[end:])
+        system, path = driven.library("pyarrow.fs", "spark").FileSystem.from_uri(uri)
         return system, posixpath.join(path, *names)
 
     def url_of(self, *names: str) -> str:

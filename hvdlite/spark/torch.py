@@ -8,7 +8,9 @@
     predictions = estimator.fit(df).transform(df)
 
 The model is called with a tensor for each feature column, and returns a tensor for each label column. `loss` and
-`metrics` are functions of output and label, one or (loss) one for each label. Numbers of history are of all ranks.
+`metrics` are functions of output and label, one or (loss) one for each label. A label with as many numbers as its
+output comes in the output's shape: the loss of outputs (N, 1) and labels (N,) would else be that of N x N pairs.
+Numbers of history are of all ranks.
 """
 
 from __future__ import annotations
@@ -93,20 +95,29 @@ class _Judged:
         self._losses, labels = estimator.listed(given["loss"]), len(given["label_cols"])
         self._losses = self._losses * labels if len(self._losses) == 1 else self._losses
         self._weights = given["loss_weights"] or [1.0] * labels
+        metrics = estimator.listed(given["metrics"])
+        self._metrics = {getattr(each, "__name__", type(each).__name__): each for each in metrics}
+        if len(self._metrics) < len(metrics) or "loss" in self._metrics:
+            raise ValueError(f"metrics: {len(metrics)} functions must have as many names, and none be loss [HVD240]")
 
     def __call__(self, batch: Sequence[np.ndarray[Any, Any]], means: _Means) -> Any:
         features = len(self._given["feature_cols"])
         inputs = estimator.shaped(batch[:features], self._given["input_shapes"])
         tensors = [torch.as_tensor(each).to(self._device) for each in [*inputs, *batch[features:]]]
-        self.outputs, labels = estimator.listed(self._model(*tensors[:features])), tensors[features:]
-        pairs = list(zip(self._losses, self._weights, self.outputs, labels))
+        self.outputs = estimator.outputs_of(self._model(*tensors[:features]), self._given["label_cols"])
+        labels = [_like(output, label) for output, label in zip(self.outputs, tensors[features:])]
+        pairs = zip(self._losses, self._weights, self.outputs, labels)
         loss = sum(weight * judge(output, label) for judge, weight, output, label in pairs)
         means.add("loss", loss, len(batch[0]))
-        for metric in self._given["metrics"]:
+        for key, metric in self._metrics.items():
             for name, output, label in zip(self._given["label_cols"], self.outputs, labels):
-                key = metric.__name__ + (f"_{name}" if len(labels) > 1 else "")
-                means.add(key, metric(output, label), len(batch[0]))
+                means.add(f"{key}_{name}" if len(labels) > 1 else key, metric(output, label), len(batch[0]))
         return loss
+
+
+def _like(output: Any, label: Any) -> Any:
+    """The label in the output's shape; that of a class has fewer numbers, and stays."""
+    return label.reshape(output.shape) if label.numel() == output.numel() else label
 
 
 class _Means:

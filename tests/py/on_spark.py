@@ -82,9 +82,10 @@ def parted(folder):
 
 def pipeline(kind, spark, folder):
     """Points of y = 2 a - b, where another stage has put a and b into a vector."""
+    folder = folder / "store #1, 100%20"
     words = {
         "feature_cols": ["ab"],
-        "label_cols": ["y"],
+        "label_cols": ["y.0"],
         "validation": 0.25,
         "epochs": 12,
         "batch_size": 8,
@@ -97,25 +98,35 @@ def pipeline(kind, spark, folder):
         from hvdlite.spark.torch import TorchEstimator
 
         def off(output, label):
-            return (output.squeeze() - label).abs().mean()
+            return (output - label).abs().mean()
 
         model = torch.nn.Linear(2, 1)
-        loss, optimizer = lambda x, y: ((x.squeeze() - y) ** 2).mean(), torch.optim.Adam(model.parameters(), 0.1)
+        loss, optimizer = torch.nn.functional.mse_loss, torch.optim.Adam(model.parameters(), 0.1)
         estimator = TorchEstimator(model=model, loss=loss, optimizer=optimizer, metrics=[off], **words)
     else:
         import keras
 
         from hvdlite.spark.keras import KerasEstimator
 
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        estimator = KerasEstimator(model=model, loss="mse", optimizer=keras.optimizers.Adam(0.1), **words)
+        class Mine(keras.layers.Dense):
+            pass
+
+        model, optimizer = keras.Sequential([keras.Input((2,)), Mine(1)]), keras.optimizers.Adam(0.1)
+        words.update(loss=lambda y, x: keras.ops.mean((x - y) ** 2), custom_objects={"Mine": Mine})
+        estimator = KerasEstimator(model=model, optimizer=optimizer, **words)
     rows = [(n % 7 / 7.0, n % 5 / 5.0, 2 * (n % 7) / 7.0 - n % 5 / 5.0) for n in range(400)]
-    points = spark.createDataFrame(rows, "a double, b double, y double").coalesce(1)
+    points = spark.createDataFrame(rows, "a double, b double, `y.0` double").coalesce(1)
     fitted = Pipeline(stages=[VectorAssembler(inputCols=["a", "b"], outputCol="ab"), estimator]).fit(points)
-    found = fitted.transform(points).collect()
-    error, left = max(abs(row.y__output - row.y) for row in found), [path.name for path in (folder / kind).iterdir()]
+    found = fitted.stages[1].transform(fitted.transform(points)).collect()
+    error = max(abs(row["y.0__output"] - row["y.0"]) for row in found)
+    failure(f"{kind}, no column", lambda: estimator.fit(points), ValueError)
+    estimator.given["validation"] = "held"
+    some = points.selectExpr("array(a, b) ab", "`y.0`", "nullif(a > 0.5, b > 0.5) held")
+    failure(f"{kind}, nulls", lambda: estimator.fit(some), ValueError)
+    estimator.given.update(validation=None, label_cols=["ab"])
+    failure(f"{kind}, uneven", lambda: estimator.fit(points.selectExpr("array_repeat(a, int(a * 7)) ab")))
+    left = [path.name for path in (folder / kind).iterdir()]
     said(kind, history=fitted.stages[1].getHistory(), rows=len(found), error=error, left=left)
-    failure(f"{kind}, uneven", lambda: estimator.fit(points.selectExpr("array_repeat(a, int(a * 7)) ab", "y")))
 
 
 def as_horovod():

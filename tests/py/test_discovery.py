@@ -152,6 +152,7 @@ def test_half_a_place_is_an_error_naming_the_other_half(environ, missing):
         {**HYDRA, "PMI_RANK": ""},
         {**SRUN, "SLURM_PROCID": "3"},
         {**HAND, "RANK": "2"},
+        {**HAND, "MASTER_PORT": "x"},
         {**PODS, "PET_NODE_RANK": "2"},
         {**PODS, "PET_NNODES": "1:4"},
         {**HAND, **PODS, "WORLD_SIZE": "4", "PET_NPROC_PER_NODE": "2"},

@@ -97,7 +97,14 @@ def test_clocks_ways_and_speeds():
 @pytest.mark.parametrize(
     "environ, grades, says",
     [
-        ({"JOB_COMPLETION_INDEX": "1"}, [WELL], "a job of one rank: no launcher's variables are set"),
+        ({"JOB_COMPLETION_INDEX": "0"}, [WELL], "a job of one rank: no launcher's variables are set"),
+        (
+            {"JOB_COMPLETION_INDEX": "1"},
+            [WARNING],
+            "n pods would be n jobs of one. Fix: set HVDLITE_SIZE to the number",
+        ),
+        ({"JOB_COMPLETION_INDEX": "0"} | POD, [WARNING], "JOB_COMPLETION_INDEX=0 is set: n pods would be n jobs of"),
+        (OWN | {"JOB_COMPLETION_INDEX": "2"}, [FAILURE], "HVDLITE_SIZE=2, JOB_COMPLETION_INDEX=2: rank 2 is not"),
         (
             HAND,
             [WELL],
