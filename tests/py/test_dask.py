@@ -8,6 +8,7 @@ from pathlib import Path
 import overlays
 import pytest
 from engines import cases
+from ranks import everything
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +49,10 @@ def test_what_cannot_be_is_said_at_once(found):
     assert found["interrupted"]["kind"] == "KeyboardInterrupt"
 
 
-def test_the_example():
+@pytest.mark.parametrize("script", everything("24_dask.py"))
+def test_the_example(script):
     folder = overlays.library("dask", "dask", "distributed")
-    words = [sys.executable, str(Path(__file__).parents[2] / "examples" / "24_dask.py")]
+    words = [sys.executable, str(Path(__file__).parents[2] / "examples" / script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=overlays.with_path(folder))
     one, two = map(float, re.search(r"accuracy by rank: \[(.*), (.*)\]", done.stdout).groups())
     assert one == two > 0.95, done.stderr

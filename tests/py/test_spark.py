@@ -84,9 +84,10 @@ def test_ranks_read_the_same_number_of_rows(found):
     }
 
 
-def test_the_example_learns_digits_both_ways(found):
-    (accuracy, weights), other = found["example"]["ranks"]
-    assert accuracy >= 0.97 and other == [accuracy, weights] and found["example"]["estimator"] >= 0.97
+@pytest.mark.parametrize("example", everything("example"))
+def test_the_example_learns_digits_both_ways(found, example):
+    (accuracy, weights), other = found[example]["ranks"]
+    assert accuracy >= 0.97 and other == [accuracy, weights] and found[example]["estimator"] >= 0.97
 
 
 @pytest.mark.parametrize("kind", ["torch", *everything("keras")])
