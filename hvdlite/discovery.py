@@ -213,9 +213,8 @@ def _step(environ: Mapping[str, str]) -> Place | None:
 def _by_hand(environ: Mapping[str, str]) -> Place | None:
     """The place that scripts of torch.distributed read (env://), or that an operator of Kubernetes tells torchrun,
     where no torchrun is. Local and cross numbers are found when the ranks meet."""
-    of_lightning = (
-        "NODE_RANK" in environ and "LOCAL_RANK" in environ
-    )  # its launcher sets no RANK; WORLD_SIZE goes early
+    # Lightning's launcher sets no RANK, and takes WORLD_SIZE away at the end.
+    of_lightning = "NODE_RANK" in environ and "LOCAL_RANK" in environ
     environ = {name: environ[name] for name in (*_WHOLE, *_PODS) if environ.get(name)}  # manifests leave some empty
     shown = _shown(environ, list(environ))
     per_pod, pods = environ.get("PET_NPROC_PER_NODE", ""), environ.get("PET_NNODES", "")

@@ -172,6 +172,7 @@ def made(environ: Mapping[str, str | None], call: bytes, stays: bool = False) ->
 
 
 def _made(rank: int, who: str, call: bytes, stays: bool) -> Answer:
+    """The same, in the environment of the rank."""
     answer = None
     try:
         body = _called.made(call, rank)

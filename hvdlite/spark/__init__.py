@@ -56,11 +56,9 @@ def run(
         if locals()[name]:
             warnings.warn(f"hvdlite.spark.run: {name} has no effect: Spark starts the ranks [HVD804]", stacklevel=2)
             break
-    for name, value in (env or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"env: {name!r}: {value!r}: names and values must be strings [HVD244]")
+    call, given = driven.call_of(fn, args, kwargs), driven.variables(env)
     context, size = placed(num_proc)
-    return _Stage(context, size, _limit(start_timeout)).make(driven.call_of(fn, args, kwargs), dict(env or {}))
+    return _Stage(context, size, _limit(start_timeout)).make(call, given)
 
 
 def placed(num_proc: int | None) -> tuple[Any, int]:
