@@ -38,7 +38,7 @@ def test_a_column_may_be_feature_and_label(found):
         ("predicts two", "the model has 2 outputs, for the labels y"),
         ("keras, outputs", "the model has 1 outputs, for the labels y, ab"),
         ("null", "column ab: "),
-        ("env", "env: 'A': 3: names and values must be strings"),
+        ("env", "env: 'A': 3: names and values must be str"),
     ],
 )
 def test_what_does_not_go_together_is_refused(found, name, words):
