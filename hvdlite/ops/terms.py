@@ -69,16 +69,48 @@ def full_name(kind: str, name: str | None) -> str | None:
 
 
 class Compressor:
-    """Makes a tensor smaller for the way, and large again. Subclass it to write your own."""
+    """Base class of compressors, which change the form in which a tensor travels.
+
+    Subclass it to write your own and pass the class, without an instance, as ``compression=``. The core adds up the
+    compressed tensors of all ranks, so they must have the same shape and dtype on every rank, and their sum must be
+    meaningful.
+
+    Example:
+        >>> class Halved(hvd.Compressor):
+        ...     @staticmethod
+        ...     def compress(tensor):
+        ...         return tensor / 2, None
+        ...     @staticmethod
+        ...     def decompress(tensor, ctx):
+        ...         return tensor * 2
+        >>> hvd.allreduce(np.array([1.0]), compression=Halved).tolist()
+        [1.0]
+    """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor that travels, and what `decompress` will want to know. Every rank must choose the same dtype."""
+        """Return the tensor that travels.
+
+        Args:
+            tensor (array): what the caller gave.
+
+        Returns:
+            (array, object): the tensor that travels, of the same shape and dtype on all ranks, and what ``decompress``
+            needs.
+        """
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """What the caller gets, of the tensor that arrived."""
+        """Return what the caller gets.
+
+        Args:
+            tensor (array): the result of the collective.
+            ctx (object): the second value of ``compress``.
+
+        Returns:
+            array: the result in the form of the caller's tensor.
+        """
         raise NotImplementedError
 
 
