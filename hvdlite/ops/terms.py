@@ -9,17 +9,28 @@ returns a tensor and whatever `decompress` needs, and `decompress(tensor, ctx)`.
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from typing import Any, NamedTuple
 
 from .. import _core
 from ..process_set import ProcessSet, global_process_set
 
-Average: int = _core.OPS["average"]
-Sum: int = _core.OPS["sum"]
-Adasum: int = _core.OPS.get("adasum", 2)
-Min: int = _core.OPS["min"]
-Max: int = _core.OPS["max"]
-Product: int = _core.OPS["product"]
+
+class Op(int):
+    """A reduce op: the core's number of it, whose repr is the name that users write, such as ``hvd.Average``."""
+
+    def __repr__(self) -> str:
+        return f"hvd.{(_core.op_name(int(self)) or str(self)).capitalize()}"
+
+    __str__ = int.__repr__
+
+
+Average: int = Op(_core.OPS["average"])
+Sum: int = Op(_core.OPS["sum"])
+Adasum: int = Op(_core.OPS.get("adasum", 2))
+Min: int = Op(_core.OPS["min"])
+Max: int = Op(_core.OPS["max"])
+Product: int = Op(_core.OPS["product"])
 
 
 class Terms(NamedTuple):
@@ -68,7 +79,16 @@ def full_name(kind: str, name: str | None) -> str | None:
     return kind + name
 
 
-class Compressor:
+class _Named(ABCMeta):
+    """The class of compressors: hvdlite's own show as ``Compression.fp16``. A user's may be an ABC as well."""
+
+    def __repr__(cls) -> str:
+        ours = cls.__name__.endswith("Compressor") and cls.__module__.startswith("hvdlite.")
+        name = cls.__name__.removesuffix("Compressor").lower() if ours else ""
+        return f"Compression.{name}" if name else super().__repr__()
+
+
+class Compressor(metaclass=_Named):
     """Base class of compressors, which change the form in which a tensor travels.
 
     Subclass it to write your own and pass the class, without an instance, as ``compression=``. The core adds up the

@@ -73,8 +73,8 @@ def faults(name: str, thing: Any) -> list[str]:
     except ValueError:
         return wrong
     given = [p for p in signature.parameters.values() if p.name not in ("self", "cls") and not p.name.startswith("_")]
-    told = set(re.findall(r"^ {4}\*{0,2}(\w+)", found.get("Args", ""), re.MULTILINE))
-    told |= set(re.findall(r", \*{0,2}(\w+)(?=[^()\n]*(?:\(.*\))?:)", found.get("Args", "")))
+    heads = re.findall(r"^ {4}([\w*][\w*, ]*?)(?: \(.*?\))?:", found.get("Args", ""), re.MULTILINE)
+    told = {each for head in heads for each in head.replace("*", "").split(", ")}
     wrong += [f"Args lacks {p.name}" for p in given if p.name not in told]
     wrong += [f"Args has {each}, the signature has not" for each in told - set(signature.parameters)]
     if signature.return_annotation not in (None, "None", "NoReturn") and not {"Returns", "Yields"} & set(found):
