@@ -135,7 +135,12 @@ class Compressor(metaclass=_Named):
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+    """Leaves tensors as they are.
+
+    Example:
+        >>> hvd.Compression.none
+        Compression.none
+    """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
