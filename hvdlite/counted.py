@@ -20,40 +20,23 @@ def counters() -> dict[str, int]:
 
     Counts only grow. The difference of two calls is the cost of what ran in between.
 
-    ====================================================  =========================================  ===================
-    Key                                                   Unit                                       Meaning
-    ====================================================  =========================================  ===================
-    ``submits``                                           tensors                                    tensors that were
-
-    ``rounds``                                            rounds                                     agreements between
-
-    ``buckets``                                           buckets                                    transfers; tensors
-
-
-
-    ``elements``                                          elements                                   elements in buckets
-    ``sleeps``                                            times                                      the core's thread
-
-    ``turns_taken_by_waiters``                            times                                      a waiting caller
-
-
-    ``learned``                                           rounds                                     rounds whose
-
-
-    ``deviations``                                        rounds                                     rounds that were
-
-    ``link_bytes_out``, ``link_bytes_in``                 bytes                                      over links to other
-
-
-    ``link_messages_out``, ``link_messages_in`` messages  over links to other
-
-
-    ``rides``                                             buckets                                    buckets that
-
-
-    ``exposed_ns``, ``negotiation_ns``                    nanoseconds                                as in ``hvd.stats``
-    ``data_ns``, ``optimizer_ns``                         nanoseconds                                as in ``hvd.stats``
-    ====================================================  =========================================  ===================
+    ===========================================  ===========  ==========================================================
+    Key                                          Unit         Meaning
+    ===========================================  ===========  ==========================================================
+    ``submits``                                  tensors      tensors that were submitted
+    ``rounds``                                   rounds       agreements between the ranks
+    ``buckets``                                  buckets      transfers; tensors that travel together are one bucket
+    ``elements``                                 elements     elements in buckets
+    ``sleeps``                                   times        the core's thread slept
+    ``turns_taken_by_waiters``                   times        a waiting caller worked in place of that thread
+    ``learned``                                  rounds       rounds whose content the core predicted
+    ``deviations``                               rounds       rounds that were not as predicted
+    ``link_bytes_out``, ``link_bytes_in``        bytes        over links to other hosts, votes included
+    ``link_messages_out``, ``link_messages_in``  messages     over links to other hosts, votes included
+    ``rides``                                    buckets      buckets that traveled within the votes
+    ``exposed_ns``, ``negotiation_ns``           nanoseconds  as in ``hvd.stats``
+    ``data_ns``, ``optimizer_ns``                nanoseconds  as in ``hvd.stats``
+    ===========================================  ===========  ==========================================================
 
     Returns:
         dict of str to int: counts by name.

@@ -27,10 +27,6 @@ class Handle:
     memory of its tensors alive. It may be waited for more than once, and by several threads; the result or the error is
     the same each time.
 
-    Attributes:
-        brought (list): what was received beside the result, such as the number of rows from each rank in an
-            ``allgather``.
-
     Example:
         >>> handle = hvd.allreduce_async(np.array([1.0]), op=hvd.Sum)
         >>> handle.wait().tolist(), handle.done()
