@@ -22,9 +22,10 @@ from .process_set import ProcessSet, existing_or_added, number_of, open_among
 class Mesh:
     """The ranks of the job on a grid with named axes.
 
-    It registers one process set for each line along each axis. All ranks must make the same mesh. Ranks fill the grid
-    in row-major order: neighbors on the last axis are neighboring ranks. In ``Mesh(dp=2, tp=2)`` rank 3 has the
-    coordinates dp=1 and tp=1. Its tp group is ranks 2 and 3, its dp group ranks 1 and 3.
+    It registers one process set for each line along each axis, or uses the registered set of the same ranks. All ranks
+    must make the same mesh. Ranks fill the grid in row-major order: neighbors on the last axis are neighboring ranks.
+    In ``Mesh(dp=2, tp=2)`` rank 3 has the coordinates dp=1 and tp=1. Its tp group is ranks 2 and 3, its dp group ranks
+    1 and 3.
 
     Args:
         axes (int): length of each axis by its name. One length may be -1, which takes the ranks that are left.

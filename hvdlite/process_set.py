@@ -218,8 +218,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Raises:
         HvdMismatchError: if the ranks name different sets.
         HvdNotInitializedError: before ``init``.
-        ValueError: for a set of ranks that is registered already or has all ranks of the job, and for a rank that is
-            not in the job.
+        ValueError: for ranks that are registered already, for all ranks of the job, and for a rank that is not in the
+            job.
 
     Example:
         >>> first = hvd.add_process_set([0])

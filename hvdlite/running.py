@@ -108,9 +108,7 @@ def run(
         KeyboardInterrupt: after Ctrl-C, when the job has ended.
 
     Example:
-        >>> def double(x):
-        ...     return 2 * x + hvd.rank() if hvd.is_initialized() else 2 * x
-        >>> hvd.run(double, args=(21,), num_proc=2)  # doctest: +SKIP
+        >>> hvd.run(lambda x: 2 * x, args=(21,), num_proc=2)  # doctest: +SKIP
         [42, 42]
         >>> # skipped here, since it starts two processes
     """

@@ -107,25 +107,26 @@ def stats(everyone: bool = False) -> dict[str, Any]:
     ``step_ms``         ms        dict of ``mean``, ``p50``, ``p90`` and ``p99`` of a step's duration
     ``compute_ms``      ms        part of a step that is neither exposed nor waiting for data
     ``exposed_ms``      ms        part of a step in which the script waited for collectives. In a TensorFlow graph: the
-
-    ``exposed_share``   0 to 1    ``exposed_ms`` as a share of the step ``negotiation_ms``  ms        time in which
-    tensors were submitted here and not yet on all ranks; it overlaps the
-
+                                  time in which collectives were in flight.
+    ``exposed_share``   0 to 1    ``exposed_ms`` as a share of the step
+    ``negotiation_ms``  ms        time in which tensors were submitted here and not yet on all ranks; it overlaps the
+                                  parts above
     ``data_wait_ms``    ms        part of a step in which the script waited for data; None if nothing measures it
-    ``optimizer_ms``    ms        time in the optimizer's own step; part of ``compute_ms`` ``bytes``           bytes
-    per step, by plane ``messages``        messages  per step, by plane; a message is one bucket ``bandwidth``
-    bytes/s   by plane, while a bucket was in flight; None for NCCL, which is not measured ``buckets``
-    dict of ``per_step``, ``mean_bytes``, ``mean_tensors``, and ``sizes``: number of
-
-    ``memory``          bytes     by device: the process on ``cpu``, PyTorch's tensors on ``cuda:k`` ``core_memory``
-    bytes     as ``hvd.memory_stats`` ``totals``                    since ``init``: ``tensors``, ``buckets``,
-    ``rounds``, ``exposed_ms``,
-
-
-    ``ranks``                     with ``everyone``: list of the dicts of all ranks ``lateness``                  with
-    ``everyone``: by rank, ``p50_ms``, ``p90_ms`` and ``p99_ms`` after the first rank
-
-
+    ``optimizer_ms``    ms        time in the optimizer's own step; part of ``compute_ms``
+    ``bytes``           bytes     per step, by plane
+    ``messages``        messages  per step, by plane; a message is one bucket
+    ``bandwidth``       bytes/s   by plane, while a bucket was in flight; None for NCCL, which is not measured
+    ``buckets``                   dict of ``per_step``, ``mean_bytes``, ``mean_tensors``, and ``sizes``: number of
+                                  buckets since ``init`` by size class
+    ``memory``          bytes     by device: the process on ``cpu``, PyTorch's tensors on ``cuda:k``
+    ``core_memory``     bytes     as ``hvd.memory_stats``
+    ``totals``                    since ``init``: ``tensors``, ``buckets``, ``rounds``, ``exposed_ms``,
+                                  ``negotiation_ms``, ``data_wait_ms``, ``bytes`` and ``messages`` by plane, and
+                                  ``links`` (bytes and messages to other hosts, votes included)
+    ``ranks``                     with ``everyone``: list of the dicts of all ranks
+    ``lateness``                  with ``everyone``: by rank, ``p50_ms``, ``p90_ms`` and ``p99_ms`` after the first rank
+                                  of a step, ``last_share`` (0 to 1) of ``steps`` in which it was the last; None without
+                                  a common step or a common clock
     ==================  ========  ======================================================================================
 
     Args:
@@ -233,10 +234,11 @@ class StepLogger:
     make it in the function that trains. It sends these numbers, each with the prefix ``hvdlite/``:
 
     * ``step_ms``, ``compute_ms``, ``exposed_ms``, ``data_wait_ms``: means in milliseconds since the last point, as in
-    ``hvd.stats``. The first step since ``init`` is left out. * ``late_ms``, ``ahead_ms``: mean time in milliseconds by
-    which this rank had submitted a step's tensors after the first rank and before the last one. * ``last_rank``,
-    ``last_late_ms``: the rank that was last in the mean, and its ``late_ms``. These four are missing on one rank and
-    between hosts without a common clock.
+      ``hvd.stats``. The first step since ``init`` is left out.
+    * ``late_ms``, ``ahead_ms``: mean time in milliseconds by which this rank had submitted a step's tensors after the
+      first rank and before the last one.
+    * ``last_rank``, ``last_late_ms``: the rank that was last in the mean, and its ``late_ms``. These four are missing
+      on one rank and between hosts without a common clock.
 
     Args:
         log (object, optional): has ``add_scalar(tag, value, step)`` as TensorBoard's SummaryWriter, or

@@ -119,8 +119,8 @@ def monitored_barrier(
 def join(device: int = -1) -> int:
     """Report that this rank has no more data, and block until all ranks have joined.
 
-    Meanwhile the other ranks go on with reductions and barriers. A rank that has joined contributes zeros to a sum and
-    ones to a product. Every other collective is refused until all ranks have joined. The limit of
+    Meanwhile the other ranks go on with ``allreduce``, ``reduce`` and ``barrier``. A rank that has joined contributes
+    zeros to a sum and ones to a product. Every other collective is refused until all ranks have joined. The limit of
     ``HVDLITE_COLLECTIVE_TIMEOUT`` applies only while the other ranks complete nothing. If a signal handler raises while
     it blocks, this rank has joined all the same; call ``join`` again to go on waiting.
 

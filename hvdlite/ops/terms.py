@@ -92,8 +92,8 @@ class Compressor(metaclass=_Named):
     """Base class of compressors, which change the form in which a tensor travels.
 
     Subclass it to write your own and pass the class, without an instance, as ``compression=``. The core adds up the
-    compressed tensors of all ranks, so they must have the same shape and dtype on every rank, and their sum must be
-    meaningful.
+    compressed tensors of all ranks. They must therefore have the same shape and dtype on every rank, and their sum must
+    be meaningful.
 
     Example:
         >>> class Halved(hvd.Compressor):

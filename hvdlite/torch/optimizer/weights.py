@@ -28,8 +28,8 @@ from ..ops import plain
 class WeightedAverage:
     """The ``op`` of a ``DistributedOptimizer`` whose ranks have batches of different sizes.
 
-    The gradients are summed with weights and divided by the sum of the weights. If the loss is a mean over the rank's
-    batch and the weight is the batch's size, the result is the gradient of one process on all batches together. Set
+    The gradients are summed with weights and divided by the sum of the weights. Make the loss a mean over the rank's
+    batch, and the weight the batch's size. Then the result is the gradient of one process on all batches together. Set
     ``op.weight`` anew before each backward pass, or give a function.
 
     Args:

@@ -90,8 +90,8 @@ def DistributedOptimizer(
 
     Raises:
         HvdNotInitializedError: before ``init``.
-        ValueError: for names that are missing or not unique, for parameters that wrap other tensors (such as DTensor),
-            and for arguments that exclude each other or have invalid values.
+        ValueError: for names that are missing or not unique, and for arguments that exclude each other or have invalid
+            values. For parameters that wrap other tensors, such as DTensor.
         TypeError: if ``optimizer`` or ``process_set`` has a wrong type.
 
     Example:
