@@ -29,11 +29,13 @@ NEVER_RAISES = {
     "mpi_built",
     "mpi_enabled",
     "rocm_built",
+    "step",  # of hvdlite.autotune
 }
 # Modules whose names are documented, and what `hvd` means in their examples.
 MODULES = {
     "hvdlite.numpy": "hvdlite",
     "hvdlite.torch": "hvdlite.torch",
+    "hvdlite.autotune": "hvdlite",
     "hvdlite.data": "hvdlite",
     "hvdlite.elastic": "hvdlite",
     "hvdlite.torch.elastic": "hvdlite.torch",

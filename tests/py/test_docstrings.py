@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import hvdlite  # noqa: E402
 
 PLAIN = [each for each in docstrings.MODULES if "tensorflow" not in each and "keras" not in each]
-DONE = ("hvdlite.numpy", "hvdlite.torch")
+DONE = ("hvdlite.numpy", "hvdlite.torch", "hvdlite.autotune")
 PENDING = pytest.mark.xfail(reason="the docstrings are being rewritten, module by module")
 
 
