@@ -147,10 +147,8 @@ class FP16Compressor(Compressor):
 class Compression:
     """The compressors that ``compression=`` takes, beside a ``Compressor`` of your own.
 
-    Attributes:
-        none (Compressor): arrays travel as they are.
-        fp16 (Compressor): floating-point arrays travel as float16, which has 11 bits of precision and values up to
-            65504.
+    * ``none``: arrays travel as they are.
+    * ``fp16``: floating-point arrays travel as float16, which has 11 bits of precision and values up to 65504.
 
     Example:
         >>> hvd.allreduce(np.array([1.0, 2.0]), compression=hvd.Compression.fp16).tolist()

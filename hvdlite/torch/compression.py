@@ -68,12 +68,9 @@ class BF16Compressor(_Narrow):
 class Compression:
     """The compressors that ``compression=`` takes, beside a ``Compressor`` of your own.
 
-    Attributes:
-        none (Compressor): tensors travel as they are.
-        fp16 (Compressor): floating-point tensors travel as float16, which has 11 bits of precision and values up to
-            65504.
-        bf16 (Compressor): floating-point tensors travel as bfloat16, which has 8 bits of precision and the range of
-            float32.
+    * ``none``: tensors travel as they are.
+    * ``fp16``: floating-point tensors travel as float16, which has 11 bits of precision and values up to 65504.
+    * ``bf16``: floating-point tensors travel as bfloat16, which has 8 bits of precision and the range of float32.
 
     Example:
         >>> hvd.allreduce(torch.tensor([1.0, 2.0]), compression=hvd.Compression.bf16).tolist()
