@@ -1,1 +1,1 @@
-"""Callbacks for trainers of other libraries, `lightning.py` and `transformers.py`: guide: docs/guides/trainers.md."""
+"""Callbacks for trainers of other libraries, `lightning.py` and `transformers.py`. Guide: docs/guides/trainers.md."""

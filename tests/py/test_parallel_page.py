@@ -1,7 +1,8 @@
 """docs/guides/parallel.md and pipelines.md: their program runs and draws the pictures, byte for byte.
 
 The blocks are one program for four ranks, in the order of the pages; the one that begins with `# model.py` is the
-module that the first one imports. Only the number of steps is cut. What the tables say of copies and makespans is looked up.
+module that the first one imports. Only the number of steps is cut. The tables of copies and makespans are compared with
+the schedules.
 """
 
 import re
