@@ -66,6 +66,11 @@ def public(module_name: str) -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{part}", getattr(thing, part)
 
 
+def cleandoc(thing: Any) -> str:
+    """The docstring without its indent; "" where there is none."""
+    return inspect.cleandoc(thing.__doc__ or "")
+
+
 def sections(doc: str) -> dict[str, str]:
     """The text below each section's title; "" has what stands before the first."""
     parts = re.split(rf"^({'|'.join(SECTIONS)})s?:$", inspect.cleandoc(doc), flags=re.MULTILINE)
