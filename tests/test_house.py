@@ -72,15 +72,23 @@ def read(path):
 
 
 def lines(path):
-    return read(path).count("\n")
+    """Of a file. Docstrings of functions and classes do not count: they are what a user reads."""
+    text = read(path)
+    return text.count("\n") - (sum(map(doc_lines, ast.walk(ast.parse(text)))) if path.suffix == ".py" else 0)
+
+
+def doc_lines(node):
+    inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    if not inside or ast.get_docstring(node) is None:
+        return 0
+    return node.body[0].end_lineno - node.body[0].lineno + 1
 
 
 def python_functions(path):
     """(name, line, lines) of each function; a docstring does not count, it is what we want more of."""
     for node in ast.walk(ast.parse(read(path))):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            doc = node.body[0] if ast.get_docstring(node) is not None else None
-            long = node.end_lineno - node.lineno + 1 - (doc.end_lineno - doc.lineno + 1 if doc else 0)
+            long = node.end_lineno - node.lineno + 1 - doc_lines(node)
             yield csource.Piece(node.name, node.lineno, long)
 
 

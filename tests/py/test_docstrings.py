@@ -1,0 +1,25 @@
+"""The docstrings of public names: sections that fit the signature, and examples that two ranks run."""
+
+import docstrings
+import pytest
+from ranks import as_ranks
+
+torch = pytest.importorskip("torch")
+
+import hvdlite  # noqa: E402
+
+PLAIN = [each for each in docstrings.MODULES if "tensorflow" not in each and "keras" not in each]
+
+
+@pytest.mark.xfail(reason="the docstrings are being rewritten, module by module")
+@pytest.mark.parametrize("module", PLAIN)
+def test_every_public_name_has_its_sections(module):
+    wrong = [f"{name}: {each}" for name, thing in docstrings.public(module) for each in docstrings.faults(name, thing)]
+    assert not wrong, "\n".join(wrong)
+
+
+@as_ranks(2)
+@pytest.mark.parametrize("module", PLAIN)
+def test_the_examples_print_what_they_show(module):
+    reports = docstrings.tried(module, hvdlite.rank())
+    assert not reports, "\n".join(reports)
