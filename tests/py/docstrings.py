@@ -28,6 +28,8 @@ MODULES = {
     "hvdlite.data": "hvdlite",
     "hvdlite.elastic": "hvdlite",
     "hvdlite.torch.elastic": "hvdlite.torch",
+    "hvdlite.ps": "hvdlite",
+    "hvdlite.rpc": "hvdlite",
     "hvdlite.tensorflow": "hvdlite.tensorflow",
     "hvdlite.tensorflow.elastic": "hvdlite.tensorflow",
     "hvdlite.keras": "hvdlite.keras",
