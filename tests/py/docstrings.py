@@ -20,7 +20,7 @@ SECTIONS = ("Args", "Returns", "Raises", "Example", "Yields", "Attributes")
 OF_RANK = re.compile(r"^(.*?)\s*# rank (\d+)$")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # They answer from what is known, and cannot fail.
-NEVER_RAISES: set[str] = {"get_handler_registry", "set_handler_registry"}
+NEVER_RAISES: set[str] = {"get_handler_registry", "seeded", "set_handler_registry"}
 # Modules whose names are documented, and what `hvd` means in their examples.
 MODULES = {
     "hvdlite.numpy": "hvdlite",
@@ -28,6 +28,9 @@ MODULES = {
     "hvdlite.data": "hvdlite",
     "hvdlite.elastic": "hvdlite",
     "hvdlite.torch.elastic": "hvdlite.torch",
+    "hvdlite.parallel": "hvdlite.torch",
+    "hvdlite.plan": "hvdlite",
+    "hvdlite.predict": "hvdlite",
     "hvdlite.ps": "hvdlite",
     "hvdlite.rpc": "hvdlite",
     "hvdlite.tensorflow": "hvdlite.tensorflow",
@@ -100,7 +103,7 @@ def tried(module_name: str, rank: int) -> list[str]:
     names = {"hvd": hvd}
     wanted = {"hvdlite.torch": ("numpy as np", "torch"), "hvdlite.numpy": ("numpy as np",)}
     more = ("numpy as np", "tensorflow as tf") if "tensorflow" in module_name else ("numpy as np",)
-    for each in wanted.get(module_name, ("numpy as np", "torch") if "torch" in module_name else more):
+    for each in wanted.get(module_name, ("numpy as np", "torch") if "torch" in MODULES[module_name] else more):
         exec(f"import {each}", names)
     reports, seen = [], set()
     for name, thing in public(module_name):
