@@ -51,6 +51,7 @@ class BuildExt(build_ext):
 ZMQ = "pyzmq>=25"  # its wheels have libzmq with CURVE inside
 TORCH = ["torch>=2.1"]
 EXAMPLES = ["scikit-learn", "tqdm"]
+DOCS = ["sphinx==9.0.4; python_version >= '3.11'", "furo", "myst-parser", "sphinx-copybutton"]
 CHECKS = [
     "pytest",
     "pytest-xdist",  # several processes of tests
@@ -93,7 +94,8 @@ setup(
         "dask": ["distributed>=2024"],  # hvdlite.dask
         "spark": ["pyspark>=3.4", "pyarrow", "pandas"],  # hvdlite.spark
         "trainers": [*TORCH, "lightning>=2", "accelerate", "transformers"],  # docs/trainers.md
-        "test": [*CHECKS, *EXAMPLES, "matplotlib", "plotly", "scipy", ZMQ],
+        "docs": [*TORCH, *DOCS],
+        "test": [*CHECKS, *DOCS, *EXAMPLES, "matplotlib", "plotly", "scipy", ZMQ],
     },
     # The launcher lies beside the library because it stands on another floor; installed, it is a part of it.
     packages=find_packages(include=["hvdlite", "hvdlite.*"])

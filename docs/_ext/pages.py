@@ -1,0 +1,154 @@
+"""Directives and roles of our own: parts of pages that are made from the sources, so that they cannot be out of date.
+
+    ```{options} HVDLITE_             a table of hvdlite/options.py
+    ```{flags} hvdlite-run            the output of --help
+    ```{errors}                       hvdlite/ERRORS.md, with a search box above it
+    ```{names} hvdlite.torch          public names of a module, each with its docstring
+    ```{drawing} floors               a picture of drawings.py
+    {repo}`examples/train.py`         a file of the repository, copied beside the site
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import drawings
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx import addnodes
+from sphinx.util.docutils import SphinxDirective, SphinxRole
+
+ROOT = Path(__file__).resolve().parents[2]
+SEARCH = """
+<p><input id="hvd-search" type="search" placeholder="HVD450, or words of the message" aria-label="Search errors">
+<span id="hvd-found"></span></p>
+<script src="_static/errors.js" defer></script>
+"""
+
+
+class Made(SphinxDirective):
+    """A directive whose content is Markdown that `text` returns."""
+
+    optional_arguments = 1
+    final_argument_whitespace = True
+    has_content = True
+
+    def text(self) -> str:
+        raise NotImplementedError
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(__file__)
+        parent = nodes.section()
+        self.state.nested_parse(StringList(self.text().splitlines(), source="made"), 0, parent, match_titles=True)
+        return parent.children
+
+
+class Names(Made):
+    """Each name of a module that the content lists: its docstring, or for a constant what stands behind its colon."""
+
+    required_arguments = 1
+    optional_arguments = 0
+
+    def text(self) -> str:
+        module = importlib.import_module(self.arguments[0])
+        parts = []
+        for line in self.content:
+            words, _, meaning = line.partition(": ")
+            for name in words.split():
+                thing = getattr(module, name)
+                full = f"{self.arguments[0]}.{name}"
+                if meaning:
+                    parts.append(f".. py:data:: {full}\n\n   {meaning}\n")
+                elif inspect.isclass(thing) and issubclass(thing, BaseException):
+                    parts.append(f".. autoexception:: {full}\n")
+                elif inspect.isclass(thing):
+                    parts.append(f".. autoclass:: {full}\n   :members:\n")
+                else:
+                    parts.append(f".. autofunction:: {full}\n")
+        return "\n".join(["```{eval-rst}", *parts, "```"])
+
+
+class Options(Made):
+    """One table for each scope of the options."""
+
+    def text(self) -> str:
+        from hvdlite import config
+
+        rows = []
+        for option in config.OPTIONS:
+            names = [f"`{option.variable}`", *(f"`{n}`" for n in (option.flag, option.alias_variable) if n)]
+            default = "" if option.default is None else f" Default: `{option.default}`."
+            rows.append(f"| {'<br>'.join(names)} | {option.help.replace('|', chr(92) + '|')}{default} |")
+        return "\n".join(["| variable, flag, Horovod's name | meaning |", "| --- | --- |", *rows])
+
+
+class Flags(Made):
+    """What a program prints with --help."""
+
+    def text(self) -> str:
+        module = {"hvdlite-run": "launcher", "hvdlite-trace": "trace", "hvdlite-plan": "plan"}
+        program, *words = self.arguments[0].split()
+        code = f"import sys; from hvdlite.{module[program]}.cli import main; sys.argv[0] = {program!r}; sys.exit(main())"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True, env={"COLUMNS": "78"}
+        )
+        if done.returncode:
+            raise self.error(f"{self.arguments[0]} --help: {done.stderr}")
+        return f"````text\n{done.stdout}````"
+
+
+class Errors(Made):
+    """All codes, below a box that filters them."""
+
+    def text(self) -> str:
+        page = ROOT / "hvdlite/ERRORS.md"
+        self.env.note_dependency(str(page))
+        return page.read_text(encoding="utf-8").partition("\n## ")[2].join(["## ", ""])
+
+    def run(self) -> list[nodes.Node]:
+        return [nodes.raw("", SEARCH, format="html"), *super().run()]
+
+
+class Drawing(SphinxDirective):
+    """A picture of drawings.py, by its name."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(drawings.__file__)
+        return [nodes.raw("", getattr(drawings, self.arguments[0])(), format="html")]
+
+
+class Repo(SphinxRole):
+    """A file of the repository: a link to a copy. A folder: its name."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        path = ROOT / self.text
+        if not path.exists():
+            return [], [self.inliner.reporter.error(f"the repository has no {self.text}", line=self.lineno)]
+        literal = nodes.literal("", self.text)
+        if path.is_dir():
+            return [literal], []
+        up = "../" * (self.env.docname.count("/") + 1)
+        return [addnodes.download_reference("", "", literal, reftype="download", reftarget=up + self.text,
+                                            refdoc=self.env.docname, refdomain="", refexplicit=False)], []  # fmt: skip
+
+
+def for_torch(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """The collectives of NumPy and PyTorch are one function with one text, whose arrays are tensors there."""
+    if name.startswith("hvdlite.torch."):
+        lines[:] = [line.replace("np.array(", "torch.tensor(") for line in lines]
+
+
+def setup(app: Any) -> dict[str, Any]:
+    made = {"names": Names, "options": Options, "flags": Flags, "errors": Errors, "drawing": Drawing}
+    for name, directive in made.items():
+        app.add_directive(name, directive)
+    app.add_role("repo", Repo())
+    app.connect("autodoc-process-docstring", for_torch, priority=400)  # before napoleon
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,50 @@
+"""The site is built without a warning; every public name and every error code can be found in it."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import docstrings
+import pages
+import pytest
+
+import hvdlite
+
+pytest.importorskip("sphinx")
+pytest.importorskip("torch")
+pytest.importorskip("tensorflow")
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = 1500
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "docs", folder]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_site_has_all_codes_and_names(site):
+    index = (site / "searchindex.js").read_text().lower()
+    codes = re.findall(r"^### (HVD\d{3})", (ROOT / "hvdlite/ERRORS.md").read_text(), re.MULTILINE)
+    assert len(codes) > 150 and not [code for code in codes if code.lower() not in index]
+    objects = set(re.findall(r'id="(hvdlite\.[\w.]+)"', "".join(p.read_text() for p in site.rglob("*.html"))))
+    public = {f"hvdlite.{name}" for name in hvdlite._public.__all__ if not inspect.ismodule(getattr(hvdlite, name))}
+    for module in docstrings.MODULES:
+        of_module = {name for name, _ in docstrings.public(module) if "." not in name}
+        public |= {f"{module}.{name}" for name in of_module if f"hvdlite.{name}" not in public}
+    assert not sorted(public - objects)
+
+
+def test_no_page_is_too_long():
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in pages.PAGES}
+    assert not {page: len(text.split()) for page, text in texts.items() if len(text.split()) > WORDS}
+    assert texts["README.md"].count("\n") <= 120
+
+
+def test_no_path_of_the_machine_is_in_the_site(site):
+    assert not [p for p in site.rglob("*.html") if str(ROOT) in p.read_text() or str(Path.home()) in p.read_text()]
