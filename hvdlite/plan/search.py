@@ -237,7 +237,7 @@ class Chain:
             held (int): the number of micro-batches that it keeps.
 
         Returns:
-            list: ((ms of forward, of both, with the sum of gradients), kinds).
+            list: ((ms of forward, of backward, of the sum of gradients), kinds).
         """
         key = (i, j, r, held)
         if key not in self._options and self.kinds == ("dp",):  # one choice only

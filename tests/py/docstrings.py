@@ -40,6 +40,9 @@ MODULES = {
     "hvdlite.keras.elastic": "hvdlite.keras",
 }
 
+# Their docstrings are still to be rewritten, in part; a module leaves this list when it has no faults.
+OPEN = {"hvdlite.keras", "hvdlite.numpy", "hvdlite.tensorflow", "hvdlite.torch"}
+
 
 def public(module_name: str) -> Iterator[tuple[str, Any]]:
     """(dotted name below the module, object), of functions, classes and public methods that are defined by hvdlite."""

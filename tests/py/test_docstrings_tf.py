@@ -6,15 +6,16 @@ from ranks import as_ranks
 
 pytest.importorskip("tensorflow")
 
-import hvdlite  # noqa: E402
+import hvdlite
 
 PATIENCE_S = 120.0
 THEIRS = [each for each in docstrings.MODULES if "tensorflow" in each or "keras" in each]
 
 
-@pytest.mark.xfail(reason="the docstrings are being rewritten, module by module")
 @pytest.mark.parametrize("module", THEIRS)
-def test_every_public_name_has_its_sections(module):
+def test_every_public_name_has_its_sections(module, request):
+    if module in docstrings.OPEN:
+        request.applymarker(pytest.mark.xfail(reason="the docstrings are being rewritten, module by module"))
     wrong = [f"{name}: {each}" for name, thing in docstrings.public(module) for each in docstrings.faults(name, thing)]
     assert not wrong, "\n".join(wrong)
 
