@@ -107,11 +107,11 @@ class State:
     def save_to(self, path: str, seconds: float = 0.0) -> None:
         """Also keep the state in a file, from which a job that is started again goes on.
 
-        Call it on all ranks before the training function. Rank 0 writes the file at each commit that comes ``seconds``
-        or more after the last write, when the training function returns, and when the job is preempted. A job that
-        begins reads the file before the first sync. The file is always replaced as a whole. Put it where every host
-        sees it, because rank 0 may be on another host next time. It is a pickle, and reading it runs code: trust it as
-        you trust the script.
+        Call it on all ranks before the training function. Rank 0 writes the file at a commit if the last write was
+        ``seconds`` or more before it. It also writes when the training function returns and when the job is preempted.
+        A job that begins reads the file before the first sync. The file is always replaced as a whole. Put it where
+        every host sees it, because rank 0 may be on another host next time. It is a pickle, and reading it runs code:
+        trust it as you trust the script.
 
         A file that cannot be written, or that another job writes too, causes a warning and not an error::
 

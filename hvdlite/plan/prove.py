@@ -141,8 +141,8 @@ def _add(a: list[Array], b: list[Array]) -> tuple[Array, Array, Array]:
 def prove(table: Table, seed: int = 0) -> Proof:
     """Prove that a table does on every rank what its kind promises.
 
-    It follows random numbers modulo 2^61 - 1 through all moves (as PET does, Wang et al., 2021), so a wrong table
-    passes with a probability of about 2^-61. It also proves that all ranks get the same bits.
+    It follows random numbers modulo 2^61 - 1 through all moves, as PET does (Wang et al., 2021). A wrong table passes
+    with a probability of about 2^-61. It also proves that all ranks get the same bits.
 
     Args:
         table (Table): the plan.

@@ -228,7 +228,7 @@ class Chain:
         return f, b, sums, self.front(cut.first, cut.ranks), memory
 
     def options(self, i: int, j: int, r: int, held: int) -> Points:
-        """Return the best ways to divide the layers [i, j) as one stage, none of which is worse than another one.
+        """Return the best ways to divide the layers [i, j) as one stage. Each is better than the others in some cost.
 
         Args:
             i (int): the first layer.
@@ -334,8 +334,8 @@ class _Search:
 def best(chain: Chain, ranks: int, objective: str = "latency", each: int | None = None) -> Found:
     """Return the best plan for a chain in which all ranks are used, found by exact search.
 
-    Costs are those of PipeDream (Narayanan et al., 2019) for throughput, and of DAPPLE (Fan et al., 2021) and Alpa
-    (Zheng et al., 2022) for latency.
+    For throughput, costs are those of PipeDream (Narayanan et al., 2019). For latency, they are those of DAPPLE (Fan et
+    al., 2021) and Alpa (Zheng et al., 2022).
 
     Args:
         chain (Chain): layers, network and memory.

@@ -50,7 +50,7 @@ class Table:
         optimizer: what servers do with gradients: ``Sgd``, ``Adagrad``, ``Adam``, ``Ftrl``, ``Add``, or a function
             ``update(rows, state, grads)`` of a module that servers can import.
         staleness (int, optional): 0 (default) is synchronous: a pull sees all ranks' earlier steps, and results do not
-            depend on timing. s lets ranks be s steps apart. None: nobody waits.
+            depend on timing. s lets ranks be s steps apart. None: no rank waits.
         replicas (int): 2 keeps each row on two servers, so that the job survives the loss of one. Default: 1.
         order (str): ``"hash"`` (default) spreads rows; ``"range"`` keeps ranges of rows on one server.
         reduce (str): ``"mean"`` (default) divides what is pushed by the number of ranks, ``"sum"`` does not.
@@ -348,7 +348,7 @@ class Table:
 
         Args:
             ids (array): int64.
-            grads (array): float32 of shape (len(ids), dim), contiguous, which nobody changes any more.
+            grads (array): float32 of shape (len(ids), dim), contiguous. It must not be changed afterwards.
 
         Returns:
             Question: for ``wait``.
