@@ -93,7 +93,7 @@ setup(
         "ray": ["ray[train]>=2.51"],  # hvdlite.ray
         "dask": ["distributed>=2024"],  # hvdlite.dask
         "spark": ["pyspark>=3.4", "pyarrow", "pandas"],  # hvdlite.spark
-        "trainers": [*TORCH, "lightning>=2", "accelerate", "transformers"],  # docs/trainers.md
+        "trainers": [*TORCH, "lightning>=2", "accelerate", "transformers"],  # docs/guides/trainers.md
         "docs": [*TORCH, *DOCS],
         "test": [*CHECKS, *DOCS, *EXAMPLES, "matplotlib", "plotly", "scipy", ZMQ],
     },

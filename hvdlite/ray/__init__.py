@@ -3,7 +3,7 @@
     from hvdlite.ray import RayExecutor            # Horovod's surface: start, run, execute, shutdown
     from hvdlite.ray.train import HvdliteTrainer   # a trainer of Ray Train
 
-Both need the extra hvdlite[ray]. Guide: docs/ray.md.
+Both need the extra hvdlite[ray]. Guide: docs/guides/ray.md.
 """
 
 from .executor import RayExecutor, Settings

@@ -10,7 +10,7 @@
     hvd.shutdown()
 
 calls.py: sockets, threads, and how calls end. messages.py: names of functions, and what is pickled. tables.py: what a
-rank remembers. references.py: values that stay where they were made. docs/rpc.md is the guide.
+rank remembers. references.py: values that stay where they were made. docs/guides/rpc.md is the guide.
 """
 
 from __future__ import annotations

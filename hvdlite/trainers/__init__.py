@@ -1,1 +1,1 @@
-"""Callbacks for trainers of other libraries, `lightning.py` and `transformers.py`: docs/trainers.md is the guide."""
+"""Callbacks for trainers of other libraries, `lightning.py` and `transformers.py`. Guide: docs/guides/trainers.md."""

@@ -28,7 +28,7 @@ yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = ROOT / "examples/batch"
-PAGE = ROOT / "docs/kubernetes.md"
+PAGE = ROOT / "docs/guides/kubernetes.md"
 KINDS = ["pytorchjob", "trainjob", "jobset", "job"]  # a rank for each pod
 TRAIN = """
 import numpy as np, hvdlite as hvd

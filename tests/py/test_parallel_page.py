@@ -1,7 +1,8 @@
-"""docs/parallel.md keeps its word: its program runs, block after block, and draws the page's pictures, byte for byte.
+"""docs/guides/parallel.md and pipelines.md: their program runs and draws the pictures, byte for byte.
 
-The blocks are one program for four ranks, in the order of the page; the one that begins with `# model.py` is the module
-that the first one imports. Only the number of steps is cut. What the tables say of copies and makespans is looked up.
+The blocks are one program for four ranks, in the order of the pages; the one that begins with `# model.py` is the
+module that the first one imports. Only the number of steps is cut. The tables of copies and makespans are compared with
+the schedules.
 """
 
 import re
@@ -12,12 +13,12 @@ from launching import launch
 
 from hvdlite.parallel import schedule, weights
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = (DOCS / "parallel.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs/guides"
+PAGE = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("parallel.md", "pipelines.md"))
 
 
 def test_the_program_runs_and_draws_the_pictures(tmp_path):
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (model,) = [block for block in blocks if block.startswith("# model.py")]
     program = "\n".join(block for block in blocks if block is not model)
     assert program.count("range(100)") == 1

@@ -1,4 +1,4 @@
-"""docs/plans.md keeps its word: its commands run as they stand there, its pictures are what they draw, its Python runs.
+"""docs/guides/plans.md and predictions.md: commands and Python run as they stand there, and draw the pictures.
 
 The picture of a prediction is drawn from a job that is recorded here, so it is another one each time.
 """
@@ -16,12 +16,13 @@ from hvdlite.plan import registry
 from hvdlite.trace import cli as trace
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/plans.md").read_text(encoding="utf-8")
+GUIDES = ROOT / "docs/guides"
+PAGE = "".join((GUIDES / page).read_text(encoding="utf-8") for page in ("predictions.md", "plans.md"))
 MEASURED = "plans-predicted.svg"
 
 
 def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}[^\n]*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_commands_and_python_of_the_page(tmp_path, monkeypatch):
@@ -43,9 +44,9 @@ def test_commands_and_python_of_the_page(tmp_path, monkeypatch):
             assert {"hvdlite-plan": plan, "hvdlite-trace": trace}[program].main(words) == 0, line
     assert drawn == set(re.findall(r"\((plans-[a-z-]+\.svg)\)", PAGE))
     for name in drawn - {MEASURED}:
-        assert Path(name).read_bytes() == (ROOT / "docs" / name).read_bytes(), name
+        assert Path(name).read_bytes() == (GUIDES / name).read_bytes(), name
     assert Path(MEASURED).read_text().startswith("<svg")
     registry.names()
     monkeypatch.setattr(registry, "_known", dict(registry._known))  # what the page registers is gone after it
     for program in blocks("python"):
-        exec(compile(program, "docs/plans.md", "exec"), {})
+        exec(compile(program, "docs/guides", "exec"), {})

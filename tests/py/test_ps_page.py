@@ -1,6 +1,6 @@
-"""docs/parameter-server.md keeps its word: its blocks are one program, which two ranks run, and one for Keras.
+"""docs/guides/parameter-server.md and table-servers.md: one program for two ranks, and one for Keras.
 
-Lines that rank 0 prints are compared, in the order of the page. The program runs in a folder that its servers were not
+Lines that rank 0 prints are compared, in the order of the pages. The program runs in a folder that its servers were not
 started in.
 """
 
@@ -15,8 +15,9 @@ from ranks import everything
 
 pytest.importorskip("zmq")
 pytest.importorskip("torch")
-PAGE = (Path(__file__).resolve().parents[2] / "docs/parameter-server.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+GUIDES = Path(__file__).resolve().parents[2] / "docs/guides"
+PAGE = "".join((GUIDES / page).read_text(encoding="utf-8") for page in ("parameter-server.md", "table-servers.md"))
+BLOCKS = re.findall(r"^```python[^\n]*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def block(name):

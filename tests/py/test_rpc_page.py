@@ -1,4 +1,4 @@
-"""docs/rpc.md keeps its word: its blocks are one program, which three ranks run as it stands.
+"""docs/guides/rpc.md keeps its word: its blocks are one program, which three ranks run as it stands.
 
 Each line that it prints is compared, in the order of the page. The names of the page's table are those of `hvd.rpc`.
 """
@@ -11,11 +11,11 @@ from launching import launch
 
 import hvdlite as hvd
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/rpc.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/guides/rpc.md").read_text(encoding="utf-8")
 
 
 def test_the_program_of_the_page(tmp_path):
-    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+    program = "\n".join(re.findall(r"^```python[^\n]*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
     (tmp_path / "calls.py").write_text(program)
     code, out, err = launch("-np", "3", sys.executable, str(tmp_path / "calls.py"))
     assert code == 0, out + err

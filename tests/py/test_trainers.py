@@ -1,4 +1,4 @@
-"""Lightning, Accelerate and transformers train over hvdlite: examples 19 to 21 and every block of docs/trainers.md.
+"""Lightning, Accelerate and transformers train over hvdlite: examples 19 to 21 and docs/guides/trainers.md.
 
 One job of two ranks runs them all, one after the other, because imports take longest; the examples a second time over
 Gloo, whose weights must be the same, bit by bit. The libraries are too large for the test extra: overlays.py has them.
@@ -22,8 +22,8 @@ import hvdlite as hvd
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/trainers.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = (ROOT / "docs/guides/trainers.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python[^\n]*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 NAMES = ("19_lightning", "20_accelerate", "21_transformers")
 SECONDS = 200
 
