@@ -124,7 +124,9 @@ def _rows(table: Any, ids: Any, anchor: Any, trainable: bool, dtype: str) -> Any
 
 
 class Step(_Callback):
-    """Callback that ends this rank's step of some tables after each batch. Tables are read only while a model is tested::
+    """Callback that ends this rank's step of some tables after each batch.
+
+    While a model is tested or predicts, the tables are frozen::
 
         model.fit(x, y, callbacks=[hvd.ps.Step([table])])
 
