@@ -30,6 +30,9 @@ NEVER_RAISES = {
     "mpi_enabled",
     "rocm_built",
     "step",  # of hvdlite.autotune
+    "get_handler_registry",
+    "seeded",
+    "set_handler_registry",
 }
 # Modules whose names are documented, and what `hvd` means in their examples.
 MODULES = {
@@ -39,9 +42,15 @@ MODULES = {
     "hvdlite.data": "hvdlite",
     "hvdlite.elastic": "hvdlite",
     "hvdlite.torch.elastic": "hvdlite.torch",
+    "hvdlite.parallel": "hvdlite.torch",
+    "hvdlite.plan": "hvdlite",
+    "hvdlite.predict": "hvdlite",
+    "hvdlite.ps": "hvdlite",
+    "hvdlite.rpc": "hvdlite",
     "hvdlite.tensorflow": "hvdlite.tensorflow",
     "hvdlite.tensorflow.elastic": "hvdlite.tensorflow",
     "hvdlite.keras": "hvdlite.keras",
+    "hvdlite.keras.callbacks": "hvdlite.keras",
     "hvdlite.keras.elastic": "hvdlite.keras",
 }
 
@@ -113,7 +122,7 @@ def tried(module_name: str, rank: int) -> list[str]:
     names = {"hvd": hvd}
     wanted = {"hvdlite.torch": ("numpy as np", "torch"), "hvdlite.numpy": ("numpy as np",)}
     more = ("numpy as np", "tensorflow as tf") if "tensorflow" in module_name else ("numpy as np",)
-    for each in wanted.get(module_name, ("numpy as np", "torch") if "torch" in module_name else more):
+    for each in wanted.get(module_name, ("numpy as np", "torch") if "torch" in MODULES[module_name] else more):
         exec(f"import {each}", names)
     reports, seen = [], set()
     for name, thing in public(module_name):
