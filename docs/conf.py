@@ -18,22 +18,33 @@ import hvdlite  # noqa: E402
 
 project = "hvdlite"
 author = "the hvdlite authors"
-copyright = author  # noqa: A001
+copyright = author
 version = release = hvdlite.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "pages"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "pages",
+]
 exclude_patterns = ["_ext", "site"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]
 smartquotes = False  # else --mpi becomes a dash
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!hvdlite\.(torch|numpy|tensorflow|keras|data|elastic)\b).*")]
+_LISTED = r"(?!hvdlite\.(torch|numpy|tensorflow|keras|data|elastic)\b).*"
+nitpick_ignore_regex = [("py:.*", _LISTED), ("py:.*", ".*Compressor")]
 
 autodoc_typehints = "none"  # the docstrings say types in words
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
-autodoc_mock_imports = [name for name in ("tensorflow", "keras") if importlib.util.find_spec(name) is None]
+autodoc_mock_imports = [
+    name
+    for name in ("tensorflow", "keras")
+    if importlib.util.find_spec(name) is None
+]
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 add_module_names = False
@@ -46,6 +57,8 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
-pygments_style = "default"  # furo's own gives the added lines of a diff no color
+pygments_style = (
+    "default"  # furo's own gives the added lines of a diff no color
+)
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True

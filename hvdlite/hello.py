@@ -1,7 +1,9 @@
 """Do the ranks meet? `hvdlite-run -np 2 python -m hvdlite.hello` prints one line from each of them.
 
 It needs no framework: the ranks meet, add one number and leave. Each line names the rank, the size of the job and the
-host, so the same command shows which hosts of a cluster take part. A sum that is wrong ends the job with an error.
+host, so the same command shows which hosts of a cluster take part.
+
+A sum that is wrong ends the job with an error.
 """
 
 from __future__ import annotations

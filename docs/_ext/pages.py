@@ -1,11 +1,11 @@
 """Directives and roles of our own: parts of pages that are made from the sources, so that they cannot be out of date.
 
-    ```{options} HVDLITE_             a table of hvdlite/options.py
-    ```{flags} hvdlite-run            the output of --help
-    ```{errors}                       hvdlite/ERRORS.md, with a search box above it
-    ```{names} hvdlite.torch          public names of a module, each with its docstring
-    ```{drawing} floors               a picture of drawings.py
-    {repo}`examples/train.py`         a file of the repository, copied beside the site
+```{options} HVDLITE_             a table of hvdlite/options.py
+```{flags} hvdlite-run            the output of --help
+```{errors}                       hvdlite/ERRORS.md, with a search box above it
+```{names} hvdlite.torch          public names of a module, each with its docstring
+```{drawing} floors               a picture of drawings.py
+{repo}`examples/train.py`         a file of the repository, copied beside the site
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ class Made(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(__file__)
         parent = nodes.section()
-        self.state.nested_parse(StringList(self.text().splitlines(), source="made"), 0, parent, match_titles=True)
+        self.state.nested_parse(
+            StringList(self.text().splitlines(), source="made"),
+            0,
+            parent,
+            match_titles=True,
+        )
         return parent.children
 
 
@@ -64,7 +69,9 @@ class Names(Made):
                 full = f"{self.arguments[0]}.{name}"
                 if meaning:
                     parts.append(f".. py:data:: {full}\n\n   {meaning}\n")
-                elif inspect.isclass(thing) and issubclass(thing, BaseException):
+                elif inspect.isclass(thing) and issubclass(
+                    thing, BaseException
+                ):
                     parts.append(f".. autoexception:: {full}\n")
                 elif inspect.isclass(thing):
                     parts.append(f".. autoclass:: {full}\n   :members:\n")
@@ -81,21 +88,47 @@ class Options(Made):
 
         rows = []
         for option in config.OPTIONS:
-            names = [f"`{option.variable}`", *(f"`{n}`" for n in (option.flag, option.alias_variable) if n)]
-            default = "" if option.default is None else f" Default: `{option.default}`."
-            rows.append(f"| {'<br>'.join(names)} | {option.help.replace('|', chr(92) + '|')}{default} |")
-        return "\n".join(["| variable, flag, Horovod's name | meaning |", "| --- | --- |", *rows])
+            names = [
+                f"`{option.variable}`",
+                *(
+                    f"`{n}`"
+                    for n in (option.flag, option.alias_variable)
+                    if n
+                ),
+            ]
+            default = (
+                ""
+                if option.default is None
+                else f" Default: `{option.default}`."
+            )
+            rows.append(
+                f"| {'<br>'.join(names)} | {option.help.replace('|', chr(92) + '|')}{default} |"
+            )
+        return "\n".join(
+            [
+                "| variable, flag, Horovod's name | meaning |",
+                "| --- | --- |",
+                *rows,
+            ]
+        )
 
 
 class Flags(Made):
     """What a program prints with --help."""
 
     def text(self) -> str:
-        module = {"hvdlite-run": "launcher", "hvdlite-trace": "trace", "hvdlite-plan": "plan"}
+        module = {
+            "hvdlite-run": "launcher",
+            "hvdlite-trace": "trace",
+            "hvdlite-plan": "plan",
+        }
         program, *words = self.arguments[0].split()
-        code = f"import sys; from hvdlite.{module[program]}.cli import main; sys.argv[0] = {program!r}; sys.exit(main())"
+        code = f"import sys; from hvdlite.{module[program]}.cli import main; sys.argv[0] = {program!r}; main()"
         done = subprocess.run(
-            [sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True, env={"COLUMNS": "78"}
+            [sys.executable, "-c", code, *words, "--help"],
+            capture_output=True,
+            text=True,
+            env={"COLUMNS": "78"},
         )
         if done.returncode:
             raise self.error(f"{self.arguments[0]} --help: {done.stderr}")
@@ -108,7 +141,11 @@ class Errors(Made):
     def text(self) -> str:
         page = ROOT / "hvdlite/ERRORS.md"
         self.env.note_dependency(str(page))
-        return page.read_text(encoding="utf-8").partition("\n## ")[2].join(["## ", ""])
+        return (
+            page.read_text(encoding="utf-8")
+            .partition("\n## ")[2]
+            .join(["## ", ""])
+        )
 
     def run(self) -> list[nodes.Node]:
         return [nodes.raw("", SEARCH, format="html"), *super().run()]
@@ -121,7 +158,11 @@ class Drawing(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(drawings.__file__)
-        return [nodes.raw("", getattr(drawings, self.arguments[0])(), format="html")]
+        return [
+            nodes.raw(
+                "", getattr(drawings, self.arguments[0])(), format="html"
+            )
+        ]
 
 
 class Repo(SphinxRole):
@@ -130,7 +171,11 @@ class Repo(SphinxRole):
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         path = ROOT / self.text
         if not path.exists():
-            return [], [self.inliner.reporter.error(f"the repository has no {self.text}", line=self.lineno)]
+            return [], [
+                self.inliner.reporter.error(
+                    f"the repository has no {self.text}", line=self.lineno
+                )
+            ]
         literal = nodes.literal("", self.text)
         if path.is_dir():
             return [literal], []
@@ -139,16 +184,33 @@ class Repo(SphinxRole):
                                             refdoc=self.env.docname, refdomain="", refexplicit=False)], []  # fmt: skip
 
 
-def for_torch(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def for_torch(
+    app: Any,
+    what: str,
+    name: str,
+    thing: Any,
+    options: Any,
+    lines: list[str],
+) -> None:
     """The collectives of NumPy and PyTorch are one function with one text, whose arrays are tensors there."""
     if name.startswith("hvdlite.torch."):
-        lines[:] = [line.replace("np.array(", "torch.tensor(") for line in lines]
+        lines[:] = [
+            line.replace("np.array(", "torch.tensor(") for line in lines
+        ]
 
 
 def setup(app: Any) -> dict[str, Any]:
-    made = {"names": Names, "options": Options, "flags": Flags, "errors": Errors, "drawing": Drawing}
+    made = {
+        "names": Names,
+        "options": Options,
+        "flags": Flags,
+        "errors": Errors,
+        "drawing": Drawing,
+    }
     for name, directive in made.items():
         app.add_directive(name, directive)
     app.add_role("repo", Repo())
-    app.connect("autodoc-process-docstring", for_torch, priority=400)  # before napoleon
+    app.connect(
+        "autodoc-process-docstring", for_torch, priority=400
+    )  # before napoleon
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,7 +5,7 @@ The info string of a fence says what a test does with it:
     ```python                     runs on two ranks; the blocks of a page share their names
     ```python file=train.py       is written to the page's folder
     ```diff file=b.py from=a.py   its new side is written; its old side is a.py
-    ```console                    `$ command` runs in that folder; what is below it occurs in the output (`...` is any text)
+    ```console                    `$ command` runs in that folder; its output has the lines below it (`...`: any text)
     ```console dry: REASON        hvdlite-run's own flags are read, nothing is started
     ```yaml                       is parsed, as json, toml and sh are
     ```text                       is no code
@@ -26,7 +26,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^( *)(`{3,}|:{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 PAGES = sorted(
-    str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if "site" not in path.parts
+    str(path.relative_to(ROOT))
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if "site" not in path.parts
 )
 PARSED = ("yaml", "json", "toml", "sh", "ini")
 NO_CODE = ("text", "ini", "css", "html")
@@ -88,7 +90,11 @@ def run_in_rank(page: str) -> None:
 
 def in_folder(page: str) -> list[Block]:
     """What is written and run in the page's folder."""
-    return [b for b in blocks(page) if not b.skipped and (b.word("file") or (b.language == "console" and "dry:" not in b.said))]
+    return [
+        b
+        for b in blocks(page)
+        if not b.skipped and (b.word("file") or (b.language == "console" and "dry:" not in b.said))
+    ]
 
 
 def commands(block: Block) -> list[tuple[str, list[str]]]:

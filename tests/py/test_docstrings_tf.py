@@ -6,7 +6,7 @@ from ranks import as_ranks
 
 pytest.importorskip("tensorflow")
 
-import hvdlite  # noqa: E402
+import hvdlite
 
 PATIENCE_S = 120.0
 THEIRS = [each for each in docstrings.MODULES if "tensorflow" in each or "keras" in each]

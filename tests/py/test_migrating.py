@@ -18,7 +18,6 @@ from ranks import as_ranks, environment
 
 torch = pytest.importorskip("torch")
 
-import hvdlite  # noqa: E402
 import hvdlite.torch as hvd  # noqa: E402
 from hvdlite import config  # noqa: E402
 from hvdlite.launcher import flags  # noqa: E402
