@@ -98,16 +98,34 @@ def hvd_py_allgather(self: Any, mine: Any, count: int, everyone: Any, text: Any,
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Makes this process a rank of its job; returns when all ranks have met. Calling it again changes nothing.
+    """Make this process a rank of its job, and return when all ranks have met.
 
-    process_sets: ProcessSets to register from the start, the same on all ranks; "dynamic", as in Horovod, is accepted
-    and not needed: sets can always be added. Without it, those of the last init come back. comm: an mpi4py
-    communicator, which is duplicated, or a list of ranks of MPI_COMM_WORLD, and only they call; None: all ranks of the
-    job. Of a list of communicators the first is the job's, the others are process sets. Started by mpirun, mpiexec or
-    srun --mpi the ranks meet over MPI (hvdlite/mpi says when).
+    Call it on every rank before anything else. A second call changes nothing. Without a launcher the process is rank 0
+    of a job of one rank. It waits at most ``HVDLITE_START_TIMEOUT`` seconds (30 by default) for the other ranks. Ranks
+    that ``mpirun``, ``mpiexec`` or ``srun --mpi`` has started meet over MPI.
 
-    Without any launcher this is rank 0 of 1. Raises HvdInitError (HvdOptionError for a malformed variable, naming it
-    and its value) or HvdPeerLostError if a rank ends meanwhile, each naming the rank and what to do.
+    Args:
+        comm (mpi4py.MPI.Comm, list of int, or list of mpi4py.MPI.Comm, optional): communicator whose ranks form the
+            job; it is duplicated. A list of ints gives ranks of ``MPI_COMM_WORLD``, and only these ranks call ``init``.
+            Of a list of communicators, the first one forms the job and the others become process sets. Default: all
+            ranks.
+        process_sets (list of ProcessSet, optional): sets to register, the same on all ranks. The string ``"dynamic"``
+            is accepted for Horovod's sake and has no effect. Default: the sets of the last ``init`` of this process.
+
+    Raises:
+        HvdInitError: if the ranks do not meet. The text names the rank and the step that failed.
+        HvdOptionError: if an environment variable has an invalid value.
+        HvdPeerLostError: if a rank dies meanwhile.
+        HvdMismatchError: if the ranks name different process sets.
+        HvdNotYetError: if ``comm`` names some of the ranks in a job without MPI.
+        HvdForkError: in a forked child of a rank.
+        ValueError: for invalid process sets, and for a new set in a second call.
+
+    Example:
+        >>> hvd.init()  # changes nothing: this process is a rank already
+        >>> hvd.rank(), hvd.size()
+        (0, 2)  # rank 0
+        (1, 2)  # rank 1
     """
     with _life.lock, mpi.settling():
         if lib.hvd_forked() == 1:
@@ -238,9 +256,17 @@ def _start(
 
 
 def shutdown() -> None:
-    """Leaves the job: returns when the others have acknowledged, at most after HVDLITE_LEAVE_TIMEOUT seconds.
+    """Leave the job, and return when the other ranks have acknowledged.
 
-    Requests still in flight fail. Nothing happens when hvdlite is not initialized; init() may follow.
+    It waits at most ``HVDLITE_LEAVE_TIMEOUT`` seconds (2 by default) for them. Collectives that are still in flight
+    fail. It does nothing before ``init``. A script that ends calls it by itself. ``init`` may follow.
+
+    Raises:
+        HvdForkError: in a forked child of a rank.
+
+    Example:
+        >>> hvd.shutdown()  # doctest: +SKIP
+        >>> # skipped here, since the examples after it need the job
     """
     with _life.lock:
         if lib.hvd_forked() == 1:
@@ -276,7 +302,15 @@ def leave_unfit() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether init() has been called and shutdown() has not."""
+    """Return whether this process is a rank: ``init`` has been called and ``shutdown`` has not.
+
+    Returns:
+        bool: also True in a process that waits to join an elastic job.
+
+    Example:
+        >>> hvd.is_initialized()
+        True
+    """
     return lib.hvd_initialized() == 1 or bool(_core.preparing)
 
 
@@ -286,7 +320,18 @@ def lives() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks. Raises HvdNotInitializedError before init()."""
+    """Return whether every host has the same number of ranks.
+
+    Returns:
+        bool: the same on all ranks.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+
+    Example:
+        >>> hvd.is_homogeneous()
+        True
+    """
     _core.require_job()
     return _life.homogeneous
 

@@ -12,17 +12,44 @@ from . import gpu, mpi
 
 
 def mpi_built() -> bool:
-    """Whether MPI can be used: there is a library that hvdlite knows how to call. Asking loads it."""
+    """Return whether a usable MPI library is found. The call loads the library and does not start MPI.
+
+    Returns:
+        bool: False if no library is found or the one that is found cannot be used.
+
+    Example:
+        >>> isinstance(hvd.mpi_built(), bool)
+        True
+    """
     return mpi.available()
 
 
 def mpi_enabled() -> bool:
-    """Whether this job runs over MPI: its ranks have met there."""
+    """Return whether the ranks of this job met over MPI.
+
+    Returns:
+        bool: False also before ``init``.
+
+    Example:
+        >>> hvd.mpi_enabled()
+        False
+    """
     return mpi.enabled()
 
 
 def mpi_threads_supported() -> bool:
-    """Whether mpi4py may be used from several threads beside hvdlite. ValueError while MPI is not enabled."""
+    """Return whether mpi4py may be used from several threads beside hvdlite.
+
+    Returns:
+        bool: True. ``init`` refuses an MPI without ``MPI_THREAD_MULTIPLE``.
+
+    Raises:
+        ValueError: if the job does not run over MPI.
+
+    Example:
+        >>> hvd.mpi_enabled() and hvd.mpi_threads_supported()
+        False
+    """
     if mpi.enabled():
         return True  # less than MPI_THREAD_MULTIPLE is refused by init()
     raise ValueError(
@@ -31,35 +58,97 @@ def mpi_threads_supported() -> bool:
 
 
 def gloo_built() -> bool:
-    """Whether there is a transport that needs no MPI. True: hvdlite's own, which does what Gloo does for Horovod."""
+    """Return whether a transport without MPI is available.
+
+    Returns:
+        bool: True. hvdlite's own transport takes the place of Horovod's Gloo.
+
+    Example:
+        >>> hvd.gloo_built()
+        True
+    """
     return True
 
 
 def gloo_enabled() -> bool:
-    """Whether this job runs over the transport that needs no MPI. True."""
+    """Return whether the transport without MPI is in use.
+
+    Returns:
+        bool: True, always.
+
+    Example:
+        >>> hvd.gloo_enabled()
+        True
+    """
     return True
 
 
 def nccl_built() -> int:
-    """NCCL's version as a number such as 22105 if GPU tensors go over NCCL here, else 0. Asking loads NCCL."""
+    """Return the version of the NCCL library that GPU tensors use. The call loads NCCL.
+
+    Returns:
+        int: a version such as 22105 for 2.21.5; 0 if there is no NCCL or no CUDA driver.
+
+    Raises:
+        HvdOptionError: if an environment variable of hvdlite has an invalid value.
+
+    Example:
+        >>> hvd.nccl_built() >= 0
+        True
+    """
     return gpu.nccl_version()
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL is used. False, always."""
+    """Return whether IBM DDL is in use; a name of Horovod's.
+
+    Returns:
+        bool: False, always.
+
+    Example:
+        >>> hvd.ddl_built()
+        False
+    """
     return False
 
 
 def ccl_built() -> bool:
-    """Whether Intel's oneCCL is used. False, always."""
+    """Return whether Intel oneCCL is in use; a name of Horovod's.
+
+    Returns:
+        bool: False, always.
+
+    Example:
+        >>> hvd.ccl_built()
+        False
+    """
     return False
 
 
 def cuda_built() -> bool:
-    """Whether CUDA tensors can be reduced: this machine has a driver of CUDA."""
+    """Return whether CUDA tensors can be reduced here: this machine has a CUDA driver.
+
+    Returns:
+        bool: False if there is no driver.
+
+    Raises:
+        HvdOptionError: if an environment variable of hvdlite has an invalid value.
+
+    Example:
+        >>> isinstance(hvd.cuda_built(), bool)
+        True
+    """
     return gpu.cuda_version() > 0
 
 
 def rocm_built() -> bool:
-    """Whether ROCm tensors can be reduced. False, always: of GPUs, CUDA's are known."""
+    """Return whether ROCm tensors can be reduced; a name of Horovod's.
+
+    Returns:
+        bool: False, always.
+
+    Example:
+        >>> hvd.rocm_built()
+        False
+    """
     return False

@@ -16,15 +16,39 @@ while (_name := lib.hvd_counter_name(len(_NAMES))) != ffi.NULL:
 
 
 def counters() -> dict[str, int]:
-    """How often the core has done what since init, on this rank.
+    """Return how often the core has done what on this rank since ``init``.
 
-    submits: tensors that were given to it; rounds: agreements; buckets, elements: what was moved, tensors that travel
-    together being one; sleeps, turns_taken_by_waiters: of its thread, and in its stead; learned, deviations: rounds
-    that were known by heart, and those that were not as expected; link_bytes_out, link_bytes_in, link_messages_out,
-    link_messages_in: over links to other hosts, votes included, added when a bucket is done or a round decided; rides:
-    buckets that travelled within the votes; exposed_ns, negotiation_ns, data_ns, optimizer_ns: times that hvd.stats()
-    shows by step.
-    Raises HvdNotInitializedError before init().
+    Counts only grow. The difference of two calls is the cost of what ran in between.
+
+    ===========================================  ===========  ==========================================================
+    Key                                          Unit         Meaning
+    ===========================================  ===========  ==========================================================
+    ``submits``                                  tensors      tensors that were submitted
+    ``rounds``                                   rounds       agreements between the ranks
+    ``buckets``                                  buckets      transfers; tensors that travel together are one bucket
+    ``elements``                                 elements     elements in buckets
+    ``sleeps``                                   times        the core's thread slept
+    ``turns_taken_by_waiters``                   times        a waiting caller worked in place of that thread
+    ``learned``                                  rounds       rounds whose content the core predicted
+    ``deviations``                               rounds       rounds that were not as predicted
+    ``link_bytes_out``, ``link_bytes_in``        bytes        over links to other hosts, votes included
+    ``link_messages_out``, ``link_messages_in``  messages     over links to other hosts, votes included
+    ``rides``                                    buckets      buckets that traveled within the votes
+    ``exposed_ns``, ``negotiation_ns``           nanoseconds  as in ``hvd.stats``
+    ``data_ns``, ``optimizer_ns``                nanoseconds  as in ``hvd.stats``
+    ===========================================  ===========  ==========================================================
+
+    Returns:
+        dict of str to int: counts by name.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+
+    Example:
+        >>> before = hvd.counters()["submits"]
+        >>> _ = hvd.allreduce(np.array([1.0]))
+        >>> hvd.counters()["submits"] - before
+        1
     """
     _core.size()
     return {name: int(lib.hvd_counter(index)) for index, name in enumerate(_NAMES)}

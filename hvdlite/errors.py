@@ -16,13 +16,27 @@ from ._coded import code_of
 
 
 class HvdError(RuntimeError):
-    """Anything that hvdlite raises about collectives. `rank` is the rank at fault, or None."""
+    """Base class of the errors that hvdlite raises about collectives.
+
+    It is a ``RuntimeError``. Every text ends with a code such as ``[HVD301]``; ``hvdlite-run --explain HVD301``
+    explains it.
+
+    Attributes:
+        rank (int): the rank at fault, or None.
+
+    Example:
+        >>> try:
+        ...     hvd.allgather(np.array(1.0))
+        ... except hvd.HvdError as error:
+        ...     print(type(error).__name__, error.code, error.rank)
+        HvdArgumentError HVD210 None
+    """
 
     rank: int | None = None
 
     @property
     def code(self) -> str | None:
-        """What ERRORS.md and `hvdlite-run --explain` tell more about, as "HVD301": the code that the text ends with."""
+        """The code at the end of the text, such as ``"HVD301"``; None if it has none."""
         return code_of(str(self))
 
 
@@ -55,36 +69,72 @@ def _run_by(handler: Any) -> Any:
 
 
 class HvdMismatchError(HvdError, ValueError):
-    """The ranks disagree about one tensor: its shape, dtype, op, root or scale. The engine goes on working. `ranks`:
-    those that differ from the first rank, as far as that is known."""
+    """The ranks disagree about one tensor: its shape, dtype, op, root or factors.
+
+    All ranks raise it. It points to an error in the script; correct the script. The job and other collectives go on.
+
+    Attributes:
+        ranks (tuple of int): ranks that differ from the first rank, as far as they are known.
+
+    Example:
+        >>> try:
+        ...     hvd.broadcast(np.array([1.0]), root_rank=hvd.rank())
+        ... except hvd.HvdMismatchError as error:
+        ...     print("ranks disagree on the root rank" in str(error))
+        True
+    """
 
     ranks: tuple[int, ...] = ()
 
 
 class HvdArgumentError(HvdError, ValueError):
-    """A tensor that a collective cannot take, or cannot take now (another rank has joined). A ValueError and, as every
-    HvdError, a RuntimeError: Horovod raises the one at the call and the other when it synchronizes."""
+    """A tensor or an argument that a collective cannot take.
+
+    It is also raised for a collective that is refused because another rank has joined. Correct the call. It is a
+    ``ValueError`` and a ``RuntimeError``, because Horovod raises the one at the call and the other when it
+    synchronizes.
+    """
 
 
 class HvdNotInitializedError(HvdError, ValueError):
-    """A call before init() or after shutdown(), or of a process that joins an elastic job later."""
+    """A call before ``init``, after ``shutdown``, or in a process that has not joined its elastic job yet.
+
+    Call ``hvd.init()`` first.
+    """
 
 
 class HorovodInternalError(HvdError):
-    """The job cannot go on with these ranks. Horovod's name of it."""
+    """The job cannot go on with these ranks.
+
+    The name is Horovod's. Elastic training retries its subclass ``HvdPeerLostError`` only. Without elastic training,
+    start the job again from a checkpoint.
+    """
 
 
 class HvdNotFiniteError(HvdError, FloatingPointError):
-    """HVDLITE_NAN_GUARD: a rank gave NaN or infinities to be reduced. The text, the same on all ranks, says which
-    tensor, which ranks, and how many; the tensor was not reduced, and the engine goes on working."""
+    """A rank gave NaN or infinity to a reduction while ``HVDLITE_NAN_GUARD`` was on.
+
+    All ranks raise it with the same text, which names the tensor, the ranks and the number of such values. The tensor
+    was not reduced, and the job goes on. It is also a ``FloatingPointError``.
+    """
 
 
 class HvdPeerLostError(HorovodInternalError):
-    """A rank has died or has left; `rank` says which. The only error that elastic training retries."""
+    """A rank has died or has left the job.
+
+    The job cannot go on with these ranks. Elastic training retries this error, and no other. Without elastic training,
+    start the job again from a checkpoint.
+
+    Attributes:
+        rank (int): the rank that was lost, or None if it is not known.
+    """
 
 
 class HvdInitError(HvdError):
-    """init() did not succeed; the text says which rank, in which step, and what to do."""
+    """``init`` did not succeed.
+
+    The text names the rank, the step that failed, and what to do.
+    """
 
     _over = False  # the job ends, and its launcher says why
     _again = False  # the link to a rank that lives is cut, in an elastic job: the ranks meet anew
@@ -96,25 +146,58 @@ class HvdRemoved(HvdInitError):
 
 
 class HvdStateError(HvdError, ValueError):
-    """A file of State.save_to cannot be taken: it is not whole, or of another state; or a part of a State can
-    be neither kept nor sent. The text names it."""
+    """A file of ``State.save_to`` cannot be loaded, or a part of a State can be neither saved nor sent.
+
+    The text names the file or the part. Load a file that is complete and was saved from a state of the same form.
+    """
 
 
 class HvdOptionError(HvdInitError, ValueError):
-    """An environment variable or a flag has a value that cannot be; the text names both."""
+    """An environment variable or a flag has an invalid value.
+
+    The text names both. Correct the value.
+    """
 
 
 class HvdTimeoutError(HvdError):
-    """Something took longer than its limit. `handle`: where that was the `timeout=` of one call, the collective that
-    is still under way; `hvd.synchronize(error.handle)` waits for it again. Else None."""
+    """A call took longer than its limit.
+
+    After a ``timeout=`` the job goes on; call ``hvd.synchronize(error.handle)`` to wait for the collective again. A
+    limit of the job, such as ``HVDLITE_COLLECTIVE_TIMEOUT``, ends it.
+
+    Attributes:
+        handle (Handle): the collective that is still in flight, if ``timeout=`` of one call has passed; else None.
+
+    Example:
+        >>> if hvd.rank() == 0:
+        ...     try:
+        ...         hvd.allreduce(np.array([1.0]), name="late", op=hvd.Sum, timeout=0.01)
+        ...     except hvd.HvdTimeoutError as error:
+        ...         hvd.barrier()
+        ...         print(hvd.synchronize(error.handle).tolist())
+        ... else:
+        ...     hvd.barrier()
+        ...     print(hvd.allreduce(np.array([1.0]), name="late", op=hvd.Sum).tolist())
+        [2.0]
+    """
 
     handle: Any = None
 
 
 class HvdRunError(HvdError):
-    """A job that run() has started did not succeed. `rank` has failed (None: none was called).
+    """A job that ``hvd.run`` has started did not succeed.
 
-    `exit_code` is the job's. The text has the traceback of that rank; what it raised is the cause, if it could be sent.
+    The text has the traceback of the rank that failed. The exception of the rank is the ``__cause__``, if it could be
+    sent.
+
+    Args:
+        text (str): the text.
+        rank (int, optional): the rank that failed.
+        exit_code (int): exit code of the job. Default: 1.
+
+    Attributes:
+        rank (int): the rank that failed; None if no rank is known to have failed first.
+        exit_code (int): exit code of the job.
     """
 
     def __init__(self, text: str, rank: int | None = None, exit_code: int = 1) -> None:
@@ -123,11 +206,17 @@ class HvdRunError(HvdError):
 
 
 class HvdForkError(HvdError):
-    """hvdlite was called in a forked child of a rank, for example in a DataLoader worker."""
+    """hvdlite was called in a forked child of a rank, such as a worker of a DataLoader.
+
+    Call it in the rank's own process only, or start workers by ``spawn``.
+    """
 
 
 class HvdNotYetError(HvdError, NotImplementedError):
-    """Part of Horovod's surface that comes with a later version; the text says what to do until then."""
+    """A part of Horovod's interface that this version does not have.
+
+    The text names a substitute. It is also a ``NotImplementedError``.
+    """
 
 
 class HvdNotYetModuleError(ModuleNotFoundError, HvdNotYetError):

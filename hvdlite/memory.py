@@ -23,14 +23,34 @@ while (_name := lib.hvd_usage_name(len(_KINDS))) != ffi.NULL:
 
 
 def memory_stats() -> dict[str, int]:
-    """Bytes that the core uses on this rank, by what for; their sum under "total".
+    """Return how much memory the core uses on this rank.
 
-    lanes: through which tensors outside of plane memory travel; arena: blocks of plane memory that were asked for
-    (`hvd.empty`, gradients that an optimizer keeps there); results: of allgathers and alltoalls that were not picked up
-    yet; boards: votes; sets: what process sets use; records: what is known of tensors, handles, the trace; devices: on
-    GPUs, for tensors that travel together and for results; pinned: of the CPU's, for tensors that go from
-    GPUs by way of the CPU, also what was outgrown and is kept until shutdown().
-    Raises HvdNotInitializedError before init().
+    The keys are these; each value is a number of bytes.
+
+    ===========  =======================================================================================================
+    Key          Meaning
+    ===========  =======================================================================================================
+    ``lanes``    shared memory through which tensors outside plane memory travel
+    ``arena``    plane memory in use: ``hvd.empty``, and gradients that an optimizer keeps there
+    ``results``  results of allgathers and alltoalls that have not been fetched yet
+    ``boards``   votes
+    ``sets``     process sets
+    ``records``  tables of tensors and handles, and the flight recorder
+    ``devices``  GPU memory for tensors that travel together and for results
+    ``pinned``   pinned host memory for GPU tensors that travel through it; it is kept until ``shutdown``
+    ``total``    the sum
+    ===========  =======================================================================================================
+
+    Returns:
+        dict of str to int: bytes by purpose.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+
+    Example:
+        >>> stats = hvd.memory_stats()
+        >>> stats["total"] == sum(stats.values()) - stats["total"]
+        True
     """
     _core.size()
     stats = {kind: int(lib.hvd_usage_bytes(index)) for index, kind in enumerate(_KINDS)}

@@ -20,10 +20,31 @@ from .process_set import ProcessSet, existing_or_added, number_of, open_among
 
 
 class Mesh:
-    """All ranks of the job, on axes of the given lengths; one of them may be -1, "what is left".
+    """The ranks of the job on a grid with named axes.
 
-    Every rank makes the same mesh. Raises ValueError when the product is not the number of ranks, HvdMismatchError when
-    ranks differ, HvdNotInitializedError before init().
+    It registers one process set for each line along each axis, or uses the registered set of the same ranks. All ranks
+    must make the same mesh. Ranks fill the grid in row-major order: neighbors on the last axis are neighboring ranks.
+    In ``Mesh(dp=2, tp=2)`` rank 3 has the coordinates dp=1 and tp=1. Its tp group is ranks 2 and 3, its dp group ranks
+    1 and 3.
+
+    Args:
+        axes (int): length of each axis by its name. One length may be -1, which takes the ranks that are left.
+
+    Attributes:
+        shape (dict): length of each axis by its name.
+
+    Raises:
+        HvdMismatchError: if the ranks make different meshes.
+        HvdNotInitializedError: before ``init``.
+        ValueError: if the product of the lengths is not the number of ranks.
+
+    Example:
+        >>> mesh = hvd.Mesh(dp=-1, tp=1)
+        >>> mesh, mesh.coordinate("dp"), mesh.group("dp").ranks
+        (Mesh(dp=2, tp=1), 0, [0, 1])  # rank 0
+        (Mesh(dp=2, tp=1), 1, [0, 1])  # rank 1
+        >>> [hvd.remove_process_set(each) for each in mesh.sets("tp")]
+        [True, True]
     """
 
     def __init__(self, **axes: int) -> None:
@@ -59,25 +80,63 @@ class Mesh:
         return axis
 
     def group(self, axis: str) -> ProcessSet:
-        """The set of the ranks that differ from this one in this axis only, this rank among them."""
+        """Return the process set of this rank along an axis.
+
+        Args:
+            axis (str): name of the axis.
+
+        Returns:
+            ProcessSet: the ranks that differ from this one in this axis only, this rank among them.
+
+        Raises:
+            ValueError: if the mesh has no such axis.
+        """
         return next(each for each in self._sets[self._known(axis)] if _core.rank() in each.ranks)
 
     def coordinate(self, axis: str) -> int:
-        """This rank's place on an axis; its rank within `group(axis)`."""
+        """Return the place of this rank on an axis, which is its rank within ``group(axis)``.
+
+        Args:
+            axis (str): name of the axis.
+
+        Returns:
+            int: from 0 to the length of the axis - 1.
+
+        Raises:
+            ValueError: if the mesh has no such axis.
+        """
         return self._mine[self._known(axis)]
 
     def sets(self, axis: str) -> list[ProcessSet]:
-        """All sets along an axis, by their lowest rank."""
+        """Return the process sets of all lines along an axis.
+
+        Args:
+            axis (str): name of the axis.
+
+        Returns:
+            list of ProcessSet: in the order of their lowest ranks.
+
+        Raises:
+            ValueError: if the mesh has no such axis.
+        """
         return list(self._sets[self._known(axis)])
 
     def pairs(self, axis: str) -> list[ProcessSet]:
-        """Sets for sends between neighbours: entry s joins the places s and s + 1 of this rank's line along the axis.
+        """Return sets of two neighbors along an axis, for ``send`` and ``recv``.
 
-        Why sets of two: in a larger one a send waits for what the others move. An axis of length 2 has its own set as
-        the pair, one of length 1 has none. Pairs that this rank is not in are there for their `ranks` only.
+        Entry s joins the places s and s + 1 of this rank's line. In a larger set a send waits for what other members
+        move. The first call for an axis opens the sets, so all ranks must make it; later calls return the same sets. An
+        axis of length 2 has its own set as the pair; one of length 1 has none. A set takes some milliseconds once, and
+        2 KB. Only its two members count it among their 256 sets.
 
-        The first call makes the sets, so all ranks make it; later ones return the same. A set costs some milliseconds
-        once, and 2 KB. It counts among the 256 sets of its two members only, so that any length of the axis fits.
+        Args:
+            axis (str): name of the axis.
+
+        Returns:
+            list of ProcessSet: of pairs that this rank does not belong to, only ``ranks`` can be used.
+
+        Raises:
+            ValueError: if the mesh has no such axis.
         """
         if self._known(axis) not in self._pairs:
             self._pairs[axis] = self._opened(axis)
@@ -103,7 +162,17 @@ class Mesh:
         return pairs
 
     def rank_at(self, **coordinates: int) -> int:
-        """The global rank at a place; axes that are left out are this rank's own. ValueError outside the grid."""
+        """Return the global rank at a place of the grid.
+
+        Args:
+            coordinates (int): place on each axis by its name. Axes that are left out take this rank's own place.
+
+        Returns:
+            int: the global rank.
+
+        Raises:
+            ValueError: if the mesh has no such axis, and for a place outside the grid.
+        """
         place = {**self._mine, **{self._known(axis): at for axis, at in coordinates.items()}}
         wanted = tuple(place.values())
         if wanted not in self._coordinates:

@@ -123,7 +123,14 @@ class NumpyAdapter:
 
 
 class FP16Compressor(Compressor):
-    """Floating-point arrays travel as float16, others as they are."""
+    """Sends floating-point arrays as float16, and others as they are.
+
+    float16 has 11 bits of precision and values up to 65504.
+
+    Example:
+        >>> hvd.allreduce(np.array([0.1]), compression=hvd.Compression.fp16).round(4).tolist()
+        [0.1]
+    """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -138,17 +145,43 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """What `compression=` accepts besides your own Compressor; NumPy itself has no bfloat16."""
+    """The compressors that ``compression=`` takes, beside a ``Compressor`` of your own.
+
+    * ``none``: arrays travel as they are.
+    * ``fp16``: floating-point arrays travel as float16, which has 11 bits of precision and values up to 65504.
+
+    Example:
+        >>> hvd.allreduce(np.array([1.0, 2.0]), compression=hvd.Compression.fp16).tolist()
+        [1.0, 2.0]
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor
 
 
 def empty(shape: Any, dtype: Any = float) -> np.ndarray:
-    """A new contiguous array, contents undefined, in memory that collectives need not copy, where there is some.
+    """Return a new array in memory that collectives need not copy.
 
-    As np.empty; an allreduce_ of it is fastest if all ranks have theirs from here (see hvdlite.memory). Raises
-    ValueError for a dtype that cannot travel, HvdNotInitializedError before init().
+    The memory is mapped by all ranks of the host. Without such memory (one rank, or no shared memory left) it is an
+    ordinary array. ``allreduce_`` is fastest if the arrays of all ranks come from here. The contents are undefined.
+
+    Args:
+        shape (int or sequence of int): shape of the array.
+        dtype (dtype): a dtype that collectives support. Default: float64.
+
+    Returns:
+        array: contiguous, of this shape and dtype.
+
+    Raises:
+        HvdNotInitializedError: before ``init``.
+        ValueError: for an unsupported dtype or a negative dimension.
+        TypeError: if ``shape`` or ``dtype`` has a wrong type.
+
+    Example:
+        >>> x = hvd.empty((2, 2))
+        >>> x[:] = hvd.rank() + 1
+        >>> hvd.allreduce_(x, op=hvd.Sum).tolist()
+        [[3.0, 3.0], [3.0, 3.0]]
     """
     _core.size()
     dims, kind = shape_of(shape), np.dtype(dtype)
@@ -160,13 +193,31 @@ def empty(shape: Any, dtype: Any = float) -> np.ndarray:
 
 
 def check_consistency(arrays: Any, process_set: Any = global_process_set) -> None:  # noqa: F405
-    """Returns when all ranks have the same bits in all arrays, else raises HvdMismatchError, the same on all ranks,
-    naming the first that differs and the ranks that differ from the first rank of the set.
+    """Compare arrays over all ranks, and raise an error on all ranks if any bit differs.
 
-    arrays: an array, a dict, or a list of arrays or of (name, array); dicts and lists in them, numbers, texts, sets and
-    objects that can be pickled are compared, too. 0.0 and -0.0 differ; NaN equals NaN of the same bits. ValueError on
-    all ranks for what cannot be compared on one, and for a name that comes twice; whatever else reading them raises
-    on one, ValueError or TypeError on the others.
+    All ranks of ``process_set`` must call it. It compares bits: 0.0 and -0.0 differ, and NaN equals NaN of the same
+    bits.
+
+    Args:
+        arrays (array, dict, or list of arrays or of (str, array)): what to compare. Nested dicts and lists, numbers,
+            strings, sets, and objects that can be pickled are compared as well.
+        process_set (ProcessSet): ranks to compare. Default: all ranks.
+
+    Raises:
+        HvdMismatchError: if a rank differs. The text is the same on all ranks and names the first difference and the
+            ranks that differ from the first rank of the set.
+        HvdPeerLostError: if a rank dies or leaves the job.
+        HvdNotInitializedError: before ``init``.
+        ValueError: on all ranks, if one rank has a value that cannot be compared or a name twice.
+        TypeError: on all ranks, if reading the values raises it on one rank.
+
+    Example:
+        >>> hvd.check_consistency({"weight": np.array([1.0, 2.0])})
+        >>> try:
+        ...     hvd.check_consistency({"weight": np.array([1.0, 2.0 + hvd.rank()])})
+        ... except hvd.HvdMismatchError as error:
+        ...     print(error.ranks)
+        (1,)
     """
     from . import consistency
 

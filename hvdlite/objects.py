@@ -27,12 +27,32 @@ def _pickled(obj: Any) -> bytes:
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object of rank root_rank (a global rank) on every rank of the set; the root gets its own back, uncopied.
+    """Return the root's object on every rank.
 
-    `obj` of other ranks is not looked at.
+    All ranks of ``process_set`` must call it with the same root. The object is pickled by cloudpickle, so classes and
+    functions of the script work. It makes two broadcasts: the length, then the bytes. Unpickling runs code of the
+    sender.
 
-    Two broadcasts: the length, then the bytes. Raises HvdMismatchError when ranks name different roots, and
-    HvdPeerLostError for what the root has not sent.
+    Args:
+        obj (object, optional): object to send; not used on ranks other than the root.
+        root_rank (int): global rank that sends. Default: 0.
+        name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are matched
+            by their order.
+        process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+    Returns:
+        object: on the root ``obj`` itself; elsewhere a new object.
+
+    Raises:
+        HvdMismatchError: if the ranks name different roots.
+        HvdPeerLostError: if a rank dies or leaves the job, and if the received bytes do not come from the root.
+        HvdNotInitializedError: before ``init``.
+        ValueError: on a rank outside ``process_set``, and for a root outside it.
+        TypeError: if an argument has a wrong type, and on the root if ``obj`` cannot be pickled.
+
+    Example:
+        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)
+        {'epoch': 3}
     """
     _core.require_job()
     number, root = number_of(process_set), rank_in(process_set, root_rank)
@@ -48,8 +68,30 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Every rank's object, in rank order. One allgather of the pickled bytes. Raises HvdPeerLostError for what a rank
-    has not sent."""
+    """Return the objects of all ranks.
+
+    All ranks of ``process_set`` must call it. The objects are pickled by cloudpickle and may differ in size. Unpickling
+    runs code of the senders.
+
+    Args:
+        obj (object): object to send.
+        name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are matched
+            by their order.
+        process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+    Returns:
+        list: one object per rank, in the order of the ranks; new objects, this rank's own among them.
+
+    Raises:
+        HvdPeerLostError: if a rank dies or leaves the job, and if received bytes do not come from their rank.
+        HvdNotInitializedError: before ``init``.
+        ValueError: on a rank outside ``process_set``.
+        TypeError: if an argument has a wrong type, and if ``obj`` cannot be pickled.
+
+    Example:
+        >>> hvd.allgather_object(f"from {hvd.rank()}")
+        ['from 0', 'from 1']
+    """
     _core.require_job()
     number, seals = number_of(process_set), _sealed.current()
     what = f"allgather_object{_named(name)} in process set {number}"

@@ -32,12 +32,31 @@ _at_new_life: list[Callable[[], None]] = []  # what else counts from the beginni
 
 
 class ProcessSet:
-    """Some ranks of the job, by their global ranks. ValueError for what is no list of ranks, or an empty one.
+    """A set of ranks that collectives run on.
 
-    Or an mpi4py communicator, whose ranks are known once it is registered: each rank gives the one that it is in, so
-    that one set for each half of a Split can be made by one call; MPI.COMM_NULL where it is in none.
+    Register it on all ranks, by ``init(process_sets=[...])`` or ``add_process_set``, before a collective uses it. It
+    stays valid until ``remove_process_set`` or ``shutdown``. Ranks in arguments and results of collectives are global
+    ranks.
 
-    process_set_id is None until the set is given to `init` or `add_process_set`, and again after it was removed.
+    Args:
+        ranks_or_comm (list of int or mpi4py.MPI.Comm): global ranks, in any order; or a communicator. Each rank passes
+            the communicator that it belongs to, so one call makes a set for each part of a ``Split``.
+
+    Attributes:
+        process_set_id (int): number of the set; None while it is not registered.
+        ranks (list of int): global ranks in ascending order.
+        mpi_comm (mpi4py.MPI.Comm): the communicator it was made of, or None.
+
+    Raises:
+        ValueError: if ``ranks_or_comm`` is not a list of distinct ranks from 0, or is empty.
+
+    Example:
+        >>> last = hvd.add_process_set(hvd.ProcessSet([1]))
+        >>> last.included(), last.ranks
+        (False, [1])  # rank 0
+        (True, [1])  # rank 1
+        >>> hvd.remove_process_set(last)
+        True
     """
 
     process_set_id: int | None = None
@@ -72,15 +91,36 @@ class ProcessSet:
         return self.ranks
 
     def size(self) -> int:
-        """Number of ranks in the set. ValueError if the set is not registered."""
+        """Return the number of ranks in the set.
+
+        Returns:
+            int: at least 1.
+
+        Raises:
+            ValueError: if the set is not registered.
+        """
         return len(self._ranks())
 
     def rank(self) -> int:
-        """This process's rank within the set. ValueError if it is no member or the set is not registered."""
+        """Return the rank of this process within the set.
+
+        Returns:
+            int: from 0 to ``size() - 1``.
+
+        Raises:
+            ValueError: if this process is not a member, or the set is not registered.
+        """
         return rank_in(self, _core.rank())
 
     def included(self) -> bool:
-        """Whether this process belongs to the set. ValueError if the set is not registered."""
+        """Return whether this process belongs to the set.
+
+        Returns:
+            bool: True on members.
+
+        Raises:
+            ValueError: if the set is not registered.
+        """
         return _core.rank() in self._ranks()
 
     def __repr__(self) -> str:
@@ -165,10 +205,29 @@ def share_of(process_set: ProcessSet, rows: int) -> int:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a set after init(); a list of ranks becomes a ProcessSet, and the set is returned.
+    """Register a process set after ``init``.
 
-    All ranks call it, members or not. Raises HvdMismatchError when they name different sets, ValueError for a set whose
-    ranks are registered already (all ranks: hvd.global_process_set) or not in the job.
+    All ranks of the job must call it with the same ranks, members or not.
+
+    Args:
+        process_set (ProcessSet or list of int): the set, or its global ranks.
+
+    Returns:
+        ProcessSet: the registered set.
+
+    Raises:
+        HvdMismatchError: if the ranks name different sets.
+        HvdNotInitializedError: before ``init``.
+        ValueError: for ranks that are registered already, for all ranks of the job, and for a rank that is not in the
+            job.
+
+    Example:
+        >>> first = hvd.add_process_set([0])
+        >>> if first.included():
+        ...     print(hvd.allreduce(np.array([3.0]), op=hvd.Sum, process_set=first).tolist())
+        [3.0]  # rank 0
+        >>> hvd.remove_process_set(first)
+        True
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
@@ -272,10 +331,25 @@ def _agree(call: str, ranks: Any, wrong: str | None, tell: Tell = _exchange) -> 
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Unregister a set; whether that was done: False for the global set and one that is not registered.
+    """Unregister a process set.
 
-    All ranks call it, members or not, after the set's last collective is synchronized on them: what is still pending
-    fails. Raises HvdMismatchError when they name different sets.
+    All ranks of the job must call it, members or not. Synchronize the set's collectives first; those in flight fail.
+
+    Args:
+        process_set (ProcessSet): the set.
+
+    Returns:
+        bool: False for ``global_process_set`` and for a set that is not registered, which stay as they are.
+
+    Raises:
+        HvdMismatchError: if the ranks name different sets.
+        HvdNotInitializedError: before ``init``.
+        ValueError: for one of the sets that ``Mesh.pairs`` opens.
+        TypeError: if ``process_set`` is not a ``ProcessSet``.
+
+    Example:
+        >>> hvd.remove_process_set(hvd.global_process_set)
+        False
     """
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"process_set must be a hvd.ProcessSet, not {process_set!r} [HVD212]")

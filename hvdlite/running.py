@@ -62,16 +62,55 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls func(*args, **kwargs) on every rank of a job of its own; the results, by rank.
+    """Start a job of its own, call a function on every rank of it, and return the results.
 
-    func and its arguments travel by cloudpickle, so functions of a notebook or a script do; what they import must be
-    importable on all hosts. Results may be anything that cloudpickle can send. `np` is Horovod's old name of num_proc.
+    It blocks until the job has ended. The launcher runs in a process of its own with the options of ``hvdlite-run``.
+    The function, its arguments and its results travel by cloudpickle; modules that they import must be importable on
+    all hosts. Ctrl-C is passed on to the job. ``min_num_proc``, ``max_num_proc`` or ``host_discovery_script`` makes the
+    job elastic: lost ranks are not an error, and ``func`` trains in ``hvd.elastic.run``.
 
-    HvdRunError when a rank raises (`rank`, the remote traceback; its exception is the __cause__), dies, or the job
-    cannot start; ValueError or TypeError for arguments that cannot be.
+    Args:
+        func (callable): function to call on every rank.
+        args (sequence): its positional arguments. Default: none.
+        kwargs (mapping, optional): its keyword arguments. Default: none.
+        num_proc (int): number of ranks. Default: 1.
+        hosts (str, optional): hosts and slots, such as ``"a:4,b:4"``. Default: this host.
+        hostfile (str, optional): file with a line ``host slots=N`` per host; not together with ``hosts``.
+        start_timeout (int, optional): seconds in which all ranks must have called ``init``. Default: 30.
+        output_filename (str, optional): folder for the output of each rank. Default: none.
+        verbose (int or bool, optional): True prints what is started and how it ends.
+        executable (str, optional): Python interpreter of the ranks. Default: this one.
+        ssh_port (int, optional): port of the hosts' ssh servers.
+        ssh_identity_file (str, optional): private key for ssh.
+        network_interfaces (str or list of str, optional): interfaces or networks on which this host listens.
+        min_num_proc (int, optional): elastic: go on with this many ranks or more.
+        max_num_proc (int, optional): elastic: at most this many ranks.
+        host_discovery_script (str, optional): elastic: command that prints the current hosts, ``host:slots`` per line.
+        slots (int, optional): elastic: ranks per host for which the script prints no number. Default: 1.
+        reset_limit (int, optional): elastic: end the job when its ranks have changed more often than this.
+        cooldown_range ((int, int), optional): elastic: seconds without a new rank on a host after a failure, for the
+            first failure and at most. Default: (5, 300).
+        use_mpi (bool, optional): True starts the ranks by ``mpirun``.
+        mpi_args (str, optional): more arguments for ``mpirun``; needs ``use_mpi=True``.
+        use_gloo (bool, optional): Horovod's; not together with ``use_mpi``.
+        disable_cache (bool, optional): Horovod's; not used.
+        network_interface (str or list of str, optional): Horovod's old name of ``network_interfaces``.
+        np, min_np, max_np (int, optional): Horovod's old names of ``num_proc``, ``min_num_proc`` and ``max_num_proc``.
 
-    min_num_proc, max_num_proc or host_discovery_script makes the job elastic (func then trains in `hvd.elastic.run`),
-    as those flags of hvdlite-run do: lost ranks are no error, and the results are of those that were ranks at the end.
+    Returns:
+        list: the results in the order of the ranks.
+
+    Raises:
+        HvdRunError: if a rank raises or dies, or the job does not start. The exception of the rank is its
+            ``__cause__``.
+        ValueError: for arguments that exclude each other or have invalid values.
+        TypeError: if ``func`` is not callable, or cannot be pickled.
+        KeyboardInterrupt: after Ctrl-C, when the job has ended.
+
+    Example:
+        >>> hvd.run(lambda x: 2 * x, args=(21,), num_proc=2)  # doctest: +SKIP
+        [42, 42]
+        >>> # skipped here, since it starts two processes
     """
     if not callable(func):
         raise TypeError(f"run() needs a function, not {type(func).__name__} [HVD244]")

@@ -16,11 +16,25 @@ _COUNTS = ("bytes_out", "bytes_in", "messages_out", "messages_in")
 
 
 def link_stats(process_set: ProcessSet = global_process_set) -> dict[int, dict[str, int]]:
-    """By rank: bytes and messages that have crossed the streams between it and this rank, since the set was made.
+    """Return how much has crossed the streams between this rank and others since the set was made.
 
-    Of tensors and of votes together, each way: bytes_out, bytes_in, messages_out, messages_in. Only ranks that a stream
-    leads to are there: none where a host's shared memory carries all, or an MPI does. A set has streams of its own.
-    Raises HvdNotInitializedError before init(), ValueError for a set that this rank is not in.
+    The counts include tensors and votes. Ranks that share memory with this one, and ranks over MPI, have no stream.
+
+    Args:
+        process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+    Returns:
+        dict of int to dict: by global rank, ``bytes_out`` and ``bytes_in`` (bytes), ``messages_out`` and
+        ``messages_in`` (messages).
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+        ValueError: on a rank outside ``process_set``.
+        TypeError: if ``process_set`` is not a ``ProcessSet``.
+
+    Example:
+        >>> all("bytes_out" in each for each in hvd.link_stats().values())  # {} on one host
+        True
     """
     number, stats = number_of(process_set), {}
     counts = ffi.new("uint64_t[]", len(_COUNTS))

@@ -123,32 +123,100 @@ def require_job() -> None:
 
 
 def rank() -> int:
-    """Number of this rank, from 0. Raises HvdNotInitializedError (a ValueError) before init()."""
+    """Return the number of this rank in the job.
+
+    Returns:
+        int: from 0 to ``size() - 1``.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+
+    Example:
+        >>> hvd.rank()
+        0  # rank 0
+        1  # rank 1
+    """
     return preparing[0][0] if preparing else checked(lib.hvd_rank())
 
 
 def size() -> int:
-    """Number of ranks. Raises HvdNotInitializedError before init()."""
+    """Return the number of ranks in the job.
+
+    Returns:
+        int: at least 1.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+
+    Example:
+        >>> hvd.size()
+        2
+    """
     return preparing[0][1] if preparing else checked(lib.hvd_size())
 
 
 def local_rank() -> int:
-    """Number of this rank on its host. Raises HvdNotInitializedError before init()."""
+    """Return the number of this rank on its host, which is the usual index of its GPU.
+
+    Returns:
+        int: from 0 to ``local_size() - 1``.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+
+    Example:
+        >>> hvd.local_rank()  # both ranks are on one host
+        0  # rank 0
+        1  # rank 1
+    """
     return preparing[0][2] if preparing else checked(lib.hvd_local_rank())
 
 
 def local_size() -> int:
-    """Number of ranks on this host. Raises HvdNotInitializedError before init()."""
+    """Return the number of ranks on this host.
+
+    Returns:
+        int: at least 1.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+
+    Example:
+        >>> hvd.local_size()
+        2
+    """
     return preparing[0][3] if preparing else checked(lib.hvd_local_size())
 
 
 def cross_rank() -> int:
-    """Number of this rank's host. Raises HvdNotInitializedError before init()."""
+    """Return the number of this rank's host.
+
+    Returns:
+        int: from 0 to ``cross_size() - 1``.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+
+    Example:
+        >>> hvd.cross_rank()
+        0
+    """
     return preparing[0][4] if preparing else checked(lib.hvd_cross_rank())
 
 
 def cross_size() -> int:
-    """Number of hosts. Raises HvdNotInitializedError before init()."""
+    """Return the number of hosts in the job.
+
+    Returns:
+        int: at least 1.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+
+    Example:
+        >>> hvd.cross_size()
+        1
+    """
     return preparing[0][5] if preparing else checked(lib.hvd_cross_size())
 
 

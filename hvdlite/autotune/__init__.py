@@ -29,9 +29,16 @@ _tuner: Tuner | None = None
 
 
 def step(source: Any = None) -> None:
-    """Says that a training step is over. For loops without hvd.DistributedOptimizer, which says so by itself.
+    """Count a training step, for the search, in a loop without ``hvd.DistributedOptimizer``.
 
-    Call it once per step, on any ranks; what counts is rank 0's clock. With it, steps of optimizers do not count.
+    The optimizer counts its own steps. After the first call, only these calls count. Call it once per step. Only the
+    clock of rank 0 counts; on other ranks it does nothing.
+
+    Args:
+        source (object, optional): what made the step; for optimizers. Default: None, the script.
+
+    Example:
+        >>> hvd.autotune.step()  # does nothing: no search is running
     """
     global watching
     if not watching or _tuner is None:
@@ -45,11 +52,18 @@ def step(source: Any = None) -> None:
 
 
 def reopen() -> None:
-    """Searches anew, from the next step on: for a model, a batch or a machine that is not what it was.
+    """Search anew from the next step on, after the model, the batch or the machine has changed.
 
-    Call it on all ranks or on rank 0. It needs no HVDLITE_AUTOTUNE; the file of trials goes on. Nothing happens, and a
-    line says so, if there is nothing to tune. Raises HvdNotInitializedError before init(), HvdOptionError if the file
-    of HVDLITE_AUTOTUNE_LOG cannot be written.
+    Call it on all ranks or on rank 0. It needs no ``HVDLITE_AUTOTUNE``. If there is nothing to tune, it prints a line
+    and changes nothing. Sums stay the same, bit by bit.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+        HvdOptionError: if the file of ``HVDLITE_AUTOTUNE_LOG`` cannot be written.
+
+    Example:
+        >>> hvd.autotune.reopen()  # doctest: +SKIP
+        >>> # skipped here, since rank 0 prints a line about the search
     """
     if _settings is None:
         _core.require_job()

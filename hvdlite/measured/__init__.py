@@ -72,38 +72,80 @@ def _host() -> str:
 
 
 def stats_step() -> None:
-    """Says that a training step is over, for `hvd.stats()`: for loops without an optimizer of hvdlite's, which say
-    so by themselves.
+    """Count a training step, for ``hvd.stats``, in a loop without an optimizer of hvdlite.
 
-    Once a script has called it, only its own calls count. Call it once per step, on all ranks.
-    Raises HvdNotInitializedError before init().
+    The optimizers of hvdlite count their own steps. After the first call in a script, only these calls count. Call it
+    once per step on all ranks.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+
+    Example:
+        >>> before = hvd.stats()["steps"]
+        >>> hvd.stats_step()
+        >>> hvd.stats()["steps"] - before
+        1
     """
     _core.size()
     step()
 
 
 def stats(everyone: bool = False) -> dict[str, Any]:
-    """What training costs on this rank: means of the last 511 steps at most, the first left out, and totals since init.
+    """Return what training costs on this rank, as a dict.
 
-    rank, size, host; seconds: since init; steps: so far; window: of how many steps the means are.
-    step_ms: mean, p50, p90, p99 of how long a step took, or None without steps, as all means are.
-    compute_ms, exposed_ms, data_wait_ms: what a step is made of: threads of the script waited for collectives
-    (exposed), or for data (None: where nobody measured it; see hvd.data), or neither (compute). exposed_share: of the
-    step, 0 to 1. In a graph of TensorFlow no thread waits, and exposed is the time in which collectives were under way.
-    negotiation_ms: tensors were submitted here and not yet everywhere (a part of the others).
-    optimizer_ms: of the optimizer's own step (a part of compute), or None.
-    bytes, messages: of tensors, by plane and step; a message is one bucket. votes: what travels with them.
-    bandwidth: by plane, bytes/s while a bucket was under way; None where that is not known (NCCL works on by itself).
-    buckets: per_step, mean_bytes, mean_tensors; sizes: how many since init, by the greatest size in bytes of each kind.
-    memory: bytes by device: of the process on the "cpu", of PyTorch's tensors on "cuda:k". core_memory: of hvdlite's
-    own, as hvd.memory_stats().
-    totals: since init: tensors, buckets, rounds, exposed_ms, negotiation_ms, data_wait_ms, bytes and messages by plane,
-    links (bytes and messages to other hosts, votes included).
+    Means are over the last 511 steps at most, without the first step. A value that is not known is None. Totals are
+    since ``init``. Planes are the ways that tensors take, such as ``shm``.
 
-    everyone: a collective, all ranks call it. Adds ranks: this dict of every rank; and lateness: by rank how late it
-    was in steps that all ranks tell of (p50_ms, p90_ms, p99_ms after the first rank) and in which share it was the last
-    (last_share, of `steps`); None where there is no such step, or no clock that all hosts have in common.
-    Raises HvdNotInitializedError before init(), TypeError.
+    ==================  ========  ======================================================================================
+    Key                 Unit      Meaning
+    ==================  ========  ======================================================================================
+    ``rank``, ``size``            number of this rank; number of ranks
+    ``host``                      name of this host
+    ``seconds``         s         time since ``init``
+    ``steps``           steps     steps so far
+    ``window``          steps     number of steps that the means are over
+    ``step_ms``         ms        dict of ``mean``, ``p50``, ``p90`` and ``p99`` of a step's duration
+    ``compute_ms``      ms        part of a step that is neither exposed nor waiting for data
+    ``exposed_ms``      ms        part of a step in which the script waited for collectives. In a TensorFlow graph: the
+                                  time in which collectives were in flight.
+    ``exposed_share``   0 to 1    ``exposed_ms`` as a share of the step
+    ``negotiation_ms``  ms        time in which tensors were submitted here and not yet on all ranks; it overlaps the
+                                  parts above
+    ``data_wait_ms``    ms        part of a step in which the script waited for data; None if nothing measures it
+    ``optimizer_ms``    ms        time in the optimizer's own step; part of ``compute_ms``
+    ``bytes``           bytes     per step, by plane
+    ``messages``        messages  per step, by plane; a message is one bucket
+    ``bandwidth``       bytes/s   by plane, while a bucket was in flight; None for NCCL, which is not measured
+    ``buckets``                   dict of ``per_step``, ``mean_bytes``, ``mean_tensors``, and ``sizes``: number of
+                                  buckets since ``init`` by size class
+    ``memory``          bytes     by device: the process on ``cpu``, PyTorch's tensors on ``cuda:k``
+    ``core_memory``     bytes     as ``hvd.memory_stats``
+    ``totals``                    since ``init``: ``tensors``, ``buckets``, ``rounds``, ``exposed_ms``,
+                                  ``negotiation_ms``, ``data_wait_ms``, ``bytes`` and ``messages`` by plane, and
+                                  ``links`` (bytes and messages to other hosts, votes included)
+    ``ranks``                     with ``everyone``: list of the dicts of all ranks
+    ``lateness``                  with ``everyone``: by rank, ``p50_ms``, ``p90_ms`` and ``p99_ms`` after the first rank
+                                  of a step, ``last_share`` (0 to 1) of ``steps`` in which it was the last; None without
+                                  a common step or a common clock
+    ==================  ========  ======================================================================================
+
+    Args:
+        everyone (bool): True also returns the numbers of all ranks; then all ranks must call it. Default: False.
+
+    Returns:
+        dict: the keys of the table. The dict can be written as JSON.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+        HvdPeerLostError: with ``everyone``, if a rank dies or leaves the job.
+        TypeError: if ``everyone`` is not a bool.
+
+    Example:
+        >>> hvd.stats()["rank"]
+        0  # rank 0
+        1  # rank 1
+        >>> [each["rank"] for each in hvd.stats(everyone=True)["ranks"]]
+        [0, 1]
     """
     if not isinstance(everyone, bool):
         raise TypeError(f"everyone must be True or False, not {everyone!r} [HVD242]")
@@ -121,9 +163,23 @@ def stats(everyone: bool = False) -> dict[str, Any]:
 
 
 def report(everyone: bool = False, show: bool = True) -> str:
-    """`hvd.stats` as a text that is printed (unless `show` is False) and returned.
+    """Return ``hvd.stats`` as a text, and print it.
 
-    everyone: a collective, all ranks call it; then rank 0 alone prints. Raises as `stats`.
+    Args:
+        everyone (bool): True reports all ranks; then all ranks must call it, and rank 0 alone prints. Default: False.
+        show (bool): False does not print. Default: True.
+
+    Returns:
+        str: the text, of several lines.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+        HvdPeerLostError: with ``everyone``, if a rank dies or leaves the job.
+        TypeError: if an argument is not a bool.
+
+    Example:
+        >>> hvd.report(show=False).startswith(f"hvdlite: rank {hvd.rank()} of 2")
+        True
     """
     if not isinstance(show, bool):
         raise TypeError(f"show must be True or False, not {show!r} [HVD242]")
@@ -137,9 +193,27 @@ def report(everyone: bool = False, show: bool = True) -> str:
 
 
 def write_stats(writer: Any, step: int, prefix: str = "hvdlite/") -> None:
-    """Gives `writer.add_scalar(tag, value, step)` the numbers of `hvd.stats()`: for torch.utils.tensorboard's
-    SummaryWriter, or whatever has that function. Tags: hvdlite/step_ms/mean, hvdlite/bytes/shm, ...
-    Raises TypeError for what is no writer or no number of a step, HvdNotInitializedError before init()."""
+    """Write the numbers of ``hvd.stats`` to TensorBoard.
+
+    It calls ``writer.add_scalar(tag, value, step)`` for each number, with tags such as ``hvdlite/step_ms/mean`` and
+    ``hvdlite/bytes/shm``. Numbers that are not known, and totals, are left out.
+
+    Args:
+        writer (SummaryWriter): any object with a method ``add_scalar(tag, value, step)``.
+        step (int): number of the step.
+        prefix (str): begins each tag. Default: ``"hvdlite/"``.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+        TypeError: if ``writer`` has no such method, or ``step`` is not an integer.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> tags = []
+        >>> hvd.write_stats(SimpleNamespace(add_scalar=lambda tag, value, step: tags.append(tag)), step=1)
+        >>> "hvdlite/core_memory/total" in tags
+        True
+    """
     add = getattr(writer, "add_scalar", None)
     if not callable(add):
         raise TypeError(
@@ -154,20 +228,37 @@ def write_stats(writer: Any, step: int, prefix: str = "hvdlite/") -> None:
 
 
 class StepLogger:
-    """Sends what the last steps have cost, and who was late in them, to a tracker, when `step` is called.
+    """Sends the cost of the last steps, and the rank that was late in them, to a tracker.
 
-    All ranks make one and call `step` equally often, for they exchange when they came; in elastic training make it in
-    the function that trains.
-    log: has add_scalar(tag, value, step), as TensorBoard's SummaryWriter; or log_metrics(dict, step=), as Lightning's
-    loggers and mlflow; or log(dict), as a run of wandb; or is a function of a dict. None: this rank exchanges only.
-    every: after so many calls of `step` there is a point, of the means since the last one.
+    All ranks must make one and call ``step`` equally often, because they exchange their times. In elastic training,
+    make it in the function that trains. It sends these numbers, each with the prefix ``hvdlite/``:
 
-    hvdlite/step_ms; compute_ms, exposed_ms, data_wait_ms (where somebody measures it): of it, as in hvd.stats. The
-    first step since init is in none of them, and what comes between steps, as a validation, belongs to the next one.
-    hvdlite/late_ms, ahead_ms: how long after the first rank, and before the last one, this rank had submitted what a
-    step needs. hvdlite/last_rank, last_late_ms: which rank came the latest, in the mean, and its late_ms. These are not
-    told on one rank, nor between hosts without a clock in common.
-    Raises TypeError, ValueError, HvdNotInitializedError before init().
+    * ``step_ms``, ``compute_ms``, ``exposed_ms``, ``data_wait_ms``: means in milliseconds since the last point, as in
+      ``hvd.stats``. The first step since ``init`` is left out.
+    * ``late_ms``, ``ahead_ms``: mean time in milliseconds by which this rank had submitted a step's tensors after the
+      first rank and before the last one.
+    * ``last_rank``, ``last_late_ms``: the rank that was last in the mean, and its ``late_ms``. These four are missing
+      on one rank and between hosts without a common clock.
+
+    Args:
+        log (object, optional): has ``add_scalar(tag, value, step)`` as TensorBoard's SummaryWriter, or
+            ``log_metrics(dict, step=)`` as Lightning's loggers and mlflow, or ``log(dict)`` as wandb; or is a function
+            of a dict. Default: None, which only exchanges times.
+        every (int): calls of ``step`` per point, at least 1. Default: 10.
+
+    Raises:
+        HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+        TypeError: if ``log`` is none of these.
+        ValueError: if ``every`` is not a positive integer.
+
+    Example:
+        >>> points = []
+        >>> logger = hvd.StepLogger(points.append, every=2)
+        >>> for number in range(2):
+        ...     _ = hvd.allreduce(np.array([1.0]))
+        ...     logger.step()
+        >>> len(points), points[0]["hvdlite/step"]
+        (1, 2)
     """
 
     def __init__(self, log: Any = None, every: int = 10) -> None:
@@ -179,9 +270,16 @@ class StepLogger:
         self._counted = self._told = steps()
 
     def step(self, number: int | None = None) -> None:
-        """A training step is over. Where an optimizer of hvdlite's has told so, this counts none of its own.
+        """Count a training step, and send a point after every ``every`` calls.
 
-        number: of the step, for the tracker; None: how often this was called. Raises what a collective raises.
+        If an optimizer of hvdlite has counted the step, this call counts none.
+
+        Args:
+            number (int, optional): number of the step, for the tracker. Default: the number of calls.
+
+        Raises:
+            HvdNotInitializedError: before ``init`` and after ``shutdown``. It is also a ``ValueError``.
+            HvdPeerLostError: if a rank dies or leaves the job.
         """
         if steps() == self._counted:
             stats_step()

@@ -107,11 +107,33 @@ class Exchanges(Tensors[T]):
     def alltoall_async(
         self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
-        """Rows for every rank, one after the other; `synchronize` returns (rows from every rank, received_splits).
+        """Start an ``alltoall`` and return a handle.
 
-        splits: how many rows go to each rank, a list or a 1-D tensor of int32 or int64, of a sum of at most the first
-        dimension; None: equal parts. The other dimensions and the dtype must be the same on all ranks.
-        ValueError for splits that do not fit, and for a tensor without dimensions.
+        Do not change ``tensor`` until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensor (array): as in ``alltoall``.
+            splits (list of int or 1-D array, optional): as in ``alltoall``. Default: equal parts.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+        Returns:
+            Handle: ``synchronize`` returns the pair (rows from every rank, number of rows from each rank), with or
+            without ``splits``.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions, and for splits that do not fit.
+
+        Example:
+            >>> rows, received = hvd.synchronize(hvd.alltoall_async(np.array([3, 4])))
+            >>> rows.tolist(), received.tolist()
+            ([3, 3], [1, 1])  # rank 0
+            ([4, 4], [1, 1])  # rank 1
         """
         return self._alltoall(tensor, name, Terms(process_set, splits=splits))
 
@@ -119,7 +141,45 @@ class Exchanges(Tensors[T]):
         self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> Any:  # fmt: skip
-        """alltoall_async and synchronize: the rows from every rank; with splits (rows, received_splits)."""
+        """Send some rows to every rank and return the rows from every rank.
+
+        The first rows of ``tensor`` go to rank 0, the next ones to rank 1, and so on. The dtype and all dimensions but
+        the first must be the same on all ranks. It blocks until all ranks of ``process_set`` have called it. The
+        gradient is exact: it sends each row's gradient back to the rank that the row came from.
+
+        Args:
+            tensor (array): at least one dimension.
+            splits (list of int or 1-D array, optional): number of rows for each rank; int32 or int64. Their sum is at
+                most the first dimension. Default: equal parts.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+
+        Returns:
+            array, or (array, array) if ``splits`` is given: the rows from every rank in the order of the ranks, new,
+            and the number of rows from each rank.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on dtype or other dimensions.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions, and for splits that do not fit.
+
+        Example:
+            >>> hvd.alltoall(np.array([0, 1]) + 10 * hvd.rank()).tolist()
+            [0, 10]  # rank 0
+            [1, 11]  # rank 1
+            >>> rows, received = hvd.alltoall(np.array([5, 6, 7]), splits=[1, 2])
+            >>> rows.tolist(), received.tolist()
+            ([5, 5], [1, 1])  # rank 0
+            ([6, 7, 6, 7], [2, 2])  # rank 1
+        """
         terms = Terms(process_set, splits=splits, timeout=_core.seconds_of(timeout))
         result, received = self._now("alltoall", self._alltoall, tensor, name, terms)
         return result if splits is None else (result, received)
@@ -146,9 +206,32 @@ class Exchanges(Tensors[T]):
     def gather_async(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
-        """allgather_async whose result only the root gets; `synchronize` returns no rows on the other ranks.
+        """Start a ``gather`` and return a handle.
 
-        root_rank is a global rank. Raises as allgather_async, and ValueError for a root outside process_set.
+        Do not change ``tensor`` until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensor (array): as in ``gather``.
+            root_rank (int): global rank that gets the result.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+        Returns:
+            Handle: ``synchronize`` returns what ``gather`` returns.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions.
+
+        Example:
+            >>> handle = hvd.gather_async(np.array([hvd.rank()]), root_rank=1)
+            >>> hvd.synchronize(handle).tolist()
+            []  # rank 0
+            [0, 1]  # rank 1
         """
         return self._gather(tensor, name, Terms(process_set, root_rank=root_rank))
 
@@ -156,9 +239,38 @@ class Exchanges(Tensors[T]):
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> T:  # fmt: skip
-        """Every rank's rows on the root, concatenated in rank order; a tensor of no rows on the other ranks.
+        """Concatenate the tensors of all ranks along the first dimension and return the result on one rank.
 
-        Differentiable: every rank runs backward, the others from their empty result.
+        The first dimension may differ between ranks. The other dimensions and the dtype must be the same. In PyTorch it
+        is differentiable: all ranks must run backward, the others from their empty result.
+
+        Args:
+            tensor (array): at least one dimension.
+            root_rank (int): global rank that gets the result.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+
+        Returns:
+            array: on the root the rows of all ranks, in the order of the ranks; elsewhere a tensor of no rows. New, of
+            the dtype of ``tensor``.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on root, dtype or other dimensions.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions.
+
+        Example:
+            >>> hvd.gather(np.array([10, 11]) + hvd.rank(), root_rank=0).tolist()
+            [10, 11, 11, 12]  # rank 0
+            []  # rank 1
         """
         terms = Terms(process_set, root_rank=root_rank, timeout=_core.seconds_of(timeout))
         return self._now("gather", self._gather, tensor, name, terms)
@@ -214,10 +326,34 @@ class Exchanges(Tensors[T]):
         self, tensor: Any, root_rank: int, splits: Any = None, name: str | None = None,
         process_set: ProcessSet = global_process_set
     ) -> Handle:  # fmt: skip
-        """The root's rows in parts, one for each rank; `synchronize` returns this rank's as a new tensor.
+        """Start a ``scatter`` and return a handle.
 
-        Only the root's `tensor` and `splits` (as in alltoall) are looked at: the others give None and need to know
-        neither dtype nor shape. root_rank is a global rank. ValueError for splits that do not fit.
+        The root's rows are copied before it returns. It has no gradient.
+
+        Args:
+            tensor (array): on the root, at least one dimension; None elsewhere.
+            root_rank (int): global rank whose tensor is cut.
+            splits (list of int or 1-D array, optional): as in ``scatter``. Default: equal parts.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+        Returns:
+            Handle: ``synchronize`` returns this rank's rows.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: on the root, for a tensor without dimensions, and for splits that do not fit.
+
+        Example:
+            >>> rows = np.array([7, 8, 9]) if hvd.rank() == 1 else None
+            >>> handle = hvd.scatter_async(rows, root_rank=1, splits=[2, 1])
+            >>> hvd.synchronize(handle).tolist()
+            [7, 8]  # rank 0
+            [9]  # rank 1
         """
         return self._scatter(tensor, name, Terms(process_set, root_rank=root_rank, splits=splits))
 
@@ -226,9 +362,41 @@ class Exchanges(Tensors[T]):
         process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> T:  # fmt: skip
-        """scatter_async and synchronize: this rank's rows of the root's tensor.
+        """Cut the root's tensor along the first dimension and return each rank its part.
 
-        Differentiable where the root's tensor asks for a gradient: every rank runs backward then.
+        Only the root's ``tensor`` and ``splits`` are used; the other ranks pass None and need not have the dtype or
+        shape. The rows travel through host memory. In PyTorch it is differentiable if the root's tensor requires a
+        gradient; then all ranks must run backward.
+
+        Args:
+            tensor (array): on the root, at least one dimension; None elsewhere.
+            root_rank (int): global rank whose tensor is cut.
+            splits (list of int or 1-D array, optional): on the root, number of rows for each rank, as in ``alltoall``.
+                Default: equal parts.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+
+        Returns:
+            array: this rank's rows, new, of the dtype of the root's tensor.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on the root.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: on the root, for a tensor without dimensions, and for splits that do not fit.
+
+        Example:
+            >>> rows = np.array([[1, 2], [3, 4]]) if hvd.rank() == 0 else None
+            >>> hvd.scatter(rows, root_rank=0).tolist()
+            [[1, 2]]  # rank 0
+            [[3, 4]]  # rank 1
         """
         terms = Terms(process_set, root_rank=root_rank, splits=splits, timeout=_core.seconds_of(timeout))
         return self._now("scatter", self._scatter, tensor, name, terms)
@@ -257,27 +425,138 @@ class Exchanges(Tensors[T]):
     def send_async(
         self, tensor: Any, dst: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
-        """Send a tensor to one rank, which calls recv with one of the same shape and dtype. dst is a global rank."""
+        """Start a ``send`` and return a handle.
+
+        Do not change ``tensor`` until ``synchronize`` has returned.
+
+        Args:
+            tensor (array): any shape.
+            dst (int): global rank that receives.
+            name (str, optional): name of the transfer, the same on both ranks. Default: matched by order.
+            process_set (ProcessSet): set that both ranks belong to. Default: all ranks.
+
+        Returns:
+            Handle: ``synchronize`` returns None when the tensor has arrived.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: if ``dst`` is this rank or outside ``process_set``, for an unsupported dtype, and for a name
+                that is in flight.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> other, mine = 1 - hvd.rank(), np.array([0])
+            >>> handle = hvd.send_async(np.array([hvd.rank()]), dst=other)
+            >>> hvd.recv(mine, src=other).tolist(), hvd.synchronize(handle)
+            ([1], None)  # rank 0
+            ([0], None)  # rank 1
+        """
         return self._between(tensor, name, process_set, dst, True, False)
 
     def send(
         self, tensor: Any, dst: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> None:  # fmt: skip
-        """send_async and synchronize: returns when the tensor has arrived. It has no gradient."""
+        """Send a tensor to one rank, and return when it has arrived.
+
+        Rank ``dst`` must call ``recv`` with a tensor of the same shape and dtype. No other rank takes part. A call
+        without a name is matched with the receiver's by their order between these two ranks. It has no gradient.
+
+        Args:
+            tensor (array): any shape.
+            dst (int): global rank that receives.
+            name (str, optional): name of the transfer, the same on both ranks. Default: matched by order.
+            process_set (ProcessSet): set that both ranks belong to. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+
+        Raises:
+            HvdMismatchError: if the two ranks disagree on shape or dtype.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: if ``dst`` is this rank or outside ``process_set``, for an unsupported dtype, and for a name
+                that is in flight.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> if hvd.rank() == 0:
+            ...     hvd.send(np.array([1, 2]), dst=1)
+            ... else:
+            ...     print(hvd.recv(np.array([0, 0]), src=0).tolist())
+            [1, 2]  # rank 1
+        """
         seconds = _core.seconds_of(timeout)
         self._between(tensor, name, process_set, dst, True, True).wait(seconds)
 
     def recv_async(
         self, tensor: Any, src: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
-        """Overwrite a tensor with what rank src sends; `synchronize` returns it. src is a global rank."""
+        """Start a ``recv``, which overwrites the tensor, and return a handle.
+
+        Do not read or change ``tensor`` until ``synchronize`` has returned.
+
+        Args:
+            tensor (array): any shape; writable.
+            src (int): global rank that sends.
+            name (str, optional): name of the transfer, the same on both ranks. Default: matched by order.
+            process_set (ProcessSet): set that both ranks belong to. Default: all ranks.
+
+        Returns:
+            Handle: ``synchronize`` returns ``tensor`` itself.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: if ``src`` is this rank or outside ``process_set``, if ``tensor`` cannot be written, for an
+                unsupported dtype, and for a name that is in flight.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> other = 1 - hvd.rank()
+            >>> handle = hvd.recv_async(np.array([0]), src=other)
+            >>> hvd.send(np.array([hvd.rank() + 5]), dst=other)
+            >>> hvd.synchronize(handle).tolist()
+            [6]  # rank 0
+            [5]  # rank 1
+        """
         return self._between(tensor, name, process_set, src, False, False)
 
     def recv(
         self, tensor: Any, src: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> T:  # fmt: skip
-        """recv_async and synchronize: overwrites and returns the tensor. It has no gradient."""
+        """Overwrite a tensor with the one that another rank sends, and return it.
+
+        Rank ``src`` must call ``send`` with a tensor of the same shape and dtype. It blocks until the tensor has
+        arrived. It has no gradient.
+
+        Args:
+            tensor (array): any shape; writable.
+            src (int): global rank that sends.
+            name (str, optional): name of the transfer, the same on both ranks. Default: matched by order.
+            process_set (ProcessSet): set that both ranks belong to. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+
+        Returns:
+            array: ``tensor`` itself.
+
+        Raises:
+            HvdMismatchError: if the two ranks disagree on shape or dtype.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: if ``src`` is this rank or outside ``process_set``, if ``tensor`` cannot be written, for an
+                unsupported dtype, and for a name that is in flight.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> x = np.array([hvd.rank() + 0.5])
+            >>> if hvd.rank() == 1:
+            ...     hvd.send(x, dst=0)
+            ... else:
+            ...     print(hvd.recv(x, src=1).tolist())
+            [1.5]  # rank 0
+        """
         seconds = _core.seconds_of(timeout)
         return self._between(tensor, name, process_set, src, False, True).wait(seconds)

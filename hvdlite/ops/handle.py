@@ -21,7 +21,17 @@ from .. import _core
 
 
 class Handle:
-    """An asynchronous collective. `brought` is what it learned beside its result: of an allgather, whose rows came."""
+    """An asynchronous collective that is in flight or has ended.
+
+    The ``_async`` functions return it; do not construct one. Pass it to ``poll`` and ``synchronize``. It keeps the
+    memory of its tensors alive. It may be waited for more than once, and by several threads; the result or the error is
+    the same each time.
+
+    Example:
+        >>> handle = hvd.allreduce_async(np.array([1.0]), op=hvd.Sum)
+        >>> handle.wait().tolist(), handle.done()
+        ([2.0], True)
+    """
 
     __slots__ = ("__weakref__", "_error", "_finish", "_given_up", "_pending", "_result", "_turn", "brought")
 
@@ -35,13 +45,27 @@ class Handle:
         self.brought: list[Any] = []
 
     def done(self) -> bool:
-        """Whether `wait` returns or raises at once."""
+        """Return whether ``wait`` would return or raise at once.
+
+        Returns:
+            bool: True if the collective has ended, with or without success.
+        """
         return all(pending.done() for pending in self._pending)
 
     def wait(self, timeout: Any = None) -> Any:
-        """The result. Raises why the collective failed; in a group the first failure, after all have ended.
+        """Wait for the collective and return its result, as ``synchronize`` does.
 
-        timeout: as `synchronize` has it.
+        In a group it raises the first failure, after all members have ended.
+
+        Args:
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+
+        Returns:
+            array: what the form without ``_async`` returns.
+
+        Raises:
+            HvdError: why the collective failed, as ``synchronize`` raises it.
         """
         if timeout is not None and self._pending:
             self._within(timeout, [(each.native, each.request) for each in self._pending])
@@ -62,7 +86,16 @@ class Handle:
         return self._result
 
     def then(self, change: Callable[[Any], Any]) -> Handle:
-        """Before the first `wait`: the result is what `change` makes of it."""
+        """Change the result by a function before it is returned.
+
+        Call it before the first ``wait``.
+
+        Args:
+            change (callable): gets the result and returns the new one.
+
+        Returns:
+            Handle: this handle.
+        """
         finish = self._finish
         assert finish is not None
         self._finish = lambda pending: change(finish(pending))
@@ -85,20 +118,51 @@ class Handle:
 
 
 def poll(handle: Handle) -> bool:
-    """Whether `synchronize(handle)` would return or raise at once. ValueError for what is no handle."""
+    """Return whether ``synchronize(handle)`` would return or raise at once.
+
+    Args:
+        handle (Handle): what an ``_async`` function returned.
+
+    Returns:
+        bool: True if the collective has ended, with or without success.
+
+    Raises:
+        ValueError: if ``handle`` is not a ``Handle``.
+
+    Example:
+        >>> handle = hvd.allreduce_async(np.array([1.0]))
+        >>> _ = hvd.synchronize(handle)
+        >>> hvd.poll(handle)
+        True
+    """
     return _handle(handle).done()
 
 
 def synchronize(handle: Handle, timeout: Any = None) -> Any:
-    """Wait for an asynchronous collective; its result, as the call without `_async` would have returned it.
+    """Wait for an asynchronous collective and return its result.
 
-    timeout: seconds, a datetime.timedelta, or None, without a limit of its own. After that time HvdTimeoutError names
-    the tensor and the ranks that are missing. The job goes on, and so does the collective: the handle stays what it
-    was, and may be synchronized again; until it has ended, also if nobody waits for it any more, its memory is in use,
-    and its name. HVDLITE_COLLECTIVE_TIMEOUT ends the job earlier where it is the shorter one.
+    If ``timeout`` passes, the job and the collective go on, and ``handle`` stays valid: it may be waited for again.
+    Until the collective has ended, its memory and its name are in use. If ``HVDLITE_COLLECTIVE_TIMEOUT`` is shorter, it
+    ends the job first.
 
-    Raises HvdMismatchError (the ranks disagree about this tensor), HvdPeerLostError (a rank died or left), ValueError
-    for what is no handle or no time to wait, TypeError for a timeout that is no number.
+    Args:
+        handle (Handle): what an ``_async`` function returned.
+        timeout (float or datetime.timedelta, optional): seconds to wait, above 0. Default: no limit of this call.
+
+    Returns:
+        array: what the form without ``_async`` returns; a list for a group.
+
+    Raises:
+        HvdMismatchError: if the ranks disagree about this tensor.
+        HvdPeerLostError: if a rank dies or leaves the job.
+        HvdTimeoutError: if ``timeout`` passes first. The text names the tensor and the missing ranks.
+        ValueError: if ``handle`` is not a ``Handle``, and for a timeout that is not positive.
+        TypeError: if ``timeout`` is not a number.
+
+    Example:
+        >>> handle = hvd.broadcast_async(np.array([3 + hvd.rank()]), root_rank=0)
+        >>> hvd.synchronize(handle, timeout=30).tolist()
+        [3]
     """
     return _handle(handle).wait(timeout)
 

@@ -29,9 +29,24 @@ on_new_life(_joins.clear)
 
 
 def barrier(process_set: ProcessSet = global_process_set, *, timeout: Any = None) -> None:
-    """Returns when every rank of the set has called it. Raises HvdPeerLostError.
+    """Block until every rank of the set has called it.
 
-    timeout: as `synchronize` has it; `monitored_barrier` is for those that want to go on after it.
+    Barriers have no name; they are matched by their order in each set.
+
+    Args:
+        process_set (ProcessSet): ranks that take part. Default: all ranks.
+        timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default: no
+            limit of this call.
+
+    Raises:
+        HvdPeerLostError: if a rank dies or leaves the job.
+        HvdTimeoutError: if ``timeout`` passes first. Use ``monitored_barrier`` to go on after it.
+        HvdNotInitializedError: before ``init``.
+        ValueError: on a rank outside ``process_set``, and for a timeout that is not positive.
+        TypeError: if an argument has a wrong type.
+
+    Example:
+        >>> hvd.barrier()
     """
     seconds = _core.seconds_of(timeout)
     request = _core.request(_core.BARRIER, 0, 0, None, (), process_set=number_of(process_set))
@@ -44,21 +59,30 @@ def barrier(process_set: ProcessSet = global_process_set, *, timeout: Any = None
 def monitored_barrier(
     timeout: Any = None, process_set: ProcessSet = global_process_set, name: str | None = None
 ) -> None:
-    """A barrier that raises, on every rank that waits, who has not come in time; it never ends the job.
+    """Block until every rank of the set has called it, or raise an error that names the missing ranks.
 
-    timeout: seconds or a datetime.timedelta; None: those of HVDLITE_COLLECTIVE_TIMEOUT, and without a limit where that
-    is 0. Ranks may give different ones. Barriers of one name are matched by their order, those without one likewise.
+    A timeout does not end the job. Either all ranks pass a barrier, or all ranks raise: a rank that arrives after
+    another one has given up raises at once. A loop that tries again therefore meets the other ranks again. There is one
+    exception: if a rank is stopped in the instant in which the last rank arrives, some ranks may raise while the rest
+    pass. ``torch.distributed.monitored_barrier`` names missing ranks on rank 0 only.
 
-    Raises HvdTimeoutError: ranks are missing after that time. It names each of them, with host, pid, state and the last
-    collective that it submitted, and takes up to some seconds more if a rank does not answer. All can go on as they
-    like, and the next barrier is a new one. Ranks that come to this one when another has given up hear that at once, as
-    an HvdTimeoutError that names those that have: so either all ranks pass a barrier, or all raise, and a loop that
-    tries again meets the others again. (torch.distributed.monitored_barrier names missing ranks on its rank 0 only, and
-    the late ones wait for their own time-out.) Only a rank that is stopped in the instant in which all have come may
-    leave others that gave up with an error while the rest pass.
+    Args:
+        timeout (float or datetime.timedelta, optional): seconds to wait, above 0; it may differ between ranks. Default:
+            ``HVDLITE_COLLECTIVE_TIMEOUT``, or no limit if that is 0.
+        process_set (ProcessSet): ranks that take part. Default: all ranks.
+        name (str, optional): name of the barrier. Barriers of one name are matched by their order. Default: barriers
+            without a name are matched by their order.
 
-    Raises HvdPeerLostError, ValueError for no time to wait and on ranks outside process_set, TypeError for a timeout
-    that is no number and a name that is no text.
+    Raises:
+        HvdTimeoutError: if ranks are missing after ``timeout``. The text names each with host, pid, state and its last
+            collective. It may take some seconds more if a rank does not answer.
+        HvdPeerLostError: if a rank dies or leaves the job.
+        HvdNotInitializedError: before ``init``.
+        ValueError: on a rank outside ``process_set``, and for a timeout that is not positive.
+        TypeError: if an argument has a wrong type.
+
+    Example:
+        >>> hvd.monitored_barrier(timeout=60, name="epoch")
     """
     seconds = _core.seconds_of(timeout) or _core.asked() or None
     number, mine, size = number_of(process_set), rank_in(process_set, _core.rank()), process_set.size()
@@ -93,12 +117,31 @@ def monitored_barrier(
 
 
 def join(device: int = -1) -> int:
-    """This rank has no more data: blocks until all ranks have joined; the rank that joined last.
+    """Report that this rank has no more data, and block until all ranks have joined.
 
-    That may take long while the others train. When they carry out nothing either, the time of the stall report and
-    HVDLITE_COLLECTIVE_TIMEOUT run here, too. When a signal handler has raised meanwhile, this rank has joined all the
-    same: join() again goes on waiting. `device` is Horovod's and not needed here. Raises HvdPeerLostError,
-    HvdTimeoutError.
+    Meanwhile the other ranks go on with ``allreduce``, ``reduce`` and ``barrier``. A rank that has joined contributes
+    zeros to a sum and ones to a product. Every other collective is refused until all ranks have joined. The limit of
+    ``HVDLITE_COLLECTIVE_TIMEOUT`` applies only while the other ranks complete nothing. If a signal handler raises while
+    it blocks, this rank has joined all the same; call ``join`` again to go on waiting.
+
+    Args:
+        device (int): not used; Horovod's argument. Default: -1.
+
+    Returns:
+        int: the rank that joined last.
+
+    Raises:
+        HvdPeerLostError: if a rank dies or leaves the job.
+        HvdTimeoutError: if the job's limit passes.
+        HvdNotInitializedError: before ``init``.
+        TypeError: if ``device`` is not an integer.
+
+    Example:
+        >>> if hvd.rank() == 1:  # rank 0 has fewer batches
+        ...     print(hvd.allreduce(np.array([2.0]), op=hvd.Sum).tolist())
+        [2.0]  # rank 1
+        >>> hvd.join()
+        1
     """
     if isinstance(device, bool) or not isinstance(device, int):
         raise TypeError(f"device must be the number of a device or -1 for the CPU, not {device!r} [HVD219]")

@@ -19,9 +19,9 @@ from ..adapter import Adapter, T
 from ..process_set import ProcessSet, global_process_set
 from .handle import Handle
 from .tensors import Tensors
-from .terms import Terms, full_name
+from .terms import Op, Terms, full_name
 
-_SIMPLE = frozenset((str, int, float, bool, type(None), type))  # what stays what it was
+_SIMPLE = frozenset((str, int, float, bool, type(None), type, Op))  # what stays what it was
 
 
 class Landing(Handle):

@@ -67,12 +67,35 @@ class Reductions(Quick[T]):
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
         priority: int = 0
     ) -> Handle:  # fmt: skip
-        """Reduce a tensor of the same shape and dtype over all ranks; `synchronize` returns a new one.
+        """Start an ``allreduce`` and return a handle.
 
-        op is Average (default), Sum, Adasum, Min, Max or Product; every rank's tensor is multiplied by prescale_factor
-        before and the result by postscale_factor after. The tensor must not be changed until synchronized. Of what is
-        ready together, the greater priority goes first; it must be the same on all ranks.
-        Raises ValueError for an unsupported dtype, op, or a name that is in flight, and on ranks outside process_set.
+        Do not change ``tensor`` until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensor (array): any shape, the same on all ranks.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int, optional): ``Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            priority (int): of tensors that are ready together, a greater number goes first. It must be the same on all
+                ranks. Default: 0.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+            average (bool, optional): Horovod's old form of ``op``: True is ``Average``, False is ``Sum``.
+
+        Returns:
+            Handle: ``synchronize`` returns the reduced tensor, a new one.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> handle = hvd.allreduce_async(np.array([1.0, 2.0]), name="loss", op=hvd.Sum)
+            >>> hvd.synchronize(handle).tolist()
+            [2.0, 4.0]
         """
         words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority)
         request = self._again(tensor, words, process_set)
@@ -88,7 +111,36 @@ class Reductions(Quick[T]):
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
         priority: int = 0
     ) -> Handle:  # fmt: skip
-        """allreduce_async whose result overwrites the tensor."""
+        """Start an ``allreduce_``, which overwrites the tensor, and return a handle.
+
+        Do not read or change ``tensor`` until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensor (array): any shape, the same on all ranks; writable.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int, optional): ``Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            priority (int): as in ``allreduce_async``. Default: 0.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+            average (bool, optional): Horovod's old form of ``op``: True is ``Average``, False is ``Sum``.
+
+        Returns:
+            Handle: ``synchronize`` returns ``tensor`` itself.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> x = np.array([1, 2])
+            >>> handle = hvd.allreduce_async_(x, op=hvd.Sum)
+            >>> hvd.synchronize(handle) is x, x.tolist()
+            (True, [2, 4])
+        """
         words = (name, average, op, op.__class__, prescale_factor, postscale_factor, priority)
         request = self._again(tensor, words, process_set)
         if request is not None:
@@ -104,7 +156,50 @@ class Reductions(Quick[T]):
         process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> T:  # fmt: skip
-        """allreduce_async and synchronize: the reduced tensor, a new one. Its gradient: reduced in the same way."""
+        """Reduce a tensor over all ranks and return the result.
+
+        All ranks of ``process_set`` must call it with the same shape, dtype, op and factors. It blocks until all ranks
+        have called it. Integer sums wrap; an ``Average`` of integers rounds toward zero. Sums of float16 and bfloat16
+        are made in float32 and rounded once. ``Adasum`` is the operator of Maleki et al., "Scaling Distributed Training
+        with Adaptive Summation" (2020).
+
+        The gradient in PyTorch is reduced with the same op and factors, so all ranks must run backward. Only
+        ``Average`` and ``Sum`` have a gradient.
+
+        Args:
+            tensor (array): any shape, the same on all ranks.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int, optional): ``Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+            compression (Compressor): form in which floating-point tensors travel, such as ``Compression.fp16``.
+                Default: ``Compression.none``.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+            average (bool, optional): Horovod's old form of ``op``: True is ``Average``, False is ``Sum``.
+
+        Returns:
+            array: the reduced tensor, new, with the shape and dtype of ``tensor``.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on shape, dtype, op or factors.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            HvdNotFiniteError: if a rank gave NaN or infinity and ``HVDLITE_NAN_GUARD`` is on.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> x = np.array([1.0, 2.0]) * (hvd.rank() + 1)
+            >>> hvd.allreduce(x).tolist()
+            [1.5, 3.0]
+            >>> hvd.allreduce(x, op=hvd.Max).tolist()
+            [2.0, 4.0]
+        """
         words = (name, average, op, op.__class__, prescale_factor, postscale_factor)
         request = None
         if compression is NoneCompressor and timeout is None and not self._tracked(tensor):
@@ -128,7 +223,39 @@ class Reductions(Quick[T]):
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> T:  # fmt: skip
-        """allreduce in place: overwrites and returns the tensor."""
+        """Reduce a tensor over all ranks in place.
+
+        Like ``allreduce``, but the result overwrites ``tensor``. It has no gradient.
+
+        Args:
+            tensor (array): any shape, the same on all ranks; writable.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int, optional): ``Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+            average (bool, optional): Horovod's old form of ``op``: True is ``Average``, False is ``Sum``.
+
+        Returns:
+            array: ``tensor`` itself.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on shape, dtype, op or factors.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> x = np.array([1.0, 2.0]) * (hvd.rank() + 1)
+            >>> hvd.allreduce_(x, op=hvd.Sum) is x, x.tolist()
+            (True, [3.0, 6.0])
+        """
         words = (name, average, op, op.__class__, prescale_factor, postscale_factor)
         request = self._again(tensor, words, process_set) if timeout is None else None
         if request is not None:
@@ -146,7 +273,34 @@ class Reductions(Quick[T]):
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
     ) -> Handle:  # fmt: skip
-        """allreduce_async of several tensors that become ready as one; `synchronize` returns the list."""
+        """Start a ``grouped_allreduce`` and return one handle for the group.
+
+        Do not change the tensors until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensors (list of arrays): as in ``grouped_allreduce``.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int, optional): ``Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+            average (bool, optional): Horovod's old form of ``op``: True is ``Average``, False is ``Sum``.
+
+        Returns:
+            Handle: ``synchronize`` returns the list of reduced tensors.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> handle = hvd.grouped_allreduce_async([np.array([1.0]), np.array([2.0])], op=hvd.Sum)
+            >>> [each.tolist() for each in hvd.synchronize(handle)]
+            [[2.0], [4.0]]
+        """
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
         return self._grouped_allreduce(tensors, name, terms)
 
@@ -154,7 +308,35 @@ class Reductions(Quick[T]):
         self, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: int | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
     ) -> Handle:  # fmt: skip
-        """grouped_allreduce_async in place."""
+        """Start a ``grouped_allreduce_``, which overwrites the tensors, and return one handle for the group.
+
+        Do not read or change the tensors until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensors (list of arrays): as in ``grouped_allreduce_``.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int, optional): ``Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+            average (bool, optional): Horovod's old form of ``op``: True is ``Average``, False is ``Sum``.
+
+        Returns:
+            Handle: ``synchronize`` returns the list of the tensors themselves.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> x = np.array([1.0])
+            >>> _ = hvd.synchronize(hvd.grouped_allreduce_async_([x], op=hvd.Sum))
+            >>> x.tolist()
+            [2.0]
+        """
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set)
         return self._grouped_allreduce(tensors, name, terms, in_place=True)
 
@@ -164,7 +346,42 @@ class Reductions(Quick[T]):
         postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> list[T]:  # fmt: skip
-        """allreduce of several tensors that travel as one group: the list of reduced tensors."""
+        """Reduce several tensors over all ranks as one group.
+
+        No tensor is reduced before all ranks have given all of them. All ranks must give tensors of the same shapes and
+        dtypes in the same order. The gradient is that of ``allreduce``.
+
+        Args:
+            tensors (list of arrays): the tensors; their shapes and dtypes may differ from each other.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int, optional): ``Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+            compression (Compressor): form in which floating-point tensors travel, such as ``Compression.fp16``.
+                Default: ``Compression.none``.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+            average (bool, optional): Horovod's old form of ``op``: True is ``Average``, False is ``Sum``.
+
+        Returns:
+            list of arrays: the reduced tensors, new, in the order of ``tensors``.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on shapes, dtypes, op or factors.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> loss, counts = hvd.grouped_allreduce([np.array(0.5), np.array([1, 2])], op=hvd.Sum)
+            >>> loss.tolist(), counts.tolist()
+            (1.0, [2, 4])
+        """
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set, timeout)
         return self._group_now("grouped_allreduce", self._grouped_allreduce, tensors, name, terms, compression)
 
@@ -173,7 +390,40 @@ class Reductions(Quick[T]):
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> list[T]:  # fmt: skip
-        """grouped_allreduce in place."""
+        """Reduce several tensors over all ranks as one group, in place.
+
+        Like ``grouped_allreduce``, but the results overwrite ``tensors``. It has no gradient.
+
+        Args:
+            tensors (list of arrays): the tensors; writable.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int, optional): ``Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+            average (bool, optional): Horovod's old form of ``op``: True is ``Average``, False is ``Sum``.
+
+        Returns:
+            list of arrays: the tensors themselves, in the order of ``tensors``.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on shapes, dtypes, op or factors.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> x, y = np.array([1.0]), np.array([2, 3])
+            >>> _ = hvd.grouped_allreduce_([x, y], op=hvd.Sum)
+            >>> x.tolist(), y.tolist()
+            ([2.0], [4, 6])
+        """
         terms = reduction(average, op, prescale_factor, postscale_factor, process_set, timeout)
         return self._grouped_allreduce(tensors, name, terms, True, True).wait(terms.timeout)
 
@@ -208,9 +458,34 @@ class Reductions(Quick[T]):
         self, tensor: Any, root_rank: int, op: int | None = None, name: str | None = None,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set
     ) -> Handle:  # fmt: skip
-        """allreduce_async whose result only the root gets; `synchronize` returns an empty tensor on the others.
+        """Start a ``reduce`` and return a handle.
 
-        root_rank is a global rank. Raises as allreduce_async, and ValueError for a root outside process_set.
+        Do not change ``tensor`` until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensor (array): any shape, the same on all ranks.
+            root_rank (int): global rank that gets the result.
+            op (int, optional): ``Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+
+        Returns:
+            Handle: ``synchronize`` returns what ``reduce`` returns.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> handle = hvd.reduce_async(np.array([1, 5]) * (hvd.rank() + 1), root_rank=1, op=hvd.Max)
+            >>> hvd.synchronize(handle).tolist()
+            []  # rank 0
+            [2, 10]  # rank 1
         """
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set)._replace(root_rank=root_rank)
         return self._reduce(tensor, name, terms)
@@ -220,10 +495,41 @@ class Reductions(Quick[T]):
         prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> T:  # fmt: skip
-        """The reduced tensor on the root, a tensor of no elements on the other ranks, whose `.sum()` is 0.
+        """Reduce a tensor over all ranks and return the result on one rank.
 
-        Differentiable: every rank runs backward, the others from their empty result, and the root's gradient goes
-        to all.
+        All ranks of ``process_set`` must call it with the same shape, dtype, op and factors. In PyTorch it is
+        differentiable: all ranks must run backward, the others from their empty result, and all ranks get the root's
+        gradient.
+
+        Args:
+            tensor (array): any shape, the same on all ranks.
+            root_rank (int): global rank that gets the result.
+            op (int, optional): ``Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+
+        Returns:
+            array: on the root the reduced tensor, new, with the shape and dtype of ``tensor``; elsewhere an empty
+            tensor of shape ``(0,)``, whose sum is 0.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on shape, dtype, op, factors or root.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> hvd.reduce(np.array([1.0, 2.0]), root_rank=0, op=hvd.Sum).tolist()
+            [2.0, 4.0]  # rank 0
+            []  # rank 1
         """
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set, timeout)._replace(
             root_rank=root_rank
@@ -265,10 +571,34 @@ class Reductions(Quick[T]):
         self, tensor: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set,
         prescale_factor: float = 1.0, postscale_factor: float = 1.0
     ) -> Handle:  # fmt: skip
-        """Reduce a tensor over all ranks and keep this rank's rows; `synchronize` returns them as a new tensor.
+        """Start a ``reducescatter`` and return a handle.
 
-        The first dimension is cut in equal parts; of what is left over, the first ranks get one row each.
-        ValueError for a tensor without dimensions.
+        Do not change ``tensor`` until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensor (array): as in ``reducescatter``.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int): as in ``allreduce``. Default: ``Average``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+
+        Returns:
+            Handle: ``synchronize`` returns this rank's rows of the reduced tensor.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions.
+
+        Example:
+            >>> handle = hvd.reducescatter_async(np.array([1, 2]), op=hvd.Sum)
+            >>> hvd.synchronize(handle).tolist()
+            [2]  # rank 0
+            [4]  # rank 1
         """
         return self._reducescatter(tensor, name, reduction(None, op, prescale_factor, postscale_factor, process_set))
 
@@ -277,9 +607,43 @@ class Reductions(Quick[T]):
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0, *,
         exact_grad: bool = False, timeout: Any = None
     ) -> T:  # fmt: skip
-        """reducescatter_async and synchronize: this rank's rows of the reduced tensor.
+        """Reduce a tensor over all ranks and return this rank's rows of the result.
 
-        The gradient is Horovod's, which is the exact one times the number of ranks; exact_grad=True gives that.
+        The first dimension is cut into equal parts in the order of the ranks. If it does not divide evenly, the first
+        ranks get one row more. All ranks of ``process_set`` must call it with the same shape, dtype, op and factors.
+
+        Args:
+            tensor (array): at least one dimension; the same shape on all ranks.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int): as in ``allreduce``. Default: ``Average``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+            compression (Compressor): form in which floating-point tensors travel, such as ``Compression.fp16``.
+                Default: ``Compression.none``.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+            exact_grad (bool): PyTorch only. True gives the exact gradient. Default: False, Horovod's gradient,
+                which is the exact one times the number of ranks.
+
+        Returns:
+            array: this rank's rows of the reduced tensor, new, of the dtype of ``tensor``.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on shape, dtype, op or factors.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions.
+
+        Example:
+            >>> hvd.reducescatter(np.array([1.0, 2.0, 3.0]), op=hvd.Sum).tolist()
+            [2.0, 4.0]  # rank 0
+            [6.0]  # rank 1
         """
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set, timeout)._replace(exact=exact_grad)
         if compression is NoneCompressor:
@@ -291,7 +655,35 @@ class Reductions(Quick[T]):
         self, tensors: Sequence[Any], name: str | None = None, op: int = Average,
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0
     ) -> Handle:  # fmt: skip
-        """reducescatter_async of several tensors that become ready as one; `synchronize` returns the list."""
+        """Start a ``grouped_reducescatter`` and return one handle for the group.
+
+        Do not change the tensors until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensors (list of arrays): as in ``grouped_reducescatter``.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int): as in ``allreduce``. Default: ``Average``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+
+        Returns:
+            Handle: ``synchronize`` returns the list of this rank's rows.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions.
+
+        Example:
+            >>> handle = hvd.grouped_reducescatter_async([np.array([1, 2])], op=hvd.Sum)
+            >>> [part.tolist() for part in hvd.synchronize(handle)]
+            [[2]]  # rank 0
+            [[4]]  # rank 1
+        """
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set)
         return self._grouped_reducescatter(tensors, name, terms)
 
@@ -300,7 +692,43 @@ class Reductions(Quick[T]):
         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0, *,
         exact_grad: bool = False, timeout: Any = None
     ) -> list[T]:  # fmt: skip
-        """reducescatter of several tensors that travel as one group: the list of this rank's rows."""
+        """Reduce several tensors over all ranks as one group and return this rank's rows of each.
+
+        No tensor is reduced before all ranks have given all of them. Each tensor is cut as in ``reducescatter``.
+
+        Args:
+            tensors (list of arrays): the tensors, each of at least one dimension; the same shapes on all ranks.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            op (int): as in ``allreduce``. Default: ``Average``.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+            compression (Compressor): form in which floating-point tensors travel, such as ``Compression.fp16``.
+                Default: ``Compression.none``.
+            prescale_factor (float): factor for each rank's tensor before the reduction. Default: 1.0.
+            postscale_factor (float): factor for the result. Default: 1.0.
+            exact_grad (bool): PyTorch only. As in ``reducescatter``. Default: False.
+
+        Returns:
+            list of arrays: this rank's rows of each reduced tensor, new, in the order of ``tensors``.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on shapes, dtypes, op or factors.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions.
+
+        Example:
+            >>> parts = hvd.grouped_reducescatter([np.array([1, 2]), np.array([3, 4])], op=hvd.Sum)
+            >>> [part.tolist() for part in parts]
+            [[2], [6]]  # rank 0
+            [[4], [8]]  # rank 1
+        """
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set, timeout)._replace(exact=exact_grad)
         return self._group_now(
             "grouped_reducescatter", self._grouped_reducescatter, tensors, name, terms, compression

@@ -60,9 +60,30 @@ class Shares(Tensors[T]):
     def allgather_async(
         self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
-        """Concatenate every rank's tensor along the first dimension, which may differ between ranks.
+        """Start an ``allgather`` and return a handle.
 
-        The other dimensions and the dtype must be the same. ValueError for a tensor without dimensions.
+        Do not change ``tensor`` until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensor (array): as in ``allgather``.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+        Returns:
+            Handle: ``synchronize`` returns the rows of all ranks.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions.
+
+        Example:
+            >>> handle = hvd.allgather_async(np.array([10 * hvd.rank()]))
+            >>> hvd.synchronize(handle).tolist()
+            [0, 10]
         """
         return self._allgather(tensor, name, Terms(process_set))
 
@@ -70,9 +91,38 @@ class Shares(Tensors[T]):
         self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set, *,
         exact_grad: bool = False, timeout: Any = None
     ) -> T:  # fmt: skip
-        """allgather_async and synchronize: every rank's tensor, concatenated along the first dimension.
+        """Concatenate the tensors of all ranks along the first dimension and return the result on every rank.
 
-        The gradient is Horovod's, the average of the ranks' gradients; exact_grad=True gives their sum.
+        The first dimension may differ between ranks and may be 0. The other dimensions and the dtype must be the same.
+        It blocks until all ranks of ``process_set`` have called it.
+
+        Args:
+            tensor (array): at least one dimension.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+            exact_grad (bool): PyTorch only. True sums the ranks' gradients, which is exact. Default: False,
+                their average, as in Horovod.
+
+        Returns:
+            array: the rows of all ranks, in the order of the ranks; new, of the dtype of ``tensor``.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on dtype or other dimensions.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions.
+
+        Example:
+            >>> x = np.array([hvd.rank()] * (hvd.rank() + 1))
+            >>> hvd.allgather(x).tolist()
+            [0, 1, 1]
         """
         terms = Terms(process_set, exact=exact_grad, timeout=_core.seconds_of(timeout))
         return self._now("allgather", self._allgather, tensor, name, terms)
@@ -80,14 +130,68 @@ class Shares(Tensors[T]):
     def grouped_allgather_async(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
-        """allgather_async of several tensors that become ready as one; `synchronize` returns the list."""
+        """Start a ``grouped_allgather`` and return one handle for the group.
+
+        Do not change the tensors until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensors (list of arrays): as in ``grouped_allgather``.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+        Returns:
+            Handle: ``synchronize`` returns the list of gathered tensors.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions.
+
+        Example:
+            >>> handle = hvd.grouped_allgather_async([np.array([hvd.rank()])])
+            >>> [each.tolist() for each in hvd.synchronize(handle)]
+            [[0, 1]]
+        """
         return self._grouped_allgather(tensors, name, Terms(process_set))
 
     def grouped_allgather(
         self, tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set, *,
         exact_grad: bool = False, timeout: Any = None
     ) -> list[T]:  # fmt: skip
-        """allgather of several tensors that travel as one group: the list of concatenated tensors."""
+        """Concatenate each of several tensors over all ranks, as one group.
+
+        No tensor is gathered before all ranks have given all of them. Each tensor follows the rules of ``allgather``.
+
+        Args:
+            tensors (list of arrays): the tensors, each of at least one dimension.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+            exact_grad (bool): PyTorch only. As in ``allgather``. Default: False.
+
+        Returns:
+            list of arrays: for each tensor the rows of all ranks, new, in the order of ``tensors``.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on dtypes or other dimensions.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+            HvdArgumentError: for a tensor without dimensions.
+
+        Example:
+            >>> ids, scores = hvd.grouped_allgather([np.array([hvd.rank()]), np.array([0.5])])
+            >>> ids.tolist(), scores.tolist()
+            ([0, 1], [0.5, 0.5])
+        """
         terms = Terms(process_set, exact=exact_grad, timeout=_core.seconds_of(timeout))
         return self._now("grouped_allgather", self._grouped_allgather, tensors, name, terms)
 
@@ -110,22 +214,99 @@ class Shares(Tensors[T]):
     def broadcast_async(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
-        """The root's tensor on every rank, as a new one; shape and dtype must be the same on all."""
+        """Start a ``broadcast`` and return a handle.
+
+        Do not change ``tensor`` until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensor (array): any shape, the same on all ranks.
+            root_rank (int): global rank whose tensor is sent.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+        Returns:
+            Handle: ``synchronize`` returns a new tensor with the root's values.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> handle = hvd.broadcast_async(np.array([hvd.rank()]), root_rank=1)
+            >>> hvd.synchronize(handle).tolist()
+            [1]
+        """
         return self._broadcast(tensor, name, Terms(process_set, root_rank=root_rank))
 
     def broadcast_async_(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle:
-        """broadcast_async that overwrites the tensor."""
+        """Start a ``broadcast_``, which overwrites the tensor, and return a handle.
+
+        Do not read or change ``tensor`` until ``synchronize`` has returned. It has no gradient.
+
+        Args:
+            tensor (array): any shape, the same on all ranks; writable.
+            root_rank (int): global rank whose tensor is sent.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+        Returns:
+            Handle: ``synchronize`` returns ``tensor`` itself.
+
+        Raises:
+            HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> x = np.array([hvd.rank()])
+            >>> _ = hvd.synchronize(hvd.broadcast_async_(x, root_rank=1))
+            >>> x.tolist()
+            [1]
+        """
         return self._broadcast(tensor, name, Terms(process_set, root_rank=root_rank), in_place=True)
 
     def broadcast(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
         exact_grad: bool = False, timeout: Any = None
     ) -> T:  # fmt: skip
-        """broadcast_async and synchronize: a new tensor.
+        """Return the root's tensor on every rank.
 
-        The root's gradient is Horovod's, the average of the ranks' gradients; exact_grad=True gives their sum.
+        All ranks of ``process_set`` must call it with the same root, shape and dtype. The values on other ranks are not
+        used. The gradient of the root's tensor is made from the gradients of all ranks, so all ranks must run backward.
+
+        Args:
+            tensor (array): any shape, the same on all ranks.
+            root_rank (int): global rank whose tensor is sent.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+            exact_grad (bool): PyTorch only. True sums the ranks' gradients, which is exact. Default: False,
+                their average, as in Horovod.
+
+        Returns:
+            array: a new tensor with the root's values.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on root, shape or dtype.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> hvd.broadcast(np.array([1, 2]) * hvd.rank(), root_rank=1).tolist()
+            [1, 2]
         """
         terms = Terms(process_set, root_rank=root_rank, exact=exact_grad, timeout=_core.seconds_of(timeout))
         return self._now("broadcast", self._broadcast, tensor, name, terms)
@@ -134,6 +315,35 @@ class Shares(Tensors[T]):
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
         timeout: Any = None
     ) -> T:  # fmt: skip
-        """broadcast in place: overwrites and returns the tensor."""
+        """Overwrite a tensor with the root's and return it.
+
+        Like ``broadcast``, but in place. It has no gradient.
+
+        Args:
+            tensor (array): any shape, the same on all ranks; writable.
+            root_rank (int): global rank whose tensor is sent.
+            name (str, optional): name of the collective, the same on all ranks. Default: calls without a name are
+                matched by their order.
+            process_set (ProcessSet): ranks that take part. Default: all ranks.
+            timeout (float or datetime.timedelta, optional): seconds to wait, above 0, as in ``synchronize``. Default:
+                no limit of this call.
+
+        Returns:
+            array: ``tensor`` itself.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree on root, shape or dtype.
+            HvdPeerLostError: if a rank dies or leaves the job.
+            HvdTimeoutError: if ``timeout`` passes first.
+            HvdNotInitializedError: before ``init``.
+            ValueError: for an unsupported dtype or op, for a name that is in flight, and on a rank outside
+                ``process_set``.
+            TypeError: if an argument has a wrong type.
+
+        Example:
+            >>> x = np.array([1.0, 2.0]) * (hvd.rank() + 1)
+            >>> hvd.broadcast_(x, root_rank=0) is x, x.tolist()
+            (True, [1.0, 2.0])
+        """
         terms = Terms(process_set, root_rank=root_rank, timeout=_core.seconds_of(timeout))
         return self._broadcast(tensor, name, terms, True, True).wait(terms.timeout)

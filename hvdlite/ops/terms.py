@@ -9,17 +9,28 @@ returns a tensor and whatever `decompress` needs, and `decompress(tensor, ctx)`.
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from typing import Any, NamedTuple
 
 from .. import _core
 from ..process_set import ProcessSet, global_process_set
 
-Average: int = _core.OPS["average"]
-Sum: int = _core.OPS["sum"]
-Adasum: int = _core.OPS.get("adasum", 2)
-Min: int = _core.OPS["min"]
-Max: int = _core.OPS["max"]
-Product: int = _core.OPS["product"]
+
+class Op(int):
+    """A reduce op: the core's number of it, whose repr is the name that users write, such as ``hvd.Average``."""
+
+    def __repr__(self) -> str:
+        return f"hvd.{(_core.op_name(int(self)) or str(self)).capitalize()}"
+
+    __str__ = int.__repr__
+
+
+Average: int = Op(_core.OPS["average"])
+Sum: int = Op(_core.OPS["sum"])
+Adasum: int = Op(_core.OPS.get("adasum", 2))
+Min: int = Op(_core.OPS["min"])
+Max: int = Op(_core.OPS["max"])
+Product: int = Op(_core.OPS["product"])
 
 
 class Terms(NamedTuple):
@@ -68,22 +79,68 @@ def full_name(kind: str, name: str | None) -> str | None:
     return kind + name
 
 
-class Compressor:
-    """Makes a tensor smaller for the way, and large again. Subclass it to write your own."""
+class _Named(ABCMeta):
+    """The class of compressors: hvdlite's own show as ``Compression.fp16``. A user's may be an ABC as well."""
+
+    def __repr__(cls) -> str:
+        ours = cls.__name__.endswith("Compressor") and cls.__module__.startswith("hvdlite.")
+        name = cls.__name__.removesuffix("Compressor").lower() if ours else ""
+        return f"Compression.{name}" if name else super().__repr__()
+
+
+class Compressor(metaclass=_Named):
+    """Base class of compressors, which change the form in which a tensor travels.
+
+    Subclass it to write your own and pass the class, without an instance, as ``compression=``. The core adds up the
+    compressed tensors of all ranks. They must therefore have the same shape and dtype on every rank, and their sum must
+    be meaningful.
+
+    Example:
+        >>> class Halved(hvd.Compressor):
+        ...     @staticmethod
+        ...     def compress(tensor):
+        ...         return tensor / 2, None
+        ...     @staticmethod
+        ...     def decompress(tensor, ctx):
+        ...         return tensor * 2
+        >>> hvd.allreduce(np.array([1.0]), compression=Halved).tolist()
+        [1.0]
+    """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor that travels, and what `decompress` will want to know. Every rank must choose the same dtype."""
+        """Return the tensor that travels.
+
+        Args:
+            tensor (array): what the caller gave.
+
+        Returns:
+            (array, object): the tensor that travels, of the same shape and dtype on all ranks, and what ``decompress``
+            needs.
+        """
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """What the caller gets, of the tensor that arrived."""
+        """Return what the caller gets.
+
+        Args:
+            tensor (array): the result of the collective.
+            ctx (object): the second value of ``compress``.
+
+        Returns:
+            array: the result in the form of the caller's tensor.
+        """
         raise NotImplementedError
 
 
 class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+    """Leaves tensors as they are.
+
+    Example:
+        >>> hvd.Compression.none
+        Compression.none
+    """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:

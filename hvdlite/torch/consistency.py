@@ -18,13 +18,33 @@ from .state import module_tensors
 
 
 def check_consistency(model: Any, optimizer: Any = None, process_set: ProcessSet = global_process_set) -> None:
-    """Returns when all ranks have the same bits in all tensors, else raises HvdMismatchError, the same on all ranks,
-    naming the first tensor that differs and the ranks that differ from the first rank of the set.
+    """Compare a model and its optimizer over all ranks, and raise an error on all ranks if any bit differs.
 
-    model: a Module (parameters and buffers), a state_dict, or a list of tensors or of (name, tensor), sparse ones and
-    None among them; dicts and lists in them, arrays, numbers, texts and other objects are compared, too. optimizer: its
-    state is compared. ValueError on all ranks for what is none of these on one, for meta tensors, and for an object of
-    which it cannot be told; whatever else reading them raises on one, ValueError or TypeError on the others.
+    All ranks of ``process_set`` must call it. It compares bits: 0.0 and -0.0 differ, and NaN equals NaN of the same
+    bits. Tensors on devices are copied to the CPU one by one. Sparse tensors are compared by their coalesced values.
+
+    Args:
+        model (torch.nn.Module, dict, or list of tensors or of (str, tensor)): what to compare: of a Module, its
+            parameters and buffers. Nested dicts and lists, arrays, numbers, strings and other objects are compared as
+            well.
+        optimizer (torch.optim.Optimizer, optional): its state is compared as well.
+        process_set (ProcessSet): ranks to compare. Default: all ranks.
+
+    Raises:
+        HvdMismatchError: if a rank differs. The text is the same on all ranks and names the first difference and the
+            ranks that differ from the first rank of the set.
+        HvdPeerLostError: if a rank dies or leaves the job.
+        HvdNotInitializedError: before ``init``.
+        ValueError: on all ranks, if one rank has a value that cannot be compared, such as a meta tensor, or a name
+            twice.
+        TypeError: on all ranks, if reading the values raises it on one rank.
+
+    Example:
+        >>> try:
+        ...     hvd.check_consistency({"weight": torch.tensor([1.0, 2.0 + hvd.rank()])})
+        ... except hvd.HvdMismatchError as error:
+        ...     print(error.ranks)
+        (1,)
     """
     compare(lambda: _leaves(model, optimizer), bits, process_set)
 

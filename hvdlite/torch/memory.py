@@ -18,11 +18,27 @@ from .ops import plain
 
 
 def empty(shape: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A new contiguous CPU tensor, contents undefined, in memory that collectives need not copy, where there is some.
+    """Return a new CPU tensor in memory that collectives need not copy.
 
-    `shape`: a number or a sequence of them. `dtype`: torch's default dtype if None. An allreduce_ of it is fastest if
-    all ranks have theirs from here. Raises ValueError for a dtype that cannot travel, HvdNotInitializedError before
-    init().
+    The memory is mapped by all ranks of the host. Without such memory (one rank, or no shared memory left) it is an
+    ordinary tensor. ``allreduce_`` is fastest if the tensors of all ranks come from here. The contents are undefined.
+
+    Args:
+        shape (int or sequence of int): shape of the tensor.
+        dtype (torch.dtype, optional): a dtype that collectives support. Default: ``torch.get_default_dtype()``.
+
+    Returns:
+        torch.Tensor: contiguous, of this shape and dtype.
+
+    Raises:
+        HvdNotInitializedError: before ``init``.
+        ValueError: for an unsupported dtype or a negative dimension.
+        TypeError: if ``shape`` or ``dtype`` has a wrong type.
+
+    Example:
+        >>> x = hvd.empty((2, 2)).fill_(hvd.rank() + 1)
+        >>> hvd.allreduce_(x, op=hvd.Sum).tolist()
+        [[3.0, 3.0], [3.0, 3.0]]
     """
     _core.size()
     dtype = torch.get_default_dtype() if dtype is None else dtype

@@ -50,10 +50,29 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Overwrite tensors with the root's: a state_dict, or a list of tensors or of (name, tensor).
+    """Overwrite tensors on all ranks with the root's.
 
-    All ranks must give the same names, shapes and dtypes, else all raise HvdMismatchError saying what differs.
-    ValueError for what holds other things than tensors.
+    All ranks of ``process_set`` must call it with the same names, shapes and dtypes; they compare these first. The
+    dtype may be any, also one that collectives cannot reduce. Tensors on devices travel through host memory.
+
+    Args:
+        params (dict, or list of tensors or of (str, tensor)): usually ``model.state_dict()``.
+        root_rank (int): global rank whose tensors are sent.
+        process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+    Raises:
+        HvdMismatchError: on all ranks, if they give different names, shapes, dtypes or roots.
+        HvdPeerLostError: if a rank dies or leaves the job.
+        HvdNotInitializedError: before ``init``.
+        ValueError: if ``params`` holds anything but dense tensors, or a name twice; for a root outside ``process_set``,
+            and on a rank outside it.
+        TypeError: if ``root_rank`` or ``process_set`` has a wrong type.
+
+    Example:
+        >>> weights = {"weight": torch.tensor([1.0, 2.0]) * (hvd.rank() + 1)}
+        >>> hvd.broadcast_parameters(weights, root_rank=0)
+        >>> weights["weight"].tolist()
+        [1.0, 2.0]
     """
     tensors = named_tensors(params)
     require_same("broadcast_parameters", tensors, process_set)
@@ -138,13 +157,34 @@ def broadcast_optimizer_state(
     model: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give every rank the root's optimizer state and hyperparameters, types and bits unchanged. Parameters stay.
+    """Give every rank the root's optimizer state and hyperparameters, with the same types and bits.
 
-    State that the root has not yet (before the first step) is none afterwards anywhere. Each parameter gets the state
-    of the root's parameter of its name, which `model` (a Module, its state_dict, or a list of them) or
-    `named_parameters` of the optimizer tells; without names, of the one at its place. A checkpoint of an optimizer has
-    places only: load it on the root, which saved it. HvdMismatchError on all ranks when the optimizers have different
-    parameter groups; for LBFGS also when names are in another order.
+    All ranks of ``process_set`` must call it. Parameters do not change. State that the root does not have yet, before
+    the first step, is empty on all ranks afterwards. Each parameter gets the state of the root's parameter of the same
+    name. A checkpoint of an optimizer has no names; load it on the rank that saved it.
+
+    Args:
+        optimizer (torch.optim.Optimizer): the optimizer, distributed or not.
+        root_rank (int): global rank whose state is sent.
+        model (torch.nn.Module, dict or list of them, optional): names the parameters; a Module or its state_dict.
+            Default: the names of ``DistributedOptimizer``, or else the places in the optimizer.
+        process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+    Raises:
+        HvdMismatchError: on all ranks, if their optimizers have different parameter groups. For LBFGS, also if the
+            parameters are in a different order.
+        HvdPeerLostError: if a rank dies or leaves the job.
+        HvdNotInitializedError: before ``init``.
+        ValueError: if the root has state that cannot be sent, for a root outside ``process_set``, and on a rank outside
+            it.
+        TypeError: if ``optimizer`` is not a ``torch.optim.Optimizer``.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = torch.optim.SGD([weight], lr=0.1 * (hvd.rank() + 1))
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        >>> optimizer.param_groups[0]["lr"]
+        0.2
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
@@ -235,11 +275,36 @@ def broadcast_state(
     root_rank: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """All that a training job starts or resumes from, as the root has it. Returns the root's `extra`.
+    """Give every rank all that a training job starts or resumes from, as the root has it.
 
-    model: a Module (parameters, buffers, extra state) or a state_dict; optimizer, scheduler, scaler: whatever has
-    state_dict and load_state_dict; each may be None or a list. `extra`: any object that can be pickled, such as the
-    number of the epoch. HvdMismatchError on all ranks if they differ in what they give.
+    All ranks of ``process_set`` must call it with the same number of models, optimizers, schedulers and scalers. Each
+    of these arguments may be None or a list.
+
+    Args:
+        model (torch.nn.Module or dict): its parameters, buffers and extra state; or a state_dict.
+        optimizer (torch.optim.Optimizer, optional): as in ``broadcast_optimizer_state``.
+        scheduler (object, optional): has ``state_dict`` and ``load_state_dict``.
+        scaler (object, optional): has ``state_dict`` and ``load_state_dict``, such as a GradScaler.
+        extra (object, optional): any object that can be pickled, such as the number of the epoch.
+        root_rank (int): global rank whose state is sent. Default: 0.
+        process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+    Returns:
+        object: the root's ``extra``.
+
+    Raises:
+        HvdMismatchError: on all ranks, if they give different models, optimizers or numbers of objects.
+        HvdPeerLostError: if a rank dies or leaves the job.
+        HvdNotInitializedError: before ``init``.
+        ValueError: if the root has state that cannot be sent, for a root outside ``process_set``, and on a rank outside
+            it.
+        TypeError: if ``scheduler`` or ``scaler`` has no state_dict, or an argument has a wrong type.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> hvd.broadcast_state(model, optimizer, extra={"epoch": 3} if hvd.rank() == 0 else None)
+        {'epoch': 3}
     """
     models, optimizers = _several(model), _several(optimizer)
     others = [*_several(scheduler), *_several(scaler)]

@@ -26,10 +26,34 @@ from .ops import plain
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm over (N, C), (N, C, L), ... whose statistics are those of all ranks of `process_set` together.
+    """Batch normalization with the statistics of the batches of all ranks together.
 
-    Arguments as torch.nn.BatchNorm2d. With momentum=None running statistics are plain averages of all batches. In eval
-    mode there is no communication: without running statistics the statistics are those of this rank's batch.
+    It takes inputs of shape (N, C) or (N, C, ...); N may differ between ranks, and may be 0. All ranks of
+    ``process_set`` must run forward and backward equally often. Each takes one allreduce in float64; backward takes
+    none if the input needs no gradient. The gradients of weight and bias are this rank's part; ``DistributedOptimizer``
+    reduces them. In eval mode it does not communicate.
+
+    Args:
+        num_features (int): number of channels C.
+        eps (float): added to the variance. Default: 1e-5.
+        momentum (float, optional): share of the new batch in running statistics. None: plain mean of all batches.
+            Default: 0.1.
+        affine (bool): False has no weight and bias. Default: True.
+        track_running_stats (bool): False has no running statistics. Default: True.
+        process_set (ProcessSet): ranks that take part. Default: all ranks.
+        device (torch.device, optional): device of the parameters. Default: PyTorch's.
+        dtype (torch.dtype, optional): dtype of the parameters. Default: PyTorch's.
+
+    Raises:
+        ValueError: in forward, for a wrong input shape, and if all ranks together have less than two values per
+            channel.
+        HvdPeerLostError: in forward and backward, if a rank dies or leaves the job.
+
+    Example:
+        >>> layer = hvd.SyncBatchNorm(1, momentum=None)
+        >>> _ = layer(torch.tensor([[1.0], [3.0]]) + 4 * hvd.rank())
+        >>> layer.running_mean.tolist()
+        [4.0]
     """
 
     def __init__(
@@ -149,10 +173,26 @@ def _statistics(rows: torch.Tensor, dims: list[int], process_set: ProcessSet) ->
 
 
 def convert_sync_batchnorm(module: torch.nn.Module, process_set: ProcessSet = global_process_set) -> torch.nn.Module:
-    """The module with every BatchNorm layer in it, itself included, replaced by SyncBatchNorm.
+    """Replace every BatchNorm layer in a module by ``SyncBatchNorm``.
 
-    Parameters and buffers stay the same objects, so that optimizers made before stay valid. ValueError for a lazy layer
-    that has seen no batch yet.
+    Parameters and buffers stay the same objects, so an optimizer that was made before stays valid. It does not
+    communicate.
+
+    Args:
+        module (torch.nn.Module): the module, which is changed in place.
+        process_set (ProcessSet): ranks that the layers normalize over. Default: all ranks.
+
+    Returns:
+        torch.nn.Module: ``module``; if it is a BatchNorm layer itself, its replacement.
+
+    Raises:
+        ValueError: for a lazy layer that has not run yet.
+        TypeError: if ``module`` is not a ``torch.nn.Module``.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        >>> type(hvd.convert_sync_batchnorm(model)[1]).__name__
+        'SyncBatchNorm'
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"convert_sync_batchnorm expects a torch.nn.Module, not {type(module).__name__} [HVD236]")

@@ -39,11 +39,30 @@ _state = _State()
 
 
 def dump_trace(path: str | os.PathLike[str] | None = None) -> str:
-    """Writes what this rank did last as a flight record, and returns the file's path: rank-K.flight.json in a folder.
+    """Write the flight record of this rank, and return the path of the file.
 
-    path: the folder, made if it is missing; None: the one of HVDLITE_TRACE_DIR, or of failed jobs where that is not
-    set. Any rank, at any time, from any thread; `hvdlite-trace analyze` reads the records of all ranks together.
-    Raises HvdNotInitializedError before init(), ValueError where there is no folder, OSError if it cannot be written.
+    Any rank may call it, at any time and from any thread. ``hvdlite-trace analyze`` reads the records of all ranks
+    together.
+
+    Args:
+        path (str or path, optional): folder for the file, which is made if it is missing. Default: the folder of
+            ``HVDLITE_TRACE_DIR``, or the folder for failed jobs.
+
+    Returns:
+        str: path of the file ``rank-K.flight.json``.
+
+    Raises:
+        OSError: if the file cannot be written.
+        HvdNotInitializedError: before ``init``.
+        ValueError: if there is no folder, or ``path`` is not a name.
+        TypeError: if ``path`` has a wrong type.
+
+    Example:
+        >>> import os, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     os.path.basename(hvd.dump_trace(folder))
+        'rank-0.flight.json'  # rank 0
+        'rank-1.flight.json'  # rank 1
     """
     folder = None if path is None else os.path.abspath(_path_of(path))
     return _dump(folder, lib.HVD_WHY_ASKED)
@@ -69,12 +88,29 @@ def _dump(folder: str | None, why: int) -> str:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Records from now on what is exchanged and when, for chrome://tracing and Perfetto: rank 0 in `file_path`, rank K
-    in `file_path`.rank-K.json, in a folder that is made if it is missing; `hvdlite-trace merge` makes one file of
-    them. All ranks may call it, or some.
+    """Start to record a timeline of collectives, for chrome://tracing and Perfetto.
 
-    mark_cycles: also when the ranks agree. Raises HvdNotInitializedError before init(), ValueError while a timeline is
-    being recorded, OSError if the file cannot be written.
+    Any rank may call it. Rank 0 writes ``file_path``, rank K writes ``file_path`` with ``.rank-K.json`` appended.
+    ``hvdlite-trace merge`` makes one file of them.
+
+    Args:
+        file_path (str or path): file to write; its folder is made if it is missing.
+        mark_cycles (bool): True also records each agreement between the ranks. Default: False.
+
+    Raises:
+        OSError: if the file cannot be written.
+        HvdNotInitializedError: before ``init``.
+        ValueError: while a timeline is being recorded, and if ``file_path`` is not a name.
+        TypeError: if ``file_path`` has a wrong type.
+
+    Example:
+        >>> import os, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     hvd.start_timeline(os.path.join(folder, "timeline.json"))
+        ...     hvd.stop_timeline()
+        ...     os.listdir(folder)
+        ['timeline.json']  # rank 0
+        ['timeline.json.rank-1.json']  # rank 1
     """
     path = _path_of(file_path)
     _core.require_job()
@@ -91,8 +127,17 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 
 def stop_timeline() -> None:
-    """Ends the recording that start_timeline() or HVDLITE_TIMELINE began; its file is complete then. Nothing happens
-    when there is none. Raises HvdNotInitializedError before init()."""
+    """End the timeline that ``start_timeline`` or ``HVDLITE_TIMELINE`` began, and complete its file.
+
+    It does nothing if no timeline is being recorded.
+
+    Raises:
+        OSError: if the file cannot be written.
+        HvdNotInitializedError: before ``init``.
+
+    Example:
+        >>> hvd.stop_timeline()  # none is being recorded
+    """
     _core.require_job()
     _stop()
 

@@ -12,9 +12,7 @@ PLAIN = [each for each in docstrings.MODULES if "tensorflow" not in each and "ke
 
 
 @pytest.mark.parametrize("module", PLAIN)
-def test_every_public_name_has_its_sections(module, request):
-    if module in docstrings.OPEN:
-        request.applymarker(pytest.mark.xfail(reason="the docstrings are being rewritten, module by module"))
+def test_every_public_name_has_its_sections(module):
     wrong = [f"{name}: {each}" for name, thing in docstrings.public(module) for each in docstrings.faults(name, thing)]
     assert not wrong, "\n".join(wrong)
 

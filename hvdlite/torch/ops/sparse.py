@@ -19,10 +19,30 @@ from . import plain
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Sum or average a sparse COO tensor over all ranks; returns a function that waits and returns the result.
+    """Start to sum or average a sparse COO tensor over all ranks.
 
-    All ranks give tensors of the same shape and dtype, with any number of entries. Raises ValueError for a dense tensor
-    and for other ops than Sum and Average.
+    It gathers the indices and values of all ranks. The result is not coalesced, so its size grows with the number of
+    ranks. It has no gradient.
+
+    Args:
+        tensor (torch.Tensor): sparse COO tensor; the same shape and dtype on all ranks, any number of entries.
+        name (str or None): name of the collective, the same on all ranks. None: calls are matched by their order.
+        op (int): ``Average`` or ``Sum``.
+        process_set (ProcessSet): ranks that take part. Default: all ranks.
+
+    Returns:
+        callable: a function without arguments that waits and returns the sparse result.
+
+    Raises:
+        HvdNotInitializedError: before ``init``.
+        ValueError: for a dense tensor, for another op, and on a rank outside ``process_set``.
+        TypeError: if an argument has a wrong type.
+
+    Example:
+        >>> x = torch.sparse_coo_tensor([[hvd.rank()]], [2.0], (2,))
+        >>> wait = hvd.sparse_allreduce_async(x, name="rows", op=hvd.Sum)
+        >>> wait().to_dense().tolist()
+        [2.0, 2.0]
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.sparse_coo:
         raise ValueError(

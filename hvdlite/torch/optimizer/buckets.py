@@ -31,36 +31,74 @@ _FIRST_CAP = _MB
 
 
 class GradBucket:
-    """What a comm hook gets: gradients, flat and one after the other, as torch.distributed.GradBucket."""
+    """Gradients that travel together, as a comm hook gets them; the interface of ``torch.distributed.GradBucket``.
+
+    ``register_comm_hook`` of a distributed optimizer passes it to the hook; do not construct one.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+        >>> optimizer.register_comm_hook(None, lambda state, bucket: hvd.allreduce_async(bucket.buffer(), op=hvd.Sum))
+        >>> weight.sum().backward()
+        >>> weight.grad.tolist()
+        [2.0]
+    """
 
     def __init__(self, index: int, last: bool, parameters: list[torch.Tensor]) -> None:
         self._index, self._last, self._parameters = index, last, parameters
         self._buffer = torch.cat([p.grad.reshape(-1) for p in parameters])  # type: ignore[union-attr]
 
     def index(self) -> int:
-        """The bucket's number in this round; 0 goes first."""
+        """Return the number of the bucket in this round.
+
+        Returns:
+            int: from 0, in the order in which buckets are sent.
+        """
         return self._index
 
     def is_last(self) -> bool:
-        """Whether it is the last of this round."""
+        """Return whether the bucket is the last one of this round.
+
+        Returns:
+            bool: True for the last one.
+        """
         return self._last
 
     def parameters(self) -> list[torch.Tensor]:
-        """The parameters, in the order of their gradients in the buffer."""
+        """Return the parameters of the bucket.
+
+        Returns:
+            list of torch.Tensor: in the order of their gradients in the buffer.
+        """
         return list(self._parameters)
 
     def buffer(self) -> torch.Tensor:
-        """The flat tensor of all gradients of the bucket, 1-D and of one dtype. The hook may write to it."""
+        """Return the gradients of the bucket as one flat tensor, which the hook may overwrite.
+
+        Returns:
+            torch.Tensor: of one dimension and one dtype.
+        """
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Replace the flat tensor by one of as many elements."""
+        """Replace the flat tensor.
+
+        Args:
+            buffer (torch.Tensor): as many elements as the old one.
+
+        Raises:
+            ValueError: for another number of elements.
+        """
         if buffer.numel() != self._buffer.numel():
             raise ValueError(f"the buffer has {self._buffer.numel()} elements, not {buffer.numel()} [HVD227]")
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """The gradients as views of the buffer, each of its parameter's shape."""
+        """Return the gradients of the bucket as views of the buffer.
+
+        Returns:
+            list of torch.Tensor: each of the shape of its parameter.
+        """
         parts = self._buffer.split([parameter.numel() for parameter in self._parameters])
         return [part.view(parameter.shape) for part, parameter in zip(parts, self._parameters)]
 

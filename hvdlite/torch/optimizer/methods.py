@@ -91,10 +91,13 @@ class Distributed(Copyless):
 
     @_disable_dynamo
     def synchronize(self) -> None:
-        """Returns when all gradients are averaged, sending those that backward did not reach.
+        """Wait until all gradients are reduced, and send those that backward did not reach.
 
-        Backward has done so in a plain loop; where a rank may skip backward, call this before clipping.
-        Raises HvdMismatchError, HvdPeerLostError as `hvd.synchronize` does.
+        In a plain loop backward has done so. If a rank may skip backward, call this before clipping.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree about a gradient.
+            HvdPeerLostError: if a rank dies or leaves the job.
         """
         if self._hvd is not None:
             self._hvd.complete()
@@ -102,7 +105,13 @@ class Distributed(Copyless):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within, step() does not synchronize: for use after synchronize(), when gradients were clipped or unscaled."""
+        """Make ``step`` not synchronize inside a ``with`` block.
+
+        Use it after ``synchronize``, when gradients were clipped or unscaled.
+
+        Yields:
+            None: the block runs with no value.
+        """
         if self._hvd is None:
             yield
             return
@@ -114,7 +123,13 @@ class Distributed(Copyless):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes within only accumulate; the next one outside sends the sum. step() always sends the rest."""
+        """Make backward accumulate gradients without sending them inside a ``with`` block.
+
+        The next backward outside the block sends the sum. ``step`` always sends what is left.
+
+        Yields:
+            None: the block runs with no value.
+        """
         if self._hvd is None:
             yield
             return
@@ -126,9 +141,21 @@ class Distributed(Copyless):
             book.accumulating = before
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The original's step, on averaged gradients. Returns what it returns.
+        """Step on the reduced gradients, as the original does.
 
-        A closure's gradients are averaged after each of its calls; for LBFGS, which decides by it, so is the loss.
+        A closure's gradients are reduced after each of its calls. For LBFGS the loss is reduced as well.
+
+        Args:
+            closure (callable, optional): as in the original.
+            args: more positional arguments of the original.
+            kwargs: more keyword arguments of the original.
+
+        Returns:
+            object: what the original returns.
+
+        Raises:
+            HvdMismatchError: if the ranks disagree about a gradient, or one of them ended its backward by an exception.
+            HvdPeerLostError: if a rank dies or leaves the job.
         """
         exchange = self._hvd
         if exchange is None:
@@ -227,19 +254,36 @@ class Distributed(Copyless):
                 self._hvd.add(parameter, name)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Backward passes after which gradients are averaged, from now on. ValueError below 1."""
+        """Set the number of backward passes after which gradients are reduced.
+
+        Args:
+            passes (int): at least 1; the same on all ranks.
+
+        Raises:
+            ValueError: below 1.
+        """
         book = GradientBook() if self._hvd is None else self._hvd.book
         book.passes_per_step = passes
         self._hvd_passes = passes
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any], bucket_cap_mb: float = 25.0) -> None:
-        """Let `hook(state, bucket)` reduce the gradients, as in DistributedDataParallel.
+        """Let a function reduce the gradients, as in DistributedDataParallel.
 
-        A bucket is a flat tensor with many gradients (`bucket.buffer()`, see GradBucket); buckets are of at most
-        `bucket_cap_mb` MB, the first of 1 MB, in the order in which gradients become ready on the set's first rank, and
-        the hook is called for them in the same order on every rank. It returns the reduced flat tensor, or a
-        torch.futures.Future of it, or the handle of an asynchronous collective. What the hook returns is the gradient:
-        averaging, scaling and compression are its business. Sparse gradients do not pass it. Once per optimizer.
+        The hook is called for the same buckets in the same order on every rank. What it returns is the gradient:
+        averaging, scaling and compression are up to the hook. Sparse gradients do not pass it. Call it once per
+        optimizer.
+
+        Args:
+            state (object): first argument of the hook.
+            hook (callable): ``hook(state, bucket)`` gets a ``GradBucket`` and returns the reduced flat tensor, a
+                ``torch.futures.Future`` of it, or the handle of an asynchronous collective.
+            bucket_cap_mb (float): greatest size of a bucket in MiB; the first one is of at most 1 MiB. Default: 25.
+
+        Raises:
+            RuntimeError: in a second call.
+            ValueError: if ``op`` or ``compression`` of the optimizer is not the default, and for a cap that is not
+                positive.
+            TypeError: if ``hook`` is not callable.
         """
         if not callable(hook):
             raise TypeError(f"register_comm_hook expects hook(state, bucket), not {type(hook).__name__} [HVD227]")

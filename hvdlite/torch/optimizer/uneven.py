@@ -19,21 +19,37 @@ from .methods import Distributed
 
 @contextmanager
 def uneven_inputs(optimizer: Any, *others: Any, model: Any = None) -> Iterator[None]:
-    """Within, ranks may run different numbers of steps with these DistributedOptimizers; none waits for others' data.
+    """Let ranks run different numbers of steps inside a ``with`` block.
 
-        with hvd.uneven_inputs(optimizer):
-            for batch in loader:
-                optimizer.zero_grad()
-                loss_of(model, batch).backward()
-                optimizer.step()
+    A rank that has no more batches leaves the block and waits at its end. It contributes nothing, and gradients are
+    averaged over the ranks that still have batches. The average of any other allreduce of the loop divides by all
+    ranks. Afterwards all ranks have the parameters and the optimizer state of the rank that came last. Gradients that
+    were not stepped with are dropped. An exception in the block is raised without waiting.
 
-    Gradients are averaged over the ranks that still have batches. A rank that has run out contributes nothing and waits
-    at the end of the block; other allreduces of the loop may go on, too (its contribution is zero, and their averages
-    divide by all ranks). Afterwards all ranks have the parameters and the optimizer state of the rank that came last;
-    `model`: and its buffers. Gradients that were not stepped with are dropped.
+    Args:
+        optimizer (DistributedOptimizer): the optimizer of the loop, of all ranks of the job.
+        others (DistributedOptimizer): more optimizers of the loop.
+        model (torch.nn.Module, optional): its buffers are taken over as well.
 
-    TypeError for what is no DistributedOptimizer; ValueError for an op that zeros would spoil (Min, Max, Product), for
-    a comm hook, and for a process set of some ranks only. An exception in the block goes on, without waiting.
+    Yields:
+        None: the block runs with no value.
+
+    Raises:
+        HvdPeerLostError: at the end of the block, if a rank dies or leaves the job.
+        ValueError: for the ops ``Min``, ``Max`` and ``Product``, for a comm hook, and for a process set of some ranks
+            only.
+        TypeError: if an optimizer is not a ``DistributedOptimizer``.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([0.0]))
+        >>> optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+        >>> with hvd.uneven_inputs(optimizer):
+        ...     for batch in range(hvd.rank() + 1):
+        ...         optimizer.zero_grad()
+        ...         weight.sum().backward()
+        ...         optimizer.step()
+        >>> weight.tolist()
+        [-2.0]
     """
     optimizers = (optimizer, *others)
     for each in optimizers:

@@ -26,11 +26,27 @@ from ..ops import plain
 
 
 class WeightedAverage:
-    """The op of a DistributedOptimizer whose ranks have batches of different sizes.
+    """The ``op`` of a ``DistributedOptimizer`` whose ranks have batches of different sizes.
 
-    `weight` is a number of at least 0, or a function without arguments that is asked once per round for one. It may be
-    set anew before each backward pass: `op.weight = len(batch)`. The loss should be a mean over the rank's batch.
-    ValueError if it is negative or not finite, and at the end of backward if all ranks' weights are 0.
+    The gradients are summed with weights and divided by the sum of the weights. Make the loss a mean over the rank's
+    batch, and the weight the batch's size. Then the result is the gradient of one process on all batches together. Set
+    ``op.weight`` anew before each backward pass, or give a function.
+
+    Args:
+        weight (float or callable): a finite number of at least 0, or a function without arguments that returns one; it
+            is called once per round. Default: 1.0.
+
+    Raises:
+        ValueError: for a weight that is negative or not finite. At the end of backward: if the weights of all ranks are
+            0.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([0.0]))
+        >>> optimizer, op = torch.optim.SGD([weight], lr=1.0), hvd.WeightedAverage(2 * hvd.rank() + 1)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, [("weight", weight)], op=op)
+        >>> (weight * 4 * hvd.rank()).sum().backward()
+        >>> weight.grad.tolist()  # (1 * 0 + 3 * 4) / (1 + 3)
+        [3.0]
     """
 
     def __init__(self, weight: float | Callable[[], float] = 1.0) -> None:
@@ -46,7 +62,14 @@ class WeightedAverage:
         self._weight = weight if callable(weight) else _checked(weight)
 
     def current(self) -> float:
-        """The weight of the round that begins."""
+        """Return the weight of the round that begins.
+
+        Returns:
+            float: the number, or what the function returns.
+
+        Raises:
+            ValueError: if the function returns anything but a finite number of at least 0.
+        """
         return _checked(self._weight()) if callable(self._weight) else self._weight
 
     def __repr__(self) -> str:

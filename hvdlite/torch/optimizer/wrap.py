@@ -58,23 +58,50 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """An optimizer of the same class whose step() uses gradients averaged over all ranks.
+    """Return an optimizer of the same class whose ``step`` uses gradients that are reduced over all ranks.
 
-    `named_parameters` (usually model.named_parameters()) name the tensors; all ranks must give the same names.
-    `compression` is Compression.none, .fp16, .bf16 or a Compressor of your own.
-    `backward_passes_per_step`: gradients of so many passes are summed before they travel.
-    `op`: Average, Sum, Min, Max, Product, hvd.WeightedAverage(weight), or Adasum, which combines the changes that local
-    steps make.
-    `gradient_predivide_factor` f, with Average only: each gradient is divided by f before the sum and by size/f after,
-    which keeps fp16 sums in range.
-    `groups`: gradients that travel as one, as lists of parameters or as a number of groups to make (`num_groups` is its
-    old name). Results do not depend on it.
-    `sparse_as_dense`: sparse gradients travel dense and become sparse again; otherwise indices and values are gathered.
-    `process_set`: average over these ranks; on others the optimizer stays local.
+    It shares the parameter groups and the state of ``optimizer``. Backward sends each gradient as soon as it is ready,
+    and returns when all are reduced. All ranks must run the same number of backward passes per step. A parameter that
+    backward did not reach on this rank contributes zeros. ``Adasum`` is the exception: it combines the changes that
+    local steps make (Maleki et al., 2020), and reduces no gradients.
 
-    Raises ValueError for names that are missing or not unique, for parameters that wrap other tensors (DTensor of FSDP2
-    or tensor parallelism, quantized weights) and for arguments that do not go together, HvdNotInitializedError before
-    init().
+    The first rounds compare the parameters of the ranks. Set ``HVDLITE_CHECK_START`` to change what a difference does.
+
+    Args:
+        optimizer (torch.optim.Optimizer): the optimizer to wrap.
+        named_parameters (iterable of (str, tensor), optional): usually ``model.named_parameters()``; the same names on
+            all ranks. Default: parameters are matched by their places in the optimizer.
+        compression (Compressor): form in which gradients travel. Default: ``Compression.none``.
+        backward_passes_per_step (int): backward passes whose gradients are summed before they travel. Default: 1.
+        op (int or WeightedAverage): ``Average``, ``Sum``, ``Min``, ``Max``, ``Product``, ``Adasum`` or a
+            ``WeightedAverage``. Default: ``Average``.
+        sparse_as_dense (bool): True sends sparse gradients dense. False gathers their indices and values. Default:
+            False.
+        process_set (ProcessSet): ranks that take part; on other ranks the optimizer stays local. Default: all ranks.
+        groups (int or list of lists of tensors, optional): parameters whose gradients travel together, or a number of
+            groups to make. Results do not depend on it.
+        gradient_predivide_factor (float): with ``Average`` only: gradients are divided by it before the sum and by size
+            / factor after it, which keeps float16 sums in range. Default: 1.0.
+        num_groups (int): Horovod's old name of an integer ``groups``. Default: 0.
+
+    Returns:
+        torch.optim.Optimizer: a new object, also with ``synchronize``, ``skip_synchronize``, ``no_sync``,
+        ``set_backward_passes_per_step`` and ``register_comm_hook``.
+
+    Raises:
+        HvdNotInitializedError: before ``init``.
+        ValueError: for names that are missing or not unique, and for arguments that exclude each other or have invalid
+            values. For parameters that wrap other tensors, such as DTensor.
+        TypeError: if ``optimizer`` or ``process_set`` has a wrong type.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([5.0]))
+        >>> optimizer = torch.optim.SGD([weight], lr=1.0)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=[("weight", weight)])
+        >>> (weight * (hvd.rank() + 1)).sum().backward()
+        >>> optimizer.step()
+        >>> weight.tolist()
+        [3.5]
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"expected a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]")
