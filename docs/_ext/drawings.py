@@ -59,6 +59,8 @@ def floors() -> str:
     """The folders of the core, the highest floor first; an include points down."""
     by_floor: dict[float, list[str]] = {}
     for folder, floor in c_floors().items():
+        if folder and not (ROOT / "csrc" / folder).is_dir():
+            continue
         by_floor.setdefault(floor, []).append(
             folder + "/" if folder else "hvdlite.h, api*.c"
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,19 +137,24 @@ class Flags(Made):
 
 
 class Errors(Made):
-    """All codes, below a box that filters them."""
+    """All codes of hvdlite/ERRORS.md. Examples are messages, not Python."""
 
     def text(self) -> str:
         page = ROOT / "hvdlite/ERRORS.md"
         self.env.note_dependency(str(page))
-        return (
-            page.read_text(encoding="utf-8")
-            .partition("\n## ")[2]
-            .join(["## ", ""])
+        codes = (
+            "## " + page.read_text(encoding="utf-8").partition("\n## ")[2]
+        )
+        return re.sub(
+            r"^```\n(.*?)^```$", r"```text\n\1```", codes, flags=re.M | re.S
         )
 
+
+class Search(SphinxDirective):
+    """A box that filters the sections below it; errors.js does that."""
+
     def run(self) -> list[nodes.Node]:
-        return [nodes.raw("", SEARCH, format="html"), *super().run()]
+        return [nodes.raw("", SEARCH, format="html")]
 
 
 class Drawing(SphinxDirective):
@@ -158,10 +164,9 @@ class Drawing(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(drawings.__file__)
+        svg = getattr(drawings, self.arguments[0])()
         return [
-            nodes.raw(
-                "", getattr(drawings, self.arguments[0])(), format="html"
-            )
+            nodes.raw("", f'<div class="wide">{svg}</div>', format="html")
         ]
 
 
@@ -205,6 +210,7 @@ def setup(app: Any) -> dict[str, Any]:
         "options": Options,
         "flags": Flags,
         "errors": Errors,
+        "search": Search,
         "drawing": Drawing,
     }
     for name, directive in made.items():

@@ -44,7 +44,7 @@ class Embedding(_Layer):
         model = keras.Sequential([keras.Input((4,), dtype="int64"), hvd.ps.Embedding(table), ...])
 
     Args:
-        table (Table): the table.
+        table (hvdlite.ps.Table): the table.
         more: arguments of ``keras.layers.Layer``.
 
     Raises:

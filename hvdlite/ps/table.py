@@ -169,7 +169,7 @@ class Table:
             ids: an array or tensor of integers, of any shape.
 
         Returns:
-            float32 of shape (*ids.shape, dim), of the framework and on the device of ``ids``.
+            float32 of shape ``(*ids.shape, dim)``, of the framework and on the device of ``ids``.
 
         Raises:
             HvdPeerLostError: the rows or a rank are lost.
@@ -309,7 +309,7 @@ class Table:
 
         Args:
             ids: an array or tensor of integers, of any shape.
-            grads: floating-point numbers of shape (*ids.shape, dim).
+            grads: floating-point numbers of shape ``(*ids.shape, dim)``.
 
         Raises:
             HvdError: this rank has left the table, or it is frozen.
@@ -499,7 +499,7 @@ def step(*tables: Table) -> None:
     """End this rank's step for several tables. All are informed before it waits for any.
 
     Args:
-        tables (Table): the tables.
+        tables (hvdlite.ps.Table): the tables.
 
     Raises:
         HvdPeerLostError: rows or a rank are lost.
