@@ -131,7 +131,7 @@ class Step(_Callback):
         model.fit(x, y, callbacks=[hvd.ps.Step([table])])
 
     Args:
-        tables (list of Table): the tables.
+        tables (list of hvdlite.ps.Table): the tables.
 
     Raises:
         ValueError: when training starts, ``steps_per_execution`` is above 1.
