@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .. import _public
+from .. import _public, data
 from .. import ops as _everybodys
 from .._public import *  # noqa: F403
 from ..ops.terms import NoneCompressor
