@@ -182,6 +182,7 @@ __all__ = [
     "broadcast_global_variables",
     "callbacks",
     "check_consistency",
+    "data",
     "elastic",
     "load_model",
     "reducescatter",
