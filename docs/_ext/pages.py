@@ -18,12 +18,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import drawings
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
+import drawings
 from hvdlite import config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -28,7 +28,7 @@ FENCE = re.compile(r"^( *)(`{3,}|:{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE |
 PAGES = sorted(
     str(path.relative_to(ROOT))
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    if "site" not in path.parts
+   
 )
 PARSED = ("yaml", "json", "toml", "sh", "ini")
 NO_CODE = ("text", "ini", "css", "html")
