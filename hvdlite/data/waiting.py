@@ -48,5 +48,5 @@ def timer(batches: Iterable[Any]) -> Any:
     """The batches of any loader; how long the loop waits for each is in `hvd.stats()`. To be put around a DataLoader.
     TypeError for what cannot be iterated."""
     if not hasattr(batches, "__iter__"):
-        raise TypeError(f"timer() goes around what can be iterated, not {type(batches).__name__} [HVD242]")
+        raise TypeError(f"timer() needs an iterable, not {type(batches).__name__} [HVD242]")
     return Timed(batches)

@@ -69,7 +69,7 @@ def reducescatter(value: Any, name: str | None = None, op: int = _everybodys.Ave
 def broadcast_global_variables(root_rank: int) -> None:
     """TensorFlow 1's. RuntimeError: Keras 3 keeps no such collection."""
     raise RuntimeError(
-        "there are no global variables: use hvd.callbacks.BroadcastGlobalVariablesCallback, or "
+        "Keras has no global variables: use hvd.callbacks.BroadcastGlobalVariablesCallback, or "
         "hvdlite.tensorflow.broadcast_variables [HVD247]"
     )
 

@@ -129,7 +129,7 @@ def prove(table: Table, seed: int = 0) -> Proof:
     bounds(table)
     moves, c, sums = table.moves, table.chunks, table.kind in SUMS
     if moves["n"].sum(dtype=np.int64) > MOVED_MAX:
-        raise PlanError(f"plan {table.name!r}: its moves carry more than {MOVED_MAX} chunks together [HVD002]")
+        raise PlanError(f"plan {table.name!r}: its moves carry more than {MOVED_MAX} chunks in total [HVD002]")
     gives, promised = places(table)
     state = _State(table, gives, seed)
     begun = state.values[1][::c].copy()

@@ -47,7 +47,7 @@ class _Child:
         if not self.address:
             self.end()
             how = "did not start in time" if not came else f"ended while it started ({_how(self._process.wait())})"
-            raise HvdInitError(f"server {number} of tables on host {socket.gethostname()} {how} [HVD024]")
+            raise HvdInitError(f"parameter server {number} on host {socket.gethostname()} {how} [HVD024]")
 
     def watch(self, tell: Any) -> None:
         """Calls tell(number, text) when it has ended."""

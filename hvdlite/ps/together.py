@@ -27,7 +27,7 @@ def opened(client: Client, spec: dict[str, Any]) -> int:
             differ = f"rank {other} says {key}={said[key]!r}, rank 0 says {key}={specs[0][key]!r}"
             raise HvdMismatchError(f"table {specs[0]['name']!r}: {differ} [HVD026]")
     if any(table.name == spec["name"] for table in client.tables):
-        raise ValueError(f"table {spec['name']!r}: this job has a table of this name [HVD025]")
+        raise ValueError(f"table {spec['name']!r}: this job already has a table of this name [HVD025]")
     number = len(client.tables)
 
     def open_it() -> None:
