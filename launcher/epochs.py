@@ -245,7 +245,7 @@ class Epochs:
         missing = sorted(set(range(self.size)) - (set(epoch.parts) if epoch.open else epoch.present))
         absent = [number for number, address in enumerate(self.servers) if address is None]
         if not missing:
-            text = f"{ranks_named(absent, 'server')} did not start {limit} [HVD113]"
+            text = f"{ranks_named(absent, 'parameter server')} did not start {limit} [HVD113]"
             self._fail(epoch, _wire.REFUSED, text.encode())
             return
         if epoch.open:

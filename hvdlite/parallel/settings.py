@@ -66,15 +66,15 @@ def check_parts(
     known = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
     why = None
     if hasattr(optimizer, "skip_synchronize"):
-        why = "give Pipeline the plain optimizer, not a DistributedOptimizer: it averages gradients itself"
+        why = "pass the plain optimizer to Pipeline, not a DistributedOptimizer: Pipeline averages gradients itself"
     elif isinstance(optimizer, torch.optim.LBFGS):
-        why = "LBFGS computes the loss again and again, and a pipeline computes it once for each step"
+        why = "LBFGS computes the loss several times per step, but a pipeline computes it once"
     elif learning and not any(id(p) in known for p in learning):
-        why = "the optimizer has none of the stage's parameters: make it of stage.parameters()"
+        why = "the optimizer has none of the stage's parameters: create it from stage.parameters()"
     elif isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        why = "ReduceLROnPlateau needs a loss: step it in the loop, and do not give it to Pipeline"
+        why = "ReduceLROnPlateau needs a loss: step it in the loop, and do not pass it to Pipeline"
     elif last and not callable(loss):
-        why = f"the last stage calls loss(output, y), and was given {loss!r}"
+        why = f"the last stage calls loss(output, y), but received {loss!r}"
     elif clip is not None and not clip > 0:
         why = f"clip must be more than 0, not {clip!r}"
     if why is not None:

@@ -171,7 +171,7 @@ def _step(table: Table, state: _State, step: int, rows: Moves) -> None:
 
     twice = lands[1:] == lands[:-1]
     if twice.any():
-        refuse(lands[1:][twice][0], "two moves write chunk {chunk} of rank {rank}: which is first is not said")
+        refuse(lands[1:][twice][0], "two moves write chunk {chunk} of rank {rank}, in no defined order")
     if not fold.all() and (race := ~fold & np.isin(here, lands)).any():
         refuse(
             here[race][0],

@@ -282,7 +282,7 @@ class Client:
         single = next((table.name for table in self.tables if table.replicas < 2), None)
         if len(ended) > 1 or single is not None:
             texts = "; ".join(each.ended for each in ended)
-            lost = f"its rows of table {single!r} are lost, there is no copy (replicas=1)"
+            lost = f"its rows of table {single!r} are lost, because they have no copy (replicas=1)"
             lost = lost if single is not None else "both copies of some rows are lost (replicas=2)"
             self._fail(f"{texts}: {lost}")
             return

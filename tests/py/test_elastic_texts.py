@@ -71,9 +71,9 @@ def test_who_is_waited_for_is_said_once_and_killed_later():
     book.at(300.0)
     assert len(book.waits) == 1 and book.opened[1:] == [[0, 1, 3]]
     assert book.killed == [
-        (2, "rank 2 (pid 2 on b) did not come within 300 s when the ranks met anew (--rendezvous-timeout) [HVD113]")
+        (2, "rank 2 (pid 2 on b) did not join within 300 s when the ranks met again (--rendezvous-timeout) [HVD113]")
     ]
-    with pytest.raises(Refusal, match=r"did not come within 300 s .*\[HVD113\]$"):
+    with pytest.raises(Refusal, match=r"did not join within 300 s .*\[HVD113\]$"):
         book.join(2)
 
 

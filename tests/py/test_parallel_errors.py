@@ -34,7 +34,7 @@ def no_update(stage, stages, m, batches):
         ({"schedule": "continuous"}, "update 'flush' does not go with schedule 'continuous'"),
         ({"update": "stash"}, "update 'stash' does not go with schedule '1f1b'"),
         ({"schedule": "continuous", "update": "2bw", "m": 1}, "2bw needs at least as many micro-batches"),
-        ({"schedule": "continuous", "update": "pipemare", "checkpoint": True}, "does not go with checkpoint=True"),
+        ({"schedule": "continuous", "update": "pipemare", "checkpoint": True}, "does not support checkpoint=True"),
         ({"schedule": no_update}, "the list of stage 0 leaves out"),
         ({"make": distributed}, "give Pipeline the plain optimizer"),
         ({"tied": [("t", {0: "0.weight"})]}, r"tied weight 't' names the stages \[0\] of 2"),
@@ -58,7 +58,7 @@ def test_bad_mini_batches_and_calls():
     pipe = parallel.Pipeline(stage, sgd(stage.parameters()), mesh, F.cross_entropy, 3)
     (x, y), _ = rows(2)
     for given, message in [
-        ((x, y), r"8 rows cannot be cut into 3 .* cut into 1, 2, 4, 8\. Drop the last"),
+        ((x, y), r"8 rows cannot be split into 3 .* split into 1, 2, 4, 8\. Drop the last"),
         ((x[:0], y[:0]), "0 rows cannot"),
         ((None, y), "x, which the first stage reads, is a tensor .* not None"),
         ((x[:6], None), "y, which the last stage reads"),
@@ -83,7 +83,7 @@ def test_a_pipeline_that_is_left_in_flight_says_so():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         del pipe
-    assert any("updates still to come" in str(each.message) for each in said)
+    assert any("updates left" in str(each.message) for each in said)
 
 
 @as_ranks(2)

@@ -178,7 +178,7 @@ def test_what_stands_where_nothing_is_given_is_no_zero():
 
 
 def test_what_would_take_too_long_is_refused():
-    with pytest.raises(PlanError, match=r"more than \d+ chunks together \[HVD002\]"):
+    with pytest.raises(PlanError, match=r"more than \d+ chunks in total \[HVD002\]"):
         prove(drafted(2, "0=1;" * (MOVED_MAX // (1 << 20) + 1), chunks=1 << 20, n=1 << 20))
 
 
