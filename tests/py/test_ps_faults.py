@@ -70,7 +70,7 @@ def test_a_server_without_a_copy_is_missed_by_every_rank(servers, call):
     )
     assert len(said) == 2, (out, err)
     assert all(float(seconds) < 5 and int(number) == servers - 1 for _, seconds, number, _ in said), out
-    assert servers == 1 or "its rows of table 'users' are lost, there is no copy (replicas=1) [HVD029]" in out
+    assert servers == 1 or "its rows of table 'users' are lost, because they have no copy (replicas=1) [HVD029]" in out
     assert not gone([int(pid) for *_, pid in said])
 
 
