@@ -79,7 +79,7 @@ def _says_no_passes(file: Any, optimizer: Any) -> str:
     opened = isinstance(file, (str, os.PathLike)) and os.path.isfile(os.path.join(file, "config.json"))
     if opened or zipfile.is_zipfile(file):
         return ""
-    return f"only a .keras file says how many passes per step an optimizer was told, and {file} is none"
+    return f"only a .keras file records the passes per step of an optimizer, and {file} is not one"
 
 
 def _optimizer_in(path: str) -> str:

@@ -196,9 +196,8 @@ def parallelize(model: nn.Module, patterns: Mapping[str, str], group: Group) -> 
                     "weights itself in evaluation: write its layers as separate modules [HVD019]"
                 )
             if type(layer) is not nn.Linear or any(len(owners[weight]) > 1 for weight in layer.parameters()):
-                wrong = (
-                    "it shares a parameter with another layer" if type(layer) is nn.Linear else "it is not an nn.Linear"
-                )
+                shared = "it shares a parameter with another layer"
+                wrong = shared if type(layer) is nn.Linear else "it is not an nn.Linear"
                 raise ValueError(
                     f"parallelize: {pattern!r} matches {name!r}, a {type(layer).__name__}, which cannot be split: "
                     f"{wrong}. The model's linear layers are: {whole} [HVD019]"

@@ -149,7 +149,7 @@ PLAN["stages"] = [{"layers": [0, 2], "kinds": ["dp", "tp2"]}]
 def test_bad_files_of_plans(tmp_path, change, why):
     path = tmp_path / "p.json"
     path.write_text(json.dumps({**PLAN, **change}))
-    with pytest.raises(ValueError, match=rf"p.json: no plan for hvdlite.parallel: {why}.*\[HVD013\]"):
+    with pytest.raises(ValueError, match=rf"p.json: not a plan for hvdlite.parallel: {why}.*\[HVD013\]"):
         parallel.planned(path)
 
 

@@ -73,11 +73,11 @@ def test_a_package_of_somebody_else_s(package):
 
 
 def test_a_name_twice_is_refused():
-    with pytest.raises(PlanError, match=r"plan 'ring' of \S+: .* already \[HVD003\]"):
+    with pytest.raises(PlanError, match=r"plan 'ring' of \S+: .* already has a plan of this name \[HVD003\]"):
         algorithm("ring")(print)
     with pytest.raises(PlanError, match=r"printable characters \[HVD003\]"):
         algorithm("\x1b[31m")
-    with pytest.raises(PlanError, match=r"they are of allreduce, .* \[HVD003\]"):
+    with pytest.raises(PlanError, match=r"must be from allreduce, .* \[HVD003\]"):
         algorithm("mine", kinds="allsum")
 
 
@@ -113,7 +113,7 @@ def test_a_generator_that_fails_is_named():
 
     refused(steps, rf"its generator makes more than {MOVES_MAX} steps")
     refused(lambda draft: sys.exit(3), "its generator raised SystemExit: 3")
-    refused(lambda draft: draft.move(0.9, 1, 0), r"the move \(0, 0.9, 1, 0, 1, 1\) is not of whole numbers")
+    refused(lambda draft: draft.move(0.9, 1, 0), r"the move \(0, 0.9, 1, 0, 1, 1\) must consist of whole numbers")
     refused(lambda draft: setattr(draft, "chunks", 1.5), "'float' object")
     refused(lambda draft: setattr(draft, "size", 1), "its generator returned another plan than requested")
     with pytest.raises(PlanError, match=r"plan 'fails': its generator raised KeyError: 'seven' \[HVD003\]") as error:
@@ -130,7 +130,7 @@ def test_a_generator_that_fails_is_named():
     [
         ({"name": "rung"}, r"there is no plan 'rung'; there are central, .*trees \[HVD003\]"),
         ({"kind": "alltoall"}, r"plan 'ring' is for allreduce, reducescatter, allgather, not for alltoall \[HVD003\]"),
-        ({"size": 0}, r"root 0 of 0 ranks; a plan is for 1 to 1024 \[HVD003\]"),
+        ({"size": 0}, r"root 0 of 0 ranks is invalid; a plan is for 1 to 1024 ranks \[HVD003\]"),
         ({"root": 4}, r"root 4 of 4 ranks"),
         ({"turns": 3}, r"its generator raised TypeError: .*'turns' \[HVD003\]"),
         ({"name": "halving", "size": 6}, r"6 ranks are not a power of two \[HVD003\]"),

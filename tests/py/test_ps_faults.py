@@ -132,7 +132,7 @@ with_limit = table.pull_async([1])
 try:
     hvd.synchronize(with_limit, 0.3)
 except hvd.HvdTimeoutError as error:
-    print("servers have not answered" in str(error), error.handle is with_limit, flush=True)
+    print("servers did not answer" in str(error), error.handle is with_limit, flush=True)
 told(table.step)
 """
     code, out, err = launch(
