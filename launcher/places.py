@@ -242,7 +242,7 @@ def _nodes(asked: argparse.Namespace) -> int:
     low, colon, high = asked.nodes.partition(":")
     if colon and low != high:
         raise PlaceError(
-            f"not yet: --nnodes {asked.nodes}: training on a changing number of hosts comes later [HVD246]"
+            f"not yet: --nnodes {asked.nodes}: this version cannot train on a changing number of hosts [HVD246]"
         )
     nodes = number("--nnodes", low, 1, "hosts")
     if nodes > JOB_RANKS_MAX:

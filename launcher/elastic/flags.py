@@ -114,8 +114,8 @@ def _refuse(asked: argparse.Namespace, servers: int) -> None:
             raise places.PlaceError(f"not yet: {given} with {flag}: name hosts by -H or a discovery script [HVD246]")
     if servers:
         raise places.PlaceError(
-            f"not yet: {given} with --servers (HVDLITE_SERVERS): tables cannot stay while ranks come and go; save them "
-            "and start again from there (--max-restarts) [HVD246]"
+            f"not yet: {given} with --servers (HVDLITE_SERVERS): tables do not survive a change of ranks. Save them, "
+            "and restart from the save (--max-restarts) [HVD246]"
         )
     if asked.host_discovery_script is None:
         if asked.slots_per_host is not None:

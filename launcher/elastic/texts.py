@@ -77,7 +77,7 @@ def of_another_version(member: Member, build: tuple[str, str], wanted: tuple[str
 
 def not_come(member: Member, seconds: float) -> str:
     """A text: the time for the rendezvous is over."""
-    return f"{member.who()} did not come within {seconds:g} s when the ranks met anew (--rendezvous-timeout) [HVD113]"
+    return f"{member.who()} did not join within {seconds:g} s when the ranks met again (--rendezvous-timeout) [HVD113]"
 
 
 def not_begun(member: Member, seconds: float) -> str:

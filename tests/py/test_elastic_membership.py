@@ -115,7 +115,7 @@ class History:
     def kill(self, number, text):
         assert number not in self.killed and f"pid {number} on h" in text
         at = self.at[number]
-        if "come within" in text:
+        if "join within" in text:
             assert at in AWAITED and any(self.rank[n] >= 0 for n, at in self.at.items() if at == "waiting")
         elif "call init" in text:
             assert at == "away" and not self.epochs

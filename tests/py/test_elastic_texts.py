@@ -71,9 +71,9 @@ def test_who_is_waited_for_is_said_once_and_killed_later():
     book.at(300.0)
     assert len(book.waits) == 1 and book.opened[1:] == [[0, 1, 3]]
     assert book.killed == [
-        (2, "rank 2 (pid 2 on b) did not come within 300 s when the ranks met anew (--rendezvous-timeout) [HVD113]")
+        (2, "rank 2 (pid 2 on b) did not join within 300 s when the ranks met again (--rendezvous-timeout) [HVD113]")
     ]
-    with pytest.raises(Refusal, match=r"did not come within 300 s .*\[HVD113\]$"):
+    with pytest.raises(Refusal, match=r"did not join within 300 s .*\[HVD113\]$"):
         book.join(2)
 
 
@@ -276,7 +276,7 @@ def test_what_cannot_be_is_refused():
     book = Book(2)
     book.start(2)
     for number, pid, build, living, says in (
-        (7, 7, BUILD, False, r"no member 7.*\[HVD119\]"),
+        (7, 7, BUILD, False, r"did not start member 7.*\[HVD119\]"),
         (1, 9, BUILD, True, r"rank 1 \(pid 1 on b\) is in the job already; process 9 .*\[HVD118\]"),
         (2, 5, ("0.9", "1"), False, r"a new rank \(pid 5 on b\) runs hvdlite 0.9 .*1.0 .*\[HVD121\]"),
     ):
@@ -285,7 +285,7 @@ def test_what_cannot_be_is_refused():
     assert [number for number, _ in book.killed] == [2]
     with pytest.raises(Refusal, match=r"member 2 takes part .*\[HVD112\]"):
         book.of.contribute(2, 1, b"")
-    with pytest.raises(Refusal, match=r"rank 1 \(pid 1 on b\) sent its part of allgather 2 while 0.*\[HVD112\]"):
+    with pytest.raises(Refusal, match=r"rank 1 \(pid 1 on b\) sent its part of allgather 2, but 0.*\[HVD112\]"):
         book.of.contribute(1, 2, b"")
     book.of.contribute(1, 1, b"")
     book.at(30.0)
