@@ -41,7 +41,7 @@ static void knows_slices(const struct hvd_plane_arg *world, void *more)
                 CHECK(!refused ||
                           (strstr(error.text, twin == 1 ? "ranks 0 and 1 use slices of the same GPU (PCI 0000:01"
                                                         : "ranks 0 and 2 use slices of the same GPU") &&
-                           strstr(error.text, "NCCL 2.29.7 takes slices (MIG) for one device: give each rank")),
+                           strstr(error.text, "NCCL 2.29.7 treats slices (MIG) as one device: give each rank")),
                       "%s", error.text);
             }
         hvd_world_meet(world);
@@ -271,7 +271,7 @@ int main(void)
     struct hvd_error error = {0};
     plane = gpus_plane();
     hvd_cuda_prefer("no-such-library.so");
-    CHECK(!hvd_cuda_load(&error) && strstr(error.text, "no driver of CUDA") && strstr(error.text, "no-such-library"),
+    CHECK(!hvd_cuda_load(&error) && strstr(error.text, "no CUDA driver") && strstr(error.text, "no-such-library"),
           "%s", error.text);
     gpus_find();
     gpus_threads(3, knows_slices);

@@ -130,7 +130,7 @@ WRONG = [
     ("echo a:2; echo 'no such key' >&2; echo >&2; exit 3", "ended with code 3, and says: no such key"),
     ("/no/such/script", "ended with code 127, and says: "),
     ("kill -9 $$", "was killed by SIGKILL"),
-    ("echo a:2; echo b c", "line 2: 'b c' is no host"),
+    ("echo a:2; echo b c", "line 2: 'b c' is not a host"),
     ("true", "prints no host that has a slot"),
     ("echo a:0", "prints no host that has a slot"),
     ("yes", "has printed more than 1 MB"),
@@ -204,7 +204,7 @@ REFUSED = [
     ("-np 2 --min-np 1 --rendezvous-timeout 0", "--rendezvous-timeout='0': must be at least 1"),
     ("-np 2 --min-np 1 --elastic-timeout long", "--elastic-timeout='long': must be a number"),
     ("-np 2 --min-np 1 --reset-limit -1", "--reset-limit -1: there must be at least 0 changes [HVD704]"),
-    ("-np 2 --min-np 1 --slots 2", "--slots-per-host is for the hosts of --host-discovery-script [HVD703]"),
+    ("-np 2 --min-np 1 --slots 2", "--slots-per-host needs --host-discovery-script, which names the hosts [HVD703]"),
     ("-np 2 --min-np 1 --blacklist-cooldown-range 9 3", "range 9 3: LOW is more than HIGH [HVD704]"),
     ("-np 2 --min-np 1 --blacklist-cooldown-range 1 x", "--blacklist-cooldown-range x: must be a whole"),
     ("-np 2 --min-np 1 --mpi", "not yet: --min-np with --mpi: name hosts by"),
@@ -214,9 +214,9 @@ REFUSED = [
     ("--host-discovery-script true --nproc-per-node 2", "exclude each other: say --slots-per-host [HVD703]"),
     ("--host-discovery-script /no/such -np 1", "--host-discovery-script /no/such: ended with code 127, and says: "),
     ("--host-discovery-script /etc/passwd -np 1", "/etc/passwd: ended with code 126, and says: "),
-    ("--host-discovery-script 'echo a; echo b:c' -np 1", "echo b:c: line 2: 'b:c' is no host"),
+    ("--host-discovery-script 'echo a; echo b:c' -np 1", "echo b:c: line 2: 'b:c' is not a host"),
     ("--host-discovery-script 'echo a:0' -np 1", "prints no host that has a slot [HVD708]"),
-    ("--host-discovery-script 'echo a:1' -np 2 --elastic-timeout 1", "less than 2 slots (--min-np) for 1 s"),
+    ("--host-discovery-script 'echo a:1' -np 2 --elastic-timeout 1", "fewer than 2 slots (--min-np) for 1 s"),
 ]
 
 

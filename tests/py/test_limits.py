@@ -67,7 +67,7 @@ def test_a_monitored_barrier_of_a_process_set():
             hvd.send(np.zeros(1), 2, name="raised")
         else:
             hvd.recv(np.zeros(1), 1, name="raised")
-            with pytest.raises(hvd.HvdTimeoutError, match="when rank 1 had given up"):
+            with pytest.raises(hvd.HvdTimeoutError, match="after rank 1 had given up"):
                 hvd.monitored_barrier(LONG, some)
         hvd.monitored_barrier(LONG, some)
     hvd.remove_process_set(some)

@@ -257,7 +257,7 @@ def test_graphs_of_a_process_that_joins_later_raise_its_error():
     hvd.shutdown()
     _core.prepare((2, 3, 0, 1, 0, 1))
     for call in (hvd.size_op, tf.function(hvd.rank_op), tf.function(lambda: hvd.allreduce(tf.ones(2)))):
-        with pytest.raises(tf.errors.FailedPreconditionError, match=r"joins the others when .*\[HVD426\]"):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=r"cannot communicate before .*\[HVD426\]"):
             call()
     _core.prepare(None)
     hvd.init()
