@@ -128,8 +128,7 @@ def _run(argv: Sequence[str]) -> int:
             print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
         if not command:
             raise UsageError(
-                "no command: give the program that the ranks run, for example: hvdlite-run -np 2 python train.py "
-                "[HVD702]"
+                "no command: give a program to run, for example: hvdlite-run -np 2 python train.py [HVD702]"
             )
         if asked.module:
             command = [sys.executable, "-m", *command]

@@ -211,7 +211,7 @@ REFUSED = [
     ("--max-np 2 --nnodes 2", "not yet: --max-np with --nnodes"),
     ("--host-discovery-script true --max-restarts 1", "exclude each other: the job would start again on"),
     ("--host-discovery-script true -np 1 -H a", "--host-discovery-script and -H exclude each other"),
-    ("--host-discovery-script true --nproc-per-node 2", "exclude each other: say --slots-per-host [HVD703]"),
+    ("--host-discovery-script true --nproc-per-node 2", "exclude each other: give --slots-per-host [HVD703]"),
     ("--host-discovery-script /no/such -np 1", "--host-discovery-script /no/such: ended with code 127, and says: "),
     ("--host-discovery-script /etc/passwd -np 1", "/etc/passwd: ended with code 126, and says: "),
     ("--host-discovery-script 'echo a; echo b:c' -np 1", "echo b:c: line 2: 'b:c' is not a host"),

@@ -122,7 +122,7 @@ def test_what_cannot_be_written_is_told_each_minute_and_what_cannot_be_pickled_i
     monkeypatch.setattr(_state_file.time, "monotonic", lambda: now + 61)
     assert kept.is_due() and not kept.write(4)
     assert capsys.readouterr().err.count(f"state cannot be written ({os.strerror(2)}): ") == 2
-    with pytest.raises(HvdStateError, match=rf"kept in {tmp_path}/state: attribute 'out' .*\[HVD425\]"):
+    with pytest.raises(HvdStateError, match=rf"saved to {tmp_path}/state: attribute 'out' .*\[HVD425\]"):
         _state_file.Kept(str(tmp_path / "state"), 0, unread=True).write({"objects": {"step": 1, "out": sys.stdout}})
     assert os.listdir(tmp_path) == ["elsewhere"]
 
