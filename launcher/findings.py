@@ -101,7 +101,7 @@ def _gpus(facts: Facts) -> list[Finding]:
     for host, each in facts.items():
         if each["gpus"] and each["libraries"]["NCCL"] is None:
             fix = "pip install nvidia-nccl-cu12, or a PyTorch with CUDA"
-            found.append(Finding(WARNING, host, "GPUs, but no NCCL: their tensors go by way of the CPU", fix))
+            found.append(Finding(WARNING, host, "GPUs, but no NCCL: their tensors go through host memory", fix))
     return found
 
 

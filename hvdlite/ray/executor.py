@@ -293,7 +293,7 @@ class RayExecutor:
             done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
             why = f"{len(refs) - len(done)} of {len(refs)} workers of Ray have not answered within {seconds:g} s"
             raise HvdRunError(
-                f"{why}: they cannot start (`ray status`), or a call before keeps them [HVD404]"
+                f"{why}: they cannot start (see `ray status`), or an earlier call keeps them busy [HVD404]"
             ) from None
         except self._ray.exceptions.RayError as error:
             raise HvdRunError(coded("HVD405", f"a worker of Ray does not start: {_words(error)}")) from None
