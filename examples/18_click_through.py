@@ -5,8 +5,8 @@
     hvdlite-run -np 2 --servers 2 python examples/18_click_through.py --rows 2000000 --dim 64 --limit-mb 300
 
 The logs are synthetic. A line has one id in each of six fields. Few ids are frequent and most are rare (Zipf's law).
-Each id has a hidden weight. The logit of a click is the sum of the line's weights, plus a product of two of them. A model
-that predicts the same value for every line has an AUC of 0.5.
+Each id has a hidden weight. The logit of a click is the sum of the line's weights, plus a product of two of them. A
+model that predicts the same value for every line has an AUC of 0.5.
 
 A rank pulls the rows of its batch and pushes their gradients. It receives nothing else of the table. --limit-mb shows
 this: it limits the memory of each rank, also to less than the table needs. Only the servers hold the table.
