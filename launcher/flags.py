@@ -21,7 +21,7 @@ NOT_YET = {
 }
 
 
-_ALGORITHM = "the way of an allreduce or allgather is chosen at run time"
+_ALGORITHM = "the algorithm of an allreduce or allgather is chosen at run time"
 
 OBSOLETE: dict[str, tuple[Callable[[str], Any] | None, str]] = {  # flag: type of its value, reason
     "--cycle-time-ms": (float, "there is no cycle: rounds are driven by events"),
@@ -32,16 +32,16 @@ OBSOLETE: dict[str, tuple[Callable[[str], Any] | None, str]] = {  # flag: type o
     "--torus-allreduce": (None, _ALGORITHM),
     "--no-torus-allreduce": (None, _ALGORITHM),
     "--autotune-gaussian-process-noise": (float, "the noise is measured"),
-    "--gloo-timeout-seconds": (int, "there is no Gloo; --start-timeout bounds the start"),
+    "--gloo-timeout-seconds": (int, "there is no Gloo; --start-timeout limits the start"),
     "--mpi-threads-disable": (None, "hvdlite calls MPI from a thread of its own, so MPI is started for threads"),
     "--no-mpi-threads-disable": (None, "MPI is started for threads anyway"),
-    "--num-nccl-streams": (int, "hvdlite decides by itself which streams it needs"),
-    "--thread-affinity": (int, "the engine's thread runs where its rank does; --bind-to says where that is"),
-    "--disable-cache": (None, "nothing is remembered between launches"),
-    "--rdzv-conf": (str, "hosts meet in one way; --start-timeout and --agent-timeout bound it"),
-    "--monitor-interval": (float, "the end of a rank is news at once"),
-    "--start-method": (str, "ranks are programs of their own: nothing is forked off a Python"),
-    "--role": (str, "all ranks of a job have the same"),
+    "--num-nccl-streams": (int, "hvdlite chooses its streams itself"),
+    "--thread-affinity": (int, "the engine's thread runs on the CPUs of its rank, which --bind-to sets"),
+    "--disable-cache": (None, "no cache is kept between launches"),
+    "--rdzv-conf": (str, "there is one rendezvous; --start-timeout and --agent-timeout limit it"),
+    "--monitor-interval": (float, "the end of a rank is reported at once"),
+    "--start-method": (str, "ranks are separate programs, not forks of a Python process"),
+    "--role": (str, "all ranks of a job have the same role"),
 }
 
 

@@ -62,9 +62,7 @@ def translate(asked: argparse.Namespace, environ: dict[str, str]) -> tuple[dict[
             raise HorovodsError(f"--log-level {asked.log_level}: must be one of {', '.join(LEVELS)} [HVD704]")
     notes = []
     if asked.log_level is not None or asked.log_hide_time == "0":
-        notes.append(
-            "--log-... (the core's log levels come with a later version; --verbose tells what the launcher does)"
-        )
+        notes.append("--log-... (log levels come with a later version; --verbose prints the actions of the launcher)")
     warning = _seconds("--stall-check-warning-time-seconds", asked.stall_warning)
     shutdown = _seconds("--stall-check-shutdown-time-seconds", asked.stall_shutdown)
     if warning is not None:

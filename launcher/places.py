@@ -294,9 +294,9 @@ def _meeting(
     assign([hosts.Host("localhost", slots)], slots)
     also = {**options, **forwarded(asked, environ)}
     if first:
-        way = f"{nodes - 1} more come to {meeting.ip}:{port}, and are given their ranks then; {slots} here"
+        way = f"{nodes - 1} more join at {meeting.ip}:{port} and get their ranks there; {slots} here"
         return Places((), os.uname().nodename, rendezvous.gather(meeting), way=way)
-    way = f"the launcher at {meeting.ip}:{port} says what runs here: {slots} ranks"
+    way = f"the launcher at {meeting.ip}:{port} assigns the ranks of this host: {slots}"
 
     def join(command: Sequence[str]) -> int:
         return rendezvous.join(meeting, command, environ, also, asked.as_horovod)
