@@ -67,7 +67,7 @@ def test_who_is_waited_for_is_said_once_and_killed_later():
     book.again(0, 1, 3)
     assert book.of.deadline() == 5.0 and not book.waits
     book.at(5.0)
-    assert book.waits == ["rank 2 (pid 2 on b) is waited for: the other 3 ranks have met anew since 5 s"]
+    assert book.waits == ["the other 3 ranks have waited 5 s to meet again: missing rank 2 (pid 2 on b)"]
     book.at(300.0)
     assert len(book.waits) == 1 and book.opened[1:] == [[0, 1, 3]]
     assert book.killed == [
@@ -81,7 +81,7 @@ def test_the_first_epoch_opens_without_who_does_not_call_init_in_time():
     book = Book(4, min_np=3, come=2)
     book.at(5.0)
     missing = "a new rank (pid 2 on b), a new rank (pid 3 on b)"
-    assert book.waits == [f"{missing} are waited for: the other 2 ranks have waited in init for 5 s"]
+    assert book.waits == [f"the other 2 ranks have waited 5 s in init: missing {missing}"]
     book.at(30.0)
     assert book.of.deadline() == 600.0 and not book.opened  # too few
     book.join(2)
