@@ -507,8 +507,8 @@ class Exchanges(Tensors[T]):
 
         Raises:
             HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
-            ValueError: if ``src`` is this rank or outside ``process_set``, if ``tensor`` cannot be written, for an
-                unsupported dtype, and for a name that is in flight.
+            ValueError: if ``src`` is this rank or outside ``process_set``. Also if ``tensor`` cannot be written, for
+                an unsupported dtype, and for a name that is in flight.
             TypeError: if an argument has a wrong type.
 
         Example:
@@ -546,8 +546,8 @@ class Exchanges(Tensors[T]):
             HvdPeerLostError: if a rank dies or leaves the job.
             HvdTimeoutError: if ``timeout`` passes first.
             HvdNotInitializedError: before ``init``.
-            ValueError: if ``src`` is this rank or outside ``process_set``, if ``tensor`` cannot be written, for an
-                unsupported dtype, and for a name that is in flight.
+            ValueError: if ``src`` is this rank or outside ``process_set``. Also if ``tensor`` cannot be written, for
+                an unsupported dtype, and for a name that is in flight.
             TypeError: if an argument has a wrong type.
 
         Example:
