@@ -39,14 +39,37 @@ def run(
     start_timeout: float = driven.START_TIMEOUT_S,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Calls fn(*args, **kwargs) on num_proc ranks, each in a worker process of its own; the results, by rank.
+    """Run a function on the ranks of a job in a Dask cluster and return the results.
 
-    client: of distributed. num_proc: by default a rank on every worker. workers: addresses of those to be used.
-    start_timeout: seconds until the workers are free of other jobs, and again until all ranks have called init(). env:
-    variables of the ranks.
+    Each rank is a task on a worker process of its own. ``fn`` calls ``hvd.init()``. Jobs that use the same workers run
+    one after the other.
 
-    HvdRunError for what a rank has raised (`rank`, its traceback; its exception is the __cause__), for a worker that is
-    lost, and where there are not enough workers; TypeError where the call cannot be sent.
+    Args:
+        client (distributed.Client): a synchronous client of the cluster.
+        fn (callable): the function, sent by cloudpickle.
+        args (sequence): positional arguments of ``fn``.
+        kwargs (dict, optional): keyword arguments of ``fn``.
+        num_proc (int, optional): the number of ranks. None: one per worker.
+        workers (list of str, optional): the addresses of the workers to use. None: all.
+        start_timeout (float): seconds until the workers are free of other jobs, and again until all ranks have called
+            ``hvd.init()``. Default: 600.
+        env (dict, optional): environment variables of the ranks.
+
+    Returns:
+        list: the results, by rank.
+
+    Raises:
+        HvdRunError: a rank raised (``rank``, its traceback, and its exception as ``__cause__``), a worker was lost, or
+            there are not enough workers.
+        ModuleNotFoundError: distributed is not installed.
+        TypeError: ``client`` is not a synchronous client, or the call cannot be sent.
+        ValueError: ``num_proc`` is not a positive number.
+
+    Example:
+        >>> from dask.distributed import Client, LocalCluster  # doctest: +SKIP
+        >>> client = Client(LocalCluster(n_workers=2, threads_per_worker=1))  # doctest: +SKIP
+        >>> hvdlite.dask.run(client, train, args=(config,))  # doctest: +SKIP
+        [0.97, 0.97]
     """
     distributed = driven.library("distributed", "dask")
     if not isinstance(client, distributed.Client) or client.asynchronous:
@@ -61,7 +84,7 @@ def run(
             with client.as_current():
                 lock = distributed.Lock(f"hvdlite {place}")
             if not lock.acquire(timeout=start_timeout):
-                raise HvdRunError(f"{place} has run another job of hvdlite for {start_timeout:g} s [HVD404]")
+                raise HvdRunError(f"{place} has been busy with another job of hvdlite for {start_timeout:g} s [HVD404]")
             ends.callback(lock.release)
         ends.callback(lambda: client.cancel(list(futures)))
         for rank, place in enumerate(chosen):
@@ -84,19 +107,19 @@ def _chosen(client: Any, num_proc: int | None, workers: Sequence[str] | None) ->
     there = sorted(_there(client))
     for each in workers or ():
         if each not in there:
-            raise HvdRunError(f"no worker {each} is in this cluster, but {', '.join(there) or 'none'} [HVD404]")
+            raise HvdRunError(f"this cluster has no worker {each}: it has {', '.join(there) or 'none'} [HVD404]")
     named = there if workers is None else sorted(workers)
     size = len(named) if num_proc is None else num_proc
     if isinstance(size, bool) or not isinstance(size, int) or size < (num_proc is not None):
         raise ValueError(f"num_proc={num_proc!r}: must be a whole number of ranks, at least 1 [HVD244]")
     if size > len(named) or size == 0:
-        had = "has" if workers is None else "was told to use"
+        had = "the cluster has" if workers is None else "workers= names"
         raise HvdRunError(
-            f"{size or 'some'} ranks are asked for, and the cluster {had} {len(named)} workers: each worker process is "
+            f"{size or 'some'} ranks are asked for, and {had} {len(named)} workers: each worker process is "
             "one rank [HVD404]"
         )
     if any(place.startswith("inproc:") for place in named):
-        raise HvdRunError("the workers are threads of this process: LocalCluster(processes=True) [HVD404]")
+        raise HvdRunError("the workers are threads of this process: use LocalCluster(processes=True) [HVD404]")
     return named[:size]
 
 

@@ -54,16 +54,44 @@ class _Preempted(HostsUpdatedInterrupt):
 
 
 class HostUpdateResult:
-    """What has happened to the hosts: bits that are combined."""
+    """How the hosts have changed, as bits: ``no_update`` 0, ``removed`` 1, ``added`` 2, ``mixed`` 3.
+
+    Example:
+        >>> hvd.elastic.HostUpdateResult.removed | hvd.elastic.HostUpdateResult.added
+        3
+    """
 
     no_update, removed, added = 0, 1, 2
     mixed = removed | added
 
 
 class State:
-    """What training keeps; subclasses say how to save, restore and sync it.
+    """What training keeps in memory, so that it can go on when ranks come and go. Base class; use a subclass.
 
-    bcast_object: a function that gives every rank rank 0's object. get_rank: a function that gives this rank's number.
+    ``hvd.elastic.run`` synchronizes the state from rank 0 before each start of the training function, and restores it
+    after a rank is lost. Subclasses define ``save``, ``restore``, ``sync`` and, for ``save_to``, ``state_dict`` and
+    ``load_state_dict``. Ready subclasses: ``ObjectState``, ``TorchState``, ``TensorFlowState`` and ``KerasState``.
+
+    Args:
+        bcast_object (callable): a function of an object that returns rank 0's object on every rank.
+        get_rank (callable): a function that returns this rank's number.
+
+    Example:
+        >>> class Counter(hvd.elastic.State):
+        ...     count = 0
+        ...     def save(self):
+        ...         self.saved = self.count
+        ...     def restore(self):
+        ...         self.count = self.saved
+        ...     def sync(self):
+        ...         self.count = self.saved = hvd.broadcast_object(self.count)
+        >>> state = Counter(hvd.broadcast_object, hvd.rank)
+        >>> state.count = 2
+        >>> state.commit()
+        >>> state.count = 3
+        >>> state.restore()
+        >>> state.count
+        2
     """
 
     _number = -1  # of the commit that is being saved, or that all go on from while they sync
@@ -77,15 +105,25 @@ class State:
         self._file: _state_file.Kept | None = None
 
     def save_to(self, path: str, seconds: float = 0.0) -> None:
-        """Also keep the state in a file: rank 0 writes it at each commit that is `seconds` or more after the last one
-        that was written, when the training function returns, and when the job is preempted. A job that begins reads it
-        before the first sync and goes on from there. Call it on all ranks, before the training function.
+        """Also keep the state in a file, from which a job that is started again goes on.
 
-        The file is replaced as a whole. Put it where each host sees it: rank 0 may be on another one next time. It is a
-        pickle, so trust it as the script. HvdStateError: a part of the state cannot be kept; and, when it is read, the
-        file is damaged or of another state. One that cannot be written, or that another job writes too, is a warning.
+        Call it on all ranks before the training function. Rank 0 writes the file at a commit if the last write was
+        ``seconds`` or more before it. It also writes when the training function returns and when the job is preempted.
+        A job that begins reads the file before the first sync. The file is always replaced as a whole. Put it where
+        every host sees it, because rank 0 may be on another host next time. It is a pickle, and reading it runs code:
+        trust it as you trust the script.
+
+        A file that cannot be written, or that another job writes too, causes a warning and not an error::
 
             state.save_to("run7.state", seconds=60)
+
+        Args:
+            path (str): the file. It need not exist.
+            seconds (float): the least time between two writes, in seconds. 0 (default): every commit writes.
+
+        Raises:
+            HvdStateError: a part of the state cannot be kept, or the class has no ``state_dict``. When the training
+                function begins: the file is damaged or has the state of another training.
         """
         self.state_dict()
         self._file = _state_file.Kept(path, seconds, unread=self._number < 0)
@@ -95,20 +133,40 @@ class State:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was saved last, as an object that can be pickled. HvdStateError where a part cannot be kept."""
+        """Return what was saved last, as one object that can be pickled.
+
+        Returns:
+            dict: for ``load_state_dict``, in this job or another one.
+
+        Raises:
+            HvdStateError: a part of the state cannot be kept.
+        """
         raise HvdStateError(f"{type(self).__name__} has no state_dict and load_state_dict: save_to needs both [HVD425]")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go back to what `state_dict` has given, in this job or another."""
+        """Go back to a state that ``state_dict`` has returned. Subclasses define it.
+
+        Args:
+            state_dict (dict): the value of ``state_dict``, from this job or another one.
+
+        Raises:
+            NotImplementedError: the class does not define it.
+        """
         raise NotImplementedError
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Functions to be called, in this order, when the ranks have changed, before the state is synchronized. On
-        newcomers as well: what hvd.rank() and hvd.size() have told them until then was a guess."""
+        """Add functions to call when the set of ranks has changed, before the state is synchronized.
+
+        They run in the order given, on all ranks. They run on new ranks too, whose ``hvd.rank()`` and ``hvd.size()``
+        were only expected values until then. A usual callback scales the learning rate to the new ``hvd.size()``.
+
+        Args:
+            callbacks (iterable of callables): functions without arguments.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The ranks have changed: forget news of hosts, reset, call the callbacks."""
+        """Call ``reset``, then the reset callbacks. ``hvd.elastic.run`` calls it when the ranks have changed."""
         self._host_messages = queue.Queue()
         if self._file is not None:
             self._file.ranks_changed()
@@ -117,11 +175,26 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int = HostUpdateResult.mixed) -> None:
-        """Hosts were added or removed at that time. May be called from any thread."""
+        """Record that hosts were added or removed. The next ``check_host_updates`` reports it. Any thread may call it.
+
+        Args:
+            timestamp (float): the time of the change, in seconds since the epoch.
+            update_res (int): bits of ``HostUpdateResult``. Default: ``HostUpdateResult.mixed``.
+        """
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """save, then check_host_updates. All ranks have to call it."""
+        """Save the state, then check for host changes. All ranks must call it equally often.
+
+        After a rank is lost, the others go back to the last commit. In an elastic job this is also where ranks join and
+        leave, so commit often enough that they need not wait long. The cost is one copy of the state and one broadcast
+        of a small object.
+
+        Raises:
+            HostsUpdatedInterrupt: the hosts have changed. ``hvd.elastic.run`` catches it.
+            HvdPeerLostError: a rank has left or died. ``hvd.elastic.run`` catches it.
+            HvdStateError: with ``save_to``, a part of the state cannot be pickled.
+        """
         self._save_commit()
         if self._file is not None and self._rank() == 0:
             self._file.committed(self.state_dict)
@@ -134,7 +207,12 @@ class State:
         _member.commit = self._number
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt on all ranks if rank 0 has heard that hosts have changed."""
+        """Raise on all ranks if rank 0 has received news of changed hosts. All ranks must call it; ``commit`` does.
+
+        Raises:
+            HostsUpdatedInterrupt: the hosts have changed. ``hvd.elastic.run`` catches it.
+            HvdPeerLostError: a rank has left or died. ``hvd.elastic.run`` catches it.
+        """
         news: dict[str, int] = {}
         if self._rank() == 0:
             news = _member.news()  # of an elastic job's launcher: how many ranks wait to come, and how many are to go
@@ -158,26 +236,54 @@ class State:
             raise HostsUpdatedInterrupt(what == HostUpdateResult.removed)
 
     def save(self) -> None:
-        """Keep a copy of the state in memory."""
+        """Keep a copy of the state in memory. Subclasses define it.
+
+        Raises:
+            NotImplementedError: the class does not define it.
+        """
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Go back to the copy that ``save`` kept last. Subclasses define it.
+
+        Raises:
+            NotImplementedError: the class does not define it.
+        """
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give every rank rank 0's state, and keep a copy once all of it has come; a failure changes no copy."""
+        """Give every rank the state of rank 0, and keep a copy when all of it has arrived. All ranks must call it.
+
+        A failure must change no copy, so that ``restore`` still goes back to the last commit.
+
+        Raises:
+            NotImplementedError: the class does not define it.
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapt to changed ranks; nothing by default."""
+        """Adapt to a changed set of ranks. The default does nothing."""
 
 
 class ObjectState(State):
-    """Python objects, given as keywords and kept as attributes: `state.epoch += 1`.
+    """Python objects, given by keyword and kept as attributes, such as ``state.epoch``.
 
-    A subclass that keeps more calls save and sync of this class last, and takes its own copies into use after them:
-    then a failure leaves the copies of one commit."""
+    Objects are copied with ``copy.deepcopy`` and sent as pickles. An object that cannot be copied is kept by reference.
+    A subclass that keeps more calls ``save`` and ``sync`` of this class last, and replaces its own copies after that. A
+    failure then leaves all copies at the same commit.
+
+    Args:
+        bcast_object (callable): a function of an object that returns rank 0's object on every rank.
+        get_rank (callable): a function that returns this rank's number.
+        kwargs: the objects, by the name of the attribute.
+
+    Example:
+        >>> state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=0)
+        >>> state.epoch = 3
+        >>> state.restore()
+        >>> state.epoch
+        0
+    """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         for name, value in kwargs.items():
@@ -186,27 +292,43 @@ class ObjectState(State):
         super().__init__(bcast_object=bcast_object, get_rank=get_rank)
 
     def save(self) -> None:
-        """Keep a copy of each attribute, or the object itself where there can be no copy."""
+        """Keep a copy of each attribute in memory, or the object itself if it cannot be copied."""
         self._saved_state = {name: _copied(getattr(self, name)) for name in self._saved_state}
 
     def restore(self) -> None:
-        """Set the attributes as they were saved."""
+        """Set the attributes to the values saved last."""
         self._set(self._saved_state)
 
     def _form(self) -> dict[str, str]:
         return dict.fromkeys(self._saved_state, "an object")
 
     def state_dict(self) -> dict[str, Any]:
-        """The attributes as they were saved, below "objects"."""
+        """Return the attributes as they were saved last.
+
+        Returns:
+            dict: ``{"objects": {name: value}}``.
+        """
         return {"objects": dict(self._saved_state)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the attributes as they are there. HvdStateError where the names differ."""
+        """Set the attributes to the values in ``state_dict``.
+
+        Args:
+            state_dict (dict): the value of ``state_dict``, from this job or another one.
+
+        Raises:
+            HvdStateError: the names of the attributes differ.
+        """
         self._saved_state = dict(_state_form.of_same_names(state_dict["objects"], self._saved_state))
         self._set(self._saved_state)
 
     def sync(self) -> None:
-        """Set the attributes as rank 0 has saved them."""
+        """Set the attributes to the values that rank 0 has saved. All ranks must call it.
+
+        Raises:
+            HvdPeerLostError: a rank has left or died. Attributes and copies stay as they were.
+            HvdStateError: an object cannot be pickled.
+        """
         if self._saved_state:
             with _state_file.named(self._saved_state):
                 received = self._bcast_object(self._saved_state)
@@ -226,7 +348,25 @@ def _copied(value: Any) -> Any:
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """The training function `func(state, ...)` made elastic. `reset` gathers the ranks anew."""
+    """Make a training function elastic, with a function of your own that gathers the ranks again.
+
+    ``hvd.elastic.run`` is this function with ``hvd.elastic.reset``; it describes what happens to the state.
+
+    Args:
+        func (callable): the training function, ``func(state, *args, **kwargs)``.
+        reset (callable): a function without arguments, called on each rank after the set of ranks has changed.
+
+    Returns:
+        callable: a function with the arguments and the result of ``func``.
+
+    Raises:
+        HvdNotYetError: as ``hvd.elastic.run``. The returned function raises it, and the other errors listed there.
+
+    Example:
+        >>> train = hvd.elastic.run_fn(lambda state, more: state.step + more, reset=lambda: None)
+        >>> train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=2), 3)
+        5
+    """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -332,7 +472,22 @@ def _meet(reset: Callable[[], None], cause: Exception | None) -> None:
 
 
 def reset() -> None:
-    """Gathers the ranks anew. Raises HvdNotYetError where the launcher was not told that they may change."""
+    """Leave the job and meet the ranks that are there now, as ``hvd.shutdown()`` and ``hvd.init()``.
+
+    ``hvd.elastic.run`` calls it after a rank is lost or the hosts have changed. It blocks until the launcher opens the
+    next round with all its ranks.
+
+    Raises:
+        HvdInitError: the ranks could not meet.
+        HvdNotYetError: the job is not elastic, so its ranks cannot change.
+        HvdRemoved: this rank is no longer part of the job.
+
+    Example:
+        >>> hvd.elastic.reset()
+        Traceback (most recent call last):
+            ...
+        hvdlite.errors.HvdNotYetError: the ranks of this job cannot change: ... [HVD246]
+    """
     if not _member.is_elastic():
         raise HvdNotYetError(
             "the number of ranks of this job is fixed: start it with hvdlite-run --min-np N, or restart it from its "
@@ -343,8 +498,39 @@ def reset() -> None:
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a training function whose first argument is a State: synchronizes the state, then calls it.
+    """Decorate a training function so that it survives lost ranks and uses new ones.
 
-    Where a rank is lost the state is restored, and the others go on; other exceptions pass.
+    The first argument of the function is a ``State``. Each call synchronizes the state from rank 0, then calls the
+    function. If a rank is lost, the state goes back to the last commit, the remaining ranks meet again, and the
+    function is called again. If ranks are to come or go, the state is saved at the current commit first, so no work is
+    repeated. A function that loops from ``state.epoch``, say, continues where it was.
+
+    Only jobs started with ``hvdlite-run --min-np`` can change their ranks. In other jobs the function runs once. Errors
+    that the ranks disagree about, and errors of the function itself, are passed on and not retried.
+
+    Args:
+        func (callable): the training function, ``func(state, *args, **kwargs)``. All ranks must call it.
+
+    Returns:
+        callable: a function with the arguments and the result of ``func``.
+
+    Raises:
+        HvdMismatchError: when called, the states of the ranks have different attributes or parts.
+        HvdNotYetError: when called, a rank was lost in a job that is not elastic. ``__cause__`` is the first error.
+        HvdStateError: when called, a part of the state cannot be sent, or the file of ``State.save_to`` does not fit.
+        HvdTimeoutError: when called, a collective exceeded its own ``timeout``. In a job that is not elastic also the
+            limit of the job.
+        SystemExit: when called, this rank was removed (code 0), or the job was preempted (75 if the file of
+            ``State.save_to`` has the last commit, else 74).
+
+    Example:
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     while state.step < 3:
+        ...         state.step += 1
+        ...         state.commit()
+        ...     return state.step
+        >>> train(hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0))
+        3
     """
     return run_fn(func, reset)

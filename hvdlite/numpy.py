@@ -53,7 +53,7 @@ def _named(dtype: str) -> np.dtype:
         return np.dtype(getattr(import_module("ml_dtypes"), dtype))
     except (ImportError, AttributeError):
         raise ValueError(
-            f"NumPy has no {dtype} but with the package ml_dtypes: install that, or use hvdlite.torch [HVD807]"
+            f"NumPy does not support {dtype} without the package ml_dtypes: install it, or use hvdlite.torch [HVD807]"
         ) from None
 
 

@@ -55,25 +55,25 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Those of several hosts."""
     add("-p", "--ssh-port", dest="ssh_port", metavar="PORT", help="port of the hosts' sshd")
     add("-i", "--ssh-identity-file", dest="ssh_identity", metavar="FILE", help="private key for ssh")
-    add("--ssh-opt", dest="ssh_options", action="append", metavar="WORDS", help="more for ssh, as -o Name=value")
+    add("--ssh-opt", dest="ssh_options", action="append", metavar="WORDS", help="ssh arguments, as -o Name=value")
     add(
         "--network-interface",
         "--network-interfaces",
         dest="interfaces",
         action="append",
         metavar="NAME,...",
-        help="where this host listens, by interface or network (10.0.0.0/8); by default on the route to the others",
+        help="interface or network (10.0.0.0/8) on which this host listens; default: the route to the others",
     )
-    add("-x", dest="forward", action="append", metavar="NAME[=VALUE]", help="a variable that all ranks get")
-    add("--nnodes", dest="nodes", metavar="N", help="number of hosts on which this same command is given, without ssh")
-    add("--node-rank", dest="node", metavar="K", help="number of this host, from 0; node 0 has the rdzv endpoint")
-    add("--nproc-per-node", dest="per_node", metavar="N", help="ranks of this host: a number, gpu, cpu or auto")
+    add("-x", dest="forward", action="append", metavar="NAME[=VALUE]", help="set or forward a variable for all ranks")
+    add("--nnodes", dest="nodes", metavar="N", help="number of hosts; run this same command on each, without ssh")
+    add("--node-rank", dest="node", metavar="K", help="number of this host, from 0; node 0 has the rendezvous endpoint")
+    add("--nproc-per-node", dest="per_node", metavar="N", help="number of ranks of this host: N, gpu, cpu or auto")
     add("--rdzv-endpoint", dest="endpoint", metavar="HOST[:PORT]", help="address of node 0; needs HVDLITE_SECRET_KEY")
-    add("--rdzv-id", dest="rendezvous_id", metavar="ID", help="tells jobs apart that meet at the same address")
-    add("--rdzv-backend", dest="backend", metavar="NAME", help="there is one way to meet: static, tcp or c10d")
-    add("--master-addr", dest="master", metavar="HOST", help="as --rdzv-endpoint, without the port")
-    add("--master-port", dest="master_port", metavar="PORT", help="its port")
-    add("--standalone", action="store_true", help="this host only")
+    add("--rdzv-id", dest="rendezvous_id", metavar="ID", help="name of the job, unique at its address")
+    add("--rdzv-backend", dest="backend", metavar="NAME", help="static, tcp or c10d: all mean the same")
+    add("--master-addr", dest="master", metavar="HOST", help="like --rdzv-endpoint, without the port")
+    add("--master-port", dest="master_port", metavar="PORT", help="port of --master-addr")
+    add("--standalone", action="store_true", help="use this host only")
 
 
 def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float) -> Places:
@@ -129,7 +129,7 @@ def forwarded(asked: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
         if not name:
             raise PlaceError(f"-x {word}: needs the name of a variable before its value [HVD719]")
         if not equals and name not in environ:
-            raise PlaceError(f"-x {name}: there is no such variable here; give -x {name}=value [HVD719]")
+            raise PlaceError(f"-x {name}: there is no such variable here: give -x {name}=value [HVD719]")
         found[name] = value if equals else environ[name]
     return found
 
@@ -156,7 +156,9 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     elif asked.hosts is not None:
         listed = hosts.parse_hosts(asked.hosts)
     elif size is None:
-        raise PlaceError("how many ranks? Say -np N, for example: hvdlite-run -np 2 python train.py [HVD702]")
+        raise PlaceError(
+            "the number of ranks is missing: give -np N, for example: hvdlite-run -np 2 python train.py [HVD702]"
+        )
     else:
         listed = [hosts.Host("localhost", size)]
     if per_node is not None and asked.np is None and (asked.hosts or asked.hostfile):
@@ -260,14 +262,14 @@ def _meeting(
     if asked.endpoint is None and asked.master is None:
         raise PlaceError("--nnodes needs the address of node 0: --rdzv-endpoint HOST:PORT [HVD713]")
     if asked.backend not in (None, *_BACKENDS):
-        raise PlaceError(f"--rdzv-backend {asked.backend}: there is no such way; leave the flag out [HVD713]")
+        raise PlaceError(f"--rdzv-backend {asked.backend}: not supported: remove the flag [HVD713]")
     host, port = _endpoint(asked)
     slots = per_node_of(asked) or 1
     if asked.np is not None:
         size = number("-np", asked.np, nodes, "ranks, one for each host")
         if asked.per_node is not None and size != nodes * slots or size % nodes:
             raise PlaceError(
-                f"-np {size} does not fit --nnodes {nodes}; leave it out and say --nproc-per-node [HVD713]"
+                f"-np {size} does not match --nnodes {nodes}: remove it and give --nproc-per-node [HVD713]"
             )
         slots = size // nodes
     node = None if asked.node is None else number("--node-rank", asked.node, 0, "nodes before it")
@@ -278,7 +280,7 @@ def _meeting(
     found = address.resolve(host)
     own = [ip for ip in found if address.is_own(ip)]
     if node == 0 and not own:
-        raise PlaceError(f"{host} ({', '.join(found)}) is no address of this host, which is node 0 [HVD713]")
+        raise PlaceError(f"{host} ({', '.join(found)}) is not an address of this host, which is node 0 [HVD713]")
     first = node == 0 or (node is None and bool(own))
     said = {**environ, **options}
     meeting = rendezvous.Rendezvous(
@@ -294,9 +296,9 @@ def _meeting(
     assign([hosts.Host("localhost", slots)], slots)
     also = {**options, **forwarded(asked, environ)}
     if first:
-        way = f"{nodes - 1} more come to {meeting.ip}:{port}, and are given their ranks then; {slots} here"
+        way = f"{nodes - 1} more join at {meeting.ip}:{port} and get their ranks there; {slots} here"
         return Places((), os.uname().nodename, rendezvous.gather(meeting), way=way)
-    way = f"the launcher at {meeting.ip}:{port} says what runs here: {slots} ranks"
+    way = f"the launcher at {meeting.ip}:{port} assigns the ranks of this host: {slots}"
 
     def join(command: Sequence[str]) -> int:
         return rendezvous.join(meeting, command, environ, also, asked.as_horovod)
@@ -325,9 +327,9 @@ def _secret(asked: argparse.Namespace, environ: Mapping[str, str]) -> bytes:
     text, file = environ.get("HVDLITE_SECRET_KEY"), environ.get("HVDLITE_SECRET_FILE")
     if text is None and file is None:
         raise PlaceError(
-            "hosts that meet by themselves need a secret, the same on all of them: for example\n"
-            "  export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)   # once; then the value that it gave, on every host\n"
-            "or HVDLITE_SECRET_FILE: a file of mode 0600 that holds it"
+            "--nnodes needs the same secret on all hosts: for example\n"
+            "  export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)   # once; then the same value on every host\n"
+            "or set HVDLITE_SECRET_FILE to a file of mode 0600 with the secret"
             " [HVD713]"
         )
     try:

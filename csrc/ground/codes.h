@@ -143,7 +143,7 @@
 #define HVD266 "[HVD266] "
 #define HVD267 "[HVD267] "
 
-/* Ranks disagree, and numbers that are none */
+/* Ranks disagree, and values that are not finite */
 #define HVD301 "[HVD301] "
 #define HVD302 "[HVD302] "
 #define HVD303 "[HVD303] "
@@ -182,7 +182,7 @@
 #define HVD457 "[HVD457] "
 #define HVD458 "[HVD458] "
 
-/* Limits of time, and stalls */
+/* Timeouts and stalls */
 #define HVD501 "[HVD501] "
 #define HVD502 "[HVD502] "
 #define HVD503 "[HVD503] "
@@ -245,7 +245,7 @@
 #define HVD724 "[HVD724] "
 #define HVD725 "[HVD725] "
 
-/* Options, variables and what is installed */
+/* Options, variables and installation */
 #define HVD801 "[HVD801] "
 #define HVD802 "[HVD802] "
 #define HVD803 "[HVD803] "
@@ -258,7 +258,7 @@
 #define HVD850 "[HVD850] "
 #define HVD851 "[HVD851] "
 
-/* Inside hvdlite */
+/* Internal errors and system resources */
 #define HVD901 "[HVD901] "
 #define HVD951 "[HVD951] "
 #define HVD952 "[HVD952] "

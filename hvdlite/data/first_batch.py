@@ -49,7 +49,35 @@ class FirstBatch:
 
 
 def watch(batches: Iterable[Any], check: bool | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """The batches of any loader, the first compared among the ranks. To be put around a DataLoader."""
+    """Wrap a loader and warn if all ranks read the same first batch.
+
+    The most common mistake in data-parallel training is that every rank reads all the data. Nothing fails then, but the
+    job is no faster than one process. The wrapper compares a digest of the first batch over all ranks, once per loader,
+    with one small allgather. If all digests are equal, the first rank of the set issues a ``UserWarning`` (HVD241).
+
+    The check is off by default, because all ranks of the set must then read their first batch. The first rank to do so
+    waits for the others. In a DataLoader's worker processes nothing is compared, so wrap the loader, not the dataset.
+
+    Args:
+        batches (iterable): a loader, such as a torch ``DataLoader``.
+        check (bool, optional): True compares, False does not. None takes the option ``HVDLITE_CHECK_DATA`` (default:
+            off).
+        process_set (ProcessSet, optional): the ranks that are compared. Default: all ranks.
+
+    Returns:
+        iterable: the same batches in the same order. ``len()`` and attributes are those of the loader. Where nothing is
+        compared this is ``batches`` itself.
+
+    Raises:
+        HvdNotInitializedError: the check is on and ``hvd.init()`` has not been called.
+        HvdPeerLostError: while reading the first batch, a rank has left or died.
+
+    Example:
+        >>> mine = hvd.data.shard([[1, 2], [3, 4]])
+        >>> list(hvd.data.watch(mine, check=True))
+        [[1, 2]]  # rank 0
+        [[3, 4]]  # rank 1
+    """
     first = FirstBatch.wanted(check, process_set)
     return batches if first is None else _Watched(batches, first)
 

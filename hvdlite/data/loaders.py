@@ -20,18 +20,32 @@ _END = object()
 
 
 class BaseDataLoader:
-    """Iterated over batches that `_iterate` makes. Subclasses say how many there are and make them."""
+    """Base class of loaders that produce batches with ``_iterate`` (Horovod's interface).
+
+    A subclass defines ``__len__``, the number of batches, and ``_iterate``, a generator of the batches of one pass. It
+    may define ``_process_batch(batch)``, which converts each batch; by default a batch stays as it is. Iterating counts
+    the time that the loop waits for each batch, as ``hvd.data.timer`` does.
+
+    Example:
+        >>> class Numbers(hvd.data.BaseDataLoader):
+        ...     def __len__(self):
+        ...         return 3
+        ...     def _iterate(self):
+        ...         return iter(range(3))
+        >>> list(Numbers())
+        [0, 1, 2]
+    """
 
     def __len__(self) -> int:
-        """Number of batches."""
+        """Return the number of batches."""
         raise NotImplementedError
 
     def _iterate(self) -> Iterator[Any]:
-        """Makes the batches of one pass."""
+        """Return an iterator over the batches of one pass."""
         raise NotImplementedError
 
     def _process_batch(self, batch: Any) -> Any:
-        """What becomes of a batch before it is given out; itself by default."""
+        """Convert a batch before the loop receives it. The default returns it unchanged."""
         return batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -93,9 +107,28 @@ class _Reading:
 
 
 class AsyncDataLoaderMixin:
-    """Put before a BaseDataLoader: batches are made in a thread, `async_loader_queue_size` ahead; 0: no thread.
+    """Mixin that prepares the batches of a ``BaseDataLoader`` ahead in a thread.
 
-    debug_data_loader: print when training has to wait for data.
+    Name it before the loader class. Each pass has its own thread and queue, which end with the pass, also if the loop
+    breaks or ``_iterate`` raises. An exception of ``_iterate`` is raised in the loop. Several passes may be open at
+    once.
+
+    Args:
+        async_loader_queue_size (int): the number of batches prepared ahead. 0: no thread. Default: 64.
+        debug_data_loader (bool): print a line whenever the loop has to wait for a batch. Default: False.
+        args: passed on to the next class.
+        kwargs: passed on to the next class.
+
+    Example:
+        >>> class Numbers(hvd.data.BaseDataLoader):
+        ...     def __len__(self):
+        ...         return 3
+        ...     def _iterate(self):
+        ...         return iter(range(3))
+        >>> class Loader(hvd.data.AsyncDataLoaderMixin, Numbers):
+        ...     pass
+        >>> list(Loader(async_loader_queue_size=2))
+        [0, 1, 2]
     """
 
     def __init__(
@@ -119,6 +152,6 @@ class AsyncDataLoaderMixin:
             reading.stop()
 
     def close_async_loader(self) -> None:
-        """End the threads of all passes that are under way. May be called more than once."""
+        """Stop the threads of all open passes. A second call does nothing."""
         for reading in list(self._readings):
             reading.stop()

@@ -38,17 +38,51 @@ def shard(
     check: bool | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """This rank's part of the data.
+    """Return this rank's part of the data.
 
-    data: a dataset with __len__ and __getitem__ (gives a Shard, a view with set_epoch), a list of samples (a list), an
-    array, a tensor, a pandas frame or a scipy sparse matrix (rows of it), a tuple or dict of arrays of equal length
-    (the same rows of each), or anything that can be iterated (an IterableShard, lazily: every rank runs through all of
-    it). All ranks must have the same data in the same order: sort what a folder lists; a set is refused.
-    shuffle: deal in an order that depends on `seed` and the epoch alone. uneven: "pad", "drop" or "keep", see above.
-    strided: of arrays and lists every n-th row instead of a run of rows. check=True: compare the ranks' first items
-    before they are dealt (HvdMismatchError if the data differ; see data/same_items.py), and warn if all ranks get
-    identical samples, which needs all ranks to start reading; by HVDLITE_CHECK_DATA (default: off) only the warning.
-    ValueError for arrays of different lengths; TypeError for what is no data, has no order or cannot give rows.
+    All ranks must pass the same data in the same order, for example ``sorted(files)``. No data moves between ranks:
+    each rank selects its own part. Rank and size are read once, so make a new shard after ``hvd.shutdown()`` and
+    ``hvd.init()``.
+
+    By default all parts have the same length, because ranks that average gradients need equally many batches.
+
+    Args:
+        data: one of these kinds. A dataset with ``__len__`` and ``__getitem__``; a list or range; an array, tensor,
+            pandas frame or scipy sparse matrix, of which each rank takes rows; a tuple or dict of arrays of equal
+            length, of which each rank takes the same rows; or any iterable.
+        shuffle (bool): deal the samples in an order that depends only on ``seed`` and the epoch. Needs data with a
+            length. Default: False.
+        seed (int): the seed of the shuffle, the same on all ranks. Default: 0.
+        uneven (str): what to do if the length is not a multiple of the number of ranks. ``"pad"`` (default) deals the
+            first samples again, as torch's ``DistributedSampler`` does. ``"drop"`` leaves out the last samples.
+            ``"keep"`` deals each sample once, so lengths differ by one; use it for evaluation.
+        strided (bool): for arrays and lists, take every n-th row instead of one run of rows. Default: False.
+        check (bool, optional): True compares the length and the first items of all ranks, and also warns if all ranks
+            get identical samples, as ``watch`` does. All ranks must then call ``shard`` and read their first sample.
+            None takes ``HVDLITE_CHECK_DATA`` (default: off), which only warns.
+        process_set (ProcessSet, optional): the ranks that share the data. This rank must be a member. Default: all
+            ranks.
+
+    Returns:
+        A ``Shard`` for a dataset; a list for a list; rows of the same type for arrays; a tuple or dict of such rows for
+        a tuple or dict; an ``IterableShard`` for an iterable.
+
+    Raises:
+        HvdMismatchError: with ``check=True``, the ranks pass different data. For an iterable, on the first pass.
+        HvdNotInitializedError: ``hvd.init()`` has not been called.
+        TypeError: ``data`` is not data, is a set (which has no order), a string, or an array whose rows cannot be
+            selected.
+        ValueError: ``uneven`` is unknown, the arrays have different lengths, an iterable is to be shuffled, or this
+            rank is not a member of ``process_set``.
+
+    Example:
+        >>> hvd.data.shard([10, 11, 12, 13])
+        [10, 11]  # rank 0
+        [12, 13]  # rank 1
+        >>> rows, labels = hvd.data.shard((np.arange(6).reshape(3, 2), np.array([7, 8, 9])), strided=True)
+        >>> labels.tolist()
+        [7, 9]  # rank 0
+        [8, 7]  # rank 1
     """
     if uneven not in UNEVEN:
         raise ValueError(f"uneven={uneven!r}: must be one of {', '.join(map(repr, UNEVEN))} [HVD240]")
@@ -112,9 +146,21 @@ class _Deal:
 
 
 class Shard:
-    """This rank's samples of a dataset, as a dataset. Give it to a DataLoader without a sampler.
+    """This rank's samples of a dataset, seen as a dataset. ``hvd.data.shard`` makes it.
 
-    With shuffle, call set_epoch(epoch) before each epoch, on all ranks, so that samples are dealt anew.
+    Give it to a DataLoader without a sampler. With ``shuffle=True``, call ``set_epoch`` on all ranks before each epoch.
+
+    Args:
+        data: the dataset.
+        deal: how samples are dealt to ranks; ``hvd.data.shard`` makes it.
+        first: the check of the first sample, or None.
+
+    Example:
+        >>> from collections import UserList
+        >>> mine = hvd.data.shard(UserList("abcd"), shuffle=True)
+        >>> mine.set_epoch(1)
+        >>> len(mine), len(set(mine.indices()))
+        (2, 2)
     """
 
     def __init__(self, data: Any, deal: _Deal, first: FirstBatch | None = None) -> None:
@@ -126,11 +172,24 @@ class Shard:
         self._dealt: tuple[int, Any] = (-1, ())
 
     def set_epoch(self, epoch: int) -> None:
-        """Deal the samples in the order of this epoch. A DataLoader's workers that are alive follow."""
+        """Deal the samples in the order of an epoch. Running DataLoader workers follow.
+
+        All ranks must set the same epoch, or samples are read twice or not at all.
+
+        Args:
+            epoch (int): the number of the epoch, 0 or more.
+
+        Raises:
+            ValueError: ``epoch`` is not a number.
+        """
         self._epoch.value = int(epoch)
 
     def indices(self) -> Any:
-        """Which samples of the dataset are this rank's in this epoch, in order."""
+        """Return the indices of this rank's samples in the dataset, in the order of the current epoch.
+
+        Returns:
+            range or list[int]: as many indices as the shard has samples.
+        """
         epoch = self._epoch.value
         if self._dealt[0] != epoch:
             self._dealt = (epoch, self._deal.mine(len(self.data), epoch, True))
@@ -149,9 +208,22 @@ class Shard:
 
 
 class IterableShard:
-    """Every n-th item, as they come. May be iterated as often as what it is made of.
+    """Every n-th item of an iterable, in the order of the iterable. ``hvd.data.shard`` makes it.
 
-    compared: whose ranks compare the first round of items, once.
+    Each pass reads all the data on every rank and skips the items of the other ranks. The workers of a torch DataLoader
+    share this rank's items. With torch imported it is a torch ``IterableDataset``. It can be iterated as often as its
+    data.
+
+    Args:
+        data (iterable): the data.
+        deal: how items are dealt to ranks; ``hvd.data.shard`` makes it.
+        first: the check of the first item, or None.
+        compared (ProcessSet, optional): the ranks that compare their first items, once. None: no comparison.
+
+    Example:
+        >>> list(hvd.data.shard(iter("abcd")))
+        ['a', 'c']  # rank 0
+        ['b', 'd']  # rank 1
     """
 
     def __init__(

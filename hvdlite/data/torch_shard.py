@@ -6,4 +6,4 @@ from .shards import IterableShard
 
 
 class TorchIterableShard(IterableShard, IterableDataset):
-    """Every n-th item, as they come; a DataLoader's workers share them."""
+    """An ``IterableShard`` that is also a torch ``IterableDataset``, so that a DataLoader accepts it."""

@@ -45,8 +45,25 @@ class Timed:
 
 
 def timer(batches: Iterable[Any]) -> Any:
-    """The batches of any loader; how long the loop waits for each is in `hvd.stats()`. To be put around a DataLoader.
-    TypeError for what cannot be iterated."""
+    """Wrap a loader so that ``hvd.stats()`` shows how long the training loop waits for batches.
+
+    The wrapper measures the time inside ``next`` in the training process. It costs two clock reads and one call of the
+    core per batch. It calls no collective.
+
+    Args:
+        batches (iterable): a loader, such as a torch ``DataLoader``.
+
+    Returns:
+        iterable: the same batches in the same order. ``len()`` and attributes are those of the loader.
+
+    Raises:
+        TypeError: ``batches`` cannot be iterated.
+
+    Example:
+        >>> loader = hvd.data.timer([1, 2, 3])
+        >>> sum(loader), len(loader)
+        (6, 3)
+    """
     if not hasattr(batches, "__iter__"):
         raise TypeError(f"timer() needs an iterable, not {type(batches).__name__} [HVD242]")
     return Timed(batches)

@@ -29,10 +29,24 @@ _Callback: Any = keras.callbacks.Callback
 
 
 class BroadcastGlobalVariablesCallback(_Callback):
-    """Gives all ranks the root's weights and optimizer state, when the first batch has made them all.
+    """Callback that gives all ranks the root's weights and optimizer state after the first batch of ``fit``.
 
-    Variables given to `register_local_var` or `local_variables` stay each rank's own. With steps_per_execution above 1
-    the first batches are several steps, from each rank's own weights: broadcast model.variables before fit there.
+    It waits for the first batch because that batch creates all variables. With ``steps_per_execution`` above 1 the
+    first batches are several steps from each rank's own weights. In that case broadcast ``model.variables`` before
+    ``fit``. The states of random seeds are not sent, so ranks drop out different units.
+
+    Args:
+        root_rank (int): the rank whose variables are sent.
+        device (str): accepted for Horovod, without effect.
+        local_variables (list, optional): variables that are not sent.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(0.1), "mse")
+        >>> callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        >>> history = model.fit(np.zeros((2, 1)), np.zeros((2, 1)), callbacks=[callback], verbose=0)
+        >>> hvd.check_consistency(model)
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -42,7 +56,11 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._local = {id(variable): variable for variable in local_variables or ()}
 
     def register_local_var(self, variable: Any) -> None:
-        """This variable is not sent."""
+        """Do not send a variable.
+
+        Args:
+            variable: a variable of the model.
+        """
         self._local[id(variable)] = variable
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -60,9 +78,20 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
 
 class MetricAverageCallback(_Callback):
-    """Replaces the metrics of an epoch by their averages over all ranks.
+    """Callback that replaces the metrics of an epoch by their averages over all ranks.
 
-    A metric that some ranks do not have, as where one alone validates, stays each rank's own; a warning says so once.
+    Put it before callbacks that read the metrics, such as ``ReduceLROnPlateau``, ``EarlyStopping`` and
+    ``ModelCheckpoint``. All ranks must finish the same number of epochs. A metric that some ranks lack is not averaged;
+    a warning names it once.
+
+    Args:
+        device (str): accepted for Horovod, without effect.
+
+    Example:
+        >>> logs = {"loss": 1.0 + hvd.rank()}
+        >>> hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+        >>> logs
+        {'loss': 1.5}
     """
 
     _warned: tuple[str, ...] = ()
@@ -85,16 +114,29 @@ class MetricAverageCallback(_Callback):
             has = {name: [rank for rank, each in enumerate(of_all) if name in each] for name in partial}
             owners = "; ".join(f"{name}: only ranks {ranks}" for name, ranks in has.items())
             warnings.warn(
-                f"rank {_core.rank()}: metrics that not all ranks have are not averaged ({owners}). Give all ranks the "
-                "same metrics, and validation data to all or none. [HVD307]", stacklevel=2
+                f"rank {_core.rank()}: metrics that only some ranks have are not averaged ({owners}). Give all ranks "
+                "the same metrics, and validation data to all or none. [HVD307]", stacklevel=2
             )  # fmt: skip
 
 
 class CheckConsistencyCallback(_Callback):
-    """Raises HvdMismatchError on all ranks when their weights or optimizers are no longer the same, bit by bit.
+    """Callback that raises ``HvdMismatchError`` on all ranks when their weights or optimizers are no longer the same.
 
-    every: after so many batches; None: at the end of each epoch. All ranks must fit the same number of batches.
-    `local_variables` may differ, and what `register_local_var` was given (see hvd.check_consistency).
+    It compares bits, with ``hvd.check_consistency``. All ranks must fit the same number of batches.
+
+    Args:
+        every (int, optional): compare after this many batches. None (default): at the end of each epoch.
+        local_variables (list, optional): variables that may differ.
+
+    Raises:
+        ValueError: ``every`` is not a positive number or None.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        >>> check = hvd.callbacks.CheckConsistencyCallback(every=1)
+        >>> history = model.fit(np.ones((2, 1)), np.full((2, 1), hvd.rank()), callbacks=[check], verbose=0)
     """
 
     def __init__(self, every: int | None = None, local_variables: Any = None) -> None:
@@ -119,10 +161,22 @@ class CheckConsistencyCallback(_Callback):
 
 
 class StatsCallback(_Callback):
-    """Puts the numbers of hvd.stats() into the logs of an epoch, as hvdlite/step_ms/mean and so on.
+    """Callback that adds the numbers of ``hvd.stats()`` to the metrics of an epoch, such as ``hvdlite/step_ms/mean``.
 
-    Put it before Keras's TensorBoard callback, which writes what is in the logs, on each rank its own. Where no
-    optimizer tells of steps (on one rank, in a compiled graph of TensorFlow) each batch is one.
+    Put it before Keras's TensorBoard callback, which writes them. Each rank writes its own numbers. A batch counts as
+    one step where no optimizer reports steps: on one rank, or in a compiled graph of TensorFlow.
+
+    Args:
+        prefix (str): begins each name. Default: ``hvdlite/``.
+
+    Raises:
+        TypeError: ``prefix`` is not a str.
+
+    Example:
+        >>> logs = {}
+        >>> hvd.callbacks.StatsCallback().on_epoch_end(0, logs)
+        >>> all(name.startswith("hvdlite/") for name in logs)
+        True
     """
 
     def __init__(self, prefix: str = "hvdlite/") -> None:
@@ -149,10 +203,35 @@ class StatsCallback(_Callback):
 
 
 class LearningRateScheduleCallback(_Callback):
-    """The learning rate of an epoch is initial_lr times multiplier(epoch), from start_epoch to before end_epoch.
+    """Callback that sets the learning rate of each epoch to ``initial_lr * multiplier(epoch)``.
 
-    staircase: it changes between epochs only; else with every batch, and the epoch is a fraction. steps_per_epoch:
-    where Keras does not know it. momentum_correction is Horovod's: it matters where momentum is a variable.
+    It logs the rate as ``lr``.
+
+    Args:
+        initial_lr (float): the learning rate that is multiplied.
+        multiplier (float or callable): a factor, or a function of the epoch that returns one.
+        start_epoch (int): the first epoch in which the rate is set. Default: 0.
+        end_epoch (int, optional): the epoch before which it ends. None: no end.
+        staircase (bool): True (default) sets the rate once per epoch. False sets it before each batch, with the epoch
+            as a fraction.
+        momentum_correction (bool): while the rate changes, scale the momentum for one batch by new rate / old rate
+            (Goyal et al., 2017, "Accurate, Large Minibatch SGD"). It matters only where momentum is a variable.
+            Default: True.
+        steps_per_epoch (int, optional): the number of batches per epoch. Needed only without ``staircase``, where Keras
+            does not know it.
+
+    Raises:
+        TypeError: an argument is not a number.
+        ValueError: ``initial_lr`` is None, or the number of batches is unknown.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(0.5), "mse")
+        >>> halve = hvd.callbacks.LearningRateScheduleCallback(0.5, lambda epoch: 0.5**epoch)
+        >>> history = model.fit(np.zeros((2, 1)), np.zeros((2, 1)), epochs=2, callbacks=[halve], verbose=0)
+        >>> history.history["lr"]
+        [0.5, 0.25]
     """
 
     def __init__(
@@ -224,7 +303,31 @@ class LearningRateScheduleCallback(_Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate in the first warmup_epochs from initial_lr / size to initial_lr, batch by batch."""
+    """Callback that raises the learning rate from ``initial_lr / hvd.size()`` to ``initial_lr`` in the first epochs.
+
+    The rate grows batch by batch, in equal steps (Goyal et al., 2017, "Accurate, Large Minibatch SGD"). Give the rate
+    for the whole job as ``initial_lr``, usually the rate of one process times ``hvd.size()``.
+
+    Args:
+        initial_lr (float): the learning rate after the warm-up.
+        warmup_epochs (int): the number of epochs that the warm-up takes. Default: 5.
+        momentum_correction (bool): as in ``LearningRateScheduleCallback``.
+        steps_per_epoch (int, optional): the number of batches per epoch, where Keras does not know it.
+        verbose (int): 1 prints a line when the warm-up is over. Default: 0.
+
+    Raises:
+        TypeError: an argument is not a number.
+        ValueError: ``warmup_epochs`` is negative, or the number of batches is unknown.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(1.0), "mse")
+        >>> warmup = hvd.callbacks.LearningRateWarmupCallback(initial_lr=1.0, warmup_epochs=2)
+        >>> history = model.fit(np.zeros((2, 1)), np.zeros((2, 1)), epochs=3, callbacks=[warmup], verbose=0)
+        >>> history.history["lr"]
+        [0.75, 1.0, 1.0]
+    """
 
     def __init__(
         self, initial_lr: float, warmup_epochs: int = 5, momentum_correction: bool = True,
@@ -249,7 +352,23 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
-    """Keeps the best model by a metric of all ranks, written by rank 0 alone; set `filepath` before training."""
+    """Callback that saves the best model so far. Only rank 0 writes the file.
+
+    Put it after ``MetricAverageCallback``, so that it judges by the metric of all ranks.
+
+    Args:
+        filepath (str, optional): the file. Default: ``best.keras``, or ``best.weights.h5`` with ``save_weights_only``.
+        monitor (str): the metric. Default: ``val_loss``.
+        verbose (int): 1 prints a line for each file. Default: 0.
+        save_weights_only (bool): save weights instead of the whole model. Default: False.
+        mode (str): ``min``, ``max`` or ``auto`` (default), which derives it from the metric.
+        save_freq: ``epoch`` (default), or a number of batches.
+
+    Example:
+        >>> checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath="model.keras")
+        >>> checkpoint.save_best_only
+        True
+    """
 
     def __init__(
         self, monitor: str = "val_loss", verbose: int = 0, save_weights_only: bool = False, mode: str = "auto",

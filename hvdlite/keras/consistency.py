@@ -25,12 +25,27 @@ REMEDY = (
 def check_consistency(
     model: Any, optimizer: Any = None, process_set: ProcessSet = global_process_set, local_variables: Any = None
 ) -> None:
-    """Returns when all ranks have the same bits in all variables, else raises HvdMismatchError, the same on all ranks,
-    naming the first that differs and the ranks that differ from the first rank of the set.
+    """Check that all ranks have the same bits in all variables of a model and its optimizer.
 
-    model: a model with the optimizer that it was compiled with, a layer, or a list of variables (and None). optimizer:
-    another one. `local_variables` are not compared, nor are those that a distributed optimizer keeps local. ValueError
-    on all ranks for what has no variables on one.
+    All ranks of the set must call it. While all is well it costs one allgather of a digest of 16 bytes per rank. The
+    states of random seeds are not compared, nor are variables that the optimizer keeps local.
+    ``CheckConsistencyCallback`` calls it during ``fit``.
+
+    Args:
+        model: a model (with the optimizer that it was compiled with), a layer, or a list of variables.
+        optimizer (optional): another optimizer.
+        process_set (ProcessSet, optional): the ranks that are compared. Default: all.
+        local_variables (list, optional): variables that may differ, together with the optimizer's variables for them.
+
+    Raises:
+        HvdMismatchError: on all ranks, with the first variable that differs and the ranks that differ from the first
+            one.
+        ValueError: on all ranks, if one of them passes something without variables.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        >>> hvd.check_consistency(model)
     """
     compare(lambda: _of_both(model, optimizer, local_variables), _bits, process_set, REMEDY)
 

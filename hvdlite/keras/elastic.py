@@ -31,7 +31,31 @@ _Callback: Any = keras.callbacks.Callback
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a training function whose first argument is a State: see hvdlite.elastic.run."""
+    """Decorate a training function so that it survives lost ranks and uses new ones. See ``hvdlite.elastic.run``.
+
+    Args:
+        func (callable): the training function, ``func(state, *args, **kwargs)``. All ranks must call it.
+
+    Returns:
+        callable: a function with the arguments and the result of ``func``.
+
+    Raises:
+        HvdMismatchError: when called, the states of the ranks have different attributes or parts.
+        HvdNotYetError: when called, a rank was lost in a job that is not elastic. When decorating, Keras runs on a
+            backend other than TensorFlow and PyTorch. The other errors are those of ``hvdlite.elastic.run``.
+
+    Example:
+        >>> import keras
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     while state.epoch < 2:
+        ...         state.epoch += 1
+        ...         state.commit()
+        ...     return state.epoch
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> train(hvd.elastic.KerasState(model, epoch=0))
+        2
+    """
     decorated: Callable[..., Any] = import_module(f"hvdlite.{backend()}.elastic").run(func)
     return decorated
 
@@ -45,9 +69,28 @@ def _built(optimizer: Any, owners: list[Any]) -> None:
 
 
 class KerasState(ObjectState):
-    """A model, its optimizer (by default the one it was compiled with) and whatever is given by name as attributes.
+    """State of a Keras model, its optimizer and any other objects, which are kept as attributes.
 
-    ValueError if the model has no weights yet.
+    It creates the optimizer's variables, so that all ranks have the same ones to send. The states of random seeds are
+    saved and restored, but not sent. It also keeps the place in an unfinished window of ``backward_passes_per_step``.
+
+    Args:
+        model: the model, built.
+        optimizer (optional): its optimizer. Default: the one that the model was compiled with.
+        kwargs: more objects, by the name of the attribute.
+
+    Raises:
+        ValueError: the model is not built.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        >>> state = hvd.elastic.KerasState(model, epoch=0)
+        >>> state.epoch = 3
+        >>> model.set_weights([np.ones((1, 1)), np.ones(1)])
+        >>> state.restore()
+        >>> state.epoch, model.get_weights()[0].tolist()
+        (0, [[0.0]])
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
@@ -67,14 +110,19 @@ class KerasState(ObjectState):
         self._saved_model, self._saved_window = copies
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Go back to the copy that was saved last."""
         for variable, value in self._saved_model:
             variable.assign(value)
         self._go_on(self._saved_window)
         super().restore()
 
     def sync(self) -> None:
-        """Give every rank rank 0's state."""
+        """Give every rank the state of rank 0. All ranks must call it.
+
+        Raises:
+            HvdMismatchError: the ranks have different variables.
+            HvdPeerLostError: a rank has left or died. The copies stay as they were.
+        """
         broadcast(_once([*self.model.weights, *self._of_optimizer()]), 0)
         if self._window() is not None:
             self._go_on(broadcast_object(self._window().kept(), 0))
@@ -87,16 +135,28 @@ class KerasState(ObjectState):
         return {**super()._form(), "model": variables, "optimizer": type(self.optimizer).__name__}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was saved last: values of variables, in order, below "model"; the place in a window below "window"."""
+        """Return what was saved last.
+
+        Returns:
+            dict: ``{"objects": {name: value}, "model": [array], "window": place in a window of passes or None}``.
+        """
         values = [value for _, value in self._saved_model]
         return {**super().state_dict(), "model": values, "window": self._saved_window}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go back to what `state_dict` has given. ValueError for variables of other shapes."""
+        """Go back to a state that ``state_dict`` has returned.
+
+        Args:
+            state_dict (dict): the value of ``state_dict``, from this job or another one.
+
+        Raises:
+            HvdStateError: the names of the attributes differ.
+            ValueError: the variables have other shapes.
+        """
         variables, values = [variable for variable, _ in self._saved_model], state_dict["model"]
         shapes = [tuple(value.shape) for value in values]
         if [tuple(variable.shape) for variable in variables] != shapes:
-            raise ValueError(f"its variables have other shapes than the model's: {shapes} [HVD425]")
+            raise ValueError(f"the shapes of its variables differ from those of the model: {shapes} [HVD425]")
         self._saved_model, self._saved_window = list(zip(variables, values)), state_dict["window"]
         super().load_state_dict(state_dict)
         self.restore()
@@ -128,7 +188,25 @@ def _once(variables: list[Any]) -> list[Any]:
 
 
 class CommitStateCallback(_Callback):
-    """Commits the state after every `batches_per_commit` batches, and after each epoch."""
+    """Callback that commits a state after every few batches and after each epoch. Put it last.
+
+    All ranks must fit the same number of batches.
+
+    Args:
+        state (State): the state.
+        batches_per_commit (int): the number of batches between two commits. Default: 1.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        >>> state = hvd.elastic.KerasState(model, epoch=0)
+        >>> callbacks = [hvd.elastic.UpdateEpochStateCallback(state), hvd.elastic.CommitStateCallback(state)]
+        >>> history = model.fit(np.zeros((2, 1)), np.zeros((2, 1)), epochs=2, callbacks=callbacks, verbose=0)
+        >>> state.restore()
+        >>> state.epoch
+        2
+    """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
@@ -152,7 +230,19 @@ class CommitStateCallback(_Callback):
 
 
 class UpdateBatchStateCallback(_Callback):
-    """Keeps `state.batch`: the last batch of the epoch that is done, 0 between epochs."""
+    """Callback that keeps ``state.batch``, the number of the last finished batch of the epoch. It is 0 between epochs.
+
+    After an interruption, ``fit`` runs the remaining batches of the epoch.
+
+    Args:
+        state (State): a state with the attribute ``batch``.
+
+    Example:
+        >>> state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0)
+        >>> hvd.elastic.UpdateBatchStateCallback(state).on_batch_end(5)
+        >>> state.batch
+        5
+    """
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -181,7 +271,17 @@ class UpdateBatchStateCallback(_Callback):
 
 
 class UpdateEpochStateCallback(_Callback):
-    """Keeps `state.epoch`: how many epochs are done, those of earlier calls of fit included."""
+    """Callback that keeps ``state.epoch``, the number of finished epochs, including those of earlier calls of ``fit``.
+
+    Args:
+        state (State): a state with the attribute ``epoch``.
+
+    Example:
+        >>> state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, epoch=3)
+        >>> hvd.elastic.UpdateEpochStateCallback(state).on_epoch_end(0)
+        >>> state.epoch
+        4
+    """
 
     def __init__(self, state: Any) -> None:
         super().__init__()

@@ -45,11 +45,11 @@ class Distributed(Copied):
     _hvd_passes: Any
 
     def register_local_var(self, variable: Any) -> None:
-        """The gradient of this variable is not averaged."""
+        """Keep the gradient of a variable local: it is not averaged."""
         self._hvd.register_local(variable)
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
-        """Averages the gradients, then applies them."""
+        """Average the gradients over all ranks, then apply them."""
         gradients = list(grads)
         owners = None if trainable_variables is None else list(trainable_variables)
         named = owners if owners is not None else getattr(self, "_trainable_variables", gradients)
@@ -92,16 +92,51 @@ def DistributedOptimizer(
     num_groups: int = 0, groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True
 ) -> Any:  # fmt: skip
-    """An optimizer like the given one whose gradients are averaged over all ranks (or combined as `op` says).
+    """Return an optimizer like ``optimizer`` whose gradients are averaged over all ranks before they are applied.
 
-    compression: Compression.none, .fp16, .bf16 or a Compressor of your own. sparse_as_dense: tf.IndexedSlices are made
-    dense before they travel, instead of gathered. gradient_predivide_factor f: gradients are divided by f before the
-    sum and by size/f after. groups: gradients that travel as one, as a number of groups or lists of variables
-    (num_groups is its old name). process_set: average over these ranks; on others the optimizer stays local. Gradients
-    of variables given to `register_local_var` stay local, divided by the number of ranks unless scale_local_gradients
-    is False.
-    Raises TypeError for what is no optimizer of Keras, no process set or no compression, ValueError for arguments that
-    do not go together.
+    Give it to ``model.compile``. All ranks must make the same steps. The new optimizer takes over the state of the
+    given one, and its class has that class's methods and ``register_local_var(variable)``, which keeps a gradient
+    local. A saved model opens without hvdlite, with the plain optimizer; ``hvd.load_model`` makes it distributed again.
+    Keras's own clipping, weight averaging and loss scaling see averaged gradients. Models are not compiled by XLA.
+
+    Args:
+        optimizer (keras.optimizers.Optimizer): the optimizer.
+        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. Default: none.
+        op (int): ``hvd.Average`` (default), ``Sum`` or ``Adasum``.
+        backward_passes_per_step (int): add up the gradients of this many calls, then reduce and apply. The other calls
+            change nothing. Default: 1.
+        average_aggregated_gradients (bool): divide the added gradients by that number. Not with Adasum. Default: False.
+        process_set (ProcessSet, optional): average over these ranks. On other ranks the optimizer stays local. Default:
+            all.
+        name (str, optional): prefix of the names of the collectives. The same on all ranks.
+        sparse_as_dense (bool): convert ``tf.IndexedSlices`` to dense tensors before they travel. False (default)
+            gathers their rows on TensorFlow. On PyTorch sparse gradients are always made dense.
+        gradient_predivide_factor (float): f divides gradients by f before the sum, and by size / f after it. Only with
+            Average. Default: 1.0.
+        groups (int or list of lists of variables, optional): gradients that travel as one group, as the number of
+            groups or as lists. Default: none. On PyTorch it has no effect.
+        scale_local_gradients (bool): divide local gradients by the number of ranks, so that they have the same scale as
+            averages. Default: True.
+        num_groups (int): Horovod's old form of ``groups``.
+        device_dense, device_sparse (str): accepted for Horovod, without effect.
+
+    Returns:
+        keras.optimizers.Optimizer: for ``isinstance`` it is of the class of ``optimizer``.
+
+    Raises:
+        HvdMismatchError: from a step, the ranks have different gradients, or start from different weights.
+        HvdNotInitializedError: ``hvd.init()`` has not been called.
+        HvdNotYetError: Keras runs on a backend other than TensorFlow and PyTorch.
+        TypeError: ``optimizer`` is not an optimizer of this Keras, or ``compression`` is not a compressor.
+        ValueError: the arguments do not go together, or the optimizer is distributed already.
+
+    Example:
+        >>> import keras
+        >>> weight = keras.Variable(1.0)
+        >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(learning_rate=1.0))
+        >>> optimizer.apply([keras.ops.array(hvd.rank() + 1.0)], [weight])
+        >>> float(weight)
+        -0.5
     """
     if not isinstance(optimizer, kinds() if backend.legacy() else keras.optimizers.Optimizer):
         hint = ": set TF_USE_LEGACY_KERAS=1" if "tf_keras." in str(type(optimizer)) else ""
@@ -157,9 +192,42 @@ def PartialDistributedOptimizer(
     num_groups: int = 0, groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set, local_layers: Any = None, scale_local_gradients: bool = True
 ) -> Any:  # fmt: skip
-    """DistributedOptimizer that leaves the trainable variables of `local_layers` (one or a list) to each rank.
+    """Return a ``DistributedOptimizer`` that keeps the gradients of some layers local.
 
-    The layers must be built: ValueError for one that has no variables yet.
+    Args:
+        optimizer (keras.optimizers.Optimizer): the optimizer.
+        local_layers (layer or list of layers, optional): layers whose trainable variables stay local. They must be
+            built.
+        compression (Compressor): as in ``DistributedOptimizer``, like all that follows.
+        op (int): the reduction.
+        backward_passes_per_step (int): the number of calls per step.
+        average_aggregated_gradients (bool): divide the added gradients by that number.
+        process_set (ProcessSet, optional): the ranks that take part.
+        name (str, optional): prefix of the names of the collectives.
+        sparse_as_dense (bool): convert sparse gradients.
+        gradient_predivide_factor (float): the divisor before the sum.
+        groups (int or list of lists of variables, optional): gradients that travel as one group.
+        scale_local_gradients (bool): divide local gradients by the number of ranks.
+        num_groups (int): Horovod's old form of ``groups``.
+        device_dense, device_sparse (str): accepted for Horovod, without effect.
+
+    Returns:
+        keras.optimizers.Optimizer: as ``DistributedOptimizer``.
+
+    Raises:
+        ValueError: an entry of ``local_layers`` is not a layer or is not built. The other errors are those of
+            ``DistributedOptimizer``.
+
+    Example:
+        >>> import keras
+        >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        >>> layer.build((None, 1))
+        >>> sgd = keras.optimizers.SGD(learning_rate=1.0)
+        >>> optimizer = hvd.PartialDistributedOptimizer(sgd, local_layers=layer, scale_local_gradients=False)
+        >>> optimizer.apply([keras.ops.array([[hvd.rank() + 1.0]])], layer.trainable_weights)
+        >>> layer.get_weights()[0].tolist()
+        [[0.0]]  # rank 0
+        [[-1.0]]  # rank 1
     """
     made = DistributedOptimizer(
         optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,

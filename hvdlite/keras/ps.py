@@ -35,9 +35,20 @@ _Callback: Any = keras.callbacks.Callback
 
 @keras.saving.register_keras_serializable(package="hvdlite")  # type: ignore[untyped-decorator]
 class Embedding(_Layer):
-    """Rows of a table, as keras.layers.Embedding(rows, dim) has them. ids: integers of any shape.
+    """Keras layer that looks up rows of a table on servers, as ``keras.layers.Embedding(rows, dim)`` does.
 
-    ValueError for float16, whose optimizers scale the loss: the scale would be pushed with the gradients.
+    It pulls the rows of a batch and pushes their gradients. On TensorFlow it cannot be compiled by XLA. A saved model
+    has only the table's name, so make the table before the model is loaded::
+
+        table = hvd.ps.Table("users", rows=50_000_000, dim=64, optimizer=hvd.ps.Adagrad(lr=0.05))
+        model = keras.Sequential([keras.Input((4,), dtype="int64"), hvd.ps.Embedding(table), ...])
+
+    Args:
+        table (hvdlite.ps.Table): the table.
+        more: arguments of ``keras.layers.Layer``.
+
+    Raises:
+        ValueError: the layer computes in float16, whose loss scale would be pushed with the gradients.
     """
 
     def __init__(self, table: Any, **more: Any) -> None:
@@ -76,7 +87,11 @@ class Embedding(_Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """On the table of this name that the job has made. ValueError if there is none."""
+        """Make a layer from a config, on the table of this job with the name in it.
+
+        Raises:
+            ValueError: the job has no table of this name.
+        """
         made = _serving.current()
         for table in made.tables if made is not None else ():
             if table.name == config["table"]:
@@ -110,9 +125,17 @@ def _rows(table: Any, ids: Any, anchor: Any, trainable: bool, dtype: str) -> Any
 
 
 class Step(_Callback):
-    """Ends this rank's step of these tables with each batch, and freezes them while a model is tested or predicts.
+    """Callback that ends this rank's step of some tables after each batch.
 
-    Raises ValueError for steps_per_execution above 1.
+    While a model is tested or predicts, the tables are frozen::
+
+        model.fit(x, y, callbacks=[hvd.ps.Step([table])])
+
+    Args:
+        tables (list of hvdlite.ps.Table): the tables.
+
+    Raises:
+        ValueError: when training starts, ``steps_per_execution`` is above 1.
     """
 
     def __init__(self, tables: Iterable[Any]) -> None:

@@ -30,15 +30,41 @@ def load_model(
     filepath: Any, custom_optimizers: Any = None, custom_objects: Any = None, compression: Any = NoneCompressor,
     legacy_opts: bool = False, **terms: Any
 ) -> Any:  # fmt: skip
-    """keras.models.load_model, with the model's optimizer made distributed; a training goes on where it was saved.
+    """Load a model with ``keras.models.load_model`` and make its optimizer distributed, with its saved state.
 
-    custom_optimizers: classes of optimizers that Keras does not know. custom_objects: as for Keras; by the name of the
-    optimizer's class also a function of its arguments that returns an optimizer, distributed or not. `terms`: as for
-    DistributedOptimizer, and to be given again: the file is one of the plain optimizer and has none of them but
-    backward_passes_per_step with average_aggregated_gradients, in a .keras file. With Keras 3 that has what a window of
-    several passes had added up, too (window.py); in an HDF5 file there is neither: save when a window has ended, and
-    give them again. Nor is there in any file with an optimizer of keras.optimizers.legacy. Either brings a warning
-    where the number of passes is not told. A model that was saved without an optimizer comes without one.
+    It calls no collective. All ranks load the same file, or rank 0 does and ``BroadcastGlobalVariablesCallback`` sends
+    its weights. A model saved without an optimizer stays without one.
+
+    A file has only ``backward_passes_per_step`` and ``average_aggregated_gradients`` of the distributed optimizer, and
+    only in the ``.keras`` format. With Keras 3 such a file also has the sums of an unfinished window of passes. Other
+    files have neither: save them when a window has ended, and give the arguments again. A warning reports a missing
+    number of passes.
+
+    Args:
+        filepath (str or path): the file of the model.
+        custom_optimizers (list of classes, optional): optimizer classes that Keras does not know.
+        custom_objects (dict, optional): as in Keras. Under the name of the optimizer's class it may also have a
+            function of the optimizer's arguments that returns an optimizer.
+        compression (Compressor): as in ``DistributedOptimizer``. Default: none.
+        legacy_opts (bool): accepted for Horovod, without effect.
+        terms: other arguments of ``DistributedOptimizer``.
+
+    Returns:
+        keras.Model: the model, compiled if it was saved so.
+
+    Raises:
+        HvdNotInitializedError: ``hvd.init()`` has not been called.
+        ValueError: the optimizer state in an HDF5 file does not fit the model, or Keras cannot open the file.
+
+    Example:
+        >>> import keras, os, tempfile
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(os.path.join(folder, "model.keras"))
+        ...     model = hvd.load_model(os.path.join(folder, "model.keras"))
+        >>> type(model.optimizer)
+        <class 'hvdlite.keras.SGD'>
     """
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
     if legacy() or backend() == "tensorflow":

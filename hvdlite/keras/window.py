@@ -94,13 +94,13 @@ def agree(count: int, place: int, members: ProcessSet) -> bool:
     except (HvdArgumentError, HvdMismatchError) as error:  # a rank has joined: it cannot say where it is
         raise HvdMismatchError(
             f"rank {_core.rank()}: backward_passes_per_step={count}, after {place} passes of a window: ranks must "
-            f"compare before their first pass, and not all can ({uncoded(str(error))}). Call hvd.join() after a first "
-            "step of the optimizer on every rank, or use backward_passes_per_step=1. [HVD304]"
+            f"compare it before their first pass, and not all can ({uncoded(str(error))}). Call hvd.join() after a "
+            "first step of the optimizer on every rank, or use backward_passes_per_step=1. [HVD304]"
         ) from None
     if len({each for each, _ in of_all}) > 1:
         said = ", ".join(f"{each} on rank {rank}" for (each, _), rank in zip(of_all, members.ranks))
         raise HvdMismatchError(
-            f"rank {_core.rank()}: backward_passes_per_step differs: {said}. Give all ranks the same. [HVD304]"
+            f"rank {_core.rank()}: backward_passes_per_step differs: {said}. Give all ranks the same value. [HVD304]"
         )
     if len(set(of_all)) == 1:
         return True

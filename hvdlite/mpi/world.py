@@ -202,7 +202,7 @@ def _communicator(comm: int, ranks: Sequence[int] | None, timeout: float) -> int
 def _rank_and_size(comm: int) -> tuple[int, int]:
     rank, size = ffi.new("int *"), ffi.new("int *")
     if lib.hvd_mpi_place(comm, rank, size) != lib.HVD_OK:
-        raise HvdInitError("MPI does not tell rank and size of a communicator [HVD602]")
+        raise HvdInitError("MPI did not return the rank and size of a communicator [HVD602]")
     return rank[0], size[0]
 
 

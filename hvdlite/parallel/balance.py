@@ -17,9 +17,27 @@ from numbers import Real
 def partition(
     costs: Sequence[float], stages: int, weights: Sequence[float] | None = None, limit: float | None = None
 ) -> list[int]:
-    """How many layers each stage gets.
+    """Return how many layers each stage gets, so that the slowest stage is as fast as possible.
 
-    costs: by layer, in any unit. weights and limit: by layer what it takes of memory, and what a stage may take.
+    It finds the exact optimum by dynamic programming. Of equally fast cuts it takes the one with the shortest first
+    stages.
+
+    Args:
+        costs (list of float): the cost of each layer, in any unit.
+        stages (int): the number of stages.
+        weights (list of float, optional): the memory of each layer, in any unit. Needs ``limit``.
+        limit (float, optional): the most memory of a stage, in the unit of ``weights``.
+
+    Returns:
+        list[int]: the number of layers of each stage, at least 1.
+
+    Raises:
+        ValueError: the numbers are not valid, or no cut respects the limit.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> parallel.partition([1, 1, 1, 3], stages=2)
+        [3, 1]
     """
     layers = len(costs)
     if isinstance(stages, bool) or not hasattr(stages, "__index__") or not 1 <= stages <= layers:

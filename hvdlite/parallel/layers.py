@@ -30,11 +30,32 @@ from .tensor import Group, copy_to, gather_from, part_of, reduce_from
 
 
 class ColumnLinear(nn.Module):
-    """nn.Linear whose outputs are cut: (..., inside), replicated, becomes (..., outside / n), this rank's part.
+    """``torch.nn.Linear`` whose outputs are cut over the ranks of a group.
 
-    gather: all ranks get all outputs, (..., outside). unit: outputs that stay together, for attention those of a head;
-    a layer that gives queries, keys and values then has them in the order q, k, v of head 0, q, k, v of head 1, ... and
-    unit = 3 * head. ValueError if the units are no multiple of n.
+    The input (..., inside) is replicated; the output is this rank's part, (..., outside / n). Followed by a
+    ``RowLinear`` it makes one allreduce in forward and one in backward (Megatron-LM, Shoeybi et al., 2019). Each rank
+    makes the whole initial weight from the current seed and keeps its part.
+
+    Args:
+        inside (int): the number of inputs.
+        outside (int): the number of outputs, a multiple of n * unit.
+        group (ProcessSet): the ranks.
+        bias (bool): add a bias. Default: True.
+        gather (bool): return all outputs on all ranks. Default: False.
+        unit (int): the number of outputs that stay together, such as those of an attention head. A layer for queries,
+            keys and values then orders them by head, with unit = 3 * head size. Default: 1.
+        name (str, optional): of its collectives. None: they are matched by their order.
+        device (optional): as in ``torch.nn.Linear``.
+        dtype (optional): as in ``torch.nn.Linear``.
+
+    Raises:
+        ValueError: the outputs cannot be divided evenly.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> layer = parallel.ColumnLinear(2, 4, hvd.global_process_set)
+        >>> layer(torch.ones(1, 2)).shape
+        torch.Size([1, 2])
     """
 
     bias: torch.Tensor | None
@@ -59,9 +80,28 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """nn.Linear whose inputs are cut: (..., inside / n), this rank's part, becomes (..., outside), replicated.
+    """``torch.nn.Linear`` whose inputs are cut over the ranks of a group.
 
-    unit: inputs that stay together, as in the ColumnLinear before. ValueError if the units are no multiple of n.
+    The input is this rank's part, (..., inside / n); the output (..., outside) is replicated.
+
+    Args:
+        inside (int): the number of inputs of the whole layer, a multiple of n * unit.
+        outside (int): the number of outputs.
+        group (ProcessSet): the ranks.
+        bias (bool): add a bias, once, after the sum. Default: True.
+        unit (int): the number of inputs that stay together, as in the ``ColumnLinear`` before. Default: 1.
+        name (str, optional): of its collectives. None: they are matched by their order.
+        device (optional): as in ``torch.nn.Linear``.
+        dtype (optional): as in ``torch.nn.Linear``.
+
+    Raises:
+        ValueError: the inputs cannot be divided evenly.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> layer = parallel.RowLinear(4, 3, hvd.global_process_set)
+        >>> layer(torch.ones(1, 2)).shape
+        torch.Size([1, 3])
     """
 
     bias: torch.Tensor | None
@@ -86,10 +126,28 @@ class RowLinear(nn.Module):
 
 
 class VocabEmbedding(nn.Module):
-    """nn.Embedding whose rows are cut, any number of them: ids (...) become (..., width), both replicated.
+    """``torch.nn.Embedding`` whose rows are cut over the ranks of a group.
 
-    forward raises ValueError for ids that the table does not have. On a GPU it does not look: that would wait for the
-    device in every step; such an id gets a row of zeros there.
+    Ids (...) become (..., width), both replicated. The number of words need not be a multiple of n. ``forward`` raises
+    ``ValueError`` for an id that does not exist. On a GPU it does not check, because that would wait for the device;
+    such an id gets zeros.
+
+    Args:
+        words (int): the number of rows of the whole table.
+        width (int): the length of a row.
+        group (ProcessSet): the ranks.
+        name (str, optional): of its collectives. None: they are matched by their order.
+        device (optional): as in ``torch.nn.Embedding``.
+        dtype (optional): as in ``torch.nn.Embedding``.
+
+    Raises:
+        ValueError: there are fewer words than ranks.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> table = parallel.VocabEmbedding(5, 3, hvd.global_process_set)
+        >>> table(torch.tensor([0, 4])).shape
+        torch.Size([2, 3])
     """
 
     def __init__(
@@ -113,11 +171,30 @@ def vocab_cross_entropy(
     scores: torch.Tensor, target: torch.Tensor, words: int, group: Group, ignore_index: int = -100,
     name: str | None = None
 ) -> torch.Tensor:  # fmt: skip
-    """The mean cross entropy of scores (..., this rank's part of the words) and classes (...), the same on all ranks.
+    """Return the mean cross entropy of scores whose words are cut over the ranks of a group.
 
-    As torch's for whole scores, but that classes come last, and that 16-bit scores give a loss in float32. Ranks
-    exchange three numbers for each class of target. ValueError for scores of another number of words than this rank's
-    part, and for classes that there are not (on a GPU it does not look).
+    It is torch's cross entropy of the whole scores, but classes are the last dimension, and 16-bit scores give a
+    float32 loss. Ranks exchange three numbers for each class of ``target``.
+
+    Args:
+        scores (torch.Tensor): shape (..., this rank's part of the words).
+        target (torch.Tensor): classes, integers of shape (...), the same on all ranks.
+        words (int): the number of words of all ranks.
+        group (ProcessSet): the ranks.
+        ignore_index (int): a class that does not count. Default: -100.
+        name (str, optional): of its collectives. None: they are matched by their order.
+
+    Returns:
+        torch.Tensor: a scalar, the same on all ranks.
+
+    Raises:
+        ValueError: the shapes do not fit, or a class does not exist (not checked on a GPU).
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> loss = parallel.vocab_cross_entropy(torch.zeros(1, 2), torch.tensor([3]), 4, hvd.global_process_set)
+        >>> round(float(loss.exp()), 3)
+        4.0
     """
     first, last = _words(words, group)
     if target.shape != scores.shape[:-1] or target.is_floating_point():
@@ -166,15 +243,30 @@ class _VocabCrossEntropy(torch.autograd.Function):
 
 
 def parallelize(model: nn.Module, patterns: Mapping[str, str], group: Group) -> nn.Module:
-    """The model with the nn.Linear layers of these names cut, in place: parallelize(model, {"*.up": "column", "*.down":
-    "row"}, tp). All ranks of the group have the same weights; each keeps its part. Make optimizers afterwards.
+    """Cut ``torch.nn.Linear`` layers of a model over the ranks of a group, in place, and return the model.
 
-    Patterns are those of the shell, for dotted names; the first that fits a layer decides. The code between a column
-    and a row layer must be right for a part: fewer heads, not whole width. A layer that gives all queries, then all
-    keys, then all values is cut wrong: see `unit` of ColumnLinear.
+    All ranks of the group must have the same weights; each keeps its part. Make optimizers afterwards. The code between
+    a column and a row layer must work on a part, such as fewer heads. A layer that gives all queries, then all keys,
+    then all values is cut wrong; see ``unit`` of ``ColumnLinear``.
 
-    ValueError, and nothing is cut, for a pattern that matches no layer, or one that is no nn.Linear (a subclass may
-    compute something else), or one whose weight another layer has, too, and for sizes that are no multiple of n.
+    Args:
+        model (torch.nn.Module): the model.
+        patterns (dict): shell patterns of dotted layer names, each with ``"column"`` or ``"row"``. The first that fits
+            a layer decides.
+        group (ProcessSet): the ranks.
+
+    Returns:
+        torch.nn.Module: ``model``.
+
+    Raises:
+        ValueError: a pattern fits no layer, or one that cannot be cut. Nothing is changed then.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 2))
+        >>> _ = parallel.parallelize(model, {"0": "column", "1": "row"}, hvd.global_process_set)
+        >>> model[0].weight.shape, model[1].weight.shape
+        (torch.Size([2, 2]), torch.Size([2, 2]))
     """
     named = [(name, layer) for name, layer in model.named_modules(remove_duplicate=False) if name]
     owners: dict[Any, set[nn.Module]] = {}

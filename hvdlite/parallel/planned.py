@@ -31,7 +31,23 @@ class Planned(NamedTuple):
 
 
 def planned(path: str | Path) -> Planned:
-    """Raises ValueError for a file that is no such plan, OSError."""
+    """Read the cut, mesh and schedule that ``hvdlite-plan auto`` has written.
+
+    Args:
+        path (str or Path): the file, of the format ``hvdlite-parallel-1``.
+
+    Returns:
+        Planned: ``balance``, ``micro_batches``, ``schedule``, ``shape`` (axes dp, pp and tp) and ``kinds`` of layers.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not such a file.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> plan = parallel.planned("parallel.json")  # doctest: +SKIP
+        >>> # skipped in tests: it needs the file
+    """
     with open(path, "rb") as file:
         text = file.read(BYTES_MAX + 1)
     try:

@@ -17,14 +17,28 @@ from ..mesh import Mesh
 
 
 def seeded(mesh: Mesh, seed: int, cut: str = "tp") -> CutRegion:
-    """Seed torch's default generators on this rank. All ranks call it with the same seed.
+    """Seed torch's default generators by this rank's place in a mesh.
 
-        rng = parallel.seeded(mesh, 1)
-        y = dropout(y)                  # replicated: alike over tp, different over the other axes
-        with rng:
-            z = dropout(z)              # cut: different on every rank
+    Dropout is then the same where tensors are replicated, and differs where they are cut. All ranks must call it with
+    the same seed. Outside of ``with``, numbers are the same over the axis ``cut`` and differ over the other axes.
+    Inside of ``with``, they differ over ``cut`` too.
 
-    cut: the axis over which tensors are cut; a mesh may be without it.
+    Args:
+        mesh (Mesh): the layout of the ranks.
+        seed (int): the seed, the same on all ranks.
+        cut (str): the axis over which tensors are cut. The mesh may lack it. Default: ``"tp"``.
+
+    Returns:
+        CutRegion: a context manager for regions whose tensors are cut. It may be entered repeatedly.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> rng = parallel.seeded(hvd.Mesh(tp=2), seed=1)
+        >>> len(set(hvd.allgather_object(float(torch.rand(1)))))
+        1
+        >>> with rng:
+        ...     len(set(hvd.allgather_object(float(torch.rand(1)))))
+        2
     """
     torch.manual_seed(_number(seed, *((axis, mesh.coordinate(axis)) for axis in mesh.shape if axis != cut)))
     return CutRegion(mesh.coordinate(cut) if cut in mesh.shape else 0)

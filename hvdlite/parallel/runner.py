@@ -39,31 +39,52 @@ _AHEAD = 2  # actions
 
 
 class Pipeline:
-    """One stage of a pipeline over an axis of a mesh. A call of all ranks, as are all its methods but `explain`.
+    """One stage of a pipeline over an axis of a mesh. All ranks must make it and call its methods, but for ``explain``.
 
-    stage: this rank's layers, see `split`. optimizer: a plain one over its parameters (gradients are averaged over the
-    data axis here); None for a stage without parameters. loss: (output, y) -> a scalar, called on the last stage only;
-    it gets a tuple if the last layer returns one. micro_batches: into how many parts `step` cuts a mini-batch.
+    Schedules: ``"gpipe"`` (Huang et al., 2019) and ``"1f1b"`` (PipeDream-Flush; DAPPLE, Fan et al., 2021) drain between
+    updates. ``"continuous"`` (PipeDream, Narayanan et al., 2019) does not, and needs another ``update`` than
+    ``"flush"``.
 
-    schedule: "gpipe" (Huang et al., 2019), "1f1b" (PipeDream-Flush, DAPPLE), both with update="flush"; "continuous"
-    (PipeDream), which does not drain between updates, with update="stash", "vertical", "2bw" or "pipemare"; or a
-    function (stage, stages, micro_batches, batches) that returns a list, with update="flush".
-    update: see weights.py; `options` go to it (pipemare: decay, anneal). Also a class of your own.
-    checkpoint: activations within the stage are computed again before the backward, and not kept.
-    shapes: when the shapes of what travels are told: "step", before the first micro-batch of each mini-batch; "each",
-    before every micro-batch, for those that differ; "once".
-    tied: weights that stages share, as ("table", {0: "0.weight", 3: "3.weight"}).
-    lr_scheduler: stepped after each update. scaler: a torch.amp.GradScaler. clip: the largest norm of the gradient of
-    the whole model. timeout: seconds to wait for another stage; then HvdTimeoutError names it, the stage and the
-    micro-batch. name: of the messages; None: a new one, "pipe", then "pipe2". axes: of data and of stages.
+    ``peak_stash`` and ``weights.peak`` count the most activations and copies of weights that were kept here.
+    ``finish.norm`` is the norm of the last gradient before it was clipped.
 
-    Raises ValueError for settings that do not go together, HvdMismatchError, on all ranks, for those that differ.
-    `peak_stash` and `weights.peak` tell how many activations and copies of the weights lay here at most, `finish.norm`
-    the norm of the last gradient before it was clipped.
+    Args:
+        stage (torch.nn.Module): this rank's layers, from ``split``.
+        optimizer (torch.optim.Optimizer, optional): a plain optimizer of its parameters. The pipeline averages
+            gradients over the data axis. None for a stage without parameters.
+        mesh (Mesh): the layout of the ranks.
+        loss (callable): a function of output and y that returns a scalar. It is called on the last stage only.
+        micro_batches (int): the number of parts into which ``step`` cuts a mini-batch.
+        schedule (str or callable): ``"1f1b"`` (default), ``"gpipe"``, ``"continuous"``, or a function (stage, stages,
+            micro_batches, batches) that returns a list of actions.
+        update (str or class): ``"flush"`` (default). With ``"continuous"``: ``"stash"``, ``"vertical"``, ``"2bw"``,
+            ``"pipemare"`` or a class of your own.
+        checkpoint (bool): compute activations within the stage again before backward, and do not keep them. Default:
+            False.
+        shapes (str): when shapes are exchanged: ``"step"`` (default), once per mini-batch; ``"each"``, for every
+            micro-batch; ``"once"``.
+        tied (list): weights that stages share, such as ``("table", {0: "0.weight", 3: "3.weight"})``.
+        lr_scheduler (optional): stepped after each update.
+        scaler (torch.amp.GradScaler, optional): scales the loss.
+        clip (float, optional): the largest norm of the gradient of the whole model.
+        timeout (float, optional): seconds to wait for another stage. None: no limit.
+        name (str, optional): of its messages. None: a new one.
+        axes (tuple of str): the axes of data and of stages. Default: ``("dp", "pp")``.
+        options: arguments of ``update``; for ``"pipemare"`` decay and anneal.
 
-        pipe = parallel.Pipeline(stage, torch.optim.AdamW(stage.parameters()), mesh, F.cross_entropy, micro_batches=8)
-        for x, y in batches:
-            mean = pipe.step(x, y)
+    Raises:
+        HvdMismatchError: on all ranks, if their settings differ.
+        ValueError: the settings do not go together.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> mesh = hvd.Mesh(pp=2)
+        >>> layers = [torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)]
+        >>> stage = parallel.split(layers, mesh, [1, 1])
+        >>> sgd = torch.optim.SGD(stage.parameters(), lr=0.1)
+        >>> pipe = parallel.Pipeline(stage, sgd, mesh, torch.nn.functional.mse_loss, micro_batches=2)
+        >>> pipe.step(torch.zeros(2, 1), torch.ones(2, 1), everywhere=True).item()
+        1.0
     """
 
     def __init__(
@@ -119,11 +140,22 @@ class Pipeline:
     # what users call
 
     def step(self, x: Any = None, y: Any = None, everywhere: bool = False) -> torch.Tensor | None:
-        """One mini-batch: tensors of rows, or tuples of them. The first stage reads x, the last one y.
+        """Train on one mini-batch. The first stage reads ``x``, the last one ``y``.
 
-        Returns the mean loss on the last stage, None on the others; everywhere=True: on all ranks of the line. With a
-        continuous schedule backwards and updates of this mini-batch may come within later steps.
-        ValueError for rows that cannot be cut into micro-batches.
+        With a continuous schedule, backwards and updates of this mini-batch may run within later steps.
+
+        Args:
+            x (torch.Tensor or tuple, optional): rows of inputs.
+            y (torch.Tensor or tuple, optional): rows of targets.
+            everywhere (bool): return the loss on all ranks of the line of stages. Default: False.
+
+        Returns:
+            torch.Tensor or None: the mean loss on the last stage, None on the others.
+
+        Raises:
+            HvdPeerLostError: a rank has left or died.
+            HvdTimeoutError: another stage did not answer within ``timeout``.
+            ValueError: the rows cannot be cut into micro-batches, or gradients are off.
         """
         if not torch.is_grad_enabled():
             raise ValueError("step() computes gradients: call it outside torch.no_grad() [HVD011]")
@@ -143,8 +175,10 @@ class Pipeline:
         return self._everywhere(mean) if everywhere else mean
 
     def drain(self) -> None:
-        """The backwards and updates that are still to come; then nothing is in flight. Before evaluating, before a
-        checkpoint, at the end."""
+        """Run the backwards and updates that are left, so that nothing is in flight.
+
+        Call it before evaluation, before a checkpoint and at the end.
+        """
         if not self._flushes:
             batches = self._batches - self._since
             self._execute(schedules.rest(self.stage, self.stages, self.micro_batches, batches))
@@ -153,8 +187,21 @@ class Pipeline:
         self._settle()
 
     def evaluate(self, x: Any = None, y: Any = None, everywhere: bool = False) -> torch.Tensor | None:
-        """The mean loss, forward only, of any number of rows, with the newest weights; the modules' mode (train or
-        eval) is the caller's. Returned as by `step`. ValueError while micro-batches are in flight."""
+        """Return the mean loss of any number of rows, forward only, with the newest weights.
+
+        Whether modules are in train or eval mode is up to the caller.
+
+        Args:
+            x (torch.Tensor or tuple, optional): rows of inputs, read by the first stage.
+            y (torch.Tensor or tuple, optional): rows of targets, read by the last stage.
+            everywhere (bool): return the loss on all ranks of the line of stages. Default: False.
+
+        Returns:
+            torch.Tensor or None: the mean loss on the last stage, None on the others.
+
+        Raises:
+            ValueError: micro-batches are in flight; call ``drain`` first.
+        """
         outputs = self._forward_only(x, y, "evaluate")
         mean = None
         if not self._after:
@@ -163,7 +210,17 @@ class Pipeline:
         return self._everywhere(mean) if everywhere else mean
 
     def predict(self, x: Any = None) -> Any:
-        """The model's output for all rows of x, forward only, on the last stage; None on the others."""
+        """Return the model's output for all rows, forward only.
+
+        Args:
+            x (torch.Tensor or tuple, optional): rows of inputs, read by the first stage.
+
+        Returns:
+            torch.Tensor, tuple or None: the output on the last stage, None on the others.
+
+        Raises:
+            ValueError: micro-batches are in flight; call ``drain`` first.
+        """
         outputs = [out for out, _ in self._forward_only(x, None, "predict")]
         if self._after:
             return None
@@ -175,9 +232,19 @@ class Pipeline:
         return self._plan(self.stage, self.stages, self.micro_batches, 1)
 
     def explain(self, save: str | None = None, forward: Any = 1, backward: Any = 2) -> str:
-        """A drawing of all stages' lists, with makespan, busy share, and the activations and copies of the weights that
-        each stage keeps. Nothing runs. save: a file that gets it as SVG. forward, backward: units of time, for all
-        stages or one for each."""
+        """Draw the lists of all stages, with makespan, busy share, and what each keeps. Nothing runs.
+
+        Args:
+            save (str, optional): a file that gets the drawing as SVG.
+            forward (float or list): time of a forward, for all stages or one for each. Default: 1.
+            backward (float or list): time of a backward, for all stages or one for each. Default: 2.
+
+        Returns:
+            str: the drawing as text.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         from . import drawing
 
         lists, place = self._lists(), self.weights.place

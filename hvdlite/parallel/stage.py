@@ -45,12 +45,30 @@ def made(layer: Layer, number: int) -> nn.Module:
 
 
 def split(layers: Sequence[Layer], mesh: Mesh, balance: Sequence[int], axis: str = "pp") -> Stage:
-    """This rank's stage of a model.
+    """Return this rank's stage of a model.
 
-    layers: modules, or functions without arguments that make one. Only the functions of this stage are called: so a
-    model that fits in no process can be cut. They draw from the random numbers as they are: for the same weights
-    on every layout, a function sets the seed itself, e.g. to the layer's number.
-    balance: how many layers each stage along the axis gets, as `partition` returns it.
+    Layers keep their number in the whole list as their name, so names in a checkpoint do not depend on the cut. A layer
+    may return a tuple; its values are the arguments of the next layer.
+
+    Args:
+        layers (list): modules, or functions without arguments that make one. Only the functions of this stage are
+            called, so a model may be too large for one process.
+        mesh (Mesh): the layout of the ranks.
+        balance (list of int): the number of layers of each stage, as ``partition`` returns it.
+        axis (str): the axis of the stages. Default: ``"pp"``.
+
+    Returns:
+        torch.nn.Sequential: the layers of this stage.
+
+    Raises:
+        ValueError: ``balance`` does not fit the layers or the axis.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> stage = parallel.split([torch.nn.Linear(1, 1), torch.nn.ReLU()], hvd.Mesh(pp=2), [1, 1])
+        >>> stage
+        Stage( (0): Linear(in_features=1, out_features=1, bias=True) )  # rank 0
+        Stage( (1): ReLU() )  # rank 1
     """
     stage, stages = mesh.coordinate(axis), mesh.shape[axis]
     if len(balance) != stages or min(balance) < 1 or sum(balance) != len(layers):

@@ -45,14 +45,33 @@ def whole_state(
     stage: torch.nn.Module, mesh: hvd.Mesh, optimizer: Any = None, root_rank: int = 0,
     axes: tuple[str, str] = ("pp", "tp")
 ) -> dict[str, torch.Tensor] | None:  # fmt: skip
-    """The whole model as {name: tensor in the CPU's memory}, on the root; None elsewhere. A call of all ranks.
+    """Gather the whole model on one rank, as the state of a model in one process. All ranks must call it.
 
-    optimizer: its state comes along, as "optimizer/" + the parameter's name + "/exp_avg" and so on. Call
-    `pipe.drain()` before. axes: of stages and of cut layers, as far as the mesh has them.
+    Names and shapes do not depend on the layout, so any layout can load it. It must fit the host memory of the root.
+    Call ``Pipeline.drain`` before it.
 
-        whole = parallel.whole_state(stage, mesh)
-        if hvd.rank() == 0:
-            torch.save(whole, "model.pt")
+    Args:
+        stage (torch.nn.Module): this rank's part of the model.
+        mesh (Mesh): the layout of the ranks.
+        optimizer (torch.optim.Optimizer, optional): its state is included, as ``optimizer/<parameter>/exp_avg`` and so
+            on.
+        root_rank (int): the rank that gets the model. Default: 0.
+        axes (tuple of str): the axes of stages and of cut layers. The mesh may lack them. Default: ``("pp", "tp")``.
+
+    Returns:
+        dict[str, torch.Tensor] or None: tensors in host memory on the root, None on the other ranks.
+
+    Raises:
+        HvdPeerLostError: a rank has left or died.
+        ValueError: micro-batches are in flight, or a state of the optimizer has a shape that cannot be gathered.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> mesh = hvd.Mesh(pp=2)
+        >>> stage = parallel.split([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)], mesh, [1, 1])
+        >>> sorted(parallel.whole_state(stage, mesh) or {})
+        ['0.bias', '0.weight', '1.bias', '1.weight']  # rank 0
+        []  # rank 1
     """
     mine = list(_tensors(stage, optimizer))
     lengths = {axis: mesh.shape[axis] for axis in axes if axis in mesh.shape}
@@ -95,9 +114,24 @@ def load_whole(
     stage: torch.nn.Module, whole: Mapping[str, torch.Tensor], mesh: hvd.Mesh | None = None, optimizer: Any = None,
     axis: str = "tp"
 ) -> None:  # fmt: skip
-    """This rank's part of a whole model's tensors, into the stage and, if it is given, the optimizer. No communication:
-    each rank gives the same `whole`. mesh: None where nothing is cut. ValueError for a name that is missing and for a
-    shape that does not fit; then nothing is changed.
+    """Load this rank's part of a whole model into its stage. It calls no collective.
+
+    Args:
+        stage (torch.nn.Module): this rank's part of the model.
+        whole (dict[str, torch.Tensor]): the value of ``whole_state`` on the root, the same on all ranks.
+        mesh (Mesh, optional): the layout of the ranks. None if nothing is cut.
+        optimizer (torch.optim.Optimizer, optional): its state is loaded too.
+        axis (str): the axis of cut layers. Default: ``"tp"``.
+
+    Raises:
+        ValueError: a name is missing, or a shape does not fit. Nothing is changed then.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> layer = torch.nn.Linear(1, 1)
+        >>> parallel.load_whole(layer, {"weight": torch.ones(1, 1), "bias": torch.zeros(1)})
+        >>> layer.weight.tolist()
+        [[1.0]]
     """
     tp = mesh.group(axis) if mesh is not None and axis in mesh.shape else None
     found = []

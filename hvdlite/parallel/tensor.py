@@ -54,55 +54,188 @@ def part_of(n: int, group: Group) -> tuple[int, int]:
 
 
 def copy_to(x: torch.Tensor, group: Group, name: str | None = None) -> torch.Tensor:
-    """x, replicated, for layers that are cut. Its gradient: the sum of those of all ranks."""
+    """Return a replicated tensor for layers that are cut. In backward, the gradients of all ranks are added.
+
+    All ranks of the group must call it, and run the same backward. It is the function f of Megatron-LM (Shoeybi et al.,
+    2019).
+
+    Args:
+        x (torch.Tensor): the same on all ranks.
+        group (ProcessSet): the ranks over which layers are cut.
+        name (str, optional): of the collective in backward. Calls without a name are matched by their order.
+
+    Returns:
+        torch.Tensor: ``x``.
+
+    Raises:
+        HvdMismatchError: in backward, shapes or dtypes differ.
+        HvdPeerLostError: in backward, a rank has left or died.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> parallel.copy_to(x, hvd.global_process_set).sum().backward()
+        >>> x.grad.tolist()
+        [2.0, 2.0]
+    """
     return _pair(x, _same, _sum, group, name)
 
 
 def reduce_from(x: torch.Tensor, group: Group, name: str | None = None) -> torch.Tensor:
-    """The sum of all ranks' x, replicated. Its gradient: as it is."""
+    """Return the sum of all ranks' tensors on every rank. In backward, the gradient passes unchanged.
+
+    All ranks of the group must call it. It is the function g of Megatron-LM (Shoeybi et al., 2019).
+
+    Args:
+        x (torch.Tensor): shape and dtype are the same on all ranks.
+        group (ProcessSet): the ranks over which layers are cut.
+        name (str, optional): of the collective. Calls without a name are matched by their order.
+
+    Returns:
+        torch.Tensor: the sum.
+
+    Raises:
+        HvdMismatchError: shapes or dtypes differ.
+        HvdPeerLostError: a rank has left or died.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> parallel.reduce_from(torch.tensor([hvd.rank() + 1.0]), hvd.global_process_set).tolist()
+        [3.0]
+    """
     return _pair(x, _sum, _same, group, name)
 
 
 def split_to(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
-    """This rank's part of x, which is replicated: (..., d, ...) becomes (..., d / n, ...). Its gradient: all parts.
+    """Return this rank's part of a replicated tensor. In backward, the parts are gathered.
 
-    ValueError if the dimension is no multiple of n.
+    Args:
+        x (torch.Tensor): the same on all n ranks.
+        dim (int): the dimension that is cut, a multiple of n.
+        group (ProcessSet): the ranks.
+        name (str, optional): of the collective in backward. Calls without a name are matched by their order.
+
+    Returns:
+        torch.Tensor: shape (..., d / n, ...).
+
+    Raises:
+        ValueError: the dimension is not a multiple of n.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> parallel.split_to(torch.arange(4.0), 0, hvd.global_process_set).tolist()
+        [0.0, 1.0]  # rank 0
+        [2.0, 3.0]  # rank 1
     """
     _even("split_to", x, dim, group)
     return _pair(x, partial(_part, dim), partial(_all_parts, dim), group, name)
 
 
 def gather_from(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
-    """All ranks' parts, replicated: (..., d / n, ...) becomes (..., d, ...). Its gradient: this rank's part.
+    """Return all ranks' parts as one replicated tensor. In backward, each rank keeps its part.
 
-    HvdMismatchError if ranks have parts of different shapes.
+    Use it where all ranks use the whole alike. Where cut layers read it, use ``from_sequence``.
+
+    Args:
+        x (torch.Tensor): this rank's part, shape (..., d / n, ...), the same shape on all ranks.
+        dim (int): the dimension that is cut.
+        group (ProcessSet): the ranks.
+        name (str, optional): of the collective. Calls without a name are matched by their order.
+
+    Returns:
+        torch.Tensor: shape (..., d, ...), parts in rank order.
+
+    Raises:
+        HvdMismatchError: the parts have different shapes or dtypes.
+        HvdPeerLostError: a rank has left or died.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> parallel.gather_from(torch.tensor([float(hvd.rank())]), 0, hvd.global_process_set).tolist()
+        [0.0, 1.0]
     """
     return _pair(x, partial(_all_parts, dim), partial(_part, dim), group, name)
 
 
 def to_sequence(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
-    """This rank's part of the sum of all ranks' x: (..., d, ...) becomes (..., d / n, ...). Its gradient: all parts.
+    """Return this rank's part of the sum of all ranks' tensors. In backward, the parts are gathered.
 
-    ValueError if the dimension is no multiple of n.
+    Args:
+        x (torch.Tensor): shape and dtype are the same on all n ranks.
+        dim (int): the dimension that is cut, a multiple of n.
+        group (ProcessSet): the ranks.
+        name (str, optional): of the collective. Calls without a name are matched by their order.
+
+    Returns:
+        torch.Tensor: shape (..., d / n, ...).
+
+    Raises:
+        HvdMismatchError: shapes or dtypes differ.
+        ValueError: the dimension is not a multiple of n.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> parallel.to_sequence(torch.tensor([1.0, 2.0]), 0, hvd.global_process_set).tolist()
+        [2.0]  # rank 0
+        [4.0]  # rank 1
     """
     _even("to_sequence", x, dim, group)
     return _pair(x, partial(_part_of_sum, dim), partial(_all_parts, dim), group, name)
 
 
 def from_sequence(x: torch.Tensor, dim: int, group: Group, name: str | None = None) -> torch.Tensor:
-    """All ranks' parts, for layers that are cut: (..., d / n, ...) becomes (..., d, ...). Its gradient: this rank's
-    part of the sum of those of all ranks.
+    """Return all ranks' parts for layers that are cut.
 
-    HvdMismatchError if ranks have parts of different shapes.
+    In backward, each rank gets its part of the sum of the gradients.
+
+    Args:
+        x (torch.Tensor): this rank's part, shape (..., d / n, ...), the same shape on all ranks.
+        dim (int): the dimension that is cut.
+        group (ProcessSet): the ranks.
+        name (str, optional): of the collective. Calls without a name are matched by their order.
+
+    Returns:
+        torch.Tensor: shape (..., d, ...), parts in rank order.
+
+    Raises:
+        HvdMismatchError: the parts have different shapes or dtypes.
+        HvdPeerLostError: a rank has left or died.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> x = torch.ones(1, requires_grad=True)
+        >>> parallel.from_sequence(x, 0, hvd.global_process_set).sum().backward()
+        >>> x.grad.tolist()
+        [2.0]
     """
     return _pair(x, partial(_all_parts, dim), partial(_part_of_sum, dim), group, name)
 
 
 def switch_axis(x: torch.Tensor, cut: int, whole: int, group: Group, name: str | None = None) -> torch.Tensor:
-    """The same tensor, cut along `cut` and no longer along `whole`: (c, w / n) becomes (c / n, w). Its gradient: the
-    way back.
+    """Move the cut of a tensor from one dimension to another: (c, w / n) becomes (c / n, w).
 
-    ValueError if dimension `cut` is no multiple of n.
+    In backward, it moves back.
+
+    Args:
+        x (torch.Tensor): cut along ``whole``, the same shape on all n ranks.
+        cut (int): the dimension that is cut afterwards, a multiple of n.
+        whole (int): the dimension that is whole afterwards.
+        group (ProcessSet): the ranks.
+        name (str, optional): of the collective. Calls without a name are matched by their order.
+
+    Returns:
+        torch.Tensor: the same values, cut along ``cut``.
+
+    Raises:
+        HvdMismatchError: shapes or dtypes differ.
+        ValueError: dimension ``cut`` is not a multiple of n.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> column = torch.tensor([[0.0], [10.0]]) + hvd.rank()
+        >>> parallel.switch_axis(column, 0, 1, hvd.global_process_set).tolist()
+        [[0.0, 1.0]]  # rank 0
+        [[10.0, 11.0]]  # rank 1
     """
     _even("switch_axis", x, cut, group)
     return _pair(x, partial(_switch, cut, whole), partial(_switch, whole, cut), group, name)
@@ -127,9 +260,27 @@ class Switch:
 
 
 def start_switch(x: torch.Tensor, cut: int, whole: int, group: Group, name: str | None = None) -> Switch:
-    """Begin a switch_axis. Several may be under way at once, with names of their own or none.
+    """Start a ``switch_axis``, which ``finish_switch`` ends. Work between the two hides the exchange, in backward too.
 
-    ValueError if dimension `cut` is no multiple of n.
+    Args:
+        x (torch.Tensor): as in ``switch_axis``.
+        cut (int): the dimension that is cut afterwards, a multiple of n.
+        whole (int): the dimension that is whole afterwards.
+        group (ProcessSet): the ranks.
+        name (str, optional): of the collective. Several may be in progress, with different names or none.
+
+    Returns:
+        Switch: for ``finish_switch``.
+
+    Raises:
+        ValueError: dimension ``cut`` is not a multiple of n.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> begun = parallel.start_switch(torch.tensor([[0.0], [10.0]]), 0, 1, hvd.global_process_set)
+        >>> parallel.finish_switch(begun).tolist()
+        [[0.0, 0.0]]  # rank 0
+        [[10.0, 10.0]]  # rank 1
     """
     _even("start_switch", x, cut, group)
     begun = Switch(cut, whole, group, name)
@@ -138,7 +289,25 @@ def start_switch(x: torch.Tensor, cut: int, whole: int, group: Group, name: str 
 
 
 def finish_switch(begun: Switch) -> torch.Tensor:
-    """What switch_axis returns, once it is there. In backward the way back begins here and is awaited at the start."""
+    """Wait for a ``start_switch`` and return what ``switch_axis`` returns.
+
+    Args:
+        begun (Switch): the result of ``start_switch``.
+
+    Returns:
+        torch.Tensor: the same values, cut along the other dimension.
+
+    Raises:
+        HvdMismatchError: shapes or dtypes differ.
+        HvdPeerLostError: a rank has left or died.
+
+    Example:
+        >>> from hvdlite import parallel
+        >>> begun = parallel.start_switch(torch.tensor([[1.0], [2.0]]), 0, 1, hvd.global_process_set)
+        >>> parallel.finish_switch(begun).tolist()
+        [[1.0, 1.0]]  # rank 0
+        [[2.0, 2.0]]  # rank 1
+    """
     token, begun.token = begun.token, None
     return token if begun.group.size() == 1 else _Finish.apply(token, begun)
 

@@ -77,7 +77,24 @@ def meshes(chain: Chain, ranks: int) -> Iterator[tuple[int, int, int]]:
 
 
 def choose(chain: Chain, ranks: int) -> Plan:
-    """The mesh, cuts and kinds with the shortest step. PlanError where none fits the memory."""
+    """Return the mesh, the cuts and the kinds of layers with the shortest step that ``hvdlite.parallel`` can run.
+
+    Args:
+        chain (Chain): layers, network and memory.
+        ranks (int): the number of ranks.
+
+    Returns:
+        Plan: ``shape``, ``found``, ``ms`` and ``why``. ``write(path)`` saves it for ``parallel.planned``.
+
+    Raises:
+        PlanError: no mesh fits the memory, or the layers take no time.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> layers = [plan.Layer(f"layer {i}", 1.0, 2.0, activation=1e6, weights=1e6) for i in range(4)]
+        >>> plan.choose(plan.Chain(layers, beta=1e-6, micro=4), ranks=2).shape
+        {'dp': 2, 'pp': 1, 'tp': 1}
+    """
     tried: list[tuple[float, dict[str, int], Grid, Found, float]] = []
     refused, least = 0, math.inf
     for dp, pp, tp in meshes(chain, ranks):

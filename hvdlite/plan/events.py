@@ -170,9 +170,25 @@ def _note(
 
 
 def time_of(table: Table, count_bytes: int, links: Links, cursors: str = "link") -> float:
-    """ns until all ranks have all, of a buffer of so many bytes.
+    """Return the time in ns until all ranks have the result of a plan, by simulation. ``plan.time`` is this function.
 
-    >>> time_of(make("ring", size=8), 16 << 20, Links.uniform(8, "20us", "1GB/s"))
+    Args:
+        table (Table): the plan.
+        count_bytes (int): the size of the buffer in bytes.
+        links (Links): what joins the ranks.
+        cursors (str): ``"link"`` (default) orders the moves of a link; ``"rank"`` those of a rank, as the core does.
+
+    Returns:
+        float: nanoseconds.
+
+    Raises:
+        PlanError: the links are those of another number of ranks, two ranks have no link, or ``cursors`` is unknown.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> links = plan.Links.uniform(4, "20us", "1GB/s")
+        >>> plan.time(plan.make("ring", size=4), 4_000_000, links)
+        6120000.0
     """
     tasks, later = of_table(table, count_bytes, links, cursors)
     _, end = tasks.play()

@@ -20,11 +20,27 @@ Array = NDArray[Any]
 
 
 def run(table: Table, array: Array) -> Array:
-    """The array, in which the table has put what its kind promises; to be called by all ranks, with arrays of one
-    length and dtype. reducescatter, allgather: the whole buffer, of which each rank's part counts; alltoall: its cells
-    (from, to). PlanError on all ranks where one of them cannot take part.
+    """Run a plan on an array in a real job, in place, and return the array. All ranks must call it.
 
-    >>> run(make("ring", size=hvd.size()), np.ones(1000, np.float32))
+    The ranks first compare what they are about to run. Each step is one alltoall, so it is slow. It shows that a table
+    does what its proof says.
+
+    Args:
+        table (Table): the plan, for ``hvd.size()`` ranks.
+        array (numpy.ndarray): the same length and dtype on all ranks. For reducescatter and allgather the whole buffer;
+            for alltoall its cells (from, to).
+
+    Returns:
+        numpy.ndarray: ``array``.
+
+    Raises:
+        HvdPeerLostError: a rank has left or died.
+        PlanError: on all ranks, if one of them cannot take part.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> plan.run(plan.make("ring", size=2), np.array([1.0, 2.0]) * (hvd.rank() + 1)).tolist()
+        [3.0, 6.0]
     """
     _agree(table, array)
     flat = array.reshape(-1)

@@ -24,9 +24,27 @@ DIMS_MAX = 6  # of a grid: they have 720 orders
 
 
 class Links:
-    """busy: of alpha so many ns hold the resources, too (LogGP's o; the core's own model has 5,000): without it a
-    thousand small messages would pass at once. arcs: of a graph, {(a, b): ns a byte}. hosts: the ranks of each host,
-    where known."""
+    """What joins the ranks of a plan: latencies, rates, and which pairs share a resource.
+
+    Use one of the static methods. Times and rates are texts such as ``"20us"``, ``"25gbit"`` and ``"1GB/s"``, or
+    numbers in ns and ns per byte.
+
+    Args:
+        size (int): the number of ranks.
+        of (callable): a function of two ranks that returns (latency in ns, ((resource, ns per byte), ...)).
+        name (str): the name, for messages.
+        busy (float): the part of the latency, in ns, that also occupies the resources. Default: 0.0.
+        arcs (dict, optional): of a graph, {(from, to): ns per byte}.
+        hosts (list of lists of int, optional): the ranks of each host.
+
+    Raises:
+        PlanError: the size is out of bounds.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> plan.Links.uniform(4, "20us", "1GB/s").size
+        4
+    """
 
     def __init__(
         self,
@@ -43,13 +61,38 @@ class Links:
 
     @staticmethod
     def uniform(size: int, alpha: str | float, beta: str | float, busy: float = 0.0) -> Links:
-        """Each rank has a port out and a port in."""
+        """Return links of ranks that each have one port out and one port in.
+
+        Args:
+            size (int): the number of ranks.
+            alpha (str or float): the latency.
+            beta (str or float): the rate of a port.
+            busy (float): the part of the latency, in ns, that also occupies the ports. Default: 0.0.
+
+        Returns:
+            Links: for ``time`` and ``make``.
+
+        Raises:
+            PlanError: the size, a time or a rate is not valid.
+        """
         late, each = time_ns(alpha), ns_a_byte(beta)
         return Links(size, lambda a, b: (late, ((("out", a), each), (("in", b), each))), "uniform", busy)
 
     @staticmethod
     def bus(size: int, alpha: str | float, beta: str | float) -> Links:
-        """One medium for all."""
+        """Return links of ranks that share one medium.
+
+        Args:
+            size (int): the number of ranks.
+            alpha (str or float): the latency.
+            beta (str or float): the rate of the medium.
+
+        Returns:
+            Links: for ``time`` and ``make``.
+
+        Raises:
+            PlanError: the size, a time or a rate is not valid.
+        """
         late, each = time_ns(alpha), ns_a_byte(beta)
         return Links(size, lambda a, b: (late, (("bus", each),)), "bus")
 
@@ -59,7 +102,19 @@ class Links:
         inside: tuple[str | float, str | float],
         between: tuple[str | float, str | float],
     ) -> Links:
-        """Ranks of a host share its wire, out and in. inside, between: (alpha, rate) in a host, and between two."""
+        """Return links of hosts whose ranks share the host's wire, out and in.
+
+        Args:
+            hosts (list of lists of int): the ranks of each host.
+            inside (tuple): latency and rate within a host.
+            between (tuple): latency and rate between hosts.
+
+        Returns:
+            Links: for ``time`` and ``make``.
+
+        Raises:
+            PlanError: a rank is missing or listed twice, or a time or rate is not valid.
+        """
         host_of = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}
         size = sum(map(len, hosts))
         if sorted(host_of) != list(range(size)):
@@ -81,7 +136,19 @@ class Links:
 
     @staticmethod
     def grid(dims: Sequence[int], rates: Sequence[str | float], alpha: str | float) -> Links:
-        """A switch for each line of each dimension; ranks in row-major order."""
+        """Return links of a grid with a switch for each line of each dimension. Ranks are in row-major order.
+
+        Args:
+            dims (list of int): the lengths of the dimensions.
+            rates (list): the rate of each dimension.
+            alpha (str or float): the latency.
+
+        Returns:
+            Links: for ``time`` and ``make``.
+
+        Raises:
+            PlanError: the dimensions do not fit, or a time or rate is not valid.
+        """
         late, each = time_ns(alpha), [ns_a_byte(rate) for rate in rates]
         if not 1 <= len(dims) <= DIMS_MAX or min(dims) < 1 or math.prod(dims) > SIZE_MAX:
             told = plain("x".join(map(str, dims)), 80)
@@ -103,7 +170,19 @@ class Links:
 
     @staticmethod
     def graph(size: int, arcs: Mapping[tuple[int, int], str | float], alpha: str | float) -> Links:
-        """A link of its own for each arc, one way. arcs: {(from, to): rate}."""
+        """Return links of a graph in which each arc is a link of its own, one way.
+
+        Args:
+            size (int): the number of ranks.
+            arcs (dict): {(from, to): rate}.
+            alpha (str or float): the latency.
+
+        Returns:
+            Links: for ``time`` and ``make``.
+
+        Raises:
+            PlanError: the size, a time or a rate is not valid.
+        """
         late, each = time_ns(alpha), {arc: ns_a_byte(rate) for arc, rate in arcs.items()}
 
         def of(a: int, b: int) -> Use:

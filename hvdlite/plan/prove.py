@@ -30,6 +30,20 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Proof:
+    """What ``prove`` has found.
+
+    Args:
+        ordered (bool): all chunks are added in the same order.
+        in_rank_order (bool): that order is ((0 + 1) + 2) + ..., as in the core's ordered algorithms.
+        steps (int): the number of steps.
+        moves (int): the number of moves.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> plan.prove(plan.make("ring", size=4)).ordered
+        False
+    """
+
     ordered: bool  # all chunks are added in the same order
     in_rank_order: bool  # and that is ((0 + 1) + 2) + ..., as the core's ordered algorithms have it
     steps: int
@@ -125,7 +139,26 @@ def _add(a: list[Array], b: list[Array]) -> tuple[Array, Array, Array]:
 
 
 def prove(table: Table, seed: int = 0) -> Proof:
-    """A Proof, or PlanError: that the table does on every rank what its kind promises."""
+    """Prove that a table does on every rank what its kind promises.
+
+    It follows random numbers modulo 2^61 - 1 through all moves, as PET does (Wang et al., 2021). A wrong table passes
+    with a probability of about 2^-61. It also proves that all ranks get the same bits.
+
+    Args:
+        table (Table): the plan.
+        seed (int): the seed of the random numbers. Default: 0.
+
+    Returns:
+        Proof: what is known about the order of additions.
+
+    Raises:
+        PlanError: the table is wrong. The text names the step, the rank and the contribution that is missing.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> plan.prove(plan.make("ring", size=4)).steps
+        6
+    """
     bounds(table)
     moves, c, sums = table.moves, table.chunks, table.kind in SUMS
     if moves["n"].sum(dtype=np.int64) > MOVED_MAX:

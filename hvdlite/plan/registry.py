@@ -38,7 +38,26 @@ _known: dict[str, _Algorithm] = {}
 
 
 def algorithm(name: str, kinds: str | Sequence[str] = ("allreduce",)) -> Callable[[Generator], Generator]:
-    """Registers a generator f(draft, **more) that calls the draft's move, fold and next. Raises PlanError."""
+    """Decorate a generator of plans to register it under a name.
+
+    Args:
+        name (str): the name, not used by another plan.
+        kinds (str or list of str): the kinds of collective that it makes. Default: ``("allreduce",)``.
+
+    Returns:
+        callable: a decorator of ``f(draft, **options)``, which calls ``move``, ``fold`` and ``next`` of the draft.
+
+    Raises:
+        PlanError: the name or a kind is not valid, or another plan has the name.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> @plan.algorithm("example of two", kinds="broadcast")
+        ... def two(draft):
+        ...     draft.move(0, 1, at=0, n=draft.chunks, how="copy")
+        >>> plan.make("example of two", size=2, kind="broadcast").steps
+        1
+    """
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if not named(name, NAME_MAX):
         raise PlanError(f"plan {name!r:.80}: a name has at most {NAME_MAX} printable characters [HVD003]")
@@ -100,9 +119,27 @@ def make(
     links: Links | None = None,
     **more: Any,
 ) -> Table:
-    """The table of a plan for `size` ranks, proved. hosts: the ranks of each. more: options of the generator.
+    """Return the table of a plan, proved.
 
-    >>> make("ring", size=8)
+    Args:
+        name (str): the name of the plan, such as ``"ring"``. ``hvdlite-plan list`` shows all.
+        size (int): the number of ranks.
+        kind (str): the kind of collective. Default: ``"allreduce"``.
+        root (int): the root. Default: 0.
+        hosts (list of lists of int, optional): the ranks of each host. None: those of ``links``.
+        links (Links, optional): what joins the ranks, for generators that use it.
+        more: options of the generator.
+
+    Returns:
+        Table: the plan.
+
+    Raises:
+        PlanError: there is no such plan, it does not make this kind, or its table is wrong.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> plan.make("ring", size=8).steps
+        14
     """
     _own()
     if name not in _known:

@@ -38,8 +38,26 @@ Points = list[tuple[Point, Any]]
 
 @dataclass(frozen=True)
 class Layer:
-    """Of one micro-batch on one rank: ms; bytes that it hands on and that it keeps for its backward (stash). weights:
-    bytes. heads: of attention, 0: it cannot be cut. sync: bytes of an allreduce of tp, of which each pass has two."""
+    """The cost of one layer for one micro-batch on one rank.
+
+    Args:
+        name (str): the name, for messages.
+        forward_ms (float): the time of forward, in ms.
+        backward_ms (float): the time of backward, in ms.
+        activation (float): bytes of its output.
+        weights (float): bytes of its weights.
+        stash (float): bytes that it keeps for backward. Default: 0.0.
+        heads (int): the number of attention heads. 0 (default): it cannot be cut.
+        sync (float): bytes of an allreduce of tensor parallelism, of which each pass has two. Default: 0.0.
+
+    Raises:
+        PlanError: a number is not valid.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> plan.Layer("block", forward_ms=1.0, backward_ms=2.0, activation=1e6, weights=4e6).heads
+        0
+    """
 
     name: str
     forward_ms: float
@@ -89,10 +107,25 @@ class Found(NamedTuple):
 
 
 class Chain:
-    """What is planned: layers, network and memory.
+    """What is planned: a chain of layers, a network and a memory.
 
-    beta: ms a byte between any two ranks. memory: bytes of a rank. state: bytes of weights, gradients and optimizer for
-    each byte of weights (4: Adam in float32, of which half is the optimizer's). kinds: those that a layer may have.
+    Args:
+        layers (list of Layer): the layers, from first to last.
+        beta (float): ms per byte between any two ranks.
+        micro (int): the number of micro-batches.
+        memory (float): bytes of a rank. Default: no limit.
+        state (float): bytes of weights, gradients and optimizer per byte of weights. Default: 4.0, Adam in float32.
+        kinds (list of str): how layers may be divided, of ``"dp"``, ``"zero1"`` and ``"tp"``. Default: all.
+
+    Raises:
+        PlanError: the number of layers or micro-batches is out of bounds.
+        ValueError: another number or a kind is not valid.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> chain = plan.Chain([plan.Layer("block", 1.0, 2.0, 1e6, 4e6)], beta=1e-6, micro=4)
+        >>> len(chain.layers)
+        1
     """
 
     def __init__(
@@ -117,11 +150,27 @@ class Chain:
         self._sums = [[0.0, *itertools.accumulate(getattr(each, name) for each in self.layers)] for name in names]
 
     def summed(self, n: int, size: float) -> float:
-        """ms of an allreduce by a ring of n."""
+        """Return the time of a ring allreduce.
+
+        Args:
+            n (int): the number of ranks.
+            size (float): bytes.
+
+        Returns:
+            float: ms.
+        """
         return 2 * (n - 1) / n * size * self.beta
 
     def choices(self, layer: Layer, r: int) -> list[Choice]:
-        """What a layer may be on r ranks."""
+        """Return the ways in which a layer may be divided over ranks.
+
+        Args:
+            layer (Layer): the layer.
+            r (int): the number of ranks.
+
+        Returns:
+            list[Choice]: times in ms and bytes on each rank.
+        """
         w, f, b, stash = layer.weights, layer.forward_ms / r, layer.backward_ms / r, layer.stash / r
         found = [Choice("dp", f, b, self.summed(r, w), self.state * w, stash)]
         if "zero1" in self.kinds and r > 1:
@@ -134,17 +183,43 @@ class Chain:
         return found
 
     def turn(self, a: int, b: int, at: int, r: int) -> tuple[float, float]:
-        """ms forward and backward to lay out anew what layer at - 1, cut over a ranks, hands on to one that is cut over
-        b: activations of dp are divided by the batch, those of tp are whole on each of its ranks."""
+        """Return the time of the exchange between two layers of a stage that are divided differently.
+
+        Args:
+            a (int): the number of ranks over which the layer before is cut.
+            b (int): the number of ranks over which this layer is cut.
+            at (int): the number of this layer.
+            r (int): the number of ranks of the stage.
+
+        Returns:
+            tuple[float, float]: ms in forward and in backward.
+        """
         each = self.layers[at - 1].activation * self.beta / r
         return max(0, b // a - 1) * a * each, max(0, a // b - 1) * b * each
 
     def front(self, at: int, r: int) -> float:
-        """ms to bring what layer at - 1 hands on to a stage of r ranks."""
+        """Return the time to bring activations to a stage.
+
+        Args:
+            at (int): the first layer of the stage.
+            r (int): the number of ranks of the stage.
+
+        Returns:
+            float: ms.
+        """
         return self.layers[at - 1].activation * self.beta / r if at else 0.0
 
     def of_stage(self, cut: Cut, behind: int) -> tuple[float, float, float, float, float]:
-        """(F, B, AR, C in front of it, bytes on each rank) of a stage with so many behind it."""
+        """Return the times and the memory of a stage.
+
+        Args:
+            cut (Cut): the stage.
+            behind (int): the number of stages behind it.
+
+        Returns:
+            tuple: ms of forward, of backward, of the sum of gradients and of the exchange in front of it; bytes on each
+            rank.
+        """
         f = b = sums = memory = 0.0
         for at, kind in zip(range(cut.first, cut.end), cut.kinds):
             own = next(each for each in self.choices(self.layers[at], cut.ranks) if each.kind == kind)
@@ -155,8 +230,17 @@ class Chain:
         return f, b, sums, self.front(cut.first, cut.ranks), memory
 
     def options(self, i: int, j: int, r: int, held: int) -> Points:
-        """What a stage of the layers [i, j) on r ranks that keeps so many micro-batches may be: ((F, B, AR), kinds),
-        none worse than another one."""
+        """Return the best ways to divide the layers [i, j) as one stage. Each is better than the others in some cost.
+
+        Args:
+            i (int): the first layer.
+            j (int): the layer after the last one.
+            r (int): the number of ranks.
+            held (int): the number of micro-batches that it keeps.
+
+        Returns:
+            list: ((ms of forward, of backward, of the sum of gradients), kinds).
+        """
         key = (i, j, r, held)
         if key not in self._options and self.kinds == ("dp",):  # one choice only
             f, b, w, stash = (sums[j] - sums[i] for sums in self._sums)
@@ -250,8 +334,31 @@ class _Search:
 
 
 def best(chain: Chain, ranks: int, objective: str = "latency", each: int | None = None) -> Found:
-    """The best plan in which all ranks are used; each: of how many ranks every stage is, None: of any number. PlanError
-    where none fits the memory, with the least that would do."""
+    """Return the best plan for a chain in which all ranks are used, found by exact search.
+
+    For throughput, costs are those of PipeDream (Narayanan et al., 2019). For latency, they are those of DAPPLE (Fan et
+    al., 2021) and Alpa (Zheng et al., 2022).
+
+    Args:
+        chain (Chain): layers, network and memory.
+        ranks (int): the number of ranks.
+        objective (str): ``"latency"`` of a step (default), or ``"throughput"``.
+        each (int, optional): the number of ranks of every stage. None: any numbers.
+
+    Returns:
+        Found: ``ms``, and ``stages`` from first to last.
+
+    Raises:
+        PlanError: no plan fits the memory. The text has the least memory that would do.
+        ValueError: ``ranks`` or ``objective`` is not valid.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> layers = [plan.Layer(f"layer {i}", 1.0, 2.0, activation=1e6, weights=1e6) for i in range(4)]
+        >>> found = plan.best(plan.Chain(layers, beta=1e-6, micro=4), ranks=2)
+        >>> sum(stage.end - stage.first for stage in found.stages)
+        4
+    """
     if type(ranks) is not int or not 1 <= ranks <= SIZE_MAX:
         raise ValueError(f"{ranks!r} ranks: a plan is for 1 to {SIZE_MAX} [HVD008]")
     if objective not in OBJECTIVES:

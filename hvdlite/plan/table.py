@@ -38,7 +38,7 @@ Moves = NDArray[Any]
 
 
 class PlanError(ValueError):
-    """A plan that is wrong: the text names its file or name, and step, rank and chunk."""
+    """A plan that is wrong. The text names its file or name, and step, rank and chunk where they are known."""
 
 
 def plain(text: object, most: int = 300) -> str:
@@ -69,7 +69,22 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """moves: an array of MOVE, in the order of steps."""
+    """A collective as a table of moves. ``make`` and ``Draft.table`` make it.
+
+    Args:
+        name (str): the name of the plan.
+        kind (str): ``allreduce``, ``reducescatter``, ``allgather``, ``broadcast``, ``reduce`` or ``alltoall``.
+        size (int): the number of ranks.
+        chunks (int): the number of pieces into which a buffer is cut.
+        moves (array): rows (step, src, dst, at, n, how), in the order of steps.
+        root (int): the root, for kinds that have one. Default: 0.
+
+    Example:
+        >>> from hvdlite import plan
+        >>> table = plan.make("ring", size=4)
+        >>> table.steps, table.chunks
+        (6, 4)
+    """
 
     name: str
     kind: str
@@ -83,23 +98,45 @@ class Table:
         return int(self.moves["step"].max(initial=-1)) + 1
 
     def cut(self, count: int) -> NDArray[np.int64]:
-        """Where the chunks of a buffer of `count` elements begin, and its end: chunks + 1 numbers."""
+        """Return where the chunks of a buffer begin, and its end.
+
+        Args:
+            count (int): the number of elements in the buffer.
+
+        Returns:
+            array: int64, chunks + 1 numbers.
+        """
         each, longer = divmod(count, self.chunks)
         at = np.arange(self.chunks + 1, dtype=np.int64)
         return each * at + np.minimum(at, longer)
 
     def digest(self) -> str:
-        """SHA-256 of all but the name: ranks with the same one do the same."""
+        """Return the SHA-256 of everything but the name. Ranks with the same digest do the same.
+
+        Returns:
+            str: hexadecimal digits.
+        """
         about = f"{self.kind} {self.size} {self.chunks} {self.root} ".encode()
         return hashlib.sha256(about + np.ascontiguousarray(self.moves).astype(MOVE).tobytes()).hexdigest()
 
     def to_json(self) -> str:
+        """Return the table as JSON, of the format ``hvdlite-plan-1``.
+
+        Returns:
+            str: one line.
+        """
         said = {"format": FORMAT, "name": self.name, "kind": self.kind, "size": self.size, "chunks": self.chunks}
         return json.dumps({**said, "root": self.root, "moves": self.moves.tolist()}, separators=(",", ":"))
 
     def rows(self, rank: int) -> list[Row]:
-        """The steps of one rank with at most one send and one receive each, aligned over all ranks: a step of the
-        table with more is cut in several."""
+        """Return the steps of one rank with at most one send and one receive each, aligned over all ranks.
+
+        Args:
+            rank (int): the rank.
+
+        Returns:
+            list[Row]: as the core's interpreter runs them.
+        """
         found: dict[int, dict[str, Any]] = {}
         base = 0
         edges = np.searchsorted(self.moves["step"], np.arange(self.steps + 1))

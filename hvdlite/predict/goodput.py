@@ -28,7 +28,24 @@ class Advice(NamedTuple):
 
 
 class Noise:
-    """smooth: how much of its averages a step leaves as it is."""
+    """Running estimate of the gradient noise scale (McCandlish et al., 2018, appendix A).
+
+    ``square`` is the estimate of ``|G|^2``, and ``variance`` that of one sample's gradient. ``phi`` is their ratio
+    ``variance / |G|^2``: the batch at which noise and gradient are equal.
+
+    Args:
+        smooth (float): the share of its averages that a step keeps, from 0 to below 1. Default: 0.999.
+
+    Raises:
+        ValueError: ``smooth`` is out of range.
+
+    Example:
+        >>> from hvdlite import predict
+        >>> noise = predict.Noise()
+        >>> noise.add([3.0, 5.0], mean_square=3.5, batch=32)
+        >>> round(noise.square, 6), round(noise.variance, 6)
+        (3.0, 32.0)
+    """
 
     def __init__(self, smooth: float = 0.999) -> None:
         if not 0 <= smooth < 1:
@@ -38,8 +55,16 @@ class Noise:
         self._last: NDArray[np.float64] | None = None
 
     def add(self, squares: Sequence[float], mean_square: float, batch: int) -> None:
-        """One step of several ranks. squares: of the norm of each rank's gradient; mean_square: of the norm of their
-        mean; batch: samples of a rank. ValueError for a number that is not finite, which no later step would mend."""
+        """Add one step of several ranks.
+
+        Args:
+            squares (list of float): the squared norm of each rank's gradient.
+            mean_square (float): the squared norm of the mean gradient.
+            batch (int): the number of samples of each rank.
+
+        Raises:
+            ValueError: there are fewer than two ranks, or a number is not finite.
+        """
         n = len(squares)
         if n < 2 or batch < 1:
             raise ValueError(f"noise needs the gradients of two ranks and a sample each, not {n} and {batch} [HVD008]")
@@ -51,7 +76,15 @@ class Noise:
         self._weight = k * self._weight + 1 - k
 
     def add_alone(self, gradient: NDArray[np.float64], batch: int) -> None:
-        """One step of one rank, which is compared with the step before."""
+        """Add one step of a single rank, which is compared with the step before.
+
+        Args:
+            gradient (array): the gradient.
+            batch (int): the number of samples.
+
+        Raises:
+            ValueError: the gradient is not finite.
+        """
         now, last = np.array(gradient, np.float64).ravel(), self._last
         if last is not None:
             mean = (now + last) / 2
@@ -60,7 +93,7 @@ class Noise:
 
     @property
     def square(self) -> float:
-        """|G|^2; 0 before the first step."""
+        """``|G|^2``; 0 before the first step."""
         return self._square / self._weight if self._weight else 0.0
 
     @property
@@ -70,8 +103,12 @@ class Noise:
 
     @property
     def phi(self) -> float:
-        """variance / |G|^2: the batch at which noise and gradient are alike. ValueError while the estimate of |G|^2 is
-        not above zero: there was no step yet, or noise hides the gradient until more steps are averaged."""
+        """``variance / |G|^2``: the batch at which noise and gradient are equal.
+
+        Raises:
+            ValueError: while the estimate of ``|G|^2`` is not above zero. There was no step yet, or noise hides the
+                gradient until more steps are averaged.
+        """
         if not self.square > 0:
             raise ValueError(f"|G|^2 is estimated as {self.square}: more steps are needed [HVD008]")
         return max(self.variance, 0.0) / self.square
@@ -88,8 +125,26 @@ def gain(phi: float, batch: float, first: float) -> float:
 
 
 def advise(phi: float, first: int, time_of: Callable[[int], float], batches: Iterable[int]) -> Advice:
-    """Of these batch sizes of the whole job that with the greatest goodput. time_of: of a step with such a batch, as
-    `predict` gives it, in any unit."""
+    """Return the batch size with the greatest goodput (Pollux, Qiao et al., 2021, section 3).
+
+    Args:
+        phi (float): the noise scale, from ``Noise.phi``.
+        first (int): the batch size for which training was set up.
+        time_of (callable): a function of the batch size that returns the time of a step, in any unit.
+        batches (iterable of int): the batch sizes of the whole job to compare.
+
+    Returns:
+        Advice: ``batch``, ``goodput`` (samples of the first batch size per unit of time), and ``gain``, the factor of
+        the learning rate (AdaScale, Johnson et al., 2020).
+
+    Raises:
+        ValueError: there are no batch sizes, or a number is out of range.
+
+    Example:
+        >>> from hvdlite import predict
+        >>> predict.advise(100.0, 32, lambda batch: 1.0 + 0.01 * batch, [32, 64, 128]).batch
+        128
+    """
     found = []
     for batch in batches:
         took = time_of(batch)

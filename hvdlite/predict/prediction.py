@@ -25,9 +25,24 @@ FEW = 20  # steps
 
 @dataclass(frozen=True)
 class Prediction:
-    """One step, in ms. `low` and `high`: its range. `exposed_ms`: of it ranks wait for gradients. `late_ms`: of that,
-    for the last rank's. `bytes_ms`: how much shorter it were, if bytes cost nothing; `alone_ms`: without
-    communication."""
+    """A predicted step. ``Job.step`` makes it.
+
+    Attributes:
+        ms (float): the duration in milliseconds, as are all fields whose name ends with ``_ms``.
+        low, high (float): the range of ``ms``.
+        exposed_ms (float): the part in which ranks wait for gradients.
+        late_ms (float): of that, the wait for the last rank.
+        bytes_ms (float): how much shorter the step would be if bytes cost nothing.
+        alone_ms (float): the duration without communication.
+        confidence (str): ``high``, ``medium`` or ``low``.
+        notes (list of str): what is assumed and what was not measured.
+
+    Example:
+        ::
+
+            found = job.step(ranks=8)
+            print(found.ms, found.low, found.high, found.notes)
+    """
 
     ranks: int
     ms: float
@@ -64,8 +79,18 @@ class Prediction:
 
 
 class Job:
-    """A recording, ready for questions. alone: one of one rank, whose computing is taken instead: ranks that share
-    processors or caches slow each other down, which a larger job on more hosts would not do."""
+    """A recording, ready to be played at other sizes. ``load`` makes it.
+
+    Args:
+        recording (Recording): a small job.
+        alone (Recording, optional): a job of one rank, whose computing times are used instead.
+
+    Example:
+        ::
+
+            job = predict.load("DIR")
+            job.step(ranks=64, hosts=8, link="25gbit,20us", wire="fp16").ms
+    """
 
     def __init__(self, recording: Recording, alone: Recording | None = None) -> None:
         self.recording, self.fit = recording, fit(recording.buckets)
@@ -77,14 +102,28 @@ class Job:
         cores: int | None = None, plan: str | None = None, fusion_mb: float | None = None, wire: str = "none",
         batch: float = 1.0, seed: int = 0
     ) -> Prediction:  # fmt: skip
-        """hosts: at most so many share the ranks equally; by default as recorded. link: between hosts, as
-        "25gbit,20us"; by default the recorded one. medium: "own" (a wire for each host), "bus" or "shm". cores:
-        processors of each host, by default as recorded. plan: an algorithm or file of hvdlite-plan, which needs a
-        link. batch: times the recorded one.
+        """Predict one training step at another size.
 
-        Raises ValueError for what cannot be, RecordingError for what the recording does not tell, PlanError.
+        Args:
+            ranks (int): the number of ranks.
+            hosts (int, optional): at most this many hosts share the ranks equally. None: as recorded.
+            link (str, optional): rate and latency between hosts, such as ``"25gbit,20us"``. None: the recorded link.
+            medium (str, optional): ``"own"`` (a wire for each host), ``"bus"`` or ``"shm"``. None: derived from the
+                hosts.
+            cores (int, optional): processors of each host. None: as recorded.
+            plan (str, optional): an algorithm or a file of hvdlite-plan. It needs ``link``.
+            fusion_mb (float, optional): the fusion threshold in MB. None: as recorded.
+            wire (str): the compression: ``"none"`` (default), ``"fp16"`` or ``"bf16"``.
+            batch (float): the batch as a multiple of the recorded one. Default: 1.0.
+            seed (int): the seed of the draws. Default: 0.
 
-            >>> predict.load("DIR").step(ranks=64, hosts=8, link="25gbit,20us", wire="fp16").ms
+        Returns:
+            Prediction: times in milliseconds.
+
+        Raises:
+            PlanError: ``plan`` is not valid.
+            RecordingError: the recording lacks what the question needs.
+            ValueError: an argument is not valid.
         """
         rec, notes = self.recording, [self.fit.note] if self.fit.note else []
         wires = _checked(ranks, wire, batch, fusion_mb)
@@ -111,7 +150,15 @@ class Job:
         )  # fmt: skip
 
     def picture(self, prediction: Prediction, seed: int = 0) -> Played:
-        """The first steps of a prediction, for a timeline."""
+        """Play the first steps of a prediction, for a timeline.
+
+        Args:
+            prediction (Prediction): the value of ``step``.
+            seed (int): the seed of the draws. Default: 0.
+
+        Returns:
+            Played: the events.
+        """
         p = prediction
         place, was, _ = self._places(p.ranks, p.hosts, p.medium, p.cores, p.link is not None)
         link = None if p.link is None else read_link(p.link)
@@ -209,7 +256,24 @@ class Job:
 
 
 def load(folder: str | os.PathLike[str], alone: str | os.PathLike[str] | None = None) -> Job:
-    """The recording of a small job; alone: one of one rank, whose computing is taken. Raises RecordingError."""
+    """Load the recording of a small job, made by ``hvdlite-run --record DIR``.
+
+    Args:
+        folder (str or path): the folder of the recording.
+        alone (str or path, optional): a recording of one rank, whose computing times are used instead. Ranks on one
+            host slow each other down, which a larger job on more hosts would not do.
+
+    Returns:
+        Job: for ``step``.
+
+    Raises:
+        RecordingError: a folder is not a usable recording.
+
+    Example:
+        >>> from hvdlite import predict
+        >>> predict.load("DIR").step(ranks=64, hosts=8, link="25gbit,20us").ms  # doctest: +SKIP
+        >>> # skipped in tests: it needs a recording
+    """
     return Job(read(folder), None if alone is None else read(alone))
 
 

@@ -32,7 +32,7 @@ GRADIENTS_MAX, RANKS_MAX = 1 << 16, 64
 
 
 class RecordingError(ValueError):
-    """A folder from which nothing can be predicted; the text names it and says what is missing."""
+    """A folder from which nothing can be predicted. The text names it and what is missing: record the job again."""
 
 
 @dataclass(frozen=True)

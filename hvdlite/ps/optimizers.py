@@ -26,7 +26,17 @@ F32 = np.float32
 
 
 class Sgd:
-    """row -= lr * grad."""
+    """Servers apply ``row -= lr * grad``.
+
+    Args:
+        lr (float): the learning rate.
+
+    Example:
+        >>> rows, grads = np.ones((1, 2), np.float32), np.ones((1, 2), np.float32)
+        >>> hvd.ps.Sgd(lr=0.5).update(rows, rows[:, :0], grads)
+        >>> rows.tolist()
+        [[0.5, 0.5]]
+    """
 
     columns, extra = 0, 0
 
@@ -35,11 +45,29 @@ class Sgd:
         self._lr = F32(lr)
 
     def update(self, rows: Any, state: Any, grads: Any) -> None:
+        """Apply gradients to rows in place. Servers call it.
+
+        Args:
+            rows (array): float32 of shape (n, dim), of n different rows.
+            state (array): float32 of shape (n, columns * dim + extra).
+            grads (array): float32 of shape (n, dim).
+        """
         rows -= self._lr * grads
 
 
 class Adagrad:
-    """row -= lr * grad / (sqrt(sum of squares) + eps). Duchi, Hazan and Singer, 2011."""
+    """Servers apply ``row -= lr * grad / (sqrt(sum of squares) + eps)`` (Duchi, Hazan and Singer, 2011).
+
+    Args:
+        lr (float): the learning rate.
+        eps (float): added to the divisor. Default: 1e-10.
+
+    Example:
+        >>> rows, grads = np.ones((1, 1), np.float32), np.full((1, 1), 2, np.float32)
+        >>> hvd.ps.Adagrad(lr=0.5).update(rows, np.zeros((1, 1), np.float32), grads)
+        >>> rows.tolist()
+        [[0.5]]
+    """
 
     columns, extra = 1, 0
 
@@ -48,15 +76,33 @@ class Adagrad:
         self._lr, self._eps = F32(lr), F32(eps)
 
     def update(self, rows: Any, state: Any, grads: Any) -> None:
+        """Apply gradients to rows in place. Servers call it.
+
+        Args:
+            rows (array): float32 of shape (n, dim), of n different rows.
+            state (array): float32 of shape (n, dim), the sums of squares.
+            grads (array): float32 of shape (n, dim).
+        """
         state += grads * grads
         rows -= self._lr * grads / (np.sqrt(state) + self._eps)
 
 
 class Adam:
-    """Lazy Adam: moments and count of steps belong to a row and move with its gradients. Kingma and Ba, 2015.
+    """Servers apply lazy Adam (Kingma and Ba, 2015): moments and step count belong to a row.
 
-    torch.optim.SparseAdam is the same but for the count, which it keeps for the table as a whole. In place of the
-    count t there are 1 - beta ** t: moments of gradients that are all 1.
+    A row without a gradient does not change, nor do its moments. ``torch.optim.SparseAdam`` is the same but for the
+    step count, which it keeps for the whole table.
+
+    Args:
+        lr (float): the learning rate. Default: 1e-3.
+        betas (tuple of float): decay rates of both moments. Default: (0.9, 0.999).
+        eps (float): added to the divisor. Default: 1e-8.
+
+    Example:
+        >>> rows, grads = np.ones((1, 1), np.float32), np.ones((1, 1), np.float32)
+        >>> hvd.ps.Adam(lr=0.5).update(rows, np.zeros((1, 4), np.float32), grads)
+        >>> rows.round(3).tolist()
+        [[0.5]]
     """
 
     columns, extra = 2, 2  # both moments; both divisors
@@ -67,6 +113,13 @@ class Adam:
         self._first, self._second = F32(betas[0]), F32(betas[1])
 
     def update(self, rows: Any, state: Any, grads: Any) -> None:
+        """Apply gradients to rows in place. Servers call it.
+
+        Args:
+            rows (array): float32 of shape (n, dim), of n different rows.
+            state (array): float32 of shape (n, 2 * dim + 2): both moments, and 1 - beta ** t for both.
+            grads (array): float32 of shape (n, dim).
+        """
         dim = rows.shape[1]
         mean, square, divisors = state[:, :dim], state[:, dim : 2 * dim], state[:, 2 * dim :]
         mean[:] = self._first * mean + (F32(1) - self._first) * grads
@@ -78,7 +131,20 @@ class Adam:
 
 
 class Ftrl:
-    """FTRL-Proximal with L1 and L2: rows become exactly 0 where |z| <= l1. McMahan et al., 2013."""
+    """Servers apply FTRL-Proximal with L1 and L2 (McMahan et al., 2013). Rows become exactly 0 where ``|z| <= l1``.
+
+    Args:
+        lr (float): the learning rate.
+        l1 (float): the strength of L1. Default: 0.0.
+        l2 (float): the strength of L2. Default: 0.0.
+        beta (float): the smoothing of the learning rate. Default: 1.0.
+
+    Example:
+        >>> rows, grads = np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32)
+        >>> hvd.ps.Ftrl(lr=1.0).update(rows, np.zeros((1, 2), np.float32), grads)
+        >>> rows.tolist()
+        [[-0.5]]
+    """
 
     columns, extra = 2, 0
 
@@ -87,6 +153,13 @@ class Ftrl:
         self._lr, self._l1, self._l2, self._beta = F32(lr), F32(l1), F32(l2), F32(beta)
 
     def update(self, rows: Any, state: Any, grads: Any) -> None:
+        """Apply gradients to rows in place. Servers call it.
+
+        Args:
+            rows (array): float32 of shape (n, dim), of n different rows.
+            state (array): float32 of shape (n, 2 * dim): z, and the sums of squares.
+            grads (array): float32 of shape (n, dim).
+        """
         dim = rows.shape[1]
         z, n = state[:, :dim], state[:, dim:]
         more = n + grads * grads
@@ -97,7 +170,14 @@ class Ftrl:
 
 
 class Add:
-    """row += grad: counters, and what a job adds up."""
+    """Servers apply ``row += grad``: for counters and sums.
+
+    Example:
+        >>> rows, grads = np.ones((1, 1), np.float32), np.full((1, 1), 2, np.float32)
+        >>> hvd.ps.Add().update(rows, rows[:, :0], grads)
+        >>> rows.tolist()
+        [[3.0]]
+    """
 
     columns, extra = 0, 0
 
@@ -105,6 +185,13 @@ class Add:
         self.options: dict[str, Any] = {}
 
     def update(self, rows: Any, state: Any, grads: Any) -> None:
+        """Add gradients to rows in place. Servers call it.
+
+        Args:
+            rows (array): float32 of shape (n, dim), of n different rows.
+            state (array): not used.
+            grads (array): float32 of shape (n, dim).
+        """
         rows += grads
 
 
@@ -182,5 +269,23 @@ class Uniform:
 
 
 def uniform(scale: float, seed: int = 0) -> Uniform:
-    """`init=` of a Table: first values uniform in [-scale, scale)."""
+    """Return first values for a table: uniform in [-scale, scale), for ``Table(init=...)``.
+
+    A value depends only on seed, row and column. So it does not matter which server makes the row, or when.
+
+    Args:
+        scale (float): the bound, 0 or more.
+        seed (int): the seed, 0 or more. Default: 0.
+
+    Returns:
+        Uniform: the value for ``init``.
+
+    Raises:
+        ValueError: an argument is negative or not finite.
+
+    Example:
+        >>> rows = hvd.ps.uniform(0.5, seed=1).rows(np.array([7]), 4)
+        >>> rows.shape, bool((abs(rows) <= 0.5).all())
+        ((1, 4), True)
+    """
     return Uniform(scale, seed)

@@ -156,14 +156,23 @@ _serving: _Serving | None = None
 
 
 def serve(servers: int | None = None) -> None:
-    """Starts servers of tables as children of ranks. Collective; all ranks give the same number.
+    """Start servers of tables as child processes of the ranks. All ranks must call it with the same number.
 
-    For jobs that `hvdlite-run --servers` does not start: srun, mpirun, torchrun, a script alone. servers: how many;
-    None: HVDLITE_SERVERS. The first `Table` calls it, so with that variable set nobody else has to. Where there are
-    servers already nothing happens. Raises HvdInitError naming a server that did not start.
+    It is for jobs that ``hvdlite-run --servers`` does not start: those under srun, mpirun or torchrun, or a single
+    script. The first ``Table`` calls it, so with ``HVDLITE_SERVERS`` set it is not needed. It does nothing if there are
+    servers already.
 
-        hvd.init()
-        hvd.ps.serve(2)
+    Args:
+        servers (int, optional): the number of servers in the job. None: ``HVDLITE_SERVERS``.
+
+    Raises:
+        HvdInitError: no number is given, or a server did not start.
+        HvdNotInitializedError: ``hvd.init()`` has not been called.
+        ModuleNotFoundError: pyzmq is not installed.
+
+    Example:
+        >>> hvd.ps.serve(2)  # doctest: +SKIP
+        >>> # skipped in tests: it starts processes
     """
     global _serving
     rank()  # raises in a forked child, and before init

@@ -32,22 +32,34 @@ MANY_PUSHES = 500  # in a step, after which it is likely that nobody ends it
 
 
 class Table:
-    """`rows` x `dim` float32 numbers on the job's servers. Collective: all ranks make the same tables.
+    """A table of float32 rows on the job's servers. All ranks must make the same tables in the same order.
 
-    A row is made on its servers when it is first pulled or pushed. optimizer: what servers do with gradients (Sgd,
-    Adagrad, Adam, Ftrl, Add, or a function update(rows, state, grads) of a module). staleness: 0, synchronous: what is
-    pulled in a step has all ranks' earlier steps, and bits do not depend on timing; s: ranks may be s steps apart;
-    None: nobody waits. replicas=2: each row lies on two servers, and the job survives the loss of one. order="range":
-    rows keep their order on servers. reduce: "mean" divides what is pushed by the number of ranks, in every mode, as
-    hvd.Average does; "sum" does not. init: hvd.ps.uniform(scale, seed), or zeros.
+    A row is made on its servers when it is first pulled or pushed. Every call raises ``HvdPeerLostError`` if rows or a
+    rank are lost. The design is that of Li et al., 2014, "Scaling Distributed Machine Learning with the Parameter
+    Server"::
 
         table = hvd.ps.Table("users", rows=50_000_000, dim=64, optimizer=hvd.ps.Adagrad(lr=0.05))
-        rows = table.pull(ids)             # ids: integers of any shape -> (*ids.shape, 64), NumPy, torch or TensorFlow
+        rows = table.pull(ids)             # ids: integers of any shape -> (*ids.shape, 64)
         table.push(ids, gradients)
         table.step()                       # this rank's step is over
 
-    Raises ValueError naming the argument that cannot be, HvdMismatchError where ranks differ, HvdInitError where there
-    are no servers. Every call raises HvdPeerLostError where rows are lost, or a rank.
+    Args:
+        name (str): the name, unique in the job.
+        rows (int): the number of rows.
+        dim (int): the number of float32 values in a row.
+        optimizer: what servers do with gradients: ``Sgd``, ``Adagrad``, ``Adam``, ``Ftrl``, ``Add``, or a function
+            ``update(rows, state, grads)`` of a module that servers can import.
+        staleness (int, optional): 0 (default) is synchronous: a pull sees all ranks' earlier steps, and results do not
+            depend on timing. s lets ranks be s steps apart. None: no rank waits.
+        replicas (int): 2 keeps each row on two servers, so that the job survives the loss of one. Default: 1.
+        order (str): ``"hash"`` (default) spreads rows; ``"range"`` keeps ranges of rows on one server.
+        reduce (str): ``"mean"`` (default) divides what is pushed by the number of ranks, ``"sum"`` does not.
+        init (optional): ``hvd.ps.uniform(scale, seed)``. None: zeros.
+
+    Raises:
+        HvdInitError: the job has no servers.
+        HvdMismatchError: the ranks give different arguments.
+        ValueError: an argument is not valid. The text names it.
     """
 
     def __init__(
@@ -95,7 +107,17 @@ class Table:
         return self._frozen > 0
 
     def ready(self, writes: bool = False) -> Client:
-        """The client, if the job lives and, where it `writes`, this rank takes part in steps; else HvdError."""
+        """Return the client of this rank. Layers of frameworks call it.
+
+        Args:
+            writes (bool): this rank is about to push or to end a step.
+
+        Returns:
+            Client: the connections to the servers.
+
+        Raises:
+            HvdError: the table is of a job that was shut down. With ``writes``: this rank has left it, or it is frozen.
+        """
         rank()  # raises in a forked child and where there is no job
         if self._client is None or self._client is not serving.current():
             raise HvdError(
@@ -117,7 +139,17 @@ class Table:
     # ---- rows
 
     def checked_ids(self, ids: Any) -> Any:
-        """int64, contiguous, of the same shape. ValueError naming the first that is no row's number."""
+        """Return ids as int64, contiguous, in the same shape. Layers of frameworks call it.
+
+        Args:
+            ids (array): integers of any shape.
+
+        Returns:
+            array: int64.
+
+        Raises:
+            ValueError: an id is not the number of a row, or not an integer.
+        """
         found = np.asarray(ids)
         if found.dtype.kind not in "iu" and found.size:
             raise ValueError(f"table {self.name!r}: ids must be integers, not {found.dtype} [HVD027]")
@@ -131,15 +163,35 @@ class Table:
         return found.astype(np.int64, order="C")  # ascontiguousarray would give a scalar a dimension
 
     def pull(self, ids: Any) -> Any:
-        """The rows of these ids (integers, any shape): float32 (*ids.shape, dim), of the framework and device of ids.
+        """Return the rows of some ids.
 
-        Waits for ranks that are more than `staleness` steps behind. Raises ValueError for what is no row's number, and
-        HvdTimeoutError after HVDLITE_COLLECTIVE_TIMEOUT.
+        It waits for ranks that are more than ``staleness`` steps behind.
+
+        Args:
+            ids: an array or tensor of integers, of any shape.
+
+        Returns:
+            float32 of shape ``(*ids.shape, dim)``, of the framework and on the device of ``ids``.
+
+        Raises:
+            HvdPeerLostError: the rows or a rank are lost.
+            HvdTimeoutError: no answer within ``HVDLITE_COLLECTIVE_TIMEOUT``.
+            ValueError: an id is not the number of a row.
         """
         return self.pull_async(ids).wait()
 
     def pull_async(self, ids: Any) -> Handle:
-        """As `pull`; returns a handle for hvd.synchronize at once."""
+        """Start ``pull`` and return a handle.
+
+        Args:
+            ids: as in ``pull``.
+
+        Returns:
+            Handle: ``hvd.synchronize`` returns the rows.
+
+        Raises:
+            ValueError: an id is not the number of a row.
+        """
         checked = self.checked_ids(numbers(ids))
         some, back = np.unique(checked, return_inverse=True)
         question = self._asked(some)
@@ -147,23 +199,56 @@ class Table:
         return Awaited(question, lambda: like(question.rows.take(place, axis=0), ids))
 
     def pull_unique(self, ids: Any) -> Any:
-        """As `pull` for int64 ids that are checked, sorted and all different: float32 [len(ids), dim]."""
+        """Return the rows of ids that are checked, sorted and all different. Layers of frameworks call it.
+
+        Args:
+            ids (array): int64.
+
+        Returns:
+            array: float32 of shape (len(ids), dim).
+        """
         question = self._asked(ids)
         self.wait(question)
         return question.rows
 
     def pull_range(self, first: int, last: int) -> Any:
-        """Rows first to last - 1: float32 [last - first, dim]. With order="range" these are one slice of a server."""
+        """Return the rows from ``first`` to ``last - 1``. With ``order="range"`` they are one slice of a server.
+
+        Args:
+            first (int): the first row.
+            last (int): the row after the last one.
+
+        Returns:
+            array: float32 of shape (last - first, dim).
+
+        Raises:
+            ValueError: a row does not exist.
+        """
         return self.pull(np.arange(first, last))
 
     def push_range(self, first: int, grads: Any) -> None:
-        """Pushes gradients of the rows from `first` on."""
+        """Push gradients of the rows from ``first`` on.
+
+        Args:
+            first (int): the first row.
+            grads (array): shape (n, dim).
+
+        Raises:
+            ValueError: a row does not exist, or the shape does not fit.
+        """
         self.push(np.arange(first, first + len(grads)), grads)
 
     def prefetch(self, ids: Any) -> None:
-        """Asks now for rows that the next step will pull. If that step pulls these ids, they are there already.
+        """Ask now for rows that the next step will pull, so that they are there when it does.
 
-        They have what `staleness` promises for the next step; with s >= 1 not yet what this rank pushes in this step.
+        They have what ``staleness`` promises for the next step. With ``staleness`` of 1 or more they lack what this
+        rank pushes in this step.
+
+        Args:
+            ids: the ids that the next step pulls.
+
+        Raises:
+            ValueError: an id is not the number of a row.
         """
         some = np.unique(self.checked_ids(numbers(ids)))
         if self._left:  # and waits for nobody
@@ -186,7 +271,13 @@ class Table:
             return question
 
     def pull_pieces(self, question: Question, ids: Any, where: Any) -> None:
-        """Asks the servers of these rows, the first that lives for each; they go to question.rows[where]."""
+        """Ask the servers for rows that will fill ``question.rows[where]``. The client calls it.
+
+        Args:
+            question (Question): the pull.
+            ids (array): int64.
+            where (array): places in ``question.rows``.
+        """
         client = self.ready()
         owners, alive = self._placement.owners_of(ids), client.is_alive()
         owner = owners[:, 0] if alive.all() else np.where(alive[owners[:, 0]], owners[:, 0], owners[:, -1])
@@ -194,7 +285,12 @@ class Table:
             client.pull(question, server, np.ascontiguousarray(ids[at]), where[at])
 
     def wait(self, question: Question, seconds: float | None = None) -> None:
-        """Until it is answered by all servers, or so long."""
+        """Wait until a pull or push is answered. The client calls it.
+
+        Args:
+            question (Question): the pull or push.
+            seconds (float, optional): the most seconds to wait. None: no limit.
+        """
         client = self.ready()
         patience, until = Patience(client, self), math.inf if seconds is None else time.monotonic() + seconds
 
@@ -208,15 +304,36 @@ class Table:
     # ---- gradients
 
     def push(self, ids: Any, grads: Any) -> None:
-        """Gives servers the gradients of these rows, (*ids.shape, dim); returns when they have them.
+        """Send the gradients of rows to the servers, and return when they have them.
 
-        What belongs to one row is added up first. With staleness=0 they are applied when all ranks have ended the step,
-        else at once. Raises ValueError for shapes and dtypes that do not fit (nothing was sent).
+        Gradients of one row are added up first. With ``staleness=0`` servers apply them when all ranks have ended the
+        step, else at once.
+
+        Args:
+            ids: an array or tensor of integers, of any shape.
+            grads: floating-point numbers of shape ``(*ids.shape, dim)``.
+
+        Raises:
+            HvdError: this rank has left the table, or it is frozen.
+            HvdNotFiniteError: with ``HVDLITE_NAN_GUARD``, a gradient is not finite.
+            HvdPeerLostError: the rows or a rank are lost.
+            ValueError: an id is not the number of a row, or shape or dtype do not fit. Nothing was sent.
         """
         self.push_async(ids, grads).wait()
 
     def push_async(self, ids: Any, grads: Any) -> Handle:
-        """As `push`; returns a handle at once. Both arrays may be written again then."""
+        """Start ``push`` and return a handle. Both arrays may be changed afterwards.
+
+        Args:
+            ids: as in ``push``.
+            grads: as in ``push``.
+
+        Returns:
+            Handle: ``hvd.synchronize`` waits until the servers have the gradients.
+
+        Raises:
+            ValueError: as ``push``.
+        """
         self.ready(writes=True)
         checked, given = self.checked_ids(numbers(ids)), np.asarray(numbers(grads))
         given = given.astype(F32) if given.dtype.name == "bfloat16" else given
@@ -229,8 +346,15 @@ class Table:
         return Awaited(self.push_unique(some, summed), lambda: None)
 
     def push_unique(self, ids: Any, grads: Any) -> Question:
-        """As `push_async` for int64 ids that are checked, sorted and all different, and float32 gradients [len(ids),
-        dim], contiguous, which nobody writes any more."""
+        """Start to send gradients of ids that are checked, sorted and all different. Layers of frameworks call it.
+
+        Args:
+            ids (array): int64.
+            grads (array): float32 of shape (len(ids), dim), contiguous. It must not be changed afterwards.
+
+        Returns:
+            Question: for ``wait``.
+        """
         client = self.ready(writes=True)
         if self._guarded and len(grads) and not np.isfinite(grads).all():
             self._not_finite(ids, grads)
@@ -261,16 +385,28 @@ class Table:
     # ---- steps
 
     def step(self) -> None:
-        """This rank's step is over. Returns once no rank is more than `staleness` + 1 steps behind."""
+        """End this rank's step. It returns when no rank is more than ``staleness + 1`` steps behind.
+
+        Raises:
+            HvdPeerLostError: rows or a rank are lost.
+        """
         step(self)
 
     def leave(self) -> None:
-        """This rank has no more data: nobody waits for it any more. It may still pull. As hvd.join for collectives."""
+        """Report that this rank has no more data, so that no rank waits for it. It may still pull.
+
+        Raises:
+            HvdError: it has left already, or the table is frozen.
+        """
         self._end_step(messages.LEAVE)
         self._left, self._ahead = True, None
 
     def flush(self) -> None:
-        """Returns once servers have all that this rank has pushed, and its steps: before another rank reads, say."""
+        """Wait until servers have all pushes and steps of this rank, for example before another rank reads.
+
+        Raises:
+            HvdPeerLostError: rows or a rank are lost.
+        """
         self.ready().flush()
 
     def _end_step(self, flag: int) -> None:
@@ -298,14 +434,24 @@ class Table:
         client.until(over)
 
     def heard(self, server: int, low: int, clocks: Any) -> None:
-        """What a server says of the ranks' clocks."""
+        """Take what a server reports about the ranks' clocks. The client calls it.
+
+        Args:
+            server (int): the number of the server.
+            low (int): the clock of the slowest rank.
+            clocks (array, optional): the clocks of all ranks.
+        """
         self._low[server] = max(self._low[server], low)
         if clocks is not None:
             self.clocks = clocks
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Within this, rows are read and not pushed: evaluation."""
+        """Return a context manager in which rows are read and not pushed, for evaluation.
+
+        Yields:
+            None
+        """
         self._frozen += 1
         try:
             yield
@@ -315,32 +461,57 @@ class Table:
     # ---- as a whole
 
     def save(self, path: Any) -> None:
-        """Writes all rows that were made, with the optimizer's state, to the folder `path`, which all servers reach.
+        """Write all rows that exist, with the optimizer's state, to a folder. All ranks must call it.
 
-        Collective, between a step() and the next pull. A save that is interrupted leaves the one before it in this
-        folder as it was. Raises HvdError naming the server that could not write.
+        Call it between ``step()`` and the next pull. An interrupted save leaves the previous one in the folder as it
+        was.
+
+        Args:
+            path (str): a folder that all servers reach.
+
+        Raises:
+            HvdError: a server could not write. The text names it.
         """
         self._ahead = None
         together.act(self.ready(), saving.save, self.number, self._spec, path)
 
     def load(self, path: Any) -> None:
-        """Takes the rows of a save, of any number of servers, in place of the table's own. Collective.
+        """Replace the rows by those of a save, made by any number of servers. All ranks must call it.
 
-        Raises ValueError naming the file where it is not whole, or of other rows, dim or optimizer: nothing changes.
+        Args:
+            path (str): the folder of the save, which all servers reach.
+
+        Raises:
+            HvdError: a server could not read.
+            ValueError: the save is incomplete, or of other rows, dim or optimizer. The table stays as it was.
         """
         self._ahead = None
         together.act(self.ready(), saving.load, self.number, self._spec, path)
 
     def stats(self) -> list[dict[str, Any]]:
-        """For each server that lives: rows and bytes that it has, clocks of the ranks (None: has left), pushes applied
-        and duplicates refused, pulls, how many waited and how long in all, its CPU time, its pid."""
+        """Return numbers of each server that lives.
+
+        Returns:
+            list[dict]: rows and bytes, clocks of the ranks (None: has left), pushes applied and duplicates refused,
+            pulls, how many of them waited and how long, CPU time, process id.
+        """
         client = self.ready()
         told = [(each, client.ask(each, "stats", self.number)) for each in client.alive()]
         return [{"server": each, **said} for each, said in told if said is not None]
 
 
 def step(*tables: Table) -> None:
-    """This rank's step is over for each of these tables; all are told before any is waited for."""
+    """End this rank's step for several tables. All are informed before it waits for any.
+
+    Args:
+        tables (hvdlite.ps.Table): the tables.
+
+    Raises:
+        HvdPeerLostError: rows or a rank are lost.
+
+    Example:
+        >>> hvd.ps.step()  # with tables: hvd.ps.step(users, items)
+    """
     for table in tables:
         table._end_step(messages.TICK)
     for table in tables:
@@ -348,7 +519,20 @@ def step(*tables: Table) -> None:
 
 
 def stats() -> dict[str, Any]:
-    """{"tables": {name: Table.stats()}, "rank": bytes and messages that this rank has sent and received}."""
+    """Return the numbers of all tables and of this rank's messages.
+
+    All ranks must call it if the job has no servers yet, because it starts them then.
+
+    Returns:
+        dict: ``{"tables": {name: Table.stats()}, "rank": {...}}``, with bytes and messages sent and received.
+
+    Raises:
+        HvdInitError: the job has no servers.
+
+    Example:
+        >>> hvd.ps.stats()["rank"]["bytes_out"]  # doctest: +SKIP
+        >>> # skipped in tests: it needs servers
+    """
     client = serving.client()
     names = ("bytes_out", "bytes_in", "messages_out", "messages_in", "sent_again")
     own = {name: getattr(client, name) for name in names}

@@ -25,8 +25,17 @@ _TURN_S = 0.2
 
 
 class Settings(NamedTuple):
-    """Of an executor. start_timeout: seconds until all ranks have called init(); placement_group_timeout_s: until Ray
-    has room for all workers."""
+    """Time limits of a ``RayExecutor``, in seconds. ``RayExecutor.create_settings`` makes it.
+
+    Args:
+        start_timeout (float): until all ranks have called ``hvd.init()``. Default: 600.
+        placement_group_timeout_s (float): until Ray has room for all workers. Default: 100.
+
+    Example:
+        ::
+
+            Settings(start_timeout=60.0)
+    """
 
     start_timeout: float = driven.START_TIMEOUT_S
     placement_group_timeout_s: float = 100.0
@@ -70,19 +79,34 @@ def _executed(fn: Callable[[Any], Any]) -> Any:
 
 
 class RayExecutor:
-    """A job whose ranks are actors of Ray.
+    """A job whose ranks are actors of Ray (Horovod's interface).
+
+    The ranks stay in the job from one ``run`` to the next. ``start``, ``run``, ``execute`` and ``execute_single`` raise
+    ``HvdRunError`` if a rank raises, a worker is lost, or Ray has no room::
 
         executor = RayExecutor(num_workers=4, use_gpu=True)
         executor.start()
         accuracies = executor.run(train, args=[config])  # train() calls hvd.init(); a list, by rank
         executor.shutdown()
 
-    num_workers: ranks, wherever Ray has room, near each other if it can; or num_hosts, with num_workers_per_host on
-    each of as many nodes. use_gpu: gpus_per_worker (default 1) for each. The current placement group is used where
-    there is one, unless use_current_placement_group is False. settings: of `create_settings`.
+    Args:
+        settings (Settings, optional): time limits, from ``create_settings``.
+        num_workers (int, optional): the number of ranks. Give this or ``num_hosts``.
+        num_hosts (int, optional): the number of nodes, each with ``num_workers_per_host`` ranks.
+        num_workers_per_host (int): with ``num_hosts``, the ranks per node. Default: 1.
+        cpus_per_worker (float): Ray's CPUs per rank. Default: 1.
+        use_gpu (bool): reserve GPUs. Default: False.
+        gpus_per_worker (float, optional): with ``use_gpu``, GPUs per rank. Default: 1.
+        use_current_placement_group (bool): use the placement group that the caller runs in, if there is one. Default:
+            True.
+        min_workers, max_workers (int, optional): Horovod's elastic mode, not available yet.
+        elastic: other arguments of Horovod's elastic mode, not available yet.
 
-    Methods raise HvdRunError: for what a rank has raised (`rank`, its traceback; its exception is the __cause__), for a
-    worker that is lost, and where Ray has no room.
+    Raises:
+        HvdNotYetError: elastic arguments are given.
+        ModuleNotFoundError: ray is not installed.
+        TypeError: ``settings`` was not made by ``create_settings``.
+        ValueError: the numbers do not go together.
     """
 
     def __init__(
@@ -140,7 +164,21 @@ class RayExecutor:
         nics: Any = None,
         **more: Any,
     ) -> Settings:
-        """timeout_s: until all ranks have called init(). Those of ssh and network interfaces have no effect."""
+        """Return time limits for an executor.
+
+        Args:
+            timeout_s (float): seconds until all ranks have called ``hvd.init()``. Default: 600.
+            placement_group_timeout_s (float): seconds until Ray has room for all workers. Default: 100.
+            ssh_identity_file, ssh_str (str, optional): accepted for Horovod, without effect.
+            nics (optional): accepted for Horovod, without effect.
+            more: accepted for Horovod, without effect.
+
+        Returns:
+            Settings: for ``RayExecutor(settings)``.
+
+        Raises:
+            TypeError: a time limit is not a number.
+        """
         return Settings(float(timeout_s), float(placement_group_timeout_s))
 
     def start(
@@ -150,8 +188,18 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts the workers. On each, executable_cls is called with the arguments: `execute` gives its functions what
-        comes of that. extra_env_vars: of the workers, there before anything is imported."""
+        """Start the workers.
+
+        Args:
+            executable_cls (callable, optional): called once on each worker. ``execute`` passes its result to functions.
+            executable_args (sequence, optional): positional arguments of ``executable_cls``.
+            executable_kwargs (dict, optional): keyword arguments of ``executable_cls``.
+            extra_env_vars (dict, optional): environment variables of the workers, set before anything is imported.
+
+        Raises:
+            HvdNotYetError: the driver is outside of the cluster (``ray://``).
+            HvdRunError: it has been started already, Ray has no room, or a worker does not start.
+        """
         ray = self._ray
         if self._workers:
             raise HvdRunError("start() has been called already: call shutdown() first [HVD406]")
@@ -245,7 +293,7 @@ class RayExecutor:
             done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
             why = f"{len(refs) - len(done)} of {len(refs)} workers of Ray have not answered within {seconds:g} s"
             raise HvdRunError(
-                f"{why}: they cannot start (`ray status`), or a call before keeps them [HVD404]"
+                f"{why}: they cannot start (see `ray status`), or an earlier call keeps them busy [HVD404]"
             ) from None
         except self._ray.exceptions.RayError as error:
             raise HvdRunError(coded("HVD405", f"a worker of Ray does not start: {_words(error)}")) from None
@@ -253,24 +301,70 @@ class RayExecutor:
     def run(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """fn(*args, **kwargs) on all ranks; the results, by rank."""
+        """Run ``fn(*args, **kwargs)`` on all ranks and return the results.
+
+        Args:
+            fn (callable): the function, sent by cloudpickle.
+            args (sequence, optional): positional arguments.
+            kwargs (dict, optional): keyword arguments.
+
+        Returns:
+            list: the results, by rank.
+
+        Raises:
+            HvdRunError: a rank raised (``rank``, its traceback, and its exception as ``__cause__``) or was lost.
+            TypeError: the call cannot be sent.
+        """
         return self._call(driven.call_of(fn, args, kwargs))
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """The same without waiting: ObjectRefs, by rank. What a rank raises, its ref raises, as a RayTaskError."""
+        """Start ``fn(*args, **kwargs)`` on all ranks and return Ray's references to the results.
+
+        Args:
+            fn (callable): the function, sent by cloudpickle.
+            args (sequence, optional): positional arguments.
+            kwargs (dict, optional): keyword arguments.
+
+        Returns:
+            list[ray.ObjectRef]: by rank. ``ray.get`` raises a ``RayTaskError`` for what the rank raised.
+
+        Raises:
+            HvdRunError: the executor has no workers.
+            TypeError: the call cannot be sent.
+        """
         call = driven.call_of(fn, args, kwargs)
         self._ready()
         self._failed = True  # nobody tells us, so ranks leave before the next call
         return [worker.value.remote(call) for worker in self._workers]
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """fn(executable) on all ranks (see `start`); the results, by rank."""
+        """Run ``fn(executable)`` on all ranks and return the results. ``start`` made the executables.
+
+        Args:
+            fn (callable): a function of the result of ``executable_cls``, or of None.
+
+        Returns:
+            list: the results, by rank.
+
+        Raises:
+            HvdRunError: a rank raised or was lost.
+        """
         return self._call(driven.call_of(_executed, (fn,), {}))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """fn(executable) on rank 0; its result."""
+        """Run ``fn(executable)`` on rank 0 and return the result.
+
+        Args:
+            fn (callable): a function of the result of ``executable_cls``, or of None.
+
+        Returns:
+            The result of rank 0.
+
+        Raises:
+            HvdRunError: rank 0 raised or was lost.
+        """
         return self._call(driven.call_of(_executed, (fn,), {}), [0])[0]
 
     def _ready(self) -> None:
@@ -313,7 +407,7 @@ class RayExecutor:
         return results
 
     def shutdown(self) -> None:
-        """Ranks leave the job, and workers end. `start` may follow."""
+        """Let the ranks leave the job and end the workers. ``start`` may follow."""
         try:
             if self._workers and not self._failed:  # ray.kill runs no atexit, and the others would call it a death
                 refs = [worker.leave.remote() for worker in self._workers]

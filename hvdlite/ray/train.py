@@ -44,7 +44,16 @@ def _told() -> Iterator[None]:
 
 @dataclass
 class HvdliteConfig(BackendConfig):  # type: ignore[misc]
-    """For `backend_config` of a DataParallelTrainer. start_timeout: seconds until all ranks have called init()."""
+    """Backend of a ``DataParallelTrainer`` of Ray Train.
+
+    Args:
+        start_timeout (float): seconds until all ranks have called ``hvd.init()``. Default: 600.
+
+    Example:
+        ::
+
+            DataParallelTrainer(train, backend_config=HvdliteConfig(start_timeout=60), scaling_config=scaling)
+    """
 
     start_timeout: float = driven.START_TIMEOUT_S
 
@@ -80,12 +89,15 @@ class _Backend(Backend):  # type: ignore[misc]
 
 
 class HvdliteTrainer(DataParallelTrainer):  # type: ignore[misc]
-    """A trainer of Ray Train whose workers are ranks; stands for Horovod's HorovodTrainer, which Ray has removed.
+    """Trainer of Ray Train whose workers are ranks. It replaces Horovod's HorovodTrainer, which Ray has removed::
 
         trainer = HvdliteTrainer(train, train_loop_config={"lr": 0.1}, scaling_config=ScalingConfig(num_workers=4))
         trainer.fit()  # train() calls hvd.init(), and ray.train.report()
 
-    All arguments but hvdlite_config are those of DataParallelTrainer.
+    Args:
+        train_loop_per_worker (callable): the training function.
+        hvdlite_config (HvdliteConfig, optional): the backend.
+        of_trainer: other arguments of ``DataParallelTrainer``.
     """
 
     def __init__(

@@ -27,25 +27,95 @@ __all__ = ["Future", "Ref", "call", "call_async", "remote", "serve", "start"]
 
 
 def call_async(rank: int, f: Any, /, *args: Any, **kwargs: Any) -> Future:
-    """Begins f(*args, **kwargs) on a rank (also this one), and returns a Future of it.
+    """Start ``f(*args, **kwargs)`` on a rank and return a future of its result.
 
-    f: a function or class of a module that the rank has, too, or "module:name" of one. It travels by name; arguments
-    and results are pickled by cloudpickle, and have at most 64 MB. Calls of this rank to another are taken up there in
-    the order in which they are made. A callback of the future must not wait for other calls.
+    The function travels by name, so every rank must be able to import it. Arguments and results are pickled by
+    cloudpickle and have at most 64 MB. The other rank starts the calls of one rank in the order in which they were
+    made. A callback of the future must not wait for other calls.
+
+    Args:
+        rank (int): the rank on which ``f`` runs. It may be this one.
+        f: a function or class of a module that every rank has, or its name as ``"module:name"``.
+        args: positional arguments of ``f``.
+        kwargs: keyword arguments of ``f``.
+
+    Returns:
+        Future: it raises what ``f`` raises.
+
+    Raises:
+        HvdError: ``hvd.rpc.start()`` has not been called.
+        HvdNotInitializedError: ``hvd.init()`` has not been called.
+        TypeError: ``f`` has no name that other ranks can import, or an argument cannot be pickled.
+        ValueError: there is no rank ``rank``, or the arguments are too large.
+
+    Example:
+        >>> hvd.rpc.start()
+        >>> future = hvd.rpc.call_async(1, "operator:add", 2, 3)
+        >>> future.result()
+        5
     """
     calls = running()
     return calls.begin(rank_in(global_process_set, rank), f, args, kwargs)
 
 
 def call(rank: int, f: Any, /, *args: Any, timeout: float | None = 60, **kwargs: Any) -> Any:
-    """What f(*args, **kwargs) gives on a rank, or raises: the exception itself, whose `remote_traceback` is the text of
-    its traceback there. HvdPeerLostError if a rank of the job dies meanwhile, HvdTimeoutError after `timeout` seconds
-    (None: no limit); f may go on there."""
+    """Run ``f(*args, **kwargs)`` on a rank, wait, and return its result.
+
+    An exception of ``f`` is raised here. Its attribute ``remote_traceback`` has the text of the traceback on the other
+    rank.
+
+    Args:
+        rank (int): the rank on which ``f`` runs. It may be this one.
+        f: as in ``call_async``.
+        args: positional arguments of ``f``.
+        timeout (float, optional): seconds to wait. Default: 60. None: no limit.
+        kwargs: keyword arguments of ``f``.
+
+    Returns:
+        The result of ``f``.
+
+    Raises:
+        HvdPeerLostError: a rank of the job has died, or the rank has left.
+        HvdTimeoutError: no answer within ``timeout``. The call may continue on the other rank.
+        TypeError: the function or a value cannot be sent. The other errors are those of ``call_async``, and what ``f``
+            raises.
+
+    Example:
+        >>> hvd.rpc.start()
+        >>> hvd.rpc.call(0, "math:sqrt", 16.0, timeout=30)
+        4.0
+        >>> hvd.rpc.call(1, "math:sqrt", -1.0)
+        Traceback (most recent call last):
+            ...
+        ValueError: ...
+    """
     return call_async(rank, f, *args, **kwargs).result(timeout)
 
 
 def remote(rank: int, f: Any, /, *args: Any, timeout: float | None = 60, **kwargs: Any) -> Ref:
-    """Calls f, and leaves what it gives on the rank: a Ref to it, which may be sent to other ranks in calls."""
+    """Run ``f(*args, **kwargs)`` on a rank, leave the result there, and return a reference to it.
+
+    Args:
+        rank (int): the rank on which ``f`` runs and its result stays.
+        f: as in ``call_async``, usually a class.
+        args: positional arguments of ``f``.
+        timeout (float, optional): seconds to wait. Default: 60. None: no limit.
+        kwargs: keyword arguments of ``f``.
+
+    Returns:
+        Ref: a reference that may be sent to other ranks as an argument or result of calls.
+
+    Raises:
+        HvdPeerLostError: a rank of the job has died, or the rank has left.
+        HvdTimeoutError: no answer within ``timeout``. The other errors are those of ``call_async``, and what ``f``
+            raises.
+
+    Example:
+        >>> hvd.rpc.start()
+        >>> letters = hvd.rpc.remote(1, "collections:Counter", "aab")
+        >>> letters.rank, letters.call("most_common", 1)
+        (1, [('a', 2)])
+    """
     calls = running()
     rank = rank_in(global_process_set, rank)
     ref: Ref = calls.begin(rank, make, (named(f), args, kwargs), {}).result(timeout)
@@ -53,6 +123,17 @@ def remote(rank: int, f: Any, /, *args: Any, timeout: float | None = 60, **kwarg
 
 
 def serve() -> None:
-    """Returns when all ranks have called this, or have left the job. Meanwhile this rank does calls of others, however
-    long (a barrier ends with HVDLITE_COLLECTIVE_TIMEOUT). Raises HvdPeerLostError if a rank dies."""
+    """Run calls of other ranks until all ranks have called ``serve`` or have left the job.
+
+    Use it on ranks that only answer calls. It has no time limit, unlike a barrier, which ends after
+    ``HVDLITE_COLLECTIVE_TIMEOUT``.
+
+    Raises:
+        HvdError: ``hvd.rpc.start()`` has not been called.
+        HvdPeerLostError: a rank has died.
+
+    Example:
+        >>> hvd.rpc.start()
+        >>> hvd.rpc.serve()
+    """
     running().serve()

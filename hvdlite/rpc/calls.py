@@ -308,9 +308,22 @@ _inherited: list[Any] = []  # what a forked child must neither use nor close
 
 
 def start(threads: int = 8) -> None:
-    """Lets ranks call each other from now on. All ranks call this, after init(); again, it changes nothing.
+    """Let ranks call each other from now on. All ranks must call it, after ``hvd.init()``.
 
-    threads: how many calls of others a rank does at once. Calls that call back take one for each level.
+    It opens an encrypted connection to each rank and starts threads that run the calls of others. A second call does
+    nothing. ``hvd.shutdown()`` ends it. It needs the package pyzmq.
+
+    Args:
+        threads (int): the number of calls of other ranks that run at once. A call that calls back needs one thread for
+            each level. Default: 8.
+
+    Raises:
+        HvdNotInitializedError: ``hvd.init()`` has not been called.
+        ModuleNotFoundError: pyzmq is not installed.
+        ValueError: ``threads`` is less than 1.
+
+    Example:
+        >>> hvd.rpc.start(threads=4)
     """
     global _running
     if _running is not None:

@@ -17,20 +17,62 @@ from .messages import found, leaving
 
 
 class Ref:
-    """A value on rank `rank`. It is freed there when the last Ref to it is dropped."""
+    """Reference to a value that stays on a rank. ``hvd.rpc.remote`` makes it.
+
+    The value is freed when the last reference to it, on any rank, is gone, and by ``hvd.shutdown()``.
+
+    Args:
+        rank (int): the rank that has the value.
+        number (int): the number of the value there.
+
+    Example:
+        >>> hvd.rpc.start()
+        >>> numbers = hvd.rpc.remote(0, "builtins:list", "ab")
+        >>> numbers.call("append", "c")
+        >>> numbers.get()
+        ['a', 'b', 'c']
+    """
 
     def __init__(self, rank: int, number: int) -> None:
         self.rank, self._number, self._calls = rank, number, running()
 
     def get(self, timeout: float | None = 60) -> Any:
-        """A copy of the value; on its owner, the value itself."""
+        """Return a copy of the value. On its owner this is the value itself.
+
+        Args:
+            timeout (float, optional): seconds to wait. Default: 60. None: no limit.
+
+        Returns:
+            The value.
+
+        Raises:
+            HvdError: ``hvd.shutdown()`` has freed the value.
+            HvdPeerLostError: a rank of the job has died, or the owner has left.
+            HvdTimeoutError: no answer within ``timeout``.
+        """
         calls = self._open()
         if calls.rank == self.rank:
             return _value(self._number)
         return calls.begin(self.rank, _value, (self._number,), {}).result(timeout)
 
     def call(self, method: str, /, *args: Any, timeout: float | None = 60, **kwargs: Any) -> Any:
-        """What a method of the value gives, called on its owner."""
+        """Call a method of the value on its owner, and return the result.
+
+        Args:
+            method (str): the name of the method.
+            args: positional arguments of the method.
+            timeout (float, optional): seconds to wait. Default: 60. None: no limit.
+            kwargs: keyword arguments of the method.
+
+        Returns:
+            The result of the method.
+
+        Raises:
+            AttributeError: the value has no such method. What the method raises is raised here too.
+            HvdError: ``hvd.shutdown()`` has freed the value.
+            HvdPeerLostError: a rank of the job has died, or the owner has left.
+            HvdTimeoutError: no answer within ``timeout``.
+        """
         return self._open().begin(self.rank, _method, (self._number, method, args, kwargs), {}).result(timeout)
 
     def _open(self) -> Calls:

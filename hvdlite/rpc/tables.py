@@ -16,7 +16,18 @@ from ..errors import HvdPeerLostError, HvdTimeoutError
 
 
 class Future(concurrent.futures.Future[Any]):
-    """What a call will give. It can be waited for as any other of concurrent.futures, and cannot be cancelled."""
+    """The future result of a call: a ``concurrent.futures.Future`` that cannot be cancelled. ``call_async`` makes it.
+
+    Args:
+        rank (int): the rank that runs the call.
+        name (str): the name of the function.
+
+    Example:
+        >>> hvd.rpc.start()
+        >>> future = hvd.rpc.call_async(0, "builtins:len", [1, 2, 3])
+        >>> future.result(timeout=30)
+        3
+    """
 
     def __init__(self, rank: int, name: str) -> None:
         super().__init__()
@@ -24,7 +35,18 @@ class Future(concurrent.futures.Future[Any]):
         self.set_running_or_notify_cancel()
 
     def result(self, timeout: float | None = 60) -> Any:
-        """The result, or the exception of the call. HvdTimeoutError after so many seconds; None: no limit."""
+        """Wait for the call and return its result, or raise its exception.
+
+        Args:
+            timeout (float, optional): seconds to wait. Default: 60. None: no limit.
+
+        Returns:
+            The result of the call.
+
+        Raises:
+            HvdPeerLostError: a rank of the job has died, or the rank has left.
+            HvdTimeoutError: no answer within ``timeout``.
+        """
         try:
             return super().result(timeout)
         except concurrent.futures.TimeoutError:

@@ -47,11 +47,38 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
 ) -> list[Any]:
-    """Calls fn(*args, **kwargs) on num_proc ranks (None: as many as the cluster runs at a time); the results, by rank.
+    """Run a function on the ranks of a job in a Spark cluster and return the results.
 
-    env: more variables of the ranks. start_timeout: seconds until all are there (HOROVOD_SPARK_START_TIMEOUT, else
-    600). HvdRunError when a rank raises (`rank`, its traceback; its exception is the __cause__), is lost, or the job
-    cannot start."""
+    The ranks are the tasks of one barrier stage. ``fn`` calls ``hvd.init()``. It needs an active SparkContext, without
+    dynamic allocation.
+
+    Args:
+        fn (callable): the function, sent by cloudpickle.
+        args (sequence): positional arguments of ``fn``.
+        kwargs (dict, optional): keyword arguments of ``fn``.
+        num_proc (int, optional): the number of ranks. None: as many tasks as the cluster runs at once.
+        start_timeout (float, optional): seconds until all ranks are there. None: ``HOROVOD_SPARK_START_TIMEOUT``, else
+            600.
+        env (dict, optional): environment variables of the ranks.
+        verbose (int): accepted for Horovod, without effect.
+        use_gloo (bool): accepted for Horovod, without effect.
+        use_mpi, extra_mpi_args, stdout, stderr, nics, prefix_output_with_timestamp, executable: Horovod's, without
+            effect; a warning reports one that is given.
+
+    Returns:
+        list: the results, by rank.
+
+    Raises:
+        HvdRunError: a rank raised (``rank``, its traceback, and its exception as ``__cause__``) or was lost, or the job
+            cannot start.
+        ModuleNotFoundError: pyspark is not installed.
+        TypeError: the call cannot be sent.
+        ValueError: ``num_proc`` is not a positive number.
+
+    Example:
+        >>> hvdlite.spark.run(train, args=(config,), num_proc=4)  # doctest: +SKIP
+        [0.97, 0.97, 0.97, 0.97]
+    """
     for name in ("use_mpi", "extra_mpi_args", "stdout", "stderr", "nics", "prefix_output_with_timestamp", "executable"):
         if locals()[name]:
             warnings.warn(f"hvdlite.spark.run: {name} has no effect: Spark starts the ranks [HVD804]", stacklevel=2)
@@ -62,7 +89,21 @@ def run(
 
 
 def placed(num_proc: int | None) -> tuple[Any, int]:
-    """The SparkContext, and how many ranks it is to run. Raises HvdRunError where there is none, or no room."""
+    """Return the SparkContext, and the number of ranks that it is to run. ``run`` and the estimators call it.
+
+    Args:
+        num_proc (int, optional): the number of ranks. None: as many tasks as the cluster runs at once.
+
+    Returns:
+        tuple[SparkContext, int]: the context and the number.
+
+    Raises:
+        HvdRunError: there is no context, not enough room, or dynamic allocation is on.
+        ValueError: ``num_proc`` is not a positive number.
+
+    Example:
+        >>> context, size = hvdlite.spark.placed(None)  # doctest: +SKIP
+    """
     context = _active()
     scala = context._jsc.sc()  # what Spark itself counts before it starts a stage in barrier mode
     slots = int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
@@ -73,7 +114,7 @@ def placed(num_proc: int | None) -> tuple[Any, int]:
         text = "Spark starts no barrier stage under dynamic allocation: set spark.dynamicAllocation.enabled to false"
         raise HvdRunError(f"{text} [HVD404]")
     if size > slots:  # Spark itself tries for ten minutes
-        raise HvdRunError(f"num_proc={size}: the cluster runs {slots} tasks at a time [HVD404]")
+        raise HvdRunError(f"num_proc={size}: the cluster runs at most {slots} tasks at a time [HVD404]")
     return context, size
 
 

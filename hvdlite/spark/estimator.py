@@ -29,10 +29,39 @@ _INPUT = "hvdlite_input_{}"  # columns that the model reads, beside those of the
 
 
 class Estimator(_ml.Estimator):  # type: ignore[name-defined, misc]
-    """What users give, by keyword. model, optimizer, loss and metrics are the framework's.
+    """Base class of ``TorchEstimator`` and ``KerasEstimator``: trains a model on a DataFrame, with one rank per task.
 
-    validation: a share of the rows, or the name of a column that says which. num_proc: None: as many as the cluster
-    runs at a time. input_shapes: of a batch of each feature, as [-1, 1, 28, 28]. Batches are of each rank."""
+    It writes the DataFrame to Parquet in the store. ``fit(df)`` returns a model with ``transform(df)``, which adds
+    columns named ``<label>__output``. Both are stages of a ``pyspark.ml`` Pipeline.
+
+    Args:
+        model: the model of the framework. Model, optimizer, loss and metrics are the framework's.
+        feature_cols (list of str): the columns that the model reads.
+        label_cols (list of str): the columns that it predicts.
+        store (Store): the folder for data and checkpoints.
+        num_proc (int, optional): the number of ranks. None: as many tasks as the cluster runs at once.
+        optimizer: the optimizer.
+        loss: the loss, or one for each label.
+        loss_weights (list of float, optional): the weight of each label's loss.
+        metrics (list): metrics.
+        gradient_compression (Compressor, optional): the form in which gradients travel.
+        input_shapes (list, optional): the shape of a batch of each feature, such as ``[-1, 1, 28, 28]``.
+        custom_objects (dict, optional): classes and functions that Keras must know.
+        callbacks (list): callbacks of Keras.
+        validation (float or str, optional): a share of the rows, or the name of a column that marks them.
+        batch_size (int): rows per batch on each rank. Default: 32.
+        val_batch_size (int, optional): rows per validation batch. None: ``batch_size``.
+        epochs (int): the number of epochs. Default: 1.
+        shuffle (bool): shuffle the rows of each rank. Default: True.
+        random_seed (int): the seed. Default: 0.
+        verbose (int): how much is printed. Default: 1.
+        run_id (str, optional): the name of the run's folder in the store. None: a new one.
+        env (dict, optional): environment variables of the ranks.
+
+    Raises:
+        ModuleNotFoundError: pyspark, pyarrow or pandas is not installed.
+        ValueError: the arguments do not go together.
+    """
 
     def __init__(
         self,

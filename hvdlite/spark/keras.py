@@ -25,7 +25,7 @@ _SUFFIX = ".keras"
 
 
 class KerasModel(estimator.Model):
-    """What KerasEstimator's `fit` gives."""
+    """The model that ``KerasEstimator.fit`` returns. ``getModel()`` is the Keras model."""
 
     @staticmethod
     def sent(value: Any, custom_objects: Mapping[str, Any] | None) -> Any:
@@ -48,7 +48,10 @@ class KerasModel(estimator.Model):
 
 
 class KerasEstimator(estimator.Estimator):
-    """Trains on all ranks, and gives a KerasModel. Arguments: estimator.Estimator."""
+    """Train a Keras 3 model on a DataFrame. The arguments are those of ``Estimator``.
+
+    ``optimizer``, ``loss``, ``loss_weights`` and ``metrics`` are those of ``model.compile``.
+    """
 
     model_class = KerasModel
 

@@ -19,8 +19,17 @@ _PLACE = re.compile(r"[A-Za-z][\w+.-]*:(//[^/]*)?(?=/|$)")  # Spark's paths may 
 
 
 class Store:
-    """A folder. It is pickled as its address, and opened where it is used. The address has a folder's own name, also
-    with a space or % in it: so Spark takes it, and for pyarrow it is quoted."""
+    """A folder for the data and checkpoints of an estimator, which the driver and all executors reach.
+
+    Args:
+        prefix_path (str): a folder of a file system that is mounted everywhere, or an address such as ``hdfs://`` or
+            ``s3://``, which Spark and pyarrow open.
+
+    Example:
+        ::
+
+            store = Store.create("/shared/runs")
+    """
 
     def __init__(self, prefix_path: str) -> None:
         text = os.fspath(prefix_path)
@@ -28,7 +37,14 @@ class Store:
 
     @classmethod
     def create(cls, prefix_path: str) -> Store:
-        """As Horovod names it."""
+        """Return ``Store(prefix_path)`` (Horovod's name).
+
+        Args:
+            prefix_path (str): as in ``Store``.
+
+        Returns:
+            Store: the folder.
+        """
         return cls(prefix_path)
 
     def at(self, *names: str) -> tuple[Any, str]:
@@ -64,4 +80,4 @@ class Store:
 
 
 class LocalStore(Store):
-    """A folder of this machine, or one that is mounted everywhere."""
+    """A ``Store`` in a local folder, or in one that is mounted everywhere."""

@@ -28,7 +28,7 @@ from .rows import Rows
 
 
 class TorchModel(estimator.Model):
-    """What TorchEstimator's `fit` gives."""
+    """The model that ``TorchEstimator.fit`` returns. ``getModel()`` is the PyTorch model."""
 
     @staticmethod
     def opened(given: Mapping[str, Any], checkpoint: bytes) -> Any:
@@ -47,7 +47,14 @@ class TorchModel(estimator.Model):
 
 
 class TorchEstimator(estimator.Estimator):
-    """Trains on all ranks, and gives a TorchModel. Arguments: estimator.Estimator."""
+    """Train a PyTorch model on a DataFrame. The arguments are those of ``Estimator``.
+
+    ``loss`` and ``metrics`` are functions of output and label::
+
+        estimator = TorchEstimator(model=net, optimizer=Adam(net.parameters()), loss=F.cross_entropy, epochs=5,
+                                   feature_cols=["pixels"], label_cols=["digit"], store=Store.create("/shared/runs"))
+        predictions = estimator.fit(df).transform(df)
+    """
 
     model_class = TorchModel
 

@@ -34,17 +34,38 @@ class _Narrow(Compressor):
 
 
 class FP16Compressor(_Narrow):
-    """float16: 11 bits of precision, values up to 65504."""
+    """Send floating-point tensors as float16: 11 bits of precision, values up to 65504.
+
+    The core adds in float32 and rounds once, so the loss is that of one cast on each rank and one of the result. Other
+    dtypes travel as they are.
+
+    Example:
+        >>> hvd.allreduce(np.float32([1, 2]), compression=hvd.Compression.fp16).numpy().tolist()
+        [1.0, 2.0]
+    """
 
 
 class BF16Compressor(_Narrow):
-    """bfloat16: 8 bits of precision, the range of float32."""
+    """Send floating-point tensors as bfloat16: 8 bits of precision, the range of float32. Otherwise as ``fp16``.
+
+    Example:
+        >>> hvd.allreduce(np.float32([1.001]), compression=hvd.Compression.bf16).numpy().tolist()
+        [1.0]
+    """
 
     dtype = tf.bfloat16
 
 
 class Compression:
-    """What `compression=` accepts besides your own."""
+    """The compressors for ``compression=``: ``none``, ``fp16`` and ``bf16``.
+
+    For one of your own, write a subclass of ``hvd.Compressor``. Its functions run eagerly and in graphs, so they use
+    TensorFlow operations.
+
+    Example:
+        >>> hvd.allreduce(np.float32([1, 2]), compression=hvd.Compression.bf16).numpy().tolist()
+        [1.0, 2.0]
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -20,13 +20,30 @@ REMEDY = "Start all ranks from one state with hvd.broadcast_variables; change it
 
 @tf.autograph.experimental.do_not_convert
 def check_consistency(variables: Any, optimizer: Any = None, process_set: ProcessSet = global_process_set) -> None:
-    """Returns when all ranks have the same bits in all variables, else raises HvdMismatchError, the same on all ranks,
-    naming the first that differs and the ranks that differ from the first rank of the set.
+    """Check that all ranks have the same bits in all variables.
 
-    variables: a model (its weights), a tf.Module, a variable, or a dict or list of variables, tensors, sparse tensors,
-    arrays and None. optimizer: its variables are compared, too. RuntimeError inside tf.function; ValueError on all
-    ranks for what is none of these on one; whatever else reading them raises on one, ValueError or TypeError on the
-    others.
+    All ranks of the set must call it, eagerly, between steps. While all is well it costs one allgather of a digest of
+    16 bytes per rank. 0.0 and -0.0 differ, and two NaNs are equal if their bits are. The states of random seeds are not
+    compared.
+
+    Args:
+        variables: a model (its weights), a ``tf.Module``, a variable, or a dict or list of variables, tensors, arrays
+            and None. Variables are matched by their place, or by key in a dict.
+        optimizer (optional): an optimizer, whose variables are compared too.
+        process_set (ProcessSet, optional): the ranks that are compared. Default: all.
+
+    Raises:
+        HvdMismatchError: on all ranks, with the first variable that differs and the ranks that differ from the first
+            one.
+        RuntimeError: inside a ``tf.function``.
+        ValueError: on all ranks, if one of them passes something else.
+
+    Example:
+        >>> hvd.check_consistency([tf.Variable([1.0, 2.0])])
+        >>> hvd.check_consistency([tf.Variable([float(hvd.rank())])])
+        Traceback (most recent call last):
+            ...
+        hvdlite.errors.HvdMismatchError: ...
     """
     if not tf.executing_eagerly():
         raise RuntimeError(

@@ -55,7 +55,34 @@ def _losses_told() -> Iterator[None]:
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a training function whose first argument is a State: see hvdlite.elastic.run."""
+    """Decorate a training function so that it survives lost ranks and uses new ones. See ``hvdlite.elastic.run``.
+
+    A lost rank inside a ``tf.function`` is a ``tf.errors.UnknownError``, like other errors of TensorFlow. This form
+    tells them apart and retries only lost ranks.
+
+    Args:
+        func (callable): the training function, ``func(state, *args, **kwargs)``. All ranks must call it.
+
+    Returns:
+        callable: a function with the arguments and the result of ``func``.
+
+    Raises:
+        HvdMismatchError: when called, the states of the ranks have different attributes or parts.
+        HvdNotYetError: when called, a rank was lost in a job that is not elastic. The other errors are those of
+            ``hvdlite.elastic.run``.
+
+    Example:
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     while state.step < 3:
+        ...         weight.assign_add([1.0])
+        ...         state.step += 1
+        ...         state.commit()
+        >>> weight = tf.Variable([float(hvd.rank())])
+        >>> train(hvd.elastic.TensorFlowState([weight], step=0))
+        >>> weight.numpy().tolist()
+        [3.0]
+    """
 
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -66,16 +93,49 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TensorFlowKerasState(KerasState):
-    """KerasState by Horovod's other name; `backend` is Horovod's and means nothing."""
+    """State of a Keras model and its optimizer: ``hvdlite.keras.elastic.KerasState`` by Horovod's other name.
+
+    Args:
+        model: the model, built.
+        optimizer (optional): its optimizer. Default: the one that the model was compiled with.
+        backend: accepted for Horovod, without effect.
+        kwargs: more objects, by the name of the attribute.
+
+    Raises:
+        ValueError: the model is not built.
+
+    Example:
+        >>> model = tf.keras.Sequential([tf.keras.Input((1,)), tf.keras.layers.Dense(1)])
+        >>> state = hvd.elastic.TensorFlowKerasState(model, epoch=0)
+        >>> state.epoch = 4
+        >>> state.restore()
+        >>> state.epoch
+        0
+    """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         super().__init__(model, optimizer, **kwargs)
 
 
 class TensorFlowState(ObjectState):
-    """Variables, by default all of the graph of TensorFlow 1, and whatever is given by name as attributes.
+    """State of a list of variables and of any other objects, which are kept as attributes.
 
-    session: where variables of a graph live; by default TensorFlow's default session.
+    Args:
+        variables (list, optional): ``tf.Variable`` or Keras variables, in the same order on all ranks. Default: all
+            global variables of the TensorFlow 1 graph.
+        session (optional): the session of the variables of a graph. Default: TensorFlow's default session.
+        kwargs: more objects, by the name of the attribute.
+
+    Raises:
+        ValueError: the variables are those of a graph, and there is no session.
+
+    Example:
+        >>> weight = tf.Variable([1.0])
+        >>> state = hvd.elastic.TensorFlowState([weight], epoch=0)
+        >>> _ = weight.assign([5.0])
+        >>> state.restore()
+        >>> weight.numpy().tolist()
+        [1.0]
     """
 
     def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
@@ -96,7 +156,7 @@ class TensorFlowState(ObjectState):
         self._values = values
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Go back to the copy that was saved last."""
         for variable, value in zip(self.variables, self._values):
             if self._in_graph:
                 variable.load(value, self.session)
@@ -105,7 +165,12 @@ class TensorFlowState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Give every rank rank 0's state."""
+        """Give every rank the state of rank 0. All ranks must call it.
+
+        Raises:
+            HvdMismatchError: the ranks have different variables.
+            HvdPeerLostError: a rank has left or died. The copies stay as they were.
+        """
         if self._in_graph:
             with _losses_told():
                 self.session.run(self._sent)
@@ -119,15 +184,27 @@ class TensorFlowState(ObjectState):
         return {**super()._form(), "variables": str(len(self.variables))}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was saved last: values of variables, in order, below "variables"."""
+        """Return what was saved last.
+
+        Returns:
+            dict: ``{"objects": {name: value}, "variables": [array]}``.
+        """
         return {**super().state_dict(), "variables": [np.array(value) for value in self._values]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go back to what `state_dict` has given. ValueError for variables of other shapes."""
+        """Go back to a state that ``state_dict`` has returned.
+
+        Args:
+            state_dict (dict): the value of ``state_dict``, from this job or another one.
+
+        Raises:
+            HvdStateError: the names of the attributes differ.
+            ValueError: the variables have other shapes.
+        """
         values = state_dict["variables"]
         shapes = [tuple(value.shape) for value in values]
         if [tuple(variable.shape) for variable in self.variables] != shapes:
-            raise ValueError(f"its variables have other shapes than the job's: {shapes} [HVD425]")
+            raise ValueError(f"the shapes of its variables differ from those of the job: {shapes} [HVD425]")
         self._values = values if self._in_graph else [tf.convert_to_tensor(value) for value in values]
         super().load_state_dict(state_dict)
         self.restore()

@@ -32,11 +32,33 @@ _SAME_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Assigns the root's values to these variables on every rank; in a graph the operation that does.
+    """Assign the root's values to variables on every rank.
 
-    tf.Variables and Keras's variables; shapes and dtypes must be the same on all ranks, and the order of names, where
-    ranks have the same names: else HvdMismatchError on all. `inplace` is Horovod's and makes no difference here.
-    TypeError for what is no list of variables.
+    All ranks of the set must call it, usually once before training. The ranks first compare the number of variables,
+    their shapes and dtypes, and the order of their names if they have the same names. So different models raise an
+    error and nothing is assigned. In a ``tf.function`` the assignments become part of the graph.
+
+    Args:
+        variables (list): ``tf.Variable`` or Keras variables, in the same order on all ranks, such as
+            ``model.variables``.
+        root_rank (int): the global rank of the root, a member of the set.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        inplace (bool): accepted for Horovod, without effect.
+
+    Returns:
+        None, or the operation that assigns in a graph of TensorFlow 1.
+
+    Raises:
+        HvdMismatchError: the ranks have different variables. All ranks raise it.
+        HvdPeerLostError: a rank has left or died.
+        TypeError: ``variables`` is not a list of variables.
+        ValueError: ``root_rank`` is not a member of the set.
+
+    Example:
+        >>> weights = tf.Variable([1.0, 2.0]) if hvd.rank() == 0 else tf.Variable([0.0, 0.0])
+        >>> hvd.broadcast_variables([weights], root_rank=0)
+        >>> weights.numpy().tolist()
+        [1.0, 2.0]
     """
     given = _listed("broadcast_variables", variables, process_set)
     assigned, compared = _assigned(given, root_rank, "broadcast_variables", process_set)
@@ -49,7 +71,25 @@ def broadcast_variables(
 def broadcast_(
     variables: Iterable[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """broadcast_variables that returns the variables; in a graph of TensorFlow 1 their values once assigned."""
+    """Assign the root's values to variables on every rank, and return the variables.
+
+    Args:
+        variables (list): as in ``broadcast_variables``.
+        root_rank (int): the global rank of the root, a member of the set.
+        name (str, optional): the same on all ranks. Default: ``broadcast_``.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+
+    Returns:
+        list: the variables, or in a graph of TensorFlow 1 their values once assigned.
+
+    Raises:
+        HvdMismatchError: the ranks have different variables. The other errors are those of ``broadcast_variables``.
+
+    Example:
+        >>> (weights,) = hvd.broadcast_([tf.Variable([float(hvd.rank())])], root_rank=1)
+        >>> weights.numpy().tolist()
+        [1.0]
+    """
     given = _listed("broadcast_", variables, process_set)
     assigned, _ = _assigned(given, root_rank, name or "broadcast_", process_set)
     return given if tf.executing_eagerly() or tf.inside_function() else assigned
@@ -133,14 +173,54 @@ def broadcast_object(
     obj: Any = None, root_rank: int = 0, session: Any = None, name: str | None = None,
     process_set: ProcessSet = global_process_set
 ) -> Any:  # fmt: skip
-    """The root's object on every rank, pickled; the root gets its own back. `session` is not needed."""
+    """Return the object of one rank on every rank. The root gets its own object back.
+
+    All ranks of the set must call it. The object travels as a pickle, made by cloudpickle.
+
+    Args:
+        obj: any object that can be pickled. It matters on the root only.
+        root_rank (int): the global rank of the root, a member of the set. Default: 0.
+        session: accepted for Horovod, without effect.
+        name (str, optional): the same on all ranks.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+
+    Returns:
+        The root's object.
+
+    Raises:
+        HvdMismatchError: the ranks name different roots.
+        HvdPeerLostError: a rank has left or died, or the object was not sent by the root.
+        ValueError: ``root_rank`` is not a member of the set.
+
+    Example:
+        >>> hvd.broadcast_object({"epoch": hvd.rank()}, root_rank=1)
+        {'epoch': 1}
+    """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """broadcast_object as a function of the object alone."""
+    """Return a function that does ``broadcast_object`` of its argument.
+
+    Args:
+        root_rank (int): the global rank of the root, a member of the set. Default: 0.
+        session: accepted for Horovod, without effect.
+        name (str, optional): the same on all ranks.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+
+    Returns:
+        callable: a function of an object that returns the root's object. All ranks of the set must call it.
+
+    Raises:
+        HvdMismatchError: as ``broadcast_object``. The returned function raises it, and the other errors listed there.
+
+    Example:
+        >>> send = hvd.broadcast_object_fn(root_rank=0)
+        >>> send(["from", hvd.rank()])
+        ['from', 0]
+    """
 
     def send(obj: Any = None) -> Any:
         return objects.broadcast_object(obj, root_rank, name, process_set)
@@ -151,13 +231,50 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Every rank's object, in rank order. `session` is not needed."""
+    """Return the objects of all ranks as a list, on every rank.
+
+    All ranks of the set must call it. Objects travel as pickles, made by cloudpickle.
+
+    Args:
+        obj: any object that can be pickled.
+        session: accepted for Horovod, without effect.
+        name (str, optional): the same on all ranks.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+
+    Returns:
+        list: the objects in rank order.
+
+    Raises:
+        HvdPeerLostError: a rank has left or died.
+
+    Example:
+        >>> hvd.allgather_object({"rank": hvd.rank()})
+        [{'rank': 0}, {'rank': 1}]
+    """
     return objects.allgather_object(obj, name, process_set)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """TensorFlow 1's: the operation that assigns the root's values to all variables of the graph. RuntimeError in eager
-    mode, where there is no such collection."""
+    """Make the operation that assigns the root's values to all variables of a TensorFlow 1 graph.
+
+    Args:
+        root_rank (int): the global rank of the root.
+
+    Returns:
+        tf.Operation: all ranks must run it in a session.
+
+    Raises:
+        RuntimeError: in eager mode, where there is no such collection. Use ``broadcast_variables``.
+
+    Example:
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     weight = tf.compat.v1.get_variable("weight", initializer=float(hvd.rank()))
+        ...     send = hvd.broadcast_global_variables(root_rank=1)
+        ...     session.run(tf.compat.v1.global_variables_initializer())
+        ...     session.run(send)
+        ...     print(float(session.run(weight)))
+        1.0
+    """
     if tf.executing_eagerly():
         raise RuntimeError(
             "hvd.broadcast_global_variables() does not support eager execution. Please use "

@@ -37,7 +37,7 @@ class _Distributed:
     _hvd_passes: Any
 
     def register_local_var(self, variable: Any) -> None:
-        """The gradient of this variable is not averaged."""
+        """Keep the gradient of a variable local: it is not averaged."""
         self._hvd.register_local(variable)
 
     @tf.autograph.experimental.do_not_convert
@@ -143,11 +143,44 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[Any]] | None = None, process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True
 ) -> Any:  # fmt: skip
-    """An optimizer like the given one whose gradients are averaged over all ranks (or combined as `op` says).
+    """Return an optimizer like ``optimizer`` whose gradients are averaged over all ranks before they are applied.
 
-    Of Keras, or a tf.compat.v1.train.Optimizer. Arguments as of hvdlite.keras.DistributedOptimizer; `use_locking` is
-    Horovod's and means nothing. op=Adasum with an optimizer of TensorFlow 1 combines the changes of variables.
-    Raises TypeError for what is neither, ValueError for arguments that do not go together.
+    It takes an optimizer of Keras (see ``hvdlite.keras.DistributedOptimizer``) or a ``tf.compat.v1.train.Optimizer``.
+    Of the latter, ``compute_gradients`` returns averages. With ``op=hvd.Adasum`` it takes its step locally, and Adasum
+    combines the changes of the variables (Maleki et al., 2021, "Scaling Distributed Training with Adaptive Summation").
+
+    Args:
+        optimizer: the optimizer. Its state is shared with the new one.
+        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. Default: none.
+        op (int): ``hvd.Average`` (default), ``Sum`` or ``Adasum``.
+        backward_passes_per_step (int): add up the gradients of this many calls, then reduce and apply. Default: 1.
+        average_aggregated_gradients (bool): divide the added gradients by that number. Default: False.
+        process_set (ProcessSet, optional): average over these ranks. On other ranks gradients stay local. Default: all.
+        name (str, optional): prefix of the names of the collectives. The same on all ranks.
+        sparse_as_dense (bool): convert ``tf.IndexedSlices`` to dense tensors before they travel. Default: False.
+        gradient_predivide_factor (float): f divides gradients by f before the sum, and by size / f after it. Only with
+            Average. Default: 1.0.
+        groups (int or list of lists of tf.Variable, optional): gradients that travel as one group, as the number of
+            groups or as lists. Default: none.
+        scale_local_gradients (bool): divide local gradients by the number of ranks. Default: True.
+        num_groups (int): Horovod's old form of ``groups``.
+        use_locking (bool): accepted for Horovod, without effect.
+        device_dense, device_sparse (str): accepted for Horovod, without effect.
+
+    Returns:
+        An optimizer whose class has the methods of the class of ``optimizer``, and ``register_local_var``.
+
+    Raises:
+        HvdNotInitializedError: ``hvd.init()`` has not been called.
+        TypeError: ``optimizer`` is neither kind of optimizer, or ``compression`` is not a compressor.
+        ValueError: the arguments do not go together, or the optimizer is distributed already.
+
+    Example:
+        >>> weight = tf.keras.Variable(1.0)
+        >>> optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(learning_rate=1.0))
+        >>> optimizer.apply([tf.constant(hvd.rank() + 1.0)], [weight])
+        >>> float(weight)
+        -0.5
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return _of_keras(
@@ -178,7 +211,20 @@ def DistributedOptimizer(
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """For sessions of TensorFlow 1: gives all ranks the root's values of all variables once a session is made."""
+    """Hook of a TensorFlow 1 session that assigns the root's values to all variables once the session is made.
+
+    Args:
+        root_rank (int): the global rank of the root.
+        device (str): the device of the operation. Default: TensorFlow's choice.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     weight = tf.compat.v1.get_variable("weight", initializer=float(hvd.rank()))
+        ...     hook = hvd.BroadcastGlobalVariablesHook(root_rank=1)
+        ...     with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+        ...         print(float(session.run(weight)))
+        1.0
+    """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()

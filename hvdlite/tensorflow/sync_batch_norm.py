@@ -29,9 +29,26 @@ from .ops.order import once_more
 
 @keras.utils.register_keras_serializable(package="hvdlite")
 class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
-    """keras.layers.BatchNormalization whose statistics in training are those of all ranks of `process_set`.
+    """Batch normalization whose statistics in training are those of the batches of all ranks.
 
-    `fused` is Horovod's and must be False. Arguments as of Keras's layer.
+    It is ``keras.layers.BatchNormalization`` with one allreduce of float64 sums in the forward pass, and one in the
+    backward pass. Ranks may have different numbers of rows. Output and gradient are those of one process with all rows,
+    up to rounding. A saved model opens where hvdlite.tensorflow is imported.
+
+    Args:
+        fused (bool): Horovod's. It must be False.
+        process_set (ProcessSet, optional): the ranks that share their statistics. Default: all.
+        more: the arguments of ``keras.layers.BatchNormalization``.
+
+    Raises:
+        TypeError: ``process_set`` is not a process set.
+        ValueError: ``fused`` is True.
+
+    Example:
+        >>> layer = hvd.SyncBatchNormalization()
+        >>> layer(tf.constant([[2.0 * hvd.rank()]]), training=True).numpy().round(2).tolist()
+        [[-1.0]]  # rank 0
+        [[1.0]]  # rank 1
     """
 
     def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **more: Any) -> None:
@@ -42,14 +59,18 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         self._hvd_process_set = process_set
 
     def get_config(self) -> dict[str, Any]:
-        """Keras's config of the layer, with the ranks of a process set if it is not that of all."""
+        """Return Keras's config of the layer, with the ranks of its process set if it is not that of all ranks."""
         members = self._hvd_process_set
         ranks = {} if members is global_process_set else {"process_set": list(members.ranks)}
         return {**super().get_config(), **ranks}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """A layer of a config. ValueError if the process set in it is not registered."""
+        """Make a layer from a config.
+
+        Raises:
+            ValueError: the process set in the config is not registered.
+        """
         given = dict(config)
         ranks = given.pop("process_set", None)
         if ranks is None:

@@ -39,14 +39,21 @@ class _Distributed:
         self._hvd_given._recording = value
 
     def register_local_source(self, source: Any) -> None:
-        """The gradient of this variable is not averaged."""
+        """Keep the gradient of a variable local: it is not averaged.
+
+        Args:
+            source (tf.Variable): the variable.
+        """
         self._hvd.register_local(source)
 
     @tf.autograph.experimental.do_not_convert
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **more: Any
     ) -> Any:
-        """The gradients of the target with respect to the sources, averaged; in the structure of the sources."""
+        """Return the gradients of ``target`` with respect to ``sources``, averaged over all ranks.
+
+        The arguments are those of ``tf.GradientTape.gradient``. All ranks must call it with the same sources.
+        """
         if isinstance(use_generic_names, tf.UnconnectedGradients):  # it has this place in TensorFlow's tape
             more["unconnected_gradients"] = use_generic_names
         local = super().gradient(target, sources, output_gradients, **more)  # type: ignore[misc]
@@ -76,7 +83,7 @@ class _Distributed:
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[Any], list[Any]]:
-        """This rank's gradients, and their averages."""
+        """Return this rank's gradients, and their averages over all ranks, as two lists."""
         local = tf.nest.flatten(super().gradient(target, sources, output_gradients))  # type: ignore[misc]
         return local, self._hvd(local, tf.nest.flatten(sources))
 
@@ -87,11 +94,43 @@ def DistributedGradientTape(
     groups: int | Sequence[Sequence[Any]] | None = None, process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True
 ) -> Any:  # fmt: skip
-    """A tape like `gradtape` whose `gradient` averages over all ranks (or as `op` says).
+    """Return a tape like ``gradtape`` whose ``gradient`` averages the gradients over all ranks.
 
-    compression, groups, sparse_as_dense, gradient_predivide_factor: as in DistributedOptimizer. Gradients of sources
-    given to `register_local_source` stay local, divided by the number of ranks unless scale_local_gradients is False.
-    Raises ValueError for arguments that do not go together.
+    Each call of ``gradient``, ``jacobian`` or ``batch_jacobian`` is a round of collectives, so all ranks must make it,
+    with the same sources. The ranks compare the list first. The given tape still returns this rank's own gradients. The
+    new tape has one method more: ``register_local_source(variable)`` keeps the gradient of a variable local.
+
+    Args:
+        gradtape (tf.GradientTape): the tape. It may still record.
+        compression (Compressor): the form in which gradients travel, such as ``hvd.Compression.fp16``. Default: none.
+        op (int): ``hvd.Average`` (default), ``Sum`` or ``Adasum``, as in ``allreduce``.
+        process_set (ProcessSet, optional): average over these ranks. On other ranks gradients stay local. Default: all.
+        sparse_as_dense (bool): convert ``tf.IndexedSlices`` to dense tensors before they travel. Default: False, which
+            gathers their rows.
+        gradient_predivide_factor (float): f divides gradients by f before the sum, and by size / f after it. Only with
+            Average. Default: 1.0.
+        groups (int or list of lists of tf.Variable, optional): gradients that travel as one group, as the number of
+            groups or as lists. Default: none.
+        scale_local_gradients (bool): divide local gradients by the number of ranks, so that they have the same scale as
+            averages. Default: True.
+        num_groups (int): Horovod's old form of ``groups``.
+        device_dense, device_sparse (str): accepted for Horovod, without effect.
+
+    Returns:
+        A tape of a subclass of the class of ``gradtape``.
+
+    Raises:
+        HvdMismatchError: from ``gradient``, the ranks have different gradients.
+        TypeError: ``gradtape`` is not a ``tf.GradientTape``, or ``compression`` is not a compressor.
+        ValueError: the arguments do not go together.
+
+    Example:
+        >>> weight = tf.Variable(1.0)
+        >>> with tf.GradientTape() as tape:
+        ...     loss = weight * (hvd.rank() + 1.0)
+        >>> tape = hvd.DistributedGradientTape(tape)
+        >>> float(tape.gradient(loss, weight))
+        1.5
     """
     if not isinstance(gradtape, tf.GradientTape):
         raise TypeError(f"expected a tf.GradientTape, not {type(gradtape).__name__} [HVD223]")
@@ -113,7 +152,39 @@ def PartialDistributedGradientTape(
     groups: int | Sequence[Sequence[Any]] | None = None, process_set: ProcessSet = global_process_set,
     local_layers: Any = None, scale_local_gradients: bool = True
 ) -> Any:  # fmt: skip
-    """DistributedGradientTape that leaves the trainable variables of `local_layers` (one or a list) to each rank."""
+    """Return a ``DistributedGradientTape`` that keeps the gradients of some layers local.
+
+    Args:
+        gradtape (tf.GradientTape): the tape.
+        local_layers (layer or list of layers, optional): Keras layers, whose trainable variables stay local. They must
+            be built.
+        compression (Compressor): as in ``DistributedGradientTape``, like all that follows.
+        op (int): the reduction.
+        process_set (ProcessSet, optional): the ranks that take part.
+        sparse_as_dense (bool): convert sparse gradients.
+        gradient_predivide_factor (float): the divisor before the sum.
+        groups (int or list of lists of tf.Variable, optional): gradients that travel as one group.
+        scale_local_gradients (bool): divide local gradients by the number of ranks.
+        num_groups (int): Horovod's old form of ``groups``.
+        device_dense, device_sparse (str): accepted for Horovod, without effect.
+
+    Returns:
+        A tape of a subclass of the class of ``gradtape``.
+
+    Raises:
+        TypeError: as ``DistributedGradientTape``.
+        ValueError: an entry of ``local_layers`` is not a layer, or the arguments do not go together.
+
+    Example:
+        >>> layer = tf.keras.layers.Dense(1, use_bias=False)
+        >>> layer.build((None, 1))
+        >>> with tf.GradientTape() as tape:
+        ...     loss = layer(tf.constant([[hvd.rank() + 1.0]]))
+        >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer, scale_local_gradients=False)
+        >>> tape.gradient(loss, layer.trainable_variables)[0].numpy().tolist()
+        [[1.0]]  # rank 0
+        [[2.0]]  # rank 1
+    """
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
         groups, process_set, scale_local_gradients,

@@ -86,7 +86,7 @@ class Embedding(_Lookup):
     """
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows: float32 (*ids.shape, dim)."""
+        """Return the rows: float32 of shape ``(*ids.shape, dim)``."""
         return functional.embedding(*self._pulled(ids))
 
     @torch.no_grad()

@@ -13,20 +13,20 @@ import os
 
 from .report import wrong
 
-HELP = "that page while the job runs, as hvdlite-run --dashboard does"
+HELP = "serve the page of report during the job, like hvdlite-run --dashboard"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="what --trace-dir said; it may still be empty")
-    parser.add_argument("--port", type=_port, default=0, metavar="P", help="0, the default: any that is free")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (this machine only)")
+    parser.add_argument("folder", metavar="DIR", help="folder of --trace-dir; it may still be empty")
+    parser.add_argument("--port", type=_port, default=0, metavar="P", help="port; 0, the default: a free port")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="listening address (default: 127.0.0.1)")
     parser.add_argument("--with-parent", action="store_true", help="end when the process that started it ends")
     parser.add_argument("--own", action="store_true", help=argparse.SUPPRESS)  # and remove DIR then: it is the page's
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535 [HVD704]")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 0 to 65535 [HVD704]")
     return int(text)
 
 
@@ -39,7 +39,7 @@ def run(asked: argparse.Namespace) -> int:
     except MissingLibraryError as error:
         return wrong(str(error))
     except OSError as error:
-        return wrong(f"{asked.host}:{asked.port} cannot be listened on: {error.strerror or error} [HVD718]")
+        return wrong(f"cannot listen on {asked.host}:{asked.port}: {error.strerror or error} [HVD718]")
     if asked.with_parent:
         end_with(os.getppid(), asked.folder if asked.own else None)
     host = f"[{asked.host}]" if ":" in asked.host else asked.host

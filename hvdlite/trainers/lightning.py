@@ -21,7 +21,19 @@ except ModuleNotFoundError as error:
 
 
 class StepLoggerCallback(Callback):
-    """`hvd.StepLogger` for the loggers of a Trainer. every: after so many steps a point."""
+    """Callback that writes the numbers of ``hvd.StepLogger`` to the loggers of a Lightning ``Trainer``.
+
+    All ranks must have it, because they exchange their numbers. Lightning writes them on rank 0 only::
+
+        Trainer(callbacks=[StepLoggerCallback(every=10)])
+
+    Args:
+        every (int): the number of steps of the optimizer between two points. Default: 10.
+
+    Raises:
+        HvdNotInitializedError: when training starts, this process is not a rank.
+        ModuleNotFoundError: Lightning is not installed.
+    """
 
     def __init__(self, every: int = 10) -> None:
         self._every = every

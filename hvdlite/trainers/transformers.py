@@ -23,7 +23,21 @@ except ModuleNotFoundError as error:
 
 
 class StepLoggerCallback(TrainerCallback):
-    """`hvd.StepLogger` for a Trainer, with its arguments."""
+    """Callback that gives the numbers of ``hvd.StepLogger`` to the ``log`` of a transformers ``Trainer``.
+
+    All ranks must have it, because they exchange their numbers. The Trainer reports them on rank 0 only::
+
+        trainer = Trainer(model, arguments, train_dataset=rows)
+        trainer.add_callback(StepLoggerCallback(trainer.log))
+
+    Args:
+        log (callable, optional): a function of a dict of numbers, usually ``trainer.log``. As in ``hvd.StepLogger``.
+        every (int): the number of steps of the optimizer between two points. Default: 10.
+
+    Raises:
+        HvdNotInitializedError: when training starts, this process is not a rank.
+        ModuleNotFoundError: transformers is not installed.
+    """
 
     def __init__(self, log: Any = None, every: int = 10) -> None:
         self._given = log, every

@@ -143,7 +143,8 @@ class Current:
         worst = max(ends, key=lambda each: (each in blamed, waiting[each].rank))
         other = waiting[now[0] if worst == now[1] else now[1]]
         text = (
-            f"cannot be reached by {other.who()}, the second epoch in a row, though both live: a link is cut [HVD454]"
+            f"cannot be reached by {other.who()}, the second epoch in a row, though both are alive: the link between "
+            "them is cut [HVD454]"
         )
         return waiting[worst], f"{waiting[worst].who()} {text}"
 

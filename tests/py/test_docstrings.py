@@ -9,11 +9,9 @@ torch = pytest.importorskip("torch")
 import hvdlite  # noqa: E402
 
 PLAIN = [each for each in docstrings.MODULES if "tensorflow" not in each and "keras" not in each]
-DONE = ("hvdlite.numpy", "hvdlite.torch", "hvdlite.autotune")
-PENDING = pytest.mark.xfail(reason="the docstrings are being rewritten, module by module")
 
 
-@pytest.mark.parametrize("module", [each if each in DONE else pytest.param(each, marks=PENDING) for each in PLAIN])
+@pytest.mark.parametrize("module", PLAIN)
 def test_every_public_name_has_its_sections(module):
     wrong = [f"{name}: {each}" for name, thing in docstrings.public(module) for each in docstrings.faults(name, thing)]
     assert not wrong, "\n".join(wrong)

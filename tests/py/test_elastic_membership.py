@@ -133,10 +133,10 @@ class History:
         self.doomed.append(number)
 
     def waits(self, text):
-        awaits = re.search(r"rank \d+ \(pid \d+ on h\d\).* waited for", text)
-        first = re.search(r"new rank \(pid \d+ on h\d\).* waited for: .* in init", text)
+        awaits = re.search(r" waited .*: missing .*rank \d+ \(pid \d+ on h\d\)", text)
+        first = re.search(r" waited .* in init: missing .*new rank \(pid \d+ on h\d\)", text)
         named = self.awaited() if awaits else not self.epochs and "away" in self.at.values() and first
-        assert named or re.search(r"waits? for \d+ more, as --min-np", text), text
+        assert named or re.search(r"waits? for \d+ more \(--min-np", text), text
 
     # What members do.
 

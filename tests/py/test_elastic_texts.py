@@ -67,7 +67,7 @@ def test_who_is_waited_for_is_said_once_and_killed_later():
     book.again(0, 1, 3)
     assert book.of.deadline() == 5.0 and not book.waits
     book.at(5.0)
-    assert book.waits == ["rank 2 (pid 2 on b) is waited for: the other 3 ranks have met anew since 5 s"]
+    assert book.waits == ["the other 3 ranks have waited 5 s to meet again: missing rank 2 (pid 2 on b)"]
     book.at(300.0)
     assert len(book.waits) == 1 and book.opened[1:] == [[0, 1, 3]]
     assert book.killed == [
@@ -81,7 +81,7 @@ def test_the_first_epoch_opens_without_who_does_not_call_init_in_time():
     book = Book(4, min_np=3, come=2)
     book.at(5.0)
     missing = "a new rank (pid 2 on b), a new rank (pid 3 on b)"
-    assert book.waits == [f"{missing} are waited for: the other 2 ranks have waited in init for 5 s"]
+    assert book.waits == [f"the other 2 ranks have waited 5 s in init: missing {missing}"]
     book.at(30.0)
     assert book.of.deadline() == 600.0 and not book.opened  # too few
     book.join(2)
@@ -159,7 +159,7 @@ def test_one_of_two_ranks_whose_link_is_cut_is_killed(first, second, loser, by):
     text = (
         f"rank {loser} (pid {loser} on b) cannot be reached by rank {by} (pid {by} on b), the second epoch in a row, "
     )
-    assert book.killed == [(loser, text + "though both live: a link is cut [HVD454]")]
+    assert book.killed == [(loser, text + "though both are alive: the link between them is cut [HVD454]")]
     assert book.opened[-1] == [n for n in range(3) if n != loser]
 
 
@@ -256,15 +256,16 @@ def test_the_ends_of_a_job():
     book = Book(3, min_np=2)
     for number in range(3):
         book.of.ended(number, "killed")
-    assert "it is lost with them; where the State was kept by save_to, " in book.failed[0] and not book.of.deadline()
+    assert (
+        "the state is lost with them: start the job again. If the script uses State.save_to, " in book.failed[0]
+        and not book.of.deadline()
+    )
     book = Book(3, min_np=3)
     book.of.ended(0, "killed")
     book.again(1, 2)
     book.at(600.0)
-    assert book.waits == ["2 ranks wait for 1 more, as --min-np 3 has it, at most 600 s (--elastic-timeout)"]
-    assert book.failed == [
-        "2 ranks have waited for 1 more, as --min-np 3 has it, for 600 s (--elastic-timeout) [HVD421]"
-    ]
+    assert book.waits == ["2 ranks wait for 1 more (--min-np 3), at most 600 s (--elastic-timeout)"]
+    assert book.failed == ["2 ranks have waited for 1 more (--min-np 3), for 600 s (--elastic-timeout) [HVD421]"]
     assert book.frames[-1][:2] == (2, _wire.REFUSED)
     book = Book(2, reset_limit=1)
     book.again(0, 1)

@@ -166,4 +166,4 @@ def test_groups_made_in_other_orders_are_an_error_on_all_ranks():
             for ranks in order:
                 dist.new_group(ranks)
 
-        refused(hvd.HvdMismatchError, r"of the ranks \[0, 1(, 2)?\], and another .* in one order.*HVD303", both)
+        refused(hvd.HvdMismatchError, r"of the ranks \[0, 1(, 2)?\], and another .* in the same order.*HVD303", both)

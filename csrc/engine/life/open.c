@@ -94,8 +94,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
     }
     if (engine->wanted && !engine->wanted->device && !engine->alone && carries &&
         set->planes[0].plane != engine->wanted)
-        return hvd_fail(error, HVD_EINIT,
-                        HVD651 "plane %s, which was asked for (HVDLITE_PLANE), does not work here: %s",
+        return hvd_fail(error, HVD_EINIT, HVD651 "plane %s, which HVDLITE_PLANE names, does not work here: %s",
                         engine->wanted->name, wanted);
     return carries ? HVD_OK : hvd_fail(error, HVD_EINIT, HVD650 "no plane works for these ranks: %s", why);
 }

@@ -32,30 +32,34 @@ def add(kinds: Any) -> None:
         made: argparse.ArgumentParser = kinds.add_parser(name, help=about, description=f"hvdlite-plan {name}: {about}.")
         made.set_defaults(run=run, ranks=None, links=None, cursors=CURSORS[0])
         if plans:
-            made.add_argument("plans", nargs=plans, metavar="PLAN", help="a name of `hvdlite-plan list`, or FILE.json")
-            made.add_argument("--kind", choices=KINDS, default=KINDS[0], help=f"of a name: what it does ({KINDS[0]})")
-            made.add_argument("--root", type=int, default=0, metavar="RANK", help="of a broadcast or reduce (0)")
-            made.add_argument("--topology", metavar="FILE", help="links, as JSON of the format hvdlite-topology-1")
-            made.add_argument("--dims", metavar="N,N", help="of a grid of ranks: links are those of its lines")
-            made.add_argument("--rates", metavar="RATE,RATE", help="of --dims, for each dimension; by default --links")
+            made.add_argument("plans", nargs=plans, metavar="PLAN", help="name from `hvdlite-plan list`, or FILE.json")
             made.add_argument(
-                "--parts", type=int, default=1, metavar="N", help="of `grid`: parts, one behind the other"
+                "--kind", choices=KINDS, default=KINDS[0], help=f"collective of a named plan ({KINDS[0]})"
+            )
+            made.add_argument(
+                "--root", type=int, default=0, metavar="RANK", help="root of a broadcast or reduce (default: 0)"
+            )
+            made.add_argument("--topology", metavar="FILE", help="JSON file of links, format hvdlite-topology-1")
+            made.add_argument("--dims", metavar="N,N", help="size of a grid of ranks, linked along its lines")
+            made.add_argument("--rates", metavar="RATE,RATE", help="rate of each of --dims; default: that of --links")
+            made.add_argument(
+                "--parts", type=int, default=1, metavar="N", help="number of parts of `grid`, one after the other"
             )
         if plans and name != "run":
-            made.add_argument("--ranks", type=int, metavar="N", help="for how many ranks")
+            made.add_argument("--ranks", type=int, metavar="N", help="number of ranks")
         return made
 
-    command("list", show, "all plans, those of other packages too, and what could not be imported")
-    command("verify", verify, "whether a plan is right: else the step, the rank and the chunk", "+")
-    drawn = command("draw", picture, "a picture of a plan, as SVG and for ui.perfetto.dev", 1)
-    timed = command("time", times, "how long plans take on links that need not exist", "+")
+    command("list", show, "list all plans, also of other packages, and those that cannot be imported")
+    command("verify", verify, "prove a plan, or name the step, rank and chunk of the defect", "+")
+    drawn = command("draw", picture, "draw a plan, as SVG or for ui.perfetto.dev", 1)
+    timed = command("time", times, "time plans on links that need not exist", "+")
     for made, default in ((drawn, "1M"), (timed, "4k,1M,16M")):
-        made.add_argument("--links", metavar="TIME,RATE", help=f"a port in and one out for each rank ({LINKS})")
-        made.add_argument("--bytes", default=default, metavar="SIZE", help=f"of the buffer ({default})")
-        made.add_argument("--cursors", choices=CURSORS, help="what a rank does one after the other: by link, or all")
-    drawn.add_argument("-o", "--output", metavar="FILE", help="the SVG; without -o and --perfetto: to stdout")
-    drawn.add_argument("--perfetto", metavar="FILE", help="the same for ui.perfetto.dev")
-    command("run", really, "in each rank of hvdlite-run: integers exact, floats the same bits on all ranks", 1)
+        made.add_argument("--links", metavar="TIME,RATE", help=f"links: each rank has a port in and one out ({LINKS})")
+        made.add_argument("--bytes", default=default, metavar="SIZE", help=f"size of the buffer (default: {default})")
+        made.add_argument("--cursors", choices=CURSORS, help="serialize the moves of each link, or of each rank")
+    drawn.add_argument("-o", "--output", metavar="FILE", help="SVG file; without -o and --perfetto: stdout")
+    drawn.add_argument("--perfetto", metavar="FILE", help="write the picture for ui.perfetto.dev")
+    command("run", really, "sum numbers by a plan, in each rank of hvdlite-run", 1)
 
 
 def _network(asked: argparse.Namespace) -> Links | None:

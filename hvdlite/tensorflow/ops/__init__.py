@@ -81,19 +81,50 @@ def allreduce(
     ignore_name_scope: bool = False, *,
     timeout: Any = None
 ) -> Any:  # fmt: skip
-    """Reduce a tensor of the same shape and dtype over all ranks: a new tensor, with a gradient for Average and Sum.
+    """Reduce a tensor over all ranks and return the result on every rank.
 
-    op is Average (default), Sum, Adasum, Min, Max or Product. A tf.IndexedSlices is gathered, not densified, and takes
-    Average and Sum only. Raises tf.errors.FailedPreconditionError when ranks disagree about the tensor,
-    tf.errors.InvalidArgumentError and ValueError for what cannot be reduced, tf.errors.UnknownError for a lost rank.
+    All ranks of the set must call it, eagerly or in a ``tf.function``. It blocks until all have; without ``timeout``
+    there is no limit but ``HVDLITE_COLLECTIVE_TIMEOUT``. Average and Sum have their exact gradient, which is one more
+    allreduce. The other ops have no gradient. A ``tf.IndexedSlices`` stays sparse: its rows are gathered, and only
+    Average and Sum are allowed. Tensors on GPUs travel through host memory.
 
-    timeout: seconds, a datetime.timedelta, or None, without a limit of the call's own; in eager mode only. After that
-    time tf.errors.DeadlineExceededError (an hvd.HvdTimeoutError, too) names the tensor and the ranks that are missing.
-    The job goes on, and so does the collective: hvd.synchronize(error.handle) waits for it again and returns the
-    result, with a gradient if the tape still records; until it has ended its memory and its name are in use. The limit
-    is of the forward pass alone: the gradient's own collective waits without one. In a graph timeout is an error,
-    tf.errors.UnimplementedError (HVDLITE_COLLECTIVE_TIMEOUT holds there); IndexedSlices take none. All this goes for
-    every collective here.
+    Eager errors have two base classes. An ``HvdMismatchError`` is also a ``tf.errors.FailedPreconditionError``, an
+    ``HvdArgumentError`` an ``InvalidArgumentError``, an ``HvdTimeoutError`` a ``DeadlineExceededError``, an
+    ``HvdNotYetError`` an ``UnimplementedError``, and an ``HvdPeerLostError`` an ``UnknownError``. In a graph only the
+    TensorFlow class is raised. This holds for every collective of this module.
+
+    Args:
+        tensor (tf.Tensor): a tensor, variable, array or ``tf.IndexedSlices``. Shape and dtype are the same on all
+            ranks.
+        op (int, optional): ``hvd.Average`` (default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+        name (str, optional): the same on all ranks. Calls without a name are matched by their order.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): seconds until ``HvdTimeoutError``. None: no limit. Eager calls
+            only, and not for ``IndexedSlices``. The collective goes on, and ``hvd.synchronize(error.handle)`` waits for
+            it again and returns the result. The collective of the gradient has no limit.
+        compression (Compressor): the form in which the tensor travels, such as ``hvd.Compression.fp16``. Default: none.
+        prescale_factor (float): multiplies the tensor before the reduction. Default: 1.0.
+        postscale_factor (float): multiplies the result. Default: 1.0.
+        average (bool, optional): Horovod's old form of ``op``. True is Average, False is Sum. Do not give both.
+        device_dense, device_sparse (str): accepted for Horovod, without effect.
+        ignore_name_scope (bool): accepted for Horovod, without effect.
+
+    Returns:
+        tf.Tensor or tf.IndexedSlices: shape and dtype of ``tensor``.
+
+    Raises:
+        HvdArgumentError: the dtype or the op is not supported for this tensor.
+        HvdMismatchError: the ranks disagree about shape, dtype, op or scale. All ranks raise it.
+        HvdNotYetError: ``timeout`` in a graph.
+        HvdPeerLostError: a rank has left or died.
+        HvdTimeoutError: ``timeout`` has passed. The text names the ranks that are missing.
+        TypeError: ``tensor`` cannot be made a tensor, or ``compression`` is not a compressor.
+        ValueError: ``op`` is unknown, or both ``op`` and ``average`` are given.
+
+    Example:
+        >>> x = tf.constant([1.0, 2.0]) * (hvd.rank() + 1)
+        >>> hvd.allreduce(x).numpy().tolist()
+        [1.5, 3.0]
     """
     seconds = seconds_of("allreduce", name, timeout)
     with translated("allreduce", name):
@@ -115,9 +146,33 @@ def grouped_allreduce(
     name: str | None = None, *,
     timeout: Any = None
 ) -> list[Any]:  # fmt: skip
-    """allreduce of several tensors that become ready as one: none is reduced before all ranks have given all of them.
+    """Reduce several tensors as one group and return the results.
 
-    IndexedSlices among them are gathered one by one.
+    None is reduced before all ranks have given all of them. ``IndexedSlices`` are gathered one by one. See
+    ``allreduce``.
+
+    Args:
+        tensors (list of tf.Tensor): as many on all ranks.
+        op (int, optional): as in ``allreduce``.
+        name (str, optional): the name of the group.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): as in ``allreduce``, for the whole group.
+        compression (Compressor): as in ``allreduce``.
+        prescale_factor, postscale_factor (float): as in ``allreduce``.
+        average (bool, optional): Horovod's old form of ``op``.
+        device_dense, device_sparse (str): accepted for Horovod, without effect.
+        ignore_name_scope (bool): accepted for Horovod, without effect.
+
+    Returns:
+        list of tf.Tensor: the results in the order of ``tensors``.
+
+    Raises:
+        HvdMismatchError: the ranks give different tensors. The other errors are those of ``allreduce``.
+
+    Example:
+        >>> pair = [tf.constant([1]), tf.constant([10]) * (hvd.rank() + 1)]
+        >>> [each.numpy().tolist() for each in hvd.grouped_allreduce(pair, op=hvd.Sum)]
+        [[2], [30]]
     """
     members, seconds = group_of(tensors), seconds_of("grouped_allreduce", name, timeout)
     if not members:
@@ -148,7 +203,29 @@ def allgather(
     process_set: ProcessSet = global_process_set, *,
     timeout: Any = None
 ) -> tf.Tensor:  # fmt: skip
-    """Every rank's rows, concatenated in rank order along the first dimension, which may differ between ranks."""
+    """Concatenate the tensors of all ranks along the first dimension and return the result on every rank.
+
+    All ranks of the set must call it. The first dimension may differ between ranks and may be 0. The gradient is
+    Horovod's: each rank gets its rows of the average of all ranks' gradients, where the exact gradient has the sum.
+
+    Args:
+        tensor (tf.Tensor): at least one dimension. The other dimensions and the dtype are the same on all ranks.
+        name (str, optional): the same on all ranks. Calls without a name are matched by their order.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): seconds, as in ``allreduce``.
+        ignore_name_scope (bool): accepted for Horovod, without effect.
+
+    Returns:
+        tf.Tensor: all rows, in rank order.
+
+    Raises:
+        HvdArgumentError: the tensor has no dimensions.
+        HvdMismatchError: dtype or the other dimensions differ. The other errors are those of ``allreduce``.
+
+    Example:
+        >>> hvd.allgather(tf.fill([hvd.rank() + 1], hvd.rank())).numpy().tolist()
+        [0, 1, 1]
+    """
     terms = Terms(process_set, timeout=seconds_of("allgather", name, timeout))
     return finished(_first, differentiable, "allgather", [tensor], [name], terms)
 
@@ -159,7 +236,26 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set, *,
     timeout: Any = None
 ) -> list[tf.Tensor]:  # fmt: skip
-    """allgather of several tensors that become ready as one."""
+    """Gather several tensors as one group. See ``allgather`` for shapes and gradient.
+
+    Args:
+        tensors (list of tf.Tensor): as many on all ranks.
+        name (str, optional): the name of the group.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): seconds for the whole group, as in ``allreduce``.
+        ignore_name_scope (bool): accepted for Horovod, without effect.
+
+    Returns:
+        list of tf.Tensor: the gathered tensors in the order of ``tensors``.
+
+    Raises:
+        HvdMismatchError: the ranks give different tensors. The other errors are those of ``allgather``.
+
+    Example:
+        >>> both = hvd.grouped_allgather([tf.constant([hvd.rank()]), tf.constant([2.5])])
+        >>> [each.numpy().tolist() for each in both]
+        [[0, 1], [2.5, 2.5]]
+    """
     members = group_of(tensors)
     terms = Terms(process_set, op=0, timeout=seconds_of("grouped_allgather", name, timeout))
     if not members:
@@ -173,7 +269,31 @@ def broadcast(
     process_set: ProcessSet = global_process_set, *,
     timeout: Any = None
 ) -> tf.Tensor:  # fmt: skip
-    """The root's tensor on every rank; shape and dtype must be the same on all. root_rank is a global rank."""
+    """Return the tensor of one rank on every rank.
+
+    All ranks of the set must call it. The gradient is Horovod's: the root gets the average of all ranks' gradients,
+    where the exact gradient is their sum. The other ranks get zeros. To assign to variables, use
+    ``broadcast_variables``.
+
+    Args:
+        tensor (tf.Tensor): shape and dtype are the same on all ranks. The values matter on the root only.
+        root_rank (int): the global rank of the root, a member of the set.
+        name (str, optional): the same on all ranks. Calls without a name are matched by their order.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): seconds, as in ``allreduce``.
+        ignore_name_scope (bool): accepted for Horovod, without effect.
+
+    Returns:
+        tf.Tensor: the root's values.
+
+    Raises:
+        HvdMismatchError: shape, dtype or root differ. The other errors are those of ``allreduce``.
+        ValueError: ``root_rank`` is not a member of the set.
+
+    Example:
+        >>> hvd.broadcast(tf.constant([hvd.rank(), 7]), root_rank=1).numpy().tolist()
+        [1, 7]
+    """
     terms = Terms(process_set, root_rank=root_rank, timeout=seconds_of("broadcast", name, timeout))
     return finished(_first, differentiable, "broadcast", [tensor], [name], terms)
 
@@ -184,9 +304,30 @@ def alltoall(
     process_set: ProcessSet = global_process_set, *,
     timeout: Any = None
 ) -> Any:  # fmt: skip
-    """Rows for every rank, one part after the other; the rows that came, and with `splits` how many from each rank.
+    """Send each rank its part of the rows, and return the rows that the ranks have sent to this one.
 
-    splits: a list or 1-D tensor of int32, rows for each rank; None: equal parts.
+    All ranks of the set must call it. The gradient is exact: the gradients travel back.
+
+    Args:
+        tensor (tf.Tensor): at least one dimension. The rows for each rank, one part after the other in rank order.
+        splits (list or tf.Tensor of int32, optional): the number of rows for each rank. None: equal parts.
+        name (str, optional): the same on all ranks. Calls without a name are matched by their order.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): seconds, as in ``allreduce``.
+        ignore_name_scope (bool): accepted for Horovod, without effect.
+
+    Returns:
+        tf.Tensor or (tf.Tensor, tf.Tensor): the received rows in rank order. With ``splits`` also the number of rows
+        from each rank, int32.
+
+    Raises:
+        HvdArgumentError: the tensor has no dimensions, or ``splits`` does not fit the tensor or the number of ranks.
+        HvdMismatchError: dtype or the other dimensions differ. The other errors are those of ``allreduce``.
+
+    Example:
+        >>> hvd.alltoall(tf.constant([0, 1]) + 10 * hvd.rank()).numpy().tolist()
+        [0, 10]  # rank 0
+        [1, 11]  # rank 1
     """
 
     def finish(outcome: Any) -> Any:
@@ -203,7 +344,35 @@ def reducescatter(
     postscale_factor: float = 1.0, *,
     timeout: Any = None
 ) -> tf.Tensor:  # fmt: skip
-    """This rank's rows of the reduced tensor; of rows left over, the first ranks get one each."""
+    """Reduce a tensor over all ranks and return this rank's rows of the result.
+
+    All ranks of the set must call it. Rows are divided evenly in rank order; of the rest, the first ranks get one row
+    each. Average and Sum have Horovod's gradient: the exact one times the number of ranks.
+
+    Args:
+        tensor (tf.Tensor): at least one dimension. Shape and dtype are the same on all ranks.
+        op (int): ``hvd.Average`` (default), ``Sum``, ``Min``, ``Max`` or ``Product``.
+        name (str, optional): the same on all ranks. Calls without a name are matched by their order.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): seconds, as in ``allreduce``.
+        compression (Compressor): as in ``allreduce``.
+        prescale_factor, postscale_factor (float): as in ``allreduce``.
+        device_dense (str): accepted for Horovod, without effect.
+        ignore_name_scope (bool): accepted for Horovod, without effect.
+
+    Returns:
+        tf.Tensor: this rank's rows.
+
+    Raises:
+        HvdArgumentError: the tensor has no dimensions, or the op is not supported.
+        HvdMismatchError: the ranks disagree about the tensor. The other errors are those of ``allreduce``.
+
+    Example:
+        >>> x = tf.constant([1, 2]) * (hvd.rank() + 1)
+        >>> hvd.reducescatter(x, op=hvd.Sum).numpy().tolist()
+        [3]  # rank 0
+        [6]  # rank 1
+    """
     seconds = seconds_of("reducescatter", name, timeout)
     with translated("reducescatter", name):
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set, seconds)
@@ -221,7 +390,30 @@ def grouped_reducescatter(
     name: str | None = None, *,
     timeout: Any = None
 ) -> list[tf.Tensor]:  # fmt: skip
-    """reducescatter of several tensors that become ready as one."""
+    """Reduce several tensors as one group and return this rank's rows of each. See ``reducescatter``.
+
+    Args:
+        tensors (list of tf.Tensor): as many on all ranks.
+        op (int): as in ``reducescatter``.
+        name (str, optional): the name of the group.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): seconds for the whole group, as in ``allreduce``.
+        compression (Compressor): as in ``allreduce``.
+        prescale_factor, postscale_factor (float): as in ``allreduce``.
+        device_dense (str): accepted for Horovod, without effect.
+
+    Returns:
+        list of tf.Tensor: this rank's rows in the order of ``tensors``.
+
+    Raises:
+        HvdMismatchError: the ranks give different tensors. The other errors are those of ``reducescatter``.
+
+    Example:
+        >>> parts = hvd.grouped_reducescatter([tf.constant([1, 2]), tf.constant([3, 4])], op=hvd.Sum)
+        >>> [each.numpy().tolist() for each in parts]
+        [[2], [6]]  # rank 0
+        [[4], [8]]  # rank 1
+    """
     members, seconds = group_of(tensors), seconds_of("grouped_reducescatter", name, timeout)
     if not members:
         return []
@@ -236,7 +428,25 @@ def grouped_reducescatter(
 
 @_as_it_is
 def join() -> Any:
-    """This rank has no more tensors: the others go on without it. Returns the rank that joined last."""
+    """Report that this rank has no more data, and wait until all ranks have joined.
+
+    Meanwhile the other ranks continue, and this rank counts as zeros in their sums. Use it where ranks have different
+    numbers of batches. It also works in a graph, but not in one that XLA compiles.
+
+    Returns:
+        tf.Tensor: int32, the rank that joined last.
+
+    Raises:
+        HvdPeerLostError: a rank has left or died.
+        HvdTimeoutError: ``HVDLITE_COLLECTIVE_TIMEOUT`` has passed while no rank makes progress.
+
+    Example:
+        >>> for _ in range(1 + hvd.rank()):
+        ...     total = hvd.allreduce(tf.constant([1.0]), op=hvd.Sum)
+        >>> int(hvd.join()), total.numpy().tolist()
+        (1, [2.0])  # rank 0
+        (1, [1.0])  # rank 1
+    """
     if tf.executing_eagerly():
         with translated():
             return tf.constant(_everybodys.join(), tf.int32)

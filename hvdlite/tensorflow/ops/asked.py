@@ -34,13 +34,51 @@ def _asked_of_set(process_set_id: int, question: Callable[[ProcessSet], int], na
 
 @_as_it_is
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """hvd.rank() when the graph runs."""
+    """Return ``hvd.rank()`` as a tensor that is evaluated when the graph runs.
+
+    A graph made once gives the right answer after another ``hvd.init()``, too. A plain ``hvd.rank()`` becomes a
+    constant.
+
+    Args:
+        name (str, optional): the name of the node.
+
+    Returns:
+        tf.Tensor: int32 scalar.
+
+    Raises:
+        HvdNotYetError: in a function that XLA compiles.
+        ImportError: the ops for graphs are not compiled, or do not fit this TensorFlow.
+        tf.errors.FailedPreconditionError: when it runs, ``hvd.init()`` has not been called.
+
+    Example:
+        >>> int(hvd.rank_op())
+        0  # rank 0
+        1  # rank 1
+    """
     return _asked(0, name)
 
 
 @_as_it_is
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """hvd.size() when the graph runs, or the size of a process set."""
+    """Return ``hvd.size()``, or the size of a process set, as a tensor that is evaluated when the graph runs.
+
+    Args:
+        process_set_id (int): ``process_set_id`` of a process set. 0 (default): all ranks.
+        name (str, optional): the name of the node.
+
+    Returns:
+        tf.Tensor: int32 scalar.
+
+    Raises:
+        HvdNotYetError: in a function that XLA compiles.
+        ImportError: as ``rank_op``.
+        tf.errors.FailedPreconditionError: when it runs, ``hvd.init()`` has not been called.
+        tf.errors.InvalidArgumentError: when it runs, there is no such process set.
+
+    Example:
+        >>> int(hvd.size_op())
+        2
+    """
     if process_set_id == 0:
         return _asked(1, name)
     return _asked_of_set(process_set_id, lambda asked: asked.size(), name)
@@ -48,17 +86,67 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 @_as_it_is
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """hvd.local_rank() when the graph runs."""
+    """Return ``hvd.local_rank()`` as a tensor that is evaluated when the graph runs.
+
+    Args:
+        name (str, optional): the name of the node.
+
+    Returns:
+        tf.Tensor: int32 scalar.
+
+    Raises:
+        HvdNotYetError: in a function that XLA compiles.
+        ImportError: as ``rank_op``.
+        tf.errors.FailedPreconditionError: when it runs, ``hvd.init()`` has not been called.
+
+    Example:
+        >>> int(hvd.local_rank_op()) == hvd.local_rank()
+        True
+    """
     return _asked(2, name)
 
 
 @_as_it_is
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """hvd.local_size() when the graph runs."""
+    """Return ``hvd.local_size()`` as a tensor that is evaluated when the graph runs.
+
+    Args:
+        name (str, optional): the name of the node.
+
+    Returns:
+        tf.Tensor: int32 scalar.
+
+    Raises:
+        HvdNotYetError: in a function that XLA compiles.
+        ImportError: as ``rank_op``.
+        tf.errors.FailedPreconditionError: when it runs, ``hvd.init()`` has not been called.
+
+    Example:
+        >>> int(hvd.local_size_op()) == hvd.local_size()
+        True
+    """
     return _asked(3, name)
 
 
 @_as_it_is
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 if this rank belongs to the set when the graph runs, else 0."""
+    """Return whether this rank belongs to a process set, as a tensor that is evaluated when the graph runs.
+
+    Args:
+        process_set_id (int): ``process_set_id`` of a process set. 0 (default): all ranks.
+        name (str, optional): the name of the node.
+
+    Returns:
+        tf.Tensor: int32 scalar, 1 for a member, else 0.
+
+    Raises:
+        HvdNotYetError: in a function that XLA compiles.
+        ImportError: as ``rank_op``.
+        tf.errors.FailedPreconditionError: when it runs, ``hvd.init()`` has not been called.
+        tf.errors.InvalidArgumentError: when it runs, there is no such process set.
+
+    Example:
+        >>> int(hvd.process_set_included_op(hvd.global_process_set.process_set_id))
+        1
+    """
     return _asked_of_set(process_set_id, lambda asked: asked.included(), name)

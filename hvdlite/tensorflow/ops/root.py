@@ -38,7 +38,32 @@ def reduce(
     postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set, *,
     timeout: Any = None
 ) -> tf.Tensor:  # fmt: skip
-    """The reduced tensor on the root, a tensor of no elements on the other ranks. root_rank is a global rank."""
+    """Reduce a tensor over all ranks and return the result on the root.
+
+    All ranks of the set must call it. It costs as much as ``allreduce``, of which it is made. Average and Sum have
+    their exact gradient.
+
+    Args:
+        tensor (tf.Tensor): shape and dtype are the same on all ranks.
+        root_rank (int): the global rank of the root, a member of the set.
+        op (int, optional): as in ``allreduce``.
+        name (str, optional): the same on all ranks. Calls without a name are matched by their order.
+        prescale_factor, postscale_factor (float): as in ``allreduce``.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): seconds, as in ``allreduce``.
+
+    Returns:
+        tf.Tensor: the result on the root, a tensor of shape (0,) on the other ranks.
+
+    Raises:
+        HvdMismatchError: the ranks disagree about the tensor. The other errors are those of ``allreduce``.
+        ValueError: ``root_rank`` is not a member of the set.
+
+    Example:
+        >>> hvd.reduce(tf.constant([1.0]) * (hvd.rank() + 1), root_rank=0, op=hvd.Sum).numpy().tolist()
+        [3.0]  # rank 0
+        []  # rank 1
+    """
     seconds = seconds_of("reduce", name, timeout)
     with translated("reduce", name):
         terms = reduction(None, op, prescale_factor, postscale_factor, process_set, seconds)
@@ -58,7 +83,30 @@ def gather(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
     timeout: Any = None
 ) -> tf.Tensor:  # fmt: skip
-    """Every rank's rows on the root, in rank order; no rows on the other ranks. root_rank is a global rank."""
+    """Concatenate the tensors of all ranks along the first dimension and return the result on the root.
+
+    All ranks of the set must call it. The gradient is exact.
+
+    Args:
+        tensor (tf.Tensor): at least one dimension, of which the first may differ between ranks.
+        root_rank (int): the global rank of the root, a member of the set.
+        name (str, optional): the same on all ranks. Calls without a name are matched by their order.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): seconds, as in ``allreduce``.
+
+    Returns:
+        tf.Tensor: all rows in rank order on the root, no rows on the other ranks.
+
+    Raises:
+        HvdArgumentError: the tensor has no dimensions.
+        HvdMismatchError: dtype or the other dimensions differ. The other errors are those of ``allreduce``.
+        ValueError: ``root_rank`` is not a member of the set.
+
+    Example:
+        >>> hvd.gather(tf.constant([hvd.rank()]), root_rank=0).numpy().tolist()
+        [0, 1]  # rank 0
+        []  # rank 1
+    """
     seconds = seconds_of("gather", name, timeout)
     mine = _rows("gather", tensor, name)
     with translated("gather", name):
@@ -74,9 +122,32 @@ def scatter(
     process_set: ProcessSet = global_process_set, *,
     timeout: Any = None
 ) -> tf.Tensor:  # fmt: skip
-    """This rank's rows of the root's tensor: `splits` as in alltoall, or equal parts. root_rank is a global rank.
+    """Divide the rows of the root's tensor among all ranks and return this rank's rows.
 
-    The others give a tensor of the root's dtype and dimensions but the first, such as tf.zeros([0, 4]).
+    All ranks of the set must call it. The gradient is exact.
+
+    Args:
+        tensor (tf.Tensor): at least one dimension. On the other ranks a tensor with the root's dtype and dimensions
+            after the first, such as ``tf.zeros([0, 4])``; its rows are ignored.
+        root_rank (int): the global rank of the root, a member of the set.
+        splits (list or tf.Tensor of int32, optional): on the root, the number of rows for each rank. None: equal parts.
+        name (str, optional): the same on all ranks. Calls without a name are matched by their order.
+        process_set (ProcessSet, optional): the ranks that take part. Default: all.
+        timeout (float or datetime.timedelta, optional): seconds, as in ``allreduce``.
+
+    Returns:
+        tf.Tensor: this rank's rows.
+
+    Raises:
+        HvdArgumentError: the tensor has no dimensions, or ``splits`` does not fit.
+        HvdMismatchError: dtype or the other dimensions differ. The other errors are those of ``allreduce``.
+        ValueError: ``root_rank`` is not a member of the set.
+
+    Example:
+        >>> rows = tf.constant([[1, 2], [3, 4]]) if hvd.rank() == 0 else tf.zeros([0, 2], tf.int32)
+        >>> hvd.scatter(rows, root_rank=0).numpy().tolist()
+        [[1, 2]]  # rank 0
+        [[3, 4]]  # rank 1
     """
     seconds = seconds_of("scatter", name, timeout)
     mine = _rows("scatter", tensor, name)
@@ -95,9 +166,28 @@ def send(
     tensor: Any, dst: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
     timeout: Any = None
 ) -> None:  # fmt: skip
-    """Sends a tensor to one rank, which calls recv with one of the same shape and dtype. dst is a global rank.
+    """Send a tensor to one rank, which must call ``recv``.
 
-    In a graph, too, nothing that comes after it begins before it has been received.
+    Only these two ranks call it. It has no gradient. In a graph, nothing that follows it begins before the tensor has
+    been received.
+
+    Args:
+        tensor (tf.Tensor): the receiver gives the same shape and dtype.
+        dst (int): the global rank of the receiver, another member of the set.
+        name (str, optional): the same on both ranks. Calls without a name are matched by their order.
+        process_set (ProcessSet, optional): a set with both ranks. Default: all ranks.
+        timeout (float or datetime.timedelta, optional): seconds, as in ``allreduce``.
+
+    Raises:
+        HvdMismatchError: the receiver gave another shape or dtype. The other errors are those of ``allreduce``.
+        ValueError: ``dst`` is this rank or not a member of the set.
+
+    Example:
+        >>> if hvd.rank() == 0:
+        ...     hvd.send(tf.constant([1.0, 2.0]), dst=1)
+        ... else:
+        ...     print(hvd.recv(tf.zeros([2]), src=0).numpy().tolist())
+        [1.0, 2.0]  # rank 1
     """
     seconds = seconds_of("send", name, timeout)
     with translated("send", name):
@@ -116,7 +206,29 @@ def recv(
     tensor: Any, src: int, name: str | None = None, process_set: ProcessSet = global_process_set, *,
     timeout: Any = None
 ) -> tf.Tensor:  # fmt: skip
-    """What rank src sends, of the shape and dtype of `tensor`, which is not changed. src is a global rank."""
+    """Receive a tensor from one rank, which must call ``send``.
+
+    Args:
+        tensor (tf.Tensor): a tensor with the shape and dtype of the one that is sent. It is not changed.
+        src (int): the global rank of the sender, another member of the set.
+        name (str, optional): the same on both ranks. Calls without a name are matched by their order.
+        process_set (ProcessSet, optional): a set with both ranks. Default: all ranks.
+        timeout (float or datetime.timedelta, optional): seconds, as in ``allreduce``.
+
+    Returns:
+        tf.Tensor: the values that were sent.
+
+    Raises:
+        HvdMismatchError: the sender gave another shape or dtype. The other errors are those of ``allreduce``.
+        ValueError: ``src`` is this rank or not a member of the set.
+
+    Example:
+        >>> if hvd.rank() == 1:
+        ...     hvd.send(tf.constant([3]), dst=0, name="number")
+        ... else:
+        ...     print(hvd.recv(tf.constant([0]), src=1, name="number").numpy().tolist())
+        [3]  # rank 0
+    """
     seconds = seconds_of("recv", name, timeout)
     with translated("recv", name):
         given = tensor_given("recv", name, tensor)

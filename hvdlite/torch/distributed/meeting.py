@@ -56,8 +56,8 @@ class Exchange:
             ) from None
         if len(parts) != len(self._ranks):
             raise HvdMismatchError(
-                f"rank {self._rank} makes a process group of the ranks {list(self._ranks)}, and another rank makes one "
-                f"of {len(parts)} ranks: make groups in one order on all ranks [HVD303]"
+                f"rank {self._rank} makes a process group of the ranks {list(self._ranks)}, and another rank makes "
+                f"one of {len(parts)} ranks: make groups in the same order on all ranks [HVD303]"
             )
         return parts
 
@@ -164,8 +164,9 @@ class Job:
         for said in exchange(word):
             if said != word:
                 raise HvdMismatchError(
-                    f"rank {_core.rank()} makes a process group of the ranks {list(ranks)}, and another rank makes one "
-                    f"of {said[:99].decode('utf-8', 'replace')}: make groups in one order on all ranks [HVD303]"
+                    f"rank {_core.rank()} makes a process group of the ranks {list(ranks)}, and another rank makes "
+                    f"one of {said[:99].decode('utf-8', 'replace')}: make groups in the same order on all ranks "
+                    "[HVD303]"
                 )
         key = tuple(sorted(ranks))
         if key not in self._sets:

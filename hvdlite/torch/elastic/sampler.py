@@ -21,10 +21,35 @@ from ..._core import rank, size
 
 
 class ElasticSampler(Sampler):
-    """Deals a dataset's indices to the ranks. Put it into TorchState; after each batch call record_batch.
+    """Sampler that deals a dataset's indices to the ranks and continues an epoch after ranks have changed.
 
-    dataset: anything with a length that stays. shuffle: in an order that depends on seed and epoch, which must be the
-    same on all ranks. Call set_epoch at the end of each epoch, so that one that was interrupted is not begun again.
+    Give it to a DataLoader and put it into the ``TorchState``. Call ``record_batch`` after each batch. When the set of
+    ranks changes, the samples of the epoch that no rank has processed are dealt again. Call ``set_epoch`` at the end of
+    each epoch, so that an interrupted job does not repeat a finished epoch. All ranks get equally many samples; if the
+    rest does not divide evenly, the first samples of the rest are dealt twice.
+
+    Args:
+        dataset (Sized): anything with a length that does not change.
+        shuffle (bool): shuffle in an order that depends on ``seed`` and the epoch. Default: True.
+        seed (int): the seed of the shuffle, the same on all ranks. Default: 0.
+
+    Attributes:
+        epoch (int): the current epoch.
+        remaining_indices (list[int]): the indices that were not processed when the samples were dealt last.
+
+    Raises:
+        HvdNotInitializedError: ``hvd.init()`` has not been called.
+
+    Example:
+        >>> sampler = hvd.elastic.ElasticSampler(range(6), shuffle=False)
+        >>> list(sampler)
+        [0, 2, 4]  # rank 0
+        [1, 3, 5]  # rank 1
+        >>> sampler.record_batch(0, batch_size=1)
+        >>> sampler.reset()
+        >>> list(sampler)
+        [2, 4]  # rank 0
+        [3, 5]  # rank 1
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -38,7 +63,11 @@ class ElasticSampler(Sampler):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch: nothing of it is processed."""
+        """Begin an epoch: none of its samples are processed.
+
+        Args:
+            epoch (int): the number of the epoch, the same on all ranks.
+        """
         self.epoch = epoch
         self.processed_num = 0
         self.processed_indices = set()
@@ -46,21 +75,45 @@ class ElasticSampler(Sampler):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has processed one more batch of that size."""
+        """Record that every rank has processed one more batch. All ranks must be equally far (Horovod's rule).
+
+        Args:
+            batch_idx (int): the number of the batch. It is not used.
+            batch_size (int): the number of samples in the batch on each rank.
+        """
         self.processed_num += batch_size * self.num_replicas
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """This rank has processed these samples of the dataset. Not to be mixed with record_batch."""
+        """Record that this rank has processed these samples. Do not mix it with ``record_batch``.
+
+        In an elastic job ``TorchState`` sends the indices to the other ranks at each commit. This adds one small
+        allgather to the commit.
+
+        Args:
+            indices (iterable of int): indices in the dataset.
+        """
         named = {int(index) for index in indices}
         self.processed_indices |= named
         self.unshared |= named
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
-        """The samples of one batch of this rank."""
+        """Return the indices of one batch of this rank.
+
+        Args:
+            batch_idx (int): the number of the batch since the samples were dealt last.
+            batch_size (int): the number of samples per batch on each rank.
+
+        Returns:
+            list[int]: indices in the dataset; fewer than ``batch_size`` in the last batch.
+        """
         return self._dealt()[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """What load_state_dict takes."""
+        """Return the epoch and the processed samples.
+
+        Returns:
+            dict: for ``load_state_dict``.
+        """
         return {
             "epoch": self.epoch,
             "processed_num": self.processed_num,
@@ -69,7 +122,11 @@ class ElasticSampler(Sampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where that state was, with the ranks there are now."""
+        """Continue from a state of this or another rank, with the ranks there are now.
+
+        Args:
+            state_dict (dict): the value of ``state_dict``.
+        """
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict.get("processed_num", 0)
         self.processed_indices = set(state_dict.get("processed_indices", ()))
@@ -77,7 +134,11 @@ class ElasticSampler(Sampler):
         self.reset()
 
     def reset(self) -> None:
-        """Deal what is not processed to the ranks there are now. Raises HvdNotInitializedError before init()."""
+        """Deal the samples that are not processed to the ranks there are now.
+
+        Raises:
+            HvdNotInitializedError: ``hvd.init()`` has not been called.
+        """
         self.num_replicas = size()
         self.rank = rank()
         order = list(range(len(self.dataset)))

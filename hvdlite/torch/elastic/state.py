@@ -30,44 +30,48 @@ from .sampler import ElasticSampler
 
 
 class StateHandler:
-    """Saves, restores and synchronizes one object. To be subclassed for the registry.
+    """Base class of handlers, each of which saves, restores and synchronizes one object of a ``TorchState``.
 
-    TorchState calls `save` of all handlers when `sync` of all has ended, so `sync` need not save. `save` makes a new
-    copy and binds it to an attribute of the handler; TorchState puts back what the attributes were if another handler
-    fails. A `save` that overwrites its copy in place undoes that: a rank lost at the wrong time leaves a mixture.
+    Subclass it and add the class to the registry (``set_handler_registry``). ``TorchState`` calls ``save`` of all
+    handlers after ``sync`` of all, so ``sync`` need not save. ``save`` must make a new copy and bind it to an attribute
+    of the handler. If another handler fails, ``TorchState`` puts the old attributes back. A ``save`` that overwrites
+    its copy in place defeats this: a rank lost at that moment leaves a mixture of two commits.
+
+    Args:
+        value: the object.
     """
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def save(self) -> None:
-        """Keep a copy in memory."""
+        """Keep a copy of the object in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to that copy."""
+        """Go back to the copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give every rank rank 0's. What is sent first must not change what `restore` goes back to."""
+        """Give every rank the object of rank 0. Sending must not change the copy that ``restore`` goes back to."""
         raise NotImplementedError
 
     def saved(self) -> Any:
-        """That copy, as an object that can be pickled, for `State.save_to`."""
+        """Return the copy as an object that can be pickled, for ``State.save_to``."""
         raise HvdStateError(f"{type(self).__name__} has no saved() and take(): State.save_to needs both [HVD425]")
 
     def take(self, saved: Any) -> None:
-        """Have this copy, and go back to it."""
+        """Replace the copy by ``saved``, and go back to it."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Another object takes the place of this one."""
+        """Replace the object by another one, and keep a copy of it."""
         self.value = value
         self.save()
 
 
 class StateDictHandler(StateHandler):
-    """Of whatever has state_dict and load_state_dict."""
+    """Handler of an object with ``state_dict`` and ``load_state_dict``."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -94,14 +98,14 @@ class StateDictHandler(StateHandler):
 
 
 class ModelStateHandler(StateDictHandler):
-    """Of a Module."""
+    """Handler of a ``torch.nn.Module``."""
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
 
 
 class OptimizerStateHandler(StateDictHandler):
-    """Of an optimizer. models: what knows its parameters' names."""
+    """Handler of an optimizer. ``models``: the modules that name its parameters."""
 
     models: Sequence[torch.nn.Module] = ()
 
@@ -110,10 +114,11 @@ class OptimizerStateHandler(StateDictHandler):
 
 
 class SamplerStateHandler(StateDictHandler):
-    """Of an ElasticSampler: what any rank has processed is processed.
+    """Handler of an ``ElasticSampler``. A sample that any rank has processed counts as processed.
 
-    Ranks may have saved one commit more than the one that all go on from. What they processed in between is done again
-    with the weights of that commit, so it must not count: the copy of the commit before is kept, too.
+    Ranks may have saved one commit more than the one from which all continue. The samples in between are processed
+    again with the weights of that commit, so they must not count. For that the handler keeps the copy of the previous
+    commit too.
     """
 
     number = -1  # of the commit that is being saved, or that all go on from; TorchState sets it
@@ -151,12 +156,31 @@ _handler_registry: list[tuple[type, type]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type]]:
-    """Pairs (type of object, class of handler); the first that fits is taken."""
+    """Return the list that assigns a handler class to each kind of object in a ``TorchState``.
+
+    By default it has ``Module``, ``Optimizer``, ``LRScheduler``, ``GradScaler`` and ``ElasticSampler``. Objects of
+    other kinds are pickled.
+
+    Returns:
+        list[tuple[type, type]]: pairs (type of object, class of handler). The first pair that fits is used.
+
+    Example:
+        >>> hvd.elastic.get_handler_registry()[0][0].__name__
+        'Module'
+    """
     return _handler_registry
 
 
 def set_handler_registry(registry: list[tuple[type, type]]) -> None:
-    """Another list of pairs, for states made from now on."""
+    """Replace the list that assigns handlers. It applies to states that are made afterwards.
+
+    Args:
+        registry (list[tuple[type, type]]): pairs (type of object, subclass of ``StateHandler``); see
+            ``hvdlite.torch.elastic.state.StateHandler``.
+
+    Example:
+        >>> hvd.elastic.set_handler_registry(hvd.elastic.get_handler_registry())
+    """
     global _handler_registry
     _handler_registry = registry
 
@@ -169,10 +193,26 @@ def _handler_of(value: Any) -> StateHandler | None:
 
 
 class TorchState(ObjectState):
-    """A PyTorch job's state: model, optimizer, and whatever else is given by name, kept as attributes.
+    """State of a PyTorch job: a model, an optimizer and any other objects, kept as attributes.
 
-    Several models and optimizers may be given under any names. An object of a kind that the registry knows is handled
-    by its handler, all others are pickled.
+    Several models and optimizers may be given, under any names. Models, optimizers, schedulers, gradient scalers and
+    ``ElasticSampler`` are saved by their ``state_dict``. Other objects are copied and pickled. Assigning an attribute
+    replaces the object. Copies on a GPU stay there, so each GPU needs memory for one more copy of model and optimizer.
+
+    Args:
+        model (torch.nn.Module, optional): the model.
+        optimizer (torch.optim.Optimizer, optional): the optimizer. It may be a ``hvd.DistributedOptimizer``.
+        kwargs: more objects, by the name of the attribute.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> state = hvd.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), epoch=0)
+        >>> state.epoch, state.model.weight.data = 5, torch.zeros(1, 2)
+        >>> state.commit()
+        >>> state.model.weight.data = torch.ones(1, 2)
+        >>> state.restore()
+        >>> state.epoch, model.weight.tolist()
+        (5, [[0.0, 0.0]])
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -195,21 +235,29 @@ class TorchState(ObjectState):
     def save(self) -> None:
         """Keep a copy of everything in memory.
 
-        Raises HvdError, and keeps the copies of before, if values lie on a GPU and the job has failed while they came
-        about: what a lost rank has left of a sum there is no state to go back to.
+        Raises:
+            HvdError: values lie on a GPU and the job failed while they were computed. The copies of before are kept,
+                because what a lost rank has left is not a valid state.
         """
         with self._all_or_none():
             self._save_handlers()
             super().save()
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Go back to the copy that was saved last."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Give every rank rank 0's state; optimizer state goes by the names that the models' parameters have."""
+        """Give every rank the state of rank 0. All ranks must call it.
+
+        Optimizer state is assigned by the names of the models' parameters.
+
+        Raises:
+            HvdMismatchError: models or optimizers have different parameters on the ranks.
+            HvdPeerLostError: a rank has left or died. All copies stay as they were.
+        """
         models = [each.value for each in self._handlers.values() if isinstance(each.value, torch.nn.Module)]
         with self._all_or_none():
             for handler in self._handlers.values():
@@ -223,11 +271,26 @@ class TorchState(ObjectState):
         return {**super()._form(), **{name: type(each.value).__name__ for name, each in self._handlers.items()}}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was saved last: state_dicts below "handlers" by name, all else below "objects"."""
+        """Return what was saved last, on the CPU.
+
+        Returns:
+            dict: ``{"handlers": {name: state_dict}, "objects": {name: value}}``.
+
+        Raises:
+            HvdStateError: a handler of your own does not define ``saved`` and ``take``.
+        """
         return {**super().state_dict(), "handlers": {name: each.saved() for name, each in self._handlers.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go back to what `state_dict` has given. HvdStateError for other names, and what PyTorch raises."""
+        """Go back to a state that ``state_dict`` has returned.
+
+        Args:
+            state_dict (dict): the value of ``state_dict``, from this job or another one.
+
+        Raises:
+            HvdStateError: the names differ.
+            RuntimeError: a model has other parameters; ``load_state_dict`` of PyTorch raises it.
+        """
         with self._all_or_none():
             for name, saved in of_same_names(state_dict.get("handlers", {}), self._handlers).items():
                 self._handlers[name].take(saved)
@@ -255,7 +318,7 @@ class TorchState(ObjectState):
         return [each for each in self._handlers.values() if isinstance(each, SamplerStateHandler)]
 
     def reset(self) -> None:
-        """Deal the samples to the ranks there are now."""
+        """Deal the samples of every ``ElasticSampler`` to the ranks there are now."""
         for handler in self._handlers.values():
             if isinstance(handler.value, ElasticSampler):
                 handler.value.reset()

@@ -13,13 +13,15 @@ import sys
 
 from .. import attempts
 
-HELP = "the steps of a job as one page of pictures and advice"
+HELP = "write one page with pictures and advice about the steps of a job"
 WRONG = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="what --trace-dir said")
-    parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the page (report.html)")
+    parser.add_argument("folder", metavar="DIR", help="folder of --trace-dir")
+    parser.add_argument(
+        "-o", "--output", default="report.html", metavar="FILE", help="file of the page (default: report.html)"
+    )
     attempts.add_argument(parser)
 
 
@@ -52,8 +54,8 @@ def write(folder: str, output: str, before: int = 0) -> None:
     if not ranks:
         said = f" ({'; '.join(found.problems)})" if found.problems else ""
         raise ReadError(
-            f"{folder} holds no steps of any rank{said}: they are written by ranks that run with "
-            "HVDLITE_TRACE_DIR and HVDLITE_TRACE_STEPS=1 (hvdlite-run --trace-dir DIR --trace-steps) [HVD724]"
+            f"{folder} holds no steps of any rank{said}: ranks write them if they run with HVDLITE_TRACE_DIR and "
+            "HVDLITE_TRACE_STEPS=1 (hvdlite-run --trace-dir DIR --trace-steps) [HVD724]"
         )
     text = page(content(Table(ranks), found.problems))
     beside = f"{output}.{os.getpid()}.part"
