@@ -281,7 +281,7 @@ def test_only_a_keras_file_knows_how_many_passes_there_were():
 
     import hvdlite.keras as hvd
 
-    model, said = small(), "only a .keras file says how many passes per step"
+    model, said = small(), "only a .keras file records the passes per step"
     model.compile(
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2),
         keras.losses.MeanSquaredError(),

@@ -154,7 +154,7 @@ def others(params):
     [
         (print, {}, "has none of the stage's parameters"),
         (others, {}, "has none of the stage's parameters"),
-        (torch.optim.LBFGS, {}, "LBFGS computes the loss again"),
+        (torch.optim.LBFGS, {}, "LBFGS computes the loss several times"),
         (sgd, {"loss": None}, "the last stage calls loss"),
         (sgd, {"clip": 0.0}, "clip must be more than 0"),
         (sgd, {"update": print}, "a name or a subclass"),
