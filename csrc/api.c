@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define VERSION "0.1.0"
+#define VERSION "0.2.0"
 
 static struct {
     struct hvd_engine *_Atomic engine;

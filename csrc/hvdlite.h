@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 /* The one place: setup.py reads it, hvd_version() returns it, hvdlite.__version__ is tested against it. */
-#define HVD_VERSION "0.1.0"
+#define HVD_VERSION "0.2.0"
 
 /* cffi: begin */
 

@@ -20,7 +20,7 @@ SECONDS = 300
 GOOD = {
     "python": "3.11.7",
     "executable": "/usr/bin/python3",
-    "hvdlite": "0.1.0",
+    "hvdlite": "0.2.0",
     "core": None,
     "frameworks": {"PyTorch": "2.9.0", "JAX": None},
     "gpus": [],
@@ -53,7 +53,7 @@ def test_hosts_that_are_alike_are_one_line_each():
     "change, grade, says, fix",
     [
         ({"python": "3.9.1"}, FAILURE, "Python 3.9, where other hosts have 3.11", "install Python 3.11"),
-        ({"hvdlite": "0.2.0"}, FAILURE, "hvdlite 0.2.0, where other", "hvdlite==0.1.0"),
+        ({"hvdlite": "0.3.0"}, FAILURE, "hvdlite 0.3.0, where other", "hvdlite==0.2.0"),
         ({"core": "is not built"}, FAILURE, "core: is not built", "pip install hvdlite"),
         ({"frameworks": {"PyTorch": "2.8.0"}}, FAILURE, "PyTorch 2.8.0, where", "pip install torch==2.9.0"),
         ({"frameworks": {}}, FAILURE, "no PyTorch, where other hosts have 2.9.0", "torch==2.9.0"),
