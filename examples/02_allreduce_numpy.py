@@ -1,4 +1,4 @@
-"""The collectives on NumPy arrays, each with the result it must have.
+"""Collectives on NumPy arrays, each compared with the expected result.
 
 hvdlite-run -np 2 python examples/02_allreduce_numpy.py
 """
@@ -18,7 +18,7 @@ assert np.all(hvd.allreduce(mine, op=hvd.Sum) == of_ranks)
 hvd.allreduce_(mine, op=hvd.Max)
 assert np.all(mine == size - 1)
 
-# Asynchronous: many small arrays are under way at once and travel together. Names make the order of calls irrelevant.
+# Asynchronous: many small arrays travel together. They have names, so ranks may call in any order.
 arrays = {f"layer{i}": np.full(1000, i + rank, dtype=np.float64) for i in range(10)}
 order = list(arrays) if rank % 2 == 0 else list(reversed(arrays))
 handles = {name: hvd.allreduce_async(arrays[name], name=name, op=hvd.Sum) for name in order}
@@ -30,7 +30,7 @@ rows = hvd.allgather(np.full((rank + 1, 2), rank, dtype=np.int64))
 assert rows.shape == (size * (size + 1) // 2, 2)
 assert np.array_equal(rows[:, 0], np.repeat(np.arange(size), np.arange(1, size + 1)))
 
-# Broadcast: everybody gets what the root has.
+# Broadcast: every rank gets the array of the root.
 seed = hvd.broadcast(np.array([42 if rank == 0 else 0]), root_rank=0)
 assert seed[0] == 42
 

@@ -4,8 +4,8 @@
     python examples/03_train_digits.py                             # the same program on one rank
     hvdlite-run -np 2 python examples/03_train_digits.py --data DIR   # MNIST or Fashion-MNIST: four IDX files in DIR
 
-By default it learns the 1797 digits that come with scikit-learn (8 x 8 pixels) and ends above 97 % test accuracy. The
-lines marked `hvdlite` are all that differs from a program for one process.
+By default it learns the 1797 digits of scikit-learn (8 x 8 pixels) and reaches more than 97 % test accuracy. A program
+for one process lacks only the lines marked `hvdlite`.
 """
 
 import argparse

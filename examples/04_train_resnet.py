@@ -1,14 +1,14 @@
-"""Trains a ResNet the way ImageNet is trained, with checkpoints, and goes on where it was stopped.
+"""Trains a ResNet with the recipe of ImageNet, writes checkpoints, and resumes from them.
 
     hvdlite-run -np 2 python examples/04_train_resnet.py                                 # small, a minute
-    hvdlite-run -np 2 python examples/04_train_resnet.py --checkpoint resnet.pt          # run it again: it goes on
+    hvdlite-run -np 2 python examples/04_train_resnet.py --checkpoint resnet.pt          # run it again to resume
     hvdlite-run -np 8 python examples/04_train_resnet.py --depth 50 --width 64 --image-size 224 --classes 1000 \\
         --samples 1281167 --batch-size 32 --epochs 90                                    # real sizes
 
-The images are made up, so that nothing has to be downloaded: each class has a pattern, and noise lies over it. What
-is as in a real program: the learning rate grows with the number of ranks and warms up, metrics are averaged over
-ranks, rank 0 alone writes the checkpoint, in one step, so that a job killed at any moment leaves a whole one. A job
-that was stopped and resumed ends with the same bits as one that was not (on as many ranks).
+The images are synthetic, so nothing is downloaded: each class has a pattern, with noise on top. The rest is as in a
+real program. The learning rate grows with the number of ranks and warms up. Metrics are averaged over ranks. Rank 0
+alone writes the checkpoint, in one step, so a job killed at any moment leaves a complete file. On the same number of
+ranks, a resumed job ends with the same bits as an uninterrupted one.
 """
 
 import argparse

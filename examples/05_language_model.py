@@ -1,15 +1,14 @@
-"""Learns to write like Python's standard library: a small transformer, in mixed precision, character by character.
+"""Trains a small transformer in mixed precision on the text of Python's standard library, character by character.
 
     hvdlite-run -np 2 python examples/05_language_model.py                        # a minute or two
     hvdlite-run -np 2 python examples/05_language_model.py --amp float16          # with a GradScaler
     hvdlite-run -np 8 python examples/05_language_model.py --text novel.txt --width 512 --layers 8 --heads 8 \\
         --length 512 --batch-size 16 --accumulate 4 --steps 20000                 # real sizes
 
-The training loop is the one for a single process: autocast, accumulation of gradients over several backward passes,
-unscaling, clipping and stepping need no extra calls. Gradients are averaged when the last pass of a step ends, so what
-is clipped, and what GradScaler looks at for infinities, is the average: all ranks clip alike and skip the same steps.
-A step uses ranks * accumulate batches, whoever computes them: one rank with --accumulate 4 learns what two ranks with
---accumulate 2 learn.
+The training loop is the one for a single process. Autocast, gradient accumulation, unscaling, clipping and stepping
+need no extra calls. Gradients are averaged when the last backward pass of a step ends. Clipping and GradScaler see the
+average, so all ranks clip by the same factor and skip the same steps. A step uses ranks * accumulate batches: one rank
+with --accumulate 4 learns the same as two ranks with --accumulate 2.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Two networks that compete, two optimizers: a GAN learns to draw the digits that come with scikit-learn.
+"""Trains a GAN, two networks with two optimizers, to draw the digits of scikit-learn.
 
     hvdlite-run -np 2 python examples/06_gan_digits.py
     hvdlite-run -np 4 python examples/06_gan_digits.py --epochs 400 --hidden 512
 
-Each optimizer is wrapped and nothing else: the two may have parameters of the same names (`0.weight`, ...), and the
-backward pass of one network may go through the other, whose gradients are thrown away by zero_grad() as usual.
+Only the optimizers are wrapped. Their parameters may have the same names (`0.weight`, ...). The backward pass of one
+network may go through the other, whose gradients zero_grad() discards as usual.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def train(args: argparse.Namespace) -> None:
     artist = hvd.DistributedOptimizer(artist, named_parameters=draws.named_parameters())
     critic = hvd.DistributedOptimizer(critic, named_parameters=judges.named_parameters())
 
-    torch.manual_seed(args.seed + 1 + hvd.rank())  # every rank draws from noise of its own
+    torch.manual_seed(args.seed + 1 + hvd.rank())  # every rank has its own noise
     tell_apart = F.binary_cross_entropy_with_logits
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
@@ -81,7 +81,7 @@ def train(args: argparse.Namespace) -> None:
 
             artist.zero_grad()
             fooled = tell_apart(judges(drawn), yes)
-            fooled.backward()  # goes through the critic's network, too
+            fooled.backward()  # also goes through the critic's network
             artist.step()
             losses += torch.stack([judged.detach(), fooled.detach()]) / len(loader)
         losses = hvd.allreduce(losses, name="losses")

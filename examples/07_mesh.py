@@ -1,4 +1,4 @@
-"""Splits a network two ways: its data over one axis of a mesh of ranks, its layers over the other.
+"""Splits a network over a mesh of ranks: the data along one axis, the layers along the other.
 
     hvdlite-run -np 4 python examples/07_mesh.py                      # 2 x 2 ranks
     hvdlite-run -np 4 python examples/07_mesh.py --check              # compare with the same training in one process
@@ -8,9 +8,9 @@ Mesh(dp=2, tp=2) puts 4 ranks on a grid:     tp 0      tp 1
                                       dp 0   rank 0    rank 1     one half of the batch
                                       dp 1   rank 2    rank 3     the other half
 
-The hidden units are divided along tp: each rank computes its share of them and a part of the scores, and an allreduce
-along tp, which gradients flow back through, makes the parts whole. Gradients are averaged along dp, between ranks that
-hold the same share: a DistributedOptimizer on that process set does it.
+The hidden units are divided along tp. Each rank computes its share of them and a part of the scores. An allreduce along
+tp adds the parts, and gradients flow back through it. A DistributedOptimizer on the process set of dp averages
+gradients between the ranks that hold the same share.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def train(args: argparse.Namespace) -> None:
         mine = batch.chunk(args.dp)[dp.rank()]
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x[mine]), y[mine])
-        # All ranks of tp have this loss, and gradients are those of the sum of all ranks' losses: count it once.
+        # All ranks of tp have this loss. Gradients are those of the sum over ranks, so the loss counts once.
         (loss / args.tp).backward()
         optimizer.step()
         if step % (len(batches) // 4) == 0:

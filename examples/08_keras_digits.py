@@ -1,10 +1,11 @@
-"""Keras on digits: `model.fit` on each rank's part of the data, gradients averaged, metrics of all ranks.
+"""Trains digits with Keras: `model.fit` on each rank's part of the data, with averaged gradients and metrics.
 
     hvdlite-run -np 2 python examples/08_keras_digits.py
     hvdlite-run -np 2 python examples/08_keras_digits.py --precision mixed_float16
     KERAS_BACKEND=torch hvdlite-run -np 2 python examples/08_keras_digits.py
 
-The learning rate is that of one rank times the number of ranks, reached in the first epoch. Rank 0 saves the best.
+The learning rate is that of one rank times the number of ranks, and is reached in the first epoch. Rank 0 saves the
+best model.
 """
 
 import argparse
@@ -32,7 +33,7 @@ def main():
     order = np.random.RandomState(0).permutation(len(images))  # the same on every rank
     images, labels = (images[order] / 16).astype("float32"), labels[order]
     held_out = 360
-    mine = slice(hvd.rank(), len(images) - held_out, hvd.size())  # every size-th row; all ranks as many
+    mine = slice(hvd.rank(), len(images) - held_out, hvd.size())  # every size-th row; the same number on all ranks
     count = (len(images) - held_out) // hvd.size()
 
     model = keras.Sequential(

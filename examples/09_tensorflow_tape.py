@@ -1,9 +1,9 @@
-"""A training loop of one's own in TensorFlow: a distributed tape inside tf.function.
+"""A custom training loop in TensorFlow, with a distributed tape inside tf.function.
 
     hvdlite-run -np 2 python examples/09_tensorflow_tape.py
 
-Starting a gradient's allreduce and waiting for it are two nodes of the graph, so gradients travel while backward goes
-on.
+The start of a gradient's allreduce and the wait for it are two nodes of the graph, so gradients travel during
+backward.
 """
 
 import argparse

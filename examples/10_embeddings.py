@@ -1,11 +1,10 @@
-"""Embeddings in TensorFlow: gradients of a table are its rows that a batch has touched, and travel as that.
+"""Trains embeddings in TensorFlow with sparse gradients: only the rows that a batch touches travel.
 
     hvdlite-run -np 2 python examples/10_embeddings.py
     hvdlite-run -np 2 python examples/10_embeddings.py --sparse-as-dense
 
-Words of a made-up language come in pairs: word 2k is followed by 2k + 1. A table of embeddings and a linear layer learn
-to say which word follows. With tf.IndexedSlices each rank sends the rows of its words; dense, it would send the whole
-table.
+The text is synthetic: word 2k is followed by word 2k + 1. A table of embeddings and a linear layer learn to predict the
+next word. With tf.IndexedSlices each rank sends the rows of its words. With dense gradients it sends the whole table.
 """
 
 import argparse
@@ -38,7 +37,7 @@ def main():
             loss = tf.reduce_mean(losses)
         tape = hvd.DistributedGradientTape(tape, sparse_as_dense=args.sparse_as_dense)
         of_table, of_linear = tape.gradient(loss, [table, linear])
-        if isinstance(of_table, tf.IndexedSlices):  # every rank's rows; those of one word add up
+        if isinstance(of_table, tf.IndexedSlices):  # the rows of every rank; rows of the same word are added
             table.scatter_sub(tf.IndexedSlices(20.0 * of_table.values, of_table.indices))
         else:
             table.assign_sub(20.0 * of_table)

@@ -1,10 +1,10 @@
-"""Trains with PyTorch's own DistributedDataParallel; hvdlite carries what the ranks exchange.
+"""Trains with PyTorch's own DistributedDataParallel, with hvdlite as the backend.
 
     hvdlite-run -np 2 python examples/11_ddp_backend.py
     hvdlite-run -np 2 python examples/11_ddp_backend.py gloo      # the same program, the same weights, over Gloo
-    torchrun --nproc-per-node 2 examples/11_ddp_backend.py        # torchrun starts it as well
+    torchrun --nproc-per-node 2 examples/11_ddp_backend.py        # started by torchrun
 
-The only word of hvdlite is the name of the backend. Both backends add the gradients of two ranks in one order, so both
+The name of the backend is the only change. Both backends add the gradients of two ranks in the same order, so both
 print the same loss to the last digit.
 """
 

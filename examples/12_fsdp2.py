@@ -1,10 +1,10 @@
 """Shards a small transformer over the ranks with PyTorch's fully_shard (FSDP2), and saves and loads it halfway.
 
     hvdlite-run -np 2 python examples/12_fsdp2.py
-    hvdlite-run -np 4 python examples/12_fsdp2.py checkpoint     # a folder that stays (on several hosts: a shared one)
+    hvdlite-run -np 4 python examples/12_fsdp2.py checkpoint     # a permanent folder (on several hosts: shared)
 
-It learns the text of tempfile.py of Python's standard library, byte by byte. Each rank holds its shard of the
-parameters and of the optimizer's state. Halfway all write one torch.distributed.checkpoint, and a new model reads it.
+The text is tempfile.py of Python's standard library, byte by byte. Each rank holds its shard of the parameters and of
+the optimizer's state. Halfway, all ranks write one torch.distributed.checkpoint, and a new model reads it.
 """
 
 import sys

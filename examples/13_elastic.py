@@ -1,13 +1,13 @@
-"""Trains on handwritten digits while ranks come and go: kill one, and the others go on from the last commit.
+"""Trains on handwritten digits while ranks come and go: if one is killed, the others continue from the last commit.
 
     hvdlite-run -np 3 --min-np 1 python examples/13_elastic.py
     hvdlite-run -np 3 --min-np 1 --blacklist-cooldown-range 0 0 python examples/13_elastic.py --epochs 60 --lose 2
     hvdlite-run -np 3 --min-np 1 python examples/13_elastic.py --saved digits.state
 
-In the second form rank 2 kills itself on the way, the others go on, and a new process takes its place as soon as it is
-ready (without the flag the host would get none for 5 seconds). In the third form the state is also kept in a file: a
-job that was ended (by Ctrl-C, or the time limit of a cluster) goes on from its last commit when it is started again.
-What differs from 03_train_digits.py is marked `elastic`.
+In the second form rank 2 kills itself and the others continue. A new process takes its place as soon as it is ready.
+Without the flag the host gets no new process for 5 seconds. In the third form the state is also kept in a file. A job
+that Ctrl-C or the time limit of a cluster ended resumes from its last commit when it is started again. Lines that
+differ from 03_train_digits.py are marked `elastic`.
 """
 
 import argparse
@@ -47,19 +47,19 @@ def load() -> "tuple[TensorDataset, TensorDataset]":
 
 def main() -> None:
     args = arguments()
-    hvd.init()  # elastic: a process that comes later does not wait here, it gets ready beside the others
+    hvd.init()  # elastic: a process that joins later does not wait here
     torch.manual_seed(1)
     train_set, test_set = load()
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.Adam(model.parameters(), lr=args.lr), named_parameters=model.named_parameters()
     )
-    sampler = hvd.elastic.ElasticSampler(train_set)  # elastic: deals what is left of the epoch to the ranks there are
+    sampler = hvd.elastic.ElasticSampler(train_set)  # elastic: divides the rest of the epoch among the current ranks
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, batch=0, lost=False)
     if args.saved:
-        state.save_to(args.saved)  # elastic: a job that is started again goes on from here
+        state.save_to(args.saved)  # elastic: a restarted job resumes from this file
 
-    @hvd.elastic.run  # elastic: called again by those that are left, with the state of the last commit
+    @hvd.elastic.run  # elastic: the remaining ranks call it again, with the last commit
     def train(state: hvd.elastic.TorchState) -> None:
         while state.epoch < args.epochs:
             batch_size = max(1, args.batch_size // hvd.size())  # elastic: the global batch stays
@@ -71,10 +71,10 @@ def main() -> None:
                 sampler.record_batch(number, batch_size)  # elastic
                 state.batch += 1
                 if state.batch % 5 == 0:
-                    state.commit()  # elastic: what was done since would be done again
+                    state.commit()  # elastic: after a failure, work since the last commit is repeated
                 if args.lose >= 0 and state.batch == 62 and not state.lost:
                     state.lost = True
-                    state.commit()  # so that it is done once
+                    state.commit()  # so the kill is not repeated
                     if hvd.rank() == args.lose:
                         os.kill(os.getpid(), signal.SIGKILL)
             state.epoch += 1

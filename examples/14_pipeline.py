@@ -1,4 +1,4 @@
-"""Trains a GPT that is cut three ways: its layers into stages, each layer over ranks, the batch over copies.
+"""Trains a GPT that is divided three ways: layers into stages, each layer over ranks, the batch over copies.
 
     hvdlite-run -np 8 python examples/14_pipeline.py                  # 2 copies x 2 stages x 2 parts of each layer
     hvdlite-run -np 4 python examples/14_pipeline.py                  # 1 x 2 x 2
@@ -10,8 +10,9 @@ Mesh(dp=2, pp=2, tp=2) puts 8 ranks on a grid:         stage 0          stage 1
                                               copy 0   ranks 0 and 1    ranks 2 and 3
                                               copy 1   ranks 4 and 5    ranks 6 and 7
 
-A copy learns from its own batch, in micro-batches that go through the stages one behind the other. The two ranks of a
-stage have half of each layer. The text is source code of Python's own library; the model learns its next character.
+A copy learns from its own batch, in micro-batches that pass through the stages one after the other. Each of the two
+ranks of a stage has half of each layer. The text is source code of Python's own library, and the model learns its next
+character.
 """
 
 import argparse

@@ -1,16 +1,16 @@
-"""Cuts axial attention over ranks: the cut moves from one axis to the other, while something else is computed.
+"""Divides axial attention over ranks: the cut moves from one axis to the other during other computation.
 
-    hvdlite-run -np 4 python examples/15_axial_attention.py             # cut over 4 ranks, how long it takes
+    hvdlite-run -np 4 python examples/15_axial_attention.py             # cut over 4 ranks, with the time
     hvdlite-run -np 4 python examples/15_axial_attention.py --check     # compare with one process, and count bytes
     hvdlite-run -np 4 python examples/15_axial_attention.py --check --wrong
 
-It is the dynamic axial parallelism of FastFold, which folds proteins. There are two representations: m (sequences,
-residues, c) and z (residues, residues, c). Each rank has a part of their rows. Attention along a row needs no other
-rank; then the cut moves to the other axis, and so does attention along a column. Parameters are on all ranks, and their
-gradients are summed.
+This is the dynamic axial parallelism of FastFold, a model of protein folding. There are two representations: m
+(sequences, residues, c) and z (residues, residues, c). Each rank has a part of their rows. Attention along a row needs
+no other rank. Then the cut moves to the other axis, and attention along a column needs no other rank either. Parameters
+are on all ranks, and their gradients are summed.
 
-What is gathered meets something that is cut, so each rank's gradient for it is a part of a sum: from_sequence adds the
-parts. With --wrong it is gather_from, which keeps the rank's own part only, and gradients are wrong.
+A gathered tensor meets a tensor that is cut, so each rank's gradient for it is a part of a sum. from_sequence adds the
+parts. With --wrong the program uses gather_from, which keeps the rank's own part only, and the gradients are wrong.
 """
 
 import argparse
@@ -116,11 +116,11 @@ def check(args: argparse.Namespace, model: Axial, whole: Axial, results: tuple, 
     s, r, c = args.sequences, args.residues, args.width
     switched = 2 * (s * r * c + r * r * c) // n  # m and z, each there and back
     gathered = (Attention.HEADS * r * r + 4 * s * r) // n
-    told = 4 * n + 2  # how many rows come: from each rank of a switch, and in a gather
+    counts = 4 * n + 2  # numbers of rows that arrive: from each rank of a switch, and in a gather
     if me == 0:
         print(f"results differ from those of one process by {off:.1e}, gradients by {wrong:.1e} of the largest")
     if me == 0 and n > 1:
-        print(f"elements of a forward: counted {counted}, expected {switched + gathered + told}")
+        print(f"elements of a forward: counted {counted}, expected {switched + gathered + counts}")
         print(f"4 switches move {switched * 4 * (n - 1) // n} bytes off each rank: (n - 1) / n of its parts")
 
 

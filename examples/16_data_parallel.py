@@ -1,18 +1,18 @@
-"""What torch.nn.DataParallel does in a step, over ranks, and what it costs beside DistributedOptimizer.
+"""Performs the step of torch.nn.DataParallel over ranks, and compares its cost with DistributedOptimizer.
 
     hvdlite-run -np 4 python examples/16_data_parallel.py
-    hvdlite-run -np 4 --plane p2p python examples/16_data_parallel.py     # and what has gone through streams
+    hvdlite-run -np 4 --plane p2p python examples/16_data_parallel.py     # also prints the bytes on streams
 
 Its six steps, with rank 0 in the middle:
 
-    1 scatter the inputs        4 gather the outputs; rank 0 makes the loss
+    1 scatter the inputs        4 gather the outputs; rank 0 computes the loss
     2 broadcast the parameters  5 scatter the gradients of the outputs
     3 forward on all ranks      6 backward on all ranks; gradients are summed on rank 0, whose optimizer alone steps
 
-The weights are the same, bit by bit. But rank 0 sends and receives all of it n - 1 times, as long as it deals with each
-rank itself, and the others wait. In an allreduce every rank sends and receives 2 (n - 1) / n of the gradients. The core
-does so with large tensors (try --hidden 4000), and passes what rank 0 sends on from rank to rank; small ones go to all
-others at once, which are more bytes in fewer messages.
+The weights are the same, bit by bit. But if rank 0 serves each rank itself, it sends and receives everything n - 1
+times, and the others wait. In an allreduce every rank sends and receives 2 (n - 1) / n of the gradients. The core does
+this with large tensors (try --hidden 4000), and forwards the data of rank 0 from rank to rank. Small tensors go to all
+others at once: more bytes in fewer messages.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def main() -> None:
         through = [(b - a) // STEPS for a, b in zip(before, crossed())]
         if hvd.rank() == 0:
             print(f"{name}: rank 0 sends {sent:,} bytes a step and receives {received:,}: {sent + received:,}")
-            if any(through):  # headers and votes are in them
+            if any(through):  # includes headers and votes
                 print(f"{name}: through the streams of rank 0 went {through[0]:,} and {through[1]:,}")
     if hvd.rank() == 0:
         apart = max((a - b).abs().max().item() for a, b in zip(models[0].parameters(), models[1].parameters()))

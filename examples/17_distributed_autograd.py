@@ -1,17 +1,17 @@
-"""Gradients through remote calls, and an optimizer whose parameters live on several ranks: torch and hvd.rpc alone.
+"""Computes gradients through remote calls, with parameters on several ranks: torch and hvd.rpc alone.
 
-    hvdlite-run -np 3 python examples/17_distributed_autograd.py             # rank 0 trains what ranks 1 and 2 hold
+    hvdlite-run -np 3 python examples/17_distributed_autograd.py             # rank 0 trains the layers of ranks 1 and 2
     hvdlite-run -np 3 python examples/17_distributed_autograd.py --check     # and compares it with one process
 
-A call through a part of the model is one node of the caller's graph. Its forward runs on the part's owner, which keeps
-its own graph; its backward asks the owner to go backward through what it has kept. So `loss.backward()` crosses ranks
-as often as the loss did, also where paths part and meet again:
+A call through a part of the model is one node of the caller's graph. Its forward runs on the owner of the part, which
+keeps its own graph. Its backward asks the owner to run backward through that graph. So `loss.backward()` crosses ranks
+as often as the loss did, also where paths divide and join:
 
     chain    x -> [1] -> [2] -> loss          diamond    x -> [1] -> [2] --+-> loss
                                                               \\-> x2 -> [2] -/
 
-Two losses are under way at once here, in two threads. They share parameters, so gradients are kept for each Pass by
-itself. A step goes to all owners at the same time, and each steps its own parameters: they never travel.
+Two threads compute two losses at once. They share parameters, so each Pass keeps its own gradients. A step goes to all
+owners at the same time, and each owner steps its own parameters. Parameters never travel.
 """
 
 import argparse
@@ -162,7 +162,7 @@ def main():
     hvd.rpc.start()
     if hvd.rank() == 0:
         train(args)
-    hvd.rpc.serve()  # until all are here
+    hvd.rpc.serve()  # until all ranks are here
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Will a user click? Embeddings whose rows lie on servers, and a tower of dense layers on allreduce, in one step.
+"""Predicts clicks: embeddings with their rows on servers and dense layers with allreduce, in one step.
 
     hvdlite-run -np 2 --servers 2 python examples/18_click_through.py
     hvdlite-run -np 2 --servers 2 python examples/18_click_through.py --staleness none --replicas 2 --save /data/clicks
     hvdlite-run -np 2 --servers 2 python examples/18_click_through.py --rows 2000000 --dim 64 --limit-mb 300
 
-The logs are planted: a line has an id in each of six fields, some ids in most lines and most in few (Zipf's law). Each
-id has a hidden weight; the sum of a line's, and a product of two, is the logit of its click. So it is known that there
-is something to learn, and a model that says the same of every line has an AUC of 0.5.
+The logs are synthetic. A line has one id in each of six fields. Few ids are frequent and most are rare (Zipf's law).
+Each id has a hidden weight. The logit of a click is the sum of the line's weights, plus a product of two of them. A
+model that predicts the same value for every line has an AUC of 0.5.
 
-A rank pulls the rows of its batch and pushes their gradients; nothing else of the table comes to it. --limit-mb shows
-that: the rank then cannot take as much memory as the table needs. Only servers that hold rows have to.
+A rank pulls the rows of its batch and pushes their gradients. It receives nothing else of the table. --limit-mb shows
+this: it limits the memory of each rank, also to less than the table needs. Only the servers hold the table.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def train(model: ClickThrough, table: hvd.ps.Table, steps: int, batch: int) -> N
         loss = F.binary_cross_entropy_with_logits(model(ids), clicks)
         loss.backward()  # pushes rows while allreduce averages the tower's gradients
         optimizer.step()
-        table.step()  # this rank's step is over
+        table.step()  # ends this rank's step
         losses.append(loss.item())
         if step % TOLD == 0 or step == steps:
             mean = hvd.allreduce(torch.tensor(losses).mean())
@@ -141,7 +141,7 @@ def main() -> None:
     if hvd.rank() == 0:
         print("dense layers equal on all ranks", flush=True)
     if args.save:
-        table.save(args.save)  # rows with Adagrad's state; the folder is there then
+        table.save(args.save)  # rows with Adagrad's state; creates the folder
         if hvd.rank() == 0:
             torch.save(model.state_dict(), f"{args.save}/tower.pt")
 

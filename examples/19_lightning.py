@@ -1,7 +1,7 @@
-"""Trains with Lightning's Trainer; hvdlite carries what the ranks exchange, and tells what each step cost.
+"""Trains with Lightning's Trainer: hvdlite is the backend, and logs the cost of each step.
 
     hvdlite-run -np 2 python examples/19_lightning.py
-    torchrun --nproc-per-node 2 examples/19_lightning.py          # torchrun starts it as well, and so does Lightning:
+    torchrun --nproc-per-node 2 examples/19_lightning.py          # started by torchrun, or by Lightning itself:
     python examples/19_lightning.py
 
 It needs Lightning: pip install "hvdlite[trainers]" scikit-learn

@@ -1,9 +1,9 @@
-"""Trains with Hugging Face Accelerate; hvdlite carries what the ranks exchange, and tells what each step cost.
+"""Trains with Hugging Face Accelerate: hvdlite is the backend, and logs the cost of each step.
 
     hvdlite-run -np 2 python examples/20_accelerate.py
     torchrun --nproc-per-node 2 examples/20_accelerate.py
 
-Two lines are of hvdlite: the process group is made before the first Accelerator, which takes the one that is there.
+Two lines belong to hvdlite. The process group is made before the first Accelerator, which uses the existing group.
 It needs Accelerate: pip install "hvdlite[trainers]" scikit-learn
 """
 

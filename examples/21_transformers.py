@@ -1,10 +1,10 @@
-"""Trains a tiny language model with transformers' Trainer; hvdlite carries what the ranks exchange.
+"""Trains a tiny language model with transformers' Trainer, with hvdlite as the backend.
 
     hvdlite-run -np 2 python examples/21_transformers.py
     torchrun --nproc-per-node 2 examples/21_transformers.py
 
-The model is made from its configuration, nothing is downloaded: it learns to count on, modulo 32, from where a row
-begins. It needs transformers and Accelerate: pip install "hvdlite[trainers]"
+The model is made from its configuration, so nothing is downloaded. It learns to count, modulo 32, from the first number
+of a row. It needs transformers and Accelerate: pip install "hvdlite[trainers]"
 """
 
 import tempfile

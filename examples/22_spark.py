@@ -1,11 +1,11 @@
-"""Trains a small network on real handwritten digits on Spark: a function of yours on all ranks, and an estimator.
+"""Trains a small network on handwritten digits on Spark: by a function on all ranks, and by an estimator.
 
     python examples/22_spark.py           # Spark on this machine, two tasks at a time
     spark-submit examples/22_spark.py     # on your cluster
 
-Both learn the 1797 digits that come with scikit-learn (8 x 8 pixels) and end above 97 % test accuracy. `run` calls a
-function that you could also start by hvdlite-run; TorchEstimator takes a DataFrame, and gives a model that adds a
-column of predictions to another one.
+Both learn the 1797 digits of scikit-learn (8 x 8 pixels) and reach more than 97 % test accuracy. `run` calls a function
+that hvdlite-run could also start. TorchEstimator takes a DataFrame and returns a model. The model adds a column of
+predictions to a DataFrame.
 """
 
 import tempfile
@@ -88,7 +88,7 @@ def main():
     spark = SparkSession.builder.getOrCreate()
     accuracy, _ = hvdlite.spark.run(train, [25], num_proc=2)[0]
     print(f"run: {accuracy:.2%} of the test set")
-    with tempfile.TemporaryDirectory() as folder:  # on a cluster: a folder that all of it sees
+    with tempfile.TemporaryDirectory() as folder:  # on a cluster: a shared folder
         print(f"TorchEstimator: {estimate(spark, folder):.2%} of the test set")
     spark.stop()
 

@@ -1,12 +1,12 @@
-"""Digits on workers of Ray: the training function of any job, called by RayExecutor or by a trainer of Ray Train.
+"""Trains digits on workers of Ray: RayExecutor or a trainer of Ray Train calls the training function.
 
     pip install "hvdlite[ray,torch]" scikit-learn
     python examples/23_ray.py                 # starts a cluster of Ray on this machine
     python examples/23_ray.py --train         # Ray Train
     ray job submit --address ... -- python examples/23_ray.py --address auto --workers 8 --gpu
 
-The cluster is Ray's: it decides which machines the workers run on. Each worker calls `train`, which is what it would be
-under hvdlite-run.
+Ray decides on which machines the workers run. Each worker calls `train`, which is the same function as under
+hvdlite-run.
 """
 
 import argparse

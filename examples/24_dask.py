@@ -1,10 +1,11 @@
-"""A model on what a Dask cluster has prepared: each worker trains on the partitions that it holds.
+"""Trains a model on data that a Dask cluster has prepared: each worker trains on the partitions that it holds.
 
     pip install "hvdlite[dask]" scikit-learn
     python examples/24_dask.py                               # starts a cluster of two processes on this machine
-    python examples/24_dask.py --scheduler tcp://head:8786   # one that is there
+    python examples/24_dask.py --scheduler tcp://head:8786   # an existing cluster
 
-Softmax regression of the digits in NumPy: Dask scales the images, and `run` makes each worker process a rank.
+The model is softmax regression of the digits in NumPy. Dask scales the images, and `run` makes each worker process a
+rank.
 """
 
 import argparse

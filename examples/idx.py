@@ -1,8 +1,8 @@
-"""Reads the IDX files that MNIST and Fashion-MNIST come as, plain or gzipped.
+"""Reads the IDX files of MNIST and Fashion-MNIST, plain or gzipped.
 
-The format, in full: two zero bytes, one byte for the type (8: unsigned bytes), one byte for the number of dimensions,
-each dimension as a 32-bit big-endian number, then the values. A file that is anything else is refused with its name
-and what is wrong with it.
+A file has two zero bytes, one byte for the type (8: unsigned bytes), and one byte for the number of dimensions. Then
+each dimension follows as a 32-bit big-endian number, and then the values. Any other file raises an error with its name
+and the defect.
 """
 
 import gzip

@@ -73,7 +73,7 @@ def run(
     """
     distributed = driven.library("distributed", "dask")
     if not isinstance(client, distributed.Client) or client.asynchronous:
-        raise TypeError(f"run() needs a client of distributed, and not an asynchronous one: {client!r} [HVD244]")
+        raise TypeError(f"run() needs a synchronous client of distributed, not {client!r} [HVD244]")
     call, given = driven.call_of(fn, args, kwargs), driven.variables(env)
     chosen = _chosen(client, num_proc, workers)
     meeting = driven.Meeting(len(chosen), _address(distributed, chosen), start_timeout)

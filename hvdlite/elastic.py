@@ -490,8 +490,8 @@ def reset() -> None:
     """
     if not _member.is_elastic():
         raise HvdNotYetError(
-            "the ranks of this job cannot change: start it with hvdlite-run --min-np N, or start it again from its "
-            "last checkpoint; the exception above says what happened. [HVD246]"
+            "the number of ranks of this job is fixed: start it with hvdlite-run --min-np N, or restart it from its "
+            "last checkpoint; the exception above has the reason. [HVD246]"
         )
     _life.shutdown()
     _life.init()
@@ -520,8 +520,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         HvdStateError: when called, a part of the state cannot be sent, or the file of ``State.save_to`` does not fit.
         HvdTimeoutError: when called, a collective exceeded its own ``timeout``. In a job that is not elastic also the
             limit of the job.
-        SystemExit: when called, this rank was removed (code 0), or the job was preempted (75 if the file of
-            ``State.save_to`` has the last commit, else 74).
+        SystemExit: this rank was removed (code 0), or the job was preempted. The code is then 75 if the file of
+            ``State.save_to`` has the last commit, else 74.
 
     Example:
         >>> @hvd.elastic.run

@@ -24,7 +24,7 @@ SUPERSEDED = {
     "DYNAMIC_PROCESS_SETS": "process sets can be added at any time",
     "MPI_THREADS_DISABLE": "MPI is started for threads anyway",
     "NUM_NCCL_STREAMS": "chosen at run time",
-    "THREAD_AFFINITY": "the engine's thread runs where its rank does; --bind-to says where that is",
+    "THREAD_AFFINITY": "the engine's thread runs on the CPUs of its rank, which --bind-to sets",
     "LOG_LEVEL": "log levels come with a later version",
     "LOG_HIDE_TIME": "log levels come with a later version",
     "SECRET_KEY": "hvdlite-run makes a secret of its own",

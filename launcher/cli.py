@@ -48,28 +48,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hvdlite-run",
         usage="hvdlite-run -np N [options] command [arguments]",
-        description="Starts N ranks of a script, on one host or several, and ends with the code of the first to fail.",
-        epilog="The command starts at the first word that is no option: hvdlite-run -np 2 python train.py --lr 0.1; "
-        "hvdlite-run doctor [-H hosts] [--measure] says whether a job will run, and what to do if not",
+        description="Start N ranks of a script on one or several hosts. The first failed rank decides the exit code.",
+        epilog="The command starts at the first word without a dash: hvdlite-run -np 2 python train.py --lr 0.1. "
+        "hvdlite-run doctor [-H hosts] [--measure] checks whether a job will run, and prints remedies.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("-np", "-n", "--num-proc", dest="np", metavar="N", help="number of ranks")
-    add("-H", "--hosts", dest="hosts", metavar="HOST:SLOTS,...", help="where ranks run, over ssh: a:4,b:4")
-    add("-hostfile", "--hostfile", dest="hostfile", metavar="FILE", help="the same from a file, `host slots=N` a line")
-    add("--as-horovod", dest="as_horovod", action="store_true", help="`import horovod` in the ranks means hvdlite")
-    add("--gloo", action="store_true", help="use the built-in transport (what this version always does)")
-    add("--verbose", action="store_true", help="tell what is started, with which environment, and how it ends")
-    add("-cb", "--check-build", dest="check", action="store_true", help="show which frameworks and libraries are found")
-    add("--measure", action="store_true", help="with the word doctor as command: also how fast hosts reach each other")
-    add("-v", "--version", dest="version", action="store_true", help="show the version")
+    add("-H", "--hosts", dest="hosts", metavar="HOST:SLOTS,...", help="hosts and slots, reached over ssh: a:4,b:4")
+    add("-hostfile", "--hostfile", dest="hostfile", metavar="FILE", help="file of hosts, one line `host slots=N` each")
+    add("--as-horovod", dest="as_horovod", action="store_true", help="`import horovod` in the ranks imports hvdlite")
+    add("--gloo", action="store_true", help="use the built-in transport (the default)")
+    add("--verbose", action="store_true", help="print the processes that are started, their environment and their end")
+    add("-cb", "--check-build", dest="check", action="store_true", help="print the frameworks and libraries found")
+    add("--measure", action="store_true", help="with the command doctor: also measure the connections between hosts")
+    add("-v", "--version", dest="version", action="store_true", help="print the version")
     flags.add_control(add)
     flags.add_output(parser.add_argument_group("output of the ranks").add_argument)
-    dashboard.add_flags(parser.add_argument_group("a page that shows the job").add_argument)
+    dashboard.add_flags(parser.add_argument_group("dashboard").add_argument)
     places.add_flags(parser.add_argument_group("several hosts").add_argument)
-    elastic_flags.add_flags(parser.add_argument_group("ranks that come and go").add_argument)
-    mpi.add_flags(parser.add_argument_group("an MPI's own launcher").add_argument)
-    horovods.add_flags(parser.add_argument_group("of horovodrun").add_argument)
+    elastic_flags.add_flags(parser.add_argument_group("elastic jobs").add_argument)
+    mpi.add_flags(parser.add_argument_group("MPI").add_argument)
+    horovods.add_flags(parser.add_argument_group("options of horovodrun").add_argument)
     config.add_flags(parser.add_argument_group("options of the library"))
     flags.add_obsolete(parser)
     return parser

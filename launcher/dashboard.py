@@ -27,8 +27,8 @@ class DashboardError(ValueError):
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Those of the page."""
-    add("--dashboard", action="store_true", help="serve a page that shows the job while it runs, on this machine only")
-    add("--dashboard-port", dest="dashboard_port", metavar="P", help="serve it at this port; by default any free one")
+    add("--dashboard", action="store_true", help="serve a page that shows the running job, on this machine only")
+    add("--dashboard-port", dest="dashboard_port", metavar="P", help="port of that page; default: a free port")
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def _elastic(plan: Plan) -> str:
     source = "the command line" if script is None else "--host-discovery-script, for now"
     listed = ", ".join(f"{host.name}:{host.slots}" for host in plan.elastic.listed)
     short = f"; the job waits for {terms.min_np} slots" if len(plan.slots) < terms.min_np else ""
-    return f"ranks that come and go: at least {terms.min_np}, at most {most}; hosts of {source}: {listed}{short}"
+    return f"elastic job: at least {terms.min_np}, at most {most}; hosts of {source}: {listed}{short}"
 
 
 def _pairs(values: Mapping[str, str]) -> str:

@@ -216,7 +216,7 @@ class Ending:
             end += " without hvd.shutdown()"
         if self._stopped and self.abort is not None:
             own = self.abort.reporter == culprit
-            end = "failed, was stopped while it was ending" if own else "did not end by itself, was stopped"
+            end = "failed, and was stopped before it ended" if own else "did not end by itself and was stopped"
         code = self.codes.get(culprit, 0)
         return blamed(self._told(f"{self.who(culprit)} {end}", culprit, code), code)
 

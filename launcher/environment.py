@@ -27,7 +27,7 @@ _OF_HOST = re.compile(
     r"SLURM_(CONF$|CLUSTER_NAME$|JOB|ARRAY_|SUBMIT_|RESTART_COUNT$)"
 )
 THREADS_NOTE = (
-    "OMP_NUM_THREADS=1 is set for each of {} ranks, so that they do not fight for the CPUs; set it yourself to tune it"
+    "OMP_NUM_THREADS=1 is set for each of {} ranks, because they share the CPUs; set it yourself to change it"
 )
 
 

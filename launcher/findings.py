@@ -42,7 +42,7 @@ def of_facts(facts: Facts, slots: Mapping[str, int]) -> list[Finding]:
     found += _alike(facts, "hvdlite", lambda f: f["hvdlite"], lambda best: f"pip install hvdlite=={best}")
     for host, each in facts.items():
         if each["core"] is not None:
-            found.append(Finding(FAILURE, host, f"the compiled core: {each['core']}", "pip install hvdlite anew there"))
+            found.append(Finding(FAILURE, host, f"the compiled core: {each['core']}", "pip install hvdlite again"))
     for title in dict.fromkeys(title for each in facts.values() for title in each["frameworks"]):
         if any(each["frameworks"].get(title) for each in facts.values()):
             found += _alike(facts, title, lambda f, t=title: f["frameworks"].get(t), lambda v, t=title: _install(t, v))
@@ -55,7 +55,7 @@ def of_facts(facts: Facts, slots: Mapping[str, int]) -> list[Finding]:
 
 
 def _python_fix(best: str) -> str:
-    return f"hosts need one Python {best}, at the same path"
+    return f"install Python {best} at the same path on all hosts"
 
 
 def _install(title: str, version: str) -> str:
@@ -90,13 +90,13 @@ def _gpus(facts: Facts) -> list[Finding]:
     counts = {host: (len(each["gpus"]), each["gpus"][0] if each["gpus"] else "") for host, each in facts.items()}
     if len(set(counts.values())) == 1:
         number, model = next(iter(counts.values()))
-        text = f"{number} GPU{'s' if number > 1 else ''} ({model})" if number else "no GPU: tensors of the CPU only"
+        text = f"{number} GPU{'s' if number > 1 else ''} ({model})" if number else "no GPU: only tensors on the CPU"
         found = [Finding(WELL, _together(list(facts), facts), text)]
     else:
         text = "hosts differ in GPUs: " + ", ".join(
             f"{host} {n} {model}".strip() for host, (n, model) in counts.items()
         )
-        fix = "ranks of a job should have alike devices: leave hosts out, or check the driver (nvidia-smi)"
+        fix = "use hosts with the same devices, or check the driver (nvidia-smi)"
         found = [Finding(WARNING, _together(list(facts), facts), text, fix)]
     for host, each in facts.items():
         if each["gpus"] and each["libraries"]["NCCL"] is None:
@@ -123,7 +123,7 @@ def _limits(host: str, facts: Mapping[str, Any], slots: int) -> list[Finding]:
         fix = "mount it: mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
         found.append(Finding(WARNING, host, "/dev/shm cannot be written: data loaders with workers need it", fix))
     elif shm[1] < SHARED_MIN:
-        text = f"/dev/shm has {shm[1] >> 20} MB free of {shm[0] >> 20}: little for data loaders with workers"
+        text = f"/dev/shm has {shm[1] >> 20} MB free of {shm[0] >> 20}: too little for data loaders with workers"
         fix = "docker run --shm-size=2g (or --ipc=host); mount -o remount,size=2g /dev/shm; remove old files there"
         found.append(Finding(WARNING, host, text, fix))
     need = FILES_REST + FILES_OF_RANK * slots
@@ -133,9 +133,9 @@ def _limits(host: str, facts: Mapping[str, Any], slots: int) -> list[Finding]:
         found.append(Finding(FAILURE, host, f"open files: {soft}; {slots} ranks may need {need}", limit))
     if facts["ports"] < PORTS_MIN:
         fix = "sysctl net.ipv4.ip_local_port_range='32768 60999'"
-        found.append(Finding(WARNING, host, f"only {facts['ports']} free ports to give away", fix))
+        found.append(Finding(WARNING, host, f"only {facts['ports']} free ports", fix))
     if facts["cpus"] < slots:
-        fix = f"-H {host}:{facts['cpus']}, or OMP_NUM_THREADS=1 and patience"
+        fix = f"-H {host}:{facts['cpus']}, or OMP_NUM_THREADS=1 and longer steps"
         found.append(Finding(WARNING, host, f"{facts['cpus']} CPUs for {slots} ranks", fix))
     if not found:
         shared = f"/dev/shm {shm[0] >> 20} MB" if shm else ""
@@ -162,11 +162,11 @@ def of_place(environ: Mapping[str, str]) -> list[Finding]:
     text = f"would be rank {place.rank} of {place.size}: {discovery.told(place, environ)}"
     if place.size > 1 and place.source == discovery.OWN and values["store_addr"] is None:
         fix = "set HVDLITE_STORE_ADDR to the host of rank 0 on all ranks, or start the job with hvdlite-run"
-        return [Finding(FAILURE, script, f"{text}, and is not told where the ranks meet", fix)]
+        return [Finding(FAILURE, script, f"{text}, but the address of the rendezvous is missing", fix)]
     found = [Finding(WELL, script, text)]
     meets = place.source in (discovery.OWN, discovery.BY_HAND, "torchrun")  # and over no MPI, which needs no secret
     if place.size > 1 and meets and _secret.POD in environ and not (values["secret_key"] or values["secret_file"]):
-        text = "no HVDLITE_SECRET_KEY is set, and a key that this pod makes is no other pod's"
+        text = "no HVDLITE_SECRET_KEY is set, and each pod would make a key of its own"
         found.append(Finding(WARNING, script, text, _secret.giving(environ)))
     return found
 
@@ -206,6 +206,6 @@ def of_speeds(speeds: Mapping[tuple[str, str], Sequence[float] | str]) -> list[F
             continue
         text = f"{each[0] * 1e6:.0f} us one way, {each[1] / 1e6:.0f} MB/s ({each[1] * 8 / 1e9:.2f} Gbit/s)"
         slow = each[1] < best / 4
-        fix = "a slower cable or network than the others': check it, or leave the host out" if slow else ""
+        fix = "check its cable and network, which are slower than the others, or leave the host out" if slow else ""
         found.append(Finding(WARNING if slow else WELL, f"{a} to {b}", text, fix))
     return found

@@ -21,7 +21,7 @@ NOT_YET = {
 }
 
 
-_ALGORITHM = "the way of an allreduce or allgather is chosen at run time"
+_ALGORITHM = "the algorithm of an allreduce or allgather is chosen at run time"
 
 OBSOLETE: dict[str, tuple[Callable[[str], Any] | None, str]] = {  # flag: type of its value, reason
     "--cycle-time-ms": (float, "there is no cycle: rounds are driven by events"),
@@ -32,16 +32,16 @@ OBSOLETE: dict[str, tuple[Callable[[str], Any] | None, str]] = {  # flag: type o
     "--torus-allreduce": (None, _ALGORITHM),
     "--no-torus-allreduce": (None, _ALGORITHM),
     "--autotune-gaussian-process-noise": (float, "the noise is measured"),
-    "--gloo-timeout-seconds": (int, "there is no Gloo; --start-timeout bounds the start"),
+    "--gloo-timeout-seconds": (int, "there is no Gloo; --start-timeout limits the start"),
     "--mpi-threads-disable": (None, "hvdlite calls MPI from a thread of its own, so MPI is started for threads"),
     "--no-mpi-threads-disable": (None, "MPI is started for threads anyway"),
-    "--num-nccl-streams": (int, "hvdlite decides by itself which streams it needs"),
-    "--thread-affinity": (int, "the engine's thread runs where its rank does; --bind-to says where that is"),
-    "--disable-cache": (None, "nothing is remembered between launches"),
-    "--rdzv-conf": (str, "hosts meet in one way; --start-timeout and --agent-timeout bound it"),
-    "--monitor-interval": (float, "the end of a rank is news at once"),
-    "--start-method": (str, "ranks are programs of their own: nothing is forked off a Python"),
-    "--role": (str, "all ranks of a job have the same"),
+    "--num-nccl-streams": (int, "hvdlite chooses its streams itself"),
+    "--thread-affinity": (int, "the engine's thread runs on the CPUs of its rank, which --bind-to sets"),
+    "--disable-cache": (None, "no cache is kept between launches"),
+    "--rdzv-conf": (str, "there is one rendezvous; --start-timeout and --agent-timeout limit it"),
+    "--monitor-interval": (float, "the end of a rank is reported at once"),
+    "--start-method": (str, "ranks are separate programs, not forks of a Python process"),
+    "--role": (str, "all ranks of a job have the same role"),
 }
 
 
@@ -58,42 +58,42 @@ class _Obsolete(argparse.Action):
 
 def add_control(add: Callable[..., argparse.Action]) -> None:
     """Those of how the job runs."""
-    add("-m", "--module", action="store_true", help="the command is a module for this Python, as python -m has it")
+    add("-m", "--module", action="store_true", help="run the command as a Python module, like python -m")
     add(
         "--config-file",
         dest="file",
         metavar="FILE",
-        help="flags from a YAML file, as Horovod's; the command line's win",
+        help="YAML file of flags in Horovod's format; the command line overrides it",
     )
-    add("--dry-run", dest="dry", action="store_true", help="start nothing; tell who would run where, with what")
-    add("--max-restarts", dest="restarts", metavar="N", help="start the job again when it fails, N times at most")
+    add("--dry-run", dest="dry", action="store_true", help="start nothing; print which ranks would run on which hosts")
+    add("--max-restarts", dest="restarts", metavar="N", help="restart a failed job, at most N times")
     add(
         "--bind-to",
         "-bind-to",
         dest="bind",
         choices=("none", "core", "socket", "numa"),
-        help="CPUs of a rank: none (all; the default), core (cores of its own, shared out evenly), socket or numa",
+        help="CPUs of a rank: none (all CPUs, the default), core (an even share of the cores), socket or numa",
     )
     add(
         "--stdin",
         metavar="RANK",
-        help="0: rank 0 reads what comes at this command's stdin; by default nobody does, but that `python -` runs the "
-        "program that comes there on all ranks",
+        help="0: connect the stdin of this command to rank 0; by default ranks have no stdin, except that `python -` "
+        "runs the program on stdin on all ranks",
     )
-    add("--explain", metavar="CODE", help="print what the code at the end of an error means, as HVD301, and what to do")
+    add("--explain", metavar="CODE", help="print the meaning and remedy of an error code such as HVD301")
     add(
         "--wdir",
         dest="wdir",
         metavar="DIR",
-        help="the folder that ranks start in; by default this one, which paths in flags and HVDLITE_ variables mean",
+        help="working folder of the ranks; default: the current folder, to which paths in flags and variables refer",
     )
     add(
         "--record",
         metavar="DIR",
-        help="write into DIR what each step and gradient took: hvdlite-trace predict tells from it what more ranks "
-        "would take (--trace-dir DIR --trace-steps --trace-every 1 --timeline-filename DIR/line.json)",
+        help="write the times of each step and gradient to DIR, from which hvdlite-trace predict estimates larger jobs "
+        "(--trace-dir DIR --trace-steps --trace-every 1 --timeline-filename DIR/line.json)",
     )
-    add("--oversubscribe", action="store_true", help="more ranks than the hosts have slots may run")
+    add("--oversubscribe", action="store_true", help="allow more ranks than slots")
 
 
 def record(asked: argparse.Namespace) -> None:
@@ -117,19 +117,19 @@ def add_output(add: Callable[..., argparse.Action]) -> None:
         "--log-dir",
         dest="folder",
         metavar="DIR",
-        help="also write DIR/rank.<rank>/stdout, stderr",
+        help="also write the output to DIR/rank.<rank>/stdout and stderr",
     )
-    add("--output-file-mb", dest="file_mb", metavar="MB", help="begin these files anew at this size; 3 older are kept")
-    add("--ranks-to-console", dest="shown", metavar="0,2-3", help="whose output is shown: ranks, all or none")
+    add("--output-file-mb", dest="file_mb", metavar="MB", help="rotate these files at this size; 3 older ones are kept")
+    add("--ranks-to-console", dest="shown", metavar="0,2-3", help="ranks whose output is shown: numbers, all or none")
     add(
         "--local-ranks-filter",
         dest="local_shown",
         metavar="0,2-3",
-        help="as --ranks-to-console, by numbers on each host",
+        help="like --ranks-to-console, with the numbers on each host",
     )
-    add("--pty", action="store_true", help="rank 0 writes to a terminal of its own, for progress bars and colours")
-    add("--fold-output", dest="fold", action="store_true", help="show a line that several ranks say alike only once")
-    add("--output-json", dest="as_json", action="store_true", help="one JSON object for each line of output")
+    add("--pty", action="store_true", help="give rank 0 a pseudo-terminal, for progress bars and colours")
+    add("--fold-output", dest="fold", action="store_true", help="print a line that several ranks share only once")
+    add("--output-json", dest="as_json", action="store_true", help="print one JSON object for each line of output")
     add(
         "-prefix-timestamp",
         "--prefix-output-with-timestamp",
@@ -137,7 +137,7 @@ def add_output(add: Callable[..., argparse.Action]) -> None:
         "-timestamp-output",
         dest="timestamps",
         action="store_true",
-        help="put the time before the rank of each line",
+        help="prefix each line with the time",
     )
 
 

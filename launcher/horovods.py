@@ -23,8 +23,8 @@ class HorovodsError(ValueError):
 def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Those that are told in variables; dest is None where the flag was not given."""
     for flag, dest, value, what in (
-        ("--stall-check", "stall_check", "1", "stalls are reported, and end the job (they do by default)"),
-        ("--no-stall-check", "stall_check", "0", "no reports of stalls, and no end but by --collective-timeout"),
+        ("--stall-check", "stall_check", "1", "report stalls, and let them end the job (the default)"),
+        ("--no-stall-check", "stall_check", "0", "report no stalls; only --collective-timeout ends the job"),
         ("--log-with-timestamp", "log_hide_time", "0", "HOROVOD_LOG_HIDE_TIME=0"),
         ("--log-without-timestamp", "log_hide_time", "1", "HOROVOD_LOG_HIDE_TIME=1"),
         ("--log-hide-timestamp", "log_hide_time", "1", argparse.SUPPRESS),
@@ -36,13 +36,13 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
         "--stall-check-shutdown-time-seconds",
         dest="stall_shutdown",
         metavar="S",
-        help="as --collective-timeout; 0: without limit",
+        help="like --collective-timeout, in seconds; 0: no limit",
     )
     add(
         "--stall-check-warning-time-seconds",
         dest="stall_warning",
         metavar="S",
-        help="as --stall-check-time",
+        help="like --stall-check-time, in seconds",
     )
     add("--log-level", dest="log_level", metavar="LEVEL", help="sets HOROVOD_LOG_LEVEL; no effect yet")
 
@@ -62,9 +62,7 @@ def translate(asked: argparse.Namespace, environ: dict[str, str]) -> tuple[dict[
             raise HorovodsError(f"--log-level {asked.log_level}: must be one of {', '.join(LEVELS)} [HVD704]")
     notes = []
     if asked.log_level is not None or asked.log_hide_time == "0":
-        notes.append(
-            "--log-... (the core's log levels come with a later version; --verbose tells what the launcher does)"
-        )
+        notes.append("--log-... (log levels come with a later version; --verbose prints the actions of the launcher)")
     warning = _seconds("--stall-check-warning-time-seconds", asked.stall_warning)
     shutdown = _seconds("--stall-check-shutdown-time-seconds", asked.stall_shutdown)
     if warning is not None:

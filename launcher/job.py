@@ -256,9 +256,9 @@ class Job:
                 self.send(self.ending.signalled(now, number))
                 left = max(0.0, (self.ending.due() or now) - now)
                 if self.plan.verbose or number != signal.SIGINT or self._interrupts == 1:
-                    again = "; Ctrl-C again kills them" if number == signal.SIGINT else ""
+                    again = "; a second Ctrl-C kills them at once" if number == signal.SIGINT else ""
                     name = process.signal_name(number)
-                    self.console.say(f"{name}: passed on to the ranks, which have {left:.3g} s to end{again}")
+                    self.console.say(f"{name} is forwarded to the ranks, which have {left:.3g} s to end{again}")
                 self._give_up = now if self._interrupts > 1 else now + left + OUTPUT_S
             elif number in PASSED_ON:
                 self.order(do="signal", number=number, group=False)

@@ -59,10 +59,10 @@ class MpiError(ValueError):
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Those of --mpi."""
-    add("--mpi", action="store_true", help="start the ranks by the mpirun or mpiexec that is first on PATH")
-    add("--mpi-args", dest="mpi_args", metavar="WORDS", help="more for mpirun, as in --mpi-args='--map-by ppr:4:node'")
-    add("--binding-args", dest="binding", metavar="WORDS", help="how mpirun binds ranks (Open MPI: not at all)")
-    add("--tcp", action="store_true", help="let MPI and NCCL use TCP only")
+    add("--mpi", action="store_true", help="start the ranks with the first mpirun or mpiexec on PATH")
+    add("--mpi-args", dest="mpi_args", metavar="WORDS", help="arguments of mpirun: --mpi-args='--map-by ppr:4:node'")
+    add("--binding-args", dest="binding", metavar="WORDS", help="mpirun arguments for binding (Open MPI default: none)")
+    add("--tcp", action="store_true", help="restrict MPI and NCCL to TCP")
 
 
 def kind_of(said: str) -> Kind | None:

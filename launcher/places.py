@@ -55,25 +55,25 @@ def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Those of several hosts."""
     add("-p", "--ssh-port", dest="ssh_port", metavar="PORT", help="port of the hosts' sshd")
     add("-i", "--ssh-identity-file", dest="ssh_identity", metavar="FILE", help="private key for ssh")
-    add("--ssh-opt", dest="ssh_options", action="append", metavar="WORDS", help="more for ssh, as -o Name=value")
+    add("--ssh-opt", dest="ssh_options", action="append", metavar="WORDS", help="ssh arguments, as -o Name=value")
     add(
         "--network-interface",
         "--network-interfaces",
         dest="interfaces",
         action="append",
         metavar="NAME,...",
-        help="where this host listens, by interface or network (10.0.0.0/8); by default on the route to the others",
+        help="interface or network (10.0.0.0/8) on which this host listens; default: the route to the others",
     )
-    add("-x", dest="forward", action="append", metavar="NAME[=VALUE]", help="a variable that all ranks get")
-    add("--nnodes", dest="nodes", metavar="N", help="number of hosts on which this same command is given, without ssh")
-    add("--node-rank", dest="node", metavar="K", help="number of this host, from 0; node 0 has the rdzv endpoint")
-    add("--nproc-per-node", dest="per_node", metavar="N", help="ranks of this host: a number, gpu, cpu or auto")
+    add("-x", dest="forward", action="append", metavar="NAME[=VALUE]", help="set or forward a variable for all ranks")
+    add("--nnodes", dest="nodes", metavar="N", help="number of hosts; run this same command on each, without ssh")
+    add("--node-rank", dest="node", metavar="K", help="number of this host, from 0; node 0 has the rendezvous endpoint")
+    add("--nproc-per-node", dest="per_node", metavar="N", help="number of ranks of this host: N, gpu, cpu or auto")
     add("--rdzv-endpoint", dest="endpoint", metavar="HOST[:PORT]", help="address of node 0; needs HVDLITE_SECRET_KEY")
-    add("--rdzv-id", dest="rendezvous_id", metavar="ID", help="tells jobs apart that meet at the same address")
-    add("--rdzv-backend", dest="backend", metavar="NAME", help="there is one way to meet: static, tcp or c10d")
-    add("--master-addr", dest="master", metavar="HOST", help="as --rdzv-endpoint, without the port")
-    add("--master-port", dest="master_port", metavar="PORT", help="its port")
-    add("--standalone", action="store_true", help="this host only")
+    add("--rdzv-id", dest="rendezvous_id", metavar="ID", help="name of the job, unique at its address")
+    add("--rdzv-backend", dest="backend", metavar="NAME", help="static, tcp or c10d: all mean the same")
+    add("--master-addr", dest="master", metavar="HOST", help="like --rdzv-endpoint, without the port")
+    add("--master-port", dest="master_port", metavar="PORT", help="port of --master-addr")
+    add("--standalone", action="store_true", help="use this host only")
 
 
 def of(asked: argparse.Namespace, environ: Mapping[str, str], options: Mapping[str, str], timeout: float) -> Places:
@@ -244,7 +244,7 @@ def _nodes(asked: argparse.Namespace) -> int:
     low, colon, high = asked.nodes.partition(":")
     if colon and low != high:
         raise PlaceError(
-            f"not yet: --nnodes {asked.nodes}: training on a changing number of hosts comes later [HVD246]"
+            f"not yet: --nnodes {asked.nodes}: this version cannot train on a changing number of hosts [HVD246]"
         )
     nodes = number("--nnodes", low, 1, "hosts")
     if nodes > JOB_RANKS_MAX:
@@ -296,9 +296,9 @@ def _meeting(
     assign([hosts.Host("localhost", slots)], slots)
     also = {**options, **forwarded(asked, environ)}
     if first:
-        way = f"{nodes - 1} more come to {meeting.ip}:{port}, and are given their ranks then; {slots} here"
+        way = f"{nodes - 1} more join at {meeting.ip}:{port} and get their ranks there; {slots} here"
         return Places((), os.uname().nodename, rendezvous.gather(meeting), way=way)
-    way = f"the launcher at {meeting.ip}:{port} says what runs here: {slots} ranks"
+    way = f"the launcher at {meeting.ip}:{port} assigns the ranks of this host: {slots}"
 
     def join(command: Sequence[str]) -> int:
         return rendezvous.join(meeting, command, environ, also, asked.as_horovod)

@@ -9,7 +9,7 @@
 /* For a text that is no format: "..." HVD_ENDS(202). */
 #define HVD_ENDS(number) " [HVD" #number "]"
 
-/* Plans and predictions, pipelines, tables on servers, remote calls */
+/* Plans, predictions, pipelines, parameter servers and remote calls */
 #define HVD001 "[HVD001] "
 #define HVD002 "[HVD002] "
 #define HVD003 "[HVD003] "
@@ -56,7 +56,7 @@
 #define HVD046 "[HVD046] "
 #define HVD047 "[HVD047] "
 
-/* init() and how ranks meet */
+/* hvd.init() and the rendezvous */
 #define HVD101 "[HVD101] "
 #define HVD102 "[HVD102] "
 #define HVD103 "[HVD103] "
@@ -84,7 +84,7 @@
 #define HVD127 "[HVD127] "
 #define HVD153 "[HVD153] "
 
-/* Arguments of a call */
+/* Arguments of calls */
 #define HVD201 "[HVD201] "
 #define HVD202 "[HVD202] "
 #define HVD203 "[HVD203] "

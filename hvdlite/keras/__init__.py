@@ -167,7 +167,7 @@ def broadcast_global_variables(root_rank: int) -> None:
         RuntimeError: there are no global variables: ... [HVD247]
     """
     raise RuntimeError(
-        "there are no global variables: use hvd.callbacks.BroadcastGlobalVariablesCallback, or "
+        "Keras has no global variables: use hvd.callbacks.BroadcastGlobalVariablesCallback, or "
         "hvdlite.tensorflow.broadcast_variables [HVD247]"
     )
 

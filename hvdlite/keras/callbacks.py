@@ -181,7 +181,7 @@ class StatsCallback(_Callback):
 
     def __init__(self, prefix: str = "hvdlite/") -> None:
         if not isinstance(prefix, str):
-            raise TypeError(f"prefix must be a text, not {prefix!r} [HVD238]")
+            raise TypeError(f"prefix must be a string, not {prefix!r} [HVD238]")
         super().__init__()
         self.prefix = prefix
         self._steps = 0

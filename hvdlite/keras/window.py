@@ -73,17 +73,15 @@ class Window(keras.losses.Loss):  # type: ignore[misc]
         here, there = self._passes.place(), int(np.asarray(kept["terms"])[2]) if kept else 0
         if here or there:
             warnings.warn(
-                f"rank {_core.rank()}: weights are loaded after {here} of {self._passes.count} passes of a window of "
-                f"backward_passes_per_step, which goes on with its own sums (the file was saved after {there} passes): "
-                "load weights before the first pass, or when a window has ended [HVD243]",
+                f"rank {_core.rank()}: weights were loaded after {here} of {self._passes.count} passes of a window "
+                f"of backward_passes_per_step. The window keeps its own sums (the file was saved after {there} "
+                "passes): load weights before the first pass, or at the end of a window [HVD243]",
                 stacklevel=2,
             )
 
 
 def _forgotten(why: str) -> None:
-    warnings.warn(
-        f"rank {_core.rank()}: a window of backward_passes_per_step begins anew: {why} [HVD243]", stacklevel=3
-    )
+    warnings.warn(f"rank {_core.rank()}: a window of backward_passes_per_step restarts: {why} [HVD243]", stacklevel=3)
 
 
 def agree(count: int, place: int, members: ProcessSet) -> bool:

@@ -35,7 +35,7 @@ def _count(value: Any) -> int:
     except TypeError:
         pass
     raise HvdArgumentError(
-        f"alltoall expects splits to contain integer elements: how many rows go to each rank, not {value!r} [HVD209]"
+        f"alltoall expects splits to contain integer elements (rows for each rank), not {value!r} [HVD209]"
     )
 
 
@@ -408,7 +408,7 @@ class Exchanges(Tensors[T]):
         held, view = self._readable(mine)
         number, me, other = number_of(process_set), _core.rank(), rank_in(process_set, peer)
         if me == peer:
-            raise ValueError(f"rank {me} cannot send to itself, nor receive from itself [HVD217]")
+            raise ValueError(f"rank {me} cannot send to itself or receive from itself [HVD217]")
         own = rank_in(process_set, me)
         sender, receiver = (own, other) if sends else (other, own)
         full = full_name("send.", name)
@@ -507,8 +507,8 @@ class Exchanges(Tensors[T]):
 
         Raises:
             HvdNotInitializedError: before ``init``. ``synchronize`` raises what the plain form raises while it waits.
-            ValueError: if ``src`` is this rank or outside ``process_set``, if ``tensor`` cannot be written, for an
-                unsupported dtype, and for a name that is in flight.
+            ValueError: if ``src`` is this rank or outside ``process_set``. Also if ``tensor`` cannot be written, for
+                an unsupported dtype, and for a name that is in flight.
             TypeError: if an argument has a wrong type.
 
         Example:
@@ -546,8 +546,8 @@ class Exchanges(Tensors[T]):
             HvdPeerLostError: if a rank dies or leaves the job.
             HvdTimeoutError: if ``timeout`` passes first.
             HvdNotInitializedError: before ``init``.
-            ValueError: if ``src`` is this rank or outside ``process_set``, if ``tensor`` cannot be written, for an
-                unsupported dtype, and for a name that is in flight.
+            ValueError: if ``src`` is this rank or outside ``process_set``. Also if ``tensor`` cannot be written, for
+                an unsupported dtype, and for a name that is in flight.
             TypeError: if an argument has a wrong type.
 
         Example:

@@ -26,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(words: Sequence[str] | None = None) -> int:
     """The exit code: 0; 1 where a plan is not right; 2 for what cannot be read or done."""
-    parser = _Parser(prog="hvdlite-plan", description="Which algorithm, which network, which cut of a model?")
+    parser = _Parser(prog="hvdlite-plan", description="Choose an algorithm, a network, or a cut of a model.")
     kinds = parser.add_subparsers(dest="subcommand", required=True)
     tables.add(kinds)
     models.add(kinds)

@@ -20,33 +20,31 @@ if TYPE_CHECKING:
     from .play import Played
     from .prediction import Job, Prediction
 
-HELP = "what a step would take with more ranks, from a recorded one"
+HELP = "predict the time of a step on more ranks from a recorded job"
 WRONG = 2
 ROWS_MAX = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="what hvdlite-run --record said, of two ranks or more")
-    parser.add_argument("alone", metavar="DIR1", nargs="?", help="a recording of one rank: its computing is taken")
-    parser.add_argument("--ranks", default="4,8,16", metavar="N,N", help="how many ranks (4,8,16)")
+    parser.add_argument("folder", metavar="DIR", help="folder of hvdlite-run --record, from two or more ranks")
+    parser.add_argument("alone", metavar="DIR1", nargs="?", help="recording of one rank; its computing time is used")
+    parser.add_argument("--ranks", default="4,8,16", metavar="N,N", help="numbers of ranks (default: 4,8,16)")
+    parser.add_argument("--hosts", type=int, metavar="H", help="largest number of hosts; default: as recorded")
+    parser.add_argument("--cores", type=int, metavar="N", help="processors of each host; default: as recorded")
     parser.add_argument(
-        "--hosts", type=int, metavar="H", help="at most so many hosts share them; by default as recorded"
-    )
-    parser.add_argument("--cores", type=int, metavar="N", help="processors of each host; by default as recorded")
-    parser.add_argument(
-        "--link", metavar="RATE,TIME", help="the network between hosts, as 25gbit,20us; default: recorded"
+        "--link", metavar="RATE,TIME", help="network between hosts, as 25gbit,20us; default: as recorded"
     )
     parser.add_argument(
-        "--medium", choices=("own", "bus", "shm"), help="a wire for each host, one for all, or one host"
+        "--medium", choices=("own", "bus", "shm"), help="own: one wire a host; bus: one wire for all; shm: one host"
     )
-    parser.add_argument("--plan", metavar="NAME|FILE", help="an algorithm of hvdlite-plan instead of the core's")
-    parser.add_argument("--fusion-mb", metavar="MB,MB", help="fusion thresholds; default: the recorded one")
-    parser.add_argument("--wire", default="none", metavar="W,W", help="what travels: none, fp16, bf16")
-    parser.add_argument("--batch", default="1x", metavar="X,X", help="times the recorded batch, as 1x,2x")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of words")
-    parser.add_argument("--timeline", metavar="FILE", help="the first steps of the last row, for ui.perfetto.dev")
-    parser.add_argument("--svg", metavar="FILE", help="a picture: the step against the ranks")
-    parser.add_argument("--compare", metavar="DIR2", help="a larger job's recording: how far is it predicted off?")
+    parser.add_argument("--plan", metavar="NAME|FILE", help="algorithm of hvdlite-plan instead of the core's")
+    parser.add_argument("--fusion-mb", metavar="MB,MB", help="fusion thresholds in MB; default: as recorded")
+    parser.add_argument("--wire", default="none", metavar="W,W", help="compression of tensors: none, fp16, bf16")
+    parser.add_argument("--batch", default="1x", metavar="X,X", help="multiples of the recorded batch, as 1x,2x")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--timeline", metavar="FILE", help="write the last row's first steps for ui.perfetto.dev")
+    parser.add_argument("--svg", metavar="FILE", help="draw the step time against the number of ranks")
+    parser.add_argument("--compare", metavar="DIR2", help="compare a recording of a larger job with its prediction")
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -66,7 +64,7 @@ def _numbers(text: str, flag: str) -> list[float]:
     except ValueError:
         found = []
     if not found or not all(map(math.isfinite, found)):
-        raise ValueError(f"{flag} {text!r}: write numbers with commas between them, as 2,8,32 [HVD008]")
+        raise ValueError(f"{flag} {text!r}: separate numbers with commas, such as 2,8,32 [HVD008]")
     return found
 
 

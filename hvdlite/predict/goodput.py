@@ -154,5 +154,5 @@ def advise(phi: float, first: int, time_of: Callable[[int], float], batches: Ite
             )
         found.append(Advice(batch, batch / took * efficiency(phi, batch, first), gain(phi, batch, first)))
     if not found:
-        raise ValueError("advise was given no batch size to judge [HVD008]")
+        raise ValueError("advise received no batch size [HVD008]")
     return max(found, key=lambda each: each.goodput)

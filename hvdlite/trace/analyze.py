@@ -46,7 +46,7 @@ class Lateness(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of this subcommand."""
-    parser.add_argument("folder", metavar="DIR", help="the folder with rank-K.flight.json of all ranks")
+    parser.add_argument("folder", metavar="DIR", help="folder with rank-K.flight.json of all ranks")
     attempts.add_argument(parser)
 
 

@@ -42,7 +42,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
     """--before N, the same for all that read a folder."""
     parser.add_argument(
         "--before", type=_count, default=0, metavar="N",
-        help="the N-th attempt before the newest one (0, the default: the newest)",
+        help="read the N-th attempt before the newest one (0, the default: the newest)",
     )  # fmt: skip
 
 

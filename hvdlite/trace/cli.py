@@ -23,7 +23,7 @@ SUBCOMMANDS = {
 
 def main(words: Sequence[str] | None = None) -> int:
     """The exit code: 0, 1 if there was nothing to do it with, 2 for words that cannot be."""
-    parser = argparse.ArgumentParser(prog="hvdlite-trace", description="What happened on all ranks, read afterwards.")
+    parser = argparse.ArgumentParser(prog="hvdlite-trace", description="Read the records of all ranks after a job.")
     kinds = parser.add_subparsers(dest="kind", required=True)
     for name, place in SUBCOMMANDS.items():
         module = import_module(place)

@@ -26,7 +26,7 @@ from .events import BYTES_MAX, BadRecord, read_record
 from .plain import opened
 from .spans import Row, Spans
 
-HELP = "make one file of the timelines or flight records of all ranks"
+HELP = "merge the timelines or flight records of all ranks into one file"
 TIMELINE_MAX = 8 * BYTES_MAX
 TIME_MAX = 1e18  # microseconds; nothing greater is a time or a number of a process, and infinity is no JSON
 DIGITS_MAX = 40  # of a whole number; greater ones are infinite for a viewer, and Python refuses to read the greatest
@@ -44,8 +44,8 @@ class Picture(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of this subcommand."""
-    parser.add_argument("inputs", nargs="+", metavar="DIR|FILE", help="timelines, flight records, folders of them")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="what to write")
+    parser.add_argument("inputs", nargs="+", metavar="DIR|FILE", help="timelines, flight records, or folders of them")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="file to write")
     attempts.add_argument(parser)
 
 

@@ -13,13 +13,13 @@ import os
 
 from .report import wrong
 
-HELP = "that page while the job runs, as hvdlite-run --dashboard does"
+HELP = "serve the page of report during the job, like hvdlite-run --dashboard"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="what --trace-dir said; it may still be empty")
-    parser.add_argument("--port", type=_port, default=0, metavar="P", help="0, the default: any that is free")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (this machine only)")
+    parser.add_argument("folder", metavar="DIR", help="folder of --trace-dir; it may still be empty")
+    parser.add_argument("--port", type=_port, default=0, metavar="P", help="port; 0, the default: a free port")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="listening address (default: 127.0.0.1)")
     parser.add_argument("--with-parent", action="store_true", help="end when the process that started it ends")
     parser.add_argument("--own", action="store_true", help=argparse.SUPPRESS)  # and remove DIR then: it is the page's
 

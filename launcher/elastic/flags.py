@@ -30,27 +30,27 @@ _MORE = ("slots_per_host", "elastic_timeout", "reset_limit", "blacklist_cooldown
 
 def add_flags(add: Callable[..., argparse.Action]) -> None:
     """Those of ranks that come and go, but for those of the table of options."""
-    add("--min-np", "--min-num-proc", dest="min_np", metavar="N", help="go on with N ranks or more where some are lost")
+    add("--min-np", "--min-num-proc", dest="min_np", metavar="N", help="continue with N or more ranks if some are lost")
     add(
         "--max-np",
         "--max-num-proc",
         dest="max_np",
         metavar="N",
-        help="no more ranks than N, however many slots there are",
+        help="run at most N ranks, also with more slots",
     )
     add(
         "--host-discovery-script",
         dest="host_discovery_script",
         metavar="SCRIPT",
-        help="a command that prints the hosts of the moment, `host:slots` a line; it is asked each second",
+        help="command that runs every second and prints the hosts, one line `host:slots` each",
     )
-    add("--slots-per-host", "--slots", metavar="N", help="of hosts for which the script prints none (default 1)")
-    add("--reset-limit", metavar="N", help="end the job when ranks have changed more often than this")
+    add("--slots-per-host", "--slots", metavar="N", help="slots of hosts for which the script prints none (default 1)")
+    add("--reset-limit", metavar="N", help="end the job if the ranks change more than N times")
     add(
         "--blacklist-cooldown-range",
         nargs=2,
         metavar=("LOW", "HIGH"),
-        help="a host on which a rank fails gets no new one for LOW seconds, then twice as long each time (default "
+        help="seconds without a new rank on a host after a failure; LOW at first, then doubled up to HIGH (default "
         f"{' '.join(COOLDOWN_S)})",
     )
 
@@ -114,8 +114,8 @@ def _refuse(asked: argparse.Namespace, servers: int) -> None:
             raise places.PlaceError(f"not yet: {given} with {flag}: name hosts by -H or a discovery script [HVD246]")
     if servers:
         raise places.PlaceError(
-            f"not yet: {given} with --servers (HVDLITE_SERVERS): tables cannot stay while ranks come and go; save them "
-            "and start again from there (--max-restarts) [HVD246]"
+            f"not yet: {given} with --servers (HVDLITE_SERVERS): tables do not survive a change of ranks. Save them, "
+            "and restart from the save (--max-restarts) [HVD246]"
         )
     if asked.host_discovery_script is None:
         if asked.slots_per_host is not None:

@@ -100,7 +100,7 @@ class ElasticRanks(FixedRanks):
         self._job.store.news()
 
     def _kill(self, member: int, text: str) -> None:
-        self._job.console.say(f"{text}: it is killed")
+        self._job.console.say(f"{text}; hvdlite-run kills it")
         self._signal(member, signal.SIGKILL)
 
     def _signal(self, member: int, number: int) -> None:

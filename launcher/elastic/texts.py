@@ -30,7 +30,7 @@ def opened(number: int, members: Sequence[int], pids: Mapping[int, int]) -> str:
 
 def over(who: str) -> str:
     """The others go on without one that has ended well."""
-    return f"{who} has ended with code 0: training is taken to be over, and no rank is replaced any more"
+    return f"{who} has ended with code 0: training counts as over, and lost ranks are not replaced"
 
 
 def offers(slots: Mapping[str, int]) -> str:
@@ -50,9 +50,8 @@ def waited_for(awaited: Collection[Member], there: int, seconds: float, first: b
         f" and {len(awaited) - 4} more" if len(awaited) > 4 else ""
     )
     others = "rank has" if there == 1 else f"{there} ranks have"
-    verb = "is" if len(awaited) == 1 else "are"
-    since = f"waited in init for {seconds:.0f} s" if first else f"met anew since {seconds:.0f} s"
-    return f"{shown} {verb} waited for: the other {others} {since}"
+    where = "in init" if first else "to meet again"
+    return f"the other {others} waited {seconds:.0f} s {where}: missing {shown}"
 
 
 def short(there: int, terms: Terms, over: bool) -> str:
@@ -80,7 +79,7 @@ def of_another_version(member: Member, build: tuple[str, str], wanted: tuple[str
 
 def not_come(member: Member, seconds: float) -> str:
     """A text: the time for the rendezvous is over."""
-    return f"{member.who()} did not come within {seconds:g} s when the ranks met anew (--rendezvous-timeout) [HVD113]"
+    return f"{member.who()} did not join within {seconds:g} s when the ranks met again (--rendezvous-timeout) [HVD113]"
 
 
 def not_begun(member: Member, seconds: float) -> str:

@@ -40,6 +40,8 @@ def prose(text: str) -> Iterator[str]:
     text = re.sub(r"^( *)(`{3,}).*?^\1\2 *$", "\n", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"<!--.*?-->|<[^>\n]+>", " ", text, flags=re.DOTALL)
     text = re.sub(r"^ *>>> (?:.+\n)+", "\n", text, flags=re.MULTILINE)  # an example and its output
+    text = re.sub(r"^ *=+ +=.*^ *=+ +=[= ]*$", "\n", text, flags=re.MULTILINE | re.DOTALL)  # a table of reST
+    text = re.sub(r"^ *[\w*, ]+(?: \(.*?\))?: ", "\n\n", text, flags=re.MULTILINE)  # an argument, an exception
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)  # a link counts by its words
     text = re.sub(r"``[^`]+``|(\{\w+\})?`[^`]+`", "CODE", text)
     text = re.sub(r"^ *(#+|[-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)  # titles, items

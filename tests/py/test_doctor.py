@@ -52,7 +52,7 @@ def test_hosts_that_are_alike_are_one_line_each():
 @pytest.mark.parametrize(
     "change, grade, says, fix",
     [
-        ({"python": "3.9.1"}, FAILURE, "Python 3.9, where other hosts have 3.11", "one Python 3.11"),
+        ({"python": "3.9.1"}, FAILURE, "Python 3.9, where other hosts have 3.11", "install Python 3.11"),
         ({"hvdlite": "0.2.0"}, FAILURE, "hvdlite 0.2.0, where other", "hvdlite==0.1.0"),
         ({"core": "is not built"}, FAILURE, "core: is not built", "pip install hvdlite"),
         ({"frameworks": {"PyTorch": "2.8.0"}}, FAILURE, "PyTorch 2.8.0, where", "pip install torch==2.9.0"),
@@ -113,7 +113,7 @@ def test_clocks_ways_and_speeds():
         (
             HAND | POD,
             [WELL, WARNING],
-            "pod makes is no other pod's. Fix: set HVDLITE_SECRET_KEY in all pods from a Secret",
+            "each pod would make a key of its own. Fix: set HVDLITE_SECRET_KEY in all pods from a Secret",
         ),
         (HAND | POD | {"HVDLITE_SECRET_FILE": "/f"}, [WELL], "rank 1 of 2: RANK=1"),
         ({"RANK": "1", "MASTER_ADDR": "a"}, [FAILURE], "init() would raise: RANK=1, MASTER_ADDR=a without WORLD_SIZE"),

@@ -113,7 +113,7 @@ def test_it_is_told_once_that_ranks_have_ended_well_while_the_others_go_on(tmp_p
     words = ("-np", "3", "--min-np", "3")
     with ElasticJob(tmp_path, *words, plan={"fail_at": 9}, program=str(tmp_path / "program.py")) as job:
         assert job.finish() == [3, 1]  # the next rank 1 does the same
-        over = "has ended with code 0: training is taken to be over, and no rank is replaced any more"
+        over = "has ended with code 0: training counts as over, and lost ranks are not replaced"
         assert [line for line in said(job) if over in line] == [f"rank 1 (pid P on localhost) {over}"], job.out
 
 
@@ -126,7 +126,7 @@ def test_a_stopped_rank_is_killed_and_the_others_go_on(tmp_path):
         assert job.finish() == [3, 2]
         waited = said(job)[0]
         assert waited.startswith("rank 1 (pid P on localhost) kept the others waiting: nothing has moved for 1 s (")
-        assert waited.endswith("rank 1 (pid P) is stopped (by a signal or a debugger) [HVD550]: it is killed")
+        assert waited.endswith("rank 1 (pid P) is stopped (by a signal or a debugger) [HVD550]; hvdlite-run kills it")
         assert said(job)[1] == KILLED + COOLS
 
 

@@ -67,13 +67,13 @@ def test_who_is_waited_for_is_said_once_and_killed_later():
     book.again(0, 1, 3)
     assert book.of.deadline() == 5.0 and not book.waits
     book.at(5.0)
-    assert book.waits == ["rank 2 (pid 2 on b) is waited for: the other 3 ranks have met anew since 5 s"]
+    assert book.waits == ["the other 3 ranks have waited 5 s to meet again: missing rank 2 (pid 2 on b)"]
     book.at(300.0)
     assert len(book.waits) == 1 and book.opened[1:] == [[0, 1, 3]]
     assert book.killed == [
-        (2, "rank 2 (pid 2 on b) did not come within 300 s when the ranks met anew (--rendezvous-timeout) [HVD113]")
+        (2, "rank 2 (pid 2 on b) did not join within 300 s when the ranks met again (--rendezvous-timeout) [HVD113]")
     ]
-    with pytest.raises(Refusal, match=r"did not come within 300 s .*\[HVD113\]$"):
+    with pytest.raises(Refusal, match=r"did not join within 300 s .*\[HVD113\]$"):
         book.join(2)
 
 
@@ -81,7 +81,7 @@ def test_the_first_epoch_opens_without_who_does_not_call_init_in_time():
     book = Book(4, min_np=3, come=2)
     book.at(5.0)
     missing = "a new rank (pid 2 on b), a new rank (pid 3 on b)"
-    assert book.waits == [f"{missing} are waited for: the other 2 ranks have waited in init for 5 s"]
+    assert book.waits == [f"the other 2 ranks have waited 5 s in init: missing {missing}"]
     book.at(30.0)
     assert book.of.deadline() == 600.0 and not book.opened  # too few
     book.join(2)
@@ -277,7 +277,7 @@ def test_what_cannot_be_is_refused():
     book = Book(2)
     book.start(2)
     for number, pid, build, living, says in (
-        (7, 7, BUILD, False, r"no member 7.*\[HVD119\]"),
+        (7, 7, BUILD, False, r"did not start member 7.*\[HVD119\]"),
         (1, 9, BUILD, True, r"rank 1 \(pid 1 on b\) is in the job already; process 9 .*\[HVD118\]"),
         (2, 5, ("0.9", "1"), False, r"a new rank \(pid 5 on b\) runs hvdlite 0.9 .*1.0 .*\[HVD121\]"),
     ):
@@ -286,7 +286,7 @@ def test_what_cannot_be_is_refused():
     assert [number for number, _ in book.killed] == [2]
     with pytest.raises(Refusal, match=r"member 2 takes part .*\[HVD112\]"):
         book.of.contribute(2, 1, b"")
-    with pytest.raises(Refusal, match=r"rank 1 \(pid 1 on b\) sent its part of allgather 2 while 0.*\[HVD112\]"):
+    with pytest.raises(Refusal, match=r"rank 1 \(pid 1 on b\) sent its part of allgather 2, but 0.*\[HVD112\]"):
         book.of.contribute(1, 2, b"")
     book.of.contribute(1, 1, b"")
     book.at(30.0)

@@ -15,7 +15,6 @@ TEXTS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "examples").rgl
 MESSAGE = re.compile(r"\[HVD\d{3}\]")
 
 
-@pytest.mark.xfail(reason="texts are being rewritten")
 @pytest.mark.parametrize("page", TEXTS)
 def test_pages_are_plain(page):
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -23,7 +22,6 @@ def test_pages_are_plain(page):
     assert not wrong, f"{page}:\n" + "\n".join(wrong)
 
 
-@pytest.mark.xfail(reason="texts are being rewritten")
 @pytest.mark.parametrize(
     "module", [each for each in docstrings.MODULES if "keras" not in each and "tensor" not in each]
 )
@@ -50,7 +48,6 @@ def messages(path):
             yield node.lineno, MESSAGE.sub("", text)
 
 
-@pytest.mark.xfail(reason="texts are being rewritten")
 def test_messages_are_plain():
     wrong = []
     for path in [*(ROOT / "hvdlite").rglob("*.py"), *(ROOT / "launcher").rglob("*.py")]:

@@ -88,7 +88,7 @@ def test_a_culprit_that_has_said_why_and_ends_too_slowly_is_still_the_one_that_f
     job.ended(15.1, 1, -15)
     assert job.exit_code() == 1
     assert job.headline() == (
-        "rank 1 (pid 101) failed, was stopped while it was ending: rank 1 raised ValueError: boom (train.py:12) "
+        "rank 1 (pid 101) failed, and was stopped before it ended: rank 1 raised ValueError: boom (train.py:12) "
         "[HVD401]"
     )
 
@@ -184,7 +184,7 @@ def test_our_own_signal_is_not_what_a_culprit_failed_of():
     job.ended(2.2, 2, -15)
     assert job.exit_code() == 1
     assert job.headline() == (
-        "rank 1 (pid 101) did not end by itself, was stopped; "
+        "rank 1 (pid 101) did not end by itself and was stopped; "
         "rank 0 says: the connection of rank 1 ended without a goodbye [HVD401]"
     )
 
@@ -290,7 +290,8 @@ def test_who_was_missing_at_the_time_limit_is_the_culprit_once_somebody_fails_of
     job.ended(9.0, 2, -9)
     assert job.exit_code() == 1
     assert job.headline() == (
-        "rank 2 (pid 102) did not end by itself, was stopped; rank 0 says: rank 2 did not call init within 3 s [HVD401]"
+        "rank 2 (pid 102) did not end by itself and was stopped; "
+        "rank 0 says: rank 2 did not call init within 3 s [HVD401]"
     )
 
 

@@ -118,7 +118,7 @@ def test_a_dry_run_shows_no_secret():
     words = ("--dry-run", "--nnodes", 2, "--node-rank", 0, "--rdzv-endpoint", "127.0.0.1", "--nproc-per-node", 2, "env")
     code, out, err = launch(*words, HVDLITE_SECRET_KEY="5a" * 32)
     assert code == 0 and "HVDLITE_SECRET_KEY" in out and "5a5a" not in out + err, out + err
-    assert "other hosts: 1 more come to 127.0.0.1:29400" in out, out
+    assert "other hosts: 1 more join at 127.0.0.1:29400" in out, out
     code, out, err = launch("--dry-run", "-np", 2, "env", HVDLITE_SECRET_KEY="no key")
     assert "no key" not in out + err
 

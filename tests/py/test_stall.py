@@ -77,7 +77,7 @@ def test_a_rank_that_is_stopped_in_init_is_the_cause_and_not_who_waited_for_it(r
     code, _, err = launch(*words)
     assert code != 0 and "HvdTimeoutError: rank" in err, err
     last = [line for line in err.splitlines() if line.startswith("hvdlite-run: rank")][-1]
-    ended = rf"rank {rank} \(pid \d+\) did not end by itself, was stopped; rank \d says: rank {rank} did not "
+    ended = rf"rank {rank} \(pid \d+\) did not end by itself and was stopped; rank \d says: rank {rank} did not "
     assert re.search(ended, last), err
 
 

@@ -125,7 +125,7 @@ def test_a_function_traced_before_says_what_to_set_when_another_is_compiled():
 
     inner = tf.function(lambda x: hvd.allreduce(x, name="inner"))
     assert inner(tf.ones(3))[0] == 1
-    with pytest.raises(tf.errors.InvalidArgumentError, match="say jit_compile=False"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="pass jit_compile=False"):
         tf.function(lambda x: inner(x) * 2, jit_compile=True)(tf.ones(3))
 
 
@@ -148,12 +148,12 @@ def test_every_node_of_ours_says_what_to_set_under_xla():
         "process_set_included_op": hvd.process_set_included_op,
     }
     for name, call in calls.items():
-        with pytest.raises(tf.errors.UnimplementedError, match=r"rank 0: .*say jit_compile=False"):
+        with pytest.raises(tf.errors.UnimplementedError, match=r"rank 0: .*pass jit_compile=False"):
             tf.function(call, jit_compile=True)()
         inner = tf.function(call)
         inner()
         if name != "process_set_included_op":  # which TensorFlow's py_function speaks for
-            with pytest.raises(tf.errors.InvalidArgumentError, match="say jit_compile=False"):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="pass jit_compile=False"):
                 tf.function(lambda inner=inner: inner(), jit_compile=True)()
 
 

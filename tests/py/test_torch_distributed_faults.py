@@ -112,7 +112,7 @@ def test_mismatches_are_errors_on_all_ranks_and_the_group_goes_on():
         for each in calls if rank else reversed(calls):
             refused(hvd.HvdMismatchError, "allreduce.*broadcast|broadcast.*allreduce", each)
         work = dist.all_gather([torch.empty(3), torch.empty(2)], torch.ones(3), async_op=True)
-        refused(ValueError, r"shape \[2\] \(8 bytes\) cannot take the 12 bytes", work.wait)
+        refused(ValueError, r"shape \[2\] \(8 bytes\) cannot hold the 12 received bytes", work.wait)
         dist.all_reduce(mine := torch.ones(4))
         same(mine, size)
 

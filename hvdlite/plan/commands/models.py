@@ -27,36 +27,49 @@ def add(kinds: Any) -> None:
         made.set_defaults(run=run)
         return made
 
-    made = command("profile", profiled, "what the layers of a PyTorch model cost: ms forward and backward, bytes")
-    made.add_argument("model", metavar="MODULE:FUNCTION", help="a function that returns (layers, a micro-batch)")
-    made.add_argument("-o", "--output", required=True, metavar="FILE", help="the layers, for pipeline and auto")
-    pipeline = command("pipeline", piped, "where to cut a chain of layers, over how many ranks each stage")
-    auto = command("auto", chosen, "the mesh, cuts and kinds with the shortest step, which hvdlite.parallel runs")
-    for made in (pipeline, auto):
-        made.add_argument("layers", metavar="FILE", help="layers, as `hvdlite-plan profile` writes them")
-        made.add_argument("--ranks", type=int, required=True, metavar="N", help="that are all used")
-        made.add_argument("--micro", type=int, required=True, metavar="M", help="micro-batches of a step")
-        made.add_argument("--memory", metavar="SIZE", help="of a rank, as 16GB; without it any plan fits")
-        made.add_argument("--rate", default=RATE, metavar="RATE", help=f"between any two ranks ({RATE})")
-    pipeline.add_argument("--objective", choices=("latency", "throughput"), default="latency", help="(latency)")
-    pipeline.add_argument("--svg", metavar="FILE", help="a picture of one step")
-    pipeline.add_argument("--timeline", metavar="FILE", help="one step, for ui.perfetto.dev")
-    auto.add_argument("-o", "--output", metavar="FILE", help="the plan, for hvdlite.parallel.planned")
-    made = command("network", network, "how to split a budget of bandwidth over the dimensions of a network")
-    made.add_argument("--dims", required=True, metavar="N,N", help="ranks along each, the inner one first")
-    made.add_argument("--budget", required=True, metavar="RATE", help="of all dimensions together, as 100GB/s")
-    made.add_argument("--sizes", metavar="SIZE,SIZE", help="of each allreduce; 25M:0+2 spans the dimensions 0 and 2")
-    made.add_argument("--recording", metavar="DIR", help="instead of sizes: the gradients of hvdlite-run --record")
-    made = command(
-        "rewrite", rewritten, "collectives of a step, rewritten so that they take less time, each step proved"
+    made = command("profile", profiled, "measure the layers of a PyTorch model: ms of forward and backward, and bytes")
+    made.add_argument("model", metavar="MODULE:FUNCTION", help="function that returns (layers, a micro-batch)")
+    made.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="file of layers to write, for pipeline and auto"
     )
-    made.add_argument("program", metavar="FILE", help="JSON of the format hvdlite-program-1")
-    made.add_argument("--hosts", type=int, required=True, metavar="H", help="that share the ranks evenly, in order")
-    made.add_argument("--ranks", type=int, metavar="N", help="the program's, to be sure")
-    made.add_argument("--inside", default=INSIDE, metavar="TIME,RATE", help=f"between ranks of a host ({INSIDE})")
-    made.add_argument("--across", default=ACROSS, metavar="TIME,RATE", help=f"between hosts ({ACROSS})")
-    made.add_argument("--unit", default=UNIT, metavar="SIZE", help=f"bytes that an element stands for ({UNIT})")
-    made.add_argument("-o", "--output", metavar="FILE", help="the rewritten program")
+    pipeline = command("pipeline", piped, "find the cut of a chain of layers, and the ranks of each stage")
+    auto = command("auto", chosen, "find the mesh, cuts and kinds with the shortest step, for hvdlite.parallel")
+    for made in (pipeline, auto):
+        made.add_argument("layers", metavar="FILE", help="file of layers from `hvdlite-plan profile`")
+        made.add_argument("--ranks", type=int, required=True, metavar="N", help="number of ranks, all of them used")
+        made.add_argument("--micro", type=int, required=True, metavar="M", help="number of micro-batches of a step")
+        made.add_argument("--memory", metavar="SIZE", help="memory of a rank, as 16GB; default: no limit")
+        made.add_argument("--rate", default=RATE, metavar="RATE", help=f"rate between any two ranks (default: {RATE})")
+    pipeline.add_argument(
+        "--objective",
+        choices=("latency", "throughput"),
+        default="latency",
+        help="shortest step (latency, the default), or most micro-batches a second",
+    )
+    pipeline.add_argument("--svg", metavar="FILE", help="draw one step")
+    pipeline.add_argument("--timeline", metavar="FILE", help="write one step for ui.perfetto.dev")
+    auto.add_argument("-o", "--output", metavar="FILE", help="file of the plan, for hvdlite.parallel.planned")
+    made = command("network", network, "divide a budget of bandwidth among the dimensions of a network")
+    made.add_argument("--dims", required=True, metavar="N,N", help="ranks of each dimension, the inner one first")
+    made.add_argument(
+        "--budget", required=True, metavar="RATE", help="bandwidth of all dimensions together, as 100GB/s"
+    )
+    made.add_argument("--sizes", metavar="SIZE,SIZE", help="size of each allreduce; 25M:0+2 spans dimensions 0, 2")
+    made.add_argument("--recording", metavar="DIR", help="use the gradients of hvdlite-run --record as sizes")
+    made = command(
+        "rewrite", rewritten, "rewrite the collectives of a step into faster ones, with a proof of each use of a rule"
+    )
+    made.add_argument("program", metavar="FILE", help="JSON file in the format hvdlite-program-1")
+    made.add_argument(
+        "--hosts", type=int, required=True, metavar="H", help="number of hosts, with equal numbers of ranks"
+    )
+    made.add_argument("--ranks", type=int, metavar="N", help="number of ranks, to check the program against")
+    made.add_argument(
+        "--inside", default=INSIDE, metavar="TIME,RATE", help=f"link between ranks of a host (default: {INSIDE})"
+    )
+    made.add_argument("--across", default=ACROSS, metavar="TIME,RATE", help=f"link between hosts (default: {ACROSS})")
+    made.add_argument("--unit", default=UNIT, metavar="SIZE", help=f"bytes of an element (default: {UNIT})")
+    made.add_argument("-o", "--output", metavar="FILE", help="file of the rewritten program")
 
 
 def profiled(asked: argparse.Namespace) -> int:
@@ -135,7 +148,7 @@ def network(asked: argparse.Namespace) -> int:
     except ValueError as error:
         raise ValueError(f"{error}: write dimensions as 4,4 and sizes as 100M,25M:0+1 [HVD008]") from None
     if (asked.recording is None) == (not words):
-        raise ValueError("the bytes are those of --sizes or of --recording: give one of them [HVD008]")
+        raise ValueError("the bytes come from --sizes or from --recording: pass one of them [HVD008]")
     sizes: list[float] = [units.size_bytes(word) for word, _ in words]
     if asked.recording is not None:  # a module of a higher floor
         sizes, spans = [float(import_module("hvdlite.predict.recording").load(asked.recording).bytes.sum())], [None]
@@ -161,7 +174,7 @@ def rewritten(asked: argparse.Namespace) -> int:
     if asked.ranks not in (None, size):
         raise PlanError(f"{asked.program}: its axes make {size} ranks, not {asked.ranks} [HVD006]")
     if hosts < 1 or size % hosts:
-        raise ValueError(f"{size} ranks cannot be shared evenly by {hosts} hosts [HVD008]")
+        raise ValueError(f"{size} ranks cannot be divided evenly over {hosts} hosts [HVD008]")
     unit = units.size_bytes(asked.unit)
     where = Where(
         [rank * hosts // size for rank in range(size)], units.link(asked.inside), units.link(asked.across), unit

@@ -32,30 +32,34 @@ def add(kinds: Any) -> None:
         made: argparse.ArgumentParser = kinds.add_parser(name, help=about, description=f"hvdlite-plan {name}: {about}.")
         made.set_defaults(run=run, ranks=None, links=None, cursors=CURSORS[0])
         if plans:
-            made.add_argument("plans", nargs=plans, metavar="PLAN", help="a name of `hvdlite-plan list`, or FILE.json")
-            made.add_argument("--kind", choices=KINDS, default=KINDS[0], help=f"of a name: what it does ({KINDS[0]})")
-            made.add_argument("--root", type=int, default=0, metavar="RANK", help="of a broadcast or reduce (0)")
-            made.add_argument("--topology", metavar="FILE", help="links, as JSON of the format hvdlite-topology-1")
-            made.add_argument("--dims", metavar="N,N", help="of a grid of ranks: links are those of its lines")
-            made.add_argument("--rates", metavar="RATE,RATE", help="of --dims, for each dimension; by default --links")
+            made.add_argument("plans", nargs=plans, metavar="PLAN", help="name from `hvdlite-plan list`, or FILE.json")
             made.add_argument(
-                "--parts", type=int, default=1, metavar="N", help="of `grid`: parts, one behind the other"
+                "--kind", choices=KINDS, default=KINDS[0], help=f"collective of a named plan ({KINDS[0]})"
+            )
+            made.add_argument(
+                "--root", type=int, default=0, metavar="RANK", help="root of a broadcast or reduce (default: 0)"
+            )
+            made.add_argument("--topology", metavar="FILE", help="JSON file of links, format hvdlite-topology-1")
+            made.add_argument("--dims", metavar="N,N", help="size of a grid of ranks, linked along its lines")
+            made.add_argument("--rates", metavar="RATE,RATE", help="rate of each of --dims; default: that of --links")
+            made.add_argument(
+                "--parts", type=int, default=1, metavar="N", help="number of parts of `grid`, one after the other"
             )
         if plans and name != "run":
-            made.add_argument("--ranks", type=int, metavar="N", help="for how many ranks")
+            made.add_argument("--ranks", type=int, metavar="N", help="number of ranks")
         return made
 
-    command("list", show, "all plans, those of other packages too, and what could not be imported")
-    command("verify", verify, "whether a plan is right: else the step, the rank and the chunk", "+")
-    drawn = command("draw", picture, "a picture of a plan, as SVG and for ui.perfetto.dev", 1)
-    timed = command("time", times, "how long plans take on links that need not exist", "+")
+    command("list", show, "list all plans, also of other packages, and those that cannot be imported")
+    command("verify", verify, "prove a plan, or name the step, rank and chunk of the defect", "+")
+    drawn = command("draw", picture, "draw a plan, as SVG or for ui.perfetto.dev", 1)
+    timed = command("time", times, "time plans on links that need not exist", "+")
     for made, default in ((drawn, "1M"), (timed, "4k,1M,16M")):
-        made.add_argument("--links", metavar="TIME,RATE", help=f"a port in and one out for each rank ({LINKS})")
-        made.add_argument("--bytes", default=default, metavar="SIZE", help=f"of the buffer ({default})")
-        made.add_argument("--cursors", choices=CURSORS, help="what a rank does one after the other: by link, or all")
-    drawn.add_argument("-o", "--output", metavar="FILE", help="the SVG; without -o and --perfetto: to stdout")
-    drawn.add_argument("--perfetto", metavar="FILE", help="the same for ui.perfetto.dev")
-    command("run", really, "in each rank of hvdlite-run: integers exact, floats the same bits on all ranks", 1)
+        made.add_argument("--links", metavar="TIME,RATE", help=f"links: each rank has a port in and one out ({LINKS})")
+        made.add_argument("--bytes", default=default, metavar="SIZE", help=f"size of the buffer (default: {default})")
+        made.add_argument("--cursors", choices=CURSORS, help="serialize the moves of each link, or of each rank")
+    drawn.add_argument("-o", "--output", metavar="FILE", help="SVG file; without -o and --perfetto: stdout")
+    drawn.add_argument("--perfetto", metavar="FILE", help="write the picture for ui.perfetto.dev")
+    command("run", really, "sum numbers by a plan, in each rank of hvdlite-run", 1)
 
 
 def _network(asked: argparse.Namespace) -> Links | None:
@@ -77,7 +81,7 @@ def _dims(asked: argparse.Namespace) -> list[int]:
     try:
         return [int(part) for part in asked.dims.split(",")]
     except ValueError:
-        raise ValueError(f"--dims {asked.dims!r}: write the lengths of a grid, as 4,4 [HVD008]") from None
+        raise ValueError(f"--dims {asked.dims!r}: write the lengths of a grid, such as 4,4 [HVD008]") from None
 
 
 def _options(name: str, asked: argparse.Namespace) -> dict[str, Any]:
@@ -94,7 +98,7 @@ def _tables(asked: argparse.Namespace, links: Links | None, size: int | None = N
     sizes = [size, asked.ranks, links.size if links else None, *(table.size for table in files.values())]
     size = next((each for each in sizes if each is not None), None)
     if size is None:
-        raise ValueError("for how many ranks? Give --ranks or --topology [HVD008]")
+        raise ValueError("the number of ranks is missing: pass --ranks or --topology [HVD008]")
     for word, table in files.items():
         if table.size != size:
             raise PlanError(f"{word}: plan {table.name!r} is for {table.size} ranks, not for {size} [HVD009]")
@@ -111,7 +115,7 @@ def _played(asked: argparse.Namespace) -> tuple[list[Table], Links, list[tuple[s
     sizes = [(word, units.size_bytes(word)) for word in asked.bytes.split(",")]
     for word, count in sizes:
         if not 1 <= count <= BYTES_MAX:
-            raise ValueError(f"a buffer of {word!r} is out of bounds: it has 1 byte to {BYTES_MAX >> 40}T [HVD008]")
+            raise ValueError(f"a buffer of {word!r} is out of range: use 1 byte to {BYTES_MAX >> 40}T [HVD008]")
     return found, network or Links.uniform(found[0].size, *units.link(asked.links or LINKS)), sizes
 
 
@@ -145,7 +149,7 @@ def _about(table: Table) -> str:
 def picture(asked: argparse.Namespace) -> int:
     (table, *_), links, sizes = _played(asked)
     if len(sizes) > 1:
-        raise ValueError(f"a picture is of one size, not of {asked.bytes!r} [HVD008]")
+        raise ValueError(f"a picture shows one size, not {asked.bytes!r} [HVD008]")
     for path, made in ((asked.output, draw.svg), (asked.perfetto, draw.perfetto)):
         if path:
             Path(path).write_text(made(table, sizes[0][1], links, asked.cursors), encoding="utf-8")

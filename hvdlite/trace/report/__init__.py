@@ -13,13 +13,15 @@ import sys
 
 from .. import attempts
 
-HELP = "the steps of a job as one page of pictures and advice"
+HELP = "write one page with pictures and advice about the steps of a job"
 WRONG = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="what --trace-dir said")
-    parser.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the page (report.html)")
+    parser.add_argument("folder", metavar="DIR", help="folder of --trace-dir")
+    parser.add_argument(
+        "-o", "--output", default="report.html", metavar="FILE", help="file of the page (default: report.html)"
+    )
     attempts.add_argument(parser)
 
 
