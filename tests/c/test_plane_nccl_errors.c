@@ -57,7 +57,7 @@ static void is_made_to_block(const struct hvd_plane_arg *world, void *more)
     struct hvd_plane_arg arg = *world;
     arg.nccl_blocks = world->rank == 1;
     CHECK(gpus_greet(&arg, world->rank, &seat, &error) == HVD_EINIT &&
-              strstr(error.text, "rank 1 cannot use NCCL: NCCL_COMM_BLOCKING=1 is set") &&
+              strstr(error.text, "rank 1 cannot use NCCL: NCCL_COMM_BLOCKING=1 makes the calls") &&
               strstr(error.text, "unset it"),
           "%s", error.text);
     hvd_world_meet(world);
