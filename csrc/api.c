@@ -60,8 +60,9 @@ static void watch_forks(void)
 static const char *text_of(int code)
 {
     if (code == HVD_EFORK)
-        return "this is a forked child of a rank (a DataLoader worker, say): hvdlite works only in the process that "
-               "called hvd.init(); do communication there, or start the child with the 'spawn' method" HVD_ENDS(122);
+        return "this process is a forked child of a rank, such as a DataLoader worker: hvdlite works only in the "
+               "process "
+               "that called hvd.init(). Communicate there, or start the child with the 'spawn' method" HVD_ENDS(122);
     const char *told = atomic_load(&process.none);
     return told ? told : "hvdlite has not been initialized; use hvd.init()." HVD_ENDS(101);
 }

@@ -28,7 +28,7 @@ extensions = [
     "sphinx_copybutton",
     "pages",
 ]
-exclude_patterns = ["_ext", "site"]
+exclude_patterns = ["_ext"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]

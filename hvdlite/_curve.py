@@ -30,8 +30,8 @@ def zmq_for(what: str) -> Any:
         raise HvdInitError(f'{what} needs pyzmq: pip install "hvdlite[{extra}]" ({error}) [HVD023]') from error
     if not zmq.has("curve"):
         raise HvdInitError(
-            f"{what} needs a pyzmq that can encrypt; this one (libzmq {zmq.zmq_version()}) was built without CURVE: "
-            f'pip install --force-reinstall --no-build-isolation "pyzmq>=25" [HVD023]'
+            f"{what} needs a pyzmq with encryption; this one (libzmq {zmq.zmq_version()}) was built without CURVE: "
+            'pip install --force-reinstall --no-build-isolation "pyzmq>=25" [HVD023]'
         )
     return zmq
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ._coded import code_of
 
-GIVE = "Give what lies in it (numbers, texts, arrays, and dicts, lists and sets of them), or leave it out."
+GIVE = "Pass its content (numbers, texts, arrays, and dicts, lists and sets of them), or leave it out."
 _PARTS, _BITS = 3, 21  # of a number; 2^21 ranks can add up the squares of as many bits
 _PLAIN = (type(None), bool, int, float, complex, str)  # they show what they are, to the last bit
 

@@ -36,9 +36,9 @@ VERDICT_BYTES = 1 + ENDS_BYTES + PROOF_BYTES
 WELCOME, UNKNOWN, RELAYED = range(1, 4)  # verdicts; no connection answers 0 by chance
 FOREIGN, FALSE = -1, -2  # what only the connector sees: another version, or one who knows no secret
 _PASSED_ON = (
-    "the connection is not direct: here it leads from {} to {}, at its other end from {} to {}. Somebody passes it on: "
-    "a relay of another user, or what translates addresses (NAT, a container's mapped port, a proxy), which is not "
-    "supported: let ranks and hosts reach each other at their own addresses (containers: --network=host) [HVD127]"
+    "the connection is not direct: this end sees {} connect to {}, the other end sees {} connect to {}. A proxy, "
+    "NAT, a mapped container port or another user's relay forwards it, which is not supported. Let ranks and hosts "
+    "reach each other at their own addresses (containers: --network=host) [HVD127]"
 )
 
 STORE, REPORT = b"store", b"report"  # what connections are for

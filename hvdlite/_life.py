@@ -85,7 +85,9 @@ def hvd_py_allgather(self: Any, mine: Any, count: int, everyone: Any, text: Any,
     try:
         parts = boot.allgather(bytes(ffi.buffer(mine, count)) if count else b"")
         if any(len(part) != count for part in parts):
-            raise HvdInitError("ranks gave records of different lengths: their versions of hvdlite differ. [HVD104]")
+            raise HvdInitError(
+                "ranks sent records of different lengths: install the same hvdlite on all hosts. [HVD104]"
+            )
         joined = b"".join(parts)
         ffi.memmove(everyone, joined, len(joined))
         return lib.HVD_OK
@@ -135,9 +137,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if lib.hvd_initialized() == 1:
             new = [each for each in sets or [] if each.process_set_id is None]
             if new:
-                raise ValueError(
-                    f"init() has been called before: register {new[0]!r} with hvd.add_process_set() [HVD102]"
-                )
+                raise ValueError(f"init() was called before: register {new[0]!r} with hvd.add_process_set() [HVD102]")
             return
         _failing.install(abort)
         environ = config.environ()
@@ -212,9 +212,9 @@ def _require_all(comm: Any, size: int) -> None:
         return
     said = f"comm={comm!r}" if isinstance(comm, (list, tuple, range)) else f"a comm of type {type(comm).__name__}"
     raise HvdNotYetError(
-        f"hvd.init with {said} needs a job over MPI (start it with mpirun or mpiexec): this job has {size} "
-        f"rank{'s' if size > 1 else ''}, and init takes all. Leave comm out, and use hvd.ProcessSet for some of them."
-        " [HVD126]"
+        f"hvd.init with {said} needs a job under MPI (started with mpirun or mpiexec). This job has {size} "
+        f"rank{('s' if size > 1 else '')}, and init needs all of them: leave out comm, and use hvd.ProcessSet for a "
+        "subset. [HVD126]"
     )
 
 

@@ -121,7 +121,7 @@ def records_of(parts: Sequence[bytes]) -> list[dict[str, Any]]:
             raise ValueError
         return [{**known[alike], **claim} for (alike, _, _), claim in zip(halves, claims)]
     except (ValueError, TypeError):
-        raise HvdInitError("a rank's record is not one: do all ranks run the same hvdlite? [HVD104]") from None
+        raise HvdInitError("a rank sent an invalid record: install the same hvdlite on all hosts [HVD104]") from None
 
 
 def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) -> _store.Meeting:
@@ -131,8 +131,8 @@ def _joined(place: Place, values: Mapping[str, Any], version: str, wire: int) ->
     absent = [f"HVDLITE_{name.upper()}" for name in ("store_addr", "store_port", "secret_key") if values[name] is None]
     if absent:
         raise HvdInitError(
-            f"rank {place.rank} of {place.size} has nowhere to meet the others ({', '.join(absent)} not set): "
-            f"start the job with: hvdlite-run -np {place.size} python ..., or set HVDLITE_STORE_ADDR to the host of "
+            f"rank {place.rank} of {place.size} has no address of the rendezvous ({', '.join(absent)} not set): "
+            f"start the job with hvdlite-run -np {place.size} python ..., or set HVDLITE_STORE_ADDR to the host of "
             "rank 0 on all ranks [HVD103]"
         )
     return _store.connect(
@@ -200,8 +200,8 @@ def _way_of_votes(place: Place, values: Mapping[str, Any], seats: Seats) -> str:
         raise HvdOptionError(f"HVDLITE_VOTES={way!r}: must be auto, tcp or mpi [HVD801]")
     if way == "mpi" and place.source != "MPI":
         raise HvdInitError(
-            f"rank {place.rank}: HVDLITE_VOTES=mpi needs a job over MPI, and this one was found under {place.source}: "
-            "start it with mpirun or mpiexec, or leave HVDLITE_VOTES out [HVD124]"
+            f"rank {place.rank}: HVDLITE_VOTES=mpi needs a job under MPI, but this job was found under "
+            f"{place.source}: start it with mpirun or mpiexec, or unset HVDLITE_VOTES [HVD124]"
         )
     if place.source != "MPI" or seats.hosts == 1 or (way == "auto" and values["plane"] in ("hier", "p2p")):
         return "tcp"

@@ -78,8 +78,8 @@ class Seals:
             error = HvdPeerLostError(
                 coded(
                     "HVD458",
-                    f"what came from rank {sender} for {purpose} was changed on its way, or is not its: nothing of it "
-                    "was unpickled",
+                    f"data from rank {sender} for {purpose} was changed in transit or is forged: nothing of it was "
+                    "unpickled",
                 )
             )
             error.rank = sender

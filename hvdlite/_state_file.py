@@ -88,11 +88,14 @@ class Kept:
         except OSError as error:
             if time.monotonic() >= self._warn_at:
                 why = error.strerror or str(error)
-                _say(f"{self._path} cannot be written ({why}): commits are in memory only until it can [HVD425]")
+                _say(
+                    f"{self._path} cannot be written ({why}): commits are kept in memory only until it can be written "
+                    "[HVD425]"
+                )
                 self._warn_at = time.monotonic() + _QUIET
         except Exception as error:  # whatever the pickling of a user's class raises
             why = unpicklable(state) or str(error)
-            raise HvdStateError(coded("HVD425", f"the state cannot be kept in {self._path}: {why}")) from error
+            raise HvdStateError(coded("HVD425", f"the state cannot be saved to {self._path}: {why}")) from error
         self._next = time.monotonic() + self._seconds
         return not self._behind
 
@@ -101,7 +104,7 @@ class Kept:
         head = b"" if self.taken else _head_of(self._path)
         if head and self._head not in (None, head):
             self.taken = True
-            _say(f"{self._path} is being written by another job as well: each job needs a path of its own [HVD425]")
+            _say(f"another job also writes {self._path}: give each job its own path [HVD425]")
         return self.taken
 
     def load_into(self, state: Any) -> None:
@@ -237,8 +240,8 @@ def read(path: str) -> Any:
             length += len(chunk)
         if head != _HEAD.pack(MAGIC, found.digest(), length):
             raise HvdStateError(
-                f"{path} is no state that hvdlite has saved, or it was cut or changed since: its length and hash are "
-                "not those of its head. Give another path, or remove it to train from the beginning [HVD425]"
+                f"{path} is not a state that hvdlite has saved, or it was changed since: its length and hash do not "
+                "match its header. Give another path, or remove the file to train from the beginning [HVD425]"
             )
         file.seek(_HEAD.size)
         return pickle.load(file)

@@ -23,11 +23,11 @@ def require_same(told: Sequence[tuple[int, dict[str, str]]]) -> None:
         name = next((name for name in sorted({*form, *first}) if form.get(name) != first.get(name)), None)
         if name is not None:
             has, wanted = (f"{name} ({each[name]})" if name in each else f"no {name}" for each in (form, first))
-            text = f"the State of rank {rank} has {has}, that of rank 0 {wanted}: build it alike on all ranks"
+            text = f"the State of rank {rank} has {has}, and that of rank 0 has {wanted}: build it alike on all ranks"
         elif call != first_call:
             text = (
                 f"rank {rank} is in training function {call} of its script (hvd.elastic.run), rank 0 in {first_call}: "
-                "a process that comes later begins with the first, so let one do all of the training"
+                "a process that joins later begins with the first, so do all training in one function"
             )
         else:
             continue

@@ -27,7 +27,7 @@ def given(process_sets: Any, more: list[Any]) -> list[ProcessSet] | None:
     sets = [each for each in sets if each is not global_process_set]
     for i, each in enumerate(sets):
         if each.mpi_comm is None and any(each.ranks == other.ranks for other in sets[:i]):
-            raise ValueError(f"process_sets names the ranks {each.ranks} twice: each set once [HVD215]")
+            raise ValueError(f"process_sets names the ranks {each.ranks} twice: list each set once [HVD215]")
     return sets
 
 

@@ -119,7 +119,7 @@ class Store:
         number, parts = _wire.unpack_gathered(body, self.size)
         if number != self._round:
             raise HvdInitError(
-                f"rank {self.rank}: the store answered round {number}, round {self._round} was asked [HVD112]"
+                f"rank {self.rank}: the store answered round {number}, expected round {self._round} [HVD112]"
             )
         return parts
 
@@ -190,7 +190,7 @@ class Store:
             raise HvdRemoved(body.decode("utf-8", "replace"))
         if kind == _wire.REFUSED:
             raise HvdInitError(coded("HVD121", f"rank {self.rank}: {body.decode('utf-8', 'replace')}"))
-        raise HvdInitError(f"rank {self.rank}: the store sent a frame of kind {kind}, {wanted} was expected [HVD112]")
+        raise HvdInitError(f"rank {self.rank}: the store sent a frame of kind {kind}, expected {wanted} [HVD112]")
 
     def _read_frame(self, deadline: float) -> tuple[int, bytes]:
         try:
@@ -199,13 +199,10 @@ class Store:
             return self._session.opened(head + rest)
         except _wire.WireError as error:
             self.close()  # nothing that comes over it can be believed
-            raise HvdInitError(
-                coded("HVD112", f"rank {self.rank}: what came from the store is not what it sends: {error}")
-            ) from None
+            raise HvdInitError(coded("HVD112", f"rank {self.rank}: the store sent invalid data: {error}")) from None
         except EOFError:
             raise HvdInitError(
-                f"rank {self.rank}: the store closed the connection; has the launcher ended? Its own output says why"
-                " [HVD110]"
+                f"rank {self.rank}: the store closed the connection: read the launcher's output for the reason [HVD110]"
             ) from None
         except socket.timeout as error:
             let_out(error)
@@ -334,10 +331,16 @@ def stranger(error: _handshake.HandshakeError, where: str) -> str:
     if error.verdict == _handshake.UNKNOWN:
         return (
             f"the store at {where} refused this rank's secret: HVDLITE_SECRET_KEY, HVDLITE_SECRET_FILE or the user's "
-            "key is that of another job or user [HVD111]"
+            "key belongs to another job or user [HVD111]"
         )
     if error.verdict == _handshake.FOREIGN:
-        return f"what listens at {where} is no store of this hvdlite: install the same version for all ranks [HVD112]"
+        return (
+            f"the program that listens at {where} is not a store of this hvdlite: install the same version for all "
+            "ranks [HVD112]"
+        )
     if error.verdict == _handshake.RELAYED:
         return f"the store at {where}: {error}"
-    return f"what listens at {where} does not know the secret of this job [HVD111]"
+    return (
+        f"the program that listens at {where} does not have the secret of this job: choose another port, or set the "
+        "same HVDLITE_SECRET_KEY on all hosts [HVD111]"
+    )

@@ -85,7 +85,7 @@ class Session:
     def forged(self) -> WireError:
         """What to raise of the frame that comes next."""
         return WireError(
-            f"frame {self.counts[1]} is not what the other end sent: it was changed, repeated or left out on its way "
+            f"frame {self.counts[1]} is not what the other end sent: it was changed, repeated or removed in transit "
             "[HVD458]"
         )
 
@@ -133,8 +133,8 @@ class FrameReader:
         """The stream has ended. Raises WireError if that is within a frame."""
         if self._held:
             raise WireError(
-                f"the connection ended within frame {self._session.counts[1]}: the other end was stopped while it "
-                "spoke, or somebody on the way has cut it off [HVD458]"
+                f"the connection ended within frame {self._session.counts[1]}: the other end stopped while it was "
+                "sending, or the network cut the connection [HVD458]"
             )
 
 

@@ -53,7 +53,7 @@ def mpi_threads_supported() -> bool:
     if mpi.enabled():
         return True  # less than MPI_THREAD_MULTIPLE is refused by init()
     raise ValueError(
-        "MPI is not enabled: this process is no rank of a job over MPI. Start it with mpirun, or use comm=. [HVD109]"
+        "MPI is not enabled: this process is not a rank of an MPI job. Start it with mpirun, or use comm=. [HVD109]"
     )
 
 

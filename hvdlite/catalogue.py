@@ -45,7 +45,7 @@ def find(code: str) -> Row:
     if wanted in ROWS:
         return ROWS[wanted]
     if not (wanted.startswith("HVD") and wanted.isascii() and wanted[3:].isdigit()):
-        raise ValueError(f"{code[:40]!r} is no code of hvdlite: they look like HVD301 [HVD704]")
+        raise ValueError(f"{code[:40]!r} is not a code of hvdlite: codes look like HVD301 [HVD704]")
     near = min(ROWS, key=lambda each: abs(int(each[3:]) - int(wanted[3:12])))
     raise ValueError(f"there is no code {wanted[:40]}; the nearest is {near}: {ROWS[near].title} [HVD704]")
 

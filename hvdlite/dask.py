@@ -73,7 +73,7 @@ def run(
     """
     distributed = driven.library("distributed", "dask")
     if not isinstance(client, distributed.Client) or client.asynchronous:
-        raise TypeError(f"run() needs a client of distributed, and not an asynchronous one: {client!r} [HVD244]")
+        raise TypeError(f"run() needs a synchronous client of distributed, not {client!r} [HVD244]")
     call, given = driven.call_of(fn, args, kwargs), driven.variables(env)
     chosen = _chosen(client, num_proc, workers)
     meeting = driven.Meeting(len(chosen), _address(distributed, chosen), start_timeout)
@@ -84,7 +84,7 @@ def run(
             with client.as_current():
                 lock = distributed.Lock(f"hvdlite {place}")
             if not lock.acquire(timeout=start_timeout):
-                raise HvdRunError(f"{place} has run another job of hvdlite for {start_timeout:g} s [HVD404]")
+                raise HvdRunError(f"{place} has been busy with another job of hvdlite for {start_timeout:g} s [HVD404]")
             ends.callback(lock.release)
         ends.callback(lambda: client.cancel(list(futures)))
         for rank, place in enumerate(chosen):
@@ -107,19 +107,19 @@ def _chosen(client: Any, num_proc: int | None, workers: Sequence[str] | None) ->
     there = sorted(_there(client))
     for each in workers or ():
         if each not in there:
-            raise HvdRunError(f"no worker {each} is in this cluster, but {', '.join(there) or 'none'} [HVD404]")
+            raise HvdRunError(f"this cluster has no worker {each}: it has {', '.join(there) or 'none'} [HVD404]")
     named = there if workers is None else sorted(workers)
     size = len(named) if num_proc is None else num_proc
     if isinstance(size, bool) or not isinstance(size, int) or size < (num_proc is not None):
         raise ValueError(f"num_proc={num_proc!r}: must be a whole number of ranks, at least 1 [HVD244]")
     if size > len(named) or size == 0:
-        had = "has" if workers is None else "was told to use"
+        had = "the cluster has" if workers is None else "workers= names"
         raise HvdRunError(
-            f"{size or 'some'} ranks are asked for, and the cluster {had} {len(named)} workers: each worker process is "
+            f"{size or 'some'} ranks are asked for, and {had} {len(named)} workers: each worker process is "
             "one rank [HVD404]"
         )
     if any(place.startswith("inproc:") for place in named):
-        raise HvdRunError("the workers are threads of this process: LocalCluster(processes=True) [HVD404]")
+        raise HvdRunError("the workers are threads of this process: use LocalCluster(processes=True) [HVD404]")
     return named[:size]
 
 

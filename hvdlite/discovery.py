@@ -112,15 +112,15 @@ def discover(environ: Mapping[str, str]) -> Place:
     if _number(environ, "PMI_SIZE", 1) > 1:
         raise HvdInitError(
             f"PMI_RANK={environ.get('PMI_RANK')!r} and PMI_SIZE={environ.get('PMI_SIZE')!r} are set, but neither "
-            "MPI_LOCALRANKID nor SLURM_STEP_ID: this MPI launcher is not known. Start the job with hvdlite-run."
-            " [HVD106]"
+            "MPI_LOCALRANKID nor SLURM_STEP_ID: this MPI launcher is not supported. Start the job with hvdlite-run. "
+            "[HVD106]"
         )
     for name in ("PMIX_RANK", "PMI_RANK"):
         if name in environ and "PMI_SIZE" not in environ:
             raise HvdInitError(
-                f"{name}={environ[name]} says that this is a rank of a job, and nothing says of how many: this "
-                "launcher is not known. Start the job with hvdlite-run, or set HVDLITE_RANK, HVDLITE_SIZE and "
-                "HVDLITE_STORE_ADDR (the host of rank 0) on all. [HVD106]"
+                f"{name}={environ[name]} marks this process as a rank of a job, but the size of the job is unknown: "
+                "this launcher is not supported. Start the job with hvdlite-run, or set HVDLITE_RANK, HVDLITE_SIZE "
+                "and HVDLITE_STORE_ADDR (the host of rank 0) on all ranks. [HVD106]"
             )
     return SINGLE
 
@@ -182,7 +182,8 @@ def _foreign(environ: Mapping[str, str], source: _Source) -> Place | None:
     for name in (source.rank, source.size):
         if name not in environ:
             raise HvdInitError(
-                f"{source.title}: {shown} without {name}; the launcher's environment is not whole. [HVD105]"
+                f"{source.title}: {shown} without {name}: the environment of the launcher is incomplete. Start the "
+                "script with one launcher only. [HVD105]"
             )
     numbers = [None if name is None or name not in environ else _number(environ, name, 0) for name in source[2:]]
     return _checked(_place(numbers, source.title), shown)
@@ -195,7 +196,10 @@ def _step(environ: Mapping[str, str]) -> Place | None:
     # The step's own number comes first: in an interactive step SLURM_NTASKS is that of the whole allocation.
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     if size_name not in environ:
-        raise HvdInitError(f"Slurm: {shown} without SLURM_NTASKS; the step's environment is not whole. [HVD105]")
+        raise HvdInitError(
+            f"Slurm: {shown} without SLURM_NTASKS: the environment of the step is incomplete. Start the script with "
+            "srun, or unset the SLURM_ variables. [HVD105]"
+        )
     node = _number(environ, "SLURM_NODEID", 0)
     tasks = _slurm.tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     place = Place(
@@ -221,8 +225,8 @@ def _by_hand(environ: Mapping[str, str]) -> Place | None:
     if pods and per_pod.isdecimal() and int(per_pod) > 1:
         several = f"--nnodes {pods} --node-rank $PET_NODE_RANK --rdzv-endpoint $PET_MASTER_ADDR:29400 --nproc-per-node"
         raise HvdInitError(
-            f"{shown}: each pod is to run {per_pod} ranks, and this process is none of them: start the script with "
-            f"torchrun, or with hvdlite-run {'-np' if pods == '1' else several} {per_pod}. [HVD105]"
+            f"{shown}: each pod must run {per_pod} ranks, and this process is not one of them: start the script with "
+            f"torchrun, or with hvdlite-run {('-np' if pods == '1' else several)} {per_pod}. [HVD105]"
         )
     if all(name in environ for name in _WHOLE):
         _number(environ, "MASTER_PORT", 0)
@@ -232,16 +236,16 @@ def _by_hand(environ: Mapping[str, str]) -> Place | None:
     if sizeless or _number(environ, "WORLD_SIZE", 1) > 1:
         missing = ", ".join(name for name in _WHOLE if name not in environ)
         raise HvdInitError(
-            f"{shown} without {missing}: this is a rank of a job, and where the others are is not told whole. Set "
-            f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or torchrun."
-            f"{_LIGHTNING * of_lightning} [HVD105]"
+            f"{shown} without {missing}: this process is a rank of a job, but its environment is incomplete. Set "
+            f"{', '.join(_WHOLE)} on all ranks, or start the job with hvdlite-run or "
+            f"torchrun.{_LIGHTNING * of_lightning} [HVD105]"
         )
     if pods.rpartition(":")[2] not in ("", "1"):
         missing = ", ".join(name for name in _PODS[2:] if name not in environ)
         if missing or not pods.isdecimal():  # 1:4 is a number for torchrun's elastic agents
             raise HvdInitError(
-                f"{shown}{f' without {missing}' * bool(missing)}: this is a pod of a job, and its rank is not told: "
-                "start the script with torchrun. [HVD105]"
+                f"{shown}{f' without {missing}' * bool(missing)}: this process runs in a pod of a job, but has no "
+                "rank number: start the script with torchrun. [HVD105]"
             )
         numbers = [_number(environ, "PET_NODE_RANK", 0), int(pods)]
         return _checked(_place([*numbers, None, None, None, None], BY_HAND), shown)
@@ -271,9 +275,7 @@ def _checked(place: Place, shown: str) -> Place:
     )
     for what, number, of in pairs:
         if number is not None and (number < 0 or (of is not None and number >= of)):
-            raise HvdInitError(
-                f"{place.source}: {shown}: {what} {number} is not within 0 and {of} (exclusive). [HVD105]"
-            )
+            raise HvdInitError(f"{place.source}: {shown}: {what} {number} must be at least 0 and below {of}. [HVD105]")
     if place.local_size is not None and place.local_size > place.size:
         raise HvdInitError(f"{place.source}: {shown}: more ranks on this host than in the job. [HVD105]")
     return place

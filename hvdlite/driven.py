@@ -193,7 +193,7 @@ def _alone(seconds: float) -> Iterator[None]:
     """A process is a rank of one job at a time: the next waits. A call that is left of a job which has ended may take a
     while to see it."""
     if not _job.acquire(timeout=seconds):
-        raise HvdRunError(f"this process is a rank of another job since {seconds:g} s [HVD406]")
+        raise HvdRunError(f"this process has been a rank of another job for {seconds:g} s [HVD406]")
     try:
         yield
     finally:

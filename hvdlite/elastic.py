@@ -490,8 +490,8 @@ def reset() -> None:
     """
     if not _member.is_elastic():
         raise HvdNotYetError(
-            "the ranks of this job cannot change: start it with hvdlite-run --min-np N, or start it again from its "
-            "last checkpoint; the exception above says what happened. [HVD246]"
+            "the number of ranks of this job is fixed: start it with hvdlite-run --min-np N, or restart it from its "
+            "last checkpoint; the exception above has the reason. [HVD246]"
         )
     _life.shutdown()
     _life.init()

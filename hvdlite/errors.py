@@ -250,9 +250,9 @@ class HorovodVersionMismatchError(ImportError):
 
 NOT_INITIALIZED = "hvdlite has not been initialized; use hvd.init(). [HVD101]"
 PREPARING = (
-    "this process has come later and joins the others when its training function (hvd.elastic.run) begins: until then "
-    "there is nobody to exchange anything with. Call collectives inside of that function; broadcasts of what the State "
-    "holds can be left out, since it is synchronized then. [HVD426]"
+    "this process joins the job later and cannot communicate before its training function (hvd.elastic.run) begins. "
+    "Call collectives inside that function. Remove broadcasts of parts of the State: hvdlite synchronizes it then. "
+    "[HVD426]"
 )
 
 # By the names of the core's codes (csrc/hvdlite.h), so that this file needs no extension to be imported.

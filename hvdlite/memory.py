@@ -61,7 +61,7 @@ def block(count: int) -> Any | None:
     """A writable buffer of `count` > 0 bytes of plane memory, contents undefined; None where there is none to be had
     (one rank, no shared memory left). Its last user frees it. ValueError for more bytes than any memory has."""
     if count >= 1 << 63:
-        raise ValueError(f"no memory has {count} bytes [HVD220]")
+        raise ValueError(f"a size of {count} bytes exceeds every memory: the limit is 2**63 [HVD220]")
     memory = lib.hvd_alloc(count)
     if memory == ffi.NULL:
         return None
@@ -72,8 +72,8 @@ def shape_of(shape: Any) -> tuple[int, ...]:
     """A shape as its users write it: a number or a sequence of them. ValueError below 0, TypeError for what is none."""
     dims = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
     if any(isinstance(dim, bool) or not hasattr(dim, "__index__") for dim in dims):
-        raise TypeError(f"a shape is a whole number or a sequence of them, not {shape!r} [HVD220]")
+        raise TypeError(f"a shape must be a whole number or a sequence of whole numbers, not {shape!r} [HVD220]")
     numbers = tuple(dim.__index__() for dim in dims)
     if any(number < 0 for number in numbers):
-        raise ValueError(f"a shape has no negative numbers: {shape!r} [HVD220]")
+        raise ValueError(f"a shape must not have negative numbers: {shape!r} [HVD220]")
     return numbers

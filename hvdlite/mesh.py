@@ -60,7 +60,8 @@ class Mesh:
         if not axes or len(free) > 1 or (product != size if not free else size % product):
             given = ", ".join(f"{axis}={length}" for axis, length in axes.items())
             raise ValueError(
-                f"Mesh({given}) does not fit {size} ranks: the axes' product must be the number of ranks [HVD221]"
+                f"Mesh({given}) does not match {size} ranks: the product of the axes must be the number of ranks "
+                "[HVD221]"
             )
         self.shape = {axis: size // product if length == -1 else length for axis, length in axes.items()}
         self._coordinates = list(itertools.product(*(range(length) for length in self.shape.values())))
@@ -176,7 +177,7 @@ class Mesh:
         place = {**self._mine, **{self._known(axis): at for axis, at in coordinates.items()}}
         wanted = tuple(place.values())
         if wanted not in self._coordinates:
-            raise ValueError(f"{place} lies outside the mesh {self.shape} [HVD221]")
+            raise ValueError(f"{place} is outside the mesh {self.shape} [HVD221]")
         return self._coordinates.index(wanted)
 
     def __repr__(self) -> str:

@@ -53,7 +53,7 @@ def _named(dtype: str) -> np.dtype:
         return np.dtype(getattr(import_module("ml_dtypes"), dtype))
     except (ImportError, AttributeError):
         raise ValueError(
-            f"NumPy has no {dtype} but with the package ml_dtypes: install that, or use hvdlite.torch [HVD807]"
+            f"NumPy does not support {dtype} without the package ml_dtypes: install it, or use hvdlite.torch [HVD807]"
         ) from None
 
 
@@ -69,10 +69,13 @@ class NumpyAdapter:
             value = np.asarray(value)
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(
-                "masked arrays are not supported: their mask would be lost; fill it or send it beside [HVD203]"
+                "masked arrays are not supported, because the mask would be lost: fill the array, or send the mask "
+                "separately [HVD203]"
             )
         if writable and not value.flags.writeable:
-            raise ValueError("the array is read-only: use the form without _, or a copy [HVD203]")
+            raise ValueError(
+                "the array is read-only: use the function without the trailing underscore, or pass a copy [HVD203]"
+            )
         return value
 
     def view(self, tensor: np.ndarray) -> View:

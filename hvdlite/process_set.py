@@ -75,7 +75,7 @@ class ProcessSet:
             raise ValueError(f"{said}, not {ranks!r} [HVD215]")
         ranks = sorted(rank.__index__() for rank in ranks)
         if len(set(ranks)) < len(ranks):
-            raise ValueError(f"a process set names each rank once: {ranks} [HVD215]")
+            raise ValueError(f"a process set must name each rank once: {ranks} [HVD215]")
         if not ranks or ranks[0] < 0:
             raise ValueError(f"a process set needs at least one rank, and ranks count from 0: {ranks} [HVD215]")
         self.ranks = ranks
@@ -85,8 +85,8 @@ class ProcessSet:
             if _core.preparing:
                 _core.require_job()
             raise ValueError(
-                f"{self!r} is not registered: give it to hvd.init(process_sets=[...]) or hvd.add_process_set() on all "
-                "ranks, and again after hvd.shutdown() [HVD213]"
+                f"{self!r} is not registered: pass it to hvd.init(process_sets=[...]) or hvd.add_process_set() on "
+                "all ranks, and again after hvd.shutdown() [HVD213]"
             )
         return self.ranks
 
@@ -183,7 +183,7 @@ def number_of(process_set: ProcessSet) -> int:
 def rank_in(process_set: ProcessSet, global_rank: int) -> int:
     """The rank inside a set of a global rank. ValueError naming both if it is no member."""
     if isinstance(global_rank, bool) or not hasattr(global_rank, "__index__"):
-        raise TypeError(f"a rank is a whole number, not {global_rank!r} [HVD216]")
+        raise TypeError(f"a rank must be a whole number, not {global_rank!r} [HVD216]")
     number = global_rank.__index__()
     if process_set is global_process_set:
         if not 0 <= number < _core.size():
@@ -192,8 +192,8 @@ def rank_in(process_set: ProcessSet, global_rank: int) -> int:
     ranks = process_set._ranks()
     if number not in ranks:
         raise ValueError(
-            f"Process is not part of provided process set. Rank {number} is not a member of the set of ranks {ranks}; "
-            "ranks are the global ones, also with process sets. [HVD214]"
+            f"Process is not part of provided process set. Rank {number} is not a member of the set of ranks "
+            f"{ranks}; ranks are always global ranks. [HVD214]"
         )
     return ranks.index(number)
 
@@ -359,7 +359,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     with _lock:
         number = process_set.process_set_id
         if _of_members.get(number) is process_set:
-            raise ValueError(f"{process_set!r} was opened by its members alone, and lives until the job ends [HVD213]")
+            raise ValueError(
+                f"{process_set!r} was opened by its members only, and stays open until the job ends [HVD213]"
+            )
         _agree("remove_process_set", process_set.ranks, None)
         for same in _valid.pop(number, []):
             same.process_set_id = None

@@ -35,7 +35,7 @@ def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float
     if batch.crowd(environ) > 1:
         raise PlaceError(
             f"srun has started hvdlite-run {batch.crowd(environ)} times, and each would start all ranks: start it "
-            "once, without srun; or without hvdlite-run: srun python ... [HVD711]"
+            "once, without srun, or start the script without hvdlite-run: srun python ... [HVD711]"
         )
     per_node = per_node_of(asked)
     listed = found.hosts if per_node is None else [hosts.Host(host.name, per_node) for host in found.hosts]
@@ -46,7 +46,7 @@ def places(asked: argparse.Namespace, environ: Mapping[str, str], timeout: float
     if size > sum(host.slots for host in listed):
         raise PlaceError(
             f"-np {size}: {found.title} has given this job {slots} slots on {len(listed)} "
-            f"host{'s' if len(listed) > 1 else ''}: ask it for more tasks, or say --nproc-per-node [HVD709]"
+            f"host{'s' if len(listed) > 1 else ''}: ask it for more tasks, or give --nproc-per-node [HVD709]"
         )
     assigned = assign(listed, size)
     used = {slot.host for slot in assigned}

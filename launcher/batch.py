@@ -82,7 +82,7 @@ def _slurm_hosts(environ: Mapping[str, str], read: Callable[[str], str]) -> list
     counts = _slurm.tasks_per_node(told, "SLURM_TASKS_PER_NODE")
     counts *= len(names) if len(counts) == 1 else 1
     if len(counts) != len(names):
-        raise HostError(f"SLURM_TASKS_PER_NODE={told} does not fit the {len(names)} nodes of {variable} [HVD711]")
+        raise HostError(f"SLURM_TASKS_PER_NODE={told} does not match the {len(names)} nodes of {variable} [HVD711]")
     return [Host(name, count) for name, count in zip(names, counts) if count]
 
 

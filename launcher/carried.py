@@ -124,7 +124,7 @@ def main(given: dict[str, Any]) -> int:
     environ = config.environ()
     rank = next((environ[name] for name in _RANKS if name in environ), None)
     if rank is None:
-        print(f"the launcher sets none of {', '.join(_RANKS)}: its MPI is not known [HVD106]", file=sys.stderr)
+        print(f"the launcher sets none of {', '.join(_RANKS)}: this MPI is not supported [HVD106]", file=sys.stderr)
         return LOST
     given.update(host=int(rank), environ=environ)
     if given["as_horovod"]:

@@ -128,7 +128,7 @@ def _run(argv: Sequence[str]) -> int:
             print(f"hvdlite-run: {note}", file=sys.stderr, flush=True)
         if not command:
             raise UsageError(
-                "no command: what shall the ranks run? For example: hvdlite-run -np 2 python train.py [HVD702]"
+                "no command: give a program to run, for example: hvdlite-run -np 2 python train.py [HVD702]"
             )
         if asked.module:
             command = [sys.executable, "-m", *command]
@@ -283,7 +283,8 @@ def _examine(argv: Sequence[str], command: Sequence[str]) -> int:
         raise UsageError(coded("HVD704", str(error))) from None
     if where.join is not None or not where.slots:
         raise UsageError(
-            "doctor and --check-build reach hosts by ssh or a scheduler: without, give -H, or run them there [HVD703]"
+            "doctor and --check-build reach hosts by ssh or through a scheduler: give -H, or run them on each host "
+            "[HVD703]"
         )
     return doctor.run(where.slots, where.here, where.gather, environ, asked.measure, asked.check)
 
@@ -304,11 +305,13 @@ def _with_flags(environ: Mapping[str, str], options: Mapping[str, str]) -> dict[
 def _check_flags(asked: argparse.Namespace) -> None:
     """Do they fit each other? Raises UsageError."""
     if asked.stdin not in (None, "none", "0"):
-        raise UsageError(f"--stdin {asked.stdin}: 0 (rank 0 reads what comes there) or none [HVD704]")
+        raise UsageError(f"--stdin {asked.stdin}: must be 0 (rank 0 reads stdin) or none [HVD704]")
     if asked.mpi and asked.gloo:
         raise UsageError("--gloo and --mpi exclude each other [HVD703]")
     if asked.mpi and asked.bind:
-        raise UsageError(f"--bind-to {asked.bind}: with --mpi say it as mpirun does, by --binding-args [HVD704]")
+        raise UsageError(
+            f"--bind-to {asked.bind}: does not work with --mpi: give mpirun's own flags in --binding-args [HVD704]"
+        )
 
 
 def _check_command(command: str, environ: Mapping[str, str]) -> None:
@@ -337,7 +340,7 @@ def _check_folder(folder: str) -> None:
     for name in os.listdir(folder) if os.access(folder, os.R_OK) else []:
         if re.fullmatch(r"(rank|server)\.[0-9]+", name) and not os.path.isdir(os.path.join(folder, name)):
             raise UsageError(
-                f"--output-filename {folder}: {name} is no folder there: remove it, or name another place [HVD706]"
+                f"--output-filename {folder}: {name} there is not a folder: remove it, or name another folder [HVD706]"
             )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"--output-filename {folder}: cannot be written: permission denied [HVD706]")

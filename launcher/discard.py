@@ -40,8 +40,8 @@ def _told(pipes: Mapping[int, int]) -> list[str]:
     for pid in process.descendants():
         held = [ranks[name] for name in _open(pid) if name in ranks]
         if held:
-            what = f"pid {pid} ({process.name_of(pid)}), which rank {min(held)} has left in a session of its own"
-            return [f"{what}, goes on; what it writes is not shown any more [HVD501]"]
+            what = f"pid {pid} ({process.name_of(pid)}), which rank {min(held)} has started in its own session"
+            return [f"{what}, goes on; its output is not shown any more [HVD501]"]
     return []
 
 

@@ -76,16 +76,16 @@ class Epochs:
     def check(self, rank: int, size: int, pid: int, build: tuple[str, str], living: bool) -> None:
         """May this process join as this rank? Raises Refusal."""
         if size != self.size:
-            raise Refusal(f"HVDLITE_SIZE says {size} ranks, but the launcher of this job started {self.size} [HVD119]")
+            raise Refusal(f"HVDLITE_SIZE is {size}, but the launcher of this job started {self.size} ranks [HVD119]")
         if not 0 <= rank < size:
             raise Refusal(f"there is no rank {rank} in a job of {size} [HVD119]")
         if living:
             raise Refusal(
-                f"rank {rank} is already in the job as process {self._pids[rank]}; process {pid} has inherited its "
-                "environment and cannot be the same rank: only one process of a rank may call init [HVD118]"
+                f"rank {rank} is already in the job as process {self._pids[rank]}; process {pid} inherited its "
+                "environment and cannot be the same rank: call init in one process of each rank only [HVD118]"
             )
         if rank in self._ended:
-            raise Refusal(coded("HVD121", f"the launcher saw the end of this rank: {self._ended[rank]}"))
+            raise Refusal(coded("HVD121", f"the launcher reported the end of this rank: {self._ended[rank]}"))
         if self._build is not None and self._build[0] != build:
             (version, wire), other = self._build
             text = (
@@ -163,14 +163,14 @@ class Epochs:
         if epoch.ending is not None:
             return
         if not epoch.open or number != epoch.rounds + 1 or rank in epoch.parts:
-            raise Refusal(f"rank {rank} sent its part of allgather {number} while {epoch.rounds} were done [HVD112]")
+            raise Refusal(f"rank {rank} sent its part of allgather {number}, but {epoch.rounds} are complete [HVD112]")
         if not epoch.parts:
             epoch.deadline = time.monotonic() + epoch.timeout
             epoch.bytes = 0
         epoch.parts[rank] = part
         epoch.bytes += len(part)
         if epoch.bytes + 4 * self.size + 5 > _wire.FRAME_MAX:
-            text = f"allgather {number} is larger than {_wire.FRAME_MAX >> 20} MiB at the part of rank {rank} [HVD112]"
+            text = f"allgather {number} exceeds {_wire.FRAME_MAX >> 20} MiB with the part of rank {rank} [HVD112]"
             self._fail(epoch, _wire.REFUSED, text.encode())
         elif epoch.gone - epoch.silent.keys():  # the silent ones get their text soon
             other = min(epoch.gone - epoch.silent.keys())
@@ -245,7 +245,7 @@ class Epochs:
         missing = sorted(set(range(self.size)) - (set(epoch.parts) if epoch.open else epoch.present))
         absent = [number for number, address in enumerate(self.servers) if address is None]
         if not missing:
-            text = f"{ranks_named(absent, 'server')} of tables did not come {limit} [HVD113]"
+            text = f"{ranks_named(absent, 'parameter server')} did not start {limit} [HVD113]"
             self._fail(epoch, _wire.REFUSED, text.encode())
             return
         if epoch.open:

@@ -219,6 +219,6 @@ def serve(control: socket.socket, session: _wire.Session, secret: bytes) -> None
     except OSError:
         pass
     except _wire.WireError as error:
-        print(coded("HVD112", f"hvdlite-agent: what came is not what the doctor sent: {error}"), file=sys.stderr)
+        print(coded("HVD112", f"hvdlite-agent: received data that the doctor does not send: {error}"), file=sys.stderr)
     finally:
         examiner.close()

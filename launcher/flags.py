@@ -104,7 +104,7 @@ def record(asked: argparse.Namespace) -> None:
         raise FlagError(f"--record {asked.record!r}: name a folder, which may be a new one [HVD704]")
     for flag, given in (("--trace-dir", asked.trace_dir), ("--timeline-filename", asked.timeline)):
         if given is not None:
-            raise FlagError(f"--record says itself where records go: it excludes {flag} [HVD703]")
+            raise FlagError(f"--record sets the place of all records: remove {flag} [HVD703]")
     asked.trace_dir, asked.trace_steps, asked.trace_every = asked.record, "1", "1"
     asked.timeline = os.path.join(asked.record, "line.json")
 

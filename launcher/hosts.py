@@ -83,7 +83,7 @@ def read(path: str) -> str:
 def _host(text: str, source: str, default: int = 1, least: int = 1) -> Host:
     match = _SHORT.fullmatch(text)
     if match is None:
-        raise HostError(f"{source}: {text[:80]!r} is no host; write name, name:slots or [IPv6]:slots [HVD708]")
+        raise HostError(f"{source}: {text[:80]!r} is not a host: write name, name:slots or [IPv6]:slots [HVD708]")
     slots = default if match["slots"] is None else _slots(match["slots"], source, least)
     return Host(match["name"].strip("[]"), slots)
 
@@ -132,7 +132,7 @@ def assign(hosts: Sequence[Host], size: int) -> list[Slot]:
     if size > available:
         raise HostError(f"Requested more processes ({size}) than there are available slots ({available}) [HVD709]")
     if size > SIZE_MAX:
-        raise HostError(f"{size} ranks are more than there can be: {SIZE_MAX} [HVD710]")
+        raise HostError(f"{size} ranks are more than the maximum of {SIZE_MAX} [HVD710]")
     used: list[int] = []
     for host in hosts:
         taken = min(host.slots, size - sum(used))

@@ -309,7 +309,7 @@ class _Archive(_Writer):
             os.dup2(fresh, descriptor, inheritable=False)
             os.close(fresh)
         except OSError as error:
-            self._note(f"{path} cannot be begun anew, it goes on growing: {error.strerror} [HVD706]")
+            self._note(f"{path} cannot be rotated and keeps growing: {error.strerror} [HVD706]")
             self._limit = None
         self._sizes[descriptor] = 0
 

@@ -32,7 +32,7 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str]) -> Look:
         if size < 1:
             raise LookError(f"--output-file-mb {asked.file_mb}: must be greater than 0 [HVD704]")
         if asked.folder is None:
-            raise LookError("--output-file-mb is for the files of --output-filename DIR: give that, too [HVD703]")
+            raise LookError("--output-file-mb needs --output-filename DIR, whose files it limits [HVD703]")
     plain = "NO_COLOR" in environ or environ.get("TERM", "dumb") == "dumb"
     colours = [] if plain else [stream for stream in (1, 2) if os.isatty(stream)]
     ranks = _ranks("--ranks-to-console", asked.shown)

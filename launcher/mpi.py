@@ -158,8 +158,8 @@ def _hydra(
         intel = kind.family == INTEL
         if intel and len({host.slots for host in wanted.hosts}) > 1:
             raise MpiError(
-                "Intel MPI takes hosts with different numbers of ranks from a file only: give it one by "
-                "--mpi-args='-machinefile FILE' (a:4 a line), and leave -H out [HVD716]"
+                "Intel MPI takes hosts with different numbers of ranks from a file only: give "
+                "--mpi-args='-machinefile FILE' (lines like a:4), and remove -H [HVD716]"
             )
         names_of = [host.name if intel else f"{host.name}:{host.slots}" for host in wanted.hosts]
         words += ["-hosts", ",".join(names_of), *(["-ppn", str(wanted.hosts[0].slots)] if intel else [])]

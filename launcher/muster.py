@@ -202,15 +202,18 @@ def report(
                 failure = str(error) or "the connection was closed"
         time.sleep(min(_RETRY_S[min(attempt, len(_RETRY_S) - 1)], max(0.0, deadline - time.monotonic())))
         attempt += 1
-    raise ReportError(f"nobody answers at {where}, where the launcher should be: {failure} [HVD110]")
+    raise ReportError(f"no launcher answers at {where}: {failure} [HVD110]")
 
 
 def _stranger(error: _handshake.HandshakeError, where: str) -> str:
     if error.verdict == _handshake.RELAYED:
         return f"the launcher at {where}: {error}"
     if error.verdict == _handshake.FOREIGN:
-        return f"what listens at {where} is not this version of hvdlite: install the same on all hosts [HVD112]"
-    return f"what listens at {where} has another secret (HVDLITE_SECRET_KEY) than this host [HVD111]"
+        return (
+            f"the program that listens at {where} is not this version of hvdlite: install the same on all hosts "
+            "[HVD112]"
+        )
+    return f"the program that listens at {where} has another secret (HVDLITE_SECRET_KEY) than this host [HVD111]"
 
 
 def keep_watch(sock: socket.socket, control: bool, silence: float = SILENCE_S) -> None:

@@ -129,7 +129,7 @@ def forwarded(asked: argparse.Namespace, environ: Mapping[str, str]) -> dict[str
         if not name:
             raise PlaceError(f"-x {word}: needs the name of a variable before its value [HVD719]")
         if not equals and name not in environ:
-            raise PlaceError(f"-x {name}: there is no such variable here; give -x {name}=value [HVD719]")
+            raise PlaceError(f"-x {name}: there is no such variable here: give -x {name}=value [HVD719]")
         found[name] = value if equals else environ[name]
     return found
 
@@ -156,7 +156,9 @@ def _listed(asked: argparse.Namespace, environ: Mapping[str, str], timeout: floa
     elif asked.hosts is not None:
         listed = hosts.parse_hosts(asked.hosts)
     elif size is None:
-        raise PlaceError("how many ranks? Say -np N, for example: hvdlite-run -np 2 python train.py [HVD702]")
+        raise PlaceError(
+            "the number of ranks is missing: give -np N, for example: hvdlite-run -np 2 python train.py [HVD702]"
+        )
     else:
         listed = [hosts.Host("localhost", size)]
     if per_node is not None and asked.np is None and (asked.hosts or asked.hostfile):
@@ -242,7 +244,7 @@ def _nodes(asked: argparse.Namespace) -> int:
     low, colon, high = asked.nodes.partition(":")
     if colon and low != high:
         raise PlaceError(
-            f"not yet: --nnodes {asked.nodes}: training on a changing number of hosts comes later [HVD246]"
+            f"not yet: --nnodes {asked.nodes}: this version cannot train on a changing number of hosts [HVD246]"
         )
     nodes = number("--nnodes", low, 1, "hosts")
     if nodes > JOB_RANKS_MAX:
@@ -260,14 +262,14 @@ def _meeting(
     if asked.endpoint is None and asked.master is None:
         raise PlaceError("--nnodes needs the address of node 0: --rdzv-endpoint HOST:PORT [HVD713]")
     if asked.backend not in (None, *_BACKENDS):
-        raise PlaceError(f"--rdzv-backend {asked.backend}: there is no such way; leave the flag out [HVD713]")
+        raise PlaceError(f"--rdzv-backend {asked.backend}: not supported: remove the flag [HVD713]")
     host, port = _endpoint(asked)
     slots = per_node_of(asked) or 1
     if asked.np is not None:
         size = number("-np", asked.np, nodes, "ranks, one for each host")
         if asked.per_node is not None and size != nodes * slots or size % nodes:
             raise PlaceError(
-                f"-np {size} does not fit --nnodes {nodes}; leave it out and say --nproc-per-node [HVD713]"
+                f"-np {size} does not match --nnodes {nodes}: remove it and give --nproc-per-node [HVD713]"
             )
         slots = size // nodes
     node = None if asked.node is None else number("--node-rank", asked.node, 0, "nodes before it")
@@ -278,7 +280,7 @@ def _meeting(
     found = address.resolve(host)
     own = [ip for ip in found if address.is_own(ip)]
     if node == 0 and not own:
-        raise PlaceError(f"{host} ({', '.join(found)}) is no address of this host, which is node 0 [HVD713]")
+        raise PlaceError(f"{host} ({', '.join(found)}) is not an address of this host, which is node 0 [HVD713]")
     first = node == 0 or (node is None and bool(own))
     said = {**environ, **options}
     meeting = rendezvous.Rendezvous(
@@ -325,9 +327,9 @@ def _secret(asked: argparse.Namespace, environ: Mapping[str, str]) -> bytes:
     text, file = environ.get("HVDLITE_SECRET_KEY"), environ.get("HVDLITE_SECRET_FILE")
     if text is None and file is None:
         raise PlaceError(
-            "hosts that meet by themselves need a secret, the same on all of them: for example\n"
-            "  export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)   # once; then the value that it gave, on every host\n"
-            "or HVDLITE_SECRET_FILE: a file of mode 0600 that holds it"
+            "--nnodes needs the same secret on all hosts: for example\n"
+            "  export HVDLITE_SECRET_KEY=$(openssl rand -hex 32)   # once; then the same value on every host\n"
+            "or set HVDLITE_SECRET_FILE to a file of mode 0600 with the secret"
             " [HVD713]"
         )
     try:

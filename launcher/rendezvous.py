@@ -158,7 +158,7 @@ def _life(meeting: Rendezvous, given: Mapping[str, Any], hangup: int) -> int:
         return LOST
     if code == LOST:
         print(
-            f"hvdlite-run: the launcher of node 0 at {where} is gone, or never started [HVD110]",
+            f"hvdlite-run: the launcher of node 0 at {where} has ended, or never started [HVD110]",
             file=sys.stderr,
             flush=True,
         )

@@ -36,7 +36,9 @@ class Serving:
             raise Refusal("the SERVE frame is not what this launcher's version expects [HVD104]") from None
         there = self._epochs.servers if self._epochs is not None else []
         if address is None or not 0 <= number < len(there) or there[number] is not None:
-            raise Refusal(f"this job has no server {number} at such an address, or it was there already [HVD119]")
+            raise Refusal(
+                f"this job has no server {number} at this address, or the server is already connected [HVD119]"
+            )
         self.connections[number] = connection
         if self._over:
             self._tell(number, _wire.BYE)

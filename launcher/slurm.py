@@ -69,7 +69,7 @@ class Srun:
         """The addresses of a node that others know it by: on many systems a host's own name leads to itself alone."""
         found = [ip for ip in address.resolve(name) if not ip.startswith("127.") and ip != "::1"]
         if not found:
-            raise address.AddressError(f"{name}: on this host the name leads to itself alone [HVD712]")
+            raise address.AddressError(f"{name}: on this host the name resolves to a loopback address only [HVD712]")
         return found
 
     def again(self, code: int, text: str) -> bool:

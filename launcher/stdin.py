@@ -54,7 +54,7 @@ def with_program(command: Sequence[str], reads: bool) -> list[str]:
             pass  # it is closed
     if not program.strip():
         start = f"hvdlite-run -np 2 {words[0]}"
-        raise ProgramError(f"{words[0]} gets no program: {start} train.py, or {start} - < train.py [HVD702]")
+        raise ProgramError(f"{words[0]} has no program to run: {start} train.py, or {start} - < train.py [HVD702]")
     if len(program) > _ARGUMENT_MAX:
         raise ProgramError(f"the program at stdin is longer than {_ARGUMENT_MAX >> 10} KiB: name its file [HVD705]")
     return [*words[:at], "-c", os.fsdecode(program), *words[at + 1 :]]
@@ -78,7 +78,7 @@ def unread() -> str | None:
         waits = given.st_size > 0 and os.lseek(0, 0, os.SEEK_CUR) == 0  # else somebody reads it by and by
     elif stat.S_ISFIFO(given.st_mode):
         waits = any(fcntl.ioctl(0, termios.FIONREAD, bytes(4))) and not _parents(given)
-    text = "what came at stdin was read by no rank: --stdin 0 gives it to rank 0 [HVD703]"
+    text = "no rank has read the data at stdin: --stdin 0 gives it to rank 0 [HVD703]"
     return text if waits else None
 
 

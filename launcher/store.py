@@ -228,7 +228,7 @@ class StoreServer:
 
     def _frame(self, connection: Connection, kind: int, body: bytes) -> None:
         if connection.listens:
-            raise Refusal(f"who watches or serves sends no frames, not one of kind {kind} [HVD112]")
+            raise Refusal(f"a watcher or a server sends no frames, but sent one of kind {kind} [HVD112]")
         if connection.rank is None and kind in (_wire.WATCH, _wire.SERVE):
             if kind == _wire.SERVE:
                 self.servers.come(connection, body)

@@ -82,7 +82,7 @@ def places(
     rows = {"--nnodes": asked.nodes, "--node-rank": asked.node, "--rdzv-endpoint": asked.endpoint}
     for flag in (flag for flag, value in rows.items() if value is not None):
         raise UnderMpiError(
-            f"{flag} is for hosts that meet without ssh; with --mpi the mpirun brings ranks to hosts: -H [HVD703]"
+            f"{flag} does not work with --mpi, where mpirun starts the ranks: name the hosts with -H [HVD703]"
         )
     try:
         listed, size, names = _places(asked, environ)
@@ -152,7 +152,7 @@ def _address(where: _Where) -> str:
     mine = known[0] if known else address.source_towards(_ANYWHERE)
     if mine is None:
         raise address.AddressError(
-            "at which address do the other hosts find this one? Say --network-interface NAME [HVD712]"
+            "the address at which other hosts reach this one is unknown: give --network-interface NAME [HVD712]"
         )
     return mine
 
@@ -236,7 +236,8 @@ def _places(asked: argparse.Namespace, environ: Mapping[str, str]) -> tuple[list
         found = batch.allocation(environ, _read)
         if found is None and size is None and per_node is None:
             raise UnderMpiError(
-                "how many ranks? Say -np N, for example: hvdlite-run --mpi -np 2 python train.py [HVD702]"
+                "the number of ranks is missing: give -np N, for example: hvdlite-run --mpi -np 2 python train.py "
+                "[HVD702]"
             )
         if found is not None and found.title in ("Slurm", "the MPI operator"):
             slots = found.slots if per_node is None else per_node * len(found.hosts)
@@ -274,12 +275,14 @@ def _found(environ: Mapping[str, str]) -> tuple[str, mpi.Kind]:
             return program, kind
         first = next(iter(said.strip().splitlines()), "nothing")
         raise UnderMpiError(
-            f"{program} is of no MPI that hvdlite-run knows: --version says {first!r}; run it yourself [HVD716]"
+            f"{program} belongs to an MPI that hvdlite-run does not support (--version prints {first!r}): start the "
+            "ranks with it yourself [HVD716]"
         )
     srun = "; Slurm starts MPI programs itself: srun --mpi=pmix python ..." if "SLURM_JOB_ID" in environ else ""
     raise UnderMpiError(
-        f"--mpi: neither {', '.join(mpi.PROGRAMS[:-1])} nor {mpi.PROGRAMS[-1]} is on PATH: install an MPI (pip install "
-        f"mpich, apt-get install openmpi-bin), or leave --mpi out: hvdlite-run needs none{srun} [HVD716]",
+        f"--mpi: neither {', '.join(mpi.PROGRAMS[:-1])} nor {mpi.PROGRAMS[-1]} is on PATH: install an MPI (pip "
+        f"install mpich, apt-get install openmpi-bin), or leave out --mpi: hvdlite-run works without MPI{srun} "
+        "[HVD716]",
         NOT_FOUND,
     )
 

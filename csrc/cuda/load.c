@@ -105,8 +105,7 @@ static int fill(struct hvd_cuda *cuda, struct hvd_error *error)
     int devices = 0, code;
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library)
-        return hvd_fail(error, HVD_EINIT, HVD653 "this machine has no driver of CUDA that can be opened: %s",
-                        dlerror());
+        return hvd_fail(error, HVD_EINIT, HVD653 "this machine has no CUDA driver that can be opened: %s", dlerror());
     hvd_text_copy(cuda->path, sizeof cuda->path, path);
 #define X(name, symbol, arguments)                          \
     *(void **)(void *)&cuda->name = dlsym(library, symbol); \
@@ -128,8 +127,8 @@ static int fill(struct hvd_cuda *cuda, struct hvd_error *error)
     if (code != 0)
         return words_of(cuda, code, "begin", error);
     if (devices == 0)
-        return hvd_fail(error, HVD_EINIT,
-                        HVD653 "the driver of CUDA (%s) shows no device: is CUDA_VISIBLE_DEVICES empty?", path);
+        return hvd_fail(error, HVD_EINIT, HVD653 "the CUDA driver (%s) shows no device: is CUDA_VISIBLE_DEVICES empty?",
+                        path);
     return HVD_OK;
 }
 

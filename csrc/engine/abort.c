@@ -62,7 +62,8 @@ bool hvd_abort_seen(struct hvd_engine *engine)
     } else if (atomic_load_explicit(&seat->text_ready, memory_order_acquire)) {
         hvd_fail_rank(failure, code, culprit, "%.*s", HVD_TEXT_MAX - 1, seat->text);
     } else {
-        hvd_text_copy(who, sizeof who, culprit < 0 ? "somebody" : engine->who[culprit % engine->options.size].called);
+        hvd_text_copy(who, sizeof who,
+                      culprit < 0 ? "another rank" : engine->who[culprit % engine->options.size].called);
         hvd_fail_rank(failure, code, culprit, HVD456 "%s ended the job", who);
     }
     atomic_store(&engine->failed, 1);

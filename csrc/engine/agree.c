@@ -106,8 +106,8 @@ static void damaged(struct hvd_engine *engine, const struct hvd_set *set, int lo
     int rank = set->member[set->local[local]];
     char text[160];
     hvd_text_write(text, sizeof text,
-                   HVD901 "rank %d wrote a vote that is not one (%u bytes in round %llu); its memory is damaged", rank,
-                   board(engine, set, local, round)->bytes, (unsigned long long)round);
+                   HVD901 "rank %d wrote a vote that is not valid (%u bytes in round %llu); its memory is damaged",
+                   rank, board(engine, set, local, round)->bytes, (unsigned long long)round);
     hvd_engine_abort(engine, rank, HVD_EINTERNAL, text);
 }
 

@@ -37,8 +37,8 @@ static int check_tensor(const struct hvd_membership *membership, const struct hv
 {
     int bytes = hvd_dtype_bytes(request->dtype);
     if (bytes == 0)
-        return hvd_fail(error, HVD_ETYPE, HVD202 "tensor '%.200s': dtype %d is not one that hvdlite knows",
-                        NAME_OF(request), request->dtype);
+        return hvd_fail(error, HVD_ETYPE, HVD202 "tensor '%.200s': dtype %d is not supported", NAME_OF(request),
+                        request->dtype);
     if (request->ndim < 0 || request->ndim > HVD_DIMS_MAX)
         return hvd_fail(error, HVD_EINVAL, HVD251 "tensor '%.200s' has %d dimensions; at most %d are supported",
                         NAME_OF(request), request->ndim, HVD_DIMS_MAX);
@@ -59,11 +59,11 @@ static int check_reduction(const struct hvd_membership *membership, const struct
                            struct hvd_error *error)
 {
     if (request->op == HVD_OP_adasum && membership->size > HVD_LOCAL_MAX)
-        return hvd_fail(error, HVD_EINVAL,
-                        HVD252
-                        "%s of '%.200s': this version of hvdlite combines the tensors of at most %d ranks by Adasum, "
-                        "and the process set has %d; sum on the ranks of a host first, or use Average",
-                        hvd_engine_kind(request->kind), NAME_OF(request), HVD_LOCAL_MAX, membership->size);
+        return hvd_fail(
+            error, HVD_EINVAL,
+            HVD252 "%s of '%.200s': Adasum supports at most %d ranks in this version of hvdlite, but the process set "
+                   "has %d: sum over the ranks of a host first, or use Average",
+            hvd_engine_kind(request->kind), NAME_OF(request), HVD_LOCAL_MAX, membership->size);
     const char *why = request->kind == HVD_ALLREDUCE && request->op == HVD_OP_adasum
                           ? hvd_adasum_check(request->dtype)
                           : hvd_reduce_check(request->op, request->dtype, request->prescale, request->postscale);
@@ -139,12 +139,12 @@ static int check_send(const struct hvd_membership *membership, const struct hvd_
                         NAME_OF(request), request->root);
     if (!request->name)
         return hvd_fail(error, HVD_EINVAL,
-                        HVD257 "send from rank %d to rank %d: it needs a name, by which the two find each other",
+                        HVD257 "send from rank %d to rank %d: a send needs a name that is the same on both ranks",
                         request->root, request->peer);
     if (request->group)
         return hvd_fail(error, HVD_EINVAL, HVD257 "send of '%.200s': it cannot be in a group", NAME_OF(request));
     if (membership->rank != request->root && membership->rank != request->peer)
-        return hvd_fail(error, HVD_EINVAL, HVD257 "send of '%.200s' from rank %d to rank %d: rank %d has no part in it",
+        return hvd_fail(error, HVD_EINVAL, HVD257 "send of '%.200s' from rank %d to rank %d: rank %d cannot take part",
                         NAME_OF(request), request->root, request->peer, membership->rank);
     return HVD_OK;
 }

@@ -20,7 +20,7 @@
 enum { HVD_SLOT_FREE, HVD_SLOT_BUSY, HVD_SLOT_DONE };
 #define HVD_SLOT_NONE UINT32_MAX
 /* To an owner who asks again, since an exception has come between the end of his request and him. */
-#define HVD_TOLD_NOBODY "it has failed while this rank was interrupted, and why was told to nobody" HVD_ENDS(218)
+#define HVD_TOLD_NOBODY "the collective failed while this rank was interrupted, and the reason is lost" HVD_ENDS(218)
 
 struct hvd_slot {
     _Atomic uint32_t word;

@@ -216,7 +216,7 @@ static int check_ranks(const struct hvd_engine *engine, const int *ranks, int co
         if (i > 0 && ranks[i] == ranks[i - 1])
             return hvd_fail(error, HVD_EINVAL, HVD215 "process set: rank %d is named twice", ranks[i]);
         if (i > 0 && ranks[i] < ranks[i - 1])
-            return hvd_fail(error, HVD_EINVAL, HVD215 "process set: ranks must ascend, and %d comes after %d", ranks[i],
+            return hvd_fail(error, HVD_EINVAL, HVD215 "process set: ranks must ascend, but %d comes after %d", ranks[i],
                             ranks[i - 1]);
     }
     return HVD_OK;

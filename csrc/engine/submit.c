@@ -111,7 +111,7 @@ static void submit_one(struct hvd_engine *engine, uint32_t index)
         refuse(engine, index, code,
                code == HVD_EINVAL ? "the coordinator refused it (a group with more members than the cache "
                                     "capacity, or more than 2^63 elements)" HVD_ENDS(259)
-               : code == HVD_EDUP ? "a tensor of this name is in flight already on this rank; wait for it first, or "
+               : code == HVD_EDUP ? "a tensor of this name is still in flight on this rank: wait for it first, or "
                                     "give the second one another name" HVD_ENDS(205)
                                   : "the coordinator refused it" HVD_ENDS(901));
 }

@@ -9,7 +9,7 @@
 /* For a text that is no format: "..." HVD_ENDS(202). */
 #define HVD_ENDS(number) " [HVD" #number "]"
 
-/* Plans and predictions, pipelines, tables on servers, remote calls */
+/* Plans, predictions, pipelines, parameter servers and remote calls */
 #define HVD001 "[HVD001] "
 #define HVD002 "[HVD002] "
 #define HVD003 "[HVD003] "
@@ -56,7 +56,7 @@
 #define HVD046 "[HVD046] "
 #define HVD047 "[HVD047] "
 
-/* init() and how ranks meet */
+/* hvd.init() and the rendezvous */
 #define HVD101 "[HVD101] "
 #define HVD102 "[HVD102] "
 #define HVD103 "[HVD103] "
@@ -84,7 +84,7 @@
 #define HVD127 "[HVD127] "
 #define HVD153 "[HVD153] "
 
-/* Arguments of a call */
+/* Arguments of calls */
 #define HVD201 "[HVD201] "
 #define HVD202 "[HVD202] "
 #define HVD203 "[HVD203] "
@@ -143,7 +143,7 @@
 #define HVD266 "[HVD266] "
 #define HVD267 "[HVD267] "
 
-/* Ranks disagree, and numbers that are none */
+/* Ranks disagree, and values that are not finite */
 #define HVD301 "[HVD301] "
 #define HVD302 "[HVD302] "
 #define HVD303 "[HVD303] "
@@ -182,7 +182,7 @@
 #define HVD457 "[HVD457] "
 #define HVD458 "[HVD458] "
 
-/* Limits of time, and stalls */
+/* Timeouts and stalls */
 #define HVD501 "[HVD501] "
 #define HVD502 "[HVD502] "
 #define HVD503 "[HVD503] "
@@ -245,7 +245,7 @@
 #define HVD724 "[HVD724] "
 #define HVD725 "[HVD725] "
 
-/* Options, variables and what is installed */
+/* Options, variables and installation */
 #define HVD801 "[HVD801] "
 #define HVD802 "[HVD802] "
 #define HVD803 "[HVD803] "
@@ -258,7 +258,7 @@
 #define HVD850 "[HVD850] "
 #define HVD851 "[HVD851] "
 
-/* Inside hvdlite */
+/* Internal errors and system resources */
 #define HVD901 "[HVD901] "
 #define HVD951 "[HVD951] "
 #define HVD952 "[HVD952] "

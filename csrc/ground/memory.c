@@ -55,7 +55,7 @@ int hvd_memory_reserve(int fd, size_t from, size_t bytes, struct hvd_error *erro
                     HVD652
                     "/dev/shm is too small: this rank needs %.1f MB more of it and %.1f MB are free (%s). Make it "
                     "larger, by that much for each rank (docker run --shm-size=1g; mount -o remount,size=1g "
-                    "/dev/shm), or let memfd_create be used (HVDLITE_SHARED_MEMORY=auto)",
+                    "/dev/shm), or allow memfd_create (HVDLITE_SHARED_MEMORY=auto)",
                     (double)bytes / 1e6, (double)free_bytes / 1e6, strerror(failed));
 }
 
@@ -75,7 +75,7 @@ static int cut_to(int fd, size_t bytes, struct hvd_error *error)
         return fd;
     int failed = errno;
     close(fd);
-    return hvd_fail(error, HVD_EINIT, HVD652 "a shared segment of %.1f MB could not be made (%s)", (double)bytes / 1e6,
+    return hvd_fail(error, HVD_EINIT, HVD652 "cannot make a shared segment of %.1f MB (%s)", (double)bytes / 1e6,
                     strerror(failed));
 }
 
@@ -107,7 +107,7 @@ void *hvd_memory_map(int fd, size_t bytes, struct hvd_error *error)
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (memory == MAP_FAILED) {
         hvd_fail(error, HVD_ENOMEM,
-                 HVD652 "%.1f MB of address space for a shared segment are not to be had (%s); is RLIMIT_AS set?",
+                 HVD652 "cannot reserve %.1f MB of address space for a shared segment (%s); is RLIMIT_AS set?",
                  (double)bytes / 1e6, strerror(errno));
         return NULL;
     }
@@ -118,7 +118,7 @@ void *hvd_memory_private(size_t bytes, struct hvd_error *error)
 {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
-        hvd_fail(error, HVD_ENOMEM, HVD951 "%.1f MB of memory are not to be had (%s)", (double)bytes / 1e6,
+        hvd_fail(error, HVD_ENOMEM, HVD951 "cannot allocate %.1f MB of memory (%s)", (double)bytes / 1e6,
                  strerror(errno));
         return NULL;
     }

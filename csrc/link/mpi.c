@@ -56,8 +56,8 @@ static int lost(struct hvd_link *link, struct hvd_error *error)
 {
     const struct messages *by = link->self;
     link->over = true;
-    return hvd_fail_rank(error, HVD_EPEER, link->peer, HVD450 "the way to %s over MPI has ended (%s)", link->called,
-                         by->broken ? by->broken : "closed by the peer");
+    return hvd_fail_rank(error, HVD_EPEER, link->peer, HVD450 "the connection to %s over MPI has ended (%s)",
+                         link->called, by->broken ? by->broken : "closed by the peer");
 }
 
 /* A call of MPI's has failed, or not. */

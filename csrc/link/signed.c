@@ -146,7 +146,7 @@ static int forged(struct hvd_link *link, struct hvd_error *error)
     const struct signing *mine = link->self;
     link->forged = true;
     return hvd_fail_rank(error, HVD_EPEER, link->peer,
-                         HVD458 "the %s from %s were changed on their way, or are not its: record %" PRIu64
+                         HVD458 "the %s from %s were changed in transit or are forged: record %" PRIu64
                                 " does not carry its tag",
                          mine->what, link->called, mine->in.number);
 }

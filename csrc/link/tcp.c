@@ -67,7 +67,7 @@ static int lost(struct hvd_link *link, const char *how, struct hvd_error *error)
 
 static const char *text_of(int number)
 {
-    return number == ETIMEDOUT ? "its host has not answered in time, see HVDLITE_PEER_TIMEOUT; is it down, or cut off?"
+    return number == ETIMEDOUT ? "its host has not answered in time, see HVDLITE_PEER_TIMEOUT; is it down, or not reachable?"
                                : strerror(number);
 }
 

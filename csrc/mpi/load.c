@@ -100,15 +100,16 @@ static int fill(void *library, const char *path, struct hvd_mpi *mpi, struct hvd
     int length = 0;
     const char *missing = plain_calls(library, mpi);
     if (missing)
-        return hvd_fail(error, HVD_EINIT, HVD665 "%s is no MPI that hvdlite can use: it has no %s", path, missing);
+        return hvd_fail(error, HVD_EINIT, HVD665 "%s is not an MPI library that hvdlite can use: it has no %s", path,
+                        missing);
     mpi->Get_library_version(version, &length);
     keep_version(mpi, version);
     enum abi abi = abi_of(library, version);
     if (abi == ABI_UNKNOWN)
         return hvd_fail(
             error, HVD_EINIT,
-            HVD665 "%s is an MPI whose binary interface is not known (\"%s\"): hvdlite knows those of Open MPI, of "
-                   "MPICH (also Intel MPI, MVAPICH, Cray) and of the MPI 5 standard. Name another library in "
+            HVD665 "%s is an MPI library with an unknown binary interface (\"%s\"): hvdlite supports those of Open "
+                   "MPI, of MPICH (also Intel MPI, MVAPICH, Cray) and of the MPI 5 standard. Name another library in "
                    "HVDLITE_MPI_LIBRARY",
             path, mpi->version);
     missing = constants(library, abi, mpi);

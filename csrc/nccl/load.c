@@ -62,7 +62,8 @@ static int fill(struct hvd_nccl *nccl, struct hvd_error *error)
         path = found.dli_fname;
     hvd_text_copy(nccl->path, sizeof nccl->path, path);
     if (!nccl->GetVersion || nccl->GetVersion(&nccl->version) != HVD_NCCL_SUCCESS)
-        return hvd_fail(error, HVD_EINIT, HVD656 "%s is no NCCL: it does not tell its version", nccl->path);
+        return hvd_fail(error, HVD_EINIT, HVD656 "%s is not an NCCL library: it does not report its version",
+                        nccl->path);
     hvd_nccl_version(nccl->version, version, sizeof version);
     *(void **)(void *)&nccl->GetErrorString = dlsym(library, "ncclGetErrorString");
     *(void **)(void *)&nccl->GetLastError = dlsym(library, "ncclGetLastError");

@@ -75,7 +75,7 @@ static int p2p_open(const struct hvd_plane_arg *arg, void **plane, struct hvd_er
         return hvd_fail(error, HVD_EINVAL,
                         HVD851
                         "algorithm %s adds floats in an order that depends on where in a bucket a tensor lies, which "
-                        "deterministic mode does not allow; ask for another one, or for none",
+                        "deterministic mode does not allow: name another algorithm, or unset HVDLITE_ALGO",
                         arg->algo);
     struct p2p *p2p = calloc(1, sizeof *p2p);
     if (!p2p)

@@ -132,7 +132,7 @@ static void tell_own(const struct hvd_tf_flight *flight, char *text, size_t room
     const char *list = flight->words->list;
     begin(flight, text, room);
     add_list(text, room, after_line((struct line){list, strlen(list)}), 0);
-    add_text(text, room, "\n  what others have cannot be asked: ");
+    add_text(text, room, "\n  the lists of the other ranks are not available: ");
     const char *why = flight->text ? flight->text : "";
     size_t bytes = strlen(why), code = sizeof HVD_ENDS(305) - 1;
     if (bytes > code && strncmp(why + bytes - code, " [HVD", 5) == 0)

@@ -95,10 +95,10 @@ char *hvd_tf_say_in_no_order(const char *name)
     char text[HVD_TEXT_MAX];
     snprintf(
         text, sizeof text,
-        "rank %d: tensor '%.300s' is started a second time, in no order that is the same on all ranks (a name that is "
-        "used twice, a tf.function that is called twice in a graph of a session, a loop outside of tf.function, a "
-        "function that several threads call): give each call a name of its own, or make one wait for the other "
-        "(in a session: run them one after the other)" HVD_ENDS(352),
+        "rank %d: tensor '%.300s' is started a second time, and no order of the two is the same on all ranks (a name "
+        "that is used twice, a tf.function that is called twice in a graph of a session, a loop outside of "
+        "tf.function, a function that several threads call): give each call its own name, or make one wait for the "
+        "other (in a session, run them one after the other)" HVD_ENDS(352),
         hvd_tf_core.rank(), name);
     return strdup(text);
 }

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 
 /* TensorFlow shows up to 80 letters. */
-#define NOT_FOR_XLA "collectives cannot be compiled by XLA yet: say jit_compile=False" HVD_ENDS(248)
+#define NOT_FOR_XLA "collectives cannot be compiled by XLA yet: pass jit_compile=False" HVD_ENDS(248)
 
 static void *ask_create(struct tf_construction *node)
 {

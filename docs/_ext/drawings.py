@@ -24,9 +24,7 @@ def _svg(width: float, height: float, parts: list[str], title: str) -> str:
     return f'{head} font-family="monospace" font-size="12" fill="currentColor">{arrow}{"".join(parts)}</svg>'
 
 
-def _box(
-    x: float, y: float, width: float, text: str, height: float = ROW - 6
-) -> str:
+def _box(x: float, y: float, width: float, text: str, height: float = ROW - 6) -> str:
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" fill="none" stroke="currentColor"/>'
         f'<text x="{x + width / 2:g}" y="{y + height / 2 + 4:g}" text-anchor="middle">{escape(text)}</text>'
@@ -44,9 +42,7 @@ def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 def c_floors() -> dict[str, float]:
     """C_FLOOR of tests/test_house.py, which is the check of every include."""
     floors: dict[str, float] = {}
-    for node in ast.parse(
-        (ROOT / "tests/test_house.py").read_text(encoding="utf-8")
-    ).body:
+    for node in ast.parse((ROOT / "tests/test_house.py").read_text(encoding="utf-8")).body:
         text = ast.unparse(node)
         if text.startswith("C_FLOOR = "):
             floors = ast.literal_eval(node.value)  # type: ignore[attr-defined]
@@ -59,22 +55,17 @@ def floors() -> str:
     """The folders of the core, the highest floor first; an include points down."""
     by_floor: dict[float, list[str]] = {}
     for folder, floor in c_floors().items():
-        by_floor.setdefault(floor, []).append(
-            folder + "/" if folder else "hvdlite.h, api*.c"
-        )
+        if folder and not (ROOT / "csrc" / folder).is_dir():
+            continue
+        by_floor.setdefault(floor, []).append(folder + "/" if folder else "hvdlite.h, api*.c")
     parts, width, y = [], 640.0, 8.0
     order = sorted(by_floor, reverse=True)
     for floor in order:
         names = by_floor[floor]
         each = (width - 2 * PAD - PAD * (len(names) - 1)) / len(names)
-        parts += [
-            _box(PAD + i * (each + PAD), y, each, name)
-            for i, name in enumerate(names)
-        ]
+        parts += [_box(PAD + i * (each + PAD), y, each, name) for i, name in enumerate(names)]
         if floor != order[-1]:
-            parts.append(
-                _arrow(width / 2, y + ROW - 6, width / 2, y + ROW + 6)
-            )
+            parts.append(_arrow(width / 2, y + ROW - 6, width / 2, y + ROW + 6))
         y += ROW + 8
     return _svg(
         width,
@@ -103,18 +94,13 @@ def gradient() -> str:
     xs = {lane: 60 + 110 * i for i, lane in enumerate(lanes)}
     parts = [_note(xs[lane], 16, lane, "middle") for lane in lanes]
     bottom = 30 + ROW * len(GRADIENT)
-    parts += [
-        f'<path d="M{x},24 V{bottom}" stroke="currentColor" stroke-dasharray="2 4"/>'
-        for x in xs.values()
-    ]
+    parts += [f'<path d="M{x},24 V{bottom}" stroke="currentColor" stroke-dasharray="2 4"/>' for x in xs.values()]
     for i, (lane, text) in enumerate(GRADIENT):
         y = 40 + ROW * i
         parts.append(f'<circle cx="{xs[lane]}" cy="{y}" r="5"/>')
         parts.append(_note(xs["plane"] + 20, y + 4, text))
         if i + 1 < len(GRADIENT) and GRADIENT[i + 1][0] != lane:
-            parts.append(
-                _arrow(xs[lane], y + 5, xs[GRADIENT[i + 1][0]], y + ROW - 6)
-            )
+            parts.append(_arrow(xs[lane], y + 5, xs[GRADIENT[i + 1][0]], y + ROW - 6))
     return _svg(
         width + 60,
         bottom,
@@ -136,13 +122,8 @@ def vote() -> str:
             _box(140, y, 80, bits),
             _arrow(225, y + 12, 300, 30 + ROW + 12),
         ]
-    ready = [
-        min(bits)
-        for bits in zip(*(bits.split() for bits in VOTES.values()))
-    ]
-    names = ", ".join(
-        name for name, bit in zip("abcd", ready) if bit == "1"
-    )
+    ready = [min(bits) for bits in zip(*(bits.split() for bits in VOTES.values()))]
+    names = ", ".join(name for name, bit in zip("abcd", ready) if bit == "1")
     parts += [
         _note(345, 48, "merged", "middle"),
         _box(305, 30 + ROW, 80, " ".join(ready)),

@@ -1,6 +1,6 @@
 """Directives and roles of our own: parts of pages that are made from the sources, so that they cannot be out of date.
 
-```{options} HVDLITE_             a table of hvdlite/options.py
+```{options} engine               a table of hvdlite/options.py: one scope
 ```{flags} hvdlite-run            the output of --help
 ```{errors}                       hvdlite/ERRORS.md, with a search box above it
 ```{names} hvdlite.torch          public names of a module, each with its docstring
@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import drawings
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective, SphinxRole
+
+import drawings
+from hvdlite import config
 
 ROOT = Path(__file__).resolve().parents[2]
 SEARCH = """
@@ -69,9 +72,7 @@ class Names(Made):
                 full = f"{self.arguments[0]}.{name}"
                 if meaning:
                     parts.append(f".. py:data:: {full}\n\n   {meaning}\n")
-                elif inspect.isclass(thing) and issubclass(
-                    thing, BaseException
-                ):
+                elif inspect.isclass(thing) and issubclass(thing, BaseException):
                     parts.append(f".. autoexception:: {full}\n")
                 elif inspect.isclass(thing):
                     parts.append(f".. autoclass:: {full}\n   :members:\n")
@@ -81,36 +82,20 @@ class Names(Made):
 
 
 class Options(Made):
-    """One table for each scope of the options."""
+    """A table of the options of one scope: engine, launcher or rank."""
 
     def text(self) -> str:
-        from hvdlite import config
-
-        rows = []
+        rows = ["| variable, flag, Horovod's name | meaning |", "| --- | --- |"]
         for option in config.OPTIONS:
-            names = [
-                f"`{option.variable}`",
-                *(
-                    f"`{n}`"
-                    for n in (option.flag, option.alias_variable)
-                    if n
-                ),
-            ]
-            default = (
-                ""
-                if option.default is None
-                else f" Default: `{option.default}`."
-            )
-            rows.append(
-                f"| {'<br>'.join(names)} | {option.help.replace('|', chr(92) + '|')}{default} |"
-            )
-        return "\n".join(
-            [
-                "| variable, flag, Horovod's name | meaning |",
-                "| --- | --- |",
-                *rows,
-            ]
-        )
+            if option.scope != self.arguments[0]:
+                continue
+            names = (option.variable, option.flag, option.alias_variable)
+            first = "<br>".join(f"`{name}`" for name in names if name)
+            meaning = option.help.replace("|", "\\|")
+            if option.default is not None:
+                meaning += f" Default: `{option.default}`."
+            rows.append(f"| {first} | {meaning} |")
+        return "\n".join(rows)
 
 
 class Flags(Made):
@@ -136,19 +121,20 @@ class Flags(Made):
 
 
 class Errors(Made):
-    """All codes, below a box that filters them."""
+    """All codes of hvdlite/ERRORS.md. Examples are messages, not Python."""
 
     def text(self) -> str:
         page = ROOT / "hvdlite/ERRORS.md"
         self.env.note_dependency(str(page))
-        return (
-            page.read_text(encoding="utf-8")
-            .partition("\n## ")[2]
-            .join(["## ", ""])
-        )
+        codes = "## " + page.read_text(encoding="utf-8").partition("\n## ")[2]
+        return re.sub(r"^```\n(.*?)^```$", r"```text\n\1```", codes, flags=re.M | re.S)
+
+
+class Search(SphinxDirective):
+    """A box that filters the sections below it; errors.js does that."""
 
     def run(self) -> list[nodes.Node]:
-        return [nodes.raw("", SEARCH, format="html"), *super().run()]
+        return [nodes.raw("", SEARCH, format="html")]
 
 
 class Drawing(SphinxDirective):
@@ -158,11 +144,8 @@ class Drawing(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(drawings.__file__)
-        return [
-            nodes.raw(
-                "", getattr(drawings, self.arguments[0])(), format="html"
-            )
-        ]
+        svg = getattr(drawings, self.arguments[0])()
+        return [nodes.raw("", f'<div class="wide">{svg}</div>', format="html")]
 
 
 class Repo(SphinxRole):
@@ -171,11 +154,7 @@ class Repo(SphinxRole):
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         path = ROOT / self.text
         if not path.exists():
-            return [], [
-                self.inliner.reporter.error(
-                    f"the repository has no {self.text}", line=self.lineno
-                )
-            ]
+            return [], [self.inliner.reporter.error(f"the repository has no {self.text}", line=self.lineno)]
         literal = nodes.literal("", self.text)
         if path.is_dir():
             return [literal], []
@@ -194,9 +173,7 @@ def for_torch(
 ) -> None:
     """The collectives of NumPy and PyTorch are one function with one text, whose arrays are tensors there."""
     if name.startswith("hvdlite.torch."):
-        lines[:] = [
-            line.replace("np.array(", "torch.tensor(") for line in lines
-        ]
+        lines[:] = [line.replace("np.array(", "torch.tensor(") for line in lines]
 
 
 def setup(app: Any) -> dict[str, Any]:
@@ -205,12 +182,11 @@ def setup(app: Any) -> dict[str, Any]:
         "options": Options,
         "flags": Flags,
         "errors": Errors,
+        "search": Search,
         "drawing": Drawing,
     }
     for name, directive in made.items():
         app.add_directive(name, directive)
     app.add_role("repo", Repo())
-    app.connect(
-        "autodoc-process-docstring", for_torch, priority=400
-    )  # before napoleon
+    app.connect("autodoc-process-docstring", for_torch, priority=400)  # before napoleon
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -179,9 +179,8 @@ def refuse_twice(name: Any) -> None:
         raise error_for(
             lib.HVD_EDUP,
             "Requested a collective of a tensor with the same name as another tensor that is currently being "
-            f"processed: {name[0]!r} is in flight already, since its handle is held and was not waited for. "
-            "Synchronize it first, or give each tensor its own name."
-            " [HVD205]",
+            f"processed: {name[0]!r} is still in flight, because its handle was not synchronized. Synchronize it "
+            "first, or give each tensor its own name. [HVD205]",
         )
     while flight is not None and flight.native.handle:
         if lib.hvd_wait(flight.native.handle, WAIT_MS, thread.text, TEXT_BYTES) != _AGAIN:

@@ -74,8 +74,8 @@ def error_for(code: int, text: str) -> Exception:
     name = _CODE_NAMES.get(code, "HVD_EINTERNAL")
     if name == "HVD_EFORK":
         text = (
-            f"process {os.getpid()} is a forked child of a rank and no rank itself: hvdlite works only in the process "
-            "that called init(). In DataLoader workers and other subprocesses do without it. [HVD122]"
+            f"process {os.getpid()} is a forked child of a rank, not a rank: hvdlite works only in the process that "
+            "called init(). Do not call hvdlite in DataLoader workers and other subprocesses. [HVD122]"
         )
     elif name == "HVD_ESTATE" and (not text or lib.hvd_initialized() != 1):
         text = text if "shut down" in text else PREPARING if preparing else NOT_INITIALIZED

@@ -46,8 +46,8 @@ def seconds_of(timeout: Any) -> float | None:
         raise ValueError(
             coded(
                 "HVD503",
-                f"timeout must be a positive number of seconds, not {timeout!r}: None waits without a limit of "
-                "its own, and hvd.poll asks without waiting",
+                f"timeout must be a positive number of seconds, not {timeout!r}: None sets no limit, and hvd.poll "
+                "asks without waiting",
             )
         )
     return number
@@ -84,13 +84,13 @@ def missing(native: int) -> str:
             return text_of(text)
         if code != lib.HVD_AGAIN or lib.hvd_poll(native) != lib.HVD_AGAIN:
             break
-    return "not finished, and which ranks are missing is not known: no report of all ranks has come in time"
+    return "not finished, and the missing ranks are unknown: not all ranks have reported in time"
 
 
 def too_late(native: int, request: Request | None, seconds: float, again: str = _AGAIN) -> HvdTimeoutError | None:
     """The error for a caller whose limit is over; None: the collective has ended after all. again: its last words."""
     launched = lib.hvd_wait(native, 0, thread.text, _text_bytes) != lib.HVD_AGAIN
-    who = "launched on the GPU, and not ended there" if launched else missing(native)
+    who = "launched on the GPU, and not finished there" if launched else missing(native)
     if lib.hvd_poll(native) != lib.HVD_AGAIN:
         return None
     name, kind = (request.name, _KINDS.get(request.native.kind)) if request is not None else (None, None)
@@ -98,7 +98,7 @@ def too_late(native: int, request: Request | None, seconds: float, again: str = 
     return HvdTimeoutError(
         coded(
             "HVD502",
-            f"rank {lib.hvd_rank()} has waited its whole timeout of {seconds:g} s for {what}: {who}. The collective is "
-            f"still under way and its memory in use: {again}",
+            f"rank {lib.hvd_rank()} has waited its whole timeout of {seconds:g} s for {what}: {who}. The collective "
+            f"is still in progress, and its memory is in use: {again}",
         )
     )

@@ -233,7 +233,7 @@ def made(
     if name is not None and "\0" in name:
         raise ValueError(f"a tensor name must not contain a NUL character: {name!r} [HVD204]")
     if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-        raise ValueError(f"priority must be an int of 32 bits, not {priority!r} (tensor {name!r}) [HVD204]")
+        raise ValueError(f"priority must be a 32-bit integer, not {priority!r} (tensor {name!r}) [HVD204]")
     c_name = ffi.NULL if name is None else ffi.new("char[]", name.encode("utf-8", "surrogatepass"))
     c_splits = ffi.NULL if splits is None else ffi.new("int64_t[]", splits)
     native = ffi.new("struct hvd_request *")

@@ -81,8 +81,7 @@ def _hollow_out(module: ModuleType) -> None:
 
         def refuse(cls: type, *args: object, **kwargs: object) -> None:
             raise HvdNotYetError(
-                f"{module.__name__}.{name} comes with a later version of hvdlite, or has no counterpart there: "
-                "hvdlite-run starts jobs [HVD246]"
+                f"this version of hvdlite has no {module.__name__}.{name}: start jobs with hvdlite-run [HVD246]"
             )
 
         return type(name, (), {"__new__": refuse, "__module__": module.__name__})
@@ -116,7 +115,7 @@ class _Finder(importlib.metadata.DistributionFinder):
         if reason is not None:
             raise HvdNotYetModuleError(coded("HVD246", f"{fullname}: {reason}"), name=fullname)
         raise ModuleNotFoundError(
-            f"No module named {fullname!r}: hvdlite stands for horovod, and has none [HVD246]", name=fullname
+            f"No module named {fullname!r}: hvdlite replaces horovod, and has no such module [HVD246]", name=fullname
         )
 
 

@@ -57,7 +57,9 @@ class Trials:
             self._file.flush()
         except OSError as error:
             print(
-                f"hvdlite: autotune: {self.filename} ends here: {error.strerror} [HVD805]", file=sys.stderr, flush=True
+                f"hvdlite: autotune: cannot write {self.filename} any more: {error.strerror} [HVD805]",
+                file=sys.stderr,
+                flush=True,
             )
             self._file = None
 

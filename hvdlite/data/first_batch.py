@@ -42,9 +42,8 @@ class FirstBatch:
             import warnings
 
             warnings.warn(
-                f"all {len(everyone)} ranks have read the same first batch: give each rank its own part of the data, "
-                "for instance by hvd.data.shard(dataset), or a seed of its own if each rank makes its data itself"
-                " [HVD241]",
+                f"all {len(everyone)} ranks read the same first batch: shard the data with hvd.data.shard(dataset), "
+                "or use a different seed on each rank for generated data [HVD241]",
                 stacklevel=3,
             )
 

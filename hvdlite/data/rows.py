@@ -29,13 +29,15 @@ def columns(data: Any) -> list[Any] | None:
         return None
     if not parts or not all(_is_array(part) or isinstance(part, list) or part is data for part in parts):
         raise TypeError(
-            f"a {type(data).__name__} of arrays is sharded row by row; this one holds other things [HVD240]"
+            f"a {type(data).__name__} of arrays is sharded by rows, and this one holds other objects [HVD240]"
         )
     for part in parts:
         form = getattr(part, "format", None) if hasattr(part, "tocsr") else str(getattr(part, "layout", ""))
         if form in _NO_ROWS:
             kind = f"{type(part).__name__} ({form.removeprefix('torch.')})"
-            raise TypeError(f"cannot shard a {kind}: its rows cannot be selected: give its .{_NO_ROWS[form]} [HVD240]")
+            raise TypeError(
+                f"cannot shard a {kind}, whose rows cannot be selected: pass its .{_NO_ROWS[form]} [HVD240]"
+            )
         if not isinstance(part, (list, range)) and len(part.shape) == 0:
             raise TypeError(f"cannot shard a {type(part).__name__} without dimensions: it has no rows [HVD240]")
     return parts

@@ -46,7 +46,7 @@ def _require_one(what: str, of_ranks: Sequence[Any], process_set: ProcessSet) ->
     others = [str(rank) for rank, value in zip(process_set.ranks, of_ranks) if value != of_ranks[0]]
     if others:
         raise HvdMismatchError(
-            f"hvd.data.shard: {what} on rank{'s' * (len(others) > 1)} {', '.join(others)} is not that of rank "
+            f"hvd.data.shard: {what} on rank{'s' * (len(others) > 1)} {', '.join(others)} differs from that on rank "
             f"{process_set.ranks[0]}. Give all ranks the same data in the same order, such as sorted(files) [HVD302]"
         )
 

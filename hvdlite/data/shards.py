@@ -92,7 +92,7 @@ def shard(
         raise TypeError(f"cannot shard a {type(data).__name__}: make it a list of samples [HVD240]")
     if _has_no_order(data):
         kind = type(data).__name__
-        raise TypeError(f"cannot shard a {kind}: it has another order in each process: give sorted(...) of it [HVD240]")
+        raise TypeError(f"cannot shard a {kind}, whose order differs between processes: pass sorted(...) [HVD240]")
     parts = columns(data)
     compared = process_set if check and process_set.size() > 1 else None
     if parts is not None:
@@ -111,9 +111,7 @@ def shard(
     if not isinstance(data, Iterable):
         raise TypeError(f"cannot shard a {type(data).__name__}: it has no length and cannot be iterated [HVD240]")
     if shuffle:
-        raise ValueError(
-            "shuffle needs data with a length; what is iterated can be shuffled before it is sharded [HVD240]"
-        )
+        raise ValueError("shuffle needs data with a length: shuffle an iterable before you shard it [HVD240]")
     return _iterable(data, deal, first, compared)
 
 
@@ -202,7 +200,7 @@ class Shard:
 
     def __getitem__(self, index: int) -> Any:
         if not -self._length <= index < self._length:
-            raise IndexError(f"sample {index} of a shard of {self._length} [HVD240]")
+            raise IndexError(f"sample {index} is outside a shard of {self._length} samples [HVD240]")
         sample = self.data[self.indices()[index]]
         if self._first is not None:
             self._first.look(sample)
@@ -279,7 +277,7 @@ def _has_no_order(data: Any) -> bool:
 def _of_arrays(data: Any, parts: list[Any], deal: _Deal, strided: bool) -> Any:
     lengths = [count(part) for part in parts]
     if len(set(lengths)) > 1:
-        raise ValueError(f"arrays that belong together must be equally long; these have {lengths} rows [HVD240]")
+        raise ValueError(f"arrays that belong together must have equal lengths; these have {lengths} rows [HVD240]")
     rows = deal.mine(lengths[0], 0, strided)
     mine = [taken(part, rows) for part in parts]
     if isinstance(data, Mapping):

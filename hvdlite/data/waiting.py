@@ -65,5 +65,5 @@ def timer(batches: Iterable[Any]) -> Any:
         (6, 3)
     """
     if not hasattr(batches, "__iter__"):
-        raise TypeError(f"timer() goes around what can be iterated, not {type(batches).__name__} [HVD242]")
+        raise TypeError(f"timer() needs an iterable, not {type(batches).__name__} [HVD242]")
     return Timed(batches)

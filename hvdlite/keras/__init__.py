@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .. import _public
+from .. import _public, data
 from .. import ops as _everybodys
 from .._public import *  # noqa: F403
 from ..ops.terms import NoneCompressor
@@ -167,7 +167,7 @@ def broadcast_global_variables(root_rank: int) -> None:
         RuntimeError: there are no global variables: ... [HVD247]
     """
     raise RuntimeError(
-        "there are no global variables: use hvd.callbacks.BroadcastGlobalVariablesCallback, or "
+        "Keras has no global variables: use hvd.callbacks.BroadcastGlobalVariablesCallback, or "
         "hvdlite.tensorflow.broadcast_variables [HVD247]"
     )
 
@@ -182,6 +182,7 @@ __all__ = [
     "broadcast_global_variables",
     "callbacks",
     "check_consistency",
+    "data",
     "elastic",
     "load_model",
     "reducescatter",

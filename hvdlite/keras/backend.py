@@ -49,8 +49,8 @@ def backend() -> str:
     name = str(keras.backend.backend())
     if name not in ("tensorflow", "torch"):
         raise HvdNotYetError(
-            f"Keras runs on {name}, where hvdlite cannot reduce gradients yet: set KERAS_BACKEND=tensorflow or "
-            "KERAS_BACKEND=torch before keras is imported [HVD246]"
+            f"Keras runs on {name}, for which hvdlite cannot reduce gradients: set KERAS_BACKEND=tensorflow or "
+            "KERAS_BACKEND=torch before you import keras [HVD246]"
         )
     return name
 

@@ -114,8 +114,8 @@ class MetricAverageCallback(_Callback):
             has = {name: [rank for rank, each in enumerate(of_all) if name in each] for name in partial}
             owners = "; ".join(f"{name}: only ranks {ranks}" for name, ranks in has.items())
             warnings.warn(
-                f"rank {_core.rank()}: metrics that not all ranks have are not averaged ({owners}). Give all ranks the "
-                "same metrics, and validation data to all or none. [HVD307]", stacklevel=2
+                f"rank {_core.rank()}: metrics that only some ranks have are not averaged ({owners}). Give all ranks "
+                "the same metrics, and validation data to all or none. [HVD307]", stacklevel=2
             )  # fmt: skip
 
 
@@ -181,7 +181,7 @@ class StatsCallback(_Callback):
 
     def __init__(self, prefix: str = "hvdlite/") -> None:
         if not isinstance(prefix, str):
-            raise TypeError(f"prefix must be a text, not {prefix!r} [HVD238]")
+            raise TypeError(f"prefix must be a string, not {prefix!r} [HVD238]")
         super().__init__()
         self.prefix = prefix
         self._steps = 0

@@ -54,9 +54,8 @@ def check_built(layer: Any) -> None:
         if not each.built and type(each).build is not keras.layers.Layer.build:
             inside = "" if each is layer else f" in {layer.name!r}"
             raise ValueError(
-                f"local_layers: layer {each.name!r}{inside} is not built, so it has no variables yet that could stay "
-                "local: build the model first (model.build(input_shape) or one batch), then make the distributed "
-                "optimizer [HVD239]"
+                f"local_layers: layer {each.name!r}{inside} is not built, and has no variables yet: build the model "
+                "(model.build(input_shape) or one batch) before you create the distributed optimizer [HVD239]"
             )
 
 

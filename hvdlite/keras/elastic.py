@@ -156,7 +156,7 @@ class KerasState(ObjectState):
         variables, values = [variable for variable, _ in self._saved_model], state_dict["model"]
         shapes = [tuple(value.shape) for value in values]
         if [tuple(variable.shape) for variable in variables] != shapes:
-            raise ValueError(f"its variables have other shapes than the model's: {shapes} [HVD425]")
+            raise ValueError(f"the shapes of its variables differ from those of the model: {shapes} [HVD425]")
         self._saved_model, self._saved_window = list(zip(variables, values)), state_dict["window"]
         super().load_state_dict(state_dict)
         self.restore()

@@ -67,8 +67,8 @@ class Legacy(Copied):
             return pairs
         if before and (self._hvd.op != Average or self._hvd._local):
             raise HvdArgumentError(
-                "gradients of _compute_gradients have been reduced: apply them with "
-                f"{AGGREGATE}=False, where something was made of them [HVD224]"
+                "_compute_gradients has already reduced these gradients: apply modified gradients with "
+                f"{AGGREGATE}=False [HVD224]"
             )
         owners = [variable for _, variable in pairs]
         return list(zip(self._hvd([gradient for gradient, _ in pairs], owners), owners))

@@ -95,7 +95,7 @@ def _differ(listed: Listed, said: Sequence[str], silent: str = "") -> str:
         lines.append(f"\n  {rank}: {begin} ({names[:_SHOWN_LETTERS]}{', ...' if len(names) > _SHOWN_LETTERS else ''})")
     others = len(said) - len(shown)
     more = f"\n  and {others} other rank{'s'[: others > 1]}" if others else ""
-    more += f"\n  what others have cannot be asked: {silent}" if silent else ""
+    more += f"\n  the lists of the other ranks are not available: {silent}" if silent else ""
     name = listed.name.removeprefix("allreduce.")
     return f"rank {_core.rank()}: tensor '{name}': ranks have different lists:{''.join(lines)}{more}\n{listed.remedy}"
 

@@ -54,8 +54,8 @@ class Passes:
         for i, value in sums.items():
             if i >= len(owners) or tuple(owners[i].shape) != value.shape:
                 raise ValueError(
-                    f"sum {i} of the saved window, of shape {list(value.shape)}, fits no variable of the optimizer "
-                    "(is it built as it was when the model was saved?) [HVD239]"
+                    f"sum {i} of the saved window has shape {list(value.shape)}, which matches no variable of the "
+                    "optimizer: build the model as it was when it was saved [HVD239]"
                 )
         self._start, self._agreed = place, agreed
         self._waiting = {backend.key_of(owners[i]): value for i, value in sums.items()} if place else {}

@@ -44,7 +44,7 @@ class Embedding(_Layer):
         model = keras.Sequential([keras.Input((4,), dtype="int64"), hvd.ps.Embedding(table), ...])
 
     Args:
-        table (Table): the table.
+        table (hvdlite.ps.Table): the table.
         more: arguments of ``keras.layers.Layer``.
 
     Raises:
@@ -55,8 +55,9 @@ class Embedding(_Layer):
         super().__init__(**more)
         if self.compute_dtype == "float16":
             raise ValueError(
-                f"Embedding on table {table.name!r}: float16 needs a scaled loss, which servers do not know: train in "
-                "mixed_bfloat16, or give the layer dtype='float32' and compile with auto_scale_loss=False [HVD025]"
+                f"Embedding on table {table.name!r}: float16 needs loss scaling, which parameter servers do not "
+                "support: train in mixed_bfloat16, or pass dtype='float32' to the layer and compile with "
+                "auto_scale_loss=False [HVD025]"
             )
         self.table, self.supports_jit = table, False
 
@@ -97,7 +98,7 @@ class Embedding(_Layer):
                 return cls(**{**config, "table": table})
         raise ValueError(
             f"layer {config.get('name')!r} looks up rows of table {config['table']!r}, which this job does not have: "
-            "make the table before the model is loaded [HVD034]"
+            "create the table before you load the model [HVD034]"
         )
 
 
@@ -131,7 +132,7 @@ class Step(_Callback):
         model.fit(x, y, callbacks=[hvd.ps.Step([table])])
 
     Args:
-        tables (list of Table): the tables.
+        tables (list of hvdlite.ps.Table): the tables.
 
     Raises:
         ValueError: when training starts, ``steps_per_execution`` is above 1.
@@ -147,8 +148,8 @@ class Step(_Callback):
         at_once = int(getattr(self.model, "steps_per_execution", None) or self.model._steps_per_execution)
         if at_once > 1:
             raise ValueError(
-                f"hvd.ps.Step: steps_per_execution={at_once} ends {at_once} batches at once, and each is a step of the "
-                "tables: compile with steps_per_execution=1 [HVD036]"
+                f"hvd.ps.Step: steps_per_execution={at_once} ends {at_once} batches at once, but each batch is a "
+                "step of the tables: compile with steps_per_execution=1 [HVD036]"
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

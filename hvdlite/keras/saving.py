@@ -84,8 +84,8 @@ def load_model(
         silent = _says_no_passes(filepath, inner)
         if silent and "backward_passes_per_step" not in terms:
             warnings.warn(
-                f"rank {_core.rank()}: load_model: {silent}; it is 1 now. Give backward_passes_per_step to "
-                "load_model, 1 if that is right [HVD243]",
+                f"rank {_core.rank()}: load_model: {silent}; hvdlite uses 1. Pass backward_passes_per_step to "
+                "load_model, also if 1 is correct [HVD243]",
                 stacklevel=2,
             )
         told = terms if window is None or "backward_passes_per_step" in terms else {**terms_of(window[1]), **terms}
@@ -105,7 +105,7 @@ def _says_no_passes(file: Any, optimizer: Any) -> str:
     opened = isinstance(file, (str, os.PathLike)) and os.path.isfile(os.path.join(file, "config.json"))
     if opened or zipfile.is_zipfile(file):
         return ""
-    return f"only a .keras file says how many passes per step an optimizer was told, and {file} is none"
+    return f"only a .keras file records the passes per step of an optimizer, and {file} is not one"
 
 
 def _optimizer_in(path: str) -> str:
@@ -141,7 +141,7 @@ def _restore_optimizer(path: str, model: Any) -> None:
     optimizer = before.from_config(before.get_config())
     optimizer.build(model.trainable_variables)
     if [tuple(each.shape) for each in optimizer.variables] != [value.shape for value in values]:
-        raise ValueError(f"the state of the optimizer in {path} does not fit the model in it [HVD239]")
+        raise ValueError(f"the optimizer state in {path} does not match the model in this file [HVD239]")
     for variable, value in zip(optimizer.variables, values):
         variable.assign(value)
     model.optimizer = optimizer

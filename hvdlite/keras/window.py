@@ -73,17 +73,15 @@ class Window(keras.losses.Loss):  # type: ignore[misc]
         here, there = self._passes.place(), int(np.asarray(kept["terms"])[2]) if kept else 0
         if here or there:
             warnings.warn(
-                f"rank {_core.rank()}: weights are loaded after {here} of {self._passes.count} passes of a window of "
-                f"backward_passes_per_step, which goes on with its own sums (the file was saved after {there} passes): "
-                "load weights before the first pass, or when a window has ended [HVD243]",
+                f"rank {_core.rank()}: weights were loaded after {here} of {self._passes.count} passes of a window "
+                f"of backward_passes_per_step. The window keeps its own sums (the file was saved after {there} "
+                "passes): load weights before the first pass, or at the end of a window [HVD243]",
                 stacklevel=2,
             )
 
 
 def _forgotten(why: str) -> None:
-    warnings.warn(
-        f"rank {_core.rank()}: a window of backward_passes_per_step begins anew: {why} [HVD243]", stacklevel=3
-    )
+    warnings.warn(f"rank {_core.rank()}: a window of backward_passes_per_step restarts: {why} [HVD243]", stacklevel=3)
 
 
 def agree(count: int, place: int, members: ProcessSet) -> bool:
@@ -96,13 +94,13 @@ def agree(count: int, place: int, members: ProcessSet) -> bool:
     except (HvdArgumentError, HvdMismatchError) as error:  # a rank has joined: it cannot say where it is
         raise HvdMismatchError(
             f"rank {_core.rank()}: backward_passes_per_step={count}, after {place} passes of a window: ranks must "
-            f"compare before their first pass, and not all can ({uncoded(str(error))}). Call hvd.join() after a first "
-            "step of the optimizer on every rank, or use backward_passes_per_step=1. [HVD304]"
+            f"compare it before their first pass, and not all can ({uncoded(str(error))}). Call hvd.join() after a "
+            "first step of the optimizer on every rank, or use backward_passes_per_step=1. [HVD304]"
         ) from None
     if len({each for each, _ in of_all}) > 1:
         said = ", ".join(f"{each} on rank {rank}" for (each, _), rank in zip(of_all, members.ranks))
         raise HvdMismatchError(
-            f"rank {_core.rank()}: backward_passes_per_step differs: {said}. Give all ranks the same. [HVD304]"
+            f"rank {_core.rank()}: backward_passes_per_step differs: {said}. Give all ranks the same value. [HVD304]"
         )
     if len(set(of_all)) == 1:
         return True

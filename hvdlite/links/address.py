@@ -157,5 +157,5 @@ def towards(rendezvous: tuple[str, int], rank: int) -> tuple[socket.AddressFamil
             reasons.append(f"{target[0]}: {error}")
     raise HvdInitError(
         f"rank {rank} on host {socket.gethostname()} has no route to the rendezvous at {host}:{port} "
-        f"({'; '.join(reasons)}): give an address that all hosts reach (HVDLITE_STORE_ADDR) [HVD114]"
+        f"({'; '.join(reasons)}): set HVDLITE_STORE_ADDR to an address that all hosts reach [HVD114]"
     )

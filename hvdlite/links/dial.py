@@ -236,8 +236,8 @@ def _address(listener: Listener, peer: int, packed: bytes) -> places.Address:
     if address.mark != listener.known.mark and all(end.is_loopback for end in address.ends):
         raise HvdInitError(
             f"rank {listener.rank} on host {listener.known.host}: rank {peer} listens at {address}, which no other "
-            "host reaches. It found the rendezvous at a loopback address: set HVDLITE_STORE_ADDR there to one that all "
-            "hosts reach [HVD114]"
+            "host reaches. It found the rendezvous at a loopback address: set HVDLITE_STORE_ADDR on that rank to an "
+            "address that all hosts reach [HVD114]"
         )
     return address
 
@@ -300,9 +300,8 @@ def _late(
     more = f"; and {len(missing) - SHOWN_MAX} more" if len(missing) > SHOWN_MAX else ""
     error = HvdInitError(
         f"rank {listener.rank} at {listener.known} has no connection for {purpose!r} with {len(missing)} of "
-        f"{len(known)} ranks in time (HVDLITE_START_TIMEOUT sets the limit): {'; '.join(shown)}{more}. Do these hosts "
-        "reach each other at these addresses, or does a firewall or an interface that is down stand between them?"
-        " [HVD115]"
+        f"{len(known)} ranks in time (HVDLITE_START_TIMEOUT sets the limit): {'; '.join(shown)}{more}. Check that "
+        "these hosts reach each other: a firewall blocks these addresses, or an interface is down. [HVD115]"
     )
     error.rank = missing[0]
     return error

@@ -321,7 +321,7 @@ def listen(
     secret: 32 bytes that all ranks of the job know. Raises HvdInitError when there is no route or no port.
     """
     if len(secret) < 16:
-        raise ValueError(f"a secret of {len(secret)} bytes proves nothing [HVD111]")
+        raise ValueError(f"a secret of {len(secret)} bytes is too short: use at least 16 [HVD111]")
     name: Any
     if towards is None:
         ips = places.everywhere()
@@ -341,8 +341,8 @@ def listen(
     except OSError as error:
         sock.close()
         raise HvdInitError(
-            f"rank {rank} on host {socket.gethostname()} cannot listen at {name[0]}, from where it reaches the "
-            f"rendezvous ({error}): has it a free port, and files to open (ulimit -n)? [HVD114]"
+            f"rank {rank} on host {socket.gethostname()} cannot listen at {name[0]}, its address towards the "
+            f"rendezvous ({error}): free a port, or raise the limit of open files (ulimit -n) [HVD114]"
         ) from None
     known = places.own_address([places.End(ip, port) for ip in ips], places.host_id())
     mine = proof.Claim(wire, job, epoch, source=-1, target=rank, purpose="")

@@ -85,8 +85,8 @@ def _torchrun(place: Place, environ: Mapping[str, str], store_addr: str | None) 
     node, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not node or not port:
         raise HvdInitError(
-            f"rank {place.rank} of {place.size}: torchrun's MASTER_ADDR={node!r} and MASTER_PORT={port!r} do not say "
-            "where rank 0 is: does the script change them before init()? [HVD116]"
+            f"rank {place.rank} of {place.size}: torchrun's MASTER_ADDR={node!r} and MASTER_PORT={port!r} do not "
+            "lead to rank 0: does the script change them before init()? [HVD116]"
         )
     step = f"torchrun {environ['TORCHELASTIC_RUN_ID']} {node}:{port}"
     return step, ["127.0.0.1"] if place.local_size == place.size else [node, node]
@@ -150,8 +150,8 @@ def _keep_alone(size: int, ip: str, ports: Sequence[int], secret: bytes, deadlin
         keeper.wait()
         if time.monotonic() > deadline:
             raise HvdInitError(
-                f"rank 0: another job of {size} ranks meets at {ip}:{other} already, with the same secret and the same "
-                "MASTER_PORT or none: give each job a MASTER_PORT (or HVDLITE_STORE_PORT) of its own [HVD116]"
+                f"rank 0: another job of {size} ranks already uses {ip}:{other}, with the same secret and the same "
+                "MASTER_PORT or none: set a different MASTER_PORT (or HVDLITE_STORE_PORT) for each job [HVD116]"
             )
         time.sleep(_PAUSE_S)
 
@@ -223,9 +223,9 @@ def _seek(
     shared = {reason: [str(port) for port in ports if reasons.get(port) == reason] for reason in reasons.values()}
     said = "; ".join(f"{', '.join(those)}: {reason}" for reason, those in shared.items())
     raise HvdInitError(
-        f"rank {rank} ({socket.gethostname()}) found no store of rank 0 at {node} within {timeout:g} s (ports {said}): "
-        f"does rank 0 call init()? Does {node} lead to its node (else set HVDLITE_STORE_ADDR)? Do the nodes share the "
-        f"home directory (else {_secrets.giving(environ)})? [HVD116]"
+        f"rank {rank} ({socket.gethostname()}) found no store of rank 0 at {node} within {timeout:g} s (ports "
+        f"{said}). Check that rank 0 calls init(), and that {node} leads to its node (or set HVDLITE_STORE_ADDR). "
+        f"Check that the nodes share the home directory, or set a secret: {_secrets.giving(environ)} [HVD116]"
     )
 
 
@@ -256,6 +256,7 @@ def _secret(environ: Mapping[str, str], rank: int, one_host: bool) -> bytes:
         return _secrets.of_user(environ, one_host)
     except _secrets.SecretError as error:
         raise HvdInitError(
-            f"rank {rank}: no secret keeps strangers out of the job: {error}. Give it one of its own: "
-            f"{_secrets.giving(environ)}; or a file of mode 0600 that all nodes have: HVDLITE_SECRET_FILE [HVD117]"
+            f"rank {rank}: this job has no secret that keeps other users out: {error}. Set a secret: "
+            f"{_secrets.giving(environ)}. Or set HVDLITE_SECRET_FILE to a file of mode 0600 that all nodes have "
+            "[HVD117]"
         ) from None

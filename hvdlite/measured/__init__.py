@@ -217,7 +217,7 @@ def write_stats(writer: Any, step: int, prefix: str = "hvdlite/") -> None:
     add = getattr(writer, "add_scalar", None)
     if not callable(add):
         raise TypeError(
-            f"a writer has a function add_scalar(tag, value, step), as SummaryWriter has: {writer!r} has none [HVD242]"
+            f"a writer needs a function add_scalar(tag, value, step), like SummaryWriter: {writer!r} has none [HVD242]"
         )
     if isinstance(step, bool) or not isinstance(step, int):
         raise TypeError(f"step must be a whole number, not {step!r} [HVD242]")
@@ -263,7 +263,7 @@ class StepLogger:
 
     def __init__(self, log: Any = None, every: int = 10) -> None:
         if log is not None and not callable(log) and not any(callable(getattr(log, name, None)) for name in _TRACKERS):
-            raise TypeError(f"log must have {', '.join(_TRACKERS)}, or be a function: {log!r} is none [HVD242]")
+            raise TypeError(f"log must be a function or have {', '.join(_TRACKERS)}: {log!r} is neither [HVD242]")
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a number of steps, not {every!r} [HVD242]")
         self._log, self._every, self._calls = log, every, 0

@@ -144,8 +144,8 @@ def _opened(host: str, number: int, heard: Heard) -> Port | None:
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (while")[0]  # where, which create_server adds, is said already
         print(
-            f"hvdlite: no metrics: port {number} of {host} cannot be had ({why}); the job goes on. "
-            "HVDLITE_METRICS_PORT=0 takes a free one [HVD718]",
+            f"hvdlite: cannot open metrics port {number} on {host} ({why}): the job goes on without metrics. "
+            "HVDLITE_METRICS_PORT=0 takes a free port [HVD718]",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         return None

@@ -134,7 +134,7 @@ class Journal:
         file, self._file = self._file, None
         self._ended.set()
         print(
-            f"hvdlite: rank {self._rank} writes no steps from now on: {self.path}: {error.strerror or error} [HVD805]",
+            f"hvdlite: rank {self._rank} cannot write steps any more: {self.path}: {error.strerror or error} [HVD805]",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         _shut(file)

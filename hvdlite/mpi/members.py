@@ -42,14 +42,14 @@ def sets(words: Sequence[Sequence[Any]]) -> list[list[int]]:
         strangers = [each for each in members if each not in job_rank]
         if strangers:
             raise ValueError(
-                f"rank {rank}: its communicator has rank {strangers[0]} of MPI_COMM_WORLD, which is no rank of this job"
-                " [HVD109]"
+                f"rank {rank}: its communicator has rank {strangers[0]} of MPI_COMM_WORLD, which is not a rank of "
+                "this job [HVD109]"
             )
         ranks = sorted(job_rank[each] for each in members)
         if ranks and ranks not in found:
             found.append(ranks)
     if not found:
-        raise ValueError("every rank gave MPI.COMM_NULL: a process set needs at least one rank [HVD109]")
+        raise ValueError("every rank passed MPI.COMM_NULL: a process set needs at least one rank [HVD109]")
     return found
 
 

@@ -123,7 +123,7 @@ def limited(who: str, kind: str, seconds: float) -> Iterator[None]:
             if lost is None:
                 lost, gone = siblings.ended(), now
             if lost is not None and now - gone >= _SURE_S:
-                _say(f"{who} waits in MPI_Init for {lost}, which has ended before it came there, and ends. [HVD113]")
+                _say(f"{who} ends: it waits in MPI_Init for {lost}, which ended before its own MPI_Init. [HVD113]")
                 os._exit(1)
             if now - began >= seconds:
                 limit = f"{seconds:g} s in MPI_Init (HVDLITE_START_TIMEOUT)"

@@ -202,7 +202,7 @@ def _communicator(comm: int, ranks: Sequence[int] | None, timeout: float) -> int
 def _rank_and_size(comm: int) -> tuple[int, int]:
     rank, size = ffi.new("int *"), ffi.new("int *")
     if lib.hvd_mpi_place(comm, rank, size) != lib.HVD_OK:
-        raise HvdInitError("MPI does not tell rank and size of a communicator [HVD602]")
+        raise HvdInitError("MPI did not return the rank and size of a communicator [HVD602]")
     return rank[0], size[0]
 
 
@@ -214,10 +214,12 @@ def handle_of(comm: Any) -> int:
         raise TypeError(f"comm must be an mpi4py communicator or a list of ranks, not {type(comm).__name__} [HVD109]")
     if comm == MPI.COMM_NULL:
         raise ValueError(
-            "comm is MPI.COMM_NULL: this process is not in it, and must not call hvd.init() with it [HVD109]"
+            "comm is MPI.COMM_NULL: this process is not a member, and must not call hvd.init() with it [HVD109]"
         )
     if comm.Is_inter():
-        raise ValueError("comm is an intercommunicator: give the one of the ranks that train together [HVD109]")
+        raise ValueError(
+            "comm is an intercommunicator: pass the communicator of the ranks that train together [HVD109]"
+        )
     kind = ctypes.c_int32 if MPI._sizeof(comm) == 4 else ctypes.c_size_t
     return int(kind.from_address(MPI._addressof(comm)).value) & (1 << 64) - 1
 
@@ -230,10 +232,10 @@ def _check_size(place: Place | None) -> None:
     library = f"{_core.text_of(lib.hvd_mpi_word(1))}, {_core.text_of(lib.hvd_mpi_word(2))}"
     alone = "every rank would train alone" if size == 1 else "the ranks would not be those of the job"
     raise HvdInitError(
-        f"rank {place.rank}: the environment ({place.source}) tells of a job of {place.size} ranks, but "
-        f"MPI_COMM_WORLD has {size} (this is rank {rank} of it; {library}): {alone}. This MPI was not started by the "
-        "launcher that belongs to it. Use the mpirun or mpiexec of the same installation (under Slurm also the right "
-        "srun --mpi=...), or name the launcher's library in HVDLITE_MPI_LIBRARY; or start with hvdlite-run. [HVD107]"
+        f"rank {place.rank}: the environment ({place.source}) reports a job of {place.size} ranks, but "
+        f"MPI_COMM_WORLD has {size} (this is rank {rank} of it; {library}): {alone}. This MPI does not belong to the "
+        "launcher. Use the mpirun or mpiexec of the same installation (under Slurm also the right srun --mpi=...), "
+        "or name the launcher's library in HVDLITE_MPI_LIBRARY. Or start the job with hvdlite-run. [HVD107]"
     )
 
 
@@ -301,7 +303,9 @@ def _begin(place: Place | None, timeout: float) -> None:
 def _check_ranks(ranks: list[int]) -> None:
     mine, size = _rank_and_size(0)
     if len(set(ranks)) < len(ranks) or any(not 0 <= rank < size for rank in ranks):
-        raise ValueError(f"comm={ranks}: each rank once, and of 0 to {size - 1} (those of MPI_COMM_WORLD) [HVD109]")
+        raise ValueError(
+            f"comm={ranks}: list each rank once, from 0 to {size - 1} (the ranks of MPI_COMM_WORLD) [HVD109]"
+        )
     if mine not in ranks:
         raise ValueError(
             f"rank {mine} of MPI_COMM_WORLD is not in comm={ranks}: only the ranks in the list call hvd.init() [HVD109]"

@@ -35,7 +35,7 @@ def _count(value: Any) -> int:
     except TypeError:
         pass
     raise HvdArgumentError(
-        f"alltoall expects splits to contain integer elements: how many rows go to each rank, not {value!r} [HVD209]"
+        f"alltoall expects splits to contain integer elements (rows for each rank), not {value!r} [HVD209]"
     )
 
 
@@ -408,7 +408,7 @@ class Exchanges(Tensors[T]):
         held, view = self._readable(mine)
         number, me, other = number_of(process_set), _core.rank(), rank_in(process_set, peer)
         if me == peer:
-            raise ValueError(f"rank {me} cannot send to itself, nor receive from itself [HVD217]")
+            raise ValueError(f"rank {me} cannot send to itself or receive from itself [HVD217]")
         own = rank_in(process_set, me)
         sender, receiver = (own, other) if sends else (other, own)
         full = full_name("send.", name)

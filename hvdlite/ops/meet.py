@@ -110,8 +110,8 @@ def monitored_barrier(
         raise HvdTimeoutError(
             coded(
                 "HVD502",
-                f"rank {_core.rank()} came to the barrier {full!r} when rank{'s' if len(early) > 1 else ''} "
-                f"{', '.join(map(str, early))} had given up on it (timeout=): all ranks are at the end of it now",
+                f"rank {_core.rank()} reached the barrier {full!r} after rank{'s' if len(early) > 1 else ''} "
+                f"{', '.join(map(str, early))} had given up on it (timeout=): the barrier is over on all ranks",
             )
         )
 

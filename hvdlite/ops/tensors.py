@@ -49,7 +49,7 @@ class Tensors(Generic[T]):
             view = self.adapter.view(mine)._replace(home=home)
         if not view.shape:
             raise HvdArgumentError(
-                f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,) [HVD210]"
+                f"{kind} needs a tensor of at least one dimension: reshape a scalar to (1,) [HVD210]"
             )
         return mine, view
 

@@ -41,9 +41,9 @@ def partition(
     """
     layers = len(costs)
     if isinstance(stages, bool) or not hasattr(stages, "__index__") or not 1 <= stages <= layers:
-        raise ValueError(f"{layers} layers cannot be cut into {stages} stages of at least one layer [HVD013]")
+        raise ValueError(f"{layers} layers cannot be split into {stages} stages of at least one layer [HVD013]")
     if (weights is None) != (limit is None) or (weights is not None and len(weights) != layers):
-        raise ValueError(f"weights and limit go together, with one weight for each of {layers} layers [HVD013]")
+        raise ValueError(f"weights and limit need each other, with one weight for each of {layers} layers [HVD013]")
     time = _sums("cost", costs)
     memory = _sums("weight", weights or [0] * layers)
     most = math.inf if limit is None else limit
@@ -62,7 +62,7 @@ def partition(
                     break
         cuts.append(begins)
     if best[layers] == math.inf:
-        raise ValueError(f"no cut of these layers into {stages} stages keeps every stage within {limit} [HVD013]")
+        raise ValueError(f"no split of these layers into {stages} stages keeps every stage within {limit} [HVD013]")
     balance, end = [], layers
     for begins in reversed(cuts):
         balance.append(end - begins[end])

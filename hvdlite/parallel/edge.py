@@ -95,8 +95,8 @@ class Edge:
         for part, t in enumerate(outputs):
             if not isinstance(t, torch.Tensor):
                 raise ValueError(
-                    f"{self.name}: output {part} is of type {type(t).__name__}: between stages go tensors and "
-                    "tuples of them [HVD014]"
+                    f"{self.name}: output {part} is of type {type(t).__name__}: return a tensor or a tuple of "
+                    "tensors from a stage [HVD014]"
                 )
         looks, number = looks_of(outputs), self._message(k)
         if self._told is None or self._told[0] != number:
@@ -105,8 +105,9 @@ class Edge:
             self._told = number, looks
         elif looks != self._told[1]:
             raise ValueError(
-                f"{self.name}: the output of micro-batch {k} is {_shown(looks)}, and {_shown(self._told[1])} was told "
-                'before: give shapes="each" to a pipeline whose shapes change from one micro-batch to the next [HVD014]'
+                f"{self.name}: the output of micro-batch {k} is {_shown(looks)}, but {_shown(self._told[1])} was "
+                'announced: pass shapes="each" to a pipeline whose shapes change from one micro-batch to the next '
+                "[HVD014]"
             )
         for part, tensor in enumerate(outputs):
             self._send(self._name(f"f{part}", k), tensor.detach().contiguous())
@@ -115,11 +116,13 @@ class Edge:
         for part, look in enumerate(looks):
             if look.dtype not in _DTYPES or len(look.shape) > _DIMS:
                 raise ValueError(
-                    f"{self.name}: output {part} is {_shown([look])}: between stages go tensors of at most {_DIMS} "
-                    f"dimensions of {', '.join(str(dtype)[6:] for dtype in _DTYPES)} [HVD014]"
+                    f"{self.name}: output {part} is {_shown([look])}: stages exchange tensors of at most {_DIMS} "
+                    f"dimensions, of {', '.join(str(dtype)[6:] for dtype in _DTYPES)} [HVD014]"
                 )
         if len(looks) > _TENSORS:
-            raise ValueError(f"{self.name}: an output of {len(looks)} tensors: there may be {_TENSORS} [HVD014]")
+            raise ValueError(
+                f"{self.name}: an output has {len(looks)} tensors, but at most {_TENSORS} are supported [HVD014]"
+            )
 
     def give_back(self, inputs: Sequence[torch.Tensor], k: int) -> None:
         """A backward's result, to the stage before: the gradients of what it gave; zeros of what was not used."""

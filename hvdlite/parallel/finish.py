@@ -39,7 +39,10 @@ def ties_of(
     stage, line, found = mesh.coordinate(axis), mesh.group(axis).ranks, []
     for name, places in tied:
         if len(places) < 2 or not set(places) <= set(range(mesh.shape[axis])):
-            raise ValueError(f"tied weight {name!r} names the stages {sorted(places)} of {mesh.shape[axis]} [HVD011]")
+            raise ValueError(
+                f"tied weight {name!r} names the stages {sorted(places)}, but must name two or more of "
+                f"{mesh.shape[axis]} stages [HVD011]"
+            )
         for each in mesh.sets(axis):
             group = existing_or_added([each.ranks[at] for at in sorted(places)])
             if each.ranks == line and stage in places:

@@ -199,12 +199,12 @@ def vocab_cross_entropy(
     first, last = _words(words, group)
     if target.shape != scores.shape[:-1] or target.is_floating_point():
         raise ValueError(
-            f"vocab_cross_entropy: scores {list(scores.shape)} need classes, integers, {list(scores.shape[:-1])}, not "
-            f"{target.dtype} {list(target.shape)} [HVD017]"
+            f"vocab_cross_entropy: scores {list(scores.shape)} need integer classes of shape "
+            f"{list(scores.shape[:-1])}, not {target.dtype} {list(target.shape)} [HVD017]"
         )
     if scores.shape[-1] != last - first:
         raise ValueError(
-            f"vocab_cross_entropy: scores of {scores.shape[-1]} words, and this rank's part of {words} words has "
+            f"vocab_cross_entropy: scores cover {scores.shape[-1]} words, but this rank's part of {words} words has "
             f"{last - first} [HVD017]"
         )
     counts = target != ignore_index
@@ -284,13 +284,14 @@ def parallelize(model: nn.Module, patterns: Mapping[str, str], group: Group) -> 
             above = model.get_submodule(name.rpartition(".")[0])
             if isinstance(above, nn.TransformerEncoderLayer):
                 raise ValueError(
-                    f"parallelize: {pattern!r} matches {name!r} of a TransformerEncoderLayer, which in evaluation "
-                    "reads the weights itself and would take a part for the whole: write the layer out [HVD019]"
+                    f"parallelize: {pattern!r} matches {name!r} of a TransformerEncoderLayer, which reads the full "
+                    "weights itself in evaluation: write its layers as separate modules [HVD019]"
                 )
             if type(layer) is not nn.Linear or any(len(owners[weight]) > 1 for weight in layer.parameters()):
-                wrong = "it shares a parameter with another layer" if type(layer) is nn.Linear else "it is no nn.Linear"
+                shared = "it shares a parameter with another layer"
+                wrong = shared if type(layer) is nn.Linear else "it is not an nn.Linear"
                 raise ValueError(
-                    f"parallelize: {pattern!r} matches {name!r}, a {type(layer).__name__}, which cannot be cut: "
+                    f"parallelize: {pattern!r} matches {name!r}, a {type(layer).__name__}, which cannot be split: "
                     f"{wrong}. The model's linear layers are: {whole} [HVD019]"
                 )
             made[layer] = made.get(layer) or _KINDS[kind](
@@ -317,7 +318,7 @@ def _slice(what: str, n: int, unit: int, group: Group) -> slice:
 
 def _words(words: int, group: Group) -> tuple[int, int]:
     if words < group.size():
-        raise ValueError(f"a vocabulary of {words} words cannot be cut over {group.size()} ranks [HVD016]")
+        raise ValueError(f"a vocabulary of {words} words cannot be divided over {group.size()} ranks [HVD016]")
     return part_of(words, group)
 
 
@@ -331,7 +332,9 @@ def _cut(whole: torch.Tensor, dim: int, mine: slice) -> nn.Parameter:
 
 def _check_ids(what: str, ids: torch.Tensor, words: int) -> None:
     if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < words:
-        raise ValueError(f"{what}: ids from {int(ids.min())} to {int(ids.max())}: the table has {words} rows [HVD017]")
+        raise ValueError(
+            f"{what}: ids from {int(ids.min())} to {int(ids.max())}, but the table has {words} rows [HVD017]"
+        )
 
 
 keep_off_graph(vocab_cross_entropy, _check_ids)  # they communicate, or look at values

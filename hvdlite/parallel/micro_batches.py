@@ -18,10 +18,12 @@ Rows = Union[torch.Tensor, tuple[torch.Tensor, ...]]
 def _length(batch: Any, what: str) -> int:
     tensors = batch if isinstance(batch, tuple) else (batch,)
     if not tensors or not all(isinstance(t, torch.Tensor) and t.dim() for t in tensors):
-        raise ValueError(f"{what} is a tensor or a tuple of tensors with rows, not {_shown(batch)} [HVD010]")
+        raise ValueError(f"{what} must be a tensor or a tuple of tensors with rows, not {_shown(batch)} [HVD010]")
     lengths = {len(t) for t in tensors}
     if len(lengths) > 1:
-        raise ValueError(f"the tensors of {what} have {', '.join(map(str, sorted(lengths)))} rows [HVD010]")
+        raise ValueError(
+            f"the tensors of {what} have different numbers of rows: {', '.join(map(str, sorted(lengths)))} [HVD010]"
+        )
     return lengths.pop()
 
 
@@ -41,8 +43,8 @@ def equal(batch: Any, count: int, what: str) -> list[Rows]:
     if rows % count or not rows:
         near = ", ".join(str(n) for n in range(1, rows + 1) if rows % n == 0) or "none"
         raise ValueError(
-            f"a mini-batch of {rows} rows cannot be cut into {count} micro-batches of equal size; {rows} rows can be "
-            f"cut into {near}. Drop the last incomplete batch of the data loader (drop_last=True) [HVD010]"
+            f"a mini-batch of {rows} rows cannot be split into {count} micro-batches of equal size; {rows} rows can "
+            f"be split into {near}. Drop the last incomplete batch of the data loader (drop_last=True) [HVD010]"
         )
     return _parts(batch, count)
 

@@ -57,7 +57,7 @@ def planned(path: str | Path) -> Planned:
         return _checked(said["micro_batches"], said["schedule"], said["shape"], said["stages"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{path}: no plan for hvdlite.parallel: {told[:200]} [HVD013]") from None
+        raise ValueError(f"{path}: not a plan for hvdlite.parallel: {told[:200]} [HVD013]") from None
 
 
 def _checked(micro: Any, schedule: Any, shape: Any, stages: Any) -> Planned:

@@ -329,8 +329,8 @@ class Pipeline:
     def _usable(self) -> None:
         if self._broken:
             raise ValueError(
-                f"stage {self.stage}: an earlier step raised an error, so this pipeline's stages no longer agree; load "
-                "a checkpoint into a new one [HVD015]"
+                f"stage {self.stage}: an earlier step raised an error, so the stages of this pipeline no longer "
+                "agree: load a checkpoint into a new pipeline [HVD015]"
             )
 
     def _settle(self) -> None:
@@ -384,7 +384,9 @@ class Pipeline:
         while True:
             inputs, told = self._inputs(k, before)
             if told and count and told != count:
-                raise ValueError(f"y has rows for {count} micro-batches, and the first stage's x for {told} [HVD010]")
+                raise ValueError(
+                    f"y has rows for {count} micro-batches, but x of the first stage has rows for {told} [HVD010]"
+                )
             count = told or count
             out = self._computed(inputs)
             y = self._data.pop(k, (None, None))[1]
@@ -412,5 +414,5 @@ def _left_behind(left: list[int], who: str) -> None:
     """When a pipeline is gone, or the program ends."""
     if left[0]:
         warnings.warn(
-            f"{who} ended with {left[0]} updates still to come: call drain() after the last step [HVD015]", stacklevel=2
+            f"{who} ended with {left[0]} updates left: call drain() after the last step [HVD015]", stacklevel=2
         )

@@ -121,7 +121,7 @@ def check(
     stuck = [(stage, len(done)) for stage, done in enumerate(spans) if len(done) < len(lists[stage])]
     if stuck:
         waits = "; ".join(f"stage {stage} waits at its action {at}, {lists[stage][at]}" for stage, at in stuck)
-        raise ValueError(f"the schedules of the stages do not fit together: {waits} [HVD012]")
+        raise ValueError(f"the schedules of the stages do not match: {waits} [HVD012]")
     makespan = max(ended.values(), default=0)
     worked = sum(end - start for row in spans for *_, start, end in row)
     stash = [max(accumulate(({"F": 1, "B": -1}.get(a[0], 0) for a in row), initial=0)) for row in lists]
@@ -135,7 +135,7 @@ def _complete(lists: Sequence[Sequence[Action]], micro_batches: int | None) -> N
             what, k = action if isinstance(action, tuple) and len(action) == 2 else ("", 0)
             if what not in ("F", "B", "U") or not isinstance(k, int) or k < 0:
                 found = f"stage {stage} has {action!r} as its action {at}"
-                raise ValueError(f"{found}: an action is ('F', k), ('B', k) or ('U', n) [HVD012]")
+                raise ValueError(f"{found}: an action must be ('F', k), ('B', k) or ('U', n) [HVD012]")
     count = max((k + 1 for actions in lists for what, k in actions if what != "U"), default=0)
     updates = {action for actions in lists for action in actions if action[0] == "U"}
     if micro_batches:
@@ -155,7 +155,7 @@ def _complete(lists: Sequence[Sequence[Action]], micro_batches: int | None) -> N
                 done.add(k)
             elif what == "U" and micro_batches and done != set(range((k + 1) * micro_batches)):
                 found = f"stage {stage} has ('U', {k}) as its action {at}: it comes after the backwards of 0"
-                raise ValueError(f"{found} to {(k + 1) * micro_batches - 1}, and of no others [HVD012]")
+                raise ValueError(f"{found} to {(k + 1) * micro_batches - 1}, and after no other [HVD012]")
 
 
 def delay(actions: Iterable[Action]) -> Fraction:

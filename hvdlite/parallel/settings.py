@@ -43,16 +43,15 @@ def chosen(schedule: Any, update: Any, shapes: str, checkpoint: bool) -> tuple[s
             raise ValueError(f"there is no {what} {given!r}; there are {', '.join(sorted(known))} [HVD011]")
     policy: Any = POLICIES[update] if isinstance(update, str) else update
     if not (isinstance(policy, type) and issubclass(policy, Policy)):
-        raise ValueError(f"update is a name or a subclass of weights.Policy, not {update!r} [HVD011]")
+        raise ValueError(f"update must be a name or a subclass of weights.Policy, not {update!r} [HVD011]")
     if policy.flushes == (schedule == "continuous") or (callable(schedule) and not policy.flushes):
         raise ValueError(
-            f"update {named(update)!r} does not go with schedule {named(schedule)!r}: stash, vertical, 2bw and "
-            "pipemare are what lets a pipeline go on over updates (schedule='continuous'), and flush is for the others "
-            "[HVD011]"
+            f"update {named(update)!r} does not support schedule {named(schedule)!r}: use stash, vertical, 2bw or "
+            "pipemare with schedule='continuous', and flush with the other schedules [HVD011]"
         )
     if checkpoint and update == "pipemare":
         raise ValueError(
-            "update 'pipemare' does not go with checkpoint=True: what is computed again would see the weights of the "
+            "update 'pipemare' does not support checkpoint=True: the second forward would use the weights of the "
             "backward [HVD011]"
         )
     return (schedules.PLANS[schedule] if isinstance(schedule, str) else schedule), policy
@@ -67,23 +66,23 @@ def check_parts(
     known = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
     why = None
     if hasattr(optimizer, "skip_synchronize"):
-        why = "give Pipeline the plain optimizer, not a DistributedOptimizer: it averages gradients itself"
+        why = "pass the plain optimizer to Pipeline, not a DistributedOptimizer: Pipeline averages gradients itself"
     elif isinstance(optimizer, torch.optim.LBFGS):
-        why = "LBFGS computes the loss again and again, and a pipeline computes it once for each step"
+        why = "LBFGS computes the loss several times per step, but a pipeline computes it once"
     elif learning and not any(id(p) in known for p in learning):
-        why = "the optimizer has none of the stage's parameters: make it of stage.parameters()"
+        why = "the optimizer has none of the stage's parameters: create it from stage.parameters()"
     elif isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        why = "ReduceLROnPlateau needs a loss: step it in the loop, and do not give it to Pipeline"
+        why = "ReduceLROnPlateau needs a loss: step it in the loop, and do not pass it to Pipeline"
     elif last and not callable(loss):
-        why = f"the last stage calls loss(output, y), and was given {loss!r}"
+        why = f"the last stage calls loss(output, y), but received {loss!r}"
     elif clip is not None and not clip > 0:
         why = f"clip must be more than 0, not {clip!r}"
     if why is not None:
         raise ValueError(f"{why} [HVD011]")
     if checkpoint and any(isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) for layer in stage.modules()):
         warnings.warn(
-            "this stage has a BatchNorm, whose running statistics are updated twice for each micro-batch with "
-            "checkpoint=True [HVD021]", stacklevel=3,
+            "this stage has a BatchNorm: with checkpoint=True, it updates its running statistics twice for each "
+            "micro-batch [HVD021]", stacklevel=3,
         )  # fmt: skip
 
 
@@ -95,7 +94,7 @@ def agree(said: tuple[Any, ...], name: str | None, tied: dict[str, str], line: i
     for rank, (other, *_) in enumerate(everyone):
         if other != everyone[0][0]:
             raise hvd.HvdMismatchError(
-                f"ranks disagree on ({what}): rank 0 said {everyone[0][0]}, rank {rank} said {other} [HVD011]"
+                f"ranks disagree on ({what}): rank 0 has {everyone[0][0]}, rank {rank} has {other} [HVD011]"
             )
     first: dict[tuple[int, str], tuple[int, str]] = {}
     for rank, (_, tied, line, _) in enumerate(everyone):

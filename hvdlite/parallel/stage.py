@@ -39,7 +39,7 @@ def made(layer: Layer, number: int) -> nn.Module:
     module = layer if isinstance(layer, nn.Module) else layer()
     if not isinstance(module, nn.Module):
         raise ValueError(
-            f"layer {number} is {type(module).__name__}: give a module, or a function that makes one [HVD013]"
+            f"layer {number} is {type(module).__name__}: pass a module, or a function that returns one [HVD013]"
         )
     return module
 

@@ -23,7 +23,7 @@ from .tensor import part_of
 def _tensors(stage: torch.nn.Module, optimizer: Any) -> Iterator[tuple[str, torch.Tensor, int | None]]:
     """(name, tensor, where it is cut) of all that this stage holds; the optimizer's state by the parameter's name."""
     if in_flight.get(stage):
-        raise ValueError("a checkpoint while micro-batches are in flight: call drain() first [HVD015]")
+        raise ValueError("a checkpoint needs a pipeline without micro-batches in flight: call drain() first [HVD015]")
     for name, p in stage.named_parameters(remove_duplicate=False):
         cut = getattr(p, "cut", None)
         yield name, p.detach(), cut
@@ -31,8 +31,8 @@ def _tensors(stage: torch.nn.Module, optimizer: Any) -> Iterator[tuple[str, torc
             if isinstance(value, torch.Tensor):
                 if cut is not None and value.dim() and value.shape != p.shape:
                     raise ValueError(
-                        f"{name!r} is cut, and its state {key!r} in {type(optimizer).__name__}, {list(value.shape)}, "
-                        "has another shape: nobody can tell how its parts go together [HVD018]"
+                        f"{name!r} is split, but its state {key!r} in {type(optimizer).__name__}, "
+                        f"{list(value.shape)}, has another shape: hvdlite cannot assemble the parts [HVD018]"
                     )
                 yield f"optimizer/{name}/{key}", value.detach(), cut if value.shape == p.shape else None
     kept = stage.state_dict()
@@ -142,8 +142,8 @@ def load_whole(
         value = _part(whole[name], cut, tp)
         if value.shape != t.shape:
             raise ValueError(
-                f"{name!r} is {list(whole[name].shape)} in the checkpoint, of which this rank takes "
-                f"{list(value.shape)}, and {list(t.shape)} here [HVD018]"
+                f"{name!r} has shape {list(whole[name].shape)} in the checkpoint, of which this rank takes "
+                f"{list(value.shape)}, but the model has {list(t.shape)} [HVD018]"
             )
         found.append((t, value))
     states = {} if optimizer is None else _states(stage, whole, tp, optimizer)
@@ -167,8 +167,8 @@ def _states(
     """The optimizer's state of each parameter that has one in the checkpoint; a stage may have none of them."""
     if not any(name.startswith("optimizer/") for name in whole):
         raise ValueError(
-            "the checkpoint has no state of an optimizer: it was saved without one, or with one that keeps nothing, as "
-            "SGD without momentum; such a one needs no loading [HVD018]"
+            "the checkpoint has no optimizer state: it was saved without an optimizer, or with a stateless one, such "
+            "as SGD without momentum, which needs no loading [HVD018]"
         )
     on_device = {  # those that keep their count of steps beside the parameter, and not in the CPU's memory
         p for group in optimizer.param_groups if group.get("fused") or group.get("capturable") for p in group["params"]

@@ -374,8 +374,8 @@ def _set(group: Group) -> Any:
 def _even(what: str, x: torch.Tensor, dim: int, group: Group) -> None:
     if x.shape[dim] % group.size():
         raise ValueError(
-            f"{what}: dimension {dim} of a tensor of shape {list(x.shape)} cannot be cut evenly over {group.size()} "
-            "ranks [HVD016]"
+            f"{what}: dimension {dim} of a tensor of shape {list(x.shape)} cannot be split evenly over "
+            f"{group.size()} ranks [HVD016]"
         )
 
 

@@ -173,8 +173,8 @@ class TwoVersions(Stash):
     def __init__(self, module: torch.nn.Module, place: Place) -> None:
         if place.per_update < place.stages:
             raise ValueError(
-                "2bw needs at least as many micro-batches for each update as stages, and "
-                f"{place.per_update} < {place.stages}: choose more micro-batches [HVD011]"
+                f"2bw needs at least as many micro-batches for each update as stages, but {place.per_update} < "
+                f"{place.stages}: choose more micro-batches [HVD011]"
             )
         super().__init__(module, place)
 

@@ -108,8 +108,8 @@ def choose(chain: Chain, ranks: int) -> Plan:
         tried.append((step.end, {"dp": dp, "pp": pp, "tp": tp}, grid, found, max(step.busy)))
     if not tried:
         raise PlanError(
-            f"no mesh of {ranks} ranks fits {chain.memory:.0f} bytes of memory: the least is {math.ceil(least)} bytes "
-            "[HVD005]"
+            f"no mesh of {ranks} ranks fits into {chain.memory:.0f} bytes of memory: the minimum is "
+            f"{math.ceil(least)} bytes [HVD005]"
         )
     tried.sort(key=lambda each: each[0])
     ms, shape, grid, found, busiest = tried[0]

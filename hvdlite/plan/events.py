@@ -105,7 +105,7 @@ def of_table(table: Table, count_bytes: int, links: Links, cursors: str = "link"
     interpreter does, which has one cursor each way.
     """
     if links.size != table.size:
-        raise PlanError(f"plan {table.name!r} is for {table.size} ranks, the links are those of {links.size} [HVD004]")
+        raise PlanError(f"plan {table.name!r} is for {table.size} ranks, but the links are for {links.size} [HVD004]")
     if cursors not in CURSORS:
         raise PlanError(f"cursors are by {' or by '.join(CURSORS)}, not by {cursors!r} [HVD008]")
     tasks, at = Tasks(), table.cut(count_bytes)

@@ -46,7 +46,7 @@ def read(path: str | Path) -> list[Layer]:
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path}: no layers of hvdlite: {str(error)[:200]} [HVD005]") from None
+        raise PlanError(f"{path}: not a file of layers: {str(error)[:200]} [HVD005]") from None
 
 
 def _layer(number: int, row: Any) -> Layer:

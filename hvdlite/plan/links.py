@@ -56,7 +56,7 @@ class Links:
         hosts: list[list[int]] | None = None,
     ) -> None:
         if not 1 <= size <= SIZE_MAX:
-            raise PlanError(f"links of {size} ranks: there are 1 to {SIZE_MAX} [HVD004]")
+            raise PlanError(f"links of {size} ranks: the number must be 1 to {SIZE_MAX} [HVD004]")
         self.size, self.of, self.name, self.busy, self.arcs, self.hosts = size, of, name, busy, arcs, hosts
 
     @staticmethod
@@ -119,7 +119,7 @@ class Links:
         size = sum(map(len, hosts))
         if sorted(host_of) != list(range(size)):
             raise PlanError(
-                f"hosts {plain([list(each) for each in hosts], 80)}: each rank from 0 on stands once [HVD004]"
+                f"hosts {plain([list(each) for each in hosts], 80)}: list each rank from 0 on once [HVD004]"
             )
         near, far = (
             (time_ns(inside[0]), ns_a_byte(inside[1])),
@@ -152,7 +152,7 @@ class Links:
         late, each = time_ns(alpha), [ns_a_byte(rate) for rate in rates]
         if not 1 <= len(dims) <= DIMS_MAX or min(dims) < 1 or math.prod(dims) > SIZE_MAX:
             told = plain("x".join(map(str, dims)), 80)
-            raise PlanError(f"{told} is no grid of 1 to {DIMS_MAX} dimensions and {SIZE_MAX} ranks [HVD004]")
+            raise PlanError(f"{told} is not a grid of 1 to {DIMS_MAX} dimensions and at most {SIZE_MAX} ranks [HVD004]")
         if len(dims) != len(each):
             raise PlanError(f"a grid of {'x'.join(map(str, dims))} needs {len(dims)} rates, not {len(each)} [HVD004]")
         place = list(itertools.product(*map(range, dims)))
@@ -160,7 +160,9 @@ class Links:
         def of(a: int, b: int) -> Use:
             differ = [d for d in range(len(dims)) if place[a][d] != place[b][d]]
             if len(differ) != 1:
-                raise PlanError(f"ranks {a} and {b} are in no line of the grid {'x'.join(map(str, dims))} [HVD004]")
+                raise PlanError(
+                    f"ranks {a} and {b} are not on one line of the grid {'x'.join(map(str, dims))} [HVD004]"
+                )
             d = differ[0]
             return late, ((("out", a, d), each[d]), (("in", b, d), each[d]))
 
@@ -217,7 +219,7 @@ def from_json(text: str, origin: str = "topology") -> Links:
         raise PlanError(f"{origin}: {error}") from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ZeroDivisionError) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise PlanError(f"{origin}: no topology of hvdlite: {told[:200]} [HVD004]") from None
+        raise PlanError(f"{origin}: not a topology: {told[:200]} [HVD004]") from None
 
 
 def _rank(value: Any, size: int) -> int:

@@ -22,7 +22,9 @@ Array = NDArray[np.float64]
 def volumes(size: float, dims: Sequence[int], used: Sequence[int] | None = None) -> Array:
     """Bytes of each rank in each dimension, for an allreduce; used: the dimensions that it spans, None: all."""
     if not dims or min(dims) < 1 or not 0 < size < float("inf") or not set(used or ()) <= set(range(len(dims))):
-        raise ValueError(f"an allreduce of {size} bytes over {used} of the dimensions {list(dims)} cannot be [HVD008]")
+        raise ValueError(
+            f"an allreduce of {size} bytes over {used} of the dimensions {list(dims)} is not possible [HVD008]"
+        )
     found, left = np.zeros(len(dims)), float(size)
     for d in range(len(dims)) if used is None else used:
         found[d] = 2 * left * (dims[d] - 1) / dims[d]
@@ -45,7 +47,9 @@ def split(load: Any, budget: float, cost: Sequence[float] | None = None) -> Arra
         ) from None
     load = np.asarray(load, float)
     if load.ndim != 2 or not np.isfinite(load).all() or load.min(initial=0) < 0 or not load.max(initial=0) > 0:
-        raise ValueError("the load is a table of bytes, a row for each collective, with some above zero [HVD008]")
+        raise ValueError(
+            "the load must be a table of bytes, with a row for each collective and a value above zero [HVD008]"
+        )
     count, dims = load.shape
     each = np.ones(dims) if cost is None else np.asarray(cost, float)
     if each.shape != (dims,) or not each.min() > 0 or not 0 < budget < float("inf"):

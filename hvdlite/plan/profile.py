@@ -39,7 +39,7 @@ def stages(model: Any, stage_of: Mapping[str, int]) -> Any:
     known = {name for name, _ in model.named_modules()}
     for name in stage_of:
         if name not in known:
-            raise PlanError(f"the model has no module {name!r} to put into stage {stage_of[name]} [HVD005]")
+            raise PlanError(f"the model has no module {name!r} for stage {stage_of[name]} [HVD005]")
     traced, at = symbolic_trace(model), dict[Node, int]()
     for node in traced.graph.nodes:
         above = str(node.target) if node.op == "call_module" else ""
@@ -48,9 +48,7 @@ def stages(model: Any, stage_of: Mapping[str, int]) -> Any:
         own = stage_of.get(above, 0)
         at[node] = max([own, *(at[each] for each in node.all_input_nodes)])
         if above and own < at[node]:
-            raise PlanError(
-                f"module {node.target} is put into stage {own}, but needs what stage {at[node]} makes [HVD005]"
-            )
+            raise PlanError(f"module {node.target} is in stage {own}, but needs an output of stage {at[node]} [HVD005]")
     return split_module(traced, model, lambda node: at[node])
 
 

@@ -169,7 +169,7 @@ def from_json(text: str, origin: str = "program") -> Program:
         raise PlanError(f"{origin}: {error}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise PlanError(f"{origin}: no program of hvdlite: {told[:200]} [HVD006]") from None
+        raise PlanError(f"{origin}: not a program: {told[:200]} [HVD006]") from None
 
 
 def _line(row: Any, number: int) -> Line:
@@ -242,7 +242,9 @@ class Price(NamedTuple):
 def price(program: Program, where: Where) -> Price:
     """Of a program whose lines run one after the other, collectives as rings. Raises PlanError."""
     if len(where.hosts) != program.size:
-        raise PlanError(f"{len(where.hosts)} hosts are named for {program.size} ranks [HVD006]")
+        raise PlanError(
+            f"{len(where.hosts)} hosts are named for {program.size} ranks: name one host for each rank [HVD006]"
+        )
     ns, n, off = 0.0, program.lengths, dict[int, float]()
     for op, out, inputs, group, _ in program.lines:
         if op == "linear":

@@ -162,7 +162,7 @@ def prove(table: Table, seed: int = 0) -> Proof:
     bounds(table)
     moves, c, sums = table.moves, table.chunks, table.kind in SUMS
     if moves["n"].sum(dtype=np.int64) > MOVED_MAX:
-        raise PlanError(f"plan {table.name!r}: its moves carry more than {MOVED_MAX} chunks together [HVD002]")
+        raise PlanError(f"plan {table.name!r}: its moves carry more than {MOVED_MAX} chunks in total [HVD002]")
     gives, promised = places(table)
     state = _State(table, gives, seed)
     begun = state.values[1][::c].copy()
@@ -204,7 +204,7 @@ def _step(table: Table, state: _State, step: int, rows: Moves) -> None:
 
     twice = lands[1:] == lands[:-1]
     if twice.any():
-        refuse(lands[1:][twice][0], "two moves write chunk {chunk} of rank {rank}: which is first is not said")
+        refuse(lands[1:][twice][0], "two moves write chunk {chunk} of rank {rank}, in no defined order")
     if not fold.all() and (race := ~fold & np.isin(here, lands)).any():
         refuse(
             here[race][0],

@@ -60,15 +60,15 @@ def algorithm(name: str, kinds: str | Sequence[str] = ("allreduce",)) -> Callabl
     """
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     if not named(name, NAME_MAX):
-        raise PlanError(f"plan {name!r:.80}: a name has at most {NAME_MAX} letters that can be printed [HVD003]")
+        raise PlanError(f"plan {name!r:.80}: a name has at most {NAME_MAX} printable characters [HVD003]")
     if not kinds or not set(kinds) <= set(KINDS):
-        raise PlanError(f"plan {name!r}: kinds {kinds!r:.80}: they are of {', '.join(KINDS)} [HVD003]")
+        raise PlanError(f"plan {name!r}: kinds {kinds!r:.80} must be from {', '.join(KINDS)} [HVD003]")
 
     def register(generator: Generator) -> Generator:
         here = getattr(generator, "__module__", None) or ""
         if name in _known:
             there = _known[name].module
-            raise PlanError(f"plan {name!r} of {here}: {there} has a plan of this name already [HVD003]")
+            raise PlanError(f"plan {name!r} of {here}: {there} already has a plan of this name [HVD003]")
         _known[name] = _Algorithm(kinds, generator, here)
         return generator
 
@@ -150,12 +150,14 @@ def make(
     if kind not in kinds:
         raise PlanError(f"plan {name!r} is for {', '.join(kinds)}, not for {kind} [HVD003]")
     if not 1 <= size <= SIZE_MAX or not 0 <= root < size:
-        raise PlanError(f"plan {name!r}: root {root} of {size} ranks; a plan is for 1 to {SIZE_MAX} [HVD003]")
+        raise PlanError(
+            f"plan {name!r}: root {root} of {size} ranks is invalid; a plan is for 1 to {SIZE_MAX} ranks [HVD003]"
+        )
     if links is not None and links.size != size:
-        raise PlanError(f"plan {name!r} is for {size} ranks, the links are those of {links.size} [HVD004]")
+        raise PlanError(f"plan {name!r} is for {size} ranks, but the links are for {links.size} [HVD004]")
     hosts = hosts or (links.hosts if links else None)
     if hosts and sorted(rank for each in hosts for rank in each) != list(range(size)):
-        raise PlanError(f"plan {name!r}: hosts {plain(hosts, 80)}: each of {size} ranks stands once [HVD004]")
+        raise PlanError(f"plan {name!r}: hosts {plain(hosts, 80)} must list each of {size} ranks once [HVD004]")
     draft = Draft(name, kind, size, root, hosts, links)
     try:
         generator(draft, **more)
@@ -167,7 +169,7 @@ def make(
         raise PlanError(f"plan {name!r}: its generator raised {told} [HVD003]") from error
     if (table.name, table.kind, table.size, table.root) != (name, kind, size, root):
         made = plain(f"{table.kind} on {table.size} ranks with the root {table.root}, {table.name!r}", 120)
-        raise PlanError(f"plan {name!r}: its generator makes another plan than was asked for: {made} [HVD003]")
+        raise PlanError(f"plan {name!r}: its generator returned another plan than requested: {made} [HVD003]")
     prove(table)
     return table
 

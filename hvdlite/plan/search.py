@@ -135,11 +135,13 @@ class Chain:
         if not 1 <= len(layers) <= LAYERS_MAX:
             raise PlanError(f"{len(layers)} layers: a plan is for 1 to {LAYERS_MAX} [HVD005]")
         if type(micro) is not int or not 1 <= micro <= MICRO_MAX:
-            raise PlanError(f"{micro!r} micro-batches: there are 1 to {MICRO_MAX} [HVD005]")
+            raise PlanError(f"{micro!r} micro-batches: the number must be 1 to {MICRO_MAX} [HVD005]")
         if not 0 <= beta < math.inf or not memory > 0 or not 1 <= state < math.inf:
-            raise ValueError(f"beta {beta}, memory {memory} or state {state} is out of bounds [HVD008]")
+            raise ValueError(f"beta {beta}, memory {memory} or state {state} is out of range [HVD008]")
         if not set(kinds) <= set(KINDS) or "dp" not in kinds:
-            raise ValueError(f"kinds {', '.join(map(str, kinds))}: they are of {', '.join(KINDS)}, dp always [HVD008]")
+            raise ValueError(
+                f"kinds {', '.join(map(str, kinds))} must be from {', '.join(KINDS)}, and include dp [HVD008]"
+            )
         self.layers, self.beta, self.micro, self.memory, self.state = tuple(layers), beta, micro, memory, state
         self.kinds = tuple(kinds)
         self._options: dict[tuple[int, int, int, int], Points] = {}
@@ -360,7 +362,7 @@ def best(chain: Chain, ranks: int, objective: str = "latency", each: int | None 
     if type(ranks) is not int or not 1 <= ranks <= SIZE_MAX:
         raise ValueError(f"{ranks!r} ranks: a plan is for 1 to {SIZE_MAX} [HVD008]")
     if objective not in OBJECTIVES:
-        raise ValueError(f"the objective is {' or '.join(OBJECTIVES)}, not {str(objective)[:40]!r} [HVD008]")
+        raise ValueError(f"the objective must be {' or '.join(OBJECTIVES)}, not {str(objective)[:40]!r} [HVD008]")
     n, counted = len(chain.layers), chain.memory < math.inf  # else it does not matter how many stages are behind
     search = _Search(chain, ranks, objective, {(n, 0, 0): [((0.0, 0.0, -math.inf), ())]})
     if each is None and chain.kinds != ("dp",):  # found soon, and most others are seen to be worse than it
@@ -380,10 +382,10 @@ def best(chain: Chain, ranks: int, objective: str = "latency", each: int | None 
         need = least_memory(chain, ranks, each)
         if need < math.inf:
             raise PlanError(
-                f"no plan of {n} layers on {ranks} ranks fits {chain.memory:.0f} bytes of memory: the least is "
-                f"{math.ceil(need)} bytes [HVD005]"
+                f"no plan of {n} layers on {ranks} ranks fits into {chain.memory:.0f} bytes of memory: the minimum "
+                f"is {math.ceil(need)} bytes [HVD005]"
             )
-        raise PlanError(f"{n} layers cannot be cut into stages of {each} ranks each on {ranks} ranks [HVD005]")
+        raise PlanError(f"{n} layers cannot be split into stages of {each} ranks each on {ranks} ranks [HVD005]")
     return _plain(chain, search.found)
 
 

@@ -168,20 +168,22 @@ def bounds(table: Table) -> None:
     """Raises PlanError for what is outside, before memory is taken for it."""
     m, name = table.moves, table.name
     if not named(name, NAME_MAX):
-        raise PlanError(f"plan {name!r:.80}: a name has at most {NAME_MAX} letters that can be printed [HVD002]")
+        raise PlanError(f"plan {name!r:.80}: a name has at most {NAME_MAX} printable characters [HVD002]")
     if table.kind not in KINDS:
-        raise PlanError(f"plan {name!r}: kind {str(table.kind)[:40]!r} is none of {', '.join(KINDS)} [HVD002]")
+        raise PlanError(f"plan {name!r}: kind {str(table.kind)[:40]!r} is not one of {', '.join(KINDS)} [HVD002]")
     if not 1 <= table.size <= SIZE_MAX:
         raise PlanError(f"plan {name!r}: {table.size} ranks; a plan is for 1 to {SIZE_MAX} [HVD002]")
     if not 1 <= table.chunks <= CHUNKS_MAX or table.size * table.chunks > CELLS_MAX:
-        raise PlanError(f"plan {name!r}: {table.chunks} chunks on {table.size} ranks are out of bounds [HVD002]")
+        raise PlanError(f"plan {name!r}: {table.chunks} chunks on {table.size} ranks are out of range [HVD002]")
     if not 0 <= table.root < table.size:
-        raise PlanError(f"plan {name!r}: root {table.root} is no rank of {table.size} [HVD002]")
+        raise PlanError(f"plan {name!r}: root {table.root} is not one of {table.size} ranks [HVD002]")
     if len(m) > MOVES_MAX:
         raise PlanError(f"plan {name!r}: more than {MOVES_MAX} moves [HVD002]")
     grid = {"reducescatter": table.size, "allgather": table.size, "alltoall": table.size**2}.get(table.kind, 1)
     if table.chunks % grid:
-        raise PlanError(f"plan {name!r}: the chunks of this {table.kind} are a multiple of {grid} [HVD002]")
+        raise PlanError(
+            f"plan {name!r}: the number of chunks of this {table.kind} must be a multiple of {grid} [HVD002]"
+        )
     bad = (m["src"] < 0) | (m["src"] >= table.size) | (m["dst"] < 0) | (m["dst"] >= table.size) | (m["at"] < 0)
     bad |= (m["n"] < 1) | (m["at"].astype(np.int64) + m["n"] > table.chunks) | (m["how"] < 0) | (m["how"] > FOLD)
     bad |= (m["step"] < 0) | ((m["src"] == m["dst"]) != (m["how"] == FOLD))
@@ -189,14 +191,14 @@ def bounds(table: Table) -> None:
         first = int(np.argmax(bad))
         told = ", ".join(f"{field} {value}" for field, value in zip(FIELDS, m[first].tolist()))
         raise PlanError(
-            f"plan {name!r}: move {first} ({told}) has a rank, a chunk or a kind that there is not among {table.size} "
-            f"ranks and {table.chunks} chunks [HVD002]"
+            f"plan {name!r}: move {first} ({told}) has a rank, a chunk or a kind outside {table.size} ranks and "
+            f"{table.chunks} chunks [HVD002]"
         )
     back = np.diff(m["step"]) < 0
     if back.any():
         raise PlanError(f"plan {name!r}: move {int(np.argmax(back)) + 1} goes back to an earlier step [HVD002]")
     if len(m) and int(m["step"][-1]) >= STEPS_MAX:
-        raise PlanError(f"plan {name!r}: step {int(m['step'][-1])}; there are at most {STEPS_MAX} [HVD002]")
+        raise PlanError(f"plan {name!r}: step {int(m['step'][-1])} exceeds the maximum of {STEPS_MAX} [HVD002]")
 
 
 def from_json(text: str, origin: str = "plan") -> Table:
@@ -218,7 +220,7 @@ def from_json(text: str, origin: str = "plan") -> Table:
         table = Table(name[:NAME_MAX], kind, numbers[0], numbers[1], moves_of(rows), numbers[2])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise PlanError(f"{origin}: no plan of hvdlite: {told[:200]} [HVD002]") from None
+        raise PlanError(f"{origin}: not a plan: {told[:200]} [HVD002]") from None
     bounds(table)
     return table
 

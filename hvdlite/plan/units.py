@@ -35,7 +35,7 @@ def _read(text: str, units: dict[str, float] | dict[str, int], what: str, exampl
         if found and either:
             k = either[1].upper()
             example = f"{found[1]}{k}b/s, which are bits, or as {found[1]}{k}B/s, which are bytes"
-        raise ValueError(f"{str(text)[:40]!r} is no {what}: write it as {example} [HVD008]")
+        raise ValueError(f"{str(text)[:40]!r} is not a {what}: write it as {example} [HVD008]")
     return float(found[1]) * each
 
 
@@ -50,7 +50,7 @@ def ns_a_byte(text: str | float) -> float:
     """ns a byte of "25gbit" or "1GB/s"; a number is taken as ns a byte. Raises ValueError, also for a rate of zero."""
     if isinstance(text, (int, float)):
         if not 0 < text < float("inf"):
-            raise ValueError(f"{text!r} ns a byte is no rate: it must be above zero [HVD008]")
+            raise ValueError(f"{text!r} ns per byte is not a rate: it must be above zero [HVD008]")
         return float(text)
     rate = _read(text, RATES, "rate", "25gbit or 1GB/s")
     if rate <= 0:
@@ -67,7 +67,7 @@ def link(text: str) -> tuple[float, float]:
     """(ns, ns a byte) of "20us,25gbit", in any order. Raises ValueError."""
     parts = str(text).split(",")
     if len(parts) != 2:
-        raise ValueError(f"{str(text)[:40]!r} is no link: give a time and a rate, as 20us,25gbit [HVD008]")
+        raise ValueError(f"{str(text)[:40]!r} is not a link: write a time and a rate, such as 20us,25gbit [HVD008]")
     first = _NUMBER.fullmatch(parts[0])
     late, rate = (parts[0], parts[1]) if first and first[2].lower() in TIMES else (parts[1], parts[0])
     return time_ns(late), ns_a_byte(rate)

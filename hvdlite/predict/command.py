@@ -64,7 +64,7 @@ def _numbers(text: str, flag: str) -> list[float]:
     except ValueError:
         found = []
     if not found or not all(map(math.isfinite, found)):
-        raise ValueError(f"{flag} {text!r}: write numbers with commas between them, as 2,8,32 [HVD008]")
+        raise ValueError(f"{flag} {text!r}: separate numbers with commas, such as 2,8,32 [HVD008]")
     return found
 
 

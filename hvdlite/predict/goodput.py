@@ -30,8 +30,8 @@ class Advice(NamedTuple):
 class Noise:
     """Running estimate of the gradient noise scale (McCandlish et al., 2018, appendix A).
 
-    ``square`` is the estimate of |G|^2, ``variance`` that of one sample's gradient, and ``phi`` their ratio variance /
-    |G|^2: the batch at which noise and gradient are equal.
+    ``square`` is the estimate of ``|G|^2``, and ``variance`` that of one sample's gradient. ``phi`` is their ratio
+    ``variance / |G|^2``: the batch at which noise and gradient are equal.
 
     Args:
         smooth (float): the share of its averages that a step keeps, from 0 to below 1. Default: 0.999.
@@ -93,7 +93,7 @@ class Noise:
 
     @property
     def square(self) -> float:
-        """|G|^2; 0 before the first step."""
+        """``|G|^2``; 0 before the first step."""
         return self._square / self._weight if self._weight else 0.0
 
     @property
@@ -103,8 +103,12 @@ class Noise:
 
     @property
     def phi(self) -> float:
-        """variance / |G|^2: the batch at which noise and gradient are alike. ValueError while the estimate of |G|^2 is
-        not above zero: there was no step yet, or noise hides the gradient until more steps are averaged."""
+        """``variance / |G|^2``: the batch at which noise and gradient are equal.
+
+        Raises:
+            ValueError: while the estimate of ``|G|^2`` is not above zero. There was no step yet, or noise hides the
+                gradient until more steps are averaged.
+        """
         if not self.square > 0:
             raise ValueError(f"|G|^2 is estimated as {self.square}: more steps are needed [HVD008]")
         return max(self.variance, 0.0) / self.square
@@ -150,5 +154,5 @@ def advise(phi: float, first: int, time_of: Callable[[int], float], batches: Ite
             )
         found.append(Advice(batch, batch / took * efficiency(phi, batch, first), gain(phi, batch, first)))
     if not found:
-        raise ValueError("advise was given no batch size to judge [HVD008]")
+        raise ValueError("advise received no batch size [HVD008]")
     return max(found, key=lambda each: each.goodput)

@@ -85,7 +85,7 @@ def of_plan(name: str, place: Place, link: tuple[float, float], biggest: float) 
         return lambda size: 0.0
     if place.hosts != place.ranks:
         raise ValueError(
-            f"a plan is played with one rank a host, not with {place.ranks} ranks on {place.hosts} [HVD008]"
+            f"a plan can be simulated with one rank per host, not with {place.ranks} ranks on {place.hosts} [HVD008]"
         )
     links = (Links.bus if place.medium == "bus" else Links.uniform)(place.ranks, *link)
     table = file(name) if name.endswith(".json") else make(name, place.ranks, links=links)

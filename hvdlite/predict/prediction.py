@@ -177,36 +177,39 @@ class Job:
             wires = link or medium in ("own", "bus")
             hosts = -(-ranks // rec.local_size) if rec.hosts > 1 else ranks if wires else 1
         if hosts < 1:
-            raise ValueError(f"{hosts} hosts: there is at least 1 [HVD008]")
+            raise ValueError(f"{hosts} hosts: the number must be at least 1 [HVD008]")
         hosts = next(each for each in range(min(hosts, ranks), 0, -1) if ranks % each == 0)
         if link and hosts == 1 < ranks:
-            raise ValueError("a link joins hosts, and these ranks are all on one: leave it out, or give hosts [HVD008]")
+            raise ValueError(
+                "a link connects hosts, but these ranks are all on one: leave out the link, or pass hosts [HVD008]"
+            )
         if medium not in (None, *MEDIA) or (medium == "shm") != (hosts == 1) and medium is not None and ranks > 1:
             raise ValueError(
-                f"medium {medium!r} does not go with {hosts} hosts: shm is for one, own and bus for several [HVD008]"
+                f"medium {medium!r} does not support {hosts} hosts: use shm for one host, own or bus for several "
+                "[HVD008]"
             )
         if hosts > 1 and rec.hosts == 1 and not link:
             raise RecordingError(
-                f"{rec.folder}: recorded on one host, which tells nothing of wires: say the network between hosts, as "
-                "--link 25gbit,20us, or record on two hosts [HVD007]"
+                f"{rec.folder}: recorded on one host, without data about the network: pass the network between "
+                "hosts, such as --link 25gbit,20us, or record on two hosts [HVD007]"
             )
         if hosts == 1 and rec.hosts > 1 and ranks > 1:
             raise RecordingError(
-                f"{rec.folder}: recorded on {rec.hosts} hosts of one rank, which tells nothing of shared memory: "
-                "record two ranks on one host [HVD007]"
+                f"{rec.folder}: recorded on {rec.hosts} hosts of one rank, without data about shared memory: record "
+                "two ranks on one host [HVD007]"
             )
         notes = []
         if hosts > 1 and medium is None and ranks > 2:
             notes.append("each host is taken to have a wire of its own (--medium bus: one medium for all)")
         if cores is not None and not 1 <= cores <= 1 << 16:
-            raise ValueError(f"{cores!r} processors of a host: there are at least 1 [HVD008]")
+            raise ValueError(f"{cores!r} processors of a host: the number must be at least 1 [HVD008]")
         return Place(ranks, hosts, cores or rec.cores, "shm" if hosts == 1 else medium or "own"), was, notes
 
     def _cost(self, place: Place, was: Place, link: tuple[float, float] | None, plan: str | None) -> Cost:
         if plan is None:
             return cost(self.fit, was, place, link)
         if link is None:
-            raise ValueError("a plan is played on links: say them, as --link 25gbit,20us [HVD008]")
+            raise ValueError("a plan is simulated on links: pass them, such as --link 25gbit,20us [HVD008]")
         if (plan, place, link) not in self._plans:
             self._plans[plan, place, link] = of_plan(plan, place, link, float(self.recording.bytes.sum()))
         return self._plans[plan, place, link]
@@ -240,7 +243,7 @@ class Job:
             found += rec.doubts
         if rec.size == 1 and place.ranks > 1 and link is None:
             raise RecordingError(
-                f"{rec.folder}: recorded on one rank, which tells nothing of communication: record two ranks, or say "
+                f"{rec.folder}: recorded on one rank, without data about communication: record two ranks, or pass "
                 "the network with --link [HVD007]"
             )
         return found
@@ -278,7 +281,7 @@ def _of_alone(rec: Recording, alone: Recording) -> Recording:
     """rec with the computing of `alone`."""
     if alone.size != 1:
         raise RecordingError(
-            f"{alone.folder}: the second recording is for computing alone: record it on 1 rank [HVD007]"
+            f"{alone.folder}: the second recording must be of computation alone: record it on 1 rank [HVD007]"
         )
     place = {name: i for i, name in enumerate(alone.names)}
     lacks = [name for name in rec.names if name not in place]
@@ -292,9 +295,11 @@ def _checked(ranks: int, wire: str, batch: float, fusion_mb: float | None) -> fl
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= RANKS_MAX:
         raise ValueError(f"ranks must be a whole number from 1 to {RANKS_MAX}, not {ranks!r} [HVD008]")
     if wire not in WIRES:
-        raise ValueError(f"wire {wire!r} cannot be predicted; what can: {', '.join(WIRES)} [HVD008]")
+        raise ValueError(f"wire {wire!r} cannot be predicted: choose from {', '.join(WIRES)} [HVD008]")
     if not 0 < batch < 1e6:
-        raise ValueError(f"a batch of {batch!r} times the recorded one: it must be above zero [HVD008]")
+        raise ValueError(
+            f"a batch of {batch!r} times the recorded one is invalid: the factor must be above zero [HVD008]"
+        )
     if fusion_mb is not None and not 0 <= fusion_mb < 1e6:
-        raise ValueError(f"a fusion threshold of {fusion_mb!r} MB cannot be [HVD008]")
+        raise ValueError(f"a fusion threshold of {fusion_mb!r} MB is invalid [HVD008]")
     return WIRES[wire]

@@ -100,7 +100,7 @@ def load(folder: str | os.PathLike[str]) -> Recording:
 
 
 def _wrong(path: Path, why: str) -> RecordingError:
-    return RecordingError(f"{path}: nothing can be predicted from it: {why} [HVD007]")
+    return RecordingError(f"{path}: the recording is not sufficient for a prediction: {why} [HVD007]")
 
 
 def _checked(path: Path, ranks: dict[int, RankFile], found: Folder) -> int:

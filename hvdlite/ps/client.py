@@ -61,7 +61,7 @@ class Awaited(Handle):
         table = self._question.table
         table.wait(self._question, _core.seconds_of(timeout))
         if self._question.left:
-            error = HvdTimeoutError(f"table {table.name!r}: servers have not answered within {timeout} s [HVD031]")
+            error = HvdTimeoutError(f"table {table.name!r}: servers did not answer within {timeout} s [HVD031]")
             error.handle = self
             raise error
         return super().wait()
@@ -186,7 +186,7 @@ class Client:
         """Asks a server to do something, and waits for it. Raises what it could not do."""
         said = self.ask(server, do, table, **more)
         if said is None:
-            raise HvdPeerLostError(f"{self._links[server].ended}: while it was asked to {do} [HVD029]")
+            raise HvdPeerLostError(f"{self._links[server].ended} during the request {do} [HVD029]")
         if "error" in said:
             text = f"server {server}: {said['error']}"
             raise ValueError(text) if "[HVD034]" in text else HvdError(text)
@@ -282,7 +282,7 @@ class Client:
         single = next((table.name for table in self.tables if table.replicas < 2), None)
         if len(ended) > 1 or single is not None:
             texts = "; ".join(each.ended for each in ended)
-            lost = f"its rows of table {single!r} are lost, there is no copy (replicas=1)"
+            lost = f"its rows of table {single!r} are lost, because they have no copy (replicas=1)"
             lost = lost if single is not None else "both copies of some rows are lost (replicas=2)"
             self._fail(f"{texts}: {lost}")
             return
@@ -322,11 +322,11 @@ class Client:
                 self.turn(_SLICE_S)
                 ended = "; ".join(link.ended for link in self._links if link.ended)
                 if ended:
-                    raise HvdInitError(f"{ended}, before the first table was made [HVD024]")
+                    raise HvdInitError(f"{ended} before the first table was created [HVD024]")
                 if time.monotonic() > until:
                     raise HvdInitError(
-                        f"server {', '.join(map(str, waited))} of tables has not answered within "
-                        f"{self.limits.start:g} s (HVDLITE_START_TIMEOUT sets the limit) [HVD024]"
+                        f"parameter server {', '.join(map(str, waited))} did not answer within {self.limits.start:g} "
+                        "s (HVDLITE_START_TIMEOUT sets the limit) [HVD024]"
                     )
 
     def flush(self, seconds: float = 1e9) -> None:

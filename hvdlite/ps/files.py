@@ -63,9 +63,9 @@ def read_index(folder: str, rows: int, dim: int, rule: str) -> tuple[dict[str, A
         names = [each["file"] for each in pieces]
         numbers = [[each[key] for key in _NUMBERS] for each in pieces]
         if len(set(names)) != len(names) or not all(map(_PIECE.fullmatch, names)):
-            raise ValueError(f"{path}: names files that are no pieces of a save, or one twice [HVD034]")
+            raise ValueError(f"{path}: names files that are not pieces of a save, or names one twice [HVD034]")
         if not all(type(number) is int for each in numbers for number in each):
-            raise ValueError(f"{path}: has numbers of pieces that are none [HVD034]")
+            raise ValueError(f"{path}: the numbers of its pieces are invalid [HVD034]")
     except FileNotFoundError:
         state = "the save is not whole: it has pieces" if _pieces_in(folder) else "there is no save in this folder"
         raise ValueError(f"{path} is missing: {state} [HVD034]") from None
@@ -73,13 +73,13 @@ def read_index(folder: str, rows: int, dim: int, rule: str) -> tuple[dict[str, A
         raise ValueError(f"{path}: cannot be read as the index of a save: {error!r} [HVD034]") from error
     for key, ours in (("format", _FORMAT), ("rows", rows), ("dim", dim), ("rule", rule)):
         if found[key] != ours:
-            raise ValueError(f"{path}: the save has {key}={found[key]!r}, and this table has {key}={ours!r} [HVD034]")
+            raise ValueError(f"{path}: the save has {key}={found[key]!r}, but this table has {key}={ours!r} [HVD034]")
     for name, (_, width, last, size) in zip(names, numbers):
         _check_length(os.path.join(folder, name), size)
         if last >= rows or width != numbers[0][1]:
             raise ValueError(
-                f"{path}: {name} has rows up to {last} of {width} numbers, and this save rows up to {rows - 1} of "
-                f"{numbers[0][1]} numbers [HVD034]"
+                f"{path}: {name} has rows up to {last} of {width} numbers, but this save has rows up to {rows - 1} "
+                f"of {numbers[0][1]} numbers [HVD034]"
             )
     return about, pieces
 
@@ -98,10 +98,10 @@ def read_piece(folder: str, piece: dict[str, Any]) -> tuple[Any, Any]:
         raise ValueError(f"{path}: is damaged: {error!r} [HVD034]") from error
     found = f"{ids.dtype} {ids.shape}, {rows.dtype} {rows.shape}"
     if found != f"int64 {shape[:1]}, float32 {shape}":
-        raise ValueError(f"{path}: has {found}, and was written with int64 {shape[:1]}, float32 {shape} [HVD034]")
+        raise ValueError(f"{path}: has {found}, but was written with int64 {shape[:1]}, float32 {shape} [HVD034]")
     if ids.min(initial=0) < 0 or ids.max(initial=-1) != piece["last"]:
         raise ValueError(
-            f"{path}: has rows {ids.min()} to {ids.max()}, and was written with rows up to {piece['last']} [HVD034]"
+            f"{path}: has rows {ids.min()} to {ids.max()}, but was written with rows up to {piece['last']} [HVD034]"
         )
     return ids, rows
 
@@ -121,6 +121,6 @@ def _check_length(path: str, size: int) -> None:
     try:
         found = os.stat(path).st_size
     except OSError as error:
-        raise ValueError(f"{path} cannot be read, and was written with {size:,} bytes: {error} [HVD034]") from error
+        raise ValueError(f"{path} cannot be read (it was written with {size:,} bytes): {error} [HVD034]") from error
     if found != size:
-        raise ValueError(f"{path} has {found:,} bytes, and was written with {size:,} [HVD034]")
+        raise ValueError(f"{path} has {found:,} bytes, but was written with {size:,} [HVD034]")

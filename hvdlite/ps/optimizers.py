@@ -226,7 +226,7 @@ def described(optimizer: Any) -> dict[str, Any]:
         numbers = [n for each in optimizer.options.values() for n in (each if isinstance(each, tuple) else [each])]
         if not all(isinstance(n, str) or (isinstance(n, (int, float)) and math.isfinite(n)) for n in numbers):
             raise ValueError(
-                f"optimizer={type(optimizer).__name__}({optimizer.options}): options are finite numbers [HVD025]"
+                f"optimizer={type(optimizer).__name__}({optimizer.options}): options must be finite numbers [HVD025]"
             )
         return {"rule": type(optimizer).__name__, "options": dict(optimizer.options)}
     module, name = getattr(optimizer, "__module__", None), getattr(optimizer, "__qualname__", "")
@@ -234,8 +234,9 @@ def described(optimizer: Any) -> dict[str, Any]:
     is_function = callable(optimizer) and not isinstance(optimizer, type) and isinstance(columns, int) and columns >= 0
     if not is_function or not name.isidentifier() or module in (None, "__main__"):
         raise ValueError(
-            f"optimizer={optimizer!r}: Sgd, Adagrad, Adam, Ftrl or Add of hvd.ps, or a function update(rows, state, "
-            "grads) of a module that servers can import (not of the script itself) with 0 or more columns [HVD025]"
+            f"optimizer={optimizer!r} must be Sgd, Adagrad, Adam, Ftrl or Add of hvd.ps, or a function update(rows, "
+            "state, grads). A function needs 0 or more columns, and a module that servers can import (not the script "
+            "itself) [HVD025]"
         )
     folder = os.path.abspath(sys.path[0]) if sys.path[0] and os.path.isdir(sys.path[0]) else ""
     return {"rule": "Custom", "options": {"function": f"{module}:{name}", "columns": columns, "folder": folder}}
@@ -253,7 +254,9 @@ class Uniform:
 
     def __init__(self, scale: float, seed: int = 0) -> None:
         if not (math.isfinite(scale) and scale >= 0 and 0 <= seed < 1 << 63):
-            raise ValueError(f"uniform({scale!r}, seed={seed!r}): a finite scale >= 0, a seed >= 0 [HVD025]")
+            raise ValueError(
+                f"uniform({scale!r}, seed={seed!r}): scale must be finite and >= 0, seed must be >= 0 [HVD025]"
+            )
         self.scale, self.seed = float(scale), int(seed)
 
     def rows(self, ids: Any, dim: int) -> Any:

@@ -80,7 +80,7 @@ def _load(server: Any, table: Any, asked: dict[str, Any]) -> Any:
             shard = table.incoming
             if rows.shape != (len(ids), shard.dim + shard.state_width) or (len(ids) and ids.max() >= shard.total):
                 name = json.dumps(asked["piece"])
-                raise ValueError(f"{name}: rows of shape {rows.shape} of another table [HVD034]")
+                raise ValueError(f"{name}: rows of shape {rows.shape} belong to another table [HVD034]")
             shard.put(ids, rows)
     except Exception as error:
         table.incoming = None

@@ -47,7 +47,7 @@ class _Child:
         if not self.address:
             self.end()
             how = "did not start in time" if not came else f"ended while it started ({_how(self._process.wait())})"
-            raise HvdInitError(f"server {number} of tables on host {socket.gethostname()} {how} [HVD024]")
+            raise HvdInitError(f"parameter server {number} on host {socket.gethostname()} {how} [HVD024]")
 
     def watch(self, tell: Any) -> None:
         """Calls tell(number, text) when it has ended."""
@@ -97,7 +97,7 @@ class _Serving:
         """A child has ended. The client may be waiting in another thread, so this one has sockets of its own."""
         others = [other for other in self.client.alive() if other != number]
         if not others:
-            lost = f"{text}: no server of tables is left"
+            lost = f"{text}: no parameter server is left"
             self.client.fail(HvdPeerLostError(coded("HVD029", lost)), f"lost {lost}")
             return
         zmq = _curve.zmq_for("hvd.ps")

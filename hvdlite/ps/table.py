@@ -120,7 +120,9 @@ class Table:
         """
         rank()  # raises in a forked child and where there is no job
         if self._client is None or self._client is not serving.current():
-            raise HvdError(f"table {self.name!r} is of a job that has been shut down [HVD035]")
+            raise HvdError(
+                f"table {self.name!r} belongs to a job that was shut down: create it again after hvd.init() [HVD035]"
+            )
         if writes and (self._left or self._frozen):
             why = "has left it (leave())" if self._left else "reads it only (frozen())"
             raise HvdError(f"table {self.name!r}: this rank {why}, and can neither push nor end a step [HVD035]")
@@ -150,7 +152,7 @@ class Table:
         """
         found = np.asarray(ids)
         if found.dtype.kind not in "iu" and found.size:
-            raise ValueError(f"table {self.name!r}: ids are integers, not {found.dtype} [HVD027]")
+            raise ValueError(f"table {self.name!r}: ids must be integers, not {found.dtype} [HVD027]")
         flat = found.ravel()
         bad = np.nonzero((flat < 0) | (flat >= self.rows))[0]
         if len(bad):
@@ -169,7 +171,7 @@ class Table:
             ids: an array or tensor of integers, of any shape.
 
         Returns:
-            float32 of shape (*ids.shape, dim), of the framework and on the device of ``ids``.
+            float32 of shape ``(*ids.shape, dim)``, of the framework and on the device of ``ids``.
 
         Raises:
             HvdPeerLostError: the rows or a rank are lost.
@@ -309,7 +311,7 @@ class Table:
 
         Args:
             ids: an array or tensor of integers, of any shape.
-            grads: floating-point numbers of shape (*ids.shape, dim).
+            grads: floating-point numbers of shape ``(*ids.shape, dim)``.
 
         Raises:
             HvdError: this rank has left the table, or it is frozen.
@@ -358,7 +360,10 @@ class Table:
             self._not_finite(ids, grads)
         self._since_step += 1
         if self._since_step == MANY_PUSHES and self._spec["staleness"] == 0:
-            text = f"table {self.name!r}: {MANY_PUSHES} pushes, of which none is applied before table.step() [HVD037]"
+            text = (
+                f"table {self.name!r}: {MANY_PUSHES} pushes since the last table.step(), and the servers apply none "
+                "before it: call table.step() after each batch [HVD037]"
+            )
             warnings.warn(text, RuntimeWarning, stacklevel=3)
         with client.lock:
             question = Question(self)
@@ -499,7 +504,7 @@ def step(*tables: Table) -> None:
     """End this rank's step for several tables. All are informed before it waits for any.
 
     Args:
-        tables (Table): the tables.
+        tables (hvdlite.ps.Table): the tables.
 
     Raises:
         HvdPeerLostError: rows or a rank are lost.

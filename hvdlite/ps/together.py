@@ -24,10 +24,10 @@ def opened(client: Client, spec: dict[str, Any]) -> int:
     for other, said in enumerate(specs):
         key = next((key for key in said if said[key] != specs[0][key]), None)
         if key is not None:
-            differ = f"rank {other} says {key}={said[key]!r}, rank 0 says {key}={specs[0][key]!r}"
+            differ = f"rank {other} has {key}={said[key]!r}, rank 0 has {key}={specs[0][key]!r}"
             raise HvdMismatchError(f"table {specs[0]['name']!r}: {differ} [HVD026]")
     if any(table.name == spec["name"] for table in client.tables):
-        raise ValueError(f"table {spec['name']!r}: this job has a table of this name [HVD025]")
+        raise ValueError(f"table {spec['name']!r}: this job already has a table of this name [HVD025]")
     number = len(client.tables)
 
     def open_it() -> None:

@@ -124,19 +124,19 @@ class RayExecutor:
         **elastic: Any,
     ) -> None:
         if settings is not None and not isinstance(settings, Settings):
-            raise TypeError("settings must be made by RayExecutor.create_settings() [HVD244]")
+            raise TypeError("settings must come from RayExecutor.create_settings() [HVD244]")
         if min_workers is not None or max_workers is not None or elastic:
             raise HvdNotYetError(
-                "an elastic RayExecutor comes with a later version: leave out min_workers, max_workers and the like, "
-                "and start the job again from a checkpoint after a loss [HVD246]"
+                "this version has no elastic RayExecutor: leave out min_workers, max_workers and the like, and "
+                "restart the job from a checkpoint after a loss [HVD246]"
             )
         if (num_workers is None) == (num_hosts is None):
-            raise ValueError("give num_workers, or num_hosts with num_workers_per_host [HVD244]")
+            raise ValueError("pass num_workers, or num_hosts with num_workers_per_host [HVD244]")
         for name, number in (("num_workers", num_workers), ("num_hosts", num_hosts), ("", num_workers_per_host)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 raise ValueError(f"{name or 'num_workers_per_host'}={number!r}: must be a whole number > 0 [HVD244]")
         if cpus_per_worker <= 0 and not use_gpu:
-            raise ValueError(f"cpus_per_worker={cpus_per_worker!r}: a worker without a GPU must have some [HVD244]")
+            raise ValueError(f"cpus_per_worker={cpus_per_worker!r} must be above 0 for a worker without a GPU [HVD244]")
         if gpus_per_worker is not None and not use_gpu:
             raise ValueError("gpus_per_worker needs use_gpu=True [HVD244]")
         self._ray = driven.library("ray", "ray")
@@ -207,7 +207,7 @@ class RayExecutor:
             ray.init()
         if ray.util.client.ray.is_connected():
             raise HvdNotYetError(
-                "this driver is outside of the cluster (ray://), and its workers would not reach it: submit the script "
+                "this driver runs outside the cluster (ray://), and its workers cannot reach it: submit the script "
                 "to the cluster with `ray job submit` [HVD246]"
             )
         try:
@@ -293,7 +293,7 @@ class RayExecutor:
             done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
             why = f"{len(refs) - len(done)} of {len(refs)} workers of Ray have not answered within {seconds:g} s"
             raise HvdRunError(
-                f"{why}: they cannot start (`ray status`), or a call before keeps them [HVD404]"
+                f"{why}: they cannot start (see `ray status`), or an earlier call keeps them busy [HVD404]"
             ) from None
         except self._ray.exceptions.RayError as error:
             raise HvdRunError(coded("HVD405", f"a worker of Ray does not start: {_words(error)}")) from None

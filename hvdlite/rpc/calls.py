@@ -274,7 +274,7 @@ class Calls:
         try:
             name, args, kwargs = unpickled(f"a call to rank {self.rank}", body)
             value = found(name)(*args, **kwargs)
-            answer, refs = pickled(f"what {name} gave on rank {self.rank}", value)
+            answer, refs = pickled(f"the result of {name} on rank {self.rank}", value)
             self._count_up(refs)
             frames = [number, _VALUE, answer, b""]
         except BaseException as error:  # also SystemExit: the caller gets it, and this thread goes on
@@ -293,7 +293,7 @@ class Calls:
             try:
                 if kind == _ERROR:
                     raise raised(future.name, future.rank, body, text.decode())
-                future.set_result(unpickled(f"what {future.name} gave on rank {future.rank}", body))
+                future.set_result(unpickled(f"the result of {future.name} on rank {future.rank}", body))
             except BaseException as error:
                 future.set_exception(error)
             del job, future, body

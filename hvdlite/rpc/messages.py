@@ -49,9 +49,9 @@ def named(f: Any) -> str:
     name = f"{getattr(f, '__module__', None)}:{getattr(f, '__qualname__', None)}"
     if not _leads_to(name, f):
         raise TypeError(
-            f"{f!r} has no name by which another rank finds it. Lambdas, nested functions and bound methods have none: "
-            'define a function at the top of a module, name it as "module:name", or call a method of a value that '
-            "hvd.rpc.remote has made: ref.call(method) [HVD041]"
+            f"{f!r} has no name that other ranks can find. Lambdas, nested functions and bound methods have none: "
+            'define a function at the top level of a module, pass it as "module:name", or call a method of a value '
+            "that hvd.rpc.remote created: ref.call(method) [HVD041]"
         )
     return name
 
@@ -88,8 +88,8 @@ def pickled(what: str, value: Any) -> tuple[bytes, list[Any]]:
         leaving.refs = before
     if len(body) > BODY_MAX:
         raise ValueError(
-            f"{what} is {len(body):,} bytes when pickled, and {BODY_MAX:,} can be sent at once: cut it, or leave it "
-            "where it is (hvd.rpc.remote) [HVD045]"
+            f"{what} is {len(body):,} bytes when pickled, and at most {BODY_MAX:,} can be sent at once: split it, or "
+            "keep it on its rank (hvd.rpc.remote) [HVD045]"
         )
     return body, refs
 

@@ -82,7 +82,9 @@ class Ref:
 
     def __reduce__(self) -> tuple[Callable[[int, int], Ref], tuple[int, int]]:
         if leaving.refs is None:
-            raise TypeError("a Ref travels only in arguments and results of hvd.rpc calls, which count it [HVD042]")
+            raise TypeError(
+                "a Ref can be sent only in arguments and results of hvd.rpc calls, which count references [HVD042]"
+            )
         self._open()
         leaving.refs.append(self)
         return Ref, (self.rank, self._number)
@@ -114,7 +116,7 @@ def make(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _First:
 
 
 def _gone(rank: int) -> HvdError:
-    return HvdError(f"the value of this Ref on rank {rank} is gone: hvd.shutdown() has freed it [HVD044]")
+    return HvdError(f"the value of this Ref on rank {rank} is gone: hvd.shutdown() freed it [HVD044]")
 
 
 def _value(number: int) -> Any:

@@ -53,7 +53,8 @@ class Future(concurrent.futures.Future[Any]):
             if self.done():  # just now, or the call itself has raised it
                 return super().result()
             raise HvdTimeoutError(
-                f"rank {self.rank} has not answered {self.name} within {timeout:g} s; it may go on there [HVD043]"
+                f"rank {self.rank} did not answer {self.name} within {timeout:g} s; the function may still run there "
+                "[HVD043]"
             ) from None
 
 

@@ -114,7 +114,7 @@ def placed(num_proc: int | None) -> tuple[Any, int]:
         text = "Spark starts no barrier stage under dynamic allocation: set spark.dynamicAllocation.enabled to false"
         raise HvdRunError(f"{text} [HVD404]")
     if size > slots:  # Spark itself tries for ten minutes
-        raise HvdRunError(f"num_proc={size}: the cluster runs {slots} tasks at a time [HVD404]")
+        raise HvdRunError(f"num_proc={size}: the cluster runs at most {slots} tasks at a time [HVD404]")
     return context, size
 
 

@@ -188,7 +188,7 @@ def _parted(dataset: Any, validation: float | str | None, seed: int) -> dict[str
     if isinstance(validation, str):
         chosen = _column(dataset, validation).cast("boolean")
         if not dataset.filter(chosen.isNull()).isEmpty():
-            raise ValueError(f"column {validation}: has nulls, so it is not told what these rows are for [HVD240]")
+            raise ValueError(f"column {validation} has nulls: mark each row as training or validation [HVD240]")
         return {TRAIN: dataset.filter(~chosen), VALIDATION: dataset.filter(chosen)}
     return dict(zip((TRAIN, VALIDATION), dataset.randomSplit([1 - validation, validation], seed)))
 

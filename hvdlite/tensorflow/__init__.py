@@ -17,7 +17,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .. import _public
+from .. import _public, data
 from .._public import *  # noqa: F403
 from . import elastic, ops
 from .compression import Compression
@@ -55,6 +55,7 @@ __all__ = [
     "broadcast_object_fn",
     "broadcast_variables",
     "check_consistency",
+    "data",
     "elastic",
 ]
 __all__ += ops.__all__

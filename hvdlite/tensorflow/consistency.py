@@ -62,7 +62,9 @@ def _of_both(variables: Any, optimizer: Any) -> list[Leaf]:
 def _of_optimizer(optimizer: Any) -> Any:
     found = getattr(optimizer, "variables", None)
     if found is None:
-        raise ValueError(f"check_consistency: {type(optimizer).__name__} has no variables: it is no optimizer [HVD237]")
+        raise ValueError(
+            f"check_consistency: {type(optimizer).__name__} is not an optimizer: it has no variables [HVD237]"
+        )
     return list(found() if callable(found) else found)
 
 

@@ -204,7 +204,7 @@ class TensorFlowState(ObjectState):
         values = state_dict["variables"]
         shapes = [tuple(value.shape) for value in values]
         if [tuple(variable.shape) for variable in self.variables] != shapes:
-            raise ValueError(f"its variables have other shapes than the job's: {shapes} [HVD425]")
+            raise ValueError(f"the shapes of its variables differ from those of the job: {shapes} [HVD425]")
         self._values = values if self._in_graph else [tf.convert_to_tensor(value) for value in values]
         super().load_state_dict(state_dict)
         self.restore()

@@ -103,15 +103,15 @@ def _listed(what: str, variables: Any, process_set: Any) -> list[Any]:
         raise TypeError(f"{what}: expected a list of variables, not one {kind}: put it into a list [HVD235]")
     if not hasattr(variables, "__iter__"):
         raise TypeError(
-            f"{what}: expected a list of variables, not {kind}: give model.variables (or model.weights) of a model, "
-            "optimizer.variables of an optimizer [HVD235]"
+            f"{what}: expected a list of variables, not {kind}: pass model.variables (or model.weights) or "
+            "optimizer.variables [HVD235]"
         )
     given = list(variables)
     for i, each in enumerate(given):
         if not _variable(each):
             raise TypeError(
-                f"{what}: entry {i} of the list is no variable but {type(each).__name__}: give tf.Variables or Keras's "
-                "variables (of a model model.variables); send tensors by hvd.broadcast, other objects by "
+                f"{what}: entry {i} of the list is not a variable but {type(each).__name__}: pass tf.Variables or "
+                "Keras variables (model.variables). Send tensors with hvd.broadcast, and other objects with "
                 "hvd.broadcast_object [HVD235]"
             )
     return given

@@ -78,8 +78,9 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         members = next((known for known in process_sets() if list(known.ranks) == list(ranks)), None)
         if members is None:
             raise ValueError(
-                f"rank {_core.rank()}: layer {given.get('name')!r} was saved with a process set of ranks {ranks}, and "
-                "there is none now: hvd.add_process_set them on all ranks before the model is opened [HVD213]"
+                f"rank {_core.rank()}: layer {given.get('name')!r} was saved with a process set of ranks {ranks}, "
+                "which this job does not have: call hvd.add_process_set on all ranks before you open the model "
+                "[HVD213]"
             )
         return cls(process_set=members, **given)
 

@@ -47,8 +47,9 @@ class TorchAdapter:
             )
         if writable and not owned.wrapped(value) and owned.overlaps(owned.bare(value)):
             raise ValueError(
-                f"elements of this tensor of shape {list(value.shape)} share memory, as those of an expanded one, so "
-                "it cannot be overwritten: use the form without _, or tensor.contiguous() [HVD203]"
+                f"elements of this tensor of shape {list(value.shape)} share memory, as in an expanded tensor, so it "
+                "cannot be overwritten: use the function without the trailing underscore, or tensor.contiguous() "
+                "[HVD203]"
             )
         return value
 

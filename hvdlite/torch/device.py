@@ -36,14 +36,14 @@ class CudaDevice:
             with torch.cuda.stream(ready[1][1]):
                 if torch.cuda.is_current_stream_capturing():
                     raise HvdError(
-                        "the stream that this collective was submitted on is being captured into a CUDA graph, and "
-                        "would have to wait for it: synchronize before the capture, or when it has ended [HVD234]"
+                        "the stream of this collective is being captured into a CUDA graph, and would wait for the "
+                        "collective: synchronize before or after the capture [HVD234]"
                     )
         if captured:
             raise HvdError(
-                "a CUDA graph is being captured, and a collective that hvdlite agrees on at run time cannot be part of "
-                "one: capture forward and backward (with a DistributedOptimizer under its no_sync()), and call the "
-                "collective (and its synchronize) or optimizer.step() outside of the capture [HVD234]"
+                "a CUDA graph is being captured, and a graph cannot contain a collective. Capture forward and "
+                "backward (with a DistributedOptimizer under its no_sync()). Call the collective (and its "
+                "synchronize) or optimizer.step() outside the capture [HVD234]"
             )
 
     def ready(self) -> tuple[int, Any]:

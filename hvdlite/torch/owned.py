@@ -65,13 +65,13 @@ def address_of(tensor: torch.Tensor) -> int:
         return address
     if _stands_for_another(tensor):
         raise ValueError(
-            "a tensor inside of torch.func (vmap, grad, functionalize) stands for another one and has no memory: call "
-            "the collective outside of the transformed function [HVD203]"
+            "a tensor inside torch.func (vmap, grad, functionalize) has no memory of its own: call the collective "
+            "outside the transformed function [HVD203]"
         )
     raise ValueError(
         f"the tensor of shape {list(tensor.shape)} needs more memory than its storage has "
         f"({tensor.untyped_storage().nbytes()} bytes): the storage was resized, as FSDP does between uses, or never "
-        "filled: use it while its memory is there, or give a tensor.clone() made then [HVD203]"
+        "filled. Use the tensor while its memory is there, or pass a tensor.clone() from that time [HVD203]"
     )
 
 

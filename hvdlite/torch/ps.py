@@ -70,7 +70,7 @@ class _Lookup(torch.nn.Module):
         name = bytes(state.tolist()).decode(errors="replace")
         if name != self.table.name:
             raise ValueError(
-                f"this state is of a layer on table {name!r}, and is loaded into one on table {self.table.name!r} "
+                f"this state belongs to a layer on table {name!r}, but this layer is on table {self.table.name!r} "
                 "[HVD034]"
             )
 
@@ -86,7 +86,7 @@ class Embedding(_Lookup):
     """
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows: float32 (*ids.shape, dim)."""
+        """Return the rows: float32 of shape ``(*ids.shape, dim)``."""
         return functional.embedding(*self._pulled(ids))
 
     @torch.no_grad()

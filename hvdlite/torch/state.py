@@ -92,7 +92,7 @@ def named_tensors(params: Any) -> Named:
     for pair in named:
         if len(pair) != 2 or not isinstance(pair[1], torch.Tensor):
             raise ValueError(
-                f"invalid params: {pair[0]!r} is no tensor; send other things with hvd.broadcast_object [HVD235]"
+                f"invalid params: {pair[0]!r} is not a tensor: send other objects with hvd.broadcast_object [HVD235]"
             )
         if pair[1].layout is not torch.strided or pair[1].is_meta:
             raise ValueError(
@@ -310,7 +310,7 @@ def broadcast_state(
     others = [*_several(scheduler), *_several(scaler)]
     for other in others:
         if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
-            raise TypeError(f"broadcast_state: {other!r} has no state_dict: give it as extra [HVD235]")
+            raise TypeError(f"broadcast_state: {other!r} has no state_dict: pass it as extra [HVD235]")
     kinds = [("models", len(models)), ("optimizers", len(optimizers)), ("schedulers and scalers", len(others))]
     require_equal(
         "broadcast_state",

@@ -217,7 +217,7 @@ def _is_convertible(module: torch.nn.Module) -> bool:
 
 def _synchronized(layer: Any, process_set: ProcessSet) -> SyncBatchNorm:
     if any(is_lazy(tensor) for tensor in (layer.weight, layer.running_mean)):
-        raise ValueError(f"{layer} does not know its number of features yet: run one batch before converting [HVD236]")
+        raise ValueError(f"{layer} has an unknown number of features: run one batch before you convert it [HVD236]")
     result = SyncBatchNorm(
         layer.num_features, layer.eps, layer.momentum, False, layer.track_running_stats, process_set, device="meta"
     )

@@ -139,7 +139,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
             raise ValueError("it holds no JSON object")
         return _record(shown, found)
     except RecursionError:
-        raise BadRecord(f"{shown}: no flight record: nested too deeply [HVD723]") from None
+        raise BadRecord(f"{shown}: not a flight record: nested too deeply [HVD723]") from None
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         missing = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise BadRecord(f"{shown}: no flight record, or only a part of one: {missing[:200]} [HVD723]") from None
+        raise BadRecord(f"{shown}: not a flight record, or an incomplete one: {missing[:200]} [HVD723]") from None

@@ -25,7 +25,9 @@ def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         strange = error.errno in (errno.ENXIO, errno.ENODEV)
-        why = "is no plain file but a socket or device" if strange else f"cannot be read: {error.strerror or error}"
+        why = (
+            "is not a regular file but a socket or device" if strange else f"cannot be read: {error.strerror or error}"
+        )
         told = type(error)(coded("HVD723", f"{shown} {why}"))
         told.errno = error.errno
         raise told from None
@@ -33,7 +35,7 @@ def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
     if kind != stat.S_IFREG:
         os.close(file)
         what = _KINDS.get(kind, "something else")
-        raise OSError(f"{shown} is no plain file but {what} [HVD723]")
+        raise OSError(f"{shown} is not a regular file but {what} [HVD723]")
     return io.BufferedReader(io.FileIO(file))
 
 
@@ -42,4 +44,4 @@ def no_folder(path: str | os.PathLike[str]) -> str | None:
     if os.path.isdir(path) or not os.path.lexists(path):
         return None
     beside = os.path.dirname(os.fspath(path)) or "."
-    return coded("HVD723", f"{os.fspath(path)} is no folder: give the one that it lies in, {beside}")
+    return coded("HVD723", f"{os.fspath(path)} is not a folder: give the folder that contains it, {beside}")

@@ -118,8 +118,8 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     with _state.lock:
         if _state.timeline is not None:
             raise ValueError(
-                f"a timeline is being recorded, to {_state.timeline.path}: call hvd.stop_timeline() before the next"
-                " [HVD725]"
+                f"a timeline is being recorded to {_state.timeline.path}: call hvd.stop_timeline() before the next "
+                "[HVD725]"
             )
         from .timeline import Timeline
 
@@ -188,8 +188,8 @@ def _listen_no_more() -> None:
             signal.signal(number, _state.handled or signal.SIG_DFL)
     elif now is not _state.handled:
         print(
-            f"hvdlite: rank {_core.rank()}: the script has set a handler of its own for signal {number} "
-            "after hvd.init(), so that signal (HVDLITE_TRACE_SIGNAL) asks for no flight record any more: set it before "
+            f"hvdlite: rank {_core.rank()}: the script has set its own handler for signal {number} after hvd.init(), "
+            "so this signal (HVDLITE_TRACE_SIGNAL) no longer writes a flight record: set the handler before "
             "hvd.init(), then both are called [HVD725]",
             file=sys.stderr, flush=True,
         )  # fmt: skip

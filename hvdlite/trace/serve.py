@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535 [HVD704]")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 0 to 65535 [HVD704]")
     return int(text)
 
 
@@ -39,7 +39,7 @@ def run(asked: argparse.Namespace) -> int:
     except MissingLibraryError as error:
         return wrong(str(error))
     except OSError as error:
-        return wrong(f"{asked.host}:{asked.port} cannot be listened on: {error.strerror or error} [HVD718]")
+        return wrong(f"cannot listen on {asked.host}:{asked.port}: {error.strerror or error} [HVD718]")
     if asked.with_parent:
         end_with(os.getppid(), asked.folder if asked.own else None)
     host = f"[{asked.host}]" if ":" in asked.host else asked.host

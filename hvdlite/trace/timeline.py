@@ -109,7 +109,7 @@ class Timeline:
                 self._wrong = error
                 why = error.strerror or error
                 print(
-                    f"hvdlite: rank {_core.rank()}: the timeline ends here: {self.path}: {why} [HVD725]",
+                    f"hvdlite: rank {_core.rank()}: cannot write the timeline {self.path} any more: {why} [HVD725]",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
                 return

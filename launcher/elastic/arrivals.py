@@ -58,7 +58,7 @@ class Arrivals:
     def send_for(self, name: str) -> None:
         """An agent is to come from this host."""
         if self._gather is None:
-            self._decided.put(Arrival(name, None, [], f"{name}: this job has no way to other hosts [HVD715]"))
+            self._decided.put(Arrival(name, None, [], f"{name}: this job cannot start ranks on other hosts [HVD715]"))
             return
         stop = _Stop()
         thread = threading.Thread(target=self._bring, args=(self._gather, name, self._number, stop), daemon=True)

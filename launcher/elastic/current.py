@@ -58,14 +58,14 @@ class Current:
             return
         who = self.members[rank].who()
         if number != epoch.rounds + 1 or rank in epoch.parts:
-            raise Refusal(f"{who} sent its part of allgather {number} while {epoch.rounds} were done [HVD112]")
+            raise Refusal(f"{who} sent its part of allgather {number}, but {epoch.rounds} are complete [HVD112]")
         if not epoch.parts:
             epoch.deadline, epoch.bytes = self._clock() + epoch.timeout, 0
         epoch.parts[rank] = part
         epoch.bytes += len(part)
         gone = epoch.gone - epoch.silent.keys()
         if epoch.bytes + 4 * len(self.members) + 5 > _wire.FRAME_MAX:
-            text = f"allgather {number} is larger than {_wire.FRAME_MAX >> 20} MiB at the part of {who} [HVD112]"
+            text = f"allgather {number} exceeds {_wire.FRAME_MAX >> 20} MiB with the part of {who} [HVD112]"
             self._fail(_wire.REFUSED, text.encode())
         elif gone:
             self._lost(min(gone), f"{self.members[min(gone)].who()} has left the job")
@@ -143,7 +143,8 @@ class Current:
         worst = max(ends, key=lambda each: (each in blamed, waiting[each].rank))
         other = waiting[now[0] if worst == now[1] else now[1]]
         text = (
-            f"cannot be reached by {other.who()}, the second epoch in a row, though both live: a link is cut [HVD454]"
+            f"cannot be reached by {other.who()}, the second epoch in a row, though both are alive: the link between "
+            "them is cut [HVD454]"
         )
         return waiting[worst], f"{waiting[worst].who()} {text}"
 

@@ -114,16 +114,16 @@ def _refuse(asked: argparse.Namespace, servers: int) -> None:
             raise places.PlaceError(f"not yet: {given} with {flag}: name hosts by -H or a discovery script [HVD246]")
     if servers:
         raise places.PlaceError(
-            f"not yet: {given} with --servers (HVDLITE_SERVERS): tables cannot stay while ranks come and go; save them "
-            "and start again from there (--max-restarts) [HVD246]"
+            f"not yet: {given} with --servers (HVDLITE_SERVERS): tables do not survive a change of ranks. Save them, "
+            "and restart from the save (--max-restarts) [HVD246]"
         )
     if asked.host_discovery_script is None:
         if asked.slots_per_host is not None:
-            raise places.PlaceError("--slots-per-host is for the hosts of --host-discovery-script [HVD703]")
+            raise places.PlaceError("--slots-per-host needs --host-discovery-script, which names the hosts [HVD703]")
         return
     for flag, there in (("-H", asked.hosts), ("--hostfile", asked.hostfile), ("--nproc-per-node", asked.per_node)):
         if there is not None:
-            more = ": say --slots-per-host" if flag == "--nproc-per-node" else ": hosts come from one of them"
+            more = ": give --slots-per-host" if flag == "--nproc-per-node" else ": hosts come from one of them"
             raise places.PlaceError(f"--host-discovery-script and {flag} exclude each other{more} [HVD703]")
     if asked.restarts not in (None, "0"):
         raise places.PlaceError(
@@ -160,7 +160,7 @@ def _asked_once(script: DiscoveryScript, terms: Terms, wait: bool) -> list[hosts
             now = time.monotonic()
             if now >= end:
                 raise places.PlaceError(
-                    f"--host-discovery-script has offered less than {terms.min_np} slots (--min-np) for "
+                    f"--host-discovery-script has offered fewer than {terms.min_np} slots (--min-np) for "
                     f"{terms.timeout:g} s (--elastic-timeout): {have} [HVD421]"
                 )
             if listed is not shown:

@@ -153,13 +153,13 @@ class Membership:
         """May this process join as this member? Raises Refusal."""
         member = self._members.get(rank)
         if member is None:
-            raise Refusal(f"the launcher has started no member {rank}, or it has ended [HVD119]")
+            raise Refusal(f"the launcher did not start member {rank}, or it has ended [HVD119]")
         if self._over:
             raise Refusal(coded("HVD456", self._over))
         if living:
             raise Refusal(coded("HVD118", texts.there_already(member, pid)))
         if end := member.ended or member.killed:
-            raise Refusal(coded("HVD121", f"the launcher saw the end of this rank: {end}"))
+            raise Refusal(coded("HVD121", f"the launcher reported the end of this rank: {end}"))
         if self._build is not None and self._build != build:
             member.pid = pid
             self._kill(member, texts.of_another_version(member, build, self._build))

@@ -12,11 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from .members import Member, Terms
 
 STATE_LOST = (
-    "all ranks that had the state of training are gone: it is lost with them; where the State was kept by save_to, "
-    "start the job again: it goes on from there [HVD420]"
+    "all ranks that had the training state are gone, and the state is lost with them: start the job again. If the "
+    "script uses State.save_to, the job goes on from that file [HVD420]"
 )
-KEPT = "the ranks have committed and ended: started again, the job goes on from its State.save_to [HVD424]"
-UNKEPT = "the ranks have ended at a commit, but no file keeps it: State.save_to does if it can [HVD424]"
+KEPT = "the ranks have committed and ended: start the job again, and it goes on from the file of State.save_to [HVD424]"
+UNKEPT = (
+    "the ranks have ended at a commit, but no file contains it: call State.save_to with a path that rank 0 can write "
+    "[HVD424]"
+)
 
 
 def opened(number: int, members: Sequence[int], pids: Mapping[int, int]) -> str:
@@ -54,7 +57,7 @@ def waited_for(awaited: Collection[Member], there: int, seconds: float, first: b
 def short(there: int, terms: Terms, over: bool) -> str:
     """A text: so few wait for more, or have waited."""
     verb = ("has" if there == 1 else "have") + " waited" if over else "waits" if there == 1 else "wait"
-    who = f"{there} rank{'s' * (there != 1)} {verb} for {terms.min_np - there} more, as --min-np {terms.min_np} has it"
+    who = f"{there} rank{'s' * (there != 1)} {verb} for {terms.min_np - there} more (--min-np {terms.min_np})"
     return f"{who}, {'for' if over else 'at most'} {terms.timeout:g} s (--elastic-timeout)"
 
 
@@ -76,7 +79,7 @@ def of_another_version(member: Member, build: tuple[str, str], wanted: tuple[str
 
 def not_come(member: Member, seconds: float) -> str:
     """A text: the time for the rendezvous is over."""
-    return f"{member.who()} did not come within {seconds:g} s when the ranks met anew (--rendezvous-timeout) [HVD113]"
+    return f"{member.who()} did not join within {seconds:g} s when the ranks met again (--rendezvous-timeout) [HVD113]"
 
 
 def not_begun(member: Member, seconds: float) -> str:

@@ -82,7 +82,7 @@ static void does_not_end(struct hvd_engine *engine, int rank, int size)
                1, text);
     if (rank)
         return;
-    CHECK_CODE(strstr(report(), "or do not get on (HVDLITE_STALL_CHECK_TIME, ") &&
+    CHECK_CODE(strstr(report(), "or make no progress (HVDLITE_STALL_CHECK_TIME, ") &&
                    strstr(report(), "'stands' (allreduce): launched on GPUs, and does not end there\n") &&
                    strstr(report(), "  rank 0 waits on device 0, uuid abab"),
                1, report());

@@ -278,7 +278,7 @@ static void wrong_arguments(struct hvd_engine *engine, int rank, int size)
     expect(engine, bad, "has no memory");
     bad.root = (rank + 1) % size, bad.peer = (rank + 2) % size;
     if (size > 2)
-        expect(engine, bad, "has no part in it");
+        expect(engine, bad, "cannot take part");
 }
 
 /* Reduces go on without a joined rank, other kinds are refused on every rank that asks. */

@@ -41,7 +41,7 @@ static void knows_slices(const struct hvd_plane_arg *world, void *more)
                 CHECK(!refused ||
                           (strstr(error.text, twin == 1 ? "ranks 0 and 1 use slices of the same GPU (PCI 0000:01"
                                                         : "ranks 0 and 2 use slices of the same GPU") &&
-                           strstr(error.text, "NCCL 2.29.7 takes slices (MIG) for one device: give each rank")),
+                           strstr(error.text, "NCCL 2.29.7 treats slices (MIG) as one device: give each rank")),
                       "%s", error.text);
             }
         hvd_world_meet(world);
@@ -235,7 +235,7 @@ static void is_left_behind(const struct hvd_plane_arg *world, void *more)
     CHECK(hvd_now_ns() - began > 500000000u && gpus_calls("aborts that have ended") == aborts, "it is waited for");
     CHECK(hvd_cuda_hangs(), "and then nobody waits for a device");
     CHECK(gpus_greet(world, world->rank, &seat, &error) == HVD_EINIT &&
-              strstr(error.text, "could not be aborted: let the GPU come to an end before hvd.init()"),
+              strstr(error.text, "could not be aborted: wait for the GPU (torch.cuda.synchronize()) before hvd.init()"),
           "the next job does without it: %s", error.text);
     plane->close(seat.nccl);
     hvd_world_meet(world);
@@ -271,8 +271,8 @@ int main(void)
     struct hvd_error error = {0};
     plane = gpus_plane();
     hvd_cuda_prefer("no-such-library.so");
-    CHECK(!hvd_cuda_load(&error) && strstr(error.text, "no driver of CUDA") && strstr(error.text, "no-such-library"),
-          "%s", error.text);
+    CHECK(!hvd_cuda_load(&error) && strstr(error.text, "no CUDA driver") && strstr(error.text, "no-such-library"), "%s",
+          error.text);
     gpus_find();
     gpus_threads(3, knows_slices);
     gpus_threads(2, names_who_lacks_something);

@@ -139,7 +139,7 @@ static void is_forged(const struct hvd_report_line *store, const uint8_t *forged
     CHECK(write(ends[1], forged, length) == (ssize_t)length);
     int code = hvd_report_read(store, &error);
     CHECK_CODE(code, HVD_EPEER, error.text);
-    CHECK_CODE(strstr(error.text, "connection to this job's store was changed") && strstr(error.text, "[HVD458]"), 1,
+    CHECK_CODE(strstr(error.text, "data from this job's store was changed") && strstr(error.text, "[HVD458]"), 1,
                error.text);
     CHECK(error.culprit < 0 && hvd_report_read(store, &again) == code && !strcmp(error.text, again.text));
     CHECK(store->counters[1] == number && recv(ends[0], more, sizeof more, MSG_PEEK) >= (ssize_t)length);

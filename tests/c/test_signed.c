@@ -163,7 +163,7 @@ static void reads(const unsigned char *bytes, size_t count, size_t piece, bool e
     CHECK((code == HVD_OK) == (then == WAITS) && link.forged == (then == FORGED) && link.over == (then == ENDED),
           "%d: %s", code, error.text);
     if (code != HVD_OK) {
-        const char *says = then == FORGED ? "the votes from rank 4 (host b) were changed on their way" : "has ended";
+        const char *says = then == FORGED ? "the votes from rank 4 (host b) were changed in transit" : "has ended";
         CHECK(code == HVD_EPEER && error.culprit == 4 && strstr(error.text, says), "%s", error.text);
         CHECK(strstr(error.text, then == FORGED ? "[HVD458]" : "[HVD450]"), "%s", error.text);
         code = link.kind->recv(&link, got, 1, &moved, &again);

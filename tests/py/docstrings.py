@@ -33,9 +33,6 @@ NEVER_RAISES = {
     "seeded",
     "set_handler_registry",
     "step",  # of hvdlite.autotune
-    "get_handler_registry",
-    "seeded",
-    "set_handler_registry",
 }
 # Modules whose names are documented, and what `hvd` means in their examples.
 MODULES = {

@@ -187,7 +187,7 @@ def sets():
         hvd.init(comm=[1, 0], process_sets=[])  # ranks of the job are not those of MPI_COMM_WORLD
         alone = hvd.add_process_set(world.rank == 1 and MPI.COMM_SELF or MPI.COMM_NULL)
         assert alone.ranks == [0] and alone.included() == (hvd.rank() == 0)
-        refused_set(ValueError, "is no rank of this job", world)
+        refused_set(ValueError, "is not a rank of this job", world)
         hvd.shutdown()
     fine()
 

@@ -25,11 +25,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^( *)(`{3,}|:{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
-PAGES = sorted(
-    str(path.relative_to(ROOT))
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    if "site" not in path.parts
-)
+PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PARSED = ("yaml", "json", "toml", "sh", "ini")
 NO_CODE = ("text", "ini", "css", "html")
 

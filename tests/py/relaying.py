@@ -106,6 +106,6 @@ def changes(session, kind, body):
     }
 
 
-SEEN = "is not what the other end sent: it was changed, repeated or left out"
+SEEN = "is not what the other end sent: it was changed, repeated or removed"
 CHANGES = ["changed body", "changed kind", "changed tag", "longer", "only a head, of a longer one", "cut"]
 CHANGES += ["without a tag", "next first", "sent back"]

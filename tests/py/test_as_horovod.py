@@ -151,7 +151,7 @@ def test_parts_of_the_launcher_can_be_imported_and_say_so_when_they_are_used():
         pass
 
     for call in (mpi_run, Mine, settings.Settings, timeout.Timeout):
-        with pytest.raises(NotImplementedError, match=r"horovod\.runner\..* comes with a later version"):
+        with pytest.raises(NotImplementedError, match=r"has no horovod\.runner\."):
             call()
     assert not hasattr(settings, "__wrapped__") and not is_open_mpi()
 

@@ -154,7 +154,7 @@ def test_a_handler_of_the_script_is_called_too_or_it_is_told(tmp_path, size):
     with Launch(*flags, *PROGRAM, "handlers", HVDLITE_TRACE_SIGNAL="USR2") as job:
         assert job.wait() == 0, job.err
     assert job.out.count("both were called") == size
-    assert job.err.count(f"has set a handler of its own for signal {int(signal.SIGUSR2)} after hvd.init()") == 1
+    assert job.err.count(f"has set its own handler for signal {int(signal.SIGUSR2)} after hvd.init()") == 1
 
 
 def test_a_timeline_that_cannot_be_written_is_told_by_its_option_and_the_job_goes_on(tmp_path):

@@ -137,7 +137,7 @@ def test_a_disk_that_is_full_ends_the_file_and_not_the_training(capsys):
     machine = Machine({2 << 20: 80}, filename="/dev/full")
     machine.train()
     assert machine.force == 2 << 20
-    assert capsys.readouterr().err.count("/dev/full ends here: No space left on device") == 1
+    assert capsys.readouterr().err.count("cannot write /dev/full any more: No space left on device") == 1
 
 
 def job(monkeypatch, rank=0, size=2, tune=lambda fusion_bytes: None, **environ):

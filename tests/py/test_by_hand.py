@@ -66,6 +66,6 @@ def test_a_second_job_at_the_same_port_is_refused_and_the_first_goes_on(tmp_path
     secret = hmac.digest(key, step.encode(), "sha256")
     rendezvous._seek(1, "127.0.0.1", rendezvous._ports(step, secret), secret, SECONDS, {})  # until the first is there
     codes, said = ends(start(tmp_path, {**whole(0), "HVDLITE_START_TIMEOUT": "1"}))
-    assert codes == [1] and "another job of 2 ranks meets at 127.0.0.1" in said[0] and "[HVD116]" in said[0], said
+    assert codes == [1] and "another job of 2 ranks already uses 127.0.0.1" in said[0] and "[HVD116]" in said[0], said
     codes, said = ends([first, *start(tmp_path, whole(1))])
     assert codes == [0, 0], said

@@ -267,12 +267,12 @@ def test_explain_shows_cause_and_remedy(code, capsys):
 @pytest.mark.parametrize(
     "code, says",
     [
-        ("HVD403x", "'HVD403x' is no code"),
-        ("", "'' is no code"),
-        ("HVD", "'HVD' is no code"),
+        ("HVD403x", "'HVD403x' is not a code"),
+        ("", "'' is not a code"),
+        ("HVD", "'HVD' is not a code"),
         ("HVD399", "no code HVD399; the nearest is HVD"),
         ("9" * 400, "no code HVD9999"),
-        ("\u00b2", "is no code"),
+        ("\u00b2", "is not a code"),
         ("x" * 4000, "'xxxx"),
     ],
 )

@@ -44,7 +44,7 @@ def test_variables_and_children(found):
 
 def test_what_cannot_be_is_said_at_once(found):
     assert "3 ranks are asked for, and the cluster has 2 workers" in found["too many"]["text"]
-    assert "no worker tcp://nowhere:1 is in this cluster" in found["unknown"]["text"]
+    assert "this cluster has no worker tcp://nowhere:1" in found["unknown"]["text"]
     assert found["unpicklable"]["kind"] == "TypeError" and "HVD245" in found["unpicklable"]["text"]
     assert found["interrupted"]["kind"] == "KeyboardInterrupt"
 

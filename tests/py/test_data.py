@@ -155,7 +155,7 @@ def test_sparse_rows_and_frames_are_dealt_as_those_of_an_array(how):
     assert np.array_equal(hvd.data.shard(Frame(whole), **how), mine)
     refused = [getattr(sparse, f"{form}_matrix")(whole) for form in ("coo", "bsr", "dia")]
     for bad in [*refused, torch.tensor(whole).to_sparse_csr()]:
-        with pytest.raises(TypeError, match=r"cannot shard a .*: give its \.(tocsr|to_sparse_coo)\(\)"):
+        with pytest.raises(TypeError, match=r"cannot shard a .*: pass its \.(tocsr|to_sparse_coo)\(\)"):
             hvd.data.shard((bad, np.arange(7)), **how)
 
 
@@ -210,10 +210,10 @@ def test_what_is_no_data_is_refused():
     for bad, kind, says in (
         (3, TypeError, "cannot shard a int"),
         ("text", TypeError, "cannot shard a str"),
-        ((1, 2), TypeError, "holds other things"),
-        ((np.ones(2), np.ones(3)), ValueError, r"equally long; these have \[2, 3\]"),
+        ((1, 2), TypeError, "holds other objects"),
+        ((np.ones(2), np.ones(3)), ValueError, r"equal lengths; these have \[2, 3\]"),
         (np.ones(()), TypeError, "ndarray without dimensions"),
-        ({"a", "b"}, TypeError, r"cannot shard a set: .* give sorted\(...\)"),
+        ({"a", "b"}, TypeError, r"cannot shard a set, .* pass sorted\(...\)"),
         (frozenset("ab"), TypeError, "cannot shard a frozenset"),
         ({1: 2}.keys() - {3}, TypeError, "cannot shard a set"),
         (iter({1}), TypeError, "cannot shard a set_iterator"),

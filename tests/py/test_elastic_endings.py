@@ -26,10 +26,10 @@ def said(job):
 MISTAKE = "ValueError: a mistake of the script"
 RAISED = "rank 1 (pid P on localhost) exited with code 1: rank 1 raised"
 OFTEN = "the ranks have changed more often than --reset-limit 0 allows [HVD422]"
-SHORT = "2 ranks wait for 1 more, as --min-np 3 has it, at most 1 s (--elastic-timeout)"
-TOO_SHORT = "2 ranks have waited for 1 more, as --min-np 3 has it, for 1 s (--elastic-timeout) [HVD421]"
+SHORT = "2 ranks wait for 1 more (--min-np 3), at most 1 s (--elastic-timeout)"
+TOO_SHORT = "2 ranks have waited for 1 more (--min-np 3), for 1 s (--elastic-timeout) [HVD421]"
 ALL = [KILLED.replace("rank 1", f"rank {rank}") + COOLS for rank in range(3)]
-LOST = "all ranks that had the state of training are gone: it is lost with them"
+LOST = "all ranks that had the training state are gone, and the state is lost with them"
 ENDS = [
     ("--min-np 1", (), [MISTAKE, f"{RAISED} {MISTAKE} (elastic_training.py:N) [HVD401]"]),
     ("--min-np 1 --reset-limit 0", (1,), [KILLED + COOLS, OFTEN]),
@@ -37,7 +37,10 @@ ENDS = [
     (
         "--min-np 1",
         (0, 1, 2),
-        [*ALL, f"{LOST}; where the State was kept by save_to, start the job again: it goes on from there [HVD420]"],
+        [
+            *ALL,
+            f"{LOST}: start the job again. If the script uses State.save_to, the job goes on from that file [HVD420]",
+        ],
     ),
 ]
 

@@ -151,7 +151,7 @@ def test_one_of_two_ranks_whose_link_is_cut_is_killed_and_the_others_go_on(tmp_p
         job.until_at("nodeA", "nodeB", "nodeC")
         hosts.cut(1, 2)
         try:
-            job.until("though both live: a link is cut [HVD454]; hvdlite-run kills it")
+            job.until("though both are alive: the link between them is cut [HVD454]; hvdlite-run kills it")
             assert job.last() == [3, 2]
         finally:
             hosts.cut(1, 2, False)

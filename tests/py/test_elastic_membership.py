@@ -115,7 +115,7 @@ class History:
     def kill(self, number, text):
         assert number not in self.killed and f"pid {number} on h" in text
         at = self.at[number]
-        if "come within" in text:
+        if "join within" in text:
             assert at in AWAITED and any(self.rank[n] >= 0 for n, at in self.at.items() if at == "waiting")
         elif "call init" in text:
             assert at == "away" and not self.epochs
@@ -136,7 +136,7 @@ class History:
         awaits = re.search(r" waited .*: missing .*rank \d+ \(pid \d+ on h\d\)", text)
         first = re.search(r" waited .* in init: missing .*new rank \(pid \d+ on h\d\)", text)
         named = self.awaited() if awaits else not self.epochs and "away" in self.at.values() and first
-        assert named or re.search(r"waits? for \d+ more, as --min-np", text), text
+        assert named or re.search(r"waits? for \d+ more \(--min-np", text), text
 
     # What members do.
 

@@ -48,7 +48,7 @@ def test_all_that_needs_other_ranks_raises_one_error_until_training_begins():
         assert hvd.is_initialized() and hvd.global_process_set.size() == 3
         assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()) == (2, 3, 1, 2)
         for call in REFUSED:
-            with pytest.raises(hvd.HvdNotInitializedError, match=r"joins the others when .* begins.*\[HVD426\]$"):
+            with pytest.raises(hvd.HvdNotInitializedError, match=r"cannot communicate before .* begins.*\[HVD426\]$"):
                 call()
     finally:
         _core.prepare(None)

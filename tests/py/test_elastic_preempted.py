@@ -15,7 +15,9 @@ from launching import Launch
 from hvdlite import _state_file
 
 PLAN = {"samples": 480, "epochs": 1000, "pause": 0.01}
-SAVED = "the ranks have committed and ended: started again, the job goes on from its State.save_to [HVD424]"
+SAVED = (
+    "the ranks have committed and ended: start the job again, and it goes on from the file of State.save_to [HVD424]"
+)
 
 
 def committed(job, path):
@@ -48,7 +50,12 @@ def test_a_commit_that_no_file_has_is_not_promised(tmp_path, number, saved):
         job.until_training(2, 5)
         job.send(number)
         assert job.wait() == 128 + number and SAVED not in job.out, job.out
-        assert job.out.count("at a commit, but no file keeps it: State.save_to does if it can [HVD424]") == 1, job.out
+        assert (
+            job.out.count(
+                "at a commit, but no file contains it: call State.save_to with a path that rank 0 can write [HVD424]"
+            )
+            == 1
+        ), job.out
         assert job.out.count("cannot be written (") == bool(saved), job.out
 
 

@@ -57,7 +57,7 @@ def test_a_file_that_was_cut_or_changed_anywhere_is_refused(tmp_path):
     for content in (*(whole[:at] for at in range(len(whole))), *changed, whole + b"x"):
         with open(path, "wb") as file:
             file.write(content)
-        with pytest.raises(HvdStateError, match=rf"^{path} is no state .*cut or changed.*\[HVD425\]$"):
+        with pytest.raises(HvdStateError, match=rf"^{path} is not a state .*changed since.*\[HVD425\]$"):
             _state_file.read(path)
     assert _state_file.read(path + ".none") is None
 
@@ -101,7 +101,7 @@ def test_the_file_belongs_to_the_job_that_wrote_first(tmp_path, capsys, there):
     other.ranks_changed()
     other.ended(lambda: 4)
     assert not other.write(5) and one.write(6) and _state_file.read(path) == 6
-    assert capsys.readouterr().err.count(f"{path} is being written by another job as well: ") == 1
+    assert capsys.readouterr().err.count(f"another job also writes {path}: ") == 1
     next_rank = _state_file.Kept(path, 0, unread=False)
     assert next_rank.write(7)
     one.ranks_changed()
@@ -122,7 +122,7 @@ def test_what_cannot_be_written_is_told_each_minute_and_what_cannot_be_pickled_i
     monkeypatch.setattr(_state_file.time, "monotonic", lambda: now + 61)
     assert kept.is_due() and not kept.write(4)
     assert capsys.readouterr().err.count(f"state cannot be written ({os.strerror(2)}): ") == 2
-    with pytest.raises(HvdStateError, match=rf"kept in {tmp_path}/state: attribute 'out' .*\[HVD425\]"):
+    with pytest.raises(HvdStateError, match=rf"saved to {tmp_path}/state: attribute 'out' .*\[HVD425\]"):
         _state_file.Kept(str(tmp_path / "state"), 0, unread=True).write({"objects": {"step": 1, "out": sys.stdout}})
     assert os.listdir(tmp_path) == ["elsewhere"]
 

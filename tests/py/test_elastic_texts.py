@@ -71,9 +71,9 @@ def test_who_is_waited_for_is_said_once_and_killed_later():
     book.at(300.0)
     assert len(book.waits) == 1 and book.opened[1:] == [[0, 1, 3]]
     assert book.killed == [
-        (2, "rank 2 (pid 2 on b) did not come within 300 s when the ranks met anew (--rendezvous-timeout) [HVD113]")
+        (2, "rank 2 (pid 2 on b) did not join within 300 s when the ranks met again (--rendezvous-timeout) [HVD113]")
     ]
-    with pytest.raises(Refusal, match=r"did not come within 300 s .*\[HVD113\]$"):
+    with pytest.raises(Refusal, match=r"did not join within 300 s .*\[HVD113\]$"):
         book.join(2)
 
 
@@ -159,7 +159,7 @@ def test_one_of_two_ranks_whose_link_is_cut_is_killed(first, second, loser, by):
     text = (
         f"rank {loser} (pid {loser} on b) cannot be reached by rank {by} (pid {by} on b), the second epoch in a row, "
     )
-    assert book.killed == [(loser, text + "though both live: a link is cut [HVD454]")]
+    assert book.killed == [(loser, text + "though both are alive: the link between them is cut [HVD454]")]
     assert book.opened[-1] == [n for n in range(3) if n != loser]
 
 
@@ -256,15 +256,16 @@ def test_the_ends_of_a_job():
     book = Book(3, min_np=2)
     for number in range(3):
         book.of.ended(number, "killed")
-    assert "it is lost with them; where the State was kept by save_to, " in book.failed[0] and not book.of.deadline()
+    assert (
+        "the state is lost with them: start the job again. If the script uses State.save_to, " in book.failed[0]
+        and not book.of.deadline()
+    )
     book = Book(3, min_np=3)
     book.of.ended(0, "killed")
     book.again(1, 2)
     book.at(600.0)
-    assert book.waits == ["2 ranks wait for 1 more, as --min-np 3 has it, at most 600 s (--elastic-timeout)"]
-    assert book.failed == [
-        "2 ranks have waited for 1 more, as --min-np 3 has it, for 600 s (--elastic-timeout) [HVD421]"
-    ]
+    assert book.waits == ["2 ranks wait for 1 more (--min-np 3), at most 600 s (--elastic-timeout)"]
+    assert book.failed == ["2 ranks have waited for 1 more (--min-np 3), for 600 s (--elastic-timeout) [HVD421]"]
     assert book.frames[-1][:2] == (2, _wire.REFUSED)
     book = Book(2, reset_limit=1)
     book.again(0, 1)
@@ -276,7 +277,7 @@ def test_what_cannot_be_is_refused():
     book = Book(2)
     book.start(2)
     for number, pid, build, living, says in (
-        (7, 7, BUILD, False, r"no member 7.*\[HVD119\]"),
+        (7, 7, BUILD, False, r"did not start member 7.*\[HVD119\]"),
         (1, 9, BUILD, True, r"rank 1 \(pid 1 on b\) is in the job already; process 9 .*\[HVD118\]"),
         (2, 5, ("0.9", "1"), False, r"a new rank \(pid 5 on b\) runs hvdlite 0.9 .*1.0 .*\[HVD121\]"),
     ):
@@ -285,7 +286,7 @@ def test_what_cannot_be_is_refused():
     assert [number for number, _ in book.killed] == [2]
     with pytest.raises(Refusal, match=r"member 2 takes part .*\[HVD112\]"):
         book.of.contribute(2, 1, b"")
-    with pytest.raises(Refusal, match=r"rank 1 \(pid 1 on b\) sent its part of allgather 2 while 0.*\[HVD112\]"):
+    with pytest.raises(Refusal, match=r"rank 1 \(pid 1 on b\) sent its part of allgather 2, but 0.*\[HVD112\]"):
         book.of.contribute(1, 2, b"")
     book.of.contribute(1, 1, b"")
     book.at(30.0)

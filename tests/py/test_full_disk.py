@@ -35,5 +35,5 @@ def test_a_timeline_ends_where_the_disk_does_and_stays_a_timeline(tmp_path):
         rows = json.loads((tmp_path / name).read_text())
         assert len(rows) >= 3 and rows[0]["name"] == "hvdlite_timeline"
         stopped = f"stopped: the timeline '{tmp_path / name}' cannot be written: File too large [HVD725] True"
-        said = err.count(f"hvdlite: rank {rank}: the timeline ends here") + out.count(f"[{rank}]<stdout>:{stopped}")
+        said = err.count(f"hvdlite: rank {rank}: cannot write the timeline") + out.count(f"[{rank}]<stdout>:{stopped}")
         assert said == 2, out + err

@@ -67,5 +67,5 @@ def test_hier_is_refused_where_it_makes_no_sense(hosts, slots):
     with HostsJob(hosts, slots, ["-c", LARGE], HVDLITE_PLANE="hier") as job:
         codes = job.wait(60)
         assert 0 not in codes.values(), job.text()
-        assert "plane hier, which was asked for (HVDLITE_PLANE), does not work here" in job.said(0), job.text()
+        assert "plane hier, which HVDLITE_PLANE names, does not work here" in job.said(0), job.text()
         assert "needs several hosts, one of them with several ranks" in job.said(0), job.text()

@@ -216,7 +216,7 @@ def test_copied_models_go_on_distributed(mixed):
             model.save(path)
             again = hvd.load_model(path)
         passes = getattr(again.optimizer, "inner_optimizer", again.optimizer)._hvd_passes
-        assert passes.count == 2 and any("begins anew" in str(each.message) for each in said)
+        assert passes.count == 2 and any("restarts" in str(each.message) for each in said)
     finally:
         keras.mixed_precision.set_global_policy("float32")
 

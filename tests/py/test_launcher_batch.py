@@ -61,7 +61,7 @@ def test_outside_of_an_allocation_there_is_none(environ):
     [
         ({**SLURM, "SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST='n\\[1-'"),
         ({**SLURM, "SLURM_TASKS_PER_NODE": "two"}, "SLURM_TASKS_PER_NODE='two'"),
-        ({**SLURM, "SLURM_TASKS_PER_NODE": "2,2"}, "does not fit the 4 nodes of SLURM_JOB_NODELIST"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "2,2"}, "does not match the 4 nodes of SLURM_JOB_NODELIST"),
         ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 4 b x"}, "LSB_MCPU_HOSTS"),
         ({"LSB_JOBID": "7"}, "LSB_HOSTS names no host"),
         ({"PBS_NODEFILE": "gone"}, "PBS: gone: No such file"),

@@ -183,7 +183,7 @@ def test_what_outlives_a_job_can_write_and_the_first_is_named(tmp_path):
     body = f"import subprocess\nsubprocess.Popen(['sh', '-c', {script!r}], start_new_session=True)"
     with Launch("-np", 1, *PYTHON, body) as job:
         assert job.wait() == 0
-        assert re.search(r"^hvdlite-run: pid \d+ \(sh\), which rank 0 has left .*, goes on; .* \[HVD501\]$", job.err)
+        assert re.search(r"^hvdlite-run: pid \d+ \(sh\), which rank 0 has started .*, goes on; .* \[HVD501\]$", job.err)
         os.write(go, b"go\n")
         os.close(go)
         job.until_gone()

@@ -267,7 +267,7 @@ def test_a_program_that_is_no_mpi_is_not_run(tmp_path):
     program.write_text("#!/bin/sh\necho something else\n")
     program.chmod(0o755)
     code, _, err = launch("--mpi", "-np", "1", "true", PATH=f"{tmp_path}:/bin")
-    assert code == 2 and "--version says 'something else'" in err, err
+    assert code == 2 and "--version prints 'something else'" in err, err
 
 
 def over_two_hosts(mpi, *program):

@@ -205,4 +205,4 @@ def test_a_file_where_a_rank_s_folder_is_to_be_is_told_before_anything_starts(tm
     (tmp_path / "rank.0").touch()
     code, out, err = launch("-np", 2, "--output-filename", tmp_path, "echo", "started")
     assert code == 2 and "started" not in out, err
-    assert f"--output-filename {tmp_path}: rank.0 is no folder there" in err and "Traceback" not in err
+    assert f"--output-filename {tmp_path}: rank.0 there is not a folder" in err and "Traceback" not in err

@@ -123,7 +123,7 @@ def test_without_a_program_nothing_is_started(tmp_path):
     (tmp_path / "long.py").write_text("#" * (1 << 17))
     for words in ([], ["-"], ["-i"]):
         code, _, err = launch("-np", 2, sys.executable, *words)
-        assert code == 2 and "gets no program: hvdlite-run -np 2" in err and "[HVD702]" in err
+        assert code == 2 and "has no program to run: hvdlite-run -np 2" in err and "[HVD702]" in err
     with open(tmp_path / "long.py") as program:
         code, _, err = launch("-np", 2, sys.executable, "-", stdin=program)
     assert code == 2 and "longer than 127 KiB: name its file [HVD705]" in err

@@ -165,6 +165,6 @@ def test_strangers_that_would_serve_are_refused():
 def test_a_server_that_never_comes_is_named():
     with served(2, servers=3) as store:
         _first = serve(store, GOOD)
-        late = "servers 1, 2 of tables did not come within 1 s (HVDLITE_START_TIMEOUT sets the limit) [HVD113]"
+        late = "parameter servers 1, 2 did not start within 1 s (HVDLITE_START_TIMEOUT sets the limit) [HVD113]"
         errors = together(2, lambda rank: store.connect(rank, 2, timeout=1.0))
         assert [str(error) for error in errors] == [f"rank {rank}: {late}" for rank in (0, 1)] and not store.missed

@@ -48,7 +48,7 @@ def test_a_monitored_barrier_names_who_is_missing_and_is_the_same_for_all():
             assert "waited 0.2 s at the barrier 'monitored_barrier." in str(error)
         else:
             gave_up = "rank 0" if last == 1 else "ranks 0, 1"
-            with pytest.raises(hvd.HvdTimeoutError, match=f"when {gave_up} had given up on it"):
+            with pytest.raises(hvd.HvdTimeoutError, match=f"after {gave_up} had given up on it"):
                 hvd.monitored_barrier(LONG, name=name)
         hvd.monitored_barrier(LONG, name=name)
         assert hvd.allreduce(np.ones(2), op=hvd.Sum, name="first")[0] == hvd.size()
@@ -67,7 +67,7 @@ def test_a_monitored_barrier_of_a_process_set():
             hvd.send(np.zeros(1), 2, name="raised")
         else:
             hvd.recv(np.zeros(1), 1, name="raised")
-            with pytest.raises(hvd.HvdTimeoutError, match="when rank 1 had given up"):
+            with pytest.raises(hvd.HvdTimeoutError, match="after rank 1 had given up"):
                 hvd.monitored_barrier(LONG, some)
         hvd.monitored_barrier(LONG, some)
     hvd.remove_process_set(some)

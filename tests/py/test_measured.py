@@ -188,7 +188,7 @@ def test_a_full_disk_is_told_of_once_and_training_goes_on(tmp_path):
         hvd.init()
         full = journal.Journal("/dev/null/nowhere", 0, 50, "here", rows.History())
         full.close()
-        assert said.getvalue().count("writes no steps") == 1, said.getvalue()
+        assert said.getvalue().count("cannot write steps") == 1, said.getvalue()
         written = journal.Journal(_folder_of_full(), 0, 50, "here", rows.History())
         for _ in range(3):
             hvd.stats_step()
@@ -196,7 +196,7 @@ def test_a_full_disk_is_told_of_once_and_training_goes_on(tmp_path):
         written.close()
         os.mkfifo(tmp_path / "rank-0.steps.jsonl")  # that nobody reads
         journal.Journal(str(tmp_path), 0, 50, "here", rows.History()).close()
-    assert said.getvalue().count("writes no steps") == 3 and "No space left" in said.getvalue()
+    assert said.getvalue().count("cannot write steps") == 3 and "No space left" in said.getvalue()
     assert "rank-0.steps.jsonl: No such device or address" in said.getvalue()
     assert hvd.stats()["steps"] == 3
 

@@ -147,7 +147,7 @@ def test_a_port_that_is_taken_is_a_warning():
         _anew(HVDLITE_METRICS_PORT=str(number))
         assert (hvd.allreduce(np.ones(3), op=hvd.Sum) == 2).all()
         if hvd.rank() == 0:
-            wanted = f"port {number} of 127.0.0.1 cannot be had (Address already in use); the job goes on"
+            wanted = f"metrics port {number} on 127.0.0.1 (Address already in use): the job goes on"
             assert wanted in said.getvalue(), said.getvalue()
     _anew(HVDLITE_METRICS_PORT="0")
 

@@ -205,7 +205,7 @@ def test_ranks_that_disagree_are_named():
 def test_a_name_in_flight_twice_is_named():
     if hvd.rank() == 0:  # the other comes later, so the first is in flight for sure
         first = hvd.allreduce_async(torch.ones(3), name="twice")
-        with pytest.raises(ValueError, match=row("is in flight already")):
+        with pytest.raises(ValueError, match=row("is still in flight")):
             hvd.allreduce_async(torch.ones(3), name="twice")
         hvd.allreduce(torch.ones(1), name="both")
         hvd.synchronize(first)
@@ -219,7 +219,7 @@ def test_a_name_is_in_flight_until_its_handle_was_waited_for_polled_done_or_drop
     """However fast the core is, so that all ranks say the same."""
     handle = hvd.allreduce_async(torch.ones(3), name="late")
     hvd.barrier()
-    with pytest.raises(ValueError, match=row("is in flight already")):
+    with pytest.raises(ValueError, match=row("is still in flight")):
         hvd.allreduce_async(torch.ones(3), name="late")
     while not hvd.poll(handle):
         pass
@@ -278,8 +278,8 @@ def test_identical_data_is_warned_of():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert len(list(hvd.data.watch(loader, check=True))) == 3
-    text = "ranks have read the same first batch"
-    assert row("ranks have read the same first batch")
+    text = "ranks read the same first batch"
+    assert row("ranks read the same first batch")
     assert [text in str(each.message) for each in caught] == ([True] if hvd.rank() == 0 else [])
 
 

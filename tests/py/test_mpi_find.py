@@ -105,9 +105,9 @@ def test_sets_of_communicators_are_those_of_all_ranks():
     assert members.sets(halves) == [[0, 2], [1, 3]] and [members.own([[0, 2], [1, 3]], r) for r in (0, 3)] == [0, 1]
     some = [[0, [], None], [1, [2, 1], None], [2, [1, 2], None]]
     assert members.sets(some) == [[1, 2]] and members.own([[1, 2]], 0) == 0
-    with pytest.raises(ValueError, match="rank 1: its communicator has rank 9 of MPI_COMM_WORLD, which is no rank"):
+    with pytest.raises(ValueError, match="rank 1: its communicator has rank 9 of MPI_COMM_WORLD, which is not a rank"):
         members.sets([[0, [0], None], [1, [1, 9], None]])
-    with pytest.raises(ValueError, match="every rank gave MPI.COMM_NULL"):
+    with pytest.raises(ValueError, match="every rank passed MPI.COMM_NULL"):
         members.sets([[0, [], None]])
     with pytest.raises(ValueError, match="rank 0: a process set of an MPI communicator needs a job over MPI"):
         members.sets([members.word(Communicator())])
@@ -154,9 +154,9 @@ print(code, text_of(text))
 def test_an_mpi_of_an_unknown_kind_is_refused_with_its_version(tmp_path):
     calls = "".join(f"int MPI_{name}(void) {{ return 0; }}\n" for name in PLAIN)
     said = said_of(compiled(tmp_path, FAKE + calls, "-shared", "-fPIC"))
-    assert "binary interface is not known" in said and '"Foreign MPI 7.1"' in said and "HVDLITE_MPI_LIBRARY" in said
+    assert "unknown binary interface" in said and '"Foreign MPI 7.1"' in said and "HVDLITE_MPI_LIBRARY" in said
     said = said_of(compiled(tmp_path, FAKE + calls.replace("int MPI_Finalized", "int X"), "-shared", "-fPIC"))
-    assert "no MPI that hvdlite can use: it has no MPI_Finalized" in said
+    assert "not an MPI library that hvdlite can use: it has no MPI_Finalized" in said
     old = calls + "int ompi_mpi_comm_world;\n"
     said = said_of(compiled(tmp_path, FAKE + old, "-shared", "-fPIC"))
     assert "has no ompi_mpi_comm_null" in said and "MPI 3.1" in said

@@ -36,4 +36,4 @@ def test_collectives_are_right(slurm, way, mpi):
 def test_an_srun_that_serves_no_mpi_makes_no_jobs_of_one(slurm):
     """Each rank's MPI would be a world of its own: Slurm says four, MPI says one."""
     code, said = start(slurm, "none", "mpich", "init", HVDLITE_PLANE="mpi")
-    assert code != 0 and "tells of a job of 4 ranks, but MPI_COMM_WORLD has 1" in said and "srun --mpi" in said, said
+    assert code != 0 and "reports a job of 4 ranks, but MPI_COMM_WORLD has 1" in said and "srun --mpi" in said, said

@@ -73,7 +73,7 @@ def test_a_rank_that_leaves_a_set_late_does_no_harm_to_the_next_one(mpi):
     fine(mpi, (2, 1), "votes", "slow", "2.5")
 
 
-@pytest.mark.parametrize(("way", "told"), [("mpi", "needs a job over MPI"), ("udp", "must be auto, tcp or mpi")])
+@pytest.mark.parametrize(("way", "told"), [("mpi", "needs a job under MPI"), ("udp", "must be auto, tcp or mpi")])
 def test_a_way_that_cannot_be_is_refused(way, told):
     place = Place(0, 2, 0, 1, 0, 2, "hvdlite-run")
     store = types.SimpleNamespace(secret=b"", job=7, epoch=0, allgather=None)

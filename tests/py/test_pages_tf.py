@@ -1,4 +1,8 @@
-"""The Python blocks of pages that use TensorFlow or Keras, on two ranks."""
+"""The Python blocks of pages that use TensorFlow or Keras, on two ranks; and the names of all pages."""
+
+import functools
+import importlib
+import re
 
 import pages
 import pytest
@@ -13,3 +17,18 @@ PATIENCE_S = 120.0
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if pages.frameworks(page)])
 def test_python_runs_on_two_ranks(page):
     in_a_folder(page)
+
+
+def test_every_name_of_the_pages_exists():
+    modules = [importlib.import_module(f"hvdlite.{name}") for name in ("torch", "tensorflow", "keras", "numpy")]
+    names = {
+        (page, name)
+        for page in pages.PAGES
+        for name in re.findall(r"\bhvd\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", (pages.ROOT / page).read_text())
+        if name != "py"
+    }
+    assert len(names) > 200
+    nothing = object()
+    get = functools.partial(functools.reduce, lambda thing, part: getattr(thing, part, nothing))
+    lacks = [(page, name) for page, name in names if all(get(name.split("."), m) is nothing for m in modules)]
+    assert not sorted(lacks)

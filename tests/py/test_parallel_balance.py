@@ -129,5 +129,5 @@ def test_split():
         with pytest.raises(ValueError) as caught:
             split([Twice()] * 4, hvd.Mesh(pp=4), balance)
         assert str(caught.value) == f"balance {balance} must give each of 4 stages at least one of 4 layers [HVD013]"
-    with pytest.raises(ValueError, match="is Tensor: give a module, .*HVD013"):
+    with pytest.raises(ValueError, match="is Tensor: pass a module, .*HVD013"):
         split([lambda: torch.ones(1)] * 4, hvd.Mesh(pp=4), [1] * 4)

@@ -31,13 +31,13 @@ def no_update(stage, stages, m, batches):
         ({"schedule": "2f2b"}, "there is no schedule '2f2b'; there are 1f1b, continuous, gpipe"),
         ({"update": "x"}, "there is no update 'x'"),
         ({"shapes": "never"}, "there is no shapes 'never'; there are each, once, step"),
-        ({"schedule": "continuous"}, "update 'flush' does not go with schedule 'continuous'"),
-        ({"update": "stash"}, "update 'stash' does not go with schedule '1f1b'"),
+        ({"schedule": "continuous"}, "update 'flush' does not support schedule 'continuous'"),
+        ({"update": "stash"}, "update 'stash' does not support schedule '1f1b'"),
         ({"schedule": "continuous", "update": "2bw", "m": 1}, "2bw needs at least as many micro-batches"),
-        ({"schedule": "continuous", "update": "pipemare", "checkpoint": True}, "does not go with checkpoint=True"),
+        ({"schedule": "continuous", "update": "pipemare", "checkpoint": True}, "does not support checkpoint=True"),
         ({"schedule": no_update}, "the list of stage 0 leaves out"),
-        ({"make": distributed}, "give Pipeline the plain optimizer"),
-        ({"tied": [("t", {0: "0.weight"})]}, r"tied weight 't' names the stages \[0\] of 2"),
+        ({"make": distributed}, "pass the plain optimizer to Pipeline"),
+        ({"tied": [("t", {0: "0.weight"})]}, r"tied weight 't' names the stages \[0\], but must name two or more of 2"),
     ],
 )
 def test_settings_that_do_not_go_together(given, message):
@@ -47,7 +47,7 @@ def test_settings_that_do_not_go_together(given, message):
 
 @as_ranks(2)
 def test_ranks_that_give_other_settings():
-    with pytest.raises(hvd.HvdMismatchError, match=r"rank 0 said \(4, .*rank 1 said \(8, .*HVD011"):
+    with pytest.raises(hvd.HvdMismatchError, match=r"rank 0 has \(4, .*rank 1 has \(8, .*HVD011"):
         pipeline([Mlp(), Mlp()], 4 * (1 + hvd.rank()))
 
 
@@ -58,11 +58,11 @@ def test_bad_mini_batches_and_calls():
     pipe = parallel.Pipeline(stage, sgd(stage.parameters()), mesh, F.cross_entropy, 3)
     (x, y), _ = rows(2)
     for given, message in [
-        ((x, y), r"8 rows cannot be cut into 3 .* cut into 1, 2, 4, 8\. Drop the last"),
+        ((x, y), r"8 rows cannot be split into 3 .* split into 1, 2, 4, 8\. Drop the last"),
         ((x[:0], y[:0]), "0 rows cannot"),
-        ((None, y), "x, which the first stage reads, is a tensor .* not None"),
+        ((None, y), "x, which the first stage reads, must be a tensor .* not None"),
         ((x[:6], None), "y, which the last stage reads"),
-        (((x, x[:3]), y), "have 3, 8 rows"),
+        (((x, x[:3]), y), "different numbers of rows: 3, 8"),
     ]:
         with pytest.raises(ValueError, match=message + r".*\[HVD010\]"):
             pipe.step(*given)
@@ -83,7 +83,7 @@ def test_a_pipeline_that_is_left_in_flight_says_so():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         del pipe
-    assert any("updates still to come" in str(each.message) for each in said)
+    assert any("updates left" in str(each.message) for each in said)
 
 
 @as_ranks(2)

@@ -118,9 +118,9 @@ def test_cross_entropy_over_ranks(scale, dtype):
         assert torch.isfinite(found) and mine.grad.dtype == dtype
         torch.testing.assert_close(found, wanted)
         torch.testing.assert_close(mine.grad, whole.grad[..., first:last].to(dtype))
-    with pytest.raises(ValueError, match="ids from .* to 55: the table has 55 rows .HVD017"):
+    with pytest.raises(ValueError, match="ids from .* to 55, but the table has 55 rows .HVD017"):
         par.vocab_cross_entropy(mine, target + 1, 55, TP)
-    with pytest.raises(ValueError, match=f"scores of {last - first - 1} words.*HVD017"):
+    with pytest.raises(ValueError, match=f"scores cover {last - first - 1} words.*HVD017"):
         par.vocab_cross_entropy(mine[..., 1:], target, 55, TP)
 
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_cut_evenly():
     for make, said in (
         (lambda: par.ColumnLinear(12, 200, TP, unit=40), r"ColumnLinear\(12, 200\): 5 parts of 40 cannot be divided"),
         (lambda: par.RowLinear(17, 3, TP), r"RowLinear\(17, 3\): 17 parts cannot be divided evenly over 4 ranks"),
-        (lambda: par.VocabEmbedding(3, 2, TP), "3 words cannot be cut over 4 ranks"),
+        (lambda: par.VocabEmbedding(3, 2, TP), "3 words cannot be divided over 4 ranks"),
     ):
         with pytest.raises(ValueError, match=said + r".*\[HVD016\]"):
             make()

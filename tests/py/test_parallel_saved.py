@@ -120,7 +120,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing():
     for whole, message in (
         ({"0.weight": weight, "1.bias": bias}, r"the checkpoint has no '0.bias'; it has '0.weight', '1.bias'"),
         ({"0.weight": weight.T, "0.bias": bias}, r"'0.weight' is \[2, 3\] in the checkpoint.*, and \[3, 2\] here"),
-        ({"0.weight": weight, "0.bias": bias}, "the checkpoint has no state of an optimizer"),
+        ({"0.weight": weight, "0.bias": bias}, "the checkpoint has no optimizer state"),
     ):
         with pytest.raises(ValueError, match=message + ".*HVD018"):
             parallel.load_whole(model, whole, optimizer=sgd(model.parameters()))

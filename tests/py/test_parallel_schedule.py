@@ -70,7 +70,7 @@ def test_a_deadlock_names_where_each_stage_waits():
     with pytest.raises(ValueError) as caught:
         check([four, ahead])
     assert str(caught.value) == (
-        "the schedules of the stages do not fit together: stage 0 waits at its action 4, ('B', 0); "
+        "the schedules of the stages do not match: stage 0 waits at its action 4, ('B', 0); "
         "stage 1 waits at its action 4, ('F', 4) [HVD012]"
     )
     assert check([ahead, behind]).stash == [8, 4]

@@ -101,7 +101,7 @@ def test_an_axial_block_is_that_of_one_process():
 def test_what_cannot_be_cut():
     odd = torch.zeros(2, 3, 4)
     for call in (par.split_to, par.to_sequence):
-        with pytest.raises(ValueError, match=r"dimension 1 of .*\[2, 3, 4\] cannot be cut evenly over 2 .*HVD016"):
+        with pytest.raises(ValueError, match=r"dimension 1 of .*\[2, 3, 4\] cannot be split evenly over 2 .*HVD016"):
             call(odd, 1, TP)
     for call in (par.switch_axis, par.start_switch):
         with pytest.raises(ValueError, match=f"{call.__name__}: dimension 1 of .*HVD016"):

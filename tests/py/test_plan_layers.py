@@ -85,7 +85,7 @@ def test_a_model_with_a_skip_is_cut_bit_by_bit():
     out.square().sum().backward()
     assert len(list(cut.children())) == 3 and torch.equal(out, whole)
     assert all(torch.equal(p.grad, w) for p, w in zip(model.parameters(), wanted))
-    with pytest.raises(PlanError, match=r"module up is put into stage 0, but needs what stage 1 makes \[HVD005\]"):
+    with pytest.raises(PlanError, match=r"module up is in stage 0, but needs an output of stage 1 \[HVD005\]"):
         stages(model, {"middle": 1, "up": 0})
     with pytest.raises(PlanError, match=r"no module 'side'.*\[HVD005\]"):
         stages(model, {"side": 1})
@@ -95,7 +95,7 @@ GOOD = {"name": "a", "forward_ms": 1, "backward_ms": 2, "activation": 3, "weight
 
 
 @pytest.mark.parametrize("text, why", [
-    ("{", "no layers of hvdlite"),
+    ("{", "not a file of layers"),
     ("[]", "its format is 'list'"),
     ([], "layers must be a list of 1 to"),
     ([3], "layer 0 is no object with a name"),
@@ -127,7 +127,7 @@ def test_choose_says_why_and_what_it_misses(tmp_path):
     found.write(tmp_path / "plan.json")
     read = parallel.planned(tmp_path / "plan.json")
     assert read == ([2, 2], 4, "1f1b", {"dp": 4, "pp": 2, "tp": 1}, ["dp"] * 4)
-    with pytest.raises(PlanError, match=r"no mesh of 8 ranks fits 1000 bytes of memory: the least is 12000000 bytes"):
+    with pytest.raises(PlanError, match="no mesh of 8 ranks fits into 1000 bytes of memory: the minimum is 12000000"):
         choose(Chain([BLOCK] * 4, 1e-7, 4, 1e3), 8)
 
 
@@ -149,7 +149,7 @@ PLAN["stages"] = [{"layers": [0, 2], "kinds": ["dp", "tp2"]}]
 def test_bad_files_of_plans(tmp_path, change, why):
     path = tmp_path / "p.json"
     path.write_text(json.dumps({**PLAN, **change}))
-    with pytest.raises(ValueError, match=rf"p.json: no plan for hvdlite.parallel: {why}.*\[HVD013\]"):
+    with pytest.raises(ValueError, match=rf"p.json: not a plan for hvdlite.parallel: {why}.*\[HVD013\]"):
         parallel.planned(path)
 
 

@@ -76,7 +76,7 @@ def test_the_search_equals_trying_everything(n, ranks, kinds, objective, cases):
         assert least_memory(chain, ranks) == pytest.approx(least)
         wanted = min((ms for ms, _ in tried if ms is not None), default=None)
         if wanted is None:
-            with pytest.raises(PlanError, match=r"fits \d+ bytes of memory: the least is \d+ bytes \[HVD005\]"):
+            with pytest.raises(PlanError, match=r"fits into \d+ bytes of memory: the minimum is \d+ bytes \[HVD005\]"):
                 best(chain, ranks, objective)
             continue
         found = best(chain, ranks, objective)
@@ -118,10 +118,10 @@ def test_a_hundred_layers_on_sixteen_ranks_are_quick():
     ("stash is nan", lambda: Layer("a", 1, 1, 1, 1, float("nan"))),
     ("heads is 1.5: it must be a whole", lambda: Layer("a", 1, 1, 1, 1, 1, 1.5)),
     ("beta inf", lambda: Chain([BLOCK], float("inf"), 1)),
-    ("dp always", lambda: Chain([BLOCK], 1.0, 1, kinds=("tp",))),
+    ("include dp", lambda: Chain([BLOCK], 1.0, 1, kinds=("tp",))),
     ("0 ranks", lambda: best(Chain([BLOCK], 1.0, 1), 0)),
     ("not 'speed'", lambda: best(Chain([BLOCK], 1.0, 1), 1, "speed")),
-    ("1 layers cannot be cut into stages of 1", lambda: best(Chain([BLOCK], 1.0, 1), 2, each=1)),
+    ("1 layers cannot be split into stages of 1", lambda: best(Chain([BLOCK], 1.0, 1), 2, each=1)),
 ])  # fmt: skip
 def test_what_cannot_be_planned(why, call):
     with pytest.raises(ValueError, match=rf"{why}.*\[HVD00[58]\]"):

@@ -162,8 +162,8 @@ def test_sets_of_init_come_back_after_shutdown():
     for wrong in ([[0], [0]], "static", 5, [range(hvd_size())], [[99]]):
         refused(lambda wrong=wrong: hvd.init(process_sets=wrong))
         assert not hvd.is_initialized()
-    refused(lambda: hvd.init([0]), "needs a job over MPI", error=NotImplementedError)
-    refused(lambda: hvd.init(comm=object()), "needs a job over MPI", error=NotImplementedError)
+    refused(lambda: hvd.init([0]), "needs a job under MPI", error=NotImplementedError)
+    refused(lambda: hvd.init(comm=object()), "needs a job under MPI", error=NotImplementedError)
     hvd.init(comm=list(range(hvd_size())))
     assert hvd.allreduce(1, op=hvd.Sum) == hvd.size()
 

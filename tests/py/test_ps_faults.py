@@ -70,7 +70,7 @@ def test_a_server_without_a_copy_is_missed_by_every_rank(servers, call):
     )
     assert len(said) == 2, (out, err)
     assert all(float(seconds) < 5 and int(number) == servers - 1 for _, seconds, number, _ in said), out
-    assert servers == 1 or "its rows of table 'users' are lost, there is no copy (replicas=1) [HVD029]" in out
+    assert servers == 1 or "its rows of table 'users' are lost, because they have no copy (replicas=1) [HVD029]" in out
     assert not gone([int(pid) for *_, pid in said])
 
 
@@ -132,7 +132,7 @@ with_limit = table.pull_async([1])
 try:
     hvd.synchronize(with_limit, 0.3)
 except hvd.HvdTimeoutError as error:
-    print("servers have not answered" in str(error), error.handle is with_limit, flush=True)
+    print("servers did not answer" in str(error), error.handle is with_limit, flush=True)
 told(table.step)
 """
     code, out, err = launch(

@@ -313,10 +313,10 @@ def test_what_cannot_be_is_told_before_anything_is_sent():
     ):  # fmt: skip
         refused(ValueError, rf"table 't': {said}.*HVD025|{said}.*HVD025", ps.Table, **{
             "name": "t", "rows": 10, "dim": 2, "optimizer": ps.Add(), **terms})  # fmt: skip
-    said = r"table 't': rank 1 says dim=3, rank 0 says dim=2 \[HVD026\]"
+    said = r"table 't': rank 1 has dim=3, rank 0 has dim=2 \[HVD026\]"
     refused(hvd.HvdMismatchError, said, ps.Table, "t", 10, 2 + hvd.rank(), ps.Add())
     table = ps.Table("t", 10, 2, ps.Add())
-    refused(ValueError, "this job has a table of this name", ps.Table, "t", 10, 2, ps.Add())
+    refused(ValueError, "this job already has a table of this name", ps.Table, "t", 10, 2, ps.Add())
     refused(ValueError, r"rows 0 to 9: there is no row 10 \(ids\[2\]\) \[HVD027\]", table.pull, [[1, 2], [10, 3]])
     refused(ValueError, r"there is no row -1", table.push, [-1], np.ones((1, 2)))
     refused(ValueError, r"integers, not float64", table.pull, [1.5])

@@ -60,7 +60,7 @@ def test_a_launcher_that_speaks_byte_by_byte_is_not_waited_for_longer_than_any()
     thread = threading.Thread(target=drip)
     thread.start()
     began = time.monotonic()
-    with server, pytest.raises(muster.ReportError, match=r"nobody answers at 127.*\[HVD110\]"):
+    with server, pytest.raises(muster.ReportError, match=r"no launcher answers at 127.*\[HVD110\]"):
         muster.report(server.getsockname(), SECRET, {"host": 1}, soon(1))
     assert time.monotonic() - began < 15  # not the 20 s of all his bytes
     thread.join(SECONDS)

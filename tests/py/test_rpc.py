@@ -214,7 +214,7 @@ def test_references_are_counted_to_nothing():
         for error in (TypeError, ValueError):  # nothing has left, and nothing was counted
             with pytest.raises(error):
                 hvd.rpc.call(2, same, [mine, threading.Lock() if error is TypeError else bytes(MESSAGE_MAX)])
-        with pytest.raises(TypeError, match="travels only in arguments and results"):
+        with pytest.raises(TypeError, match="can be sent only in arguments and results"):
             hvd.broadcast_object(mine)
         del mine, holder
         freed()

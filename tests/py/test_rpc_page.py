@@ -23,7 +23,7 @@ def test_the_program_of_the_page(tmp_path):
         "hello on rank 1",
         str([f"{n} on rank {n % 3}" for n in range(6)]),
         *["True", "15", "15", "15", "True"],
-        "rank 1 has not answered time:sleep within 0.1 s; it may go on there [HVD043]",
+        "rank 1 did not answer time:sleep within 0.1 s; the function may still run there [HVD043]",
     ]
 
 

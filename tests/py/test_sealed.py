@@ -134,7 +134,7 @@ def test_what_somebody_on_the_way_puts_in_the_place_of_an_object_is_never_unpick
     try:
         for call in (lambda: hvd.broadcast_object("x" * 500, root_rank=1), lambda: hvd.allgather_object(hvd.rank())):
             if hvd.rank() == 2:
-                with pytest.raises(HvdPeerLostError, match=r"what came from rank 1 for .*_object in process set 0"):
+                with pytest.raises(HvdPeerLostError, match=r"data from rank 1 for .*_object in process set 0"):
                     call()
             else:
                 assert call() in ("x" * 500, [0, 1, 2])

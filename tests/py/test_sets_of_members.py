@@ -68,7 +68,7 @@ def test_members_open_sets_beside_those_of_all(tmp_path, plane):
         if some.included():
             fine(some)
             assert process_set.process_set_by_id(some.process_set_id) is some
-    with pytest.raises(ValueError, match="opened by its members alone"):
+    with pytest.raises(ValueError, match="opened by its members only"):
         hvd.remove_process_set(half)
     assert hvd.remove_process_set(every[0])
     if rank > 1:  # a number that is free again on these two

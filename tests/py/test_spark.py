@@ -92,7 +92,7 @@ def test_an_estimator_as_a_stage_of_a_pipeline(found, kind):
     assert said["error"] < 0.05 and said["rows"] == 400 and said["left"] == ["checkpoint"]
     assert "not one length [HVD240]" in found[f"{kind}, uneven"]["text"]
     assert found[f"{kind}, no column"]["text"] == "no column ab is among a, b, y.0 [HVD240]"
-    assert found[f"{kind}, nulls"]["text"].startswith("column held: has nulls")
+    assert found[f"{kind}, nulls"]["text"].startswith("column held has nulls")
     if kind == "torch":
         assert list(said["history"][-1]) == ["epoch", "loss", "off", "val_loss", "val_off"]
     else:

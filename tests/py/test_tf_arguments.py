@@ -105,17 +105,17 @@ def test_only_lists_of_variables_are_broadcast():
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     variable = tf.Variable([1.0, 2.0])
     listed = [
-        (model, r"not Sequential: give model\.variables \(or model\.weights\)"),
-        (keras.optimizers.SGD(0.1), r"not SGD: .*optimizer\.variables of an optimizer"),
+        (model, r"not Sequential: pass model\.variables \(or model\.weights\)"),
+        (keras.optimizers.SGD(0.1), r"not SGD: .*or optimizer\.variables"),
         (None, r"not NoneType: "),
         (variable, r"not one \w+: put it into a list"),
         (model.weights[0], r"not one \w+: put it into a list"),
         (tf.ones(2), r"not one \w+: put it into a list"),
-        ([1, 2], r"entry 0 of the list is no variable but int: .*hvd\.broadcast"),
-        ([variable, tf.ones(2)], r"entry 1 of the list is no variable but \w+: "),
-        ([keras.optimizers.SGD(0.1)], r"entry 0 of the list is no variable but SGD: "),
-        ({"a": variable}, r"entry 0 of the list is no variable but str: "),
-        ([model], r"entry 0 of the list is no variable but Sequential: "),
+        ([1, 2], r"entry 0 of the list is not a variable but int: .*hvd\.broadcast"),
+        ([variable, tf.ones(2)], r"entry 1 of the list is not a variable but \w+: "),
+        ([keras.optimizers.SGD(0.1)], r"entry 0 of the list is not a variable but SGD: "),
+        ({"a": variable}, r"entry 0 of the list is not a variable but str: "),
+        ([model], r"entry 0 of the list is not a variable but Sequential: "),
     ]
     if hvd.rank() == 0:  # nothing is sent: the other rank does not take part
         for given, text in listed:

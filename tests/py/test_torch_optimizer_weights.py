@@ -142,7 +142,7 @@ def test_uneven_inputs_that_cannot_be():
     model, optimizer, _, plain = pair(op=hvd.Max)
     for wrong, error, text in (
         (plain, TypeError, "DistributedOptimizers, not SGD"),
-        (optimizer, ValueError, "zeros would spoil"),
+        (optimizer, ValueError, "uneven_inputs adds zeros"),
     ):
         with pytest.raises(error, match=text), hvd.uneven_inputs(wrong):
             pass

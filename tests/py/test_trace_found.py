@@ -51,7 +51,9 @@ def put(folder, ending):
     for rank, (what, make) in enumerate({**STRANGE, **MISSING}.items(), 1):
         path = folder / f"rank-{rank}.{ending}"
         make(path)
-        wanted.append(f"{path} is no plain file but {what}" if what in STRANGE else f"{path} cannot be read: {what}")
+        wanted.append(
+            f"{path} is not a regular file but {what}" if what in STRANGE else f"{path} cannot be read: {what}"
+        )
     return wanted
 
 
@@ -91,7 +93,7 @@ def test_the_live_page_is_answered_beside_a_pipe(tmp_path):
         address = serving.stdout.readline().split("/")[2]
         connection = http.client.HTTPConnection(address, timeout=SECONDS)
         connection.request("GET", "/numbers.json")
-        assert "rank-1.steps.jsonl is no plain file but a pipe" in connection.getresponse().read().decode()
+        assert "rank-1.steps.jsonl is not a regular file but a pipe" in connection.getresponse().read().decode()
         connection.close()
     finally:
         serving.kill()
@@ -103,9 +105,11 @@ def test_what_a_user_names_must_be_a_plain_file_too(tmp_path):
     record.write_text(RECORD)
     os.mkfifo(tmp_path / "pipe")
     code, _, err = run(*TRACE, "merge", tmp_path / "pipe", "-o", whole)
-    assert code == 1 and f"{tmp_path}/pipe is no plain file but a pipe [HVD723]" in err and "nothing to merge" in err
+    assert (
+        code == 1 and f"{tmp_path}/pipe is not a regular file but a pipe [HVD723]" in err and "nothing to merge" in err
+    )
     code, _, err = run(*TRACE, "merge", "/dev/stdin", "-o", whole, input=RECORD)
-    assert code == 1 and "/dev/stdin is no plain file but a pipe [HVD723]" in err and not whole.exists()
+    assert code == 1 and "/dev/stdin is not a regular file but a pipe [HVD723]" in err and not whole.exists()
     with open(record) as given:
         assert run(*TRACE, "merge", "/dev/stdin", "-o", whole, stdin=given)[0] == 0 and whole.exists()
 
@@ -116,10 +120,10 @@ def test_a_file_where_a_folder_belongs_is_told_with_the_folder(tmp_path, capsys,
     record, steps = tmp_path / "td" / "rank-0.flight.json", tmp_path / "td" / "rank-0.steps.jsonl"
     record.write_text(RECORD)
     stepping.write(tmp_path / "td", 1, 5)
-    wanted = "td/rank-0.flight.json is no folder: give the one that it lies in, td [HVD723]"
+    wanted = "td/rank-0.flight.json is not a folder: give the folder that contains it, td [HVD723]"
     assert cli.main(["analyze", "td/rank-0.flight.json"]) == 1
     assert capsys.readouterr().err == f"hvdlite-trace: {wanted}\n"
-    said = "is no folder: give the one that it lies in,"
+    said = "is not a folder: give the folder that contains it,"
     with pytest.raises(ReadError, match=rf"^{steps} {said} {steps.parent} \[HVD723\]$"):
         Folder(steps).look()
     monkeypatch.chdir("td")

@@ -140,12 +140,12 @@ def test_wrong_words_are_told_and_nothing_is_written(tmp_path, capsys):
         ("report", tmp_path / "none"): "cannot be read: No such file",
         ("report", tmp_path / "empty"): "holds no steps of any rank",
         ("report", tmp_path / "job", "-o", tmp_path / "no" / "page.html"): "cannot be written: No such file",
-        ("serve", tmp_path, "--host", "192.0.2.1"): "cannot be listened on",
+        ("serve", tmp_path, "--host", "192.0.2.1"): "cannot listen on",
     }.items():
         assert cli.main([*map(str, words)]) == 2 and wanted in capsys.readouterr().err, words
     with pytest.raises(SystemExit, match="2"):
         cli.main(["serve", str(tmp_path), "--port", "70000"])
-    assert "is no port" in capsys.readouterr().err
+    assert "is not a port" in capsys.readouterr().err
     with pytest.raises(ReadError):
         write(str(tmp_path / "empty"), str(tmp_path / "page.html"))
     assert not list(tmp_path.glob("**/*.html*"))

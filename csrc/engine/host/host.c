@@ -190,7 +190,7 @@ static int share_descriptors(struct hvd_host *host, struct hvd_error *error)
     int mine = (int)getpid(), all[HVD_LOCAL_MAX];
     int bell = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (bell < 0)
-        hvd_fail(error, HVD_EINIT, HVD120 "no eventfd is to be had (%s); is the limit of open files too low?",
+        hvd_fail(error, HVD_EINIT, HVD120 "cannot create an eventfd (%s); is the limit of open files too low?",
                  strerror(errno));
     int code = hvd_host_exchange(host, &mine, sizeof mine, host->pid, bell, host->bells.eventfd, error);
     if (bell >= 0)
@@ -240,7 +240,7 @@ static int share_control(struct hvd_host *host, size_t board_bytes, struct hvd_e
     if (code == HVD_OK && (control->nonce != nonces[0] || control->magic != MAGIC ||
                            control->board_bytes != host->board_bytes || control->size != (uint32_t)host->size))
         code = hvd_fail_rank(error, HVD_EINIT, host->member[0],
-                             HVD153 "the control segment of rank %d is not what rank %d maps; are both on one host?",
+                             HVD153 "rank %d and rank %d map different control segments; are both on one host?",
                              host->member[0], host->member[host->rank]);
     if (code != HVD_OK) {
         hvd_share_drop(share);

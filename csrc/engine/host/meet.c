@@ -203,8 +203,7 @@ static int blame(struct hvd_host *host, int code, int local, struct hvd_error *e
                              "rank %d may open too few files for %d ranks: raise the limit (ulimit -n) to %d or more",
                              mine, host->size, 64 + 8 * host->size);
     if (code != HVD_EPEER)
-        return hvd_fail_rank(error, HVD_EINIT, peer,
-                             HVD104 "rank %d sent something that is not of this protocol during init", peer);
+        return hvd_fail_rank(error, HVD_EINIT, peer, HVD104 "rank %d sent data of another protocol during init", peer);
     code = told_who_ended(host, error);
     return code != HVD_AGAIN ? code : hvd_fail_rank(error, HVD_EPEER, peer, HVD121 "rank %d ended during init", peer);
 }
@@ -217,7 +216,7 @@ static int knock(struct hvd_host *host, const struct address *address, struct hv
     socklen_t length = name_socket(&un, address);
     int failed, code, to = host->socket[0] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (to < 0)
-        return hvd_fail(error, HVD_EINIT, HVD153 "no unix socket is to be had (%s)", strerror(errno));
+        return hvd_fail(error, HVD_EINIT, HVD153 "cannot create a unix socket (%s)", strerror(errno));
     while ((failed = connect(to, (struct sockaddr *)&un, length) ? errno : 0) == EAGAIN) {
         struct pollfd news = {.fd = host->store.fd, .events = POLLIN};
         if (poll(&news, 1, KNOCK_MS) > 0 && (code = hvd_report_read(&host->store, error)) != HVD_AGAIN)
@@ -324,10 +323,10 @@ static void collect(struct hvd_host *host, char *parts, size_t stride, int *fds,
             memcpy(verdict, part, sizeof *part);
         if (verdict->code == HVD_OK && part->bytes != ((struct part *)parts)->bytes) {
             seen.code = HVD_OK;
-            hvd_fail_rank(&seen, HVD_EINIT, host->member[rank],
-                          HVD104
-                          "rank %d takes another path through init than rank %d; are all ranks of the same version?",
-                          host->member[rank], host->member[0]);
+            hvd_fail_rank(
+                &seen, HVD_EINIT, host->member[rank],
+                HVD104 "rank %d takes another path through init than rank %d: install the same hvdlite for all ranks",
+                host->member[rank], host->member[0]);
             say(verdict, &seen);
         }
     }

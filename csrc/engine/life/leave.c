@@ -40,7 +40,7 @@ static void give_up_unfinished(struct hvd_engine *engine)
     char text[320];
     hvd_text_write(
         text, sizeof text,
-        HVD452 "rank %d ends although collectives that all ranks agreed on are not finished: another rank did not take "
+        HVD452 "rank %d ends before collectives that all ranks agreed on are finished: another rank did not take "
                "part in them within %d ms of its shutdown (HVDLITE_LEAVE_TIMEOUT); synchronize before the script ends",
         engine->options.rank, engine->options.leave_timeout_ms);
     hvd_engine_abort(engine, engine->options.rank, HVD_EPEER, text);

@@ -94,8 +94,7 @@ static int open_planes(struct hvd_engine *engine, struct hvd_error *error)
     }
     if (engine->wanted && !engine->wanted->device && !engine->alone && carries &&
         set->planes[0].plane != engine->wanted)
-        return hvd_fail(error, HVD_EINIT,
-                        HVD651 "plane %s, which was asked for (HVDLITE_PLANE), does not work here: %s",
+        return hvd_fail(error, HVD_EINIT, HVD651 "plane %s, which HVDLITE_PLANE names, does not work here: %s",
                         engine->wanted->name, wanted);
     return carries ? HVD_OK : hvd_fail(error, HVD_EINIT, HVD650 "no plane works for these ranks: %s", why);
 }
@@ -170,9 +169,10 @@ static int crowded_out(const struct hvd_options *options)
 static int check_options(const struct hvd_options *options, bool in_process, struct hvd_error *error)
 {
     if (options->size < 1 || options->rank < 0 || options->rank >= options->size)
-        return hvd_fail(error, HVD_EINIT, HVD105 "rank %d of %d is not a rank", options->rank, options->size);
+        return hvd_fail(error, HVD_EINIT, HVD105 "rank %d is invalid in a job of %d ranks", options->rank,
+                        options->size);
     if (options->local_size != options->size && !in_process && !options->host_of)
-        return hvd_fail(error, HVD_EINIT, HVD105 "%d ranks on %d per host: nobody has said which ranks share a host",
+        return hvd_fail(error, HVD_EINIT, HVD105 "%d ranks, %d per host: no option says which ranks share a host",
                         options->size, options->local_size);
     if (options->size > HVD_RANKS_MAX)
         return hvd_fail(error, HVD_EINIT, HVD710 "a job of %d ranks: this version of hvdlite supports at most %d",

@@ -101,14 +101,14 @@ static int who_is_silent(const struct hvd_engine *engine, struct hvd_account *ac
 /* Nobody has answered. */
 static void end_by_itself(struct hvd_engine *engine, const struct hvd_slot *slot)
 {
-    char text[640], why[240] = "nobody is left who could tell who is missing";
+    char text[640], why[240] = "no rank is left that could report the missing ranks";
     const char *name = slot->request.name;
     struct hvd_account account;
     int mute = who_stands(engine, slot, &account);
     if (mute < 0)
         mute = who_is_silent(engine, &account);
     if (mute >= 0)
-        snprintf(why, sizeof why, "%s %s, and cannot tell who else is missing", engine->who[mute].called,
+        snprintf(why, sizeof why, "%s %s, and cannot report which other ranks are missing", engine->who[mute].called,
                  hvd_state_words(account.state));
     hvd_text_write(text, sizeof text,
                    HVD551 "rank %d has waited %g s for %s%.255s%s, which not all ranks have submitted or finished "
@@ -127,8 +127,8 @@ static void end_on_device(struct hvd_engine *engine, const struct hvd_set *set)
     hvd_watch_where(set, where, sizeof where);
     hvd_text_write(text, sizeof text,
                    HVD553 "%s%.255s%s (%s) was launched on %s of rank %d and has not ended there for %g s "
-                          "(HVDLITE_COLLECTIVE_TIMEOUT sets the limit); who is to find out who is missing does not "
-                          "answer",
+                          "(HVDLITE_COLLECTIVE_TIMEOUT sets the limit); the rank that would report the missing ranks "
+                          "does not answer",
                    name ? "'" : "", name ? HVD_SHOWN(name) : "a collective", name ? "'" : "",
                    hvd_engine_kind(first->kind), where, engine->options.rank,
                    engine->options.collective_timeout_ms / 1000.0);

@@ -238,7 +238,7 @@ int hvd_engine_look_closely(struct hvd_engine *engine, int64_t every, struct hvd
 {
     struct hvd_steps *steps = &engine->steps;
     if (every < 0)
-        return hvd_fail(error, HVD_EINVAL, HVD802 "every %lld steps: must be 1 at least, or 0 for none",
+        return hvd_fail(error, HVD_EINVAL, HVD802 "every %lld steps: must be at least 1, or 0 for none",
                         (long long)every);
     pthread_mutex_lock(&steps->lock);
     if (every && !steps->bucket)

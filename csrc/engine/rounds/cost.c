@@ -179,9 +179,9 @@ static int sleep_on(const struct probe *probe, uint64_t deadline_ns, struct hvd_
     const struct line *silent = probe->over ? probe->before : probe->next;
     return hvd_fail_rank(error, HVD_EINIT, silent->link->peer,
                          HVD113
-                         "%s did not answer in time while links were measured: either its host is too busy or the "
-                         "network between loses packets; a longer --start-timeout helps the first, and "
-                         "HVDLITE_LINK_COST spares the measurement",
+                         "%s did not answer in time during the measurement of links: its host is too busy, or the "
+                         "network loses packets. Raise --start-timeout for a busy host, or set HVDLITE_LINK_COST to "
+                         "skip the measurement",
                          silent->link->called);
 }
 

@@ -59,9 +59,8 @@ void hvd_near_lost(struct hvd_engine *engine, const struct hvd_set *set, const s
     if (near->parted)
         hvd_text_write(
             text, sizeof text,
-            HVD451
-            "%s left the job (its script ended, or it called shutdown) before all ranks had agreed to that, within "
-            "its HVDLITE_LEAVE_TIMEOUT: is one of them stopped, or its host too busy?",
+            HVD451 "%s left the job (its script ended, or it called shutdown), and not all ranks had agreed within its "
+                   "HVDLITE_LEAVE_TIMEOUT: is one of them stopped, or its host too busy?",
             near->link->called);
     else
         hvd_text_write(text, sizeof text, HVD450 "%s is lost: its connection has ended", near->link->called);
@@ -91,7 +90,7 @@ static void deaf(struct hvd_engine *engine, const struct hvd_set *set, const str
 {
     char text[320];
     hvd_text_write(text, sizeof text,
-                   HVD450 "%s is lost: it reads nothing of what is sent to it, and %zu bytes of votes wait for it",
+                   HVD450 "%s is lost: it does not read from its connection, and %zu bytes of votes wait for it",
                    near->link->called, near->out_count);
     hvd_abort_suspect(engine, set, set->member[near->rank], false, text);
 }

@@ -83,9 +83,8 @@ static int store_ended(struct hvd_error *error)
 static int not_from_store(const struct hvd_report_line *store, struct hvd_error *error)
 {
     return hvd_fail(error, HVD_EPEER,
-                    HVD458
-                    "what came over the connection to this job's store was changed on its way, or is not the store's: "
-                    "frame %" PRIu64 " does not carry its tag",
+                    HVD458 "data from this job's store was changed in transit or is forged: frame %" PRIu64
+                           " does not carry its tag",
                     store->counters[1]);
 }
 
@@ -129,7 +128,8 @@ int hvd_report_read(const struct hvd_report_line *store, struct hvd_error *error
     const uint8_t *body = frame + head;
     if (body[0] != TYPE_LOST || !fits)
         return hvd_fail(error, HVD_EINTERNAL,
-                        HVD901 "the store sent a frame of type %d and %zu bytes where only a lost rank is news",
+                        HVD901 "the store sent a frame of type %d and %zu bytes where only the loss of a rank is "
+                               "expected",
                         body[0], length);
     got = recv(store->fd, frame, all, MSG_DONTWAIT);
     if (got != (ssize_t)all)

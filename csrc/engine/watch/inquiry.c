@@ -272,8 +272,8 @@ void hvd_inquiry_tell(struct hvd_engine *engine, uint64_t now)
     stall->told_ns = now;
     int limit_ms = engine->options.collective_timeout_ms;
     int count = snprintf(head, sizeof head,
-                         "hvdlite: stall: collectives wait for ranks that have not submitted them, or do not get on "
-                         "(HVDLITE_STALL_CHECK_TIME, %g s%s",
+                         "hvdlite: stall: collectives wait for ranks that have not submitted them, or make no "
+                         "progress (HVDLITE_STALL_CHECK_TIME, %g s%s",
                          engine->options.stall_warn_ms / 1000.0,
                          limit_ms > 0 ? "; the job ends after HVDLITE_COLLECTIVE_TIMEOUT, " : ")" HVD_ENDS(552) "\n");
     if (limit_ms > 0)

@@ -40,9 +40,8 @@ static void blame(struct hvd_engine *engine, const struct hvd_set *set, int rank
     char text[256];
     hvd_text_write(
         text, sizeof text,
-        HVD453
-        "%s is silent: it has not answered for %d s (HVDLITE_PEER_TIMEOUT) while rank %d waits for it; is its process "
-        "stopped, or its host cut off?",
+        HVD453 "%s is silent: it has not answered for %d s (HVDLITE_PEER_TIMEOUT) while rank %d waits for it; is its "
+               "process stopped, or its host not reachable?",
         engine->who[set->member[rank]].called, (engine->options.peer_timeout_ms + 500) / 1000, engine->options.rank);
     hvd_engine_abort(engine, set->member[rank], HVD_EPEER, text);
 }
@@ -59,8 +58,8 @@ static void look_at_links(struct hvd_engine *engine, struct hvd_set *set)
             continue;
         char text[256];
         hvd_text_write(text, sizeof text,
-                       HVD454 "%s is lost: its host has acknowledged nothing of what rank %d has sent it for %d s "
-                              "(HVDLITE_PEER_TIMEOUT); is it down, or cut off?",
+                       HVD454 "%s is lost: its host has acknowledged no data of rank %d for %d s "
+                              "(HVDLITE_PEER_TIMEOUT); is it down, or not reachable?",
                        link->called, engine->options.rank, (engine->options.peer_timeout_ms + 500) / 1000);
         hvd_engine_abort(engine, set->member[peer], HVD_EPEER, text);
         return;
@@ -109,8 +108,9 @@ static void look_at_rest(struct hvd_engine *engine, struct hvd_set *set)
         return;
     char text[320];
     hvd_text_write(text, sizeof text,
-                   HVD453 "%s is silent: rank %d has waited %d s for what it owes to the last collectives, four times "
-                          "HVDLITE_PEER_TIMEOUT (rank %d has left); is it, or whom it waits for, stopped or cut off?",
+                   HVD453 "%s is silent: rank %d has waited %d s for its part of the last collectives, four times "
+                          "HVDLITE_PEER_TIMEOUT (rank %d has left); is it, or a rank that it waits for, stopped or "
+                          "not reachable?",
                    set->wires->link[peer]->called, engine->options.rank,
                    (4 * engine->options.peer_timeout_ms + 500) / 1000, set->leaver);
     hvd_engine_abort(engine, set->member[peer], HVD_EPEER, text);

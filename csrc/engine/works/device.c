@@ -162,8 +162,7 @@ static void notice(struct hvd_engine *engine, const struct hvd_set *set)
     hvd_text_copy(why, sizeof why, set->refusal);
     hvd_text_bare(why);
     hvd_text_write(engine->notice, sizeof engine->notice,
-                   HVD673 "tensors on GPUs go by way of the CPU in process set %d, which is slow: %s", set->number,
-                   why);
+                   HVD673 "GPU tensors go through host memory in process set %d, which is slow: %s", set->number, why);
     atomic_store(&engine->noticed, 1);
 }
 

@@ -151,12 +151,13 @@ static int block_for(struct hvd_engine *engine, const struct hvd_plan_item *item
     int rank = engine->options.rank;
     if (why.code != HVD_OK && why.code != HVD_ENOMEM) /* the device has failed, whatever is asked of it */
         return hvd_fail_rank(error, why.code, rank,
-                             HVD654 "device %d of rank %d gives no memory for the result of %s '%.200s': %.300s",
+                             HVD654 "device %d of rank %d cannot allocate memory for the result of %s '%.200s': "
+                                    "%.300s",
                              slot->request.device - 1, rank, kind, name, why.text);
     return hvd_fail_rank(error, HVD_ENOMEM, rank,
                          HVD669
-                         "rank %d has no %.3f MB on device %d for the result of %s '%.200s': %.300s. If PyTorch holds "
-                         "memory that it does not use: torch.cuda.empty_cache()",
+                         "rank %d cannot allocate %.3f MB on device %d for the result of %s '%.200s': %.300s. If "
+                         "PyTorch holds memory that it does not use, call torch.cuda.empty_cache()",
                          rank, (double)slot->bytes / 1e6, slot->request.device - 1, kind, name, why.text);
 }
 
@@ -197,8 +198,8 @@ static int result_for(struct hvd_engine *engine, struct hvd_set *set, const stru
     void *memory = NULL;
     if (posix_memalign(&memory, HVD_CACHE_LINE, slot->bytes ? (size_t)slot->bytes : 1) != 0)
         return hvd_fail_rank(error, HVD_ENOMEM, engine->options.rank,
-                             HVD951 "rank %d has no %.1f MB for the result of %s '%.200s'", engine->options.rank,
-                             (double)slot->bytes / 1e6, hvd_engine_kind(item->signature.kind),
+                             HVD951 "rank %d cannot allocate %.1f MB for the result of %s '%.200s'",
+                             engine->options.rank, (double)slot->bytes / 1e6, hvd_engine_kind(item->signature.kind),
                              HVD_SHOWN(slot->request.name ? slot->request.name : "(unnamed)"));
     slot->data = memory;
     atomic_fetch_add_explicit(&engine->handles.result_bytes, slot->bytes, memory_order_relaxed);

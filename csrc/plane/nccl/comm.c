@@ -80,8 +80,9 @@ static int hear_two(const struct hvd_nccl_plane *plane, const unsigned char *all
     if (slices)
         return hvd_fail_rank(error, HVD_EINIT, second,
                              HVD659
-                             "ranks %d and %d use slices of the same GPU (PCI %s, uuids %s and %s), and NCCL %s takes "
-                             "slices (MIG) for one device: give each rank a GPU of its own, or use NCCL 2.30 or later",
+                             "ranks %d and %d use slices of the same GPU (PCI %s, uuids %s and %s), and NCCL %s "
+                             "treats slices (MIG) as one device: give each rank its own GPU, or use NCCL 2.30 or "
+                             "later",
                              first, second, other.pci, uuid[0], uuid[1], version[0]);
     return hvd_fail_rank(error, HVD_EINIT, second,
                          HVD659
@@ -128,8 +129,7 @@ void hvd_nccl_say_hello(struct hvd_nccl_plane *plane, const struct hvd_work *fir
     plane->nccl = NULL;
     if (plane->cuda && plane->nccl_blocks) /* the variable wins over what a program asks for */
         hvd_fail(&error, HVD_EINIT,
-                 HVD661 BLOCKING
-                 "=1 is set, with which NCCL's calls block and a lost rank would hang the job: unset it");
+                 HVD661 BLOCKING "=1 makes the calls of NCCL block, so a lost rank would hang the job: unset it");
     else if (plane->cuda)
         plane->nccl = hvd_nccl_load(&error);
     if (plane->nccl && !plane->device) /* it may have said hello before */

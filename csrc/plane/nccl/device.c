@@ -54,11 +54,10 @@ struct hvd_nccl_device *hvd_nccl_device_take(int ordinal, struct hvd_error *erro
     if (!cuda)
         return NULL;
     if (hvd_cuda_hangs() && !hvd_nccl_recovered(true)) { /* what is put on its stream now would wait for ever */
-        hvd_fail(
-            error, HVD_EINIT,
-            HVD663
-            "a GPU of this process still runs what an earlier job, which failed, has left there, and that could not "
-            "be aborted: let the GPU come to an end before hvd.init(), or start the process again");
+        hvd_fail(error, HVD_EINIT,
+                 HVD663
+                 "a GPU of this process still runs work of an earlier job, which failed, and that work could not be "
+                 "aborted: wait for the GPU (torch.cuda.synchronize()) before hvd.init(), or restart the process");
         return NULL;
     }
     pthread_mutex_lock(&lock);

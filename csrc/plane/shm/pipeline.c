@@ -31,7 +31,8 @@ static int count_active(struct hvd_shm *shm, const struct hvd_work *work, struct
     if (work->kind != HVD_ALLREDUCE)
         return HVD_OK;
     if (active == 0)
-        return hvd_fail(error, HVD_EINTERNAL, HVD901 "every rank has joined, nobody gave a tensor; please report this");
+        return hvd_fail(error, HVD_EINTERNAL,
+                        HVD901 "every rank has joined, and no rank gave a tensor; please report this");
     now->scale = hvd_scale_fold(work->op, work->dtype, active, work->divide_by, work->prescale, work->postscale);
     return HVD_OK;
 }

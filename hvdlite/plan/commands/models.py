@@ -148,7 +148,7 @@ def network(asked: argparse.Namespace) -> int:
     except ValueError as error:
         raise ValueError(f"{error}: write dimensions as 4,4 and sizes as 100M,25M:0+1 [HVD008]") from None
     if (asked.recording is None) == (not words):
-        raise ValueError("the bytes are those of --sizes or of --recording: give one of them [HVD008]")
+        raise ValueError("the bytes come from --sizes or from --recording: pass one of them [HVD008]")
     sizes: list[float] = [units.size_bytes(word) for word, _ in words]
     if asked.recording is not None:  # a module of a higher floor
         sizes, spans = [float(import_module("hvdlite.predict.recording").load(asked.recording).bytes.sum())], [None]
@@ -174,7 +174,7 @@ def rewritten(asked: argparse.Namespace) -> int:
     if asked.ranks not in (None, size):
         raise PlanError(f"{asked.program}: its axes make {size} ranks, not {asked.ranks} [HVD006]")
     if hosts < 1 or size % hosts:
-        raise ValueError(f"{size} ranks cannot be shared evenly by {hosts} hosts [HVD008]")
+        raise ValueError(f"{size} ranks cannot be divided evenly over {hosts} hosts [HVD008]")
     unit = units.size_bytes(asked.unit)
     where = Where(
         [rank * hosts // size for rank in range(size)], units.link(asked.inside), units.link(asked.across), unit

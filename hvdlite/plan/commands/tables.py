@@ -81,7 +81,7 @@ def _dims(asked: argparse.Namespace) -> list[int]:
     try:
         return [int(part) for part in asked.dims.split(",")]
     except ValueError:
-        raise ValueError(f"--dims {asked.dims!r}: write the lengths of a grid, as 4,4 [HVD008]") from None
+        raise ValueError(f"--dims {asked.dims!r}: write the lengths of a grid, such as 4,4 [HVD008]") from None
 
 
 def _options(name: str, asked: argparse.Namespace) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _tables(asked: argparse.Namespace, links: Links | None, size: int | None = N
     sizes = [size, asked.ranks, links.size if links else None, *(table.size for table in files.values())]
     size = next((each for each in sizes if each is not None), None)
     if size is None:
-        raise ValueError("for how many ranks? Give --ranks or --topology [HVD008]")
+        raise ValueError("the number of ranks is missing: pass --ranks or --topology [HVD008]")
     for word, table in files.items():
         if table.size != size:
             raise PlanError(f"{word}: plan {table.name!r} is for {table.size} ranks, not for {size} [HVD009]")
@@ -115,7 +115,7 @@ def _played(asked: argparse.Namespace) -> tuple[list[Table], Links, list[tuple[s
     sizes = [(word, units.size_bytes(word)) for word in asked.bytes.split(",")]
     for word, count in sizes:
         if not 1 <= count <= BYTES_MAX:
-            raise ValueError(f"a buffer of {word!r} is out of bounds: it has 1 byte to {BYTES_MAX >> 40}T [HVD008]")
+            raise ValueError(f"a buffer of {word!r} is out of range: use 1 byte to {BYTES_MAX >> 40}T [HVD008]")
     return found, network or Links.uniform(found[0].size, *units.link(asked.links or LINKS)), sizes
 
 
@@ -149,7 +149,7 @@ def _about(table: Table) -> str:
 def picture(asked: argparse.Namespace) -> int:
     (table, *_), links, sizes = _played(asked)
     if len(sizes) > 1:
-        raise ValueError(f"a picture is of one size, not of {asked.bytes!r} [HVD008]")
+        raise ValueError(f"a picture shows one size, not {asked.bytes!r} [HVD008]")
     for path, made in ((asked.output, draw.svg), (asked.perfetto, draw.perfetto)):
         if path:
             Path(path).write_text(made(table, sizes[0][1], links, asked.cursors), encoding="utf-8")

@@ -35,11 +35,11 @@ def grid(
     lengths = tuple(dims) or (draft.size,)
     if min(lengths) < 1 or math.prod(lengths) != draft.size or len(lengths) > DIMS_MAX:  # before it is built
         told = plain("x".join(map(str, lengths)), 80)
-        raise PlanError(f"plan {draft.name!r}: {told} is no grid of {draft.size} ranks [HVD003]")
+        raise PlanError(f"plan {draft.name!r}: {told} is not a grid of {draft.size} ranks [HVD003]")
     parts = parts if orders is None else len(orders)
     moves = 2 * draft.size * sum(length - 1 for length in lengths)  # of a part
     if not 1 <= parts <= STEPS_MAX or parts * moves > MOVES_MAX:
-        raise PlanError(f"plan {draft.name!r}: {parts} parts of {moves} moves each are too many, or none [HVD003]")
+        raise PlanError(f"plan {draft.name!r}: {parts} parts of {moves} moves each are out of range [HVD003]")
     if orders is None:
         straight = [tuple(reversed(range(len(lengths))))] * parts
         orders = themis_orders(lengths, rates, parts)[0] if rates else straight
@@ -52,7 +52,7 @@ def hierarchical(draft: Draft) -> None:
     hosts = draft.hosts or [list(range(draft.size))]
     if len({len(each) for each in hosts}) > 1:
         told = ", ".join(str(len(each)) for each in hosts)
-        raise PlanError(f"plan {draft.name!r}: hosts have {told} ranks; it needs as many on each [HVD003]")
+        raise PlanError(f"plan {draft.name!r}: hosts have {told} ranks, but must have equal numbers [HVD003]")
     _along(draft, [r for each in hosts for r in each], (len(hosts), len(hosts[0])), [(1, 0)])
 
 
@@ -60,7 +60,7 @@ def _along(draft: Draft, ranks: list[int], dims: tuple[int, ...], orders: Sequen
     """ranks: by place, row-major. Part c begins in step c, with the dimension orders[c][0]."""
     places = list(itertools.product(*map(range, dims)))
     if any(sorted(order) != list(range(len(dims))) for order in orders):
-        raise PlanError(f"plan {draft.name!r}: an order has each of {len(dims)} dimensions once [HVD003]")
+        raise PlanError(f"plan {draft.name!r}: an order must have each of {len(dims)} dimensions once [HVD003]")
     rank_of, size = dict(zip(places, ranks)), draft.size
     draft.chunks = len(orders) * size
     for part, order in enumerate(orders):
@@ -88,7 +88,7 @@ def themis_orders(dims: Sequence[int], rates: Sequence[str | float], parts: int)
     """
     betas = [ns_a_byte(rate) for rate in rates]
     if len(betas) != len(dims):
-        raise PlanError(f"a grid of {len(dims)} dimensions needs as many rates, not {len(betas)} [HVD003]")
+        raise PlanError(f"a grid of {len(dims)} dimensions needs one rate for each, not {len(betas)} [HVD003]")
     if parts * math.factorial(min(len(dims), 99)) > ORDERS_MAX:
         raise PlanError(f"{parts} parts of a grid of {len(dims)} dimensions have too many orders [HVD003]")
     load, orders = [0.0] * len(dims), []

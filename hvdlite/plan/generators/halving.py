@@ -17,7 +17,7 @@ def halving(draft: Draft) -> None:
     """halves to and fro between pairs; powers of two"""
     n = draft.size
     if n & (n - 1):
-        raise PlanError(f"plan {draft.name!r}: {n} ranks are no power of two [HVD003]")
+        raise PlanError(f"plan {draft.name!r}: {n} ranks are not a power of two [HVD003]")
     first, length = [0] * n, n  # of what each rank still sums
     bits = [1 << b for b in reversed(range(n.bit_length() - 1))]
     for bit in bits:

@@ -24,7 +24,7 @@ def trees(draft: Draft, packed: Sequence[Sequence[Sequence[int]]] | None = None,
     found = _from_links(draft) if packed is None else packed
     draft.chunks = max(1, len(found) * pieces)
     if draft.chunks * draft.size > 2 * MOVES_MAX:  # before they are listed
-        raise PlanError(f"plan {draft.name!r}: {pieces} pieces of {len(found)} trees are too many moves [HVD003]")
+        raise PlanError(f"plan {draft.name!r}: {pieces} pieces of {len(found)} trees make too many moves [HVD003]")
     moves = []
     for number, tree in enumerate(found):
         depth = _depths(draft, tree)
@@ -46,7 +46,7 @@ def _from_links(draft: Draft) -> list[Tree]:
     if draft.size == 1:
         return []
     if not arcs:
-        raise PlanError(f"plan {draft.name!r} needs links that are a graph [HVD004]")
+        raise PlanError(f"plan {draft.name!r} needs links that form a graph [HVD004]")
     capacity: dict[int, dict[int, int]] = {}
     slowest = max(float(beta) for beta in arcs.values())
     for (a, b), beta in arcs.items():

@@ -82,8 +82,8 @@ def seconds_of(kind: str, name: Any, timeout: Any) -> float | None:
         if seconds is not None and not tf.executing_eagerly():
             of = f"{kind} of a tensor without a name" if name is None else f"tensor '{kind}.{name}'"
             raise HvdNotYetError(
-                f"rank {_core.rank()}: {of}: timeout= is for eager calls, and this one is traced into a graph: leave "
-                "it away. HVDLITE_COLLECTIVE_TIMEOUT (hvdlite-run --collective-timeout) bounds what a graph waits for, "
-                "and ends the job [HVD504]"
+                f"rank {_core.rank()}: {of}: timeout= works in eager calls only, and this call is traced into a "
+                "graph: remove it. HVDLITE_COLLECTIVE_TIMEOUT (hvdlite-run --collective-timeout) limits how long a "
+                "graph waits, and then ends the job [HVD504]"
             )
         return seconds

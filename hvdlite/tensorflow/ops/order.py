@@ -27,8 +27,8 @@ def order_here(kind: str, name: str | None) -> int:
     if parallel is not None:
         raise HvdArgumentError(
             f"rank {_core.rank()}: {kind} of {name or 'a tensor without a name'} in a function that {parallel} calls "
-            "for several elements at a time, on every rank in another order: leave num_parallel_calls away, or call it "
-            "where the dataset is iterated [HVD249]"
+            "for several elements in parallel, in a different order on every rank: leave out num_parallel_calls, or "
+            "call it in the loop over the dataset [HVD249]"
         )
     ordered, loop = True, False
     graph: Any = tf.compat.v1.get_default_graph()

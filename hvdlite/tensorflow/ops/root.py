@@ -247,7 +247,7 @@ def _first(outcome: Any) -> tf.Tensor:
 
 def _pair(sender: int, receiver: int) -> tuple[int, int]:
     if sender == receiver:
-        raise ValueError(f"rank {sender} cannot send to itself, nor receive from itself [HVD217]")
+        raise ValueError(f"rank {sender} cannot send to itself or receive from itself [HVD217]")
     return sender, receiver
 
 
@@ -260,6 +260,6 @@ def _rows(kind: str, tensor: Any, name: str | None) -> tf.Tensor:
         mine = tensor_given(kind, name, tensor)
         if mine.shape.rank == 0:
             raise HvdArgumentError(
-                f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,) [HVD210]"
+                f"{kind} needs a tensor of at least one dimension: reshape a scalar to (1,) [HVD210]"
             )
         return mine

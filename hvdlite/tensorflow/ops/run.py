@@ -137,7 +137,7 @@ def _in_graph(
             check_dtype(tensor.dtype)
             if kind in _NEED_ROWS and tensor.shape.rank == 0:
                 raise HvdArgumentError(
-                    f"{kind} needs a tensor of at least one dimension: a scalar can be reshaped to (1,) [HVD210]"
+                    f"{kind} needs a tensor of at least one dimension: reshape a scalar to (1,) [HVD210]"
                 )
     group, among = 0, f"set{number}" if number else ""
     if grouped:
@@ -224,8 +224,8 @@ def refuse_xla(what: str = "collectives", more: str = "") -> None:
             if type(around).__name__ == "XLAControlFlowContext":
                 raise as_tensorflow(
                     HvdNotYetError(
-                        f"rank {_core.rank()}: {what} cannot be compiled by XLA yet: say jit_compile=False, in "
-                        f"model.compile or tf.function{', ' if more else ''}{more} [HVD248]"
+                        f"rank {_core.rank()}: {what} cannot be compiled by XLA yet: pass jit_compile=False to "
+                        f"model.compile or tf.function{(', ' if more else '')}{more} [HVD248]"
                     )
                 )
             around = around.outer_context

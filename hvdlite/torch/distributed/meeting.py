@@ -51,13 +51,13 @@ class Exchange:
             parts = [bytes.fromhex(each) for each in json.loads(self._get(key, rank))]
         except (ValueError, TypeError):
             raise HvdInitError(
-                f"rank {self._rank}: what came from rank {rank} over the store of init_process_group is not what "
-                "hvdlite sends: who else writes there? [HVD112]"
+                f"rank {self._rank}: the data from rank {rank} in the store of init_process_group is not from "
+                "hvdlite: check which other program writes there [HVD112]"
             ) from None
         if len(parts) != len(self._ranks):
             raise HvdMismatchError(
-                f"rank {self._rank} makes a process group of the ranks {list(self._ranks)}, and another rank makes one "
-                f"of {len(parts)} ranks: make groups in one order on all ranks [HVD303]"
+                f"rank {self._rank} makes a process group of the ranks {list(self._ranks)}, and another rank makes "
+                f"one of {len(parts)} ranks: make groups in the same order on all ranks [HVD303]"
             )
         return parts
 
@@ -70,8 +70,9 @@ class Exchange:
                 _core.raise_failure()
             if time.monotonic() > until:
                 raise HvdInitError(
-                    f"rank {self._rank} has waited {limit:g} s for rank {rank} over the store of init_process_group, "
-                    f"to make a group of the ranks {list(self._ranks)}: do all make it, in one order? [HVD110]"
+                    f"rank {self._rank} waited {limit:g} s for rank {rank} over the store of init_process_group, to "
+                    f"create a group of the ranks {list(self._ranks)}: create all groups on all ranks, in one order "
+                    "[HVD110]"
                 )
             time.sleep(pause)
             pause = min(2 * pause, 0.01)
@@ -151,7 +152,7 @@ class Job:
             self._begun = True
         if (_core.rank(), _core.size()) != (rank, size):
             raise ValueError(
-                f"init_process_group was told rank {rank} of {size}, and hvdlite is rank {_core.rank()} of "
+                f"init_process_group received rank {rank} of {size}, but hvdlite is rank {_core.rank()} of "
                 f"{_core.size()}: start both with one launcher [HVD105]"
             )
 
@@ -163,8 +164,9 @@ class Job:
         for said in exchange(word):
             if said != word:
                 raise HvdMismatchError(
-                    f"rank {_core.rank()} makes a process group of the ranks {list(ranks)}, and another rank makes one "
-                    f"of {said[:99].decode('utf-8', 'replace')}: make groups in one order on all ranks [HVD303]"
+                    f"rank {_core.rank()} makes a process group of the ranks {list(ranks)}, and another rank makes "
+                    f"one of {said[:99].decode('utf-8', 'replace')}: make groups in the same order on all ranks "
+                    "[HVD303]"
                 )
         key = tuple(sorted(ranks))
         if key not in self._sets:

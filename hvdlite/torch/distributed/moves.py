@@ -179,5 +179,7 @@ def _rows(tensor: torch.Tensor, splits: Any, count: int) -> list[int]:
     found = list(splits) if splits else [rows // count] * count
     if sum(found) != rows or len(found) != count:
         said = f"splits {found}" if splits else f"no splits, and {count} ranks"
-        raise ValueError(f"all_to_all_single: a tensor of {list(tensor.shape)}, {said}: they do not add up [HVD201]")
+        raise ValueError(
+            f"all_to_all_single: a tensor of {list(tensor.shape)}, {said}: the sizes do not add up [HVD201]"
+        )
     return found

@@ -47,7 +47,7 @@ class Reductions(Submission):
     def _sources(self, tensors: Sequence[torch.Tensor], terms: dict[str, Any]) -> list[torch.Tensor]:
         """What is read of them. PREMUL_SUM with a tensor as its factor: multiplied here."""
         if terms["op"] not in (Sum, Average) and any(each.is_complex() for each in tensors):
-            raise ValueError(f"{tensors[0].dtype}: complex numbers are added and averaged, and not ordered [HVD202]")
+            raise ValueError(f"{tensors[0].dtype}: complex numbers can be added and averaged, but not ordered [HVD202]")
         factor = terms.get("prescale")
         if isinstance(factor, torch.Tensor):
             terms["prescale"] = 1.0
@@ -117,7 +117,7 @@ class Reductions(Submission):
         then: Callable[[], Any] | None
     ) -> Work:  # fmt: skip
         if any(each.is_floating_point() or each.is_complex() for each in tensors):
-            raise ValueError(f"{what}: {tensors[0].dtype} has no bits to combine: give integers or bool [HVD202]")
+            raise ValueError(f"{what}: {tensors[0].dtype} has no bits to combine: pass integers or bool [HVD202]")
         sources = [moved(each) for each in tensors]
         everyone = [[torch.empty_like(each) for _ in range(self._count)] for each in sources]
 
@@ -212,7 +212,7 @@ class Reductions(Submission):
         """The output becomes the reduction of the inputs that are for this rank."""
         (output,), (parts,) = outputs, inputs
         if len(parts) != self._count:
-            raise ValueError(f"reduce_scatter: {len(parts)} inputs for {self._count} ranks: give one for each [HVD201]")
+            raise ValueError(f"reduce_scatter: {len(parts)} inputs for {self._count} ranks: pass one for each [HVD201]")
         if len({each.numel() for each in parts}) > 1 or parts[0].is_complex():  # a sum of each, on its rank
             return self._parts_of([[each.detach().clone() for each in parts]], [output], opts)
         source = joined(parts)

@@ -131,8 +131,8 @@ def fill(
         room = target.numel() * target.element_size()
         if count != room:
             raise ValueError(
-                f"a tensor of shape {list(target.shape)} ({room} bytes) cannot take the {count} bytes that came for "
-                "it: give the shape that was sent [HVD201]"
+                f"a tensor of shape {list(target.shape)} ({room} bytes) cannot hold the {count} received bytes: pass "
+                "the shape that was sent [HVD201]"
             )
         if target.data_ptr() == base + start:
             continue  # it came there

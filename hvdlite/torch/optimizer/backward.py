@@ -239,10 +239,10 @@ def refuse_compiled(task: int) -> None:
     compiled = getattr(compiler, "compiled_autograd_enabled", False) if task < 0 else _running_node() is None
     if compiled or getattr(compiler, "in_compiled_autograd_region", False):
         raise HvdError(
-            "PyTorch's compiled autograd runs this backward pass, which does not tell when gradients are complete, so "
-            "that they could not be averaged before backward returns: set torch._dynamo.config.compiled_autograd = "
-            "False on all ranks, and leave torch._dynamo.compiled_autograd's context managers away; torch.compile of "
-            "the model and of the step stays [HVD810]"
+            "PyTorch's compiled autograd runs this backward pass and does not report when gradients are complete, so "
+            "hvdlite cannot average them before backward returns: set torch._dynamo.config.compiled_autograd = False "
+            "on all ranks, and do not use the context managers of torch._dynamo.compiled_autograd. torch.compile of "
+            "the model and of the step still works [HVD810]"
         )
 
 

@@ -161,8 +161,8 @@ class InBuckets:
 
     def skip(self, numbers: Sequence[int]) -> Iterable[tuple[Sequence[int], list[Handle]]]:
         raise HvdError(
-            "the last backward pass ended with an exception, and what a comm hook sends under which names is its own "
-            "affair, so that the other ranks cannot be told: let the exception end this rank [HVD308]"
+            "the last backward pass ended with an exception. With a comm hook, hvdlite cannot notify the other ranks "
+            "that this rank skips the step: let the exception end this rank [HVD308]"
         )
 
     def _lay_out(self) -> None:

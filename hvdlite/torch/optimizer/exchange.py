@@ -101,9 +101,9 @@ class Exchange(Skipping):
             if self.book.is_sent(number):
                 self.hooks.arm()
                 raise HvdError(
-                    f"a backward pass added to the gradient of {self.wire.names[number]!r} again while its average was "
-                    "under way, which no pass before had done: call zero_grad() and repeat this step. From now on "
-                    "hvdlite is prepared for it. [HVD232]"
+                    f"a backward pass added to the gradient of {self.wire.names[number]!r} again during its average, "
+                    "which no earlier pass did: call zero_grad() and repeat this step. hvdlite handles this case "
+                    "from now on. [HVD232]"
                 )
             if task == self.hooks.now.task:
                 self.hooks.noted.append(number)
@@ -244,8 +244,8 @@ class Exchange(Skipping):
         """Send what has not been sent in this round; does not wait."""
         if self.lost is not None:
             raise HvdError(
-                f"a newer DistributedOptimizer has parameter {self.lost!r}: use that one, or wrap an optimizer once. "
-                "Gradients can be averaged for one optimizer only. [HVD233]"
+                f"a newer DistributedOptimizer has parameter {self.lost!r}: use the newer one, or wrap the optimizer "
+                "once. hvdlite averages gradients for one optimizer only. [HVD233]"
             )
         with self._lock, torch.no_grad():
             if not self._open:

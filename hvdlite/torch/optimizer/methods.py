@@ -39,9 +39,9 @@ class Copyless(PrivateNames):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            f"a DistributedOptimizer ({type(self).__name__}) cannot be copied or pickled, since its copy would have no "
-            "hooks: save optimizer.state_dict(); for a copied model make a new optimizer, load that state into it and "
-            "wrap it in hvd.DistributedOptimizer [HVD228]"
+            f"a DistributedOptimizer ({type(self).__name__}) cannot be copied or pickled, because its copy would "
+            "have no hooks: save optimizer.state_dict(). For a copied model, create a new optimizer, load that "
+            "state, and wrap it in hvd.DistributedOptimizer [HVD228]"
         )
 
 

@@ -40,12 +40,16 @@ if TYPE_CHECKING:
     from .wire import Flight, Wire
 
 UNTAKEN = (
-    "completed a round of gradients, which the other ranks complete, too, and step with: without that step its weights "
-    "would differ from theirs. The averages are there: go on to optimizer.step(), after what your loop does before it "
-    "(unscaling, clipping), then to zero_grad(). If they are lost (gradients are None, or a closure was left)"
+    "completed a round of gradients. The other ranks complete this round and take the step, and without it the "
+    "weights of this rank would differ. The averages are available: go on to optimizer.step(), after what your loop "
+    "does before it (unscaling, clipping), then to zero_grad(). If they are lost (gradients are None, or a closure "
+    "was left),"
 )
 VOID = "has no averages, since a rank skipped its backward pass"
-TORN = "took its step, so that some of its weights may be old, while the other ranks have all of the step. So"
+TORN = (
+    "took its step: some of its weights may be old, while the other ranks have taken the whole step. To make the ranks "
+    "equal,"
+)
 _SHAPE = (0,) * 8  # as many dimensions as there can be
 _SHOWN = 3
 _SAID = re.compile(r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?" + re.escape(str(list(_SHAPE))))
@@ -75,9 +79,9 @@ def told(error: Exception) -> HvdMismatchError | None:
     named = _NAMED.search(str(error))
     which = f" {named[1]!r}" if named else ""
     return HvdMismatchError(
-        f"{found[1]} skipped this backward pass: it ended there with an exception, before the gradient of{which} was "
-        "complete, so this step has no averages on any rank. To go on, catch this error as the exception is caught "
-        "there: call optimizer.zero_grad() and take the next batch, without step() [HVD308]"
+        f"{found[1]} skipped this backward pass: it ended there with an exception before the gradient of{which} was "
+        "complete, so this step has no averages on any rank. To go on, catch this error where the script catches the "
+        "exception: call optimizer.zero_grad() and take the next batch, without step() [HVD308]"
     )
 
 
@@ -87,9 +91,9 @@ def nothing_to_step_with(wire: Wire, numbers: Iterable[int]) -> HvdError:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return HvdError(
         f"the last backward pass of rank {_core.rank()} ended with an exception before the gradients of "
-        f"{', '.join(map(repr, names[:_SHOWN]))}{more} were sent, so there is nothing to synchronize or step with. The "
-        "other ranks have been told that this rank skips the step: call optimizer.zero_grad() and take the next batch, "
-        "without step() [HVD308]"
+        f"{', '.join(map(repr, names[:_SHOWN]))}{more} were sent: there is nothing to synchronize or step with. "
+        "The other ranks are notified that this rank skips the step: call optimizer.zero_grad() and take the next "
+        "batch, without step() [HVD308]"
     )
 
 
@@ -98,8 +102,8 @@ def apart(where: str) -> HvdError:
     go on as if there had been no skip."""
     if where is VOID:
         return HvdError(
-            f"rank {_core.rank()} has no averages to step with, since a rank skipped the last backward pass: what is "
-            "in the gradients is of this rank alone. Call optimizer.zero_grad() on all ranks and take the next batch "
+            f"rank {_core.rank()} has no averages to step with, because a rank skipped the last backward pass: the "
+            "gradients are those of this rank alone. Call optimizer.zero_grad() on all ranks and take the next batch "
             "[HVD308]"
         )
     return HvdError(

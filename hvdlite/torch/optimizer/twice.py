@@ -26,8 +26,8 @@ def warn_of_ddp(parameters: Iterable[torch.Tensor]) -> None:
         if not mine.isdisjoint(map(id, each.parameters())):
             warnings.warn(
                 "hvdlite: torch's DistributedDataParallel and hvd.DistributedOptimizer both average these gradients, "
-                "in no order: give the optimizer the model itself, without DistributedDataParallel, or leave "
-                "hvd.DistributedOptimizer away [HVD242]",
+                "in no order: use one of them. Pass the model without DistributedDataParallel, or leave out "
+                "hvd.DistributedOptimizer [HVD242]",
                 RuntimeWarning,
                 stacklevel=2,
             )

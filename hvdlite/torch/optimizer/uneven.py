@@ -89,8 +89,6 @@ def _check(optimizer: Any) -> None:
     if isinstance(optimizer, Delta):
         return
     if wire.weights is None and wire.op not in (Average, Sum):
-        raise ValueError(
-            "uneven_inputs needs op=hvd.Average, hvd.Sum or hvd.WeightedAverage: zeros would spoil others [HVD229]"
-        )
+        raise ValueError("uneven_inputs adds zeros, and needs op=hvd.Average, hvd.Sum or hvd.WeightedAverage [HVD229]")
     if hasattr(holds.carrier, "hook"):
-        raise ValueError("uneven_inputs does not know how a comm hook counts ranks: leave one of them out [HVD229]")
+        raise ValueError("uneven_inputs does not support a comm hook: leave out one of them [HVD229]")

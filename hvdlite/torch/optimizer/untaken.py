@@ -45,9 +45,9 @@ def parted(error: Exception) -> HvdMismatchError | None:
     if found is None:
         return None
     return HvdMismatchError(
-        f"{found[1]} did not take the step that the other ranks took with the averages of the last round, so that the "
-        "weights differ between ranks: an exception between backward() and optimizer.step() was caught there, or "
-        "step() was left out. To go on, call optimizer.zero_grad() on all ranks, and load a checkpoint there or call "
-        "hvd.broadcast_parameters and hvd.broadcast_optimizer_state; where such an exception is caught, call "
-        "optimizer.step() as the other ranks do [HVD309]"
+        f"{found[1]} did not take the step that the other ranks took with the averages of the last round, so the "
+        "weights differ between ranks: the script caught an exception between backward() and optimizer.step() there, "
+        "or left out step(). To go on, call optimizer.zero_grad() on all ranks. Then load a checkpoint on all ranks, "
+        "or call hvd.broadcast_parameters and hvd.broadcast_optimizer_state. Where the script catches such an "
+        "exception, call optimizer.step() as on the other ranks [HVD309]"
     )

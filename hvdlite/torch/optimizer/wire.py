@@ -188,7 +188,7 @@ class Wire:
         for number, gradient in zip(numbers, gradients):
             if gradient.layout is not torch.strided:
                 raise ValueError(
-                    f"the gradient of {self.names[number]!r} is sparse and cannot travel in a group: use "
+                    f"the gradient of {self.names[number]!r} is sparse, and a group needs dense gradients: use "
                     "sparse_as_dense=True, or leave this parameter out of groups [HVD231]"
                 )
         packed, unpack = zip(*[self._pack(*pair) for pair in zip(numbers, gradients)])
@@ -276,7 +276,7 @@ class Wire:
         name = self.names[number]
         if self.op not in (Average, Sum):
             raise ValueError(
-                f"the gradient of {name!r} is sparse, and op={_core.op_name(self.op)} has no meaning for it: use "
+                f"the gradient of {name!r} is sparse, and op={_core.op_name(self.op)} is undefined for it: use "
                 "hvd.Average or hvd.Sum, or sparse_as_dense=True [HVD231]"
             )
         parameter = self.parameters[number]
@@ -314,9 +314,9 @@ class Wire:
             return
         if self.op != Sum:
             raise HvdError(
-                f"the gradient of {self.names[reduced[0]]!r} holds the result of op={_core.op_name(self.op)} over the "
-                f"ranks, and another backward pass would add to it: call step() or zero_grad() of the optimizer in "
-                "between, or accumulate with backward_passes_per_step or no_sync() [HVD232]"
+                f"the gradient of {self.names[reduced[0]]!r} already holds the result of op={_core.op_name(self.op)} "
+                "over the ranks, and another backward pass would add to it: call step() or zero_grad() in between, "
+                "or accumulate with backward_passes_per_step or no_sync() [HVD232]"
             )
         divided = set()
         for gradient in (self.parameters[number].grad for number in reduced):

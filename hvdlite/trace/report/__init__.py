@@ -54,8 +54,8 @@ def write(folder: str, output: str, before: int = 0) -> None:
     if not ranks:
         said = f" ({'; '.join(found.problems)})" if found.problems else ""
         raise ReadError(
-            f"{folder} holds no steps of any rank{said}: they are written by ranks that run with "
-            "HVDLITE_TRACE_DIR and HVDLITE_TRACE_STEPS=1 (hvdlite-run --trace-dir DIR --trace-steps) [HVD724]"
+            f"{folder} holds no steps of any rank{said}: ranks write them if they run with HVDLITE_TRACE_DIR and "
+            "HVDLITE_TRACE_STEPS=1 (hvdlite-run --trace-dir DIR --trace-steps) [HVD724]"
         )
     text = page(content(Table(ranks), found.problems))
     beside = f"{output}.{os.getpid()}.part"

@@ -90,7 +90,7 @@ class RankFile:
             if not line.endswith(b"\n"):
                 if len(line) >= LINE_MAX:
                     raise ReadError(
-                        f"{self.path} has a line of more than {LINE_MAX} bytes: no file of hvdlite's [HVD723]"
+                        f"{self.path} has a line of more than {LINE_MAX} bytes: it is not a file of hvdlite [HVD723]"
                     )
                 return came
             self._place += len(line)
@@ -119,7 +119,7 @@ class RankFile:
             self.offset_ns = offset
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise ReadError(f"{self.path} does not begin as a file of steps does: {said[:200]} [HVD723]") from None
+            raise ReadError(f"{self.path} is not a file of steps: {said[:200]} [HVD723]") from None
         self._begun = True
 
     def _step(self, line: bytes) -> None:
