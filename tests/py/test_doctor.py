@@ -104,7 +104,7 @@ def test_clocks_ways_and_speeds():
             "n pods would be n jobs of one. Fix: set HVDLITE_SIZE to the number",
         ),
         ({"JOB_COMPLETION_INDEX": "0"} | POD, [WARNING], "JOB_COMPLETION_INDEX=0 is set: n pods would be n jobs of"),
-        (OWN | {"JOB_COMPLETION_INDEX": "2"}, [FAILURE], "HVDLITE_SIZE=2, JOB_COMPLETION_INDEX=2: rank 2 is not"),
+        (OWN | {"JOB_COMPLETION_INDEX": "2"}, [FAILURE], "HVDLITE_SIZE=2, JOB_COMPLETION_INDEX=2: rank 2 must be"),
         (
             HAND,
             [WELL],
