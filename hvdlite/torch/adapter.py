@@ -43,7 +43,8 @@ class TorchAdapter:
     def accept(self, value: Any, writable: bool = False) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             raise TypeError(
-                f"expected a torch.Tensor, not {type(value).__module__}.{type(value).__qualname__} [HVD201]"
+                f"expected a torch.Tensor, not {type(value).__module__}.{type(value).__qualname__}: "
+                "wrap a number or an array in torch.tensor [HVD201]"
             )
         if writable and not owned.wrapped(value) and owned.overlaps(owned.bare(value)):
             raise ValueError(
