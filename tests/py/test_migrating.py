@@ -230,7 +230,7 @@ def test_a_name_is_in_flight_until_its_handle_was_waited_for_polled_done_or_drop
 
 @as_ranks(2)
 def test_a_call_that_one_rank_does_not_make_is_waited_for():
-    row("one rank waits for ever")
+    row("a collective waits")
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(1), name="alone")
     hvd.allreduce(torch.ones(1), name="together")

@@ -29,7 +29,7 @@ def seen(folder, fault):
     ("fault", "error", "text"),
     [
         ("raise", "ArithmeticError", "no such number"),
-        ("grown", "ValueError", "pipe.1-2: the output of micro-batch 5 is float32 [2, 12] with gradient, and float32 "),
+        ("grown", "ValueError", "pipe.1-2: the output of micro-batch 5 is float32 [2, 12] with gradient, but float32 "),
         ("word", "ValueError", "pipe.1-2: output 0 is of type str: return a tensor or a tuple of tensors from a stage"),
     ],
 )

@@ -163,7 +163,7 @@ def test_parallelize_keeps_the_model():
     tied["head"].weight = tied["other"].weight
     for bad, patterns, said in (
         (model, {"mlp.0": "column", "*.none": "row"}, "'*.none': it matches no layer.* are: mlp.0, mlp.2, a, b"),
-        (model, {"mlp.0": "column", "n*": "row"}, "matches 'norm', a LayerNorm, .* no nn.Linear"),
+        (model, {"mlp.0": "column", "n*": "row"}, "matches 'norm', a LayerNorm, .* not an nn.Linear"),
         (model, {"a": "columns"}, "neither"), (tied, {"head": "column"}, "shares a parameter"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said.replace("*.none", r"\*.none") + r".*\[HVD019\]"):

@@ -145,7 +145,7 @@ def test_exceptions_come_back_as_themselves():
         hvd.rpc.call(there, fails_oddly)
     with pytest.raises(ModuleNotFoundError):
         hvd.rpc.call(there, "no_such_module:f")
-    with pytest.raises(hvd.HvdTimeoutError, match=rf"rank {there} has not answered time:sleep within 0.1 s.*HVD043"):
+    with pytest.raises(hvd.HvdTimeoutError, match=rf"rank {there} did not answer time:sleep within 0.1 s.*HVD043"):
         hvd.rpc.call(there, time.sleep, 0.4, timeout=0.1)
     hvd.barrier()
 
@@ -159,11 +159,11 @@ def test_what_cannot_be_sent():
             hvd.rpc.call(there, f)
     with pytest.raises(TypeError, match=r"an argument of test_rpc:same cannot be pickled: .*lock.*\[HVD042\]$"):
         hvd.rpc.call(there, same, threading.Lock())
-    with pytest.raises(TypeError, match=rf"what test_rpc:lock gave on rank {there} cannot be pickled.*\[HVD042\]$"):
+    with pytest.raises(TypeError, match=rf"the result of test_rpc:lock on rank {there} cannot be pickled.*\[HVD042\]$"):
         hvd.rpc.call(there, lock)
     with pytest.raises(ValueError, match=r"an argument of test_rpc:same is .* bytes.*\[HVD045\]$"):
         hvd.rpc.call(there, same, bytes(MESSAGE_MAX))
-    with pytest.raises(ValueError, match=rf"what test_rpc:zeros gave on rank {there} is .*\[HVD045\]$"):
+    with pytest.raises(ValueError, match=rf"the result of test_rpc:zeros on rank {there} is .*\[HVD045\]$"):
         hvd.rpc.call(there, zeros, MESSAGE_MAX)
     if hvd.rank() == 0:
         beside = len(pickled("", ("test_rpc:same", (bytes(1 << 20),), {}))[0]) - (1 << 20)
