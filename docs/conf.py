@@ -5,7 +5,6 @@ PyTorch and, where they are installed, TensorFlow and Keras. docs/_ext/pages.py 
 builds with warnings as errors: tests/py/test_site.py.
 """
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -40,11 +39,6 @@ nitpick_ignore_regex = [("py:.*", _LISTED), ("py:.*", ".*Compressor")]
 autodoc_typehints = "none"  # the docstrings say types in words
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
-autodoc_mock_imports = [
-    name
-    for name in ("tensorflow", "keras")
-    if importlib.util.find_spec(name) is None
-]
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 add_module_names = False

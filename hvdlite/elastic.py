@@ -486,7 +486,7 @@ def reset() -> None:
         >>> hvd.elastic.reset()
         Traceback (most recent call last):
             ...
-        hvdlite.errors.HvdNotYetError: the ranks of this job cannot change: ... [HVD246]
+        hvdlite.errors.HvdNotYetError: the number of ranks of this job is fixed: ... [HVD246]
     """
     if not _member.is_elastic():
         raise HvdNotYetError(

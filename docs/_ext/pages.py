@@ -63,7 +63,10 @@ class Names(Made):
     optional_arguments = 0
 
     def text(self) -> str:
-        module = importlib.import_module(self.arguments[0])
+        try:
+            module = importlib.import_module(self.arguments[0])
+        except ModuleNotFoundError as error:
+            return f"This build lacks `{error.name}`: install it to see these names."
         parts = []
         for line in self.content:
             words, _, meaning = line.partition(": ")
@@ -111,7 +114,7 @@ class Flags(Made):
         program, *words = self.arguments[0].split()
         code = f"import sys; from hvdlite.{module[program]}.cli import main; sys.argv[0] = {program!r}; main()"
         done = subprocess.run(
-            [sys.executable, "-c", code, *words, "--help"],
+            [sys.executable, "-I", "-c", code, *words, "--help"],
             capture_output=True,
             text=True,
             env={"COLUMNS": "78"},

@@ -164,7 +164,7 @@ def broadcast_global_variables(root_rank: int) -> None:
         >>> hvd.broadcast_global_variables(0)
         Traceback (most recent call last):
             ...
-        RuntimeError: there are no global variables: ... [HVD247]
+        RuntimeError: Keras has no global variables: ... [HVD247]
     """
     raise RuntimeError(
         "Keras has no global variables: use hvd.callbacks.BroadcastGlobalVariablesCallback, or "

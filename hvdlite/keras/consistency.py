@@ -27,7 +27,7 @@ def check_consistency(
 ) -> None:
     """Check that all ranks have the same bits in all variables of a model and its optimizer.
 
-    All ranks of the set must call it. While all is well it costs one allgather of a digest of 16 bytes per rank. The
+    All ranks of the set must call it. It costs one allgather of a digest of 16 bytes per rank. The
     states of random seeds are not compared, nor are variables that the optimizer keeps local.
     ``CheckConsistencyCallback`` calls it during ``fit``.
 

@@ -40,7 +40,8 @@ def barrier(process_set: ProcessSet = global_process_set, *, timeout: Any = None
 
     Raises:
         HvdPeerLostError: if a rank dies or leaves the job.
-        HvdTimeoutError: if ``timeout`` passes first. Use ``monitored_barrier`` to go on after it.
+        HvdTimeoutError: if ``timeout`` passes first. The job can continue. ``monitored_barrier`` also names the
+            missing ranks.
         HvdNotInitializedError: before ``init``.
         ValueError: on a rank outside ``process_set``, and for a timeout that is not positive.
         TypeError: if an argument has a wrong type.

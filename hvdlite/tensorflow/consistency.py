@@ -22,8 +22,8 @@ REMEDY = "Start all ranks from one state with hvd.broadcast_variables; change it
 def check_consistency(variables: Any, optimizer: Any = None, process_set: ProcessSet = global_process_set) -> None:
     """Check that all ranks have the same bits in all variables.
 
-    All ranks of the set must call it, eagerly, between steps. While all is well it costs one allgather of a digest of
-    16 bytes per rank. 0.0 and -0.0 differ, and two NaNs are equal if their bits are. The states of random seeds are not
+    All ranks of the set must call it, eagerly, between steps. It costs one allgather of a digest of 16 bytes per
+    rank. The values 0.0 and -0.0 differ, and two NaNs are equal if their bits are. The states of random seeds are not
     compared.
 
     Args:

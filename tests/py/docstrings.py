@@ -34,6 +34,7 @@ NEVER_RAISES = {
     "set_handler_registry",
     "step",  # of hvdlite.autotune
 }
+RETURNED = {"Handle"}  # classes that calls return, and that users do not construct
 # Modules whose names are documented, and what `hvd` means in their examples.
 MODULES = {
     "hvdlite.numpy": "hvdlite",
@@ -91,8 +92,12 @@ def faults(name: str, thing: Any) -> list[str]:
     doc = thing.__doc__ or ""
     found = sections(doc)
     wrong = [] if found[""].strip() else ["no summary"]
+    if inspect.isclass(thing) and issubclass(thing, BaseException):
+        return wrong
     if inspect.isclass(thing):
-        return wrong + ([] if issubclass(thing, BaseException) or ">>> " in doc or "::\n" in doc else ["no example"])
+        wrong += [] if ">>> " in doc or "::\n" in doc else ["no example"]
+        if "__init__" not in vars(thing) or hasattr(thing, "__dataclass_fields__") or name in RETURNED:
+            return wrong
     try:
         signature = inspect.signature(thing)
     except ValueError:
@@ -102,6 +107,8 @@ def faults(name: str, thing: Any) -> list[str]:
     told = {each for head in heads for each in head.replace("*", "").split(", ")}
     wrong += [f"Args lacks {p.name}" for p in given if p.name not in told]
     wrong += [f"Args has {each}, the signature has not" for each in told - set(signature.parameters)]
+    if inspect.isclass(thing):
+        return wrong
     if signature.return_annotation not in (None, "None", "NoReturn") and not {"Returns", "Yields"} & set(found):
         wrong.append("no Returns")
     if "." in name:  # a method: the class has the example

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import docstrings
+
 WORDS = 25  # of a sentence
 # Words that have gone: what a reader of the field knows stands on the right.
 RETIRED = {
@@ -54,6 +56,15 @@ def prose(text: str) -> Iterator[str]:
 def too_long(text: str) -> list[str]:
     """The sentences of more than WORDS words."""
     return [each for each in prose(text) if len(re.findall(r"[\w'’/.-]*\w", each)) > WORDS]
+
+
+def of_docstrings(module: str) -> list[str]:
+    """What breaks the rules in the docstrings of a module's public names."""
+    wrong = []
+    for name, thing in docstrings.public(module):
+        text = "\n\n".join(re.split(r"\n(?= {4}\S)", docstrings.cleandoc(thing)))
+        wrong += [f"{name}: {each}" for each in too_long(text) + retired(text)]
+    return wrong
 
 
 def retired(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The docstrings of public names: sections that fit the signature, and examples that two ranks run."""
 
 import docstrings
+import language
 import pytest
 from ranks import as_ranks
 
@@ -12,8 +13,9 @@ PLAIN = [each for each in docstrings.MODULES if "tensorflow" not in each and "ke
 
 
 @pytest.mark.parametrize("module", PLAIN)
-def test_every_public_name_has_its_sections(module):
+def test_every_public_name_has_its_sections_in_plain_words(module):
     wrong = [f"{name}: {each}" for name, thing in docstrings.public(module) for each in docstrings.faults(name, thing)]
+    wrong += language.of_docstrings(module)
     assert not wrong, "\n".join(wrong)
 
 

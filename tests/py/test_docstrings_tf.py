@@ -1,6 +1,7 @@
 """As test_docstrings, for TensorFlow and Keras."""
 
 import docstrings
+import language
 import pytest
 from ranks import as_ranks
 
@@ -13,8 +14,9 @@ THEIRS = [each for each in docstrings.MODULES if "tensorflow" in each or "keras"
 
 
 @pytest.mark.parametrize("module", THEIRS)
-def test_every_public_name_has_its_sections(module):
+def test_every_public_name_has_its_sections_in_plain_words(module):
     wrong = [f"{name}: {each}" for name, thing in docstrings.public(module) for each in docstrings.faults(name, thing)]
+    wrong += language.of_docstrings(module)
     assert not wrong, "\n".join(wrong)
 
 

@@ -1,6 +1,7 @@
 """Every code block of every page is run, or says why not; pages.py says how a block is marked."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -19,12 +20,21 @@ KNOWN = {"python", "diff", "console", "text", *pages.PARSED}
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
+def test_codes_exist_and_fences_are_seen(page):
+    text = (pages.ROOT / page).read_text(encoding="utf-8")
+    known = set(re.findall(r"^### (HVD\d{3})", (pages.ROOT / "hvdlite/ERRORS.md").read_text(), re.MULTILINE))
+    assert not set(re.findall(r"\bHVD\d{3}\b", text)) - known
+    assert "~~~" not in text, "fences are of backquotes: pages.py reads no other"
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
 def test_every_block_says_what_it_is(page):
     for block in pages.blocks(page):
         where = f"{page}:{block.line}"
         assert block.language in KNOWN, f"{where}: a block of {block.language or 'no language'}"
         wide = block.language in ("python", "diff") and any(len(line) > 100 for line in block.text.splitlines())
         assert not wide, f"{where}: a line is too long to be seen"
+        assert block.language != "sh" or block.said, f"{where}: sh is only parsed: say why it is not run"
         assert "skip" not in block.said or len(block.skipped) > 5, f"{where}: skip without a reason"
         if block.language == "python":
             compile(block.text, where, "exec")

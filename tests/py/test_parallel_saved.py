@@ -119,7 +119,10 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing():
     before = {name: t.clone() for name, t in model.state_dict().items()}
     for whole, message in (
         ({"0.weight": weight, "1.bias": bias}, r"the checkpoint has no '0.bias'; it has '0.weight', '1.bias'"),
-        ({"0.weight": weight.T, "0.bias": bias}, r"'0.weight' has shape \[2, 3\] in the checkpoint.*, but the model has \[3, 2\]"),
+        (
+            {"0.weight": weight.T, "0.bias": bias},
+            r"'0.weight' has shape \[2, 3\] in the checkpoint.*, but the model has \[3, 2\]",
+        ),
         ({"0.weight": weight, "0.bias": bias}, "the checkpoint has no optimizer state"),
     ):
         with pytest.raises(ValueError, match=message + ".*HVD018"):

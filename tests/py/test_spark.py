@@ -61,7 +61,7 @@ def test_a_killed_worker_is_named(found):
 
 def test_what_cannot_start_is_refused_at_once(found):
     for name, words in (
-        ("no room", "num_proc=5: the cluster runs 2 tasks at a time [HVD404]"),
+        ("no room", "num_proc=5: the cluster runs at most 2 tasks at a time [HVD404]"),
         ("unsendable", "cannot be sent to ranks"),
         ("stopped", "needs a SparkContext in this process: make a SparkSession first [HVD406]"),
     ):
