@@ -48,7 +48,7 @@ def broadcast_object(
         HvdPeerLostError: if a rank dies or leaves the job, and if the received bytes do not come from the root.
         HvdNotInitializedError: before ``init``.
         ValueError: on a rank outside ``process_set``, and for a root outside it.
-        TypeError: if an argument has a wrong type, and on the root if ``obj`` cannot be pickled.
+        TypeError: on the root, if ``obj`` cannot be pickled.
 
     Example:
         >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)
@@ -86,7 +86,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         HvdPeerLostError: if a rank dies or leaves the job, and if received bytes do not come from their rank.
         HvdNotInitializedError: before ``init``.
         ValueError: on a rank outside ``process_set``.
-        TypeError: if an argument has a wrong type, and if ``obj`` cannot be pickled.
+        TypeError: if ``obj`` cannot be pickled.
 
     Example:
         >>> hvd.allgather_object(f"from {hvd.rank()}")

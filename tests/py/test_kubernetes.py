@@ -19,6 +19,7 @@ from pathlib import Path
 import overlays
 import pytest
 from launching import launch
+from ranks import everything
 from test_by_hand import ends, start
 
 import hvdlite
@@ -104,7 +105,7 @@ def played(tmp_path, environs, first):
     return ends(start(tmp_path, *here, program=[sys.executable, str(tmp_path / "train.py")]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:2] + [*everything(*KINDS[2:])])
 def test_pods_form_one_job_with_the_same_weights(kind, tmp_path):
     environs, first = pods(kind, {"HVDLITE_SECRET_KEY": os.urandom(32).hex()})
     codes, said = played(tmp_path, environs, first)
@@ -113,7 +114,7 @@ def test_pods_form_one_job_with_the_same_weights(kind, tmp_path):
     assert [rank for rank, _ in lines] == ["0", "1"] and lines[0][1] == lines[1][1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:1] + [*everything(*KINDS[1:])])
 def test_without_the_secret_every_rank_says_at_once_how_to_give_one(kind, tmp_path):
     environs, _ = pods(kind, {})
     began = time.monotonic()
