@@ -67,8 +67,9 @@ static int lost(struct hvd_link *link, const char *how, struct hvd_error *error)
 
 static const char *text_of(int number)
 {
-    return number == ETIMEDOUT ? "its host has not answered in time, see HVDLITE_PEER_TIMEOUT; is it down, or not reachable?"
-                               : strerror(number);
+    return number == ETIMEDOUT
+               ? "its host has not answered in time, see HVDLITE_PEER_TIMEOUT; is it down, or not reachable?"
+               : strerror(number);
 }
 
 static int tcp_send(struct hvd_link *link, const void *bytes, size_t count, size_t *moved, struct hvd_error *error)

@@ -82,7 +82,7 @@ static void wrong_options(void)
     char text[HVD_TEXT_MAX] = "";
     struct hvd_options options = alone();
     options.rank = 1;
-    CHECK(hvd_init(&options, NULL, NULL, text, sizeof text) == HVD_EINIT && strstr(text, "rank 1 of 1"));
+    CHECK(hvd_init(&options, NULL, NULL, text, sizeof text) == HVD_EINIT && strstr(text, "rank 1 is invalid"));
     options = alone();
     options.rank = 65, options.size = 70, options.local_size = 70;
     CHECK(hvd_init(&options, NULL, NULL, text, sizeof text) == HVD_EINIT && strstr(text, "at most 64"));

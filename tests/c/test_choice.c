@@ -71,8 +71,7 @@ int main(void)
     both_ask(2, "p2p", NULL, true, "p2p", NULL);
     both_ask(2, "p2p", "ring", true, "p2p", NULL);
     both_ask(1, "p2p", NULL, false, "self", NULL); /* nobody to talk to */
-    both_ask(2, "p2p", NULL, false, NULL,
-             "plane p2p, which HVDLITE_PLANE names, does not work here: plane p2p needs");
+    both_ask(2, "p2p", NULL, false, NULL, "plane p2p, which HVDLITE_PLANE names, does not work here: plane p2p needs");
     both_ask(2, "self", NULL, true, NULL, "plane self serves one rank");
     both_ask(2, "infiniband", NULL, true, NULL, "there is no plane 'infiniband' (HVDLITE_PLANE): this build has ");
     both_ask(2, "", NULL, true, NULL, "there is no plane ''");

@@ -271,7 +271,7 @@ static void wrong_arguments(struct hvd_engine *engine, int rank, int size)
     if (size < 2)
         return;
     bad.root = rank, bad.peer = (rank + 1) % size, bad.name = NULL;
-    expect(engine, bad, "it needs a name");
+    expect(engine, bad, "a send needs a name");
     bad.name = "x", bad.group = 3, bad.group_count = 2;
     expect(engine, bad, "cannot be in a group");
     bad.group = 0, bad.input = NULL;
