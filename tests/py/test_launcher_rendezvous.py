@@ -66,7 +66,7 @@ def test_a_signal_to_any_node_ends_the_job_and_a_node_without_its_launcher_ends_
     with on(1, *words) as b, on(0, *words) as a:
         a.until("ready", 2)
         os.kill(a.children()[0], signal.SIGKILL)
-        assert b.wait() == 255 and "is gone" in b.err, b.err
+        assert b.wait() == 255 and "has ended" in b.err, b.err
         empty_within(hosts, 10)
 
 
