@@ -209,8 +209,8 @@ def test_the_loop_goes_on_after_an_interrupt_a_loss_and_a_loss_within_sync():
     "other, ranks, says",
     [
         ((1, {"model": "Net", "step": "an object", "sampler": "ElasticSampler"}), (2,), "rank 2 has sampler (Elast"),
-        ((1, {"model": "Net"}), (2,), "rank 2 has no step, that of rank 0 step (an object)"),
-        ((1, {"model": "Adam", "step": "an object"}), (2,), "has model (Adam), that of rank 0 model (Net)"),
+        ((1, {"model": "Net"}), (2,), "rank 2 has no step, and that of rank 0 has step (an object)"),
+        ((1, {"model": "Adam", "step": "an object"}), (2,), "has model (Adam), and that of rank 0 has model (Net)"),
         ((2, {"model": "Net", "step": "an object"}), (2,), "rank 2 is in training function 2 of its script"),
         ((1, {"model": "Net", "step": "an object"}), (), ""),
     ],

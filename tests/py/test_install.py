@@ -50,7 +50,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_is_small_quickly_built_and_serves_every_python(wheel):
     path, seconds = wheel
     assert re.fullmatch(r"hvdlite-[\d.]+-cp39-abi3-linux_\w+\.whl", path.name)
-    assert path.stat().st_size < 6 << 18
+    assert path.stat().st_size < 7 << 18  # with docstrings and error texts, which users read
     assert seconds < 180  # about 45 on an idle machine; twice that on a slow one whose cores are shared
 
 
