@@ -79,7 +79,7 @@ def test_the_end_of_a_server_is_told_and_that_of_the_last_ends_the_job(environ):
         os.kill(pids["0"], signal.SIGKILL)
         assert job.wait() == 1
         lost = (
-            rf"LostError: .* rank ([01]): server 0 \(pid {pids['0']}\) killed by SIGKILL: no server of tables is left"
+            rf"LostError: .* rank ([01]): server 0 \(pid {pids['0']}\) killed by SIGKILL: no parameter server is left"
         )
         assert set(re.findall(lost, job.err)) == {"0", "1"}, job.err
         assert re.search(r"rank . \(pid \d+\) exited with code 1.*; before that, server 1 \(pid", job.err), job.err

@@ -46,7 +46,7 @@ def test_a_second_interrupt_kills_past_a_stopped_agent():
         agent = started(job)
         os.kill(agent, signal.SIGSTOP)
         job.send(signal.SIGINT)
-        job.until("SIGINT: passed on")
+        job.until("SIGINT is forwarded")
         job.send(signal.SIGINT)
         assert job.wait(20) == 130 and not job.left()
 

@@ -109,7 +109,7 @@ def test_a_rule_may_print_and_one_server_of_one_rank_is_missed():
     serving._serving._children[0]._process.kill()
     began = time.monotonic()
     with pytest.raises(
-        hvd.HvdPeerLostError, match=r"server 0 .*killed by SIGKILL: no server of tables is left.*HVD029"
+        hvd.HvdPeerLostError, match=r"server 0 .*killed by SIGKILL: no parameter server is left.*HVD029"
     ):
         while time.monotonic() - began < 5:
             table.pull([1])

@@ -37,7 +37,7 @@ def test_a_megabyte_of_each_rank_arrives():
 def test_more_than_a_frame_holds_is_refused_and_says_whose_part_it_was():
     with served(2) as store:
         outcomes = together(2, lambda rank: store.connect(rank, 2).allgather(b"x" * (9 << 20)))
-        assert all(isinstance(error, HvdInitError) and "larger than 16 MiB" in str(error) for error in outcomes)
+        assert all(isinstance(error, HvdInitError) and "exceeds 16 MiB" in str(error) for error in outcomes)
 
 
 def test_ranks_that_leave_can_come_again():

@@ -166,7 +166,7 @@ def test_a_false_store_is_seen_through():
     from hvdlite import _store
     from hvdlite.errors import HvdInitError
 
-    with pytest.raises(HvdInitError, match="does not know the secret"):
+    with pytest.raises(HvdInitError, match="does not have the secret"):
         _store.connect(*listener.getsockname(), SECRET, rank=0, size=1, version="1", wire=1, timeout=5)
     listener.close()
 
