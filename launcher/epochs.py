@@ -149,7 +149,7 @@ class Epochs:
         self._servers_ended[number] = text
         self._look_at_servers()
         if len(self._servers_ended) == len(self.servers):
-            last = f"{uncoded(text)}: no server of tables is left [{code_of(text)}]"
+            last = f"{uncoded(text)}: no parameter server is left [{code_of(text)}]"
             for epoch in self._epochs.values():
                 self._fail(epoch, _wire.LOST, _wire.pack_end(-1, LOST_CODE, last))
 

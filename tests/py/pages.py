@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^( *)(`{3,}|:{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PARSED = ("yaml", "json", "toml", "sh", "ini")
-NO_CODE = ("text", "ini", "css", "html")
 
 
 class Block(NamedTuple):
