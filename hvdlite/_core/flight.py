@@ -172,20 +172,30 @@ def take() -> Flight:
 
 
 def refuse_twice(name: Any) -> None:
-    """ValueError if a collective of this name is in flight: until its owner has waited for it, polled it done or
-    dropped it, however fast the core was, so that all ranks say the same. One that was dropped is waited for here."""
-    flight, since = flying.get(name), 0.0
-    if flight is not None and not flight.free and _owned(flight):
-        raise error_for(
-            lib.HVD_EDUP,
-            "Requested a collective of a tensor with the same name as another tensor that is currently being "
-            f"processed: {name[0]!r} is still in flight, because its handle was not synchronized. Synchronize it "
-            "first, or give each tensor its own name. [HVD205]",
+    """ValueError if a collective of this name is in flight.
+
+    One that somebody can still wait for is in flight until its owner has waited for it or polled it done, however fast
+    the core was, so that all ranks say the same. One that nobody can wait for any more is in flight until it is over.
+    To wait for it here could be to wait for ever: the other ranks may begin theirs only after this call.
+    """
+    flight = flying.get(name)
+    if flight is None:
+        return
+    if not flight.free and _owned(flight):
+        why = "its handle was not synchronized. Synchronize it first, or give each tensor its own name."
+    elif not flight.over():
+        why = (
+            "its handle was dropped, and not all ranks have called it yet. Keep the handle and synchronize it first, "
+            "or give each tensor its own name. A rank where the first collective has ended is not refused, and waits "
+            "for this rank in the second one."
         )
-    while flight is not None and flight.native.handle:
-        if lib.hvd_wait(flight.native.handle, WAIT_MS, thread.text, TEXT_BYTES) != _AGAIN:
-            return
-        since = waited(since, name)
+    else:
+        return
+    raise error_for(
+        lib.HVD_EDUP,
+        "Requested a collective of a tensor with the same name as another tensor that is currently being processed: "
+        f"{name[0]!r} is still in flight, because {why} [HVD205]",
+    )
 
 
 def _owned(flight: Flight) -> bool:

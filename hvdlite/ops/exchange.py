@@ -93,16 +93,17 @@ class Exchanges(Tensors[T]):
             **placed(view, fetched=True),
         )  # fmt: skip
 
+        brought: list[Any] = []
+
         def finish(pending: list[_core.Pending]) -> tuple[T, T]:
             result, rows = self.fetched(pending[0], mine, view)
-            handle.brought.append(rows)
+            brought.append(rows)
             numbers = array("i" if counted == "int32" else "q", rows)
             received = self.adapter.new((len(rows),), counted)
             _bytes.copy_from(self.adapter.view(received).address, numbers)
             return result, received
 
-        handle = Handle([pending], finish)
-        return handle
+        return Handle([pending], finish, brought)
 
     def alltoall_async(
         self, tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -195,13 +196,14 @@ class Exchanges(Tensors[T]):
             **placed(view, fetched=True),
         )  # fmt: skip
 
+        brought: list[Any] = []
+
         def finish(pending: list[_core.Pending]) -> T:
             result, rows = self.fetched(pending[0], mine, view)
-            handle.brought.append(rows)
+            brought.append(rows)
             return result
 
-        handle = Handle([pending], finish)
-        return handle
+        return Handle([pending], finish, brought)
 
     def gather_async(
         self, tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -314,13 +316,14 @@ class Exchanges(Tensors[T]):
             keep, root=root, splits=lengths, process_set=number, quiet=_core.QUIET if waits else _core.SOON,
         )  # fmt: skip
 
+        brought: list[Any] = []
+
         def finish(pending: list[_core.Pending]) -> T:
             result, tracked = self._unpacked(pending[0].gathered())
-            handle.brought.append(tracked)
+            brought.append(tracked)
             return result
 
-        handle = Handle([pending], finish)
-        return handle
+        return Handle([pending], finish, brought)
 
     def scatter_async(
         self, tensor: Any, root_rank: int, splits: Any = None, name: str | None = None,

@@ -35,14 +35,20 @@ class Handle:
 
     __slots__ = ("__weakref__", "_error", "_finish", "_given_up", "_pending", "_result", "_turn", "brought")
 
-    def __init__(self, pending: list[_core.Pending], finish: Callable[[list[_core.Pending]], Any]) -> None:
+    def __init__(
+        self,
+        pending: list[_core.Pending],
+        finish: Callable[[list[_core.Pending]], Any],
+        brought: list[Any] | None = None,
+    ) -> None:
         self._pending = pending
         self._finish: Callable[[list[_core.Pending]], Any] | None = finish
         self._result: Any = None
         self._error: Exception | None = None
         self._turn = threading.RLock()
         self._given_up = False  # by who waited with a limit of his own
-        self.brought: list[Any] = []
+        # What `finish` learns beside the result. It holds the list, not the handle, which ends when it is dropped.
+        self.brought: list[Any] = [] if brought is None else brought
 
     def done(self) -> bool:
         """Return whether ``wait`` would return or raise at once.

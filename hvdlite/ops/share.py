@@ -31,13 +31,14 @@ class Shares(Tensors[T]):
             **placed(view, fetched=True),
         )  # fmt: skip
 
+        brought: list[Any] = []
+
         def finish(pending: list[_core.Pending]) -> T:
             result, rows = self.fetched(pending[0], mine, view)
-            handle.brought.append(rows)
+            brought.append(rows)
             return result
 
-        handle = Handle([pending], finish)
-        return handle
+        return Handle([pending], finish, brought)
 
     def _grouped_allgather(self, tensors: Any, name: str | None, terms: Terms, waits: bool = False) -> Handle:
         prepared = [self._rows("grouped_allgather", tensor) for tensor in group_of(tensors)]
@@ -49,13 +50,14 @@ class Shares(Tensors[T]):
             waits,
         )
 
+        brought: list[Any] = []
+
         def finish(pending: list[_core.Pending]) -> list[T]:
             results = [self.fetched(one, mine, view) for one, (mine, view) in zip(pending, prepared)]
-            handle.brought.extend(rows for _, rows in results)
+            brought.extend(rows for _, rows in results)
             return [result for result, _ in results]
 
-        handle = Handle(pending, finish)
-        return handle
+        return Handle(pending, finish, brought)
 
     def allgather_async(
         self, tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
