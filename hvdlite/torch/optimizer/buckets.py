@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import HvdError
+from ...errors import HvdError, HvdMismatchError
 from ...ops import Handle
 from ..ops import plain
 from .wire import Flight
@@ -153,6 +153,21 @@ class InBuckets:
         self.ready_now.clear()
         self.launched.clear()
         self.layout, self.gone = [], 0
+
+    def settled(self, lacking: Sequence[int]) -> None:
+        """Nothing is held back, and nothing is lacking: `differ` has raised."""
+
+    def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
+        return numbers
+
+    def differ(self, names: Sequence[str]) -> None:
+        some = ", ".join(map(repr, names[:3]))
+        self.exchange.in_flight.clear()  # other ranks have other buckets: nobody may wait for these
+        raise HvdMismatchError(
+            "with a comm hook all ranks must send the same gradients in a round, because they are cut into buckets. "
+            f"Some ranks only send {some}: freeze and add parameters on all ranks alike. Let the exception end this "
+            "rank [HVD301]"
+        )
 
     def take_back(self, number: int) -> None:
         self.ready_now.discard(number)

@@ -28,10 +28,19 @@ class Carrier(Protocol):
         """These may. `quiet`: they are waited for at once."""
 
     def rest(self) -> None:
-        """All gradients of the round are ready: whatever was held back goes now."""
+        """All gradients of the round are ready: what was held back goes now, if nothing depends on the other ranks."""
+
+    def settled(self, lacking: Sequence[int]) -> None:
+        """What each rank sends is known: zeros go for these, which are frozen here and not on every rank."""
+
+    def differ(self, names: Sequence[str]) -> None:
+        """In this round these are sent by some ranks only. HvdMismatchError: this carrier cannot bear that."""
 
     def take_back(self, number: int) -> None:
         """This gradient, ready but held back, is going to change."""
+
+    def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Those of them in whose place a skip goes before it is known what each rank sends."""
 
     def skip(self, numbers: Sequence[int]) -> Iterable[tuple[Sequence[int], list[Handle]]]:
         """The pass has failed: send skips (`skipping`) in the place of these, which are all that is not under way. Each
@@ -61,8 +70,18 @@ class EachAlone:
     def rest(self) -> None:
         """Nothing is held back."""
 
+    def settled(self, lacking: Sequence[int]) -> None:
+        if lacking:
+            self.all_ready(lacking, True)
+
+    def differ(self, names: Sequence[str]) -> None:
+        """Each gradient is an exchange of its own."""
+
     def take_back(self, number: int) -> None:
         """Nothing is held back."""
+
+    def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
+        return numbers
 
     def skip(self, numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Handle]]]:
         for number in numbers:
@@ -93,11 +112,21 @@ class InGroups:
             self.ready(number)
 
     def rest(self) -> None:
-        for index in sorted(self.waiting):  # members that are frozen now, on all ranks alike
+        """A group with frozen members is held back: another rank may send them."""
+
+    def settled(self, lacking: Sequence[int]) -> None:
+        self.all_ready(lacking, True)
+        for index in sorted(self.waiting):  # its other members are frozen on all ranks
             self._send(index)
+
+    def differ(self, names: Sequence[str]) -> None:
+        """All ranks send the same groups once that is settled."""
 
     def take_back(self, number: int) -> None:
         self.waiting[self.group_of[number]].discard(number)
+
+    def at_once(self, numbers: Sequence[int]) -> Sequence[int]:
+        return [number for number in numbers if number not in self.group_of]
 
     def skip(self, numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], list[Handle]]]:
         self.waiting.clear()

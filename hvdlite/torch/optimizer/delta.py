@@ -28,7 +28,7 @@ from ...process_set import ProcessSet
 from ..ops import plain
 from .methods import Copyless, asked_by_grad_scaler
 from .names import added_later
-from .start import StartCheck
+from .start import StartCheck, sum_of_bits
 
 
 class Combination:
@@ -37,15 +37,23 @@ class Combination:
     def __init__(self, pairs: list[tuple[torch.Tensor, str]], suffix: str, compression: Any, process_set: ProcessSet):
         self.pairs, self.suffix, self.compression, self.process_set = pairs, suffix, compression, process_set
         self._start = StartCheck(suffix, process_set)
+        self._begun = self._compares = self._combines = False  # a step is made, ends with a comparison, is taken
         self._left: deque[Any] = deque()
         self._under_way: deque[Any] = deque()
 
     def check(self) -> None:
-        """Before a step: what the ranks start from is compared with it."""
-        self._start.send([parameter for parameter, _ in self.pairs], [name for _, name in self.pairs])
+        """Before a step: whether the ranks compare what they have, when it is over. Once for each step that is made."""
+        if not self._begun:
+            self._begun = True
+            self._compares = self._start.begin([parameter for parameter, _ in self.pairs])
+            if self._start.looks_at_data():
+                for parameter, name in self.pairs:
+                    if parameter.grad is not None and parameter.grad.layout is torch.strided:
+                        self._start.data.add(name, int(sum_of_bits(parameter.grad) or 0))
 
     def combine(self, starts: list[torch.Tensor]) -> None:
         """Parameters become their start plus the Adasum of all ranks' changes. Raises the first failure."""
+        self._combines = True
         self._left.extend(zip(self.pairs, starts))
         self.complete()
 
@@ -68,9 +76,12 @@ class Combination:
                 parameter.copy_(start)  # as on the other ranks
                 failure = failure or error
             self._under_way.popleft()
+        if self._compares and self._combines:
+            self._start.compare([parameter for parameter, _ in self.pairs], [name for _, name in self.pairs])
+        self._begun = self._begun and not self._combines
+        self._combines = False
         if failure is not None:
             raise failure
-        self._start.close()
 
     def drop(self) -> None:
         """Parameters get other values: what is left is nobody's concern."""
@@ -168,7 +179,7 @@ class Delta(Copyless):
         """The original's add_param_group; the changes of the new parameters are combined, too."""
         super().add_param_group(param_group)  # type: ignore[misc]
         last, delta = len(self.param_groups) - 1, self._hvd_delta
-        delta.pairs += added_later(last, self.param_groups[last]["params"], delta.process_set)
+        delta.pairs += added_later(last, self.param_groups[last]["params"], delta.suffix)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Kept, and of no consequence here."""

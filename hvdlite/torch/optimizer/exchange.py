@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -163,7 +163,8 @@ class Exchange(Skipping):
 
     def _tell(self) -> None:
         if not self.book.under_way():
-            self.wire.tells = None if self.untaken is None else self.untaken.told_by(self.wire.parameters)
+            wire = self.wire
+            wire.tells = None if self.untaken is None else self.untaken.told_by(wire.names, wire.agreement.silent)
 
     def _add_on(self) -> None:
         """What was reduced will be reduced again, with something added to it."""
@@ -236,6 +237,8 @@ class Exchange(Skipping):
                 self._go(due, quiet)
 
     def _go(self, numbers: Sequence[int], quiet: bool) -> None:
+        if self.wire.start.looks_at_data():
+            self.wire.note_data(numbers)
         self.carrier.all_ready(numbers, quiet)
         self.book.all_sent(numbers)
         self.order.ready(numbers)
@@ -254,11 +257,29 @@ class Exchange(Skipping):
             self._send_noted(quiet=True)
             self._add_on()
             parameters = self.wire.parameters
-            left = [n for n in self.book.unsent() if parameters[n].requires_grad or parameters[n].grad is not None]
+            unsent = self.book.unsent()
+            left = [n for n in unsent if parameters[n].requires_grad or parameters[n].grad is not None]
             if left:
                 self._go(left, True)
             self.carrier.rest()
-            self.wire.start.send(parameters, self.wire.names)
+            self.wire.all_sent(sorted(set(unsent).difference(left)) if unsent else [])
+
+    def _send_lacking(self) -> None:
+        """What is frozen here and not on every rank goes, too: the others wait for it."""
+        agreement = self.wire.agreement
+        try:
+            lacking = [number for number in agreement.lacking(self.wire.names) if number not in self.in_flight]
+        finally:
+            if agreement.partly:
+                self._plain = False
+                self.carrier.differ(agreement.partly)
+        self.carrier.settled(lacking)
+        self.book.all_sent(lacking)
+
+    def _landings(self) -> Iterator[Callable[[], None]]:
+        yield self._send_lacking
+        yield from [each.land for each in dict.fromkeys(self.in_flight.values())]
+        yield self.wire.round_over
 
     def land(self) -> Exception | None:
         """Wait for all; the first failure. What a signal handler raises comes out at once: it may be called again."""
@@ -266,7 +287,7 @@ class Exchange(Skipping):
         skipped: HvdMismatchError | None = None
         _arrived()
         with self._lock, torch.no_grad():
-            for wait in (*(each.land for each in dict.fromkeys(self.in_flight.values())), self.wire.round_over):
+            for wait in self._landings():
                 try:
                     wait()
                 except Exception as error:

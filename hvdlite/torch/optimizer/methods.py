@@ -249,9 +249,9 @@ class Distributed(Copyless):
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._hvd is not None:
             last = len(self.param_groups) - 1
-            process_set = self._hvd.wire.process_set
-            for parameter, name in added_later(last, self.param_groups[last]["params"], process_set):
+            for parameter, name in added_later(last, self.param_groups[last]["params"], self._hvd.wire.suffix):
                 self._hvd.add(parameter, name)
+            self._hvd.wire.start.ask()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set the number of backward passes after which gradients are reduced.

@@ -73,11 +73,10 @@ def named(
     return [(parameter, name_of[id(parameter)]) for group in groups for parameter in group]
 
 
-def added_later(
-    group: int, parameters: Sequence[torch.Tensor], process_set: ProcessSet
-) -> list[tuple[torch.Tensor, str]]:
-    """Names of a parameter group that comes after the optimizer was wrapped."""
-    return numbered([(parameter, f"noname.{group}.{i}") for i, parameter in enumerate(parameters)], process_set)
+def added_later(group: int, parameters: Sequence[torch.Tensor], suffix: str) -> list[tuple[torch.Tensor, str]]:
+    """Names of a parameter group that comes after the optimizer was wrapped. suffix: of the optimizer; a rank may come
+    to add the group after others have made more optimizers."""
+    return [(parameter, f"noname.{group}.{i}#added{suffix}") for i, parameter in enumerate(parameters)]
 
 
 def grouped(groups: Any, num_groups: int, parameters: Sequence[torch.Tensor]) -> list[list[int]]:

@@ -228,16 +228,17 @@ class Skipping:
     def skip(self) -> None:
         """Send skips in the place of what is not under way. May be called again after an exception, as `skipped`."""
         with self._lock, torch.no_grad():
-            self.skips.send(self.carrier, missing(self))
+            left = missing(self)
+            self.skips.send(self.carrier, self.carrier.at_once(left))
             if self.wire.shares is not None:
                 self.wire.shares.mine()  # which the others wait for, too
-            self.wire.start.send(self.wire.parameters, self.wire.names)
+            self.wire.all_sent(sorted(set(range(len(self.wire.names))).difference(left, self.in_flight)))
 
     def skipped(self) -> Exception | None:
         """Wait for them and for all that is under way: then the round has ended on all ranks."""
         with self._lock, torch.no_grad():
             waits = [flight.land for flight in dict.fromkeys(self.in_flight.values())]
-            failure = land_all([*waits, self.skips.wait, self.wire.round_over])
+            failure = land_all([self._skip_lacking, *waits, self.skips.wait, self.wire.round_over])
             self.failed, self.skips, self.behind = None, Skips(), VOID
             self.in_flight.clear()
             self._late.clear()
@@ -245,6 +246,10 @@ class Skipping:
             self.book.reset()
             self._over(False)
         return failure
+
+    def _skip_lacking(self) -> None:
+        """As `skip`, of what is frozen on this rank and not on every rank, and of what depends on that."""
+        self.skips.send(self.carrier, [*missing(self), *self.wire.agreement.lacking(self.wire.names)])
 
 
 def settle(exchange: Skipping) -> None:

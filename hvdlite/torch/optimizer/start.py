@@ -1,40 +1,47 @@
-"""Do an optimizer's ranks start from the same parameters, in the same order?
+"""Do an optimizer's ranks have the same parameters, in the same order, and the same optimizer state?
 
-A broadcast that was forgotten, and a list of parameters that is in another order on each rank, show in nothing but the
-result. So in an optimizer's first round each rank sends a digest of its parameters beside the gradients. As a rule they
-are equal, and no later round has a check. Else:
+A broadcast that was forgotten, a checkpoint that one rank loads, and a list of parameters that is in another order on
+each rank show in nothing but the result. So in some rounds the ranks compare a digest of their parameters, of the
+optimizer's state and of its groups' options: in the rounds 1, 2, 4, 8 and so on, and after a rank has called
+add_param_group or load_state_dict. Where they differ:
 
 * Without named_parameters a gradient's name is its place in the optimizer. If two ranks have equal parameters, or
-  shapes, in other places, their averages would be of different parameters: that is an error before the first step.
-* Ranks that still differ in the second round were not given the same values in between either: that is a warning, or
-  an error (HVDLITE_CHECK_START). What is equal at first is not compared again: other hardware may round differently.
+  shapes, in other places, their averages would be of different parameters: that is an error before the step.
+* Ranks that still differ in the next round were not given the same values in between either: that is a warning, or an
+  error (HVDLITE_CHECK_START), and the last comparison.
 
-The digest is a part of the round: every rank sends it, also one that skips the round, so no rank waits in vain. A rank
-that has joined knows nothing of the others' rounds, so the check is over for all when all have joined.
-Digests travel as a sum, to which ranks that have joined add zeros. Only where ranks differ does a list with a digest of
-each parameter travel.
+The gradients of the first rounds are compared, too, before the average: equal ones mean equal data (`_same_data`).
+
+The comparison is a part of the round: every rank makes it, also one that skips the round, so no rank waits in vain. A
+rank that has joined knows nothing of the others' rounds, so no rank asks for another one when all have joined. Digests
+travel as a sum, to which ranks that have joined add zeros. Only where ranks differ does a list travel.
 """
 
 from __future__ import annotations
 
+import json
 import warnings
+import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ... import _core, config
 from ..._coded import coded
-from ..._digests import are_equal, digest, summands
+from ..._digests import are_equal, number_of, summands, unaddressed
 from ..._life import lives
+from ..._same_data import SameData
 from ...errors import HvdMismatchError, is_outcome
 from ...ops import Handle, Sum
 from ...process_set import ProcessSet
 from .. import owned
 from ..ops import plain
+from .agreement import Told
 from .twice import warn_of_ddp
 
 _UNNAMED = "noname."
+_OF_SPEED = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")  # they change no result
 _ORDER = (
     "the ranks' parameters come in different orders: {name!r} (group.index) of rank {other} is not that of rank "
     "{first}, so that gradients of different parameters would be averaged. Give hvd.DistributedOptimizer "
@@ -42,8 +49,13 @@ _ORDER = (
 )
 _VALUES = (
     "parameter {name!r} on rank{s} {others} is not what rank {first} has: the ranks train different models. Call "
-    "hvd.broadcast_parameters(model.state_dict(), root_rank=0) or hvd.broadcast_state before the first step; if ranks "
-    "differ on purpose, set HVDLITE_CHECK_START=off"
+    "hvd.broadcast_parameters(model.state_dict(), root_rank=0) or hvd.broadcast_state before the first step, and after "
+    "a rank has loaded a checkpoint; if ranks differ on purpose, set HVDLITE_CHECK_START=off"
+)
+_STATE = (
+    "the optimizer's {what} on rank{s} {others} is not what rank {first} has, so the ranks' weights drift apart. Call "
+    "hvd.broadcast_optimizer_state(optimizer, root_rank=0) or hvd.broadcast_state before the first step, and after a "
+    "rank has loaded a checkpoint; if ranks differ on purpose, set HVDLITE_CHECK_START=off"
 )
 
 
@@ -54,95 +66,131 @@ class StartCheck:
         self._suffix, self._process_set = suffix, process_set
         self._life, self._mode = 0, "off"
         self._born, self._joins = lives(), _core.joins()
-        self._differed = False  # in the round before
-        self._sent: Handle | None = None
-        self._lengths: Handle | None = None
-        self._listed: Handle | None = None
-        self._unnamed = False
-        self._names: list[str] = []
-        self._mine: list[list[int]] = []
+        self.optimizer: weakref.ref[Any] | None = None  # whose state is compared; None: each rank has its own
+        self.data = SameData()
+        self._rounds, self._asks = 0, False
+        self._before: str | None = None  # how the ranks differed in the comparison before, if they did
+        self._mine: dict[str, list[int]] = {}
+        self._sums: Handle | None = None
+        self._told = Told("optimizer.start.list" + suffix, process_set)
 
-    def send(self, parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        """Part of sending a round; the first call in it sends the digest, if there is something to compare."""
-        if self._life != lives():
-            self._life, self._mode = lives(), config.load().values["check_start"]
-            self._differed, self._sent, self._lengths, self._listed = False, None, None, None
-            self._joins = self._joins if self._born == self._life else 0
-            if self._mode != "off" and self._process_set.rank() == 0:
-                warn_of_ddp(parameters)
+    def ask(self) -> None:
+        """Something has changed on this rank: compare in the next round."""
+        self._asks = True
+
+    def begin(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Once in each round: whether this rank asks for a comparison."""
+        self._renew()
+        if self._rounds == 0 and self._mode != "off" and self._process_set.rank() == 0:
+            warn_of_ddp(parameters)
         if self._joins != _core.joins():
             self._mode = "off"
-        if self._mode == "off" or self._sent is not None:
-            return
-        self._unnamed = any(name.startswith(_UNNAMED) for name in names)
-        pairs = sorted((pair for pair in zip(names, parameters) if pair[1].requires_grad), key=lambda pair: pair[0])
-        self._names, self._mine = [name for name, _ in pairs], _digests_of([each for _, each in pairs])
-        self._sent = self._summed(torch.tensor(summands(_number(self._mine))), "start")
+        self._rounds += 1
+        asks, self._asks = self._asks, False
+        due = asks or self._before is not None or self._rounds & (self._rounds - 1) == 0
+        return due and self._mode != "off"
 
-    def close(self) -> None:
-        """The round is over. Raises HvdMismatchError, on all ranks."""
-        if self._sent is None:
-            return
+    def _renew(self) -> None:
+        """What the job before has left is forgotten."""
+        if self._life != lives():
+            self._life, self._mode = lives(), config.load().values["check_start"]
+            self._rounds, self._before, self.data = 0, None, SameData()
+            self._joins = self._joins if self._born == self._life else 0
+
+    def looks_at_data(self) -> bool:
+        """Whether `data` needs this round's gradients."""
+        if not self.data.looks():
+            return False
+        self._renew()
+        return self._mode != "off"
+
+    def compare(self, parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        """At the end of a round in which a rank has asked. HvdMismatchError on all ranks. May be called again if a
+        signal handler has raised."""
         try:
-            equal = are_equal(self._sent.wait().tolist())
-            lists = [] if equal else self._lists()
+            if self._sums is None:
+                self._mine = self._digests(parameters, names)
+                numbers = [number_of(sorted(self._mine.items())), self.data.number()]
+                sums = torch.tensor([each for number in numbers for each in summands(number)])
+                self._sums = plain.allreduce_async_(
+                    sums, name="optimizer.start" + self._suffix, op=Sum, process_set=self._process_set
+                )
+            sums = self._sums.wait().tolist()
+            half = len(sums) // 2
+            told = [] if are_equal(sums[:half]) else self._told.wait(json.dumps(self._mine))
         except Exception as error:
             if is_outcome(error):  # else a signal handler's: the round is not over
-                self._sent = self._lengths = self._listed = None
+                self._end()
             raise
-        before, self._differed = self._differed, not equal
-        self._sent = self._lengths = self._listed = None
+        lists = [_List(rank, json.loads(digests)) for rank, digests in told]
+        first = self._process_set.rank() == 0
+        self.data.step(self.data.number(), are_equal(sums[half:]), sums[half], first and self._mode != "off")
+        self._end()
         if lists:
-            _require_order(self._names, lists)  # and in the next round, too
-        if equal or before:
-            mode, self._mode = self._mode, "off"
-            said = _difference(self._names, lists)
-            if said is not None and mode == "raise":
-                raise HvdMismatchError(coded("HVD302", said))
-            if said is not None and lists[0].rank == self._process_set.ranks[self._process_set.rank()]:
-                warnings.warn(coded("HVD302", f"hvdlite: {said}"), RuntimeWarning, stacklevel=2)
+            _require_order(lists)
+        self._judge(_difference(lists), lists)
 
-    def _summed(self, mine: torch.Tensor, name: str) -> Handle:
-        name = f"optimizer.{name}{self._suffix}"
-        return plain.allreduce_async_(mine, name=name, op=Sum, process_set=self._process_set)
+    def _end(self) -> None:
+        self._sums = None
+        self._told.close()
 
-    def _lists(self) -> list[_List]:
-        """What the ranks have that have not joined, where it matters in this round and is of one length; waits."""
-        if not self._differed and not self._unnamed:
-            return []
-        size = self._process_set.size()
-        if self._lengths is None:
-            lengths = torch.zeros(size, dtype=torch.int64)
-            lengths[self._process_set.rank()] = 1 + len(self._names)
-            self._lengths = self._summed(lengths, "start.lengths")
-        if len({length for length in self._lengths.wait().tolist() if length}) > 1 or not self._names:
-            return []
-        if self._listed is None:
-            table = torch.zeros((size, len(self._names), 2), dtype=torch.int64)
-            table[self._process_set.rank()] = torch.tensor(self._mine)
-            self._listed = self._summed(table, "start.list")
-        everyone = zip(self._process_set.ranks, self._listed.wait().tolist())
-        return [_List(rank, theirs) for rank, theirs in everyone if theirs[0][0] != 0]
+    def _judge(self, differs: str | None, lists: list[_List]) -> None:
+        """Twice in a row is no accident."""
+        before, self._before = self._before, differs
+        if before is None or differs is None:
+            return
+        mode, self._mode, self._before = self._mode, "off", None
+        if mode == "raise":
+            raise HvdMismatchError(coded("HVD302", before))
+        if mode == "warn" and lists[0].rank == self._process_set.ranks[self._process_set.rank()]:
+            warnings.warn(coded("HVD302", f"hvdlite: {before}"), RuntimeWarning, stacklevel=2)
+
+    def _digests(self, parameters: Sequence[torch.Tensor], names: Sequence[str]) -> dict[str, list[int]]:
+        """As a _List has them. What is frozen may differ: there is no broadcast of it in many scripts."""
+        optimizer = None if self.optimizer is None else self.optimizer()
+        states = {} if optimizer is None else optimizer.state
+        with torch.no_grad():
+            mine = {
+                name: [
+                    number_of((tuple(each.shape), str(each.dtype))),
+                    (_bits(each) if each.requires_grad else None) or 0,
+                    _state(states[each]) if each in states else 0,
+                ]
+                for name, each in sorted(zip(names, parameters), key=lambda pair: pair[0])
+            }
+            for number, group in enumerate([] if optimizer is None else optimizer.param_groups):
+                options = {key: _value(value) for key, value in group.items() if key not in _OF_SPEED}
+                mine[f"group {number}"] = [0, 0, number_of(sorted(options.items()))]
+        return mine
 
 
 class _List(NamedTuple):
-    """A rank, and of each of its parameters a digest of its form, and one of its form and bits: 0 if it has none."""
+    """A rank, and of each of its parameters digests of its form, of its form and bits, and of its state; of each group
+    of its options. 0: there is none."""
 
     rank: int
-    digests: list[list[int]]
+    digests: dict[str, list[int]]
 
 
-def _number(what: object) -> int:
-    """The same for what shows alike; not 0."""
-    return int.from_bytes(digest([repr(what).encode()])[:8], "little") >> 1 | 1
+def _bits(parameter: torch.Tensor) -> int | None:
+    bits = sum_of_bits(parameter)
+    return None if bits is None else number_of((tuple(parameter.shape), str(parameter.dtype), int(bits)))
 
 
-def _digests_of(parameters: Sequence[torch.Tensor]) -> list[list[int]]:
-    """As a _List has them."""
-    with torch.no_grad():
-        sums = [sum_of_bits(each) for each in parameters]
-    forms = [(tuple(each.shape), str(each.dtype)) for each in parameters]
-    return [[_number(form), 0 if bits is None else _number((form, int(bits)))] for form, bits in zip(forms, sums)]
+def _state(state: Any) -> int:
+    """Of what an optimizer has of one parameter; 0 for nothing."""
+    return number_of(_value(state)) if state else 0
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        bits = sum_of_bits(value)
+        return tuple(value.shape), str(value.dtype), None if bits is None else int(bits)
+    if isinstance(value, dict):
+        return sorted((str(key), _value(each)) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return [_value(each) for each in value]
+    return unaddressed(repr(value))
 
 
 def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -157,26 +205,29 @@ def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor | None:
     return octets.view(torch.int64).sum()
 
 
-def _require_order(names: list[str], lists: list[_List]) -> None:
+def _require_order(lists: list[_List]) -> None:
     """HvdMismatchError if parameters that are known by their place alone are in other places elsewhere."""
-    places = [number for number, name in enumerate(names) if name.startswith(_UNNAMED)]
-    first, *others = [[each.digests[place] for place in places] for each in lists]
+    names = [name for name in lists[0].digests if name.startswith(_UNNAMED)]
+    names = [name for name in names if all(name in each.digests for each in lists)]
+    first, *others = [[each.digests[name][:2] for name in names] for each in lists]
     for other, theirs in zip(lists[1:], others):
         moved = sorted(theirs) == sorted(first) or [form for form, _ in theirs] != [form for form, _ in first]
         if moved and theirs != first:
-            at = next(place for place, mine, its in zip(places, first, theirs) if mine != its)
+            at = next(place for place, (mine, its) in enumerate(zip(first, theirs)) if mine != its)
             name = names[at].removeprefix(_UNNAMED).partition("#")[0]
             text = _ORDER.format(name=name, other=other.rank, first=lists[0].rank)
             raise HvdMismatchError(coded("HVD302", text))
 
 
-def _difference(names: list[str], lists: list[_List]) -> str | None:
-    """What to say of the first parameter whose bits differ."""
-    for number, name in enumerate(names):
-        bits = [(each.rank, each.digests[number][1]) for each in lists]
-        known = [(rank, one) for rank, one in bits if one]
-        others = [str(rank) for rank, one in known if one != known[0][1]]
-        if others:
-            many = "s" * (len(others) > 1)
-            return _VALUES.format(name=name, s=many, others=", ".join(others), first=known[0][0])
+def _difference(lists: list[_List]) -> str | None:
+    """What to say of the first parameter whose bits differ, else of the first whose state does, else of a group."""
+    for column in (1, 2):
+        for name in lists[0].digests if lists else ():
+            found = [(each.rank, each.digests[name][column]) for each in lists if name in each.digests]
+            known = [(rank, one) for rank, one in found if one or column == 2]
+            others = [str(rank) for rank, one in known if one != known[0][1]]
+            if others:
+                what = f"options of {name}" if name.startswith("group ") else f"state of parameter {name!r}"
+                said = {"s": "s" * (len(others) > 1), "others": ", ".join(others), "first": known[0][0]}
+                return _VALUES.format(name=name, **said) if column == 1 else _STATE.format(what=what, **said)
     return None

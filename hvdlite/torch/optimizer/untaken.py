@@ -5,9 +5,9 @@ the other ranks step with them, and the script may catch it and go on with the n
 round was completed and no step taken since. All ranks may have that in common: GradScaler skips a step, several rounds
 add up, a generator's pass reaches the discriminator, a loss is no number. If not, one of them has missed a step.
 
-That is told with the next round, at no cost where there is nothing to tell: the gradient of the first trainable
-parameter has a priority then that no gradient has, the ranks disagree on it, and each has the error. It lasts until the
-ranks are made equal: by a state that is loaded or broadcast, or by whatever writes to the parameter.
+That is told with the next round, at no cost where there is nothing to tell: the gradient of one parameter has a
+priority then that no gradient has, the ranks disagree on it, and each has the error. It lasts until the ranks are made
+equal: by a state that is loaded or broadcast, or by whatever writes to the parameter.
 
 A comm hook sends what it likes, so with `register_comm_hook` nothing is told.
 """
@@ -32,11 +32,12 @@ class Untaken:
         self._first = next((each for each in parameters if each.requires_grad), None)
         self._version = None if self._first is None else self._first._version
 
-    def told_by(self, parameters: Sequence[torch.Tensor]) -> int | None:
-        """The number of the gradient that tells of it; None: the parameter has been written to since."""
+    def told_by(self, names: Sequence[str], silent: Sequence[int]) -> int | None:
+        """The number of the gradient that tells of it: the first by its name of those that travelled in the last round,
+        which is the same on all ranks. None: the parameter has been written to since."""
         if self._first is None or self._first._version != self._version:
             return None
-        return next((number for number, each in enumerate(parameters) if each.requires_grad), None)
+        return min((n for n in range(len(names)) if n not in silent), key=names.__getitem__, default=None)
 
 
 def parted(error: Exception) -> HvdMismatchError | None:

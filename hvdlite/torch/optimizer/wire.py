@@ -32,10 +32,11 @@ from ...ops.terms import reduction
 from ...process_set import ProcessSet
 from .. import owned
 from ..ops import plain
+from .agreement import Agreement
 from .run import GradientRun, written
 from .shared import is_shared
 from .sparse import Both, gathered, no_rows
-from .start import StartCheck
+from .start import StartCheck, sum_of_bits
 from .streams import Writers
 from .untaken import PRIORITY
 from .weights import Shares, WeightedAverage
@@ -94,6 +95,7 @@ class Wire:
         self.writers = Writers()
         if self.weights is not None:
             self.shares = Shares("optimizer.weight" + suffix, process_set, self.weights.current)
+        self.agreement = Agreement(suffix, process_set)
         self.start = StartCheck(suffix, process_set)
         self.settings: dict[str, Any] = {}
         self.tells: int | None = None  # in this round, the gradient that tells of a step not taken (`untaken`)
@@ -326,8 +328,23 @@ class Wire:
                 gradient.div_(self.process_set.size())
             divided.add(memory)
 
+    def note_data(self, numbers: Sequence[int]) -> None:
+        """These gradients are about to travel for the first time: are they those of the other ranks?"""
+        for number in numbers:
+            gradient = self.parameters[number].grad
+            if gradient is not None:
+                values = gradient if gradient.layout is torch.strided else gradient.coalesce().values()
+                self.start.data.add(self.names[number], int(sum_of_bits(values) or 0))
+
+    def all_sent(self, silent: list[int]) -> None:
+        """All gradients of the round are under way, but for those that are not sent. May be called again."""
+        if not self.agreement.begun():
+            self.agreement.send(silent, self.names, self.start.begin(self.parameters))
+
     def round_over(self) -> None:
         """All flights have landed."""
         if self.shares is not None:
             self.shares.close()
-        self.start.close()
+        if self.agreement.asked:
+            self.start.compare(self.parameters, self.names)
+        self.agreement.close()

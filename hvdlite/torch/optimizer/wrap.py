@@ -152,6 +152,7 @@ def DistributedOptimizer(
         if members:
             exchange.carrier = InGroups(exchange, members)
         wrapped.__dict__["_hvd"] = exchange
+        wire.start.optimizer = weakref.ref(wrapped)
         weakref.finalize(wrapped, exchange.hooks.remove)
     return wrapped
 
@@ -176,13 +177,18 @@ def _wrapped(optimizer: torch.optim.Optimizer, methods: type, names: dict[torch.
         wrapped._hvd_original = optimizer  # the scheduler itself holds it as well; the groups are shared
     if hasattr(optimizer, "_optimizer_load_state_dict_post_hooks"):  # Optimizer.__init__ may have been left out
         groups, state = optimizer.param_groups, optimizer.state  # the hooks of both are one dict
-        optimizer.register_load_state_dict_post_hook(lambda loaded: _load_shared(loaded, groups, state), prepend=True)
+        told = weakref.ref(wrapped)
+        optimizer.register_load_state_dict_post_hook(
+            lambda loaded: _load_shared(loaded, groups, state, told()), prepend=True
+        )
     return wrapped
 
 
-def _load_shared(loaded: Any, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
+def _load_shared(loaded: Any, groups: list[dict[str, Any]], state: dict[Any, Any], wrapped: Any) -> None:
     """Move what load_state_dict has put into new groups and a new state into those that the original and the wrapped
     optimizer share: a scheduler made before wrapping holds the original, and the user may load into either."""
+    if getattr(wrapped, "_hvd", None) is not None:
+        wrapped._hvd.wire.start.ask()
     by_first = {id(group["params"][0]): group for group in groups if group["params"]}
     shared = []
     for new in loaded.param_groups:

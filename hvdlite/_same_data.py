@@ -1,0 +1,48 @@
+"""Does every rank compute the same gradients? Then all of them read the same data: nobody has sharded it.
+
+Nothing fails in such a job; it is only no faster than one process. So in the first two steps the ranks compare a digest
+of their own gradients, before the average. Equal data gives equal gradients, as all ranks have the same weights.
+Gradients that are all zero say nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from ._coded import coded
+from ._digests import number_of
+
+STEPS = 2
+_SAID = (
+    "hvdlite: all {ranks} ranks computed the same gradients in the first {steps} steps, so every rank reads the same "
+    "data. Shard it: hvd.data.shard(dataset), torch.utils.data.DistributedSampler or tf.data.Dataset.shard with "
+    "hvd.size() and hvd.rank(), or use another seed on each rank for generated data; if it is the same on purpose, set "
+    "HVDLITE_CHECK_START=off"
+)
+
+
+class SameData:
+    """This rank's gradients of the first steps. An adapter compares `number` with the other ranks' in each of them."""
+
+    def __init__(self) -> None:
+        self._left, self._bits = STEPS, dict[str, int]()
+
+    def looks(self) -> bool:
+        """Whether gradients are still to be added."""
+        return self._left > 0
+
+    def add(self, name: str, bits: int) -> None:
+        """A gradient, complete and not averaged yet: its parameter, and the sum of its memory as integers."""
+        self._bits[name] = bits
+
+    def number(self) -> int:
+        """Of this step; 0 if all gradients are zero."""
+        return number_of(sorted(self._bits.items())) if any(self._bits.values()) else 0
+
+    def step(self, number: int, equal: bool, ranks: int, warns: bool) -> None:
+        """A step's comparison is over. ranks: that were compared; warns: this is the one that says it."""
+        self._bits.clear()
+        same = equal and number != 0 and ranks > 1
+        self._left = self._left - 1 if same else 0
+        if same and warns and self._left == 0:
+            warnings.warn(coded("HVD241", _SAID.format(ranks=ranks, steps=STEPS)), RuntimeWarning, stacklevel=3)
