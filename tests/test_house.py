@@ -27,7 +27,7 @@ PYTHON_FLOOR.update(
     {"launcher": 3, "_bytes": 3, "_meeting": 4, "process_set": 4, "_opening": 3.5, "_life": 5, "adapter": 4, "mpi": 3}
 )
 PYTHON_FLOOR.update(
-    {"memory": 3, "links": 3, "gpu": 3, "_given": 4, "counted": 3, "_failing": 4, "_digests": 1, "_same_data": 1}
+    {"memory": 3, "links": 3, "gpu": 3, "_given": 4, "counted": 3, "_failing": 4, "_digests": 1, "_same_data": 2}
 )
 PYTHON_FLOOR.update({"ops": 5, "objects": 5, "mesh": 5, "optimizer": 6, "_public": 7, "numpy": 8, "torch": 8})
 PYTHON_FLOOR.update({"keras": 9, "__init__": 9, "tensorflow": 10, "superseded": 0, "_option": -1, "_coded": -2})
