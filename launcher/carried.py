@@ -77,6 +77,9 @@ class _Carried(Agent):
                 for kind, body in self._said.feed(self._near.recv(READ_BYTES)):
                     if kind == _wire.JOIN:
                         self._numbers = [int(number) for number in json.loads(body)]
+                        self._tell({"what": "joined"})
+                    elif kind == _wire.BYE:
+                        self._tell({"what": "left job"})
                     elif kind == _wire.ABORT:
                         culprit, code, text = _wire.unpack_end(body)
                         known = 0 <= culprit < len(self._numbers)

@@ -74,6 +74,7 @@ class Job:
             self.console.open_files(self.plan.output_folder, again=self.plan.attempt > 0)
         self.number = int.from_bytes(os.urandom(8), "big")
         self.store = self.policy.open_store(self.number)
+        self.ending.left = self.store.left
         self.console.start()
         self._order_start(environment.Meeting(*self.store.address, self.far.secret, self.number))
         self.watch(self.store, lambda: None)  # served every round: deadlines
@@ -164,6 +165,10 @@ class Job:
                 self.policy.ended(news["rank"], news["code"])
             elif news["what"] == "aborted":  # by a rank that knows no store
                 self.policy.aborted(each.number, *news["record"])
+            elif news["what"] == "joined":  # likewise
+                self.ending.left.discard(each.number)
+            elif news["what"] == "left job":
+                self.ending.left.add(each.number)
             elif news["what"] == "pong":
                 each.asked = False
             elif news["what"] == "took" and self._feed is not None:
@@ -241,7 +246,7 @@ class Job:
             self.order(do="kill")
             self.pulse.hurry()
         elif send is not None:
-            self.order(do="signal", number=int(send.number), group=True, spared=send.spared)
+            self.order(do="signal", number=int(send.number), group=True, spared=sorted(send.spared))
 
     def signalled(self, numbers: bytes) -> None:
         """Signals to the launcher; a zero byte is the console's ring."""

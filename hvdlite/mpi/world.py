@@ -152,6 +152,7 @@ class World:
         for each in [*self._of_sets.values(), comm]:
             if not self.failed:
                 self._free(each)
+        agent.leave(self.agent)
         self._of_sets.clear()
         mpi._worlds.clear()
 

@@ -88,7 +88,7 @@ def test_a_rank_that_exits_with_0_ends_nobody_but_who_needs_it_fails(leaves, end
         job.process.stdin.write(f"{needs}\n".encode())
         job.process.stdin.close()
         assert job.wait() == (1 if needs else 0), job.err
-    told = r"hvdlite-run: rank 1 \(pid \d+\) exited with code 0 without hvd.shutdown\(\); rank 0 says: rank 1"
+    told = r"hvdlite-run: rank 0 \(pid \d+\) exited with code 1: rank 1 \(pid \d+\) exited with code 0 without hvd.sh"
     assert bool(re.search(told, job.err)) == bool(needs) == ("HvdPeerLostError" in job.err), job.err
 
 
