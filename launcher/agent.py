@@ -121,7 +121,7 @@ class Agent:
                 elif key.fd == self._woken:
                     self._signalled(os.read(self._woken, 4096))
                 elif key.fd == self._hangup and not os.read(self._hangup, 4096):
-                    self._orphaned()
+                    self._hung_up()
             self._collect()
             self._clean(time.monotonic())
             self._throttle()
@@ -264,6 +264,10 @@ class Agent:
             process.send(pid, signal.SIGKILL, group=True)
         for pid in self._below():
             process.send(pid, signal.SIGKILL)
+
+    def _hung_up(self) -> None:
+        """What has started this agent is gone, and with it the launcher."""
+        self._orphaned()
 
     def _orphaned(self) -> None:
         """The launcher is gone: nobody is left to decide, or to read what the ranks say."""

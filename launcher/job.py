@@ -127,7 +127,7 @@ class Job:
                 each.taking = True
         paused = any(not each.taking and each.output.fileno() >= 0 for each in self.branches)
         give_up = self._give_up if paused else None
-        clocks = (self.ending, self.console, self.pulse, self._lingering)
+        clocks = (self.ending, self.console, self.pulse, self._lingering, self.sessions)
         times = (self.store.deadline(), give_up, self.policy.due(), *(each.due() for each in clocks))
         due = [at for at in times if at is not None]
         patience = max(0.0, min(due) - time.monotonic()) if due else None
@@ -138,6 +138,7 @@ class Job:
         now = time.monotonic()
         self.console.tick(now)
         self._lingering.look(now)
+        self.sessions.look(now)
         self.policy.act(now)
         self.send(self.ending.act(now))
         for each in self.pulse.beat(now):
