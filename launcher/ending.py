@@ -32,6 +32,7 @@ from .process import signal_name
 INTERRUPT_S, TERM_S = 5.0, 30.0  # as long as Slurm and Kubernetes wait after SIGTERM
 LEAVING_S = 10.0  # from the first failure; as long as containers have to end
 LOST = 255  # of ranks whose host is gone, as ssh has it
+KILLED = " (by the kernel when memory runs out, a scheduler at a limit, or kill -9: see dmesg and the scheduler's log)"
 UNKNOWN = 1  # the exit code where nobody's applies
 
 
@@ -216,6 +217,8 @@ class Ending:
         if self.asked or culprit not in self.pids or self._survived():
             return None  # one that was never started has been reported already
         end = how(self.codes.get(culprit))
+        if self.codes.get(culprit) == -signal.SIGKILL:
+            end += KILLED
         if self._stopped and self.abort is not None:
             own = self.abort.reporter == culprit
             end = "failed, and was stopped before it ended" if own else "did not end by itself and was stopped"

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hvdlite import config
-from hvdlite.launcher.ending import INTERRUPT_S, KILL, LEAVING_S, TERM_S, Abort, Ending, Graces, Send
+from hvdlite.launcher.ending import INTERRUPT_S, KILL, KILLED, LEAVING_S, TERM_S, Abort, Ending, Graces, Send
 
 TERM = Send(int(signal.SIGTERM))
 
@@ -47,7 +47,7 @@ def test_the_first_abort_record_beats_the_first_exit():
     job.ended(0.3, 1, -9)
     job.ended(0.4, 2, 1)
     assert job.culprit() == 1 and job.exit_code() == 137
-    assert job.headline() == "rank 1 (pid 101) killed by SIGKILL [HVD402]"
+    assert job.headline() == f"rank 1 (pid 101) killed by SIGKILL{KILLED} [HVD402]" and "dmesg" in KILLED
 
 
 def test_what_the_culprit_says_itself_counts_more_than_what_others_have_heard_of_it():

@@ -2,10 +2,11 @@
 test_launcher_ending.py."""
 
 import re
+import subprocess
 import sys
 
 import pytest
-from launching import launch
+from launching import Launch, launch
 from ranks import everything
 
 PYTHON = (sys.executable, "-u", "-c")
@@ -65,3 +66,26 @@ def test_a_process_that_ends_with_its_rank_is_named_first(leaves):
         r"hvdlite-run: ranks have ended and left processes running, which hvdlite-run ends: pid \d+ \((.*)\) of rank 1;"
     )
     assert code == 0 and "sleep 600" in re.match(told, err)[1] and err.count("pid") == 1, err
+
+
+WRAPPED = [
+    (("timeout", "60"), b"data\n", True),
+    (("nice", "timeout", "60"), b"", False),
+    (("sh", "-ec", '"$0" "$@"; exit $?'), b"data\n", True),
+    (("sh", "-c", 'read line; "$0" "$@"; exit $?'), b"data\nmore\n", False),
+    (("sh", "{job}"), b"data\n", True),
+    (("sh", "{loop}"), b"data\nmore\n", False),
+    (("sh", "-s"), b"RUN -np 1 true\nexit 0\n", False),
+]
+
+
+@pytest.mark.parametrize(("wrapper", "data", "told"), WRAPPED)
+def test_data_that_no_rank_has_read_is_told_behind_wrappers_too(wrapper, data, told, tmp_path):
+    (tmp_path / "job").write_text('"$@"\nexit $?\n')
+    (tmp_path / "loop").write_text('while read -r line; do "$@"; exit $?; done\n')
+    under = [word.format(job=tmp_path / "job", loop=tmp_path / "loop") for word in wrapper]
+    words = () if "-s" in wrapper else ("-np", 1, "true")
+    with Launch(*words, stdin=subprocess.PIPE, under=under, cold=True) as job:
+        job.process.stdin.write(data.replace(b"RUN", b'"$@"'))
+        job.process.stdin.close()
+        assert job.wait() == 0 and ("HVD703" in job.err) == told, job.err

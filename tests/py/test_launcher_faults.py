@@ -13,6 +13,8 @@ import pytest
 from launching import Launch, launch
 from ranks import EVERYTHING, everything
 
+from hvdlite.launcher.ending import KILLED
+
 PYTHON = (sys.executable, "-u", "-c")
 HANG = "exec sleep 600"
 STUBBORN = "trap '' TERM INT HUP; while :; do sleep 1; done"
@@ -25,7 +27,7 @@ BY_DEFAULT = ("env", "-u", "HVDLITE_FAILURE_GRACE")
     [
         ("exit 37", 37, "exited with code 37 [HVD401]"),
         ("kill -SEGV $$", 139, "killed by SIGSEGV [HVD402]"),
-        ("sleep 600 & kill -KILL $$", 137, "killed by SIGKILL [HVD402]"),
+        ("sleep 600 & kill -KILL $$", 137, f"killed by SIGKILL{KILLED} [HVD402]"),
         ("kill -TERM $$", 143, "killed by SIGTERM [HVD402]"),
         *everything(("kill -ABRT $$", 134, "killed by SIGABRT [HVD402]")),
     ],
