@@ -50,11 +50,12 @@ class Sessions:
         return None if self._over is None else self._over[0]
 
     def look(self, now: float) -> None:
-        """Ends the ranks that an MPI's launcher has given up, unless one of them has said why."""
+        """Ends the ranks that an MPI's launcher has given up, unless one of them has said why. Their exit codes say less:
+        that of MPICH is 15 after an MPI_Abort with any code."""
         if self._over is None or (now < self._over[0] and self._job.ending.living):
             return
         (_, text, code), self._over = self._over, None
-        if self._job.ending.asked is None and self._job.ending.culprit() is None:
+        if self._job.ending.asked is None and self._job.ending.abort is None:
             self._job.fail(text, code)
             self._job.send(KILL)
 
@@ -70,7 +71,7 @@ class Sessions:
         job.watch_no_more(session.output)
         if title:  # its agents are there still
             code = session.end()
-            if code and job.ending.asked is None and job.ending.culprit() is None:
+            if code:
                 end = f"was {how(code)} [HVD402]" if code < 0 else f"{how(code)} [HVD401]"
                 text = f"{title} has ended the ranks: it {end}"
                 self._over = (time.monotonic() + ABORTED_S, text, code if code > 0 else LOST)
