@@ -168,12 +168,12 @@ LEAVES = "import subprocess\nfor new in (True, False): subprocess.Popen(['sleep'
 
 @pytest.mark.parametrize("hosts", [(), ("-H", "192.0.2.77:1,192.0.2.78:1", "--network-interface", "lo")])
 def test_what_has_a_session_of_its_own_outlives_a_job_that_ends_well(hosts, tmp_path):
-    """As under Python alone; what has none ends with the ranks."""
+    """As under Python alone; what has none is named and ends with the ranks."""
     shell = tmp_path / "rsh"
     shell.write_text('#!/bin/sh\nshift\nexec setsid -w sh -c "$*"\n')
     shell.chmod(0o755)
     with Launch("-np", 2, *hosts, *PYTHON, LEAVES, OMPI_MCA_plm_rsh_agent=str(shell)) as job:
-        assert job.wait() == 0, job.err
+        assert job.wait() == 0 and job.err.count("(sleep 600) of rank") == 2, job.err
         assert [each for each in job.left().values() if "launcher" not in each] == ["sleep 600 "] * 2
 
 
