@@ -7,8 +7,8 @@ until somebody else writes; then it is ended by a newline and goes on, under its
 that starts over (after a carriage return) rewrites the line in place as long as the stream still owns it, so a bar
 stays one line while the others are silent. `Tail` keeps the last lines of a stream for the report at the end.
 
-In a file or pipe every redrawn state would stay. There (`Lines(False)`) a line that is redrawn is written once, with its
-last state, when it ends. While it goes on, a state is written as a line every `REDRAWN_S`, so that a log shows life.
+In a file or pipe every redrawn state would stay. There (`Lines(False)`) a line that is redrawn is written once, with
+its last state, when it ends. While it goes on, a state is written as a line every `REDRAWN_S`: a log shows life.
 
 Cost: whole lines without carriage returns, the usual case, pass in blocks at the cost of one bytes.replace.
 """

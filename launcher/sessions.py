@@ -50,8 +50,8 @@ class Sessions:
         return None if self._over is None else self._over[0]
 
     def look(self, now: float) -> None:
-        """Ends the ranks that an MPI's launcher has given up, unless one of them has said why. Their exit codes say less:
-        that of MPICH is 15 after an MPI_Abort with any code."""
+        """Ends the ranks that an MPI's launcher has given up, unless one of them has said why. Their exit codes say
+        less: that of MPICH is 15 after an MPI_Abort with any code."""
         if self._over is None or (now < self._over[0] and self._job.ending.living):
             return
         (_, text, code), self._over = self._over, None

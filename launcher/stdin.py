@@ -103,7 +103,7 @@ def _shells(file: os.stat_result) -> bool:
 
 
 def _may_read(pid: int, words: Sequence[str]) -> bool:
-    """Whether a process with this command is a shell that reads stdin: its program has a `read`, or comes from there."""
+    """Whether a process with this command is a shell that reads stdin: its program has a `read`, or comes from it."""
     if not words or not _SHELL.fullmatch(words[0]):
         return False
     at = 1
