@@ -7,7 +7,9 @@
 #include "api.h"
 #include "mpi/world.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 int hvd_mpi_open(const char *library, char *text, size_t text_bytes)
 {
@@ -53,6 +55,20 @@ void hvd_mpi_end(int abort_code)
         hvd_mpi_loaded()->call.Abort(hvd_mpi_loaded()->world, abort_code);
     else
         hvd_mpi_finish();
+}
+
+static int exit_code;
+
+static void exit_now(void)
+{
+    fflush(NULL);
+    _exit(exit_code);
+}
+
+void (*hvd_mpi_exit(int code))(void)
+{
+    exit_code = code;
+    return exit_now;
 }
 
 int hvd_mpi_comm(uintptr_t from, const int *ranks, int count, int timeout_ms, uintptr_t *made, char *text,

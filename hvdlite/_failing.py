@@ -26,6 +26,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ from .errors import HvdError, HvdInitError, HvdPeerLostError, HvdTimeoutError
 if TYPE_CHECKING:
     from . import _store
 
-_exit: list[str] = []  # what is to be said of the sys.exit that has ended the script
+_exit: list[tuple[str, int]] = []  # what is to be said of the sys.exit that has ended the script, and the exit code
 _ROOM = 1000  # characters of what an exception says
 _CODE = re.compile(r"\[(HVD\d{3})\](?:\x1b\[\d*m)?[ \t\r]*$", re.MULTILINE)  # Keras prints its causes in bold
 _SAID = re.compile(r"rank \d+( \([^)]*\))? (raised|called) ")  # by the rank itself
@@ -50,14 +51,14 @@ _BEFORE = re.compile(r"\n\s*\n(?:\x1b\[\d*m)?|^\s*\(\d+\) [A-Za-z_ ]+: ", re.MUL
 class _Leaving:
     """What a SystemExit carries."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, code: int) -> None:
+        self._exit = text, code
 
     def __del__(self) -> None:
         try:
             sys._getframe(1)
         except ValueError:  # nobody called: no script is left
-            _exit[:] = [self._text]
+            _exit[:] = [self._exit]
 
 
 @functools.cache
@@ -153,14 +154,15 @@ def _wrap_quitters() -> None:
 def _carry(called: str, error: SystemExit, frame: FrameType) -> None:
     good = error.code is None or (isinstance(error.code, int) and error.code == 0)
     if not good and threading.current_thread() is threading.main_thread():
-        error._hvdlite = _Leaving(_of_exit(called, error.code, frame))  # type: ignore[attr-defined]
+        code = error.code & 0xFF if isinstance(error.code, int) else 1
+        error._hvdlite = _Leaving(_of_exit(called, error.code, frame), code)  # type: ignore[attr-defined]
 
 
 def exited() -> tuple[str, BaseException | None] | None:
     """At exit: what is to be said of this rank if its script ended by an exit with a bad status, or by an exception of
     which no hook of ours has heard; None: neither."""
     if _exit:
-        return _exit[0], None
+        return _exit[0][0], None
     error = getattr(sys, "last_value", None)
     if error is None or sys.flags.interactive or error.__traceback__ is None:
         return None
@@ -168,6 +170,15 @@ def exited() -> tuple[str, BaseException | None] | None:
     if first.co_name not in ("<module>", "_run_module_as_main") or first.co_filename in ("<stdin>", "<console>"):
         return None
     return f"raised {_described(type(error), error, error.__traceback__)}", meant(error)
+
+
+def status() -> int:
+    """At exit: the exit code of this process, as far as hooks have heard of it."""
+    if _exit:
+        return _exit[0][1]
+    if exited() is None:
+        return 0
+    return 128 + signal.SIGINT if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt) else 1
 
 
 def _of_exit(called: str, status: Any, frame: FrameType) -> str:

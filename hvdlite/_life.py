@@ -372,6 +372,7 @@ def _at_exit() -> None:
     if os.getpid() != _life.pid or lib.hvd_forked() == 1:
         return
     try:
+        mpi.exit_code = _failing.status()
         exited = _failing.exited() if lib.hvd_initialized() == 1 else None
         if exited is not None:
             abort(*exited)

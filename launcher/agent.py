@@ -4,9 +4,10 @@ their ends, and leaves nothing behind. The launcher forks that of its own host; 
 It is the parent of the host's ranks and a child subreaper, and it decides nothing while the launcher lives: when to
 send which signal comes over the control stream. Only when that stream ends (the launcher is gone, be it by SIGKILL)
 does it act by itself: SIGTERM, `ORPHAN_S`, SIGKILL. When the last rank has ended, everything still running below it
-gets SIGTERM, `LEFTOVER_S` and SIGKILL; then the agent says so and exits. What has a session of its own is left alone
-where all ranks have ended well (it uploads a checkpoint; discard.py reads what it writes), and ends like the rest where
-one has failed or a signal has ended the job. If the agent itself is killed, the kernel kills the ranks (process.py).
+gets SIGTERM, `LEFTOVER_S` and SIGKILL; then the agent says so and exits. Where all ranks have ended well, what has a
+session of its own is left alone (discard.py reads what it writes), and the rest (it uploads a checkpoint, behind nohup)
+has `FINISH_S` to end, and a line names it before it is ended. If the agent itself is killed, the kernel kills the ranks
+(process.py).
 
 Two streams lead to the launcher, signed where it is on another host. Control carries JSON frames both ways and never
 waits for output; the output stream carries what ranks write, one frame per read. When the launcher is slow to take it
@@ -40,6 +41,7 @@ from .stdin import INPUT, Intake
 
 ORPHAN_S = 1.5
 LEFTOVER_S = 0.5
+FINISH_S = 1.0  # long enough for what ends with its rank, as the resource tracker of multiprocessing does
 STUCK_S = 10.0  # after SIGKILL; GPUs and large memories take some seconds to be given back
 POLL_S = 0.02  # while waiting for processes that are not our children
 UNSENT_MAX = 1 << 20
@@ -88,10 +90,11 @@ class Agent:
         self._paused = False  # too much is unsent: the pipes are not watched
         self._waiting = False  # the output stream is full: watched for room
         self._started = self._held = self.orphan = self._done = False  # held: more ranks may be started here
-        self._sessions: set[int] = set()  # of all ranks that have lived
+        self._sessions: dict[int, int] = {}  # of all ranks that have lived, with their ranks
         self._well = True  # no rank has failed, and nobody has ended the job
         self._kill_at: float | None = None
         self._cleaning = False
+        self._finish_by: float | None = None  # until then what ranks have left running may end by itself
         self._killed_at: float | None = None  # the first time
         self._asked: set[int] = set()  # leftovers that have got their SIGTERM
         self._selector = selectors.DefaultSelector()
@@ -118,13 +121,13 @@ class Agent:
                 elif key.fd == self._woken:
                     self._signalled(os.read(self._woken, 4096))
                 elif key.fd == self._hangup and not os.read(self._hangup, 4096):
-                    self._orphaned()
+                    self._hung_up()
             self._collect()
             self._clean(time.monotonic())
             self._throttle()
 
     def _patience(self) -> float | None:
-        if (self._cleaning or self._killed_at is not None) and not self._done:
+        if (self._finish_by is not None or self._killed_at is not None) and not self._done:
             return POLL_S
         return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
 
@@ -156,7 +159,7 @@ class Agent:
             self._start(order)
         elif order["do"] == "signal":
             self._well &= order["number"] not in TOLD
-            only, spared = order.get("rank"), {order.get("spared"), *self._servers}
+            only, spared = order.get("rank"), {*order.get("spared", ()), *self._servers}
             for pid, rank in self._ranks.items():
                 if rank == only or (only is None and rank not in spared):
                     process.send(pid, order["number"], group=order["group"])
@@ -195,7 +198,7 @@ class Agent:
                 self._pipes[read_end] = (rank, kind)
                 self._selector.register(read_end, selectors.EVENT_READ)
             self._ranks[pid] = rank
-            self._sessions.add(pid)
+            self._sessions[pid] = rank
             self._tell({"what": "started", "rank": rank, "pid": pid})
         os.close(null)
         if self._stdin >= 0:
@@ -235,8 +238,14 @@ class Agent:
             self._done = True
             self._tell({"what": "done"})
             return
+        if self._finish_by is None:
+            self._finish_by = now + FINISH_S
+        if self._well and now < self._finish_by:
+            return
         if not self._cleaning:
             self._cleaning, self._kill_at = True, now + (0.0 if self.orphan else LEFTOVER_S)
+            for text in discard.unfinished(left, self._sessions) if self._well else ():
+                self._tell({"what": "left", "text": text})
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_all()
             return
@@ -255,6 +264,10 @@ class Agent:
             process.send(pid, signal.SIGKILL, group=True)
         for pid in self._below():
             process.send(pid, signal.SIGKILL)
+
+    def _hung_up(self) -> None:
+        """What has started this agent is gone, and with it the launcher."""
+        self._orphaned()
 
     def _orphaned(self) -> None:
         """The launcher is gone: nobody is left to decide, or to read what the ranks say."""

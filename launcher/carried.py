@@ -11,7 +11,8 @@ Ranks that meet over MPI do not know the launcher's store. Why one fails they sa
 of the rank's end.
 
 What it has started is a process of its own, the carrier, above the agent and its guard (guard.py): an MPI_Abort kills
-that, and the agent has `ENDED_S` to hear the rank's last words and its exit code before it ends the rank itself.
+that (mpi4py calls it for an exception that nobody catches), and nothing else. The agent goes on as long as the launcher
+is there, which hears the rank's last words and its exit code, and decides when the ranks end (sessions.py).
 
 The order comes in a variable, since an mpirun passes stdin on to one rank at most, and values of variables are in no
 argument list. Ranks do not inherit it: they meet over MPI, and need no secret of the launcher's.
@@ -25,7 +26,6 @@ import selectors
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -36,7 +36,6 @@ from . import environment, guard, muster, process, remote
 from .agent import READ_BYTES, TOLD, Agent
 from .ending import LOST
 
-ENDED_S = 1.0
 ORDER = "HVDLITE_AGENT_ORDER"
 BOOT = (
     f"{_python.WITHOUT_FOLDER}import os,json;g=json.loads(os.environ.pop('{ORDER}'));sys.path[:0]=g['path'];"
@@ -46,9 +45,7 @@ _RANKS = ("OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"
 
 
 class _Carried(Agent):
-    """Ends with its carrier. Signals that an MPI sends to its processes are not the launcher's."""
-
-    _alone = False
+    """Ends with its launcher. Signals that an MPI sends to its processes are not the launcher's."""
 
     def __init__(
         self,
@@ -77,6 +74,9 @@ class _Carried(Agent):
                 for kind, body in self._said.feed(self._near.recv(READ_BYTES)):
                     if kind == _wire.JOIN:
                         self._numbers = [int(number) for number in json.loads(body)]
+                        self._tell({"what": "joined"})
+                    elif kind == _wire.BYE:
+                        self._tell({"what": "left job"})
                     elif kind == _wire.ABORT:
                         culprit, code, text = _wire.unpack_end(body)
                         known = 0 <= culprit < len(self._numbers)
@@ -98,14 +98,6 @@ class _Carried(Agent):
     def _hung_up(self) -> None:
         self._selector.unregister(self._hangup)
         self._hangup = -1
-        if not self.orphan:
-            self.orphan, self._stays, self._well = True, False, False
-            self._kill_at = time.monotonic() + ENDED_S
-
-    def _orphaned(self) -> None:
-        if not self._alone:
-            self._alone, self.orphan = True, False
-            super()._orphaned()
 
 
 def main(given: dict[str, Any]) -> int:

@@ -1,4 +1,6 @@
-"""Who reads what a process writes that goes on when its job is over? A process that drops it.
+"""What becomes of processes that outlive the ranks that have started them, and what is the user told of them?
+
+Most end with the job, and a line names those that have been left by ranks that ended well (`unfinished`).
 
 Where a job has ended well, a process that a rank has given a session of its own goes on (agent.py). If its stdout is
 still that of the rank, its next line would end it by SIGPIPE as soon as the agent is gone. So the agent hands the pipes
@@ -14,10 +16,24 @@ from collections.abc import Collection, Iterable, Mapping
 
 from . import process
 
+NAMED = 4  # processes in one line
+
 
 def stuck(pids: Iterable[int]) -> list[str]:
     """What to tell the user of processes that SIGKILL has not ended."""
     return [f"pid {pid} ({process.name_of(pid)}) cannot be killed; left behind [HVD501]" for pid in pids]
+
+
+def unfinished(pids: Collection[int], sessions: Mapping[int, int]) -> list[str]:
+    """What to tell the user of processes that ranks have left running and that end now. sessions: with their ranks."""
+    found = [(pid, sessions.get(process.session_of(pid))) for pid in pids if process.state_of(pid)[1] not in pids]
+    told = [f"pid {pid} ({process.command_of(pid)}) of rank {rank}" for pid, rank in found if rank is not None]
+    more = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
+    text = (
+        f"ranks have ended and left processes running, which hvdlite-run ends: {', '.join(told[:NAMED])}{more}; wait "
+        "for them in the script, or start them in a session of their own (setsid, start_new_session=True) [HVD501]"
+    )
+    return [text] if told else []
 
 
 def handed_over(pipes: Mapping[int, int]) -> list[str]:

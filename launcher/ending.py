@@ -7,16 +7,16 @@ launcher is passed on and gives more time before SIGKILL, SIGTERM most: that is 
 saves then must not be cut off. SIGINT after any signal kills at once. What ranks do once the launcher has sent them a
 signal decides nothing any more.
 
-A rank that exits with 0 is never a failure by itself, also where it has not left by shutdown() (os._exit(0) as the last
-line): the others go on, and only if one of them fails because it needs it is the one that left to blame.
+A rank that exits with 0 is never a failure, also where it has not left by shutdown() (os._exit(0) as the last line):
+the others go on. If one of them fails because it needs a rank that has left or has exited with 0, the one that fails is
+the culprit, and the headline says of whom.
 
-A culprit that has said itself why it fails is on its way out, in atexit handlers or the teardown of a framework. Its
-exit code is the job's, so it gets `LEAVING_S` for it, while the others have their usual time.
+A culprit that has said itself why it fails is on its way out, in atexit handlers or the teardown of a framework, and so
+is a rank that has left by shutdown(). Each gets `LEAVING_S` for it, while the others have their usual time.
 
 The exit code is the culprit's, 128+n for a signal, also 128+n when signal n ended the launcher's job. A culprit that
-exited with 0 (it left without a word while others needed it) hands the code over to the next that failed. One that has
-said what went wrong and had not ended when the grace was over counts as what it was about to be: failed, with code 1;
-so does one that not even SIGKILL has ended.
+exited with 0 hands the code over to the next that failed. One that has said what went wrong and had not ended when the
+grace was over counts as what it was about to be: failed, with code 1; so does one that not even SIGKILL has ended.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .process import signal_name
 INTERRUPT_S, TERM_S = 5.0, 30.0  # as long as Slurm and Kubernetes wait after SIGTERM
 LEAVING_S = 10.0  # from the first failure; as long as containers have to end
 LOST = 255  # of ranks whose host is gone, as ssh has it
+KILLED = " (by the kernel when memory runs out, a scheduler at a limit, or kill -9: see dmesg and the scheduler's log)"
 UNKNOWN = 1  # the exit code where nobody's applies
 
 
@@ -39,7 +40,7 @@ class Send(NamedTuple):
     """An action: this signal to the process group of every living rank but `spared`."""
 
     number: int
-    spared: int = -1
+    spared: frozenset[int] = frozenset()
 
 
 KILL = Send(int(signal.SIGKILL))
@@ -83,6 +84,7 @@ class Ending:
         self.pids: dict[int, int] = {}
         self.codes: dict[int, int] = {}  # of ended ranks; negative for a signal
         self.living = set(range(size))
+        self.left: set[int] = set()  # ranks that have left by shutdown(), and may run exit handlers
         self.abort: Abort | None = None
         self._missed: Abort | None = None  # who was missing at the time limit, as one says who waited
         self.asked: int | None = None  # the signal that ended the job from outside
@@ -90,7 +92,7 @@ class Ending:
         self._stopped = False  # the culprit, which had said why it fails, ended by our signal
         self._sent: set[int] = set()  # signals of ours that have gone out
         self._next: tuple[float, Send] | None = None
-        self._leave_by = 0.0  # until then the culprit may end by itself, if it is about to
+        self._leave_by = 0.0  # until then those that are about to end may do so by themselves
 
     def admit(self, rank: int) -> None:
         """One more."""
@@ -121,7 +123,7 @@ class Ending:
         if code != 0 and self._left_well() and (words or code != 1) and "HvdPeerLostError" not in words:
             self.abort = None
         self.codes[rank] = code
-        if -code in self._sent and self.abort is not None and self.abort.culprit == rank:
+        if -code in self._sent and self.abort is not None and self.abort.culprit == rank == self.culprit():
             self.codes[rank] = UNKNOWN  # it was on its way out, or did not know that it had failed
             self._stopped = True
         if code != 0 and not self._sent:
@@ -183,15 +185,18 @@ class Ending:
             return None
         send = self._next[1]
         self._next = None if send == KILL else (now + self._graces.term, KILL)
-        if self.asked is None and now < self._leave_by and self.abort is not None and self.abort.own:
+        leaving = self._leaving()
+        if self.asked is None and now < self._leave_by and leaving:
             self._next = self._next or (self._leave_by, Send(int(signal.SIGTERM)))
-            send = send._replace(spared=self.abort.culprit)
+            send = send._replace(spared=leaving)
         self._sent.add(send.number)
         return send
 
     def culprit(self) -> int | None:
         """The rank that the job's end is put down to, if it has failed; its code is known once it has ended."""
         if self.abort is not None:
+            if self._failed and self._departed():
+                return self._failed[0]
             return None if self._left_well() else self.abort.culprit
         return self._failed[0] if self._failed else None
 
@@ -212,8 +217,8 @@ class Ending:
         if self.asked or culprit not in self.pids or self._survived():
             return None  # one that was never started has been reported already
         end = how(self.codes.get(culprit))
-        if self._left() and self.abort is not None and code_of(self.abort.text) != "HVD451":  # it said that it leaves
-            end += " without hvd.shutdown()"
+        if self.codes.get(culprit) == -signal.SIGKILL:
+            end += KILLED
         if self._stopped and self.abort is not None:
             own = self.abort.reporter == culprit
             end = "failed, and was stopped before it ended" if own else "did not end by itself and was stopped"
@@ -222,6 +227,10 @@ class Ending:
 
     def _told(self, line: str, culprit: int, code: int) -> str:
         """What is known of its end, or what others say of it."""
+        if self.abort is not None and self.abort.culprit != culprit:
+            if self._left() and code_of(self.abort.text) != "HVD451":  # it did not say that it leaves
+                return f"{line}: {self.who(self.abort.culprit)} exited with code 0 without hvd.shutdown()"
+            return f"{line}: {self.abort.text}"
         if self.abort is not None and self.abort == self._missed:
             return f"{line}; rank {self.abort.reporter} says: {self.abort.text}"
         if self.abort is None:
@@ -233,11 +242,24 @@ class Ending:
         return f"{line}; rank {self.abort.reporter} says: {self.abort.text}"
 
     def _left(self) -> bool:
-        """Whether the rank that others miss has exited with 0."""
+        """Whether others miss that rank, and did not only wait for it in vain."""
         abort = self.abort
         if abort is None or abort.reporter == abort.culprit or abort.hangs or abort == self._missed:
             return False
-        return self.codes.get(abort.culprit) == 0
+        return self._departed()
+
+    def _departed(self) -> bool:
+        """Whether the rank that others name has exited with 0, or left by shutdown(): who fails of it is to blame."""
+        abort = self.abort
+        if abort is None or abort.reporter == abort.culprit:
+            return False
+        code = self.codes.get(abort.culprit)
+        return code == 0 or (code_of(abort.text) == "HVD451" and (code is None or -code in self._sent))
+
+    def _leaving(self) -> frozenset[int]:
+        """Living ranks that are about to end by themselves: those that have left, and a culprit that said why."""
+        own = {self.abort.culprit} if self.abort is not None and self.abort.own else set()
+        return frozenset(self.living & (self.left | own))
 
     def _left_well(self) -> bool:
         """And no other has failed of it, or by itself."""

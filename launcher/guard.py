@@ -35,7 +35,7 @@ def guarded(life: Callable[[int], int], outer: int = -1) -> int:
     (negative for a signal) when all that was below the child is gone.
 
     hangup: a descriptor whose end the child is to take for the launcher's. outer: one whose end this process takes for
-    that. Call it from the main thread of a process that has no other.
+    that before the child has lent it its stream. Call it from the main thread of a process that has no other.
     """
     near, far = socket.socketpair()
     process.become_subreaper()
@@ -126,7 +126,8 @@ class _Guard:
             pass
         self._watch.unregister(self._outer)
         self._near.shutdown(socket.SHUT_WR)
-        self._gone()
+        if self._control < 0:  # else the end of that decides
+            self._gone()
 
     def _gone(self) -> None:
         """The launcher is."""

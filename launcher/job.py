@@ -74,6 +74,7 @@ class Job:
             self.console.open_files(self.plan.output_folder, again=self.plan.attempt > 0)
         self.number = int.from_bytes(os.urandom(8), "big")
         self.store = self.policy.open_store(self.number)
+        self.ending.left = self.store.left
         self.console.start()
         self._order_start(environment.Meeting(*self.store.address, self.far.secret, self.number))
         self.watch(self.store, lambda: None)  # served every round: deadlines
@@ -126,7 +127,7 @@ class Job:
                 each.taking = True
         paused = any(not each.taking and each.output.fileno() >= 0 for each in self.branches)
         give_up = self._give_up if paused else None
-        clocks = (self.ending, self.console, self.pulse, self._lingering)
+        clocks = (self.ending, self.console, self.pulse, self._lingering, self.sessions)
         times = (self.store.deadline(), give_up, self.policy.due(), *(each.due() for each in clocks))
         due = [at for at in times if at is not None]
         patience = max(0.0, min(due) - time.monotonic()) if due else None
@@ -137,6 +138,7 @@ class Job:
         now = time.monotonic()
         self.console.tick(now)
         self._lingering.look(now)
+        self.sessions.look(now)
         self.policy.act(now)
         self.send(self.ending.act(now))
         for each in self.pulse.beat(now):
@@ -164,6 +166,10 @@ class Job:
                 self.policy.ended(news["rank"], news["code"])
             elif news["what"] == "aborted":  # by a rank that knows no store
                 self.policy.aborted(each.number, *news["record"])
+            elif news["what"] == "joined":  # likewise
+                self.ending.left.discard(each.number)
+            elif news["what"] == "left job":
+                self.ending.left.add(each.number)
             elif news["what"] == "pong":
                 each.asked = False
             elif news["what"] == "took" and self._feed is not None:
@@ -241,7 +247,7 @@ class Job:
             self.order(do="kill")
             self.pulse.hurry()
         elif send is not None:
-            self.order(do="signal", number=int(send.number), group=True, spared=send.spared)
+            self.order(do="signal", number=int(send.number), group=True, spared=sorted(send.spared))
 
     def signalled(self, numbers: bytes) -> None:
         """Signals to the launcher; a zero byte is the console's ring."""

@@ -7,6 +7,9 @@ until somebody else writes; then it is ended by a newline and goes on, under its
 that starts over (after a carriage return) rewrites the line in place as long as the stream still owns it, so a bar
 stays one line while the others are silent. `Tail` keeps the last lines of a stream for the report at the end.
 
+In a file or pipe every redrawn state would stay. There (`Lines(False)`) a line that is redrawn is written once, with
+its last state, when it ends. While it goes on, a state is written as a line every `REDRAWN_S`: a log shows life.
+
 Cost: whole lines without carriage returns, the usual case, pass in blocks at the cost of one bytes.replace.
 """
 
@@ -16,6 +19,7 @@ import re
 from typing import NamedTuple
 
 UNFINISHED_S = 0.2
+REDRAWN_S = 10.0
 LINE_MAX = 1 << 20
 TAIL_BYTES = 16384
 
@@ -33,9 +37,12 @@ class Piece(NamedTuple):
 
 
 class Lines:
-    """One stream of one rank."""
+    """One stream of one rank. redraws: a line that is written over is shown each time, as on a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, redraws: bool = True) -> None:
+        self._redraws = redraws
+        self._state: bytes | None = None  # what stood in a line that is written over and not shown; None: it is not
+        self._told = False  # its last state has been shown as a line
         self._held = bytearray()  # of the current line, not shown yet
         self._shown = False  # a part of the current line has been shown
         self._over = False  # a carriage return came after what was shown
@@ -46,14 +53,14 @@ class Lines:
         if not _ENDS.search(chunk):
             self._held += chunk
             pieces = [self._part()] if len(self._held) > LINE_MAX else []
-        elif self._shown or self._over or b"\r" in chunk:
+        elif self._shown or self._over or self._state is not None or b"\r" in chunk:
             pieces = self._cut(bytes(self._held) + chunk)
         else:
             self._held += chunk
             end = self._held.rindex(b"\n") + 1
             pieces = [Piece(bytes(self._held[:end]), block=True)]
             del self._held[:end]
-        if not self._held:
+        if not self._held and not self._state:
             self._since = None
         elif self._since is None or pieces:
             self._since = now
@@ -61,15 +68,25 @@ class Lines:
 
     def due(self) -> float | None:
         """When the unfinished line is to be shown; None: there is none."""
-        return None if self._since is None else self._since + UNFINISHED_S
+        patience = UNFINISHED_S if self._state is None else REDRAWN_S
+        return None if self._since is None else self._since + patience
 
     def flush(self) -> list[Piece]:
-        """The unfinished line as far as it came."""
+        """The unfinished line as far as it came; of one that is redrawn the last whole state, as a line."""
+        if self._state is not None:
+            text, self._state, self._told = self._state or bytes(self._held), b"", True
+            if text == self._held:
+                self._held.clear()
+            self._since = self._since + REDRAWN_S if self._since is not None and self._held else None
+            return [Piece(text, ends=True)] if text.strip() else []
         self._since = None
         return [self._part()] if self._held else []
 
     def finish(self) -> list[Piece]:
         """The end of the stream: what is unfinished gets its newline."""
+        if self._state is not None:
+            self._since, self._told = None, True
+            return self._last()
         if not self._held and not self._shown:
             return []
         piece = self._part()._replace(ends=True)
@@ -80,10 +97,29 @@ class Lines:
     def _part(self) -> Piece:
         piece = Piece(bytes(self._held), continues=self._shown, over=self._over and bool(self._held))
         if self._held:
-            self._over = False
+            self._over, self._state = False, None
         self._shown = True
         self._held.clear()
         return piece
+
+    def _last(self) -> list[Piece]:
+        """The last state of a line that was redrawn, unless it has been shown or is blank and has no newline."""
+        text, told = bytes(self._held) or self._state or b"", self._told
+        self._held.clear()
+        self._state, self._told = None, False
+        return [] if told and not text.strip() else [Piece(text, ends=True)]
+
+    def _over_again(self) -> list[Piece]:
+        """A carriage return where redrawn lines are not shown each time."""
+        pieces = []
+        if self._shown:  # as an unfinished line, which ends here
+            pieces = [self._part()._replace(ends=True)]
+            self._shown, self._told = False, True
+        elif self._held:
+            self._state, self._told = bytes(self._held), False
+            self._held.clear()
+        self._state = self._state or b""
+        return pieces
 
     def _cut(self, text: bytes) -> list[Piece]:
         """The slow way: line by line, with carriage returns."""
@@ -93,7 +129,11 @@ class Lines:
         for match in _ENDS.finditer(text):
             self._held += text[start : match.start()]
             start = match.end()
-            if match.group() == b"\n":
+            if match.group() == b"\n" and self._state is not None:
+                pieces += self._last()
+            elif match.group() == b"\r" and not self._redraws:
+                pieces += self._over_again()
+            elif match.group() == b"\n":
                 pieces.append(self._part()._replace(ends=True))
                 self._shown = self._over = False
             else:

@@ -45,7 +45,9 @@ class Console:
         whole = look.as_json or (look.fold and size > 1)
         shown = range(size) if look.ranks is None else look.ranks
         self._sheet = Sheet(shown, look.fold, look.as_json, STREAMS, hosts, self._servers) if whole else None
-        self._lines = {(rank, stream): Lines() for rank in range(size + servers) for stream in STREAMS}
+        self._lines: dict[tuple[int, int], Lines] = {}
+        for rank in range(size + servers):
+            self._lines.update(self._new_lines(rank))
         self._tails = [Tail() for _ in range(size + servers)]
         one = _same(1, 2)
         out, writer = Screen(), _Writer(wake, self._note)
@@ -75,7 +77,7 @@ class Console:
 
     def admit(self, rank: int, host: str) -> None:
         """One more process, with the next number."""
-        self._lines.update({(rank, stream): Lines() for stream in STREAMS})
+        self._lines.update(self._new_lines(rank))
         self._tails.append(Tail())
         self._prefixed = True
         if self._sheet is not None:
@@ -83,6 +85,9 @@ class Console:
         if self._folder is not None:
             with contextlib.suppress(OSError):  # a full disk ends nothing that runs
                 self._open_files(rank)
+
+    def _new_lines(self, rank: int) -> dict[tuple[int, int], Lines]:
+        return {(rank, stream): Lines(stream in self._look.redraws) for stream in STREAMS}
 
     def start(self) -> None:
         """Starts the writing threads: after the agents were forked."""

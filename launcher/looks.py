@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from hvdlite.options import finite_number
 
+from . import desk
 from .hosts import Slot
 from .plan import Look
 
@@ -34,10 +35,13 @@ def of(asked: argparse.Namespace, environ: Mapping[str, str]) -> Look:
         if asked.folder is None:
             raise LookError("--output-file-mb needs --output-filename DIR, whose files it limits [HVD703]")
     plain = "NO_COLOR" in environ or environ.get("TERM", "dumb") == "dumb"
-    colours = [] if plain else [stream for stream in (1, 2) if os.isatty(stream)]
+    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+    redraws = [1, 2] if desk.KEY in environ else terminals  # hvdlite.run shows it, perhaps in a notebook
     ranks = _ranks("--ranks-to-console", asked.shown)
     local_ranks = _ranks("--local-ranks-filter", asked.local_shown)
-    return Look(asked.timestamps, ranks, local_ranks, asked.fold, asked.as_json, colours, size)
+    return Look(
+        asked.timestamps, ranks, local_ranks, asked.fold, asked.as_json, [] if plain else terminals, redraws, size
+    )
 
 
 def placed(look: Look, slots: Sequence[Slot]) -> Look:

@@ -42,6 +42,7 @@ class Look(NamedTuple):
     fold: bool = False
     as_json: bool = False
     colours: Collection[int] = ()  # descriptors of terminals that get some
+    redraws: Collection[int] = ()  # descriptors where a line may be written over, as on a terminal
     file_bytes: int | None = None  # of an output file, before a new one is begun
 
 

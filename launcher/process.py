@@ -25,6 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 NOT_FOUND = 127  # exit codes of a shell for a command that is not there, and for one that is no program
 NOT_RUNNABLE = 126
+COMMAND_MAX = 100  # characters of a command in a text
 
 
 class StartError(OSError):
@@ -254,6 +255,16 @@ def name_of(pid: int) -> str:
             return file.read().strip()
     except OSError:
         return "?"
+
+
+def command_of(pid: int) -> str:
+    """Its words, as far as they fit in a line; the name of a process that shows none."""
+    try:
+        with open(f"/proc/{pid}/cmdline", errors="replace") as file:
+            words = " ".join("".join(c if c.isprintable() else " " for c in file.read(4096)).split())
+    except OSError:
+        words = ""
+    return (words if len(words) <= COMMAND_MAX else f"{words[:COMMAND_MAX]}...") or name_of(pid)
 
 
 def send(pid: int, number: int, group: bool = False) -> None:

@@ -8,6 +8,7 @@ An ssh or srun that is heard here was started for one job and ends with it; see 
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from .starting import Running
 if TYPE_CHECKING:
     from .job import Job
 
+ABORTED_S = 1.0  # after an MPI_Abort: a rank's own words and exit code tell more than the exit code of an mpirun
+
 
 class Sessions:
     """Of one job."""
@@ -25,6 +28,7 @@ class Sessions:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._running: list[Running] = []
+        self._over: tuple[float, str, int] | None = None  # an MPI's launcher has ended the ranks: act then, text, code
 
     def admit(self, session: Running) -> None:
         """One more, which is heard from now on."""
@@ -41,6 +45,20 @@ class Sessions:
         for session in self._running:
             session.end()
 
+    def due(self) -> float | None:
+        """When `look` has something to do; None: never."""
+        return None if self._over is None else self._over[0]
+
+    def look(self, now: float) -> None:
+        """Ends the ranks that an MPI's launcher has given up, unless one of them has said why. Their exit codes say
+        less: that of MPICH is 15 after an MPI_Abort with any code."""
+        if self._over is None or (now < self._over[0] and self._job.ending.living):
+            return
+        (_, text, code), self._over = self._over, None
+        if self._job.ending.asked is None and self._job.ending.abort is None:
+            self._job.fail(text, code)
+            self._job.send(KILL)
+
     def _listen(self, session: Running) -> None:
         job, title = self._job, session.session.title
         chunk = session.listen()
@@ -53,10 +71,10 @@ class Sessions:
         job.watch_no_more(session.output)
         if title:  # its agents are there still
             code = session.end()
-            if code and job.ending.asked is None and job.ending.culprit() is None:
+            if code:
                 end = f"was {how(code)} [HVD402]" if code < 0 else f"{how(code)} [HVD401]"
-                job.fail(f"{title} has ended the ranks: it {end}", code if code > 0 else LOST)
-                job.send(KILL)
+                text = f"{title} has ended the ranks: it {end}"
+                self._over = (time.monotonic() + ABORTED_S, text, code if code > 0 else LOST)
             return
         for each in self._led_to(session):
             if each.alive and not each.done:

@@ -21,10 +21,15 @@ import stat
 import termios
 from collections.abc import Callable, Sequence
 
+from . import process
+
 INPUT = 2  # the kind of its frames, beside agent.CONTROL
 PIECE = 1 << 14
 _PYTHON = re.compile(r"(.*/)?(python|pypy)[0-9.]*t?")
 _FLAG = re.compile(r"-[bBdEiIOPqRsSuvx]+|-[XW].+")  # of Python, and takes no value, or has it
+_SHELL = re.compile(r"-?(.*/)?(ba|da|a|k|mk|z)?sh[0-9.]*")
+_READS = re.compile(r"\b(read|readarray|mapfile)\b")
+_SCRIPT_MAX = 1 << 18  # characters of it that are looked at
 _ARGUMENT_MAX = (1 << 17) - 1  # bytes, as Linux has it
 
 
@@ -71,22 +76,48 @@ def own() -> int:
 
 
 def unread() -> str | None:
-    """What to tell the user where a pipe or file was given to this process and nobody has read it. What its parent has
-    as stdin too is the parent's: a shell's `while read` loop, a script that the shell reads from there."""
+    """What to tell the user where a pipe or file was given to this process and nobody has read it. What a shell above
+    has as stdin too may be the shell's: a `while read` loop, a script that it reads from there."""
     given, waits = os.fstat(0), False
     if stat.S_ISREG(given.st_mode):
         waits = given.st_size > 0 and os.lseek(0, 0, os.SEEK_CUR) == 0  # else somebody reads it by and by
     elif stat.S_ISFIFO(given.st_mode):
-        waits = any(fcntl.ioctl(0, termios.FIONREAD, bytes(4))) and not _parents(given)
+        waits = any(fcntl.ioctl(0, termios.FIONREAD, bytes(4))) and not _shells(given)
     text = "no rank has read the data at stdin: --stdin 0 gives it to rank 0 [HVD703]"
     return text if waits else None
 
 
-def _parents(file: os.stat_result) -> bool:
+def _shells(file: os.stat_result) -> bool:
+    """Whether a process above has the same stdin and is a shell that may read it. Others (timeout, sudo, a job script)
+    only hand it on."""
+    pid = os.getppid()
     try:
-        return os.path.samestat(file, os.stat(f"/proc/{os.getppid()}/fd/0"))
+        while pid and os.path.samestat(file, os.stat(f"/proc/{pid}/fd/0")):
+            with open(f"/proc/{pid}/cmdline", errors="replace") as words:
+                if _may_read(pid, words.read().split("\0")[:-1]):
+                    return True
+            pid = process.state_of(pid)[1]
     except OSError:
-        return False  # it has none, or is another user's
+        pass  # it has none, or is another user's
+    return False
+
+
+def _may_read(pid: int, words: Sequence[str]) -> bool:
+    """Whether a process with this command is a shell that reads stdin: its program has a `read`, or comes from it."""
+    if not words or not _SHELL.fullmatch(words[0]):
+        return False
+    at = 1
+    while at < len(words) and words[at][:1] in "-+" and words[at]:
+        if "c" in words[at] and not words[at].startswith("--"):
+            return any(_READS.search(word) for word in words[at + 1 :])
+        at += 2 if words[at] in ("-o", "-O", "+o", "+O") else 1
+    if at >= len(words):
+        return True
+    try:
+        with open(os.path.join(f"/proc/{pid}/cwd", words[at]), errors="replace") as script:
+            return _READS.search(script.read(_SCRIPT_MAX)) is not None
+    except OSError:
+        return True
 
 
 class Feed:

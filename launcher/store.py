@@ -75,6 +75,7 @@ class StoreServer:
         self._guests: list[Connection] = []  # those that have, and are about to say JOIN
         self._members: dict[int, Connection] = {}  # the live connection of each rank
         self._watchers: list[Connection] = []
+        self.left: set[int] = set()  # ranks that have said BYE and have not joined again
         self._epochs: Epochs | Membership = (
             book(self._tell) if book else Epochs(size, job, self._tell, on_late, servers)
         )
@@ -250,6 +251,7 @@ class StoreServer:
                 self._on_abort(connection.rank, culprit, code, text)
             self._epochs.aborted(connection.rank, culprit, code, text)
         elif kind == _wire.BYE:
+            self.left.add(connection.rank)
             self._epochs.left(connection.rank, bool(body))
             self._close(connection)
         else:
@@ -273,6 +275,7 @@ class StoreServer:
         connection.reader.limit = _wire.FRAME_MAX
         self._guests.remove(connection)
         self._members[rank] = connection
+        self.left.discard(rank)
         self._epochs.join(rank, pid, build, timeout if 0 < timeout < 1e7 else 30.0, host, commit)
 
     def _tell(self, rank: int, kind: int, body: bytes) -> None:

@@ -104,15 +104,16 @@ void hvd_abort_lost(struct hvd_engine *engine, int local)
         hvd_stall_gone(engine, local);
         return;
     }
-    char text[256], where[96];
+    char text[384], where[96];
     const char *host = strstr(engine->who[rank].called, " (host ");
     hvd_text_copy(where, sizeof where, host ? host : "");
     if (host) /* "rank 3 (pid 77, host b)" */
         snprintf(where, sizeof where, ", %s", host + 2);
-    hvd_text_write(text, sizeof text,
-                   HVD450
-                   "rank %d (pid %d%s is lost: its process ended without leaving the job; its own last output says why",
-                   rank, engine->host.pid[local], host ? where : ")");
+    hvd_text_write(
+        text, sizeof text,
+        HVD450 "rank %d (pid %d%s is lost: its process ended without leaving the job; its last output says why, or "
+               "nothing does if SIGKILL ended it (out of memory, a limit, kill -9): see dmesg and the scheduler's log",
+        rank, engine->host.pid[local], host ? where : ")");
     hvd_engine_abort(engine, rank, HVD_EPEER, text);
 }
 

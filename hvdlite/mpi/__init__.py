@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _STARTERS = ("Open MPI", "MPICH or Intel MPI", "MVAPICH", "jsrun")
 _worlds: list[World] = []  # the last one opened; empty: this process is no rank of a job over MPI
+exit_code = 0  # of this process, once it is about to end
 
 
 def wanted(comm: Any, place: Place | None, environ: Mapping[str, str], plane: Any = None) -> bool:

@@ -47,6 +47,11 @@ def abort(to: int, culprit: int, code: int, text: str) -> None:
     _send(to, _wire.Session().pack(_wire.ABORT, _wire.pack_end(culprit, code, text)))
 
 
+def leave(to: int) -> None:
+    """Says that this rank has left the job, and may run exit handlers from now on."""
+    _send(to, _wire.Session().pack(_wire.BYE, b""))
+
+
 def _send(to: int, frame: bytes) -> None:
     if to < 0:
         return

@@ -152,6 +152,7 @@ class World:
         for each in [*self._of_sets.values(), comm]:
             if not self.failed:
                 self._free(each)
+        agent.leave(self.agent)
         self._of_sets.clear()
         mpi._worlds.clear()
 
@@ -327,10 +328,11 @@ def _at_exit() -> None:
         lib.hvd_mpi_end(0)
         return
     sys.stdout.flush()
-    aborts = lib.hvd_mpi_running() == 1  # started by somebody else, who would finalize it now and might wait for ever
+    others = lib.hvd_mpi_running() == 1  # mpi4py would finalize it, after all Python code, and might wait for ever
     if not _has_agent:
         time.sleep(_GRACE_S)
-    elif aborts:
-        time.sleep(_GRACE_S / 2)  # before the launcher sends SIGTERM
-    if aborts:
-        lib.hvd_mpi_end(1)
+        if others:
+            lib.hvd_mpi_end(1)
+    elif others:  # an MPI_Abort would hide the exit code, and end ranks that the launcher gives time
+        leave = ffi.cast("uintptr_t", lib.hvd_mpi_exit(mpi.exit_code))
+        ctypes.pythonapi.Py_AtExit(ctypes.c_void_p(int(leave)))  # the last one registered is called first

@@ -35,7 +35,7 @@ LAST = {
     "raise": (1, r"exited with code 1: rank 1 raised ValueError: out of cheese \(failing\.py:\d+\) \[HVD401\]"),
     "exit": (3, r"exited with code 3: rank 2( \([^)]*\))? called sys\.exit\(3\) \(failing\.py:\d+\) \[HVD401\]"),
     "_exit": (5, r"exited with code 5 \[HVD401\]"),
-    "kill": (137, r"killed by SIGKILL \[HVD402\]"),
+    "kill": (137, r"killed by SIGKILL \(.*\) \[HVD402\]"),
     "segv": (139, r"killed by SIGSEGV \[HVD402\]"),
 }
 GRACE_S, END_S = 60, 30.0  # ours, which nobody needs; from the failure to the end of the job
@@ -93,6 +93,19 @@ def test_where_hvdlite_run_launches_an_mpi_all_say_it_and_the_launcher_last_and_
     checked(way, code, out + err, survivors=2)
     assert code == LAST[way][0], err
     assert err.count("Traceback (most recent call last)") == (way == "raise"), err
+    says_it_last(way, err)
+
+
+@pytest.mark.parametrize("mpi", everything(*mpis.WHEELS) or ["mpich"])
+@pytest.mark.parametrize("way", ["raise", "exit"])
+def test_where_mpi4py_has_started_mpi_a_rank_ends_with_its_own_code_and_handlers(mpi, way):
+    """mpi4py would finalize MPI, and wait for ranks that are gone."""
+    body = "from mpi4py import MPI; import atexit, runpy; atexit.register(print, 'saved'); runpy.run_path({!r})"
+    environ = mpis.environment(mpi, with_mpi4py=True)
+    environ = {name: environ[name] for name in ("PYTHONPATH", "MPI4PY_LIBMPI")}
+    words = ("-np", 3, "--failure-grace", GRACE_S, sys.executable, "-c", body.format(str(PROGRAM)), way)
+    code, out, err = said_by(mpi, *words, **environ)
+    assert code == LAST[way][0] and out.count("saved") == 3 and "MPI_Abort" not in err, out + err
     says_it_last(way, err)
 
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hvdlite import config
-from hvdlite.launcher.ending import INTERRUPT_S, KILL, LEAVING_S, TERM_S, Abort, Ending, Graces, Send
+from hvdlite.launcher.ending import INTERRUPT_S, KILL, KILLED, LEAVING_S, TERM_S, Abort, Ending, Graces, Send
 
 TERM = Send(int(signal.SIGTERM))
 
@@ -47,7 +47,7 @@ def test_the_first_abort_record_beats_the_first_exit():
     job.ended(0.3, 1, -9)
     job.ended(0.4, 2, 1)
     assert job.culprit() == 1 and job.exit_code() == 137
-    assert job.headline() == "rank 1 (pid 101) killed by SIGKILL [HVD402]"
+    assert job.headline() == f"rank 1 (pid 101) killed by SIGKILL{KILLED} [HVD402]" and "dmesg" in KILLED
 
 
 def test_what_the_culprit_says_itself_counts_more_than_what_others_have_heard_of_it():
@@ -82,7 +82,7 @@ def test_a_culprit_that_has_said_why_and_ends_too_slowly_is_still_the_one_that_f
     """It is no rank killed by SIGTERM with code 143: on a busy machine a process takes longer to end than the grace."""
     job = ending(2)
     job.aborted(5.0, Abort(1, 1, "rank 1 raised ValueError: boom (train.py:12)"))
-    assert job.act(7.0) == TERM._replace(spared=1) and job.act(7.5) == KILL._replace(spared=1)
+    assert job.act(7.0) == TERM._replace(spared=frozenset({1})) and job.act(7.5) == KILL._replace(spared=frozenset({1}))
     job.ended(7.6, 0, -9)
     assert job.due() == 5.0 + LEAVING_S and job.act(15.0) == TERM and job.due() == 15.5
     job.ended(15.1, 1, -15)
@@ -98,7 +98,7 @@ def test_a_culprit_that_has_said_why_gets_the_time_to_exit_with_its_own_code():
     job = ending(2)
     job.aborted(5.0, Abort(0, 1, "rank 1 called sys.exit(5) (train.py:12)"))
     job.aborted(5.1, Abort(1, 1, "rank 1 called sys.exit(5) (train.py:12)"))
-    assert job.act(7.0) == TERM._replace(spared=1)
+    assert job.act(7.0) == TERM._replace(spared=frozenset({1}))
     job.ended(7.1, 0, -15)
     job.ended(8.0, 1, 5)
     assert job.due() is None and job.exit_code() == 5
@@ -108,7 +108,7 @@ def test_a_culprit_that_has_said_why_gets_the_time_to_exit_with_its_own_code():
 def test_a_signal_to_the_launcher_spares_no_culprit():
     job = ending(2)
     job.aborted(5.0, Abort(1, 1, "rank 1 raised ValueError"))
-    assert job.act(7.0) == TERM._replace(spared=1)
+    assert job.act(7.0) == TERM._replace(spared=frozenset({1}))
     assert job.signalled(7.1, signal.SIGTERM) == TERM and job.act(9.7) == KILL
 
 
@@ -125,21 +125,21 @@ def test_a_rank_that_exits_with_0_and_without_a_word_ends_nobody(first):
         assert job.exit_code() == 0 and job.headline() is None
         return
     job.ended(70.0, 2, 1)  # it needed it
-    assert job.exit_code() == 1 and job.culprit() == 0
-    said = "rank 0 (pid 100) exited with code 0 without hvd.shutdown(); rank 2 says: rank 0 is lost [HVD401]"
+    assert job.exit_code() == 1 and job.culprit() == 2
+    said = "rank 2 (pid 102) exited with code 1: rank 0 (pid 100) exited with code 0 without hvd.shutdown() [HVD401]"
     assert job.headline() == said
 
 
 def test_who_fails_of_something_else_than_a_rank_that_has_left_is_to_blame_itself():
     lost = "HvdPeerLostError: rank 0 is lost"
-    for words, code, culprit in (("ValueError: boom", 1, 1), (lost, 1, 0), (lost, 3, 0), ("", 1, 0), ("", 3, 1)):
+    left = "rank 0 left the job [HVD451]"
+    for words, code, of in (("ValueError: boom", 1, ""), (lost, 1, left), (lost, 3, left), ("", 1, left), ("", 3, "")):
         job = ending(2)
         job.ended(5.0, 0, 0)
-        job.aborted(5.0, Abort(1, 0, "rank 0 left the job [HVD451]"))
+        job.aborted(5.0, Abort(1, 0, left))
         job.ended(70.0, 1, code, words)
-        assert job.culprit() == culprit and job.exit_code() == code
-        assert f"rank {culprit} (pid 10{culprit}) exited with code" in job.headline()
-        assert "without hvd.shutdown()" not in job.headline()
+        assert job.culprit() == 1 and job.exit_code() == code
+        assert job.headline() == f"rank 1 (pid 101) exited with code {code}" + (f": {of}" if of else " [HVD401]")
 
 
 def test_a_culprit_that_exits_with_0_hands_the_code_on():
@@ -148,7 +148,34 @@ def test_a_culprit_that_exits_with_0_hands_the_code_on():
     job.aborted(0.1, Abort(0, 1, "rank 1 left without hvdlite.shutdown()"))
     job.ended(0.2, 0, 4, "HvdPeerLostError: rank 1 left")
     assert job.exit_code() == 4
-    assert "rank 1 (pid 101) exited with code 0 without hvd.shutdown(); rank 0 says: rank 1 left" in job.headline()
+    said = "rank 0 (pid 100) exited with code 4: rank 1 (pid 101) exited with code 0 without hvd.shutdown() [HVD401]"
+    assert job.headline() == said
+
+
+WELL = [  # what rank 0, which runs exit handlers or has ended, is heard of before rank 1 fails at 5.0; is it spared?
+    (lambda job: job.left.add(0), True),
+    (lambda job: (job.left.add(0), job.aborted(4.0, Abort(1, 0, "rank 0 left the job [HVD451]"))), True),
+    (lambda job: (job.ended(4.0, 0, 0), job.aborted(4.1, Abort(2, 0, "rank 0 left the job [HVD451]"))), False),
+    (lambda job: (job.ended(4.0, 0, 0), job.missed(2, 0, "rank 0 did not call init again")), False),
+]
+
+
+@pytest.mark.parametrize(("well", "spared"), WELL)
+@pytest.mark.parametrize("code", [1, 3, -9, -11])
+def test_a_rank_that_has_left_gets_the_time_of_a_culprit_and_is_never_blamed(well, spared, code):
+    job = ending()
+    well(job)
+    assert job.due() is None and job.culprit() is None
+    job.ended(5.0, 1, code, "HvdPeerLostError: rank 0 left the job" if code == 1 else "")
+    for sent in (TERM, KILL):
+        assert job.act(job.due()) == sent._replace(spared=frozenset({0} if spared else {}))
+    job.ended(8.0, 2, -9)
+    assert job.due() == (5.0 + LEAVING_S if spared else None)
+    if spared:
+        assert job.act(15.0) == TERM
+        job.ended(15.1, 0, -15)
+    assert job.culprit() == 1 and job.exit_code() == (code if code > 0 else 128 - code)
+    assert job.headline().startswith("rank 1 (pid 101) ") and "rank 0 (pid" not in job.headline()
 
 
 def test_an_abort_that_everybody_survives_is_no_failure():

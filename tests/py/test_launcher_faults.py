@@ -13,6 +13,8 @@ import pytest
 from launching import Launch, launch
 from ranks import EVERYTHING, everything
 
+from hvdlite.launcher.ending import KILLED
+
 PYTHON = (sys.executable, "-u", "-c")
 HANG = "exec sleep 600"
 STUBBORN = "trap '' TERM INT HUP; while :; do sleep 1; done"
@@ -25,7 +27,7 @@ BY_DEFAULT = ("env", "-u", "HVDLITE_FAILURE_GRACE")
     [
         ("exit 37", 37, "exited with code 37 [HVD401]"),
         ("kill -SEGV $$", 139, "killed by SIGSEGV [HVD402]"),
-        ("sleep 600 & kill -KILL $$", 137, "killed by SIGKILL [HVD402]"),
+        ("sleep 600 & kill -KILL $$", 137, f"killed by SIGKILL{KILLED} [HVD402]"),
         ("kill -TERM $$", 143, "killed by SIGTERM [HVD402]"),
         *everything(("kill -ABRT $$", 134, "killed by SIGABRT [HVD402]")),
     ],
@@ -88,7 +90,7 @@ def test_a_rank_that_exits_with_0_ends_nobody_but_who_needs_it_fails(leaves, end
         job.process.stdin.write(f"{needs}\n".encode())
         job.process.stdin.close()
         assert job.wait() == (1 if needs else 0), job.err
-    told = r"hvdlite-run: rank 1 \(pid \d+\) exited with code 0 without hvd.shutdown\(\); rank 0 says: rank 1"
+    told = r"hvdlite-run: rank 0 \(pid \d+\) exited with code 1: rank 1 \(pid \d+\) exited with code 0 without hvd.sh"
     assert bool(re.search(told, job.err)) == bool(needs) == ("HvdPeerLostError" in job.err), job.err
 
 
@@ -166,12 +168,12 @@ LEAVES = "import subprocess\nfor new in (True, False): subprocess.Popen(['sleep'
 
 @pytest.mark.parametrize("hosts", [(), ("-H", "192.0.2.77:1,192.0.2.78:1", "--network-interface", "lo")])
 def test_what_has_a_session_of_its_own_outlives_a_job_that_ends_well(hosts, tmp_path):
-    """As under Python alone; what has none ends with the ranks."""
+    """As under Python alone; what has none is named and ends with the ranks."""
     shell = tmp_path / "rsh"
     shell.write_text('#!/bin/sh\nshift\nexec setsid -w sh -c "$*"\n')
     shell.chmod(0o755)
     with Launch("-np", 2, *hosts, *PYTHON, LEAVES, OMPI_MCA_plm_rsh_agent=str(shell)) as job:
-        assert job.wait() == 0, job.err
+        assert job.wait() == 0 and job.err.count("(sleep 600) of rank") == 2, job.err
         assert [each for each in job.left().values() if "launcher" not in each] == ["sleep 600 "] * 2
 
 

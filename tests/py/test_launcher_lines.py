@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from hvdlite.launcher.lines import LINE_MAX, UNFINISHED_S, Lines, Screen, Tail
+from hvdlite.launcher.lines import LINE_MAX, REDRAWN_S, UNFINISHED_S, Lines, Screen, Tail
 
 
 class Terminal:
     """Two streams on one screen; what they wrote, and what a terminal would show."""
 
-    def __init__(self):
+    def __init__(self, redraws=True):
         self.screen = Screen()
-        self.streams = {"a": Lines(), "b": Lines()}
+        self.streams = {"a": Lines(redraws), "b": Lines(redraws)}
         self.bytes = b""
 
     def write(self, key, chunk, now=0.0):
@@ -74,6 +74,62 @@ def test_a_progress_bar_stays_one_line():
     assert terminal.rows() == ["a:100%", ""]
 
 
+BARS = [
+    ([b"\r10%", b"\r50%", b"\r100%\n", b"next\n"], b"a:100%\na:next\n"),  # tqdm
+    ([b"10%\r", b"50%\r100%\r", b"\n"], b"a:100%\n"),
+    ([b"10%", b"\r50%", b"\r100%"], b"a:100%\n"),
+    ([b"\r10%\r", b"   \r", b"next\n"], b"a:next\n"),  # it clears itself
+    ([b"\r10%\r", b"   \r"], b""),
+    ([b"\r\n", b"one\r", b"\ntwo\r\n", b"\n"], b"a:\na:one\na:two\na:\n"),
+    ([b"\r10%", b"\r5", b"0%"], b"a:50%\n"),
+]
+
+
+@pytest.mark.parametrize(("chunks", "written"), BARS)
+def test_a_log_has_the_last_state_of_a_progress_bar(chunks, written):
+    log = Terminal(redraws=False)
+    for chunk in chunks:
+        log.write("a", chunk)
+    log.finish("a")
+    log.finish("a")
+    assert log.bytes == written
+
+
+def test_a_log_shows_that_a_progress_bar_moves():
+    log = Terminal(redraws=False)
+    for second in range(4 * int(REDRAWN_S)):
+        log.write("a", b"\r%d s" % second, now=float(second))
+        due = log.streams["a"].due()
+        if due is not None and due <= second:
+            log.flush("a")
+    assert log.bytes.count(b"\n") == 3 and b"\r" not in log.bytes
+    log.flush("a")
+    log.flush("a")  # it has stopped: the last state, once
+    log.write("b", b"beside\n")
+    log.write("a", b"\n")
+    log.finish("a")
+    assert log.bytes.endswith(b"a:38 s\na:39 s\nb:beside\n"), log.bytes
+
+
+def test_an_unfinished_line_in_a_log_ends_where_it_is_written_over():
+    log = Terminal(redraws=False)
+    log.write("a", b"0%")
+    log.flush("a")
+    for chunk in (b"\r10%", b"\r20%", b"\r30%\n"):
+        log.write("a", chunk)
+    assert log.bytes == b"a:0%\na:30%\n"
+
+
+def test_a_bar_without_end_is_bounded():
+    log = Terminal(redraws=False)
+    for _ in range(3 * LINE_MAX // 65536):
+        log.write("a", b"\rx" + b"x" * 65535)
+        log.write("a", b"y" * 65536)
+    assert len(log.streams["a"]._held) + len(log.streams["a"]._state or b"") < LINE_MAX
+    log.finish("a")
+    assert log.bytes == b"a:x" + b"x" * 65535 + b"y" * 65536 + b"\n"
+
+
 def test_a_progress_bar_survives_a_line_of_another_rank():
     terminal = Terminal()
     terminal.write("a", b"\r10%")
@@ -122,7 +178,7 @@ def test_a_line_without_end_is_bounded():
 @pytest.mark.parametrize("seed", range(50))
 def test_however_it_is_cut_the_text_of_each_stream_is_the_same(seed):
     chance = random.Random(seed)
-    terminal = Terminal()
+    terminal = Terminal(redraws=seed % 2 == 0)
     wrote = {"a": b"", "b": b""}
     for _ in range(60):
         key = chance.choice("ab")
