@@ -105,10 +105,7 @@ class _Serving:
         for other in others:
             dealer = context.socket(zmq.DEALER)
             dealer.linger = _LINGER_MS  # also of one that the next replaces
-            dealer.ipv6 = "[" in self.addresses[other]
-            if self._encrypted:
-                keys.connect_to(dealer, other)
-            dealer.connect(self.addresses[other])
+            keys.connect_to(dealer, other, self.addresses[other], self._encrypted)
             dealer.send_multipart(
                 [messages.pack(messages.GONE, self.client.rank, other, self._session, number=number), text.encode()]
             )
