@@ -43,7 +43,8 @@ class Keys:
     keys = Keys(secret, "rpc", zmq_for("hvd.rpc"))
     keys.serve(router, number=3)  # before it listens
     gate = keys.listen(router, "10.0.0.3")
-    keys.connect_to(dealer, 3, gate.address)
+    keys.connect_to(dealer, number=3)
+    keys.connect(dealer, gate.address)
     """
 
     def __init__(self, secret: bytes, purpose: str, zmq: Any) -> None:
@@ -65,12 +66,14 @@ class Keys:
         """Binds this socket behind a port at `host`. Close what is returned after the socket. OSError: no port."""
         return _gate.listen(socket, host, self._name)
 
-    def connect_to(self, socket: Any, number: int, address: str, encrypted: bool = True) -> None:
-        """A client connects this socket to server `number`, which listens at `address`."""
-        if encrypted:
-            socket.curve_publickey, socket.curve_secretkey = self._pair("client")
-            socket.curve_serverkey = self._pair(f"server {number}")[0]
+    def connect_to(self, socket: Any, number: int) -> None:
+        """A client will connect this socket to server `number`."""
+        socket.curve_publickey, socket.curve_secretkey = self._pair("client")
+        socket.curve_serverkey = self._pair(f"server {number}")[0]
         socket.handshake_ivl = _HANDSHAKE_MS
+
+    def connect(self, socket: Any, address: str) -> None:
+        """A client connects this socket to the server that listens at `address`."""
         socket.ipv6 = "[" in address
         socket.connect(_gate.way_to(address, self._name(address)))
 

@@ -6,7 +6,8 @@ which host this is, which stream, and what stands in the way there. From then on
 the session that signs its frames.
 
 `Muster` is the launcher's side: it listens at one address, never waits (`turn` serves what is ready), bounds strangers
-as every port does (hvdlite/_strangers.py), and is closed once all are there. `report` is the agent's side, which may wait.
+as every port does (hvdlite/_strangers.py), and is closed once all are there. `report` is the agent's side, which may
+wait.
 
 A host that vanishes sends nothing, not even an end. So both sides ask the kernel to probe a silent connection
 (`keep_watch`): a stopped launcher or a busy one answers still, a dead host does not.

@@ -104,7 +104,9 @@ class Client:
             _curve.bounded(socket, SILENCE_MS)
             socket.linger = 0
             socket.setsockopt(self._zmq.ROUTING_ID, b"%d" % rank)
-            keys.connect_to(socket, number, address, encrypted)
+            if encrypted:
+                keys.connect_to(socket, number)
+            keys.connect(socket, address)
             self._poller.register(socket, self._zmq.POLLIN)
             self._links.append(_Link(socket))
         self._number_of = {link.socket: number for number, link in enumerate(self._links)}

@@ -105,7 +105,9 @@ class _Serving:
         for other in others:
             dealer = context.socket(zmq.DEALER)
             dealer.linger = _LINGER_MS  # also of one that the next replaces
-            keys.connect_to(dealer, other, self.addresses[other], self._encrypted)
+            if self._encrypted:
+                keys.connect_to(dealer, other)
+            keys.connect(dealer, self.addresses[other])
             dealer.send_multipart(
                 [messages.pack(messages.GONE, self.client.rank, other, self._session, number=number), text.encode()]
             )

@@ -94,7 +94,8 @@ class Calls:
         for rank, end in enumerate(ends):
             dealer = self._socket(zmq.DEALER)
             dealer.routing_id = _name(self.rank)
-            keys.connect_to(dealer, rank, end)
+            keys.connect_to(dealer, rank)
+            keys.connect(dealer, end)
             self._dealers.append(dealer)
 
     def _socket(self, kind: int) -> Any:
@@ -213,7 +214,8 @@ class Calls:
             self._bell.close()
             self._rung.close()
             self._context.destroy(linger=linger_ms)
-            self._gate.close()
+            if self._gate is not None:
+                self._gate.close()
 
     def _send_all(self) -> bytes | None:
         """Sends what is in the queue; returns the last word."""
