@@ -48,7 +48,8 @@ class Port:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, number), family=family, backlog=_strangers.STRANGERS_MAX)
         self.number: int = self._listener.getsockname()[1]
-        self._names = {"localhost", "127.0.0.1", "::1", socket.gethostname().lower(), host.lower()}
+        mine = socket.gethostname().lower()
+        self._names = {"localhost", "127.0.0.1", "::1", mine, mine.partition(".")[0], host.lower()}
         self._full_name_known = False
         self._pages = pages
         self._made: dict[str, tuple[float, bool, Sequence[bytes]]] = {}
