@@ -174,7 +174,8 @@ class Gate:
                 inner = socket.socket(socket.AF_UNIX)
                 passage.ends.append(inner)
                 inner.setblocking(False)
-                inner.connect(f"\0{self._name}")
+                if inner.connect_ex(f"\0{self._name}") != 0:  # ZeroMQ has too many to accept: it is asked again
+                    raise ConnectionError
         elif len(passage.said) < _HANDSHAKE_BYTES:
             passage.said += bytes(block[:_HANDSHAKE_BYTES])
             if _READY in passage.said:

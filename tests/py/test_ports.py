@@ -1,4 +1,4 @@
-"""Every port of a job that has all features on, under attack: memory, descriptors, steps, and members that come anew."""
+"""Every port of a job with all features, under attack: memory, descriptors, steps, and members that come anew."""
 
 import http.client
 import re
