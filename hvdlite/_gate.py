@@ -22,7 +22,7 @@ from typing import Any
 
 from . import _strangers
 
-_BLOCK = 256 << 10
+_BLOCK = 64 << 10
 _FIRST = b"\xff"  # of a greeting of ZMTP
 _READY = b"\x05READY"  # the name of the command by which a server ends the handshake
 _HANDSHAKE_BYTES = 1024  # from ZeroMQ, within which it comes
