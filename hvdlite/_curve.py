@@ -13,10 +13,11 @@ from __future__ import annotations
 import hmac
 from typing import Any
 
+from . import _gate, _strangers
 from .errors import HvdInitError
 
 MESSAGE_MAX = 64 << 20  # bytes of a frame; the sender of a larger one is cut off
-_HANDSHAKE_MS = 5000  # in which a connection must have proved itself
+_HANDSHAKE_MS = int(1000 * _strangers.HANDSHAKE_S)
 _CONNECT_MS = 2000  # after which it is tried anew: the kernel itself asks more and more rarely while a network is cut
 
 
@@ -40,8 +41,10 @@ class Keys:
     """The keys of a job's processes for one purpose. secret: at least 16 random bytes, the same in all of them.
 
     keys = Keys(secret, "rpc", zmq_for("hvd.rpc"))
-    keys.serve(router, number=3)         # before it binds
-    keys.connect_to(dealer, number=3)    # before it connects
+    keys.serve(router, number=3)  # before it listens
+    gate = keys.listen(router, "10.0.0.3")
+    keys.connect_to(dealer, number=3)
+    keys.connect(dealer, gate.address)
     """
 
     def __init__(self, secret: bytes, purpose: str, zmq: Any) -> None:
@@ -59,11 +62,25 @@ class Keys:
         socket.curve_publickey, socket.curve_secretkey = self._pair(f"server {number}")
         socket.handshake_ivl = _HANDSHAKE_MS
 
+    def listen(self, socket: Any, host: str) -> _gate.Gate:
+        """Binds this socket behind a port at `host`. Close what is returned after the socket. OSError: no port."""
+        return _gate.listen(socket, host, self._name)
+
     def connect_to(self, socket: Any, number: int) -> None:
         """A client will connect this socket to server `number`."""
         socket.curve_publickey, socket.curve_secretkey = self._pair("client")
         socket.curve_serverkey = self._pair(f"server {number}")[0]
         socket.handshake_ivl = _HANDSHAKE_MS
+
+    def connect(self, socket: Any, address: str) -> None:
+        """A client connects this socket to the server that listens at `address`."""
+        socket.ipv6 = "[" in address
+        socket.connect(_gate.way_to(address, self._name(address)))
+
+    def _name(self, address: str) -> str:
+        """Of the unix socket behind this address: nobody else can take it before."""
+        told = f"hvdlite {self._purpose}, behind {address}".encode()
+        return "hvdlite-" + hmac.digest(self._secret, told, "sha256")[:16].hex()
 
     def is_client(self, credentials: bytes) -> bool:
         """Whether a raw public key is the clients'."""

@@ -6,7 +6,8 @@ which host this is, which stream, and what stands in the way there. From then on
 the session that signs its frames.
 
 `Muster` is the launcher's side: it listens at one address, never waits (`turn` serves what is ready), bounds strangers
-in number and time as the store does, and is closed once all are there. `report` is the agent's side, which may wait.
+as every port does (hvdlite/_strangers.py), and is closed once all are there. `report` is the agent's side, which may
+wait.
 
 A host that vanishes sends nothing, not even an end. So both sides ask the kernel to probe a silent connection
 (`keep_watch`): a stopped launcher or a busy one answers still, a dead host does not.
@@ -21,17 +22,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hvdlite import _handshake, _wire
+from hvdlite import _handshake, _strangers, _wire
 from hvdlite._coded import coded
 
 HELLO = 1
 HELLO_MAX = 8192
 CONTROL, OUTPUT = "control", "output"
 SILENCE_S = 5.0  # of the far end, where nothing else was asked for
-_STRANGERS_MAX = 256
 _PROBES_MAX = 60  # the kernel counts to 127
-_HANDSHAKE_S = 5.0
-_NO_DESCRIPTOR_S = 0.05
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 
 
@@ -45,9 +43,9 @@ class Arrival(NamedTuple):
 
 
 class _Stranger:
-    def __init__(self, sock: socket.socket, peer: str) -> None:
-        self.sock, self.peer = sock, peer
-        self.deadline = time.monotonic() + _HANDSHAKE_S
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self.peer = sock, ""
+        self.deadline = _strangers.limit()
         self.greeting = _handshake.greeting()
         self.answer = b""
         self.session: _wire.Session | None = None  # once it has proved the secret
@@ -107,25 +105,17 @@ class Muster:
 
     def _accept(self) -> None:
         try:
-            sock, peer = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
+            for sock in _strangers.accepted(self._listener, lambda: self._strangers, self._drop):
+                stranger = _Stranger(sock)
+                self._strangers.append(stranger)
+                self._selector.register(sock, selectors.EVENT_READ, stranger)
+                try:
+                    stranger.peer = sock.getpeername()[0]
+                    sock.send(stranger.greeting)
+                except OSError:
+                    self._drop(stranger)
         except OSError:  # out of descriptors: the listener stays readable, and its caller comes again at once
-            if self._strangers:
-                self._drop(self._strangers[0])
-            else:
-                time.sleep(_NO_DESCRIPTOR_S)
-            return
-        if len(self._strangers) >= _STRANGERS_MAX:
-            self._drop(self._strangers[0])
-        sock.setblocking(False)
-        stranger = _Stranger(sock, peer[0])
-        self._strangers.append(stranger)
-        self._selector.register(sock, selectors.EVENT_READ, stranger)
-        try:
-            sock.send(stranger.greeting)
-        except OSError:
-            self._drop(stranger)
+            time.sleep(_strangers.NO_DESCRIPTOR_S)
 
     def _read(self, stranger: _Stranger) -> dict[str, Any] | None:
         try:
@@ -189,9 +179,9 @@ def report(
             failure = str(error)
         else:
             try:
-                limit = min(deadline, time.monotonic() + _HANDSHAKE_S)
+                limit = min(deadline, _strangers.limit())
                 session = _handshake.shake_hands(sock, secret, _handshake.REPORT, limit)
-                sock.settimeout(_HANDSHAKE_S)
+                sock.settimeout(_strangers.HANDSHAKE_S)
                 sock.sendall(session.pack(HELLO, json.dumps(hello).encode()))
                 return sock, session
             except _handshake.HandshakeError as error:

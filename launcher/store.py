@@ -7,9 +7,9 @@ everyone in it, and everyone who joins it later, is told who and why, once. Serv
 (serving.py).
 
 One thread, no blocking call: `turn` serves what is ready, `deadline` says when it must be called at the latest,
-`fileno` (an epoll) lies in the launcher's own loop. Nobody is believed before the handshake. Strangers are few
-(`STRANGERS_MAX`, the oldest is dropped for the newest, so that holding connections open locks nobody out) and get 5 s;
-a frame's size is bounded before it is read, and what a slow reader makes us keep is bounded too.
+`fileno` (an epoll) lies in the launcher's own loop. Nobody is believed before the handshake; hvdlite/_strangers.py
+bounds those that wait for it. A frame's size is bounded before it is read, and what a slow reader makes us keep is
+bounded too.
 
 Deliberately not here: processes (the launcher tells us of their ends by `rank_ended`), and what the ranks exchange.
 """
@@ -24,7 +24,7 @@ import socket
 import time
 from typing import Callable
 
-from hvdlite import _files, _handshake, _wire
+from hvdlite import _files, _handshake, _strangers, _wire
 from hvdlite.errors import HvdInitError
 
 from .connection import FIRST_MAX, Connection
@@ -32,10 +32,6 @@ from .elastic.membership import Membership
 from .epochs import LOST_CODE, Epochs, OnLate, Refusal, Tell
 from .serving import Serving
 
-HANDSHAKE_S = 5.0
-NO_DESCRIPTOR_S = 0.05
-STRANGERS_MAX = 128
-ACCEPTS_PER_TURN = 32
 KEPT_MAX = 64 << 20  # bytes waiting for one reader
 
 OnAbort = Callable[[int, int, int, str], None]
@@ -158,25 +154,14 @@ class StoreServer:
         self._listener.close()
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                sock, _ = self._listener.accept()
-            except (BlockingIOError, ConnectionError):
-                return
-            except OSError:  # out of descriptors: the listener stays readable, and the caller comes again at once
-                if self._strangers:
-                    self._close(self._strangers[0])
-                else:
-                    time.sleep(NO_DESCRIPTOR_S)
-                return
-            if len(self._strangers) >= STRANGERS_MAX:
-                self._close(self._strangers[0])
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(sock, time.monotonic() + HANDSHAKE_S)
-            self._strangers.append(connection)
-            self._selector.register(sock, selectors.EVENT_READ, connection)
-            self._send(connection, connection.greeting)
+        try:
+            for sock in _strangers.accepted(self._listener, lambda: self._strangers, self._close):
+                connection = Connection(sock, _strangers.limit())
+                self._strangers.append(connection)
+                self._selector.register(sock, selectors.EVENT_READ, connection)
+                self._send(connection, connection.greeting)
+        except OSError:  # out of descriptors: the listener stays readable, and the caller comes again at once
+            time.sleep(_strangers.NO_DESCRIPTOR_S)
 
     def _read(self, connection: Connection) -> None:
         """Everything up to a megabyte that this client has sent; more waits for the next turn."""
@@ -288,7 +273,7 @@ class StoreServer:
             who = self._epochs.who(connection.rank)
             self._epochs.aborted(connection.rank, connection.rank, LOST_CODE, f"{who}: {text}")
         connection.closing = True
-        connection.deadline = connection.deadline or time.monotonic() + HANDSHAKE_S
+        connection.deadline = connection.deadline or _strangers.limit()
         if connection.session is not None:
             text_bytes = text.encode("utf-8", "replace")[: _wire.TEXT_MAX]
             self._send(connection, connection.session.pack(_wire.REFUSED, text_bytes))

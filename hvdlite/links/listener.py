@@ -1,9 +1,8 @@
 """Who may have a stream to this rank? A thread that accepts connections, lets peers prove themselves, and keeps them.
 
 Nobody is believed before the proof, and nobody is waited for: one thread serves all by epoll, reads exactly the bytes
-of the message that comes next (what follows CONFIRMED belongs to the core) and gives every connection HANDSHAKE_S to
-prove itself. Strangers are few (STRANGERS_MAX; the oldest makes room for the newest, so that holding connections open
-locks nobody out), and so are streams that nobody has asked for yet (KEPT_MAX; a peer that finds no room is told to come
+of the message that comes next (what follows CONFIRMED belongs to the core). _strangers.py bounds connections that have
+not proved themselves, and KEPT_MAX streams that nobody has asked for yet (a peer that finds no room is told to come
 again). Neither time nor number ends one that has proved itself: its peer may believe that it is connected, however long
 one of the two processes was stopped. It ends with its connection, or when the same peer comes later for the same.
 
@@ -24,17 +23,13 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from .. import _handshake
+from .. import _handshake, _strangers
 from .._core import WIRE_VERSION
 from ..errors import HvdInitError
 from . import address as places
 from . import proof
 
-HANDSHAKE_S = 5.0
-STRANGERS_MAX = 128
 KEPT_MAX = 1024
-ACCEPTS_PER_TURN = 32
-NO_DESCRIPTOR_S = 0.1  # how long accepting pauses when this process can open no more files
 
 Key = tuple[int, str]  # a peer's rank and the purpose
 
@@ -188,37 +183,19 @@ class Listener:
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                sock, _ = self._sock.accept()
-            except BlockingIOError:
-                return
-            except ConnectionError:  # gone before we looked
-                continue
-            except OSError:
-                if not self._make_room(1):
-                    self._selector.unregister(self._sock)
-                    self._paused = time.monotonic() + NO_DESCRIPTOR_S
-                return
-            self._make_room(STRANGERS_MAX)
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stranger = _Stranger(sock, time.monotonic() + HANDSHAKE_S)
-            self._strangers.append(stranger)
-            self._selector.register(sock, selectors.EVENT_READ, stranger)
-            self._say(stranger, stranger.greeting)
+        try:
+            for sock in _strangers.accepted(self._sock, self._unknown, self._drop):
+                stranger = _Stranger(sock, _strangers.limit())
+                self._strangers.append(stranger)
+                self._selector.register(sock, selectors.EVENT_READ, stranger)
+                self._say(stranger, stranger.greeting)
+        except OSError:  # out of descriptors
+            self._selector.unregister(self._sock)
+            self._paused = time.monotonic() + _strangers.NO_DESCRIPTOR_S
 
     def _unknown(self) -> list[_Stranger]:
         """Those that have not proved themselves, oldest first."""
         return [stranger for stranger in self._strangers if stranger.key is None]
-
-    def _make_room(self, unknown_max: int) -> bool:
-        """Ends the oldest that has not proved itself where there are so many of these; false: there are fewer."""
-        unknown = self._unknown()
-        if len(unknown) < unknown_max:
-            return False
-        self._drop(unknown[0])
-        return True
 
     def _hear(self, stranger: _Stranger) -> None:
         """Reads what is there of the message that comes next, and not a byte more."""

@@ -19,9 +19,9 @@ from typing import Any
 
 from .. import _core
 from .._core import ffi, lib
+from .._http import Page, Port
 from .exposition import exposition
 from .lateness import judge
-from .port import Port
 from .reporting import packed, report, unpacked
 from .rows import History
 
@@ -58,12 +58,16 @@ class Heard:
             late = judge(self._arrived) or {}
             return exposition(self._size, [each for each, _ in known], [now - then for _, then in known], late)
 
-    def health(self) -> tuple[bool, str]:
+    def page(self) -> tuple[bool, list[bytes]]:
+        """/metrics."""
+        return True, [self.text().encode()]
+
+    def health(self) -> tuple[bool, list[bytes]]:
         """For /healthz: whether the job goes on, and in words."""
         failure = _core.failure_of_job()
         with self._lock:
             heard = f"{len(self._reports)} of {self._size} ranks have reported\n"
-        return failure is None, heard if failure is None else f"the job has failed: {failure[2]}\n"
+        return failure is None, [(heard if failure is None else f"the job has failed: {failure[2]}\n").encode()]
 
 
 class Gathering:
@@ -140,7 +144,7 @@ class Gathering:
 def _opened(host: str, number: int, heard: Heard) -> Port | None:
     """A port that is taken is no reason to end a job that may have waited for hours to begin."""
     try:
-        port = Port(host, number, {"/metrics": lambda: (True, heard.text()), "/healthz": heard.health})
+        port = Port(host, number, {"/metrics": Page(heard.page), "/healthz": Page(heard.health)})
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (while")[0]  # where, which create_server adds, is said already
         print(

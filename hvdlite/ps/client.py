@@ -103,11 +103,10 @@ class Client:
             socket = self._context.socket(self._zmq.DEALER)
             _curve.bounded(socket, SILENCE_MS)
             socket.linger = 0
-            socket.ipv6 = "[" in address
             socket.setsockopt(self._zmq.ROUTING_ID, b"%d" % rank)
             if encrypted:
                 keys.connect_to(socket, number)
-            socket.connect(address)
+            keys.connect(socket, address)
             self._poller.register(socket, self._zmq.POLLIN)
             self._links.append(_Link(socket))
         self._number_of = {link.socket: number for number, link in enumerate(self._links)}

@@ -56,16 +56,15 @@ def run(order: Order, source: Source, announce: Callable[[str], None]) -> None:
     zmq = _curve.zmq_for("hvd.ps")
     context, poller, parent = zmq.Context(), zmq.Poller(), os.getppid()
     router, door = context.socket(zmq.ROUTER), None
+    keys = _curve.Keys(order.secret, "ps", zmq)
     if order.encrypted:
-        keys = _curve.Keys(order.secret, "ps", zmq)
         door = _curve.Door(context, keys, zmq)  # before the router binds
         poller.register(door.socket, zmq.POLLIN)
         keys.serve(router, order.number)
     _curve.bounded(router, SILENCE_MS)
     router.linger = 0
     router.router_handover = 1  # a worker that connects again has the name that it had
-    router.ipv6 = ":" in order.host
-    port = router.bind_to_random_port(f"tcp://[{order.host}]" if router.ipv6 else f"tcp://{order.host}")
+    gate = keys.listen(router, order.host)
     poller.register(router, zmq.POLLIN)
     poller.register(source.fileno(), zmq.POLLIN)
     left = functools.partial(_left, zmq, router)
@@ -76,7 +75,7 @@ def run(order: Order, source: Source, announce: Callable[[str], None]) -> None:
         for worker, frames in answers:
             send(router, [b"%d" % worker, *frames])
 
-    announce(router.last_endpoint.decode().rpartition(":")[0] + f":{port}")
+    announce(gate.address)
     while os.getppid() == parent:
         for ready, _ in poller.poll(_LOOK_MS):
             if ready is router:
@@ -87,6 +86,7 @@ def run(order: Order, source: Source, announce: Callable[[str], None]) -> None:
             elif source.ended(lambda number, text: answer(state.server_gone(number, text))):
                 parent = -1
     context.destroy(linger=0)
+    gate.close()
 
 
 def _take(zmq: Any, router: Any, state: protocol.Protocol, answer: Callable[[list[protocol.Answer]], None]) -> None:

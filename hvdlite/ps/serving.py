@@ -105,10 +105,9 @@ class _Serving:
         for other in others:
             dealer = context.socket(zmq.DEALER)
             dealer.linger = _LINGER_MS  # also of one that the next replaces
-            dealer.ipv6 = "[" in self.addresses[other]
             if self._encrypted:
                 keys.connect_to(dealer, other)
-            dealer.connect(self.addresses[other])
+            keys.connect(dealer, self.addresses[other])
             dealer.send_multipart(
                 [messages.pack(messages.GONE, self.client.rank, other, self._session, number=number), text.encode()]
             )

@@ -29,6 +29,7 @@ from typing import Any
 
 from .. import _core, _files, _life, _opening, _sealed, config
 from .._curve import Door, Keys, bounded, zmq_for
+from .._gate import Gate
 from ..errors import HvdError
 from ..objects import allgather_object, broadcast_object
 from .messages import TEXT_MAX, found, named, pickled, raised, unpickled
@@ -52,10 +53,13 @@ class Calls:
         _files.allow(5 * self.size, f"rank {self.rank}", f"for calls of {self.size} ranks")  # 2 sockets each, 3 bells
         self._context = self._zmq.Context()
         self._context.max_sockets = self.size + 16
+        self._gate: Gate | None = None
         try:
             self._open()
         except BaseException:
             self._context.destroy(linger=0)
+            if self._gate is not None:
+                self._gate.close()
             raise
         self._bell, self._rung = socket.socketpair()
         self._bell.setblocking(False)
@@ -81,23 +85,23 @@ class Calls:
         nonce = broadcast_object(os.urandom(32), 0, name="hvd.rpc.start")
         keys = Keys(hmac.digest(_sealed.current().key, nonce, "sha256"), "rpc", zmq)
         self._door = Door(self._context, keys, zmq)
-        self._router = self._socket(zmq.ROUTER, ":" in ip)
+        self._router = self._socket(zmq.ROUTER)
         keys.serve(self._router, self.rank)
         self._router.router_handover = 1  # a rank that connects again has the name that it had
-        self._router.bind(f"tcp://[{ip}]:*" if ":" in ip else f"tcp://{ip}:*")
-        ends = allgather_object(self._router.last_endpoint.decode(), name="hvd.rpc.start")
+        self._gate = keys.listen(self._router, ip)
+        ends = allgather_object(self._gate.address, name="hvd.rpc.start")
         self._dealers = []
         for rank, end in enumerate(ends):
-            dealer = self._socket(zmq.DEALER, "[" in end)
+            dealer = self._socket(zmq.DEALER)
             dealer.routing_id = _name(self.rank)
             keys.connect_to(dealer, rank)
-            dealer.connect(end)
+            keys.connect(dealer, end)
             self._dealers.append(dealer)
 
-    def _socket(self, kind: int, is_ipv6: bool) -> Any:
+    def _socket(self, kind: int) -> Any:
         made = self._context.socket(kind)
         bounded(made, 0)  # no heartbeats: the core watches ranks, and a rank that was stopped for a while loses nothing
-        made.ipv6, made.linger = is_ipv6, 0
+        made.linger = 0
         made.tcp_keepalive, made.tcp_keepalive_idle = 1, _IDLE_S
         return made
 
@@ -210,6 +214,8 @@ class Calls:
             self._bell.close()
             self._rung.close()
             self._context.destroy(linger=linger_ms)
+            if self._gate is not None:
+                self._gate.close()
 
     def _send_all(self) -> bytes | None:
         """Sends what is in the queue; returns the last word."""

@@ -31,11 +31,11 @@ def _port(text: str) -> int:
 
 
 def run(asked: argparse.Namespace) -> int:
-    from .report.live import end_with, server
+    from .report.live import end_with, serve
     from .report.page import MissingLibraryError
 
     try:
-        serving = server(asked.folder, asked.host, asked.port)
+        serving = serve(asked.folder, asked.host, asked.port)
     except MissingLibraryError as error:
         return wrong(str(error))
     except OSError as error:
@@ -43,11 +43,11 @@ def run(asked: argparse.Namespace) -> int:
     if asked.with_parent:
         end_with(os.getppid(), asked.folder if asked.own else None)
     host = f"[{asked.host}]" if ":" in asked.host else asked.host
-    print(f"http://{host}:{serving.server_address[1]}/", flush=True)
+    print(f"http://{host}:{serving.number}/", flush=True)
     try:
-        serving.serve_forever()
+        serving.wait()
     except KeyboardInterrupt:
         pass
     finally:
-        serving.server_close()
+        serving.close()
     return 0

@@ -38,6 +38,7 @@ def _watched():
 
 with _watched():
     from hvdlite import _handshake as handshake
+    from hvdlite import _strangers as strangers
     from hvdlite import _wire
     from hvdlite.launcher import epochs
     from hvdlite.launcher import store as server
@@ -206,7 +207,7 @@ def _book(store: server.StoreServer, size: int, clock: fakes.Clock) -> Membershi
 def play_store(given: Input, elastic: bool = False) -> None:
     """The store, with ranks that say anything, and others that are none."""
     clock, size, servers, aborts = fakes.Clock(), 1 + given.below(3), 0 if elastic else given.below(3), []
-    server.time = epochs.time = clock
+    server.time = epochs.time = strangers.time = clock
     handshake.os = fakes.Os()
     selector, listening = fakes.Selector(), fakes.Listening()
     store = server.StoreServer.__new__(server.StoreServer)
@@ -253,6 +254,7 @@ def play_store(given: Input, elastic: bool = False) -> None:
 def play_listener(given: Input) -> None:
     """A listener with peers and strangers: who is kept has proved everything that its key says."""
     proof.os, accepting.time, accepting.Stream = fakes.Os(), fakes.Clock(), fakes.Stream
+    strangers.time = accepting.time
     made = accepting.Listener.__new__(accepting.Listener)
     made.secret, made.mine = SECRET, proof.Claim(4, JOB, 0, -1, 1, "")
     made._sock, made._selector = fakes.Listening(), fakes.Selector()

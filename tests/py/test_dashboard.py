@@ -46,7 +46,7 @@ def test_the_page_follows_the_job_and_ends_with_it_its_folder_too():
         assert said["advice"][0].startswith("Rank 1 is late") and said["title"] == "2 ranks on 2 hosts"
         assert asked(address, "/etc/passwd")[0] == 404 and asked(address, "/../rank-0.steps.jsonl")[0] == 404
         assert asked(address, host="evil.example:80")[0] == 403 and asked(address, host="localhost:1")[0] == 200
-        assert asked(address, method="POST")[0] == 501
+        assert asked(address, method="POST")[0] == 405
         os.write(write, b"\n")
         assert job.wait() == 0, job.err
         assert not job.left() and not os.path.exists(folder)

@@ -21,7 +21,7 @@ def modules_as_they_were(monkeypatch):
     import time
 
     yield
-    for module in (decoders.server, decoders.epochs, decoders.accepting, decoders.dial):
+    for module in (decoders.server, decoders.epochs, decoders.strangers, decoders.accepting, decoders.dial):
         module.time = time
     for module in (decoders.handshake, decoders.proof):
         module.os = os

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from launching import launch
 
-from hvdlite import _handshake
+from hvdlite import _handshake, _strangers
 from hvdlite.launcher import environment, muster, ssh, starting
 
 SECRET = bytes(range(32))
@@ -154,7 +154,7 @@ def test_only_who_proves_the_secret_reports():
 
 
 def test_strangers_are_dropped_by_time_and_number(monkeypatch):
-    monkeypatch.setattr(muster, "_STRANGERS_MAX", 3)
+    monkeypatch.setattr(_strangers, "STRANGERS_MAX", 3)
     place = muster.Muster(SECRET, "127.0.0.1")
     try:
         crowd = []

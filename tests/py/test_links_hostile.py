@@ -24,11 +24,10 @@ from linking import (
 )
 from ranks import everything
 
-from hvdlite import _handshake, links
+from hvdlite import _handshake, _strangers, links
 from hvdlite.errors import HvdInitError
 from hvdlite.links import address as places
 from hvdlite.links import dial, proof
-from hvdlite.links import listener as accepting
 
 
 def settled(made):
@@ -204,7 +203,7 @@ def test_a_relay_that_poses_as_another_rank_gets_no_stream():
 
 
 def test_silent_strangers_are_dropped_in_time_and_stall_nobody(monkeypatch):
-    monkeypatch.setattr(accepting, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(_strangers, "HANDSHAKE_S", 0.3)
     with listeners(2) as made:
         silent = [stranger(made[0]) for _ in range(10)]
         half, nonce = greeted(made[0])
@@ -217,9 +216,9 @@ def test_silent_strangers_are_dropped_in_time_and_stall_nobody(monkeypatch):
 
 def test_more_strangers_than_there_is_room_for_lock_nobody_out():
     with listeners(2) as made:
-        crowd = [stranger(made[0]) for _ in range(accepting.STRANGERS_MAX + 40)]
+        crowd = [stranger(made[0]) for _ in range(_strangers.STRANGERS_MAX + 40)]
         assert still_links(*made)
-        assert len(made[0]._strangers) <= accepting.STRANGERS_MAX
+        assert len(made[0]._strangers) <= _strangers.STRANGERS_MAX
         for sock in crowd:
             sock.close()
         assert settled(made[0])
@@ -227,12 +226,12 @@ def test_more_strangers_than_there_is_room_for_lock_nobody_out():
 
 def test_a_crowd_of_strangers_does_not_end_who_has_proved_itself(monkeypatch):
     """It believes that it is connected from the answer on, and nobody would connect again."""
-    monkeypatch.setattr(accepting, "HANDSHAKE_S", SECONDS)
+    monkeypatch.setattr(_strangers, "HANDSHAKE_S", SECONDS)
     with listeners(2) as made:
         peer, nonce = greeted(made[0])
         peer.sendall(proof.make_claim(SECRET, claim(peer, target=0, source=1), nonce))
         exactly(peer, proof.ANSWER_BYTES)
-        crowd = [stranger(made[0]) for _ in range(accepting.STRANGERS_MAX + 10)]
+        crowd = [stranger(made[0]) for _ in range(_strangers.STRANGERS_MAX + 10)]
         assert ends(crowd[0])  # so there was no room any more
         peer.sendall(proof.CONFIRMED + b"first bytes")
         got = links.connect(made[0], addresses([made[1]]), "test", soon())

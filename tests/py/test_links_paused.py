@@ -3,8 +3,7 @@
 from linking import SECRET, carries, claim, close_all, ends, exactly, greeted, listeners, soon, still_links, stranger
 from test_links_hostile import settled
 
-from hvdlite import links
-from hvdlite.links import listener as accepting
+from hvdlite import _strangers, links
 from hvdlite.links import proof
 
 
@@ -45,7 +44,7 @@ def asked_for(made, sock):
 
 def test_a_peer_that_was_paused_before_it_confirms_is_still_connected(monkeypatch):
     """It has been told that it is welcome: once it confirms, it believes that it has a stream."""
-    monkeypatch.setattr(accepting, "HANDSHAKE_S", 0.3)
+    monkeypatch.setattr(_strangers, "HANDSHAKE_S", 0.3)
     with listeners(2) as made:
         sock = proved(made[0])
         later = stranger(made[0])

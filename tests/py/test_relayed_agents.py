@@ -12,7 +12,7 @@ from linking import SECONDS, soon
 from relaying import CHANGES, SEEN, Relay, changes, mustering
 from storing import SECRET
 
-from hvdlite import _handshake
+from hvdlite import _handshake, _strangers
 from hvdlite.launcher import agent, muster
 from hvdlite.launcher.branch import reported
 
@@ -26,7 +26,7 @@ def test_a_launcher_behind_a_relay_is_refused():
 
 def test_a_stranger_that_speaks_while_it_makes_room_for_another_ends_nothing(monkeypatch):
     """Both are news in one turn: of the oldest, which is dropped for the newest, nothing is left to be read."""
-    monkeypatch.setattr(muster, "_STRANGERS_MAX", 3)
+    monkeypatch.setattr(_strangers, "STRANGERS_MAX", 3)
     place = muster.Muster(SECRET, "127.0.0.1")
     held = []
     try:

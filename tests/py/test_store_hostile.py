@@ -13,7 +13,7 @@ from linking import ends
 from ranks import environment, everything
 from storing import JOB, SECONDS, SECRET, exactly, frame, joined, joining, served, stranger, together
 
-from hvdlite import _handshake, _wire
+from hvdlite import _handshake, _strangers, _wire
 from hvdlite.launcher import store as server
 
 REJECTED = bytes((_handshake.UNKNOWN,)).ljust(_handshake.VERDICT_BYTES, b"\0")
@@ -172,7 +172,7 @@ def test_a_false_store_is_seen_through():
 
 
 def test_silent_connections_are_dropped_and_hold_nobody_up(monkeypatch):
-    monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(_strangers, "HANDSHAKE_S", 0.5)
     with served(2) as store:
         silent = [stranger(store) for _ in range(50)] + [stranger(store, shake_hands=True) for _ in range(5)]
         job_meets(store)
@@ -183,10 +183,10 @@ def test_silent_connections_are_dropped_and_hold_nobody_up(monkeypatch):
 
 def test_holding_connections_open_locks_nobody_out():
     with served(2) as store:
-        held = [stranger(store) for _ in range(server.STRANGERS_MAX * 3)]
+        held = [stranger(store) for _ in range(_strangers.STRANGERS_MAX * 3)]
         job_meets(store)
         time.sleep(0.1)
-        assert len(store.store._strangers) <= server.STRANGERS_MAX
+        assert len(store.store._strangers) <= _strangers.STRANGERS_MAX
         for sock in held:
             sock.close()
 

@@ -57,11 +57,11 @@ def write(folder: str, output: str, before: int = 0) -> None:
             f"{folder} holds no steps of any rank{said}: ranks write them if they run with HVDLITE_TRACE_DIR and "
             "HVDLITE_TRACE_STEPS=1 (hvdlite-run --trace-dir DIR --trace-steps) [HVD724]"
         )
-    text = page(content(Table(ranks), found.problems))
+    parts = page(content(Table(ranks), found.problems))
     beside = f"{output}.{os.getpid()}.part"
     try:
-        with open(beside, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(beside, "wb") as file:
+            file.writelines(parts)
         os.replace(beside, output)
     finally:
         if os.path.exists(beside):

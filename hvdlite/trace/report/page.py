@@ -7,6 +7,7 @@ the page as text, never as markup. Served while training runs, the same page ask
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 from collections.abc import Sequence
@@ -74,20 +75,29 @@ def _facts(table: Table) -> list[list[str]]:
     return facts + [[f"moved by {plane}", f"{count / 1e6:,.1f} MB"] for plane, count in sorted(moved.items()) if count]
 
 
-def page(said: dict[str, Any], live: bool = False) -> str:
-    """The whole page as text."""
+@functools.lru_cache(1)
+def _plotly() -> bytes:
+    return plotly_js().encode()
+
+
+def page(said: dict[str, Any], live: bool = False) -> list[bytes]:
+    """The whole page in parts. The large one, which draws, is always the same object."""
     numbers = json.dumps(said, separators=(",", ":")).replace("<", "\\u003c")
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
     policy += "; connect-src 'self'" if live else ""
-    return (
+    before = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>hvdlite: {html.escape(said['title'])}</title>\n"
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>\n'
-        f"<script>{plotly_js()}</script></head>\n<body>{_BODY}\n"
+        "<script>"
+    )
+    after = (
+        f"</script></head>\n<body>{_BODY}\n"
         f'<script type="application/json" id="said">{numbers}</script>\n'
         f"<script>const LIVE = {'true' if live else 'false'};\n{_SCRIPT}</script></body></html>\n"
     )
+    return [before.encode(), _plotly(), after.encode()]
 
 
 _STYLE = """
