@@ -21,9 +21,10 @@ import numpy as np
 from .. import _core, measured
 from ..measured.scalars import scalars
 from ..objects import allgather_object
-from .backend import broadcast, keras
+from .backend import broadcast, keras, key_of, start_check
 from .checked import check_number
 from .consistency import check_consistency
+from .start import ALONE
 
 _Callback: Any = keras.callbacks.Callback
 
@@ -34,6 +35,10 @@ class BroadcastGlobalVariablesCallback(_Callback):
     It waits for the first batch because that batch creates all variables. With ``steps_per_execution`` above 1 the
     first batches are several steps from each rank's own weights. In that case broadcast ``model.variables`` before
     ``fit``. The states of random seeds are not sent, so ranks drop out different units.
+
+    If the model has no ``DistributedOptimizer``, ranks compare the trainable weights after the second batch, once. A
+    warning (HVD302) says so if they differ: nothing averages gradients. ``HVDLITE_CHECK_START`` makes it an error or
+    turns it off.
 
     Args:
         root_rank (int): the rank whose variables are sent.
@@ -53,6 +58,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         super().__init__()
         self.root_rank = root_rank
         self.broadcast_done = False
+        self._compared = False
         self._local = {id(variable): variable for variable in local_variables or ()}
 
     def register_local_var(self, variable: Any) -> None:
@@ -64,8 +70,9 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._local[id(variable)] = variable
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Sends once."""
+        """Sends once, and compares once after the next batch."""
         if self.broadcast_done:
+            self._compare()
             return
         if _core.size() > 1:
             optimizer = getattr(self.model, "optimizer", None)
@@ -75,6 +82,22 @@ class BroadcastGlobalVariablesCallback(_Callback):
             seen: set[int] = set(self._local)
             broadcast([v for v in found if not (id(v) in seen or seen.add(id(v)))], self.root_rank)  # type: ignore
         self.broadcast_done = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Compares if this rank had no second batch: another may have had one."""
+        if self.broadcast_done:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Do ranks that began alike still have the same? Not of an optimizer of ours, which asks by itself."""
+        done, self._compared = self._compared, True
+        optimizer = getattr(self.model, "optimizer", None)
+        ours = any(hasattr(each, "_hvd") for each in (optimizer, getattr(optimizer, "inner_optimizer", None)))
+        if done or ours or _core.size() == 1:
+            return
+        local = {key_of(variable) for variable in self._local.values()}
+        trained = [each for each in self.model.trainable_weights if key_of(each) not in local]
+        start_check(ALONE).require("BroadcastGlobalVariablesCallback", trained)
 
 
 class MetricAverageCallback(_Callback):

@@ -34,10 +34,16 @@ VALUES = (
     "(hvdlite.tensorflow.broadcast_variables); if ranks differ on purpose, set HVDLITE_CHECK_START=off"
 )
 
+ALONE = (
+    "variable {name!r} on rank{s} {others} is not what rank {first} has, a step after all ranks had the same: nothing "
+    "averages gradients over the ranks, and each trains alone. Compile the model with "
+    "hvd.DistributedOptimizer(optimizer), or average in train_step (hvd.DistributedGradientTape, hvd.allreduce); if "
+    "ranks differ on purpose, set HVDLITE_CHECK_START=off"
+)
 NOT_AVERAGED = (
     "the gradient of variable {name!r} on rank{s} {others} is not what rank {first} has, and apply_gradients was told "
-    "not to average it: leave out experimental_aggregate_gradients=False or skip_gradients_aggregation=True, or average "
-    "the gradients before (DistributedGradientTape, hvd.allreduce); if ranks differ on purpose, set "
+    "not to average it: leave out experimental_aggregate_gradients=False or skip_gradients_aggregation=True, or "
+    "average the gradients before (DistributedGradientTape, hvd.allreduce); if ranks differ on purpose, set "
     "HVDLITE_CHECK_START=off"
 )
 
@@ -71,6 +77,11 @@ class StartCheck:
             table = np.zeros((self._process_set.size(), 1 + len(mine)), np.int64)
             table[self._process_set.rank()] = [1, *mine]
             self._tell(self._summed(f"{prefix}.start.list", table), variables, mode)
+
+    def require(self, prefix: str, variables: Sequence[Any]) -> None:
+        """As `look`, where ranks must not differ even once."""
+        self._differed = True
+        self.look(prefix, variables)
 
     def _summed(self, name: str, mine: np.ndarray) -> np.ndarray:
         summed: np.ndarray = allreduce(mine, name=name, op=Sum, process_set=self._process_set)

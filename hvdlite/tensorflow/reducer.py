@@ -121,8 +121,8 @@ class Reducer:
         """HvdArgumentError for the sums of another reduction, such as a tape's, that would be summed once more."""
         if self.op == Sum and any(hasattr(gradient, "_hvd_sum") for gradient in gradients):
             raise HvdArgumentError(
-                f"{self.prefix}: these gradients are sums over the ranks already: use either DistributedGradientTape or "
-                "DistributedOptimizer, not both with op=hvd.Sum [HVD224]"
+                f"{self.prefix}: these gradients are sums over the ranks already: use either DistributedGradientTape "
+                "or DistributedOptimizer, not both with op=hvd.Sum [HVD224]"
             )
 
     def _travels(self, gradient: Any, owner: Any) -> bool:

@@ -32,7 +32,10 @@ class Start:
         self, prefix: str, variables: Sequence[Any], gradients: Sequence[Any] | None = None
     ) -> list[tf.Tensor]:
         """Before averages of the variables' gradients, which come after what this returns. HvdMismatchError on all
-        ranks; from a graph, when it runs, an UnknownError of TensorFlow that says so. gradients: these are compared instead."""
+        ranks; from a graph, when it runs, an UnknownError of TensorFlow that says so.
+
+        gradients: what is compared instead of the variables.
+        """
         given = [getattr(each, "values", each) for each in gradients or ()]  # of tf.IndexedSlices
         if self._check.over or not tf.compat.v1.executing_eagerly_outside_functions():
             return []

@@ -80,3 +80,44 @@ def test_a_rank_that_has_joined_waits_for_no_comparison_of_later_steps():
         hvd.join()
     step()
     np.testing.assert_array_equal(variable, [-1 if hvd.rank() == 0 else 0])
+
+
+def trained_alone(how, batches=4):
+    """The warnings of HVD302 of a model that is broadcast, and whose optimizer is Keras's."""
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.tensorflow.keras as hvd
+
+    class Averaging(keras.Sequential):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+            own = tape.gradient(loss, self.trainable_variables)
+            averages = [hvd.allreduce(each, name=f"own.{i}") for i, each in enumerate(own)]
+            self.optimizer.apply(averages, self.trainable_variables)
+            return {"loss": loss}
+
+    model = (Averaging if how == "averaging" else keras.Sequential)([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.1)
+    model.compile(hvd.DistributedOptimizer(optimizer) if how == "ours" else optimizer, "mse", jit_compile=False)
+    data = np.ones((2 * batches, 4)), np.full((2 * batches, 2), hvd.rank())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(*data, batch_size=2, epochs=2, verbose=0, callbacks=[callback])
+    return [str(each.message) for each in said if "HVD302" in str(each.message)]
+
+
+@as_ranks(2, deadline=300)
+def test_who_forgets_the_optimizer_is_told_once():
+    import hvdlite.tensorflow.keras as hvd
+
+    for batches in (4, 1 + hvd.rank()):
+        said = trained_alone("forgotten", batches)
+        assert len(said) == (hvd.rank() == 0) and all("hvd.DistributedOptimizer" in each for each in said), said
+    assert not trained_alone("averaging") and not trained_alone("ours")
+    with mock.patch.dict(os.environ, HVDLITE_CHECK_START="off"):
+        assert not trained_alone("forgotten")
+    with mock.patch.dict(os.environ, HVDLITE_CHECK_START="raise"), pytest.raises(hvd.HvdMismatchError, match="alone"):
+        trained_alone("forgotten")
