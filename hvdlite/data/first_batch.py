@@ -52,7 +52,7 @@ class FirstBatch:
             import warnings
 
             warnings.warn(
-                f"rank{'s' * (len(without) > 1)} {', '.join(without)} read no batch and ranks that train wait for them: "
+                f"rank{'s' * (len(without) > 1)} {', '.join(without)} read no batch, and the others wait for them: "
                 "give every rank equally many batches (hvd.data.shard), or call hvd.join() [HVD240]",
                 stacklevel=4,
             )

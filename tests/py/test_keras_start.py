@@ -101,7 +101,7 @@ def trained_alone(how, batches=4):
     model = (Averaging if how == "averaging" else keras.Sequential)([keras.layers.Input((4,)), keras.layers.Dense(2)])
     optimizer = keras.optimizers.SGD(0.1)
     model.compile(hvd.DistributedOptimizer(optimizer) if how == "ours" else optimizer, "mse", jit_compile=False)
-    data = np.ones((2 * batches, 4)), np.full((2 * batches, 2), hvd.rank())
+    data = np.ones((2 * batches, 4), "float32"), np.full((2 * batches, 2), float(hvd.rank()), "float32")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
