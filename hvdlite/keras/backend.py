@@ -74,6 +74,11 @@ def start_check(text: str) -> StartCheck:
     return StartCheck(global_process_set, import_module(module)._sum_of_bits, text)
 
 
+def array_of(variable: Any) -> Any:
+    """The value of a variable as an array of NumPy."""
+    return variable.numpy() if legacy() else keras.ops.convert_to_numpy(variable.value)
+
+
 def key_of(variable: Any) -> Any:
     """By what a variable is recognized. On TensorFlow, Keras's and the tf.Variable inside it are one."""
     return import_module("hvdlite.tensorflow.reducer").key_of(variable) if backend() == "tensorflow" else id(variable)

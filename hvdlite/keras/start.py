@@ -34,6 +34,7 @@ VALUES = (
     "(hvdlite.tensorflow.broadcast_variables); if ranks differ on purpose, set HVDLITE_CHECK_START=off"
 )
 
+_ROUNDING = 1e-3  # of the sum of all elements' amounts; other hardware rounds differently
 ALONE = (
     "variable {name!r} on rank{s} {others} is not what rank {first} has, a step after all ranks had the same: nothing "
     "averages gradients over the ranks, and each trains alone. Compile the model with "
@@ -56,7 +57,7 @@ class StartCheck:
 
     def __init__(self, process_set: ProcessSet, sum_of_bits: Callable[[Any], int], text: str = VALUES) -> None:
         self._process_set, self._sum_of_bits, self._text = process_set, sum_of_bits, text
-        self._differed, self.over = False, False
+        self._differed, self.over, self._mode = False, False, "off"
         self._began = lives(), _core.joins()
 
     def look(self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None = None) -> None:
@@ -64,7 +65,7 @@ class StartCheck:
 
         values: what is compared. None: the values of the variables.
         """
-        mode = config.load().values["check_start"]
+        mode = self._mode = config.load().values["check_start"]
         self.over = self.over or mode == "off" or self._began != (lives(), _core.joins())
         if self.over or not variables:
             return
@@ -82,6 +83,23 @@ class StartCheck:
         """As `look`, where ranks must not differ even once."""
         self._differed = True
         self.look(prefix, variables)
+
+    def later(self, prefix: str, variables: Sequence[Any], read: Callable[[Any], Any]) -> None:
+        """The same in the middle of training, once: weights may have been loaded on some ranks. Variables differ here
+        if the sums of their elements do by more than rounding makes. read: a variable as an array."""
+        self._differed = self.over = False
+        self.look(prefix, variables)
+        if not self._differed:
+            return
+        arrays = [np.asarray(read(each)).astype(np.float64) for each in variables]
+        sums = np.array([each.sum() for each in arrays] + [abs(each).sum() for each in arrays])
+        table = np.zeros((self._process_set.size(), 1 + len(sums)))
+        table[self._process_set.rank()] = [1, *sums]
+        table = self._summed(f"{prefix}.later", table)
+        rows = table[table[:, 0] > 0, 1:]  # of ranks that have not joined
+        bound = _ROUNDING * np.tile(rows[:, len(arrays) :].max(axis=0), 2)
+        differ = (abs(table[:, 1:] - rows[0]) > bound).reshape(len(table), 2, -1).any(axis=1)
+        self._tell(np.column_stack([table[:, 0], differ]).astype(np.int64), variables, self._mode)
 
     def _summed(self, name: str, mine: np.ndarray) -> np.ndarray:
         summed: np.ndarray = allreduce(mine, name=name, op=Sum, process_set=self._process_set)
