@@ -96,6 +96,10 @@ class HvdArgumentError(HvdError, ValueError):
     """
 
 
+class HvdSparseError(HvdArgumentError, NotImplementedError):
+    """A reduction that sparse tensors do not have. It is also a ``NotImplementedError``, which Horovod raises."""
+
+
 class HvdNotInitializedError(HvdError, ValueError):
     """A call before ``init``, after ``shutdown``, or in a process that has not joined its elastic job yet.
 

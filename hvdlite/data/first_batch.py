@@ -12,12 +12,14 @@ stands in the training process, is the one to use.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .. import _core, _life, config
 from ..objects import allgather_object
 from ..process_set import ProcessSet, global_process_set
+
+_NOTHING = b""
 
 
 class FirstBatch:
@@ -34,17 +36,33 @@ class FirstBatch:
 
     def look(self, batch: Any) -> None:
         """Warns on the set's first rank if all ranks were shown the same. All ranks of the set have to call it."""
+        self._compare(lambda: digest(batch))
+
+    def look_at_none(self) -> None:
+        """There is no batch on this rank. Called in place of `look`, for which other ranks would wait."""
+        self._compare(lambda: _NOTHING)
+
+    def _compare(self, mine: Callable[[], bytes | None]) -> None:
         process_set, self._process_set = self._process_set, None
         if process_set is None or not is_rank():
             return
-        everyone = allgather_object(digest(batch), "first_batch", process_set)
-        if everyone[0] is not None and len(set(everyone)) == 1 and process_set.rank() == 0:
+        everyone = allgather_object(mine(), "first_batch", process_set)
+        without = [str(rank) for rank, each in zip(process_set.ranks, everyone) if each == _NOTHING]
+        if without and process_set.rank() == 0:
+            import warnings
+
+            warnings.warn(
+                f"rank{'s' * (len(without) > 1)} {', '.join(without)} read no batch, and the others wait for them: "
+                "give every rank equally many batches (hvd.data.shard), or call hvd.join() [HVD240]",
+                stacklevel=4,
+            )
+        elif everyone[0] is not None and len(set(everyone)) == 1 and process_set.rank() == 0:
             import warnings
 
             warnings.warn(
                 f"all {len(everyone)} ranks read the same first batch: shard the data with hvd.data.shard(dataset), "
                 "or use a different seed on each rank for generated data [HVD241]",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
@@ -90,9 +108,13 @@ class _Watched:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
+        none = True
         for batch in self._batches:
+            none = False
             self._first.look(batch)
             yield batch
+        if none:
+            self._first.look_at_none()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set
 from typing import Any
 
@@ -48,8 +49,8 @@ def shard(
 
     Args:
         data: one of these kinds. A dataset with ``__len__`` and ``__getitem__``; a list or range; an array, tensor,
-            pandas frame or scipy sparse matrix, of which each rank takes rows; a tuple or dict of arrays of equal
-            length, of which each rank takes the same rows; or any iterable.
+            pandas frame, pyarrow table, HDF5 dataset or scipy sparse matrix, of which each rank takes rows; a tuple or
+            dict of arrays of equal length, of which each rank takes the same rows; or any iterable.
         shuffle (bool): deal the samples in an order that depends only on ``seed`` and the epoch. Needs data with a
             length. Default: False.
         seed (int): the seed of the shuffle, the same on all ranks. Default: 0.
@@ -168,6 +169,7 @@ class Shard:
         self._deal = deal
         self._first = first
         self._length = len(deal.mine(len(data), 0, True))
+        _warn_if_empty(self._length, len(data), deal)
         self._epoch = SharedNumber()
         self._dealt: tuple[int, Any] = (-1, ())
 
@@ -279,10 +281,22 @@ def _of_arrays(data: Any, parts: list[Any], deal: _Deal, strided: bool) -> Any:
     if len(set(lengths)) > 1:
         raise ValueError(f"arrays that belong together must have equal lengths; these have {lengths} rows [HVD240]")
     rows = deal.mine(lengths[0], 0, strided)
+    _warn_if_empty(len(rows), lengths[0], deal)
     mine = [taken(part, rows) for part in parts]
     if isinstance(data, Mapping):
         return dict(zip(data, mine))
     return tuple(mine) if isinstance(data, tuple) else mine[0]
+
+
+def _warn_if_empty(mine: int, whole: int, deal: _Deal) -> None:
+    """A rank without samples makes no step, and the others wait for it or none trains."""
+    if mine == 0:
+        remedy = "check the path or the filter of the data" if whole == 0 else "use fewer ranks or uneven='pad'"
+        warnings.warn(
+            f"hvd.data.shard: rank {deal.rank} of {deal.size} gets none of {whole} samples (uneven={deal.uneven!r}), "
+            f"so it takes no training step, and ranks that do wait for it: {remedy} [HVD240]",
+            stacklevel=4,
+        )
 
 
 def _torch() -> Any:

@@ -11,21 +11,39 @@ from collections.abc import Iterable, Iterator
 from time import monotonic_ns
 from typing import Any
 
-from .. import measured
+from .. import _core, _life, measured
 
 
 def timed(batches: Iterable[Any]) -> Iterator[Any]:
-    """Gives out the batches, and counts the time until each is there; also that of finding that there are no more."""
-    iterator = iter(batches)
+    """Gives out the batches, and counts the time until each is there; also that of finding that there are no more.
+
+    A warning if there is none: other ranks may wait for this one in their first step.
+    """
+    iterator, none = iter(batches), True
     while True:
         begun = monotonic_ns()
         try:
             batch = next(iterator)
         except StopIteration:
+            if none:
+                warn_of_none()
             return
         finally:
             measured.data_waited(monotonic_ns() - begun)
+        none = False
         yield batch
+
+
+def warn_of_none() -> None:
+    """A rank without a batch makes no step, and the others wait for it."""
+    import warnings
+
+    rank = f"rank {_core.rank()}: " if _life.is_initialized() else ""
+    warnings.warn(
+        f"{rank}the loader gave no batch, so this rank takes no training step, and ranks that do wait for it: check "
+        "the data, a batch size with drop_last=True, and that an iterator is made anew for each epoch [HVD240]",
+        stacklevel=3,
+    )
 
 
 class Timed:

@@ -17,9 +17,11 @@ from typing import Any
 from .. import config
 from ..errors import HvdNotYetError
 from ..ops import Max
+from ..process_set import global_process_set
 from .lists import SAME_VARIABLES, Listed, compare
 from .naming import everywhere
 from .order import Order
+from .start import StartCheck
 
 
 def legacy() -> bool:
@@ -63,6 +65,18 @@ def reducer(*terms: Any, **more: Any) -> Any:
     if name == "tensorflow":
         made.start = import_module("hvdlite.tensorflow.start").Start(made.process_set)
     return made
+
+
+def start_check(text: str) -> StartCheck:
+    """What compares variables of the backend on all ranks, and says this of one that differs."""
+    name = backend()
+    module = "hvdlite.tensorflow.start" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
+    return StartCheck(global_process_set, import_module(module)._sum_of_bits, text)
+
+
+def array_of(variable: Any) -> Any:
+    """The value of a variable as an array of NumPy."""
+    return variable.numpy() if legacy() else keras.ops.convert_to_numpy(variable.value)
 
 
 def key_of(variable: Any) -> Any:

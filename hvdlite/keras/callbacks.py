@@ -19,12 +19,15 @@ from typing import Any
 import numpy as np
 
 from .. import _core, measured
+from .._member import is_elastic
 from ..measured.scalars import scalars
 from ..objects import allgather_object
-from .backend import broadcast, keras
+from .backend import array_of, broadcast, keras, key_of, start_check
 from .checked import check_number
 from .consistency import check_consistency
+from .start import ALONE, VALUES
 
+_LATER = 100  # batches
 _Callback: Any = keras.callbacks.Callback
 
 
@@ -34,6 +37,10 @@ class BroadcastGlobalVariablesCallback(_Callback):
     It waits for the first batch because that batch creates all variables. With ``steps_per_execution`` above 1 the
     first batches are several steps from each rank's own weights. In that case broadcast ``model.variables`` before
     ``fit``. The states of random seeds are not sent, so ranks drop out different units.
+
+    Ranks compare the trainable weights once more: after the second batch if the model has no ``DistributedOptimizer``
+    (nothing may average gradients), else after 100 batches (weights may have been loaded on some ranks only). If
+    weights differ, one rank issues a warning (HVD302). ``HVDLITE_CHECK_START`` makes it an error or turns it off.
 
     Args:
         root_rank (int): the rank whose variables are sent.
@@ -53,6 +60,8 @@ class BroadcastGlobalVariablesCallback(_Callback):
         super().__init__()
         self.root_rank = root_rank
         self.broadcast_done = False
+        self._compared, self._batches = False, 0
+        self._later: Any = None  # compares once more, after _LATER batches
         self._local = {id(variable): variable for variable in local_variables or ()}
 
     def register_local_var(self, variable: Any) -> None:
@@ -64,8 +73,12 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._local[id(variable)] = variable
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Sends once."""
+        """Sends once, and compares once after the next batch."""
+        self._batches += 1
         if self.broadcast_done:
+            self._compare()
+            if self._batches == _LATER and self._later is not None:
+                self._later.later("BroadcastGlobalVariablesCallback", self._trained(), array_of)
             return
         if _core.size() > 1:
             optimizer = getattr(self.model, "optimizer", None)
@@ -74,7 +87,34 @@ class BroadcastGlobalVariablesCallback(_Callback):
             found += of_optimizer() if callable(of_optimizer) else of_optimizer
             seen: set[int] = set(self._local)
             broadcast([v for v in found if not (id(v) in seen or seen.add(id(v)))], self.root_rank)  # type: ignore
+            if not is_elastic() and any(each.process_set.size() == _core.size() for each in self._reducers()):
+                self._later = start_check(VALUES)
         self.broadcast_done = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Compares if this rank had no second batch: another may have had one."""
+        if self.broadcast_done:
+            self._compare()
+
+    def _compare(self) -> None:
+        """Do ranks that began alike still have the same? Not of an optimizer of ours, which asks by itself."""
+        done, self._compared = self._compared, True
+        if not done and not self._is_ours() and _core.size() > 1:
+            start_check(ALONE).require("BroadcastGlobalVariablesCallback", self._trained())
+
+    def _reducers(self) -> list[Any]:
+        optimizer = getattr(self.model, "optimizer", None)
+        found = (getattr(each, "_hvd", None) for each in (optimizer, getattr(optimizer, "inner_optimizer", None)))
+        return [each for each in found if each is not None]
+
+    def _is_ours(self) -> bool:
+        return bool(self._reducers())
+
+    def _trained(self) -> list[Any]:
+        """The weights that are the same on all ranks after a step."""
+        local = {key_of(variable) for variable in self._local.values()}
+        local |= {key for each in self._reducers() for key in each._local}
+        return [each for each in self.model.trainable_weights if key_of(each) not in local]
 
 
 class MetricAverageCallback(_Callback):

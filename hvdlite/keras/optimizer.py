@@ -35,6 +35,10 @@ from .passes import Passes
 from .window import ATTRIBUTE, Window
 from .xla import stay_out_of_xla
 
+_OF_KERAS_2 = (
+    "_agg_helper", "_aggregate_gradients", "_allreduce", "_allreduce_grads", "_compute_gradients",
+    "aggregate_gradients", "compute_gradients", "get_gradients", "minimize",
+)  # fmt: skip
 made_in = "hvdlite.keras"  # what the classes of distributed optimizers say about where they are from
 
 
@@ -55,9 +59,29 @@ class Distributed(Copied):
         named = owners if owners is not None else getattr(self, "_trainable_variables", gradients)
         inherited: Any = super()
         if self._hvd_passes is not None:
+            self._hvd.refuse_sums(gradients)
             self._hvd_passes.apply(self, inherited, gradients, owners, named)
         else:
             inherited.apply(self._hvd(gradients, named), owners)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *flags: Any, **more: Any) -> Any:
+        """Average the gradients over all ranks, then apply them. TypeError for the flags of Keras 2 and Horovod."""
+        if flags or more:
+            shown = ", ".join([*map(repr, flags), *more])
+            raise TypeError(
+                f"apply_gradients of Keras 3 takes no argument after the pairs, but got {shown}. It averages the "
+                "gradients. To apply gradients as they are, call it of the optimizer before it was wrapped [HVD224]"
+            )
+        return super().apply_gradients(grads_and_vars)  # type: ignore[misc]
+
+    def __getattr__(self, name: str) -> Any:
+        """AttributeError; of names that Horovod's optimizers for Keras 2 have, with what to call instead."""
+        if name in _OF_KERAS_2:
+            raise AttributeError(
+                f"a distributed optimizer of Keras 3 has no {name}: compute gradients with tf.GradientTape and pass "
+                "them to apply_gradients, which averages them, or set TF_USE_LEGACY_KERAS=1 for Keras 2 [HVD224]"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def _agree_on_finite() -> None:

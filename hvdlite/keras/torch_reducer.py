@@ -46,6 +46,9 @@ class Reducer:
         """Gradients of this variable stay this rank's."""
         self._local[id(variable)] = variable
 
+    def refuse_sums(self, gradients: Sequence[Any]) -> None:
+        """Nothing: PyTorch has no tape that gives sums."""
+
     @property
     def alone(self) -> bool:
         """Whether there is nobody to average with."""

@@ -26,6 +26,7 @@ from ..errors import (
     HvdNotInitializedError,
     HvdNotYetError,
     HvdOptionError,
+    HvdSparseError,
     HvdTimeoutError,
 )
 
@@ -86,8 +87,8 @@ def translated(kind: str = "", name: Any = None) -> Iterator[None]:
     try:
         yield
     except HvdError as error:
-        if kind and type(error) is HvdArgumentError and "rank " not in str(error):
-            error = HvdArgumentError(coded("HVD203", f"{_where(kind, name)}: {error}"))
+        if kind and type(error) in (HvdArgumentError, HvdSparseError) and "rank " not in str(error):
+            error = type(error)(coded("HVD203", f"{_where(kind, name)}: {error}"))
         raise as_tensorflow(error) from error.__cause__
     except ValueError as error:
         if not kind or isinstance(error, tf.errors.OpError):

@@ -35,6 +35,7 @@ class _Distributed:
 
     _hvd: Reducer
     _hvd_passes: Any
+    _agg_helper = property(lambda self: self._hvd_passes)  # Horovod's name of it; None for one pass
 
     def register_local_var(self, variable: Any) -> None:
         """Keep the gradient of a variable local: it is not averaged."""

@@ -35,6 +35,18 @@ class Passes:
         self._known: list[set[Any]] = []  # the keys of the sums that passes of this graph knew of
         self._calls: Any = None
 
+    def __getattr__(self, name: str) -> Any:
+        """AttributeError. A distributed optimizer shows its passes as `_agg_helper`, as Horovod does."""
+        raise AttributeError(
+            f"backward_passes_per_step has no {name!r}: call the optimizer's _compute_gradients and apply_gradients "
+            "instead of methods of its _agg_helper [HVD224]"
+        )
+
+    @property
+    def counter(self) -> tf.Tensor:
+        """Horovod's name of how many passes of the window are done."""
+        return (self._calls.read_value() if self.begun() else tf.constant(0, tf.int64)) % self.count
+
     def begun(self) -> bool:
         """Whether there has been a pass."""
         return self._calls is not None

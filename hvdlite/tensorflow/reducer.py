@@ -17,10 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from .. import measured
+from ..errors import HvdArgumentError
 from ..keras.checked import check_terms
 from ..keras.lists import SAME_GRADIENTS, Listed
 from ..keras.naming import everywhere
-from ..ops import Average, Terms, op_of
+from ..ops import Average, Sum, Terms, op_of
 from ..ops.terms import NoneCompressor, compress
 from ..process_set import ProcessSet, global_process_set
 from .ops import allreduce
@@ -100,6 +101,7 @@ class Reducer:
         if self.alone:
             self._stepped()
             return found
+        self.refuse_sums(found)
         prefix = once_more(self.prefix)
         before = self._agreed(prefix, found, owners)
         if self.start is not None:
@@ -108,8 +110,20 @@ class Reducer:
                 before += self.start(prefix, travel)
         with tf.control_dependencies(before):
             averages = self._averages(prefix, found, owners)
+        if self.op == Sum:
+            for average, owner in zip(averages, owners):
+                if self._travels(average, owner):
+                    average._hvd_sum = True
         self._stepped()
         return averages
+
+    def refuse_sums(self, gradients: Iterable[Any]) -> None:
+        """HvdArgumentError for the sums of another reduction, such as a tape's, that would be summed once more."""
+        if self.op == Sum and any(hasattr(gradient, "_hvd_sum") for gradient in gradients):
+            raise HvdArgumentError(
+                f"{self.prefix}: these gradients are sums over the ranks already: use either DistributedGradientTape "
+                "or DistributedOptimizer, not both with op=hvd.Sum [HVD224]"
+            )
 
     def _travels(self, gradient: Any, owner: Any) -> bool:
         return gradient is not None and key_of(owner) not in self._local

@@ -15,7 +15,7 @@ if find_spec("tensorflow") is None:  # importing it takes seconds, and only rank
 PATIENCE_S = 300.0  # TensorFlow takes a minute to import on a busy machine
 
 
-def fitted(*callbacks, same=False, local=False, eager=False, **terms):
+def fitted(*callbacks, same=False, local=False, eager=False, rows=8, **terms):
     """The warnings of HVD302 while a model is fitted that begins elsewhere on each rank, or a local variable of it."""
     import keras
 
@@ -31,7 +31,7 @@ def fitted(*callbacks, same=False, local=False, eager=False, **terms):
     model.compile(optimizer, "mse", jit_compile=False, run_eagerly=eager)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=2, verbose=0, callbacks=list(callbacks))
+        model.fit(np.ones((rows, 4)), np.ones((rows, 2)), batch_size=2, verbose=0, callbacks=list(callbacks))
     return [str(each.message) for each in said if "HVD302" in str(each.message)]
 
 
@@ -80,3 +80,68 @@ def test_a_rank_that_has_joined_waits_for_no_comparison_of_later_steps():
         hvd.join()
     step()
     np.testing.assert_array_equal(variable, [-1 if hvd.rank() == 0 else 0])
+
+
+def trained_alone(how, batches=4):
+    """The warnings of HVD302 of a model that is broadcast, and whose optimizer is Keras's."""
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.tensorflow.keras as hvd
+
+    class Averaging(keras.Sequential):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+            own = tape.gradient(loss, self.trainable_variables)
+            averages = [hvd.allreduce(each, name=f"own.{i}") for i, each in enumerate(own)]
+            self.optimizer.apply(averages, self.trainable_variables)
+            return {"loss": loss}
+
+    model = (Averaging if how == "averaging" else keras.Sequential)([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.1)
+    model.compile(hvd.DistributedOptimizer(optimizer) if how == "ours" else optimizer, "mse", jit_compile=False)
+    data = np.ones((2 * batches, 4), "float32"), np.full((2 * batches, 2), float(hvd.rank()), "float32")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(*data, batch_size=2, epochs=2, verbose=0, callbacks=[callback])
+    return [str(each.message) for each in said if "HVD302" in str(each.message)]
+
+
+@as_ranks(2, deadline=300)
+def test_who_forgets_the_optimizer_is_told_once():
+    import hvdlite.tensorflow.keras as hvd
+
+    for batches in (4, 1 + hvd.rank()):
+        said = trained_alone("forgotten", batches)
+        assert len(said) == (hvd.rank() == 0) and all("hvd.DistributedOptimizer" in each for each in said), said
+    assert not trained_alone("averaging") and not trained_alone("ours")
+    with mock.patch.dict(os.environ, HVDLITE_CHECK_START="off"):
+        assert not trained_alone("forgotten")
+    with mock.patch.dict(os.environ, HVDLITE_CHECK_START="raise"), pytest.raises(hvd.HvdMismatchError, match="alone"):
+        trained_alone("forgotten")
+
+
+@as_ranks(2, deadline=300)
+def test_weights_that_one_rank_loads_in_the_middle_are_found_and_rounding_is_not():
+    import keras
+
+    import hvdlite.keras.callbacks as callbacks
+    import hvdlite.tensorflow.keras as hvd
+
+    class Loads(keras.callbacks.Callback):
+        factor = 1.0
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2 and hvd.rank() == 1:
+                kernel = self.model.layers[0].kernel
+                kernel.assign(kernel.value * self.factor)
+
+    for factor, told in ((2.0, True), (1 + 1e-6, False)):
+        loads, seen = Loads(), hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        loads.factor = factor
+        with mock.patch.object(callbacks, "_LATER", 5):
+            said = fitted(seen, loads, same=True, rows=20)
+        assert len(said) == (told and hvd.rank() == 0), said
+        assert all("own/kernel' on rank 1 is not what rank 0 has" in each for each in said), said

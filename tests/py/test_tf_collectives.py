@@ -190,10 +190,12 @@ def test_indexed_slices_are_gathered(mode):
     np.testing.assert_array_equal(indices, [0, 0, 1])
     np.testing.assert_array_equal(dense[:3], [[3, 3], [2, 2], [0, 0]])
     np.testing.assert_array_equal(both(mode, reduced)(hvd.Average)[0], [[0.5, 0.5], [1, 1], [1, 1]])
-    with pytest.raises(NotImplementedError, match="sparse_as_dense"):
-        hvd.allreduce(rows, op=hvd.Adasum)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="max is not supported"):
-        hvd.allreduce(rows, op=hvd.Max)
+    refused = [({"op": hvd.Adasum}, "sparse_as_dense"), ({"op": hvd.Max}, "max is not supported")]
+    refused += [({"op": hvd.Sum, factor: 2.0}, "not supported") for factor in ("prescale_factor", "postscale_factor")]
+    for terms, text in refused:
+        for kind in (NotImplementedError, ValueError, hvd.HvdArgumentError):  # the first is Horovod's
+            with pytest.raises(kind, match=f"{text}.*HVD207"):
+                hvd.allreduce(rows, **terms)
 
 
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from ... import _core
 from ... import ops as _everybodys
-from ...errors import HvdArgumentError
+from ...errors import HvdArgumentError, HvdSparseError
 from ...ops import Average, Sum, Terms
 from ...ops.tensors import group_of
 from ...ops.terms import NoneCompressor, compress, reduction
@@ -39,18 +39,18 @@ from .run import refuse_xla
 
 def _sparse_allreduce(slices: tf.IndexedSlices, name: str | None, terms: Terms, compression: Any) -> tf.IndexedSlices:
     """Every rank's rows and their indices; those of one index add up when they are applied."""
+    if terms.op == _everybodys.Adasum:
+        raise HvdSparseError(
+            "The Adasum reduction does not currently support sparse tensors: give sparse_as_dense=True [HVD207]"
+        )
     if terms.op not in (Average, Sum):
-        if terms.op == _everybodys.Adasum:
-            raise NotImplementedError(
-                "The Adasum reduction does not currently support sparse tensors: give sparse_as_dense=True [HVD207]"
-            )
-        raise HvdArgumentError(
+        raise HvdSparseError(
             f"op={_core.op_name(terms.op)} is not supported for tf.IndexedSlices: use Average or Sum [HVD207]"
         )
     if terms.timeout is not None:
         raise HvdArgumentError("timeout is not supported for tf.IndexedSlices, which are two collectives [HVD207]")
     if terms.prescale != 1 or terms.postscale != 1:
-        raise HvdArgumentError("prescale_factor and postscale_factor are not supported for tf.IndexedSlices [HVD207]")
+        raise HvdSparseError("prescale_factor and postscale_factor are not supported for tf.IndexedSlices [HVD207]")
     values, ctx = compress(compression, slices.values)
     parts = Terms(terms.process_set)
     names = [None, None] if name is None else [f"{name}.values", f"{name}.indices"]
@@ -113,7 +113,8 @@ def allreduce(
         tf.Tensor or tf.IndexedSlices: shape and dtype of ``tensor``.
 
     Raises:
-        HvdArgumentError: the dtype or the op is not supported for this tensor.
+        HvdArgumentError: the dtype or the op is not supported for this tensor. For ``IndexedSlices`` it is also a
+            ``NotImplementedError``.
         HvdMismatchError: the ranks disagree about shape, dtype, op or scale. All ranks raise it.
         HvdNotYetError: ``timeout`` in a graph.
         HvdPeerLostError: a rank has left or died.
