@@ -179,7 +179,7 @@ def refuse_twice(name: Any) -> None:
     To wait for it here could be to wait for ever: the other ranks may begin theirs only after this call.
     """
     flight = flying.get(name)
-    if flight is None:
+    if flight is None or not flight.native.handle:  # a signal handler raised before it was submitted
         return
     if not flight.free and _owned(flight):
         why = "its handle was not synchronized. Synchronize it first, or give each tensor its own name."

@@ -19,13 +19,17 @@ from collections.abc import Sequence
 
 import torch
 
-from ..._digests import are_equal, number_of, summands
+from ... import _core
+from ..._digests import are_equal, summands
+from ..._digests import number_of as digest_of
 from ...consistency import differing_lists, mismatch
 from ...ops import Handle, Sum
-from ...process_set import ProcessSet
+from ...ops.terms import full_name
+from ...process_set import ProcessSet, number_of
 from ..ops import plain
 from .skipping import land_all
 
+_LENGTH = len(summands(0)) + 1
 _SHAPE = (0,) * 7  # of what ends the wait for a gradient that this rank does not know: no gradient has it
 
 
@@ -35,38 +39,47 @@ class Agreement:
     def __init__(self, suffix: str, process_set: ProcessSet) -> None:
         self._suffix, self._process_set = suffix, process_set
         self._names = Told("optimizer.names" + suffix, process_set)
-        self._known: tuple[list[int], int] | None = None
-        self._mine = self._asking = torch.empty(0)
+        self._known: tuple[list[int], int, int] | None = None
+        self._request: _core.Request | None = None
+        self._mine = torch.zeros((2, _LENGTH), dtype=torch.int64)  # what travels, and where the last number is 1
+        self._sums = torch.zeros(_LENGTH, dtype=torch.int64)
+        self._addresses = self._mine[0].data_ptr(), self._mine[1].data_ptr(), self._sums.data_ptr()
         self._equal: list[int] = []  # the sum in a round where all was equal and no rank asked
-        self._handle: Handle | None = None
+        self._pending: _core.Pending | None = None
         self._unknown: list[Handle] = []
         self.asked = False  # a rank asks for a comparison in this round
         self.partly: list[str] = []  # parameters that some ranks only send in this round
         self.silent: list[int] = []  # parameters that no rank has sent in the round before
 
     def begun(self) -> bool:
-        """Whether the digest of this round is under way."""
-        return self._handle is not None
+        """Whether a digest is under way."""
+        return self._pending is not None and self._pending.native != 0
 
     def send(self, silent: list[int], names: Sequence[str], asks: bool) -> None:
         """All but `silent` is under way: send the digest."""
-        if self._known != (silent, len(names)):
+        known = silent, len(names), number_of(self._process_set)
+        if self._known != known or self._request is None:
             left_out = set(silent)
-            sums = summands(number_of(sorted(name for n, name in enumerate(names) if n not in left_out)))
-            self._mine, self._asking = torch.tensor([*sums, 0]), torch.tensor([*sums, 1])
-            self._known, self._equal = (silent, len(names)), []
-        self._handle = plain.allreduce_async(
-            self._asking if asks else self._mine, name="optimizer.round" + self._suffix, op=Sum,
-            process_set=self._process_set,
-        )  # fmt: skip
+            sums = summands(digest_of(sorted(name for n, name in enumerate(names) if n not in left_out)))
+            self._mine.copy_(torch.tensor([[*sums, 0], [*sums, 1]]))
+            self._request = _core.request(
+                _core.ALLREDUCE, Sum, _core.DTYPES["int64"], full_name("allreduce.", "optimizer.round" + self._suffix),
+                (_LENGTH,), process_set=known[2],
+            )  # fmt: skip
+            self._known, self._equal = known, []
         self.silent = silent
+        self._pending = _core.Pending(self._request)  # known before it starts: a signal handler may raise right after
+        self._pending.start(self._addresses[asks], self._addresses[2], _core.QUIET, (self._mine, self._sums))
 
     def lacking(self, names: Sequence[str]) -> list[int]:
         """Parameters that other ranks send in this round and this one does not. HvdMismatchError, on all ranks, for one
         that a rank does not know; what was sent of it ends."""
-        if self._handle is None:
+        if not self.begun() or self._pending is None:  # it was looked at, and a signal handler raised later
             return []
-        sums = self._handle.wait().tolist()
+        error = self._pending.ended()
+        if error is not None:
+            raise error
+        sums = self._sums.tolist()
         if sums == self._equal:
             return []
         self.asked = sums[-1] > 0
@@ -97,8 +110,10 @@ class Agreement:
 
     def close(self) -> None:
         """The round is over."""
-        failure = land_all(handle.wait for handle in self._unknown)
-        self.asked, self._handle, self.partly = False, None, []
+        failure = land_all(handle.wait for handle in self._unknown) if self._unknown else None
+        if self._pending is not None:
+            self._pending.release()
+        self.asked, self.partly = False, []
         self._unknown.clear()
         self._names.close()
         if failure is not None:

@@ -262,7 +262,7 @@ class Exchange(Skipping):
             if left:
                 self._go(left, True)
             self.carrier.rest()
-            self.wire.all_sent(sorted(set(unsent).difference(left)) if unsent else [])
+            self.all_sent(sorted(set(unsent).difference(left)) if unsent else [])
 
     def _send_lacking(self) -> None:
         """What is frozen here and not on every rank goes, too: the others wait for it."""

@@ -50,6 +50,7 @@ TORN = (
     "took its step: some of its weights may be old, while the other ranks have taken the whole step. To make the ranks "
     "equal,"
 )
+_NOTE = -1  # in the book: the agreement on what travels in this round is under way
 _SHAPE = (0,) * 8  # as many dimensions as there can be
 _SHOWN = 3
 _SAID = re.compile(r"(ranks? \d[\d, and-]*?)(?: said|:) (?:(?!ranks? \d)[^\n])*?" + re.escape(str(list(_SHAPE))))
@@ -232,7 +233,13 @@ class Skipping:
             self.skips.send(self.carrier, self.carrier.at_once(left))
             if self.wire.shares is not None:
                 self.wire.shares.mine()  # which the others wait for, too
-            self.wire.all_sent(sorted(set(range(len(self.wire.names))).difference(left, self.in_flight)))
+            self.all_sent(sorted(set(range(len(self.wire.names))).difference(left, self.in_flight)))
+
+    def all_sent(self, silent: list[int]) -> None:
+        """All gradients of the round are under way, but for these, which are not sent. May be called again in it."""
+        if not self.book.is_sent(_NOTE):
+            self.wire.all_sent(silent)
+            self.book.sent(_NOTE)
 
     def skipped(self) -> Exception | None:
         """Wait for them and for all that is under way: then the round has ended on all ranks."""

@@ -26,7 +26,7 @@ import torch
 
 from ... import _core
 from ..._core.runs import Sent
-from ...errors import HvdError
+from ...errors import HvdError, is_outcome
 from ...ops import Average, Sum
 from ...ops.terms import reduction
 from ...process_set import ProcessSet
@@ -337,7 +337,7 @@ class Wire:
                 self.start.data.add(self.names[number], int(sum_of_bits(values) or 0))
 
     def all_sent(self, silent: list[int]) -> None:
-        """All gradients of the round are under way, but for those that are not sent. May be called again."""
+        """All gradients of the round are under way, but for those that are not sent."""
         if not self.agreement.begun():
             self.agreement.send(silent, self.names, self.start.begin(self.parameters))
 
@@ -345,6 +345,11 @@ class Wire:
         """All flights have landed."""
         if self.shares is not None:
             self.shares.close()
-        if self.agreement.asked:
-            self.start.compare(self.parameters, self.names)
+        try:
+            if self.agreement.asked:
+                self.start.compare(self.parameters, self.names)
+        except Exception as error:
+            if is_outcome(error):  # else a signal handler's: it is compared again
+                self.agreement.close()
+            raise
         self.agreement.close()
