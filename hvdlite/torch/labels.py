@@ -57,7 +57,8 @@ def hear(named: Iterable[tuple[Any, torch.Tensor]]) -> None:
     """Remember the names that broadcast_parameters was given, as long as the tensors' memory lives."""
     for place in [place for place, (storage, _, _) in list(_heard.items()) if storage.expired()]:
         _heard.pop(place, None)
-    call, new = next(_calls), {}
+    call = next(_calls)
+    new: dict[Any, tuple[StorageWeakRef, int, str]] = {}
     for name, tensor in sorted(named, key=lambda pair: str(pair[0])):
         place = _place(tensor)
         if place is not None:
