@@ -33,10 +33,8 @@ static struct {
 static void after_fork_in_child(void)
 {
     struct hvd_engine *engine = atomic_load(&process.engine);
-    if (!engine)
-        return;
-    atomic_store(&process.forked, 1);
-    if (engine->alone)
+    /* The child of a child has opened other files under the same numbers. */
+    if (!engine || atomic_exchange(&process.forked, 1) || engine->alone)
         return;
     hvd_host_close_in_child(&engine->host);
     if (engine->host.store.fd >= 0)

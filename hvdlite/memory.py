@@ -2,8 +2,11 @@
 
 Ranks of one host reduce a tensor in place, each its part of it for all, if all have it in *plane memory*: memory
 that every rank of the host maps. Elsewhere each rank copies its bytes in and the result out again. What the core sums
-for everyone lies in the caller's array. A forked child has a copy of it, made page by page as it writes: it may see
-what its parent writes after the fork, but writes to memory of its own.
+for everyone lies in the caller's array.
+
+A forked child has a copy of it from the moment of the fork, as of all other memory. The rank makes the copy, once for
+children that it forks in a row, such as the workers of a DataLoader; it keeps it until a collective works in plane
+memory again. subprocess and "spawn" copy nothing. A fork during a collective may copy a part of its result.
 
 A block is freed by its last view, also after shutdown() and after another init(), whose collectives treat it as memory
 like any other.
@@ -31,7 +34,7 @@ def memory_stats() -> dict[str, int]:
     Key          Meaning
     ===========  =======================================================================================================
     ``lanes``    shared memory through which tensors outside plane memory travel
-    ``arena``    plane memory in use: ``hvd.empty``, and gradients that an optimizer keeps there
+    ``arena``    plane memory in use: ``hvd.empty``, and gradients that an optimizer keeps there; a fork's copy
     ``results``  results of allgathers and alltoalls that have not been fetched yet
     ``boards``   votes
     ``sets``     process sets

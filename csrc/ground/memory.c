@@ -138,6 +138,28 @@ void hvd_memory_part(void *memory, size_t bytes, int fd)
         (void)mprotect(memory, bytes, PROT_READ);
 }
 
+void hvd_memory_renew(char *copy, const char *memory, size_t from, size_t end, int fd, bool blank)
+{
+    while (from < end) {
+        off_t data = lseek(fd, (off_t)from, SEEK_DATA);
+        if (data < 0 && errno == ENXIO)
+            return;
+        off_t hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
+        from = data < 0 ? from : (size_t)data;
+        size_t until = hole < 0 || (size_t)hole > end ? end : (size_t)hole;
+        for (size_t part; from < until; from += part) {
+            part = until - from < HVD_PAGE ? until - from : HVD_PAGE;
+            if (blank || memcmp(copy + from, memory + from, part) != 0)
+                memcpy(copy + from, memory + from, part);
+        }
+    }
+}
+
+bool hvd_memory_replace(void *memory, size_t bytes, void *with)
+{
+    return mremap(with, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, memory) != MAP_FAILED;
+}
+
 uint64_t hvd_memory_resident(const void *memory, size_t bytes)
 {
     unsigned char there[1024]; /* for 4 MB at a time */

@@ -28,6 +28,11 @@ void hvd_memory_unmap(void *memory, size_t bytes);
 /* For a forked child: the same mapping of `fd` from its beginning, but what is written from now on stays in this
  * process. Where that is refused, it can only be read. */
 void hvd_memory_part(void *memory, size_t bytes, int fd);
+/* Bytes `from` to `end` of `copy` become those of `memory`, where `fd` is mapped. What was never written is skipped, and
+ * pages that are equal already, too, unless the copy is `blank`: a forked child may share them. */
+void hvd_memory_renew(char *copy, const char *memory, size_t from, size_t end, int fd, bool blank);
+/* Move the mapping `with`, of hvd_memory_private, to where `memory` is mapped; false: both stay as they are. */
+bool hvd_memory_replace(void *memory, size_t bytes, void *with);
 /* How many bytes of whole pages in it cost memory now; for one mapping, of any kind. */
 uint64_t hvd_memory_resident(const void *memory, size_t bytes);
 /* Anonymous zero-filled memory of this process, sparse; NULL on failure. Freed by hvd_memory_unmap. */

@@ -2,19 +2,26 @@
 and ranks may have made theirs in another order.
 
 A name comes from the model, if that is given, else from `named_parameters` of hvd.DistributedOptimizer or of the
-optimizer itself. Where there is none, the place in the parameter group stands for it.
+optimizer itself. Where no rank has such names, those count that broadcast_parameters was given before for the same
+memory, if all ranks know one for each parameter. Where there is none, the place in the parameter group stands for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+_heard: dict[Any, tuple[StorageWeakRef, int, str]] = {}  # by place in a storage: the call of broadcast_parameters, name
+_calls = itertools.count()
 
 
-def labels_of(optimizer: torch.optim.Optimizer, models: Sequence[Any] = ()) -> list[str]:
-    """A label of each parameter, such as "group 0 parameter fc.weight", in the order of the optimizer's state_dict.
+def labels_of(optimizer: torch.optim.Optimizer, models: Sequence[Any] = ()) -> tuple[list[str], list[str] | None]:
+    """A label of each parameter, such as "group 0 parameter fc.weight", in the order of the optimizer's state_dict; and
+    labels for the case that all ranks have them here and none has names of its own, else None.
 
     models: Modules or state_dicts; of a parameter with several names the first of the alphabet counts.
     """
@@ -25,15 +32,61 @@ def labels_of(optimizer: torch.optim.Optimizer, models: Sequence[Any] = ()) -> l
             key = id(tensor) if isinstance(model, torch.nn.Module) else _memory(tensor)
             known.setdefault(key, prefix + name)
     wrapped: Mapping[Any, str] = getattr(optimizer, "_hvd_names", {})
+
+    def name_of(parameter: torch.Tensor) -> str | None:
+        return known.get(id(parameter)) or known.get(_memory(parameter)) or wrapped.get(parameter)
+
+    named = any(name_of(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    named = named or any(group.get("param_names") for group in optimizer.param_groups)
+    return _labelled(optimizer, name_of), None if named else _labels_heard(optimizer)
+
+
+def _labelled(optimizer: torch.optim.Optimizer, name_of: Callable[[torch.Tensor], str | None]) -> list[str]:
     ordered = isinstance(optimizer, torch.optim.LBFGS)  # one state of all parameters, one after the other
     labels = []
     for i, group in enumerate(optimizer.param_groups):
         own = group.get("param_names") or [None] * len(group["params"])
         for j, (parameter, its_name) in enumerate(zip(group["params"], own)):
-            name = known.get(id(parameter)) or known.get(_memory(parameter)) or wrapped.get(parameter) or its_name
+            name = name_of(parameter) or its_name
             place = f"{j} " if ordered and name else ""
             labels.append(f"group {i} parameter {place}{name or j}")
     return labels
+
+
+def hear(named: Iterable[tuple[Any, torch.Tensor]]) -> None:
+    """Remember the names that broadcast_parameters was given, as long as the tensors' memory lives."""
+    for place in [place for place, (storage, _, _) in list(_heard.items()) if storage.expired()]:
+        _heard.pop(place, None)
+    call = next(_calls)
+    new: dict[Any, tuple[StorageWeakRef, int, str]] = {}
+    for name, tensor in sorted(named, key=lambda pair: str(pair[0])):
+        place = _place(tensor)
+        if place is not None:
+            new.setdefault(place, (StorageWeakRef(tensor.untyped_storage()), call, str(name)))
+    _heard.update(new)
+
+
+def _labels_heard(optimizer: torch.optim.Optimizer) -> list[str] | None:
+    """None unless there is a name for each parameter. Two models may have the same names: the order of the calls, which
+    is the same on all ranks, tells them apart."""
+    heard = {}
+    for parameter in itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        storage, call, name = _heard.get(_place(parameter), (None, 0, ""))
+        if storage is None or storage.expired():
+            return None
+        heard[parameter] = call, name
+    calls = sorted({call for call, _ in heard.values()})
+    prefix = {call: f"model {number} " if len(calls) > 1 else "" for number, call in enumerate(calls)}
+    return _labelled(optimizer, lambda parameter: prefix[heard[parameter][0]] + heard[parameter][1])
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    """Where it lies in which storage; None for a wrapper of other tensors. A weak reference keeps the storage's number
+    from being used again."""
+    try:
+        return tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape)
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def moved(state: dict[str, Any], theirs: list[str], mine: list[str]) -> dict[str, Any]:

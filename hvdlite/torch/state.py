@@ -20,14 +20,15 @@ import torch
 from .. import _core
 from ..consistency import require_equal
 from ..errors import is_outcome
-from ..objects import broadcast_object
+from ..objects import allgather_object, broadcast_object
 from ..ops import Handle
 from ..process_set import ProcessSet, global_process_set
 from . import owned
-from .labels import labels_of, moved
+from .labels import hear, labels_of, moved
 from .ops import plain
 
 Named = list[tuple[str, torch.Tensor]]
+zero_gradients = False  # as Horovod: an optimizer without state has zeros for gradients that are not there
 
 
 class _Placeholder(NamedTuple):
@@ -77,6 +78,8 @@ def broadcast_parameters(
     tensors = named_tensors(params)
     require_same("broadcast_parameters", tensors, process_set)
     _broadcast_tensors(tensors, root_rank, "broadcast_parameters", process_set)
+    if any(name != str(i) for i, (name, _) in enumerate(tensors)):  # not a list without names
+        hear(tensors)
 
 
 def named_tensors(params: Any) -> Named:
@@ -167,7 +170,8 @@ def broadcast_optimizer_state(
         optimizer (torch.optim.Optimizer): the optimizer, distributed or not.
         root_rank (int): global rank whose state is sent.
         model (torch.nn.Module, dict or list of them, optional): names the parameters; a Module or its state_dict.
-            Default: the names of ``DistributedOptimizer``, or else the places in the optimizer.
+            Default: the names of ``DistributedOptimizer``, else those that ``broadcast_parameters`` was given before,
+            or else the places in the optimizer.
         process_set (ProcessSet): ranks that take part. Default: all ranks.
 
     Raises:
@@ -190,9 +194,11 @@ def broadcast_optimizer_state(
         raise TypeError(
             f"broadcast_optimizer_state expects a torch.optim.Optimizer, not {type(optimizer).__name__} [HVD223]"
         )
-    labels = labels_of(optimizer, _several(model))
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     caller = "broadcast_optimizer_state"
+    labels, heard = labels_of(optimizer, _several(model))
+    if all(allgather_object(heard is not None, f"{caller}.names", process_set)):
+        labels = heard or labels
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     advice = "Give the optimizer the same parameter groups, in the same order unless their parameters have names,"
     require_same(caller, list(zip(labels, parameters)), process_set, advice)
     theirs, state = _broadcast_structure(lambda: (labels, optimizer.state_dict()), root_rank, caller, process_set)
@@ -200,6 +206,10 @@ def broadcast_optimizer_state(
         state = moved(state, theirs, labels)
         optimizer.load_state_dict(state)
         _exact(optimizer.state_dict()["state"], state["state"])
+    if zero_gradients and not state["state"]:
+        for parameter in parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
     exchange = getattr(optimizer, "_hvd", None)
     if exchange is not None:
         exchange.levelled()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import Launch
+from ranks import Job
 
 pytest.importorskip("torch")
 
@@ -230,6 +231,31 @@ def test_a_script_written_for_horovod_runs_unchanged():
         assert job.wait(200) == 0, job.out + job.err
     (accuracy,) = re.findall(r"accuracy ([\d.]+) % on 2", job.out)
     assert float(accuracy) > 90
+
+
+def test_an_optimizer_without_state_has_zeros_for_gradients_only_in_horovod():
+    code = """
+        import {module} as hvd, torch
+        hvd.init()
+        frozen, weight = torch.nn.Parameter(torch.arange(3), requires_grad=False), torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([frozen, weight], lr=0.1, momentum=0.9)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=[("frozen", frozen), ("weight", weight)])
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        assert frozen.grad is None
+        if "{module}" == "hvdlite.torch":
+            assert weight.grad is None
+        else:
+            assert torch.equal(hvd.broadcast(weight.grad, root_rank=0), torch.zeros(4))
+            (weight * hvd.rank()).sum().backward()
+            assert weight.grad.eq(0.5).all()
+            optimizer.step(), optimizer.zero_grad()
+            hvd.broadcast_optimizer_state(optimizer, 0)
+            assert weight.grad is None
+    """
+    for module, flags in (("horovod.torch", ["--as-horovod"]), ("hvdlite.torch", [])):
+        command = [sys.executable, "-c", textwrap.dedent(code.format(module=module))]
+        with Job(2, command, *flags, framework="torch") as job:
+            assert job.wait(100) == 0, job.text()
 
 
 def test_every_row_of_the_table_can_be_imported_and_tensorflow_and_keras_have_their_modules():

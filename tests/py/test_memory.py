@@ -2,7 +2,10 @@
 
 import copy
 import gc
+import multiprocessing
 import os
+import subprocess
+import threading
 
 import numpy as np
 import pytest
@@ -125,6 +128,55 @@ def test_what_a_forked_child_writes_stays_in_it():
     assert tensor.eq(5).all() and (small == 6).all()
     hvt.allreduce_(tensor, op=hvd.Sum)
     assert tensor.eq(10).all()
+
+
+@as_ranks(1, 2)
+def test_a_forked_child_sees_what_was_there_at_the_fork():
+    """Also its own child, a process of multiprocessing and one from another thread, and each fork sees its own."""
+    tensor, array = hvt.empty(1_000_000), hvd.empty(3)
+    context, results = multiprocessing.get_context("fork"), []
+
+    def child(written, value, again):
+        written.wait(30)
+        code = int(tensor.eq(value).all() and (array == value).all())
+        if again:
+            grandchild = context.Process(target=child, args=(written, value, False))
+            grandchild.start(), grandchild.join()
+            code = code if grandchild.exitcode == 5 else 0
+        os._exit(5 * code)
+
+    def fork(value):
+        tensor.fill_(value), array.fill(value)
+        written = context.Event()
+        children = [context.Process(target=child, args=(written, value, again)) for again in (True, False)]
+        for one in children:
+            one.start()
+        tensor.fill_(-1), array.fill(-1)
+        written.set()
+        for one in children:
+            one.join()
+        results.extend(one.exitcode for one in children)
+
+    fork(1), fork(2)
+    hvt.allreduce_(tensor, op=hvd.Sum)
+    assert tensor.eq(-hvd.size()).all()
+    thread = threading.Thread(target=fork, args=(3,))
+    thread.start(), thread.join()
+    assert results == [5] * 6, results
+    assert (array == -1).all()
+
+
+@as_ranks(2)
+def test_the_copy_for_children_goes_when_a_collective_works_in_plane_memory():
+    tensor, used = hvt.empty(1_000_000).fill_(1), arena()
+    subprocess.run(["true"], check=True)
+    assert arena() == used
+    for _ in range(2):
+        if os.fork() == 0:
+            os._exit(0)
+        assert arena() == 2 * used and os.wait()[1] == 0
+    hvt.allreduce_(tensor, op=hvd.Sum)
+    assert arena() == used and tensor.eq(2).all()
 
 
 @as_ranks(1, 2)

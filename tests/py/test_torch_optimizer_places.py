@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import os
 
 import pytest
 from ranks import as_ranks
@@ -71,6 +72,24 @@ def test_gradients_that_stay_move_into_plane_memory_once_and_remain_the_same_ten
     assert all(parameter.grad is tensor for parameter, tensor in zip(world[0].parameters(), held))
     del world, held
     assert arena() == before
+
+
+@as_ranks(2)
+def test_a_forked_child_sees_the_gradients_of_its_fork():
+    world = pair()
+    run(world, range(3))
+    assert places(*world[:2]) == 3
+    gradients = [parameter.grad for parameter in world[0].parameters()]
+    kept = [gradient.clone() for gradient in gradients]
+    ready, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go), os.read(ready, 1)
+        os._exit(0 if all(map(torch.equal, gradients, kept)) else 1)
+    os.close(ready)
+    run(world, range(3, 5))
+    os.close(go)
+    assert os.waitpid(child, 0)[1] == 0 and not torch.equal(gradients[0], kept[0])
 
 
 @as_ranks(2)

@@ -33,6 +33,11 @@ def named_by_hvd(model, optimizer):
     return wrapped
 
 
+def named_before(model, optimizer):
+    hvd.broadcast_parameters(model.state_dict() if hvd.rank() else model.named_parameters(), 0)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+
+
 def model_given(model, optimizer):
     hvd.broadcast_optimizer_state(optimizer, 0, model=model)
 
@@ -45,7 +50,10 @@ def elastic(model, optimizer):
     hvd.elastic.TorchState(net=model, optimizer=optimizer).sync()
 
 
-@pytest.mark.parametrize("way", [state_of, named_by_torch, named_by_hvd, model_given, state_dict_given, elastic])
+WAYS = [state_of, named_by_torch, named_by_hvd, named_before, model_given, state_dict_given, elastic]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @as_ranks(2)
 def test_state_goes_by_the_names_of_parameters(way):
     model = made()
@@ -92,3 +100,34 @@ def test_a_tied_weight_has_one_name_whichever_layer_came_first():
         optimizer.step()
     hvd.broadcast_state(model, optimizer)
     assert [optimizer.state[layer.weight]["momentum_buffer"][0, 0] for layer in (tied, other)] == [1, 2]
+
+
+def label_of(parameters, process_set=hvd.global_process_set):
+    """What broadcast_optimizer_state calls the first parameter, as its error says on rank 0."""
+    groups = [{"params": [parameter]} for parameter in parameters]
+    with pytest.raises(hvd.HvdMismatchError) as caught:
+        hvd.broadcast_optimizer_state(torch.optim.SGD(groups[hvd.rank() :], lr=0.1), 0, process_set=process_set)
+    return caught.value.args[0].split(" parameter ", 1)[1].split(" [")[0]
+
+
+@as_ranks(2)
+def test_names_of_broadcast_parameters_belong_to_memory_and_to_all_ranks():
+    first, second = (torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in NAMES}) for _ in "12")
+    first["zero"] = first["up"]  # tied
+    assert label_of(first.parameters()) == "0"
+    for model in (first, second):
+        hvd.broadcast_parameters(model.state_dict(), 0)
+    assert label_of([first["up"].weight, first["left"].weight]) == "up.weight"
+    assert label_of([second["up"].weight, first["up"].weight]) == "model 1 up.weight"
+    assert label_of([first["left"].weight, torch.nn.Parameter(torch.ones(2, 2))]) == "0"
+    hvd.broadcast_parameters(list(first.parameters()), 0)
+    assert label_of(first.parameters()) == "left.weight"
+    first = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2, bias=False) for name in NAMES})  # built anew
+    assert label_of(first.parameters()) == "0"
+    hvd.broadcast_parameters({"own": second["left"].weight}, 0)
+    alone = hvd.add_process_set([1])
+    if hvd.rank() == 1:
+        hvd.broadcast_parameters(first.state_dict(), 1, alone)
+    assert label_of(first.parameters()) == "0"  # rank 0 has no names
+    assert label_of(second.parameters()) == "model 1 own"
+    hvd.remove_process_set(alone)

@@ -10,8 +10,12 @@
  * caught by an assertion. A peer that writes outside what it was told could break it, as it could break the
  * tensors themselves.
  *
- * A forked child has copies of its parent's blocks, as of all other memory: its handler maps what the arena has ever
- * given out anew, copied on write. It sees what the parent writes later to a page that it has not written itself.
+ * A forked child has the blocks as they were at the fork, as all other memory. The kernel does not copy shared pages on
+ * write, so the parent copies the blocks before fork() into memory of its own, and the child moves that memory to their
+ * place: nobody waits for anybody. The copy stays until the blocks are worked on. The next child needs only the pages
+ * that differ, and workers that are forked in a row share one copy. vfork() and posix_spawn() run no handlers.
+ * Where there is no address space for a copy, the child sees what the parent writes later, but nobody sees what the
+ * child writes.
  *
  * Life: the plane counts as one user, every block as another, and each holds a reference of the share; the last
  * one unmaps it and frees the list. That is how a view outlives shutdown.
@@ -41,8 +45,10 @@ struct hvd_shm_arena {
     int rank;
     pid_t owner;        /* in a forked child the blocks are the parent's, and releasing one would take its pages away */
     size_t users, used; /* used: bytes in blocks, with their heads */
-    _Atomic size_t reach; /* no block has ever ended behind it */
+    size_t reach;       /* no block has ever ended behind it */
     struct block *first;
+    char *_Atomic copy; /* of all up to reach, for forked children; NULL: none. Under mutex, as its size */
+    size_t copied;
     struct hvd_shm_arena *next;
 };
 
@@ -61,13 +67,44 @@ struct head {
 };
 _Static_assert(sizeof(struct head) == HVD_CACHE_LINE, "blocks stay aligned");
 
+static void drop_copy(struct hvd_shm_arena *arena)
+{
+    hvd_memory_unmap(atomic_exchange(&arena->copy, NULL), arena->copied);
+}
+
+static void copy_blocks(struct hvd_shm_arena *arena)
+{
+    int fd = arena->share->fd;
+    if (fd < 0 || arena->used == 0)
+        return;
+    bool blank = !atomic_load(&arena->copy);
+    if (blank) {
+        struct hvd_error ignored;
+        hvd_error_none(&ignored);
+        arena->copied = HVD_ALIGN_UP(arena->reach, HVD_PAGE);
+        atomic_store(&arena->copy, hvd_memory_private(arena->copied, &ignored));
+        if (!atomic_load(&arena->copy))
+            return;
+        hvd_memory_huge(arena->copy, arena->copied);
+    }
+    for (const struct block *block = arena->first; block; block = block->after)
+        if (!block->free)
+            hvd_memory_renew(arena->copy, arena->share->map[arena->rank], block->at, block->at + block->bytes, fd, blank);
+}
+
 static void before_fork(void)
 {
     pthread_mutex_lock(&all.mutex);
+    for (struct hvd_shm_arena *arena = all.first; arena; arena = arena->next) {
+        pthread_mutex_lock(&arena->mutex);
+        copy_blocks(arena);
+    }
 }
 
 static void after_fork_in_parent(void)
 {
+    for (struct hvd_shm_arena *arena = all.first; arena; arena = arena->next)
+        pthread_mutex_unlock(&arena->mutex);
     pthread_mutex_unlock(&all.mutex);
 }
 
@@ -75,9 +112,12 @@ static void after_fork_in_child(void)
 {
     for (struct hvd_shm_arena *arena = all.first; arena; arena = arena->next) {
         struct hvd_share *share = arena->share;
+        pthread_mutex_unlock(&arena->mutex);
         if (share->fd < 0) /* a child's child: its memory is private already */
             continue;
-        hvd_memory_part(share->map[arena->rank], HVD_ALIGN_UP(atomic_load(&arena->reach), HVD_PAGE), share->fd);
+        void *memory = share->map[arena->rank], *copy = atomic_exchange(&arena->copy, NULL);
+        if (!copy || !hvd_memory_replace(memory, arena->copied, copy))
+            hvd_memory_part(memory, HVD_ALIGN_UP(arena->reach, HVD_PAGE), share->fd);
         close(share->fd);
         share->fd = -1;
     }
@@ -197,7 +237,8 @@ void *hvd_shm_arena_alloc(struct hvd_shm_arena *arena, size_t bytes)
         head = (struct head *)(base + block->at);
         *head = (struct head){.arena = arena, .block = block, .magic = MAGIC ^ (uintptr_t)head};
         if (block->at + block->bytes > arena->reach)
-            atomic_store(&arena->reach, block->at + block->bytes);
+            arena->reach = block->at + block->bytes;
+        drop_copy(arena);
         arena->users++;
         arena->used += block->bytes;
         hvd_share_keep(arena->share);
@@ -219,6 +260,7 @@ bool hvd_shm_arena_release(void *memory)
         return true;
     head->magic = 0;
     pthread_mutex_lock(&arena->mutex);
+    drop_copy(arena);
     char *base = arena->share->map[arena->rank];
     uintptr_t from = HVD_ALIGN_UP((uintptr_t)(base + block->at), HVD_PAGE);
     uintptr_t end = (uintptr_t)(base + block->at + block->bytes) / HVD_PAGE * HVD_PAGE;
@@ -232,6 +274,14 @@ bool hvd_shm_arena_release(void *memory)
         join(block->before);
     leave(arena);
     return true;
+}
+
+void hvd_shm_arena_working(struct hvd_shm_arena *arena)
+{
+    if (atomic_load_explicit(&arena->copy, memory_order_relaxed) && pthread_mutex_trylock(&arena->mutex) == 0) {
+        drop_copy(arena);
+        pthread_mutex_unlock(&arena->mutex);
+    }
 }
 
 bool hvd_shm_arena_owns(const struct hvd_shm_arena *arena, const void *memory, size_t bytes)
@@ -253,7 +303,7 @@ char *hvd_shm_arena_map(const struct hvd_shm_arena *arena, int rank)
 size_t hvd_shm_arena_used(struct hvd_shm_arena *arena)
 {
     pthread_mutex_lock(&arena->mutex);
-    size_t used = arena->used;
+    size_t used = atomic_load(&arena->copy) ? 2 * arena->used : arena->used;
     pthread_mutex_unlock(&arena->mutex);
     return used;
 }

@@ -19,11 +19,15 @@ void hvd_shm_arena_close(struct hvd_shm_arena *arena);
 void *hvd_shm_arena_alloc(struct hvd_shm_arena *arena, size_t bytes);
 bool hvd_shm_arena_release(void *memory);
 
+/* Blocks are about to change: a copy for forked children is kept no longer. Never waits. */
+void hvd_shm_arena_working(struct hvd_shm_arena *arena);
+
 /* Does the range lie inside this rank's part? Where? What do others see? */
 bool hvd_shm_arena_owns(const struct hvd_shm_arena *arena, const void *memory, size_t bytes);
 uint64_t hvd_shm_arena_offset(const struct hvd_shm_arena *arena, const void *memory);
 char *hvd_shm_arena_map(const struct hvd_shm_arena *arena, int rank);
-size_t hvd_shm_arena_used(struct hvd_shm_arena *arena); /* bytes in blocks that were not released, any thread */
+/* Bytes in blocks that were not released, and in the copy of them; any thread. */
+size_t hvd_shm_arena_used(struct hvd_shm_arena *arena);
 size_t hvd_shm_arena_bytes(const struct hvd_shm_arena *arena);
 
 #endif

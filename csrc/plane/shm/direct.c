@@ -44,6 +44,7 @@ static void enter_direct(struct hvd_shm *shm, const struct hvd_work *work, uint6
 {
     uint32_t first, pieces = group_of(work, i, &first);
     unsigned char *table = table_of(shm, work, shm->rank, i);
+    hvd_shm_arena_working(shm->arena);
     for (uint32_t k = 0; k < pieces; k++) {
         const struct hvd_piece *piece = &work->piece[first + k];
         struct place place = {NOWHERE, NOWHERE};
