@@ -24,8 +24,10 @@ _SAID = (
 class SameData:
     """This rank's gradients of the first steps. An adapter compares `number` with the other ranks' in each of them."""
 
+    differed = 0  # how many comparisons of this process found different gradients
+
     def __init__(self) -> None:
-        self._left, self._bits = STEPS, dict[str, int]()
+        self._left, self._bits, self._before = STEPS, dict[str, int](), SameData.differed
 
     def looks(self) -> bool:
         """Whether gradients are still to be added."""
@@ -40,9 +42,13 @@ class SameData:
         return number_of(sorted(self._bits.items())) if any(self._bits.values()) else 0
 
     def step(self, number: int, equal: bool, ranks: int, warns: bool) -> None:
-        """A step's comparison is over. ranks: that were compared; warns: this is the one that says it."""
+        """A step's comparison is over. ranks: that were compared; warns: this is the one that says it.
+
+        Nothing is said if another comparison has found different gradients meanwhile: a tape has averaged these before.
+        """
         self._bits.clear()
         same = equal and number != 0 and ranks > 1
+        SameData.differed += not equal
         self._left = self._left - 1 if same else 0
-        if same and warns and self._left == 0:
+        if same and warns and self._left == 0 and self._before == SameData.differed:
             warnings.warn(coded("HVD241", _SAID.format(ranks=ranks, steps=STEPS)), RuntimeWarning, stacklevel=3)
