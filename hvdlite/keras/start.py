@@ -31,7 +31,7 @@ from .._same_data import SameData
 from ..errors import HvdMismatchError
 from ..numpy import allreduce
 from ..ops import Sum
-from ..process_set import ProcessSet
+from ..process_set import ProcessSet, on_new_life
 
 NEVER = 1 << 40  # rounds
 VALUES = (
@@ -68,11 +68,12 @@ class Check:
 
     def __init__(self, process_set: ProcessSet, sum_of_bits: Callable[[Any], int]) -> None:
         self._process_set, self._sum_of_bits = process_set, sum_of_bits
-        self._life, self._mode, self.left = 0, "off", 1  # left: rounds until the next comparison
+        self._life, self._mode, self.left = -1, "off", 1  # left: rounds until the next comparison
         self._born, self._joins = lives(), _core.joins()
+        self.off()
 
     def off(self) -> bool:
-        """Whether nothing is compared in this life of the job."""
+        """Whether nothing is compared in this life of the job. The first call in a life begins anew."""
         if self._life != lives():
             self._life, self._mode, self.left = lives(), config.load().values["check_start"], 1
             self._joins = self._joins if self._born == self._life else 0
@@ -110,11 +111,18 @@ class Check:
         return found
 
 
+def _forget() -> None:
+    SameData.differed = 0
+
+
+on_new_life(_forget)
+
+
 class DataCheck(Check):
     """Are the gradients of all ranks equal? Asked in the first rounds."""
 
     def _begin(self) -> None:
-        self._data = SameData()
+        self._data = SameData(None if self._born == self._life else 0)
 
     def _compared(self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None) -> int:
         for place, value in enumerate(values or ()):
@@ -139,14 +147,14 @@ class StartCheck(Check):
 
     def _begin(self) -> None:
         self._round, self._gap = 0, 1
-        self._differed = False
+        self._before: str | None = None  # how ranks differed in the comparison before, if they did
 
     def _compared(self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None) -> int:
         self._round += self._gap
         said = self.difference(prefix, variables, values, self._round <= _EXACT)
-        before, self._differed = self._differed, said is not None
-        if before and said is not None:  # twice in a row is no accident
-            self.tell(said)
+        before, self._before = self._before, said
+        if before is not None and said is not None:  # twice in a row is no accident
+            self.tell(before)
             return NEVER
         self._gap = 1 if said is not None else (1 << self._round.bit_length()) - self._round
         return self._gap

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
@@ -51,10 +52,11 @@ class Rounds:
                 elif int(self.left.assign_sub(1)) <= 0:
                     self.left.assign(self.check.look(prefix, variables, given))
             return []
-        with tf.init_scope():
-            if self.left is None:
-                self.left = tf.Variable(self.check.left, trainable=False, name="hvd_start", dtype=tf.int64)
-                _of_graphs.add(self)
+        if self.left is None:
+            with ThreadPoolExecutor(1) as beside:  # where no function is traced: one takes new variables only once
+                made = beside.submit(tf.Variable, self.check.left, trainable=False, name="hvd_start", dtype=tf.int64)
+            self.left = made.result()
+            _of_graphs.add(self)
         with tf.control_dependencies(after):
             there = tf.constant(0)
 
