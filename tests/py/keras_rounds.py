@@ -87,7 +87,7 @@ CHANGES = {  # on rank 1; what is said of it
     "weights": (lambda variable, _: variable.assign(5 * ONES), "variable '.*' on rank 1 .* train different models"),
     "moments": (lambda _, optimizer: state_of(optimizer)[-1].assign(ONES), r"optimizer's variable .* on rank 1"),
     "rate": (lambda _, optimizer: optimizer.learning_rate.assign(0.5), "optimizer's variable .*rate.* on rank 1"),
-    "steps": (lambda _, optimizer: optimizer.iterations.assign(70), "optimizer's variable 'iter.* on rank 1"),
+    "steps": (lambda _, optimizer: optimizer.iterations.assign(70), "optimizer's variable .*iter.* on rank 1"),
 }
 for (name, (change, text)), at in itertools.product(CHANGES.items(), [0, 4]):
     graph = at > 0 and not TORCH
