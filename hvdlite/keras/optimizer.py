@@ -150,7 +150,7 @@ def DistributedOptimizer(
         keras.optimizers.Optimizer: for ``isinstance`` it is of the class of ``optimizer``.
 
     Raises:
-        HvdMismatchError: from a step, the ranks have different gradients, or start from different weights.
+        HvdMismatchError: from a step, the ranks have different gradients, weights or optimizer state.
         HvdNotInitializedError: ``hvd.init()`` has not been called.
         HvdNotYetError: Keras runs on a backend other than TensorFlow and PyTorch.
         TypeError: ``optimizer`` is not an optimizer of this Keras, or ``compression`` is not a compressor.
