@@ -24,8 +24,10 @@ _SAID = (
 class SameData:
     """This rank's gradients of the first steps. An adapter compares `number` with the other ranks' in each of them."""
 
-    def __init__(self) -> None:
-        self._left, self._bits = STEPS, dict[str, int]()
+    differed = 0  # how many comparisons of this process found different gradients, in this life of the job
+
+    def __init__(self, since: int | None = None) -> None:
+        self._left, self._bits, self._since = STEPS, dict[str, int](), SameData.differed if since is None else since
 
     def looks(self) -> bool:
         """Whether gradients are still to be added."""
@@ -40,9 +42,13 @@ class SameData:
         return number_of(sorted(self._bits.items())) if any(self._bits.values()) else 0
 
     def step(self, number: int, equal: bool, ranks: int, warns: bool) -> None:
-        """A step's comparison is over. ranks: that were compared; warns: this is the one that says it."""
+        """A step's comparison is over. ranks: that were compared; warns: this is the one that says it.
+
+        Nothing is said if another comparison has found different gradients since: a tape has averaged these before.
+        """
         self._bits.clear()
         same = equal and number != 0 and ranks > 1
+        SameData.differed += not equal
         self._left = self._left - 1 if same else 0
-        if same and warns and self._left == 0:
+        if same and warns and self._left == 0 and self._since == SameData.differed:
             warnings.warn(coded("HVD241", _SAID.format(ranks=ranks, steps=STEPS)), RuntimeWarning, stacklevel=3)

@@ -61,22 +61,15 @@ def reducer(*terms: Any, **more: Any) -> Any:
     """What averages lists of gradients of the backend's kind."""
     name = backend()
     module = "hvdlite.tensorflow.reducer" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
-    made = import_module(module).Reducer(*terms, **more)
-    if name == "tensorflow":
-        made.start = import_module("hvdlite.tensorflow.start").Start(made.process_set)
-    return made
+    return import_module(module).Reducer(*terms, **more)
 
 
 def start_check(text: str) -> StartCheck:
     """What compares variables of the backend on all ranks, and says this of one that differs."""
     name = backend()
     module = "hvdlite.tensorflow.start" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
-    return StartCheck(global_process_set, import_module(module)._sum_of_bits, text)
-
-
-def array_of(variable: Any) -> Any:
-    """The value of a variable as an array of NumPy."""
-    return variable.numpy() if legacy() else keras.ops.convert_to_numpy(variable.value)
+    found = import_module(module)
+    return StartCheck(global_process_set, found._sum_of_bits, found._sums_of, text)
 
 
 def key_of(variable: Any) -> Any:

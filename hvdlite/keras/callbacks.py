@@ -19,15 +19,13 @@ from typing import Any
 import numpy as np
 
 from .. import _core, measured
-from .._member import is_elastic
 from ..measured.scalars import scalars
 from ..objects import allgather_object
-from .backend import array_of, broadcast, keras, key_of, start_check
+from .alone import Alone, warn_without_batch
+from .backend import broadcast, keras, key_of
 from .checked import check_number
 from .consistency import check_consistency
-from .start import ALONE, VALUES
 
-_LATER = 100  # batches
 _Callback: Any = keras.callbacks.Callback
 
 
@@ -38,9 +36,10 @@ class BroadcastGlobalVariablesCallback(_Callback):
     first batches are several steps from each rank's own weights. In that case broadcast ``model.variables`` before
     ``fit``. The states of random seeds are not sent, so ranks drop out different units.
 
-    Ranks compare the trainable weights once more: after the second batch if the model has no ``DistributedOptimizer``
-    (nothing may average gradients), else after 100 batches (weights may have been loaded on some ranks only). If
-    weights differ, one rank issues a warning (HVD302). ``HVDLITE_CHECK_START`` makes it an error or turns it off.
+    A model without a ``DistributedOptimizer`` may have gradients that nothing averages. Its ranks compare the trainable
+    weights after the second batch and, if they differ, 16 batches later. If they still differ and no batch has called a
+    collective, one rank issues a warning (HVD302). ``HVDLITE_CHECK_START`` makes it an error or turns it off. If a rank
+    has no batch in an epoch, it issues a warning (HVD240): the other ranks wait for it.
 
     Args:
         root_rank (int): the rank whose variables are sent.
@@ -60,8 +59,8 @@ class BroadcastGlobalVariablesCallback(_Callback):
         super().__init__()
         self.root_rank = root_rank
         self.broadcast_done = False
-        self._compared, self._batches = False, 0
-        self._later: Any = None  # compares once more, after _LATER batches
+        self._alone: Alone | None = None
+        self._batches = 0  # of this epoch
         self._local = {id(variable): variable for variable in local_variables or ()}
 
     def register_local_var(self, variable: Any) -> None:
@@ -72,13 +71,22 @@ class BroadcastGlobalVariablesCallback(_Callback):
         """
         self._local[id(variable)] = variable
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts the batches of the epoch; what callbacks send between epochs averages no gradients."""
+        self._batches = 0
+        if self._alone is not None:
+            self._alone.mark()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Warns if there was no batch."""
+        warn_without_batch(self._batches)
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Sends once, and compares once after the next batch."""
+        """Sends once, and looks after the next batches whether ranks train alone."""
         self._batches += 1
         if self.broadcast_done:
-            self._compare()
-            if self._batches == _LATER and self._later is not None:
-                self._later.later("BroadcastGlobalVariablesCallback", self._trained(), array_of)
+            if self._alone is not None:
+                self._alone.batch(self._trained())
             return
         if _core.size() > 1:
             optimizer = getattr(self.model, "optimizer", None)
@@ -87,28 +95,19 @@ class BroadcastGlobalVariablesCallback(_Callback):
             found += of_optimizer() if callable(of_optimizer) else of_optimizer
             seen: set[int] = set(self._local)
             broadcast([v for v in found if not (id(v) in seen or seen.add(id(v)))], self.root_rank)  # type: ignore
-            if not is_elastic() and any(each.process_set.size() == _core.size() for each in self._reducers()):
-                self._later = start_check(VALUES)
+            if not self._reducers():
+                self._alone = Alone("BroadcastGlobalVariablesCallback")
         self.broadcast_done = True
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Compares if this rank had no second batch: another may have had one."""
-        if self.broadcast_done:
-            self._compare()
-
-    def _compare(self) -> None:
-        """Do ranks that began alike still have the same? Not of an optimizer of ours, which asks by itself."""
-        done, self._compared = self._compared, True
-        if not done and not self._is_ours() and _core.size() > 1:
-            start_check(ALONE).require("BroadcastGlobalVariablesCallback", self._trained())
+        """Compares what is left to compare: another rank may have had more batches."""
+        if self._alone is not None:
+            self._alone.end(self._trained())
 
     def _reducers(self) -> list[Any]:
         optimizer = getattr(self.model, "optimizer", None)
         found = (getattr(each, "_hvd", None) for each in (optimizer, getattr(optimizer, "inner_optimizer", None)))
         return [each for each in found if each is not None]
-
-    def _is_ours(self) -> bool:
-        return bool(self._reducers())
 
     def _trained(self) -> list[Any]:
         """The weights that are the same on all ranks after a step."""
@@ -138,9 +137,19 @@ class MetricAverageCallback(_Callback):
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
+        self._batches: int | None = None  # of this epoch; None: nobody counts them
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts the batches of the epoch."""
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts it."""
+        self._batches = (self._batches or 0) + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Averages in place what all ranks have."""
+        """Averages in place what all ranks have. Warns if there was no batch, which other ranks wait for."""
+        warn_without_batch(self._batches)
         if _core.size() == 1:
             return
         numbers = {name: float(each) for name, each in (logs or {}).items() if each is not None and np.ndim(each) == 0}

@@ -59,6 +59,15 @@ def _of_both(model: Any, optimizer: Any, local_variables: Any) -> list[Leaf]:
     return leaves
 
 
+def state_of(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer that should be the same on all ranks; Keras 2 keeps the learning rate apart."""
+    if optimizer is None:
+        return []
+    leaves = _leaves(_variables(optimizer, "variables"), "optimizer's variable", list(_local(optimizer)))
+    rate = getattr(optimizer, "learning_rate", None) if backend.legacy() else None
+    return [*(leaf.value for leaf in leaves if leaf.value is not None), *([rate] if hasattr(rate, "assign") else [])]
+
+
 def _variables(owner: Any, attribute: str) -> list[Any]:
     found = owner if isinstance(owner, (list, tuple)) else getattr(owner, attribute, None)
     if found is None:

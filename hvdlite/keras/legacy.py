@@ -183,7 +183,7 @@ class Legacy(Copied):
         if self._hvd.alone:
             return []
         if self._hvd_given is None:
-            start = import_module("hvdlite.tensorflow.start").Start
+            start = import_module("hvdlite.tensorflow.start").start
             self.__dict__["_hvd_given"] = start(self._hvd.process_set, NOT_AVERAGED)
         pairs = [pair for pair in pairs if self._hvd._travels(*pair)]
         looked: list[Any] = self._hvd_given(f"{self._hvd.prefix}.given", _apart(pairs)[1], _apart(pairs)[0])

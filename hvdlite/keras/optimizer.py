@@ -17,6 +17,7 @@ change nothing (passes.py). With `average_aggregated_gradients` the sum is divid
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
@@ -29,6 +30,7 @@ from ..process_set import ProcessSet, global_process_set
 from . import backend
 from .backend import keras
 from .checked import check_built
+from .consistency import state_of
 from .copies import Copied, plain_of, teach
 from .legacy import Legacy, kinds, of_loss_scale, put_inside
 from .passes import Passes
@@ -148,7 +150,7 @@ def DistributedOptimizer(
         keras.optimizers.Optimizer: for ``isinstance`` it is of the class of ``optimizer``.
 
     Raises:
-        HvdMismatchError: from a step, the ranks have different gradients, or start from different weights.
+        HvdMismatchError: from a step, the ranks have different gradients, weights or optimizer state.
         HvdNotInitializedError: ``hvd.init()`` has not been called.
         HvdNotYetError: Keras runs on a backend other than TensorFlow and PyTorch.
         TypeError: ``optimizer`` is not an optimizer of this Keras, or ``compression`` is not a compressor.
@@ -199,6 +201,8 @@ def DistributedOptimizer(
     made: Any = object.__new__(type(base.__name__, (methods, base), said))
     made.__dict__.update(optimizer.__dict__)
     made.__dict__["_hvd"] = reduces
+    known = weakref.ref(made)
+    reduces.watch(lambda: state_of(known()))
     kind: Any = import_module("hvdlite.tensorflow.passes").Passes if backend.legacy() else Passes
     made.__dict__["_hvd_passes"] = kind(passes, bool(average_aggregated_gradients)) if passes > 1 else None
     if passes > 1:

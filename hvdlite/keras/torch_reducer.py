@@ -8,7 +8,7 @@ A gradient is named by its variable's path and place, as on TensorFlow. Groups a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ..torch.optimizer.start import sum_of_bits
 from .checked import check_terms
 from .lists import SAME_GRADIENTS, Listed, compare
 from .naming import everywhere
-from .start import StartCheck
+from .start import DataCheck, StartCheck
 
 
 class Reducer:
@@ -40,11 +40,16 @@ class Reducer:
             raise ValueError("gradient_predivide_factor not supported with op != Average [HVD224]")
         self.predivide, self.scale_local = float(gradient_predivide_factor), bool(scale_local_gradients)
         self._local: dict[int, Any] = {}
-        self._start = StartCheck(process_set, _sum_of_bits)
+        self._start = StartCheck(process_set, _sum_of_bits, _sums_of)
+        self._data = DataCheck(process_set, _sum_of_bits)
 
     def register_local(self, variable: Any) -> None:
         """Gradients of this variable stay this rank's."""
         self._local[id(variable)] = variable
+
+    def watch(self, state: Callable[[], list[Any]]) -> None:
+        """These variables are compared, too, as soon as a rank has them."""
+        self._start.state = state
 
     def refuse_sums(self, gradients: Sequence[Any]) -> None:
         """Nothing: PyTorch has no tape that gives sums."""
@@ -70,10 +75,13 @@ class Reducer:
             measured.step(self)
             return found
         self._compare(found, owners)
-        if not self._start.over:
-            pairs = zip(found, owners)
-            travel = [owner for each, owner in pairs if each is not None and id(owner) not in self._local]
-            self._start.look(self.prefix, travel)
+        travel = [
+            place for place, each in enumerate(found) if each is not None and id(owners[place]) not in self._local
+        ]
+        if travel:
+            of_travel = [owners[place] for place in travel]
+            self._start.round(self.prefix, of_travel)
+            self._data.round(self.prefix, of_travel, [found[place] for place in travel])
         flying = []
         for place in reversed(range(len(found))):
             gradient, owner = found[place], owners[place]
@@ -97,5 +105,12 @@ class Reducer:
 
 def _sum_of_bits(variable: Any) -> int:
     with torch.no_grad():
-        found = sum_of_bits(variable.value)
-    return 0 if found is None else int(found)
+        value = getattr(variable, "value", variable)
+        parts = [value.coalesce().indices(), value.coalesce().values()] if value.is_sparse else [value]
+        return sum(int(sum_of_bits(each) or 0) for each in parts)
+
+
+def _sums_of(variable: Any) -> tuple[float, float] | None:
+    with torch.no_grad():
+        value = getattr(variable, "value", variable)
+        return (float(value.double().sum()), float(value.double().abs().sum())) if value.is_floating_point() else None

@@ -11,7 +11,7 @@ have the same list is asked before anything of it travels, in a graph while back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +28,7 @@ from .ops import allreduce
 from .ops.gradients import differentiable
 from .ops.order import once_more
 from .ops.run import agree
-from .start import Start
+from .start import Rounds, data, start
 
 
 def key_of(variable: Any) -> Any:
@@ -63,8 +63,13 @@ class Reducer:
             if not lists and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 0):
                 raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable. [HVD226]")
         self.groups = groups
-        self.start: Start | None = None  # of an optimizer of Keras
+        self.start: Rounds | None = None  # compares variables, of an optimizer of Keras
+        self.data = data(process_set)  # compares gradients
         self._local: dict[Any, Any] = {}  # the variables are held, so that their ids stay theirs
+
+    def watch(self, state: Callable[[], list[Any]]) -> None:
+        """What `state` returns is compared beside the variables, once a round is made."""
+        self.start = start(self.process_set, state=state)
 
     def register_local(self, variable: Any) -> None:
         """Gradients of this variable stay this rank's, divided by the number of ranks if so asked."""
@@ -104,12 +109,15 @@ class Reducer:
         self.refuse_sums(found)
         prefix = once_more(self.prefix)
         before = self._agreed(prefix, found, owners)
+        own = [(gradient, owner) for gradient, owner in zip(found, owners) if self._travels(gradient, owner)]
+        travel = [owner for _, owner in own]
         if self.start is not None:
             with tf.control_dependencies(before):
-                travel = [owner for gradient, owner in zip(found, owners) if self._travels(gradient, owner)]
                 before += self.start(prefix, travel)
         with tf.control_dependencies(before):
             averages = self._averages(prefix, found, owners)
+        done = [average for average, owner in zip(averages, owners) if self._travels(average, owner)]
+        self.data(prefix, travel, [gradient for gradient, _ in own], done)
         if self.op == Sum:
             for average, owner in zip(averages, owners):
                 if self._travels(average, owner):

@@ -20,6 +20,7 @@ from ..ops import Average
 from ..ops.terms import NoneCompressor
 from ..process_set import ProcessSet, global_process_set
 from .reducer import Reducer
+from .start import data_of_tapes
 
 
 class _Distributed:
@@ -143,6 +144,7 @@ def DistributedGradientTape(
         "DistributedGradientTape", compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
         process_set, scale_local_gradients,
     )  # fmt: skip
+    tape._hvd.data = data_of_tapes(process_set)
     return tape
 
 

@@ -98,14 +98,19 @@ def trained_alone(how, batches=4):
             self.optimizer.apply(averages, self.trainable_variables)
             return {"loss": loss}
 
+    class Seldom(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if how == "seldom" and batch % 7 == 6:
+                self.model.set_weights([hvd.allreduce(each, name="w") for each in self.model.get_weights()])
+
     model = (Averaging if how == "averaging" else keras.Sequential)([keras.layers.Input((4,)), keras.layers.Dense(2)])
     optimizer = keras.optimizers.SGD(0.1)
     model.compile(hvd.DistributedOptimizer(optimizer) if how == "ours" else optimizer, "mse", jit_compile=False)
     data = np.ones((2 * batches, 4), "float32"), np.full((2 * batches, 2), float(hvd.rank()), "float32")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-        model.fit(*data, batch_size=2, epochs=2, verbose=0, callbacks=[callback])
+        callbacks = [Seldom(), hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        model.fit(*data, batch_size=2, epochs=2, verbose=0, callbacks=callbacks)
     return [str(each.message) for each in said if "HVD302" in str(each.message)]
 
 
@@ -113,7 +118,8 @@ def trained_alone(how, batches=4):
 def test_who_forgets_the_optimizer_is_told_once():
     import hvdlite.tensorflow.keras as hvd
 
-    for batches in (4, 1 + hvd.rank()):
+    assert not trained_alone("seldom", 12)
+    for batches in (4, 12, 1 + hvd.rank()):
         said = trained_alone("forgotten", batches)
         assert len(said) == (hvd.rank() == 0) and all("hvd.DistributedOptimizer" in each for each in said), said
     assert not trained_alone("averaging") and not trained_alone("ours")
@@ -127,7 +133,6 @@ def test_who_forgets_the_optimizer_is_told_once():
 def test_weights_that_one_rank_loads_in_the_middle_are_found_and_rounding_is_not():
     import keras
 
-    import hvdlite.keras.callbacks as callbacks
     import hvdlite.tensorflow.keras as hvd
 
     class Loads(keras.callbacks.Callback):
@@ -139,9 +144,25 @@ def test_weights_that_one_rank_loads_in_the_middle_are_found_and_rounding_is_not
                 kernel.assign(kernel.value * self.factor)
 
     for factor, told in ((2.0, True), (1 + 1e-6, False)):
-        loads, seen = Loads(), hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        loads = Loads()
         loads.factor = factor
-        with mock.patch.object(callbacks, "_LATER", 5):
-            said = fitted(seen, loads, same=True, rows=20)
+        said = fitted(loads, same=True, rows=20)
         assert len(said) == (told and hvd.rank() == 0), said
         assert all("own/kernel' on rank 1 is not what rank 0 has" in each for each in said), said
+
+
+@as_ranks(2, deadline=300)
+def test_a_rank_without_a_batch_says_so():
+    import keras
+
+    import hvdlite.tensorflow.keras as hvd
+
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    rows = 2 * hvd.rank()
+    for callback in (hvd.callbacks.MetricAverageCallback(), hvd.callbacks.BroadcastGlobalVariablesCallback(0)):
+        callback.broadcast_done = True
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model.fit(np.ones((rows, 4)), np.ones((rows, 2)), verbose=0, callbacks=[callback])
+        assert any("rank 0: fit had no batch" in str(each.message) for each in said) == (rows == 0), said
