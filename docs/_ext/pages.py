@@ -96,8 +96,8 @@ class Options(Made):
             names = (option.variable, option.flag, option.alias_variable)
             first = "<br>".join(f"`{name}`" for name in names if name)
             meaning = option.help.replace("|", "\\|")
-            if option.default is not None:
-                meaning += f" Default: `{option.default}`."
+            if option.default_text is not None:
+                meaning += f" Default: `{option.default_text}`."
             rows.append(f"| {first} | {meaning} |")
         return "\n".join(rows)
 
