@@ -144,8 +144,7 @@ def add_flags(parser: Any) -> None:
         if option.is_switch:
             add = {"dest": option.name, "action": "store_const"}
             said = option.help.removeprefix("1: ")
-            default = "1; environment" if option.default else "0; environment"
-            on = f"{said[:1].upper()}{said[1:]} Default {default} {option.variable}."
+            on = f"{said[:1].upper()}{said[1:]} Default {option.default_text}; environment {option.variable}."
             parser.add_argument(option.flag, const="1", help=on, **add)
             parser.add_argument("--no-" + option.flag[2:], const="0", help=f"Not {option.flag}.", **add)
             continue

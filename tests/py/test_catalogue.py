@@ -262,36 +262,6 @@ def test_the_macros_of_the_core_are_those_of_the_page():
     assert written.HEADER.read_text(encoding="utf-8") == written.header(), "make -C tests codes"
 
 
-@pytest.mark.parametrize("code", ["HVD402", "hvd402", "402", "[HVD402]", " HVD402 "])
-def test_explain_shows_cause_and_remedy(code, capsys):
-    assert cli.main(["--explain", code]) == 0
-    out, err = capsys.readouterr()
-    assert out.startswith("HVD402: A rank was killed by a signal\n") and not err
-    assert "\nCause: SIGKILL mostly" in out and "\nRemedy: " in out and max(map(len, out.split("\n"))) <= 100
-
-
-@pytest.mark.parametrize(
-    "code, says",
-    [
-        ("HVD403x", "'HVD403x' is not a code"),
-        ("", "'' is not a code"),
-        ("HVD", "'HVD' is not a code"),
-        ("HVD399", "no code HVD399; the nearest is HVD"),
-        ("9" * 400, "no code HVD9999"),
-        ("\u00b2", "is not a code"),
-        ("x" * 4000, "'xxxx"),
-    ],
-)
-def test_explain_refuses_what_is_no_code(code, says, capsys):
-    assert cli.main(["--explain", code]) == cli.USAGE_ERROR
-    out, err = capsys.readouterr()
-    assert not out and says in err and "[HVD704]\nTry hvdlite-run --help." in err and len(err) < 300
-
-
-def test_explain_needs_a_code(capsys):
-    assert cli.main(["--explain"]) == cli.USAGE_ERROR and "--explain needs a value [HVD701]" in capsys.readouterr().err
-
-
 def test_a_text_has_one_code():
     assert coded("HVD301", "a") == "a [HVD301]" == coded("HVD402", "a [HVD301]")
     assert coded("HVD301", "see [HVD402]: b") == "see [HVD402]: b [HVD301]"
