@@ -154,6 +154,11 @@ def judge(secret: bytes, purpose: bytes, ends: bytes, greeted: bytes, answer: by
     return reply, session(secret, purpose, said, connects=False) if direct else None
 
 
+def is_ours(answer: bytes) -> bool:
+    """Whether an answer is one of this version of hvdlite, whatever its secret."""
+    return answer.startswith(MAGIC)
+
+
 def prove(secret: bytes, side: bytes, purpose: bytes, said: bytes) -> bytes:
     """What nobody can compute who does not know the secret."""
     return hmac.digest(secret, b"hvdlite %b, %b: " % (purpose, side) + said, "sha256")

@@ -44,9 +44,20 @@ class Option(NamedTuple):
         return None if self.alias is None else ALIAS_PREFIX + (self.alias or self.name.upper())
 
     @property
+    def default_text(self) -> str | None:
+        """The default as the variable takes it; None: there is none."""
+        if self.default is None or isinstance(self.default, str):
+            return self.default
+        words = WORDS.get(self.type)
+        return words[self.default] if words else str(self.default).removesuffix(".0")
+
+    @property
     def is_switch(self) -> bool:
         """Whether it is on or off; its flag is --x or --no-x then."""
         return self.type is switch
+
+
+_SWITCH, _MEMORY, _GUARD = ("0", "1"), ("auto", "dev_shm"), ("off", "warn", "raise", "nan")
 
 
 def whole(text: str) -> int:
@@ -68,16 +79,16 @@ def power_of_two(text: str) -> int:
 
 
 def switch(text: str) -> bool:
-    return bool(("0", "1").index(text))
+    return bool(_SWITCH.index(text))
 
 
 def memory(text: str) -> int:
-    return ("auto", "dev_shm").index(text)
+    return _MEMORY.index(text)
 
 
 def guard(text: str) -> int:
     """A number of the core's HVD_GUARD_*."""
-    return ("off", "warn", "raise", "nan").index({"0": "off", "1": "raise"}.get(text, text))
+    return _GUARD.index({"0": "off", "1": "raise"}.get(text, text))
 
 
 def check(text: str) -> str:
@@ -148,4 +159,5 @@ WANTED = {
     file_name: "the name of a file",
     str: "text",
 }
+WORDS: dict[Callable[[str], Any], tuple[str, ...]] = {switch: _SWITCH, memory: _MEMORY, guard: _GUARD}  # by value
 SECRET = {"secret_key"}

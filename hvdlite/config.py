@@ -133,10 +133,6 @@ def write(name: str, value: str | None) -> None:
     os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
-# defaults that are no numbers where people write them
-_WORDS = {"shared_memory": "auto", "nan_guard": "off"}
-
-
 def add_flags(parser: Any) -> None:
     """Give an argparse parser (or group) a flag for every option that has one. Unset flags parse to None.
 
@@ -147,18 +143,18 @@ def add_flags(parser: Any) -> None:
             continue
         if option.is_switch:
             add = {"dest": option.name, "action": "store_const"}
-            on = f"{option.help.removeprefix('1: ').capitalize()} Environment {option.variable}."
+            said = option.help.removeprefix("1: ")
+            on = f"{said[:1].upper()}{said[1:]} Default {option.default_text}; environment {option.variable}."
             parser.add_argument(option.flag, const="1", help=on, **add)
             parser.add_argument("--no-" + option.flag[2:], const="0", help=f"Not {option.flag}.", **add)
             continue
-        default = option.default / option.flag_unit if option.flag_unit != 1 else option.default
-        shown = "none" if default is None else default if isinstance(default, str) else f"{default:g}"
-        shown = _WORDS.get(option.name, shown)
+        default = f"{option.default / option.flag_unit:g}" if option.flag_unit != 1 else option.default_text
+        where = f"Default {default}; environment" if default is not None else "Environment"
         parser.add_argument(
             option.flag,
             dest=option.name,
             metavar="MB" if option.flag_unit == 1 << 20 else option.name.upper(),
-            help=f"{option.help} Default {shown}; environment {option.variable}.",
+            help=f"{option.help} {where} {option.variable}.",
         )
 
 
@@ -198,7 +194,7 @@ def documentation() -> str:
     """The table as Markdown, for docs and `--help` of tools; secrets and what the launcher sets for ranks included."""
     lines = ["| variable | Horovod's name | flag | default | what it does |", "| --- | --- | --- | --- | --- |"]
     for option in OPTIONS:
-        default = "" if option.default is None else str(option.default)
+        default = option.default_text or ""
         agreed = " The same on all ranks." if option.agreed else ""
         cells = [option.variable, option.alias_variable or "", option.flag or "", default, option.help + agreed]
         lines.append("| " + " | ".join(cells) + " |")

@@ -254,11 +254,11 @@ def _room(asked: argparse.Namespace, size: int) -> tuple[int, int] | None:
     return terminal.room(0 if size == 1 else len("[0]<stdout>:"))
 
 
-def _told(code: str) -> str:
+def _told(text: str) -> str:
     from hvdlite import catalogue
 
     try:
-        return catalogue.explained(catalogue.find(code))
+        return "\n".join(map(catalogue.explained, catalogue.meant(text)))
     except ValueError as error:
         raise UsageError(coded("HVD704", str(error))) from None
 

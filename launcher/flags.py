@@ -80,7 +80,7 @@ def add_control(add: Callable[..., argparse.Action]) -> None:
         help="0: connect the stdin of this command to rank 0; by default ranks have no stdin, except that `python -` "
         "runs the program on stdin on all ranks",
     )
-    add("--explain", metavar="CODE", help="print the meaning and remedy of an error code such as HVD301")
+    add("--explain", metavar="CODE", help="print cause and remedy of an error: a code such as HVD301, or the message")
     add(
         "--wdir",
         dest="wdir",

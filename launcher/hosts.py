@@ -90,10 +90,10 @@ def _host(text: str, source: str, default: int = 1, least: int = 1) -> Host:
 
 def _slots(text: str, source: str, least: int = 1) -> int:
     if len(text.lstrip("0")) > DIGITS_MAX:
-        raise HostError(f"{source}: {text[:12]}... slots are more than a host can have [HVD708]")
+        raise HostError(f"{source}: {text[:12]}... slots are more than a host can have: write name:4 [HVD708]")
     slots = int(text)
     if slots < least:
-        raise HostError(f"{source}: a host needs at least one slot [HVD708]")
+        raise HostError(f"{source}: a host needs at least one slot: write name:1, or leave the host out [HVD708]")
     return slots
 
 
@@ -130,7 +130,13 @@ def assign(hosts: Sequence[Host], size: int) -> list[Slot]:
     """A slot for each of `size` ranks, hosts filled in order. Raises HostError if they do not fit."""
     available = sum(host.slots for host in hosts)
     if size > available:
-        raise HostError(f"Requested more processes ({size}) than there are available slots ({available}) [HVD709]")
+        last = hosts[-1]
+        room = f"[{last.name}]" if ":" in last.name else last.name
+        raise HostError(
+            f"Requested more processes ({size}) than there are available slots ({available}): write "
+            f"{room}:{last.slots + size - available} (a host without a number has one slot), or give --oversubscribe "
+            "[HVD709]"
+        )
     if size > SIZE_MAX:
         raise HostError(f"{size} ranks are more than the maximum of {SIZE_MAX} [HVD710]")
     used: list[int] = []

@@ -105,7 +105,7 @@ def joined(words: Sequence[str]) -> list[str]:
     """The launcher's words, with values that start with a dash joined to their flags, for a parser that is strict."""
     found: list[str] = []
     for word in words:
-        if found and found[-1] in ("--mpi-args", "--binding-args"):
+        if found and found[-1] in ("--mpi-args", "--binding-args", "--explain"):
             found[-1] += f"={word}"
         else:
             found.append(word)

@@ -30,6 +30,9 @@ HELLO_MAX = 8192
 CONTROL, OUTPUT = "control", "output"
 SILENCE_S = 5.0  # of the far end, where nothing else was asked for
 _PROBES_MAX = 60  # the kernel counts to 127
+_REFUSED_MAX = 8  # addresses of which is told
+_OTHER_SECRET = "it has another secret (HVDLITE_SECRET_KEY) or --rdzv-id than this host [HVD111]"
+_PROXY = "a proxy, NAT or mapped port forwards its connection [HVD127]"
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 
 
@@ -63,6 +66,7 @@ class Muster:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._strangers: list[_Stranger] = []
+        self.refused: dict[str, str] = {}  # by the address of a host that cannot prove this secret: why
 
     @property
     def address(self) -> tuple[str, int]:
@@ -141,6 +145,9 @@ class Muster:
             )
             stranger.sock.send(verdict)
             if session is None:
+                if _handshake.is_ours(stranger.answer) and len(self.refused) < _REFUSED_MAX:
+                    why = _PROXY if verdict[0] == _handshake.RELAYED else _OTHER_SECRET
+                    self.refused.setdefault(stranger.peer, f"refused {stranger.peer}: {why}")
                 raise ValueError
             stranger.session, stranger.reader = session, _wire.FrameReader(session, HELLO_MAX)
         return None

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from hvdlite._coded import coded, uncoded
+from hvdlite._coded import code_of, coded, uncoded
 from hvdlite._machine import host_id
 
 from . import environment, guard, hosts, muster, process, remote, starting
@@ -150,11 +150,12 @@ def _life(meeting: Rendezvous, given: Mapping[str, Any], hangup: int) -> int:
             _end_by_signals()
             code, again = remote.serve(given, hangup, stays=True, slots=meeting.slots)
     except muster.ReportError as error:
-        print(
-            f"hvdlite-run: {uncoded(str(error))}; is the launcher started there, too? [HVD110]",
-            file=sys.stderr,
-            flush=True,
-        )
+        text, code = str(error), code_of(str(error))
+        if code == "HVD110":
+            text = f"{uncoded(text)}; is the launcher started there, too? [HVD110]"
+        elif code == "HVD111":
+            text = f"{uncoded(text)}: give the same HVDLITE_SECRET_KEY and --rdzv-id on all hosts [HVD111]"
+        print(f"hvdlite-run: {text}", file=sys.stderr, flush=True)
         return LOST
     if code == LOST:
         print(

@@ -178,6 +178,7 @@ class Start:
         self._timeout = timeout
         self._arrived: dict[int, dict[str, Arrival]] = {number: {} for number in self._names}
         self._trouble: dict[int, tuple[str, int]] = {}
+        self._told = 0  # refused addresses
         self._selector = selectors.DefaultSelector()
         self.running: list[Running] = []
         for session in starter.sessions(hosts):
@@ -239,9 +240,11 @@ class Start:
         if now >= self._deadline:
             for number in self._open():
                 title, said = self._words_of(number)
+                refused = [] if self.running else list(self._muster.refused.values())
                 what = f"no agent that {title} should start has reported" if title else "did not report"
                 self._trouble[number] = (
-                    f"{what} within {self._timeout:g} s (--start-timeout sets the limit){said}",
+                    f"{what} within {self._timeout:g} s (--start-timeout sets the limit){said}"
+                    + (f"; {refused[0]}" if refused else ""),
                     255,
                 )
             return
@@ -251,6 +254,7 @@ class Start:
             if key.fileobj is self._muster:
                 for arrival in self._muster.turn():
                     self._arrive(arrival)
+                self._tell_of_refused()
             elif key.fileobj is self._signals:
                 for number in self._signals.read():
                     if number in ENDING:
@@ -262,6 +266,13 @@ class Start:
                     self._selector.unregister(key.fileobj)
             elif key.data.listen() is None:
                 self._ended(key.data)
+
+    def _tell_of_refused(self) -> None:
+        """Hosts that come by themselves and have another secret: at once, since the others are waited for longer."""
+        for text in list(self._muster.refused.values())[self._told :]:
+            self._told += 1
+            if not self.running:
+                print(f"hvdlite-run: {text}", file=sys.stderr, flush=True)
 
     def _words_of(self, number: int) -> tuple[str, str]:
         """The title of the session that leads to this host, and what it said last."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -24,12 +25,13 @@ from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 import drawings
-from hvdlite import config
+from hvdlite import _messages, config
 
 ROOT = Path(__file__).resolve().parents[2]
 SEARCH = """
-<p><input id="hvd-search" type="search" placeholder="HVD450, or words of the message" aria-label="Search errors">
+<p><input id="hvd-search" type="search" placeholder="HVD450, or the message" aria-label="Search errors">
 <span id="hvd-found"></span></p>
+<script type="application/json" id="hvd-messages">{messages}</script>
 <script src="_static/errors.js" defer></script>
 """
 
@@ -96,8 +98,8 @@ class Options(Made):
             names = (option.variable, option.flag, option.alias_variable)
             first = "<br>".join(f"`{name}`" for name in names if name)
             meaning = option.help.replace("|", "\\|")
-            if option.default is not None:
-                meaning += f" Default: `{option.default}`."
+            if option.default_text is not None:
+                meaning += f" Default: `{option.default_text}`."
             rows.append(f"| {first} | {meaning} |")
         return "\n".join(rows)
 
@@ -138,7 +140,8 @@ class Search(SphinxDirective):
     """A box that filters the sections below it; errors.js does that."""
 
     def run(self) -> list[nodes.Node]:
-        return [nodes.raw("", SEARCH, format="html")]
+        known = json.dumps(_messages.messages(), separators=(",", ":")).replace("</", "<\\/")
+        return [nodes.raw("", SEARCH.format(messages=known), format="html")]
 
 
 class Drawing(SphinxDirective):

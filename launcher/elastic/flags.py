@@ -100,7 +100,7 @@ def placed(elastic: Elastic | None, where: places.Places) -> Elastic | None:
     if elastic.script is not None:
         return elastic._replace(listed=elastic.script.latest)
     if terms.np == 0:
-        _in_order(terms.min_np, size, terms.max_np, f"the {size} slots of all hosts")
+        _in_order(terms.min_np, size, terms.max_np, f"the {size} slots of all hosts", ": write host:slots")
     if isinstance(where.gather, gathering.Gather):  # by the scheduler's way
         elastic = elastic._replace(gather=where.gather)
     return elastic._replace(listed=where.listed, terms=terms._replace(np=size))
@@ -143,9 +143,9 @@ def _terms(asked: argparse.Namespace, values: Mapping[str, Any]) -> Terms:
     return Terms(least, most, np, values["elastic_timeout"], resets, values["rendezvous_timeout"])
 
 
-def _in_order(least: int, np: int, most: int | None, named: str) -> None:
+def _in_order(least: int, np: int, most: int | None, named: str, remedy: str = "") -> None:
     if least > np:
-        raise places.PlaceError(f"--min-np {least} is more than {named} [HVD703]")
+        raise places.PlaceError(f"--min-np {least} is more than {named}{remedy} [HVD703]")
     if most is not None and most < np:
         raise places.PlaceError(f"--max-np {most} is less than {named} [HVD703]")
 

@@ -1,6 +1,7 @@
 """The table of options: what is read, what is refused, what is told; and that reading it costs nothing heavy."""
 
 import argparse
+import re
 
 import pytest
 
@@ -14,12 +15,28 @@ timeline_mark_cycles=1 stall_check_disable=1 trace_steps=1 metrics_host=0.0.0.0 
 ps_curve=0
 """
 TEXTS = {"secret_key": "0f" * 32, **dict(word.split("=") for word in TEXTS.split())}
+DEFAULTS = {option.name: option.default for option in config.OPTIONS}
 FLAGGED = [option for option in config.OPTIONS if option.flag is not None]
+
+
+@pytest.mark.parametrize("option", config.OPTIONS, ids=lambda option: option.name)
+def test_the_default_that_is_shown_is_a_value(option):
+    assert option.default_text is None or config.read({option.variable: option.default_text}).values == DEFAULTS
+
+
+def test_help_shows_defaults_as_values_and_names_as_they_are():
+    parser = argparse.ArgumentParser()
+    config.add_flags(parser)
+    for action in parser._actions[1:]:
+        default = re.search(r"Default (\S+); environment", action.help)
+        assert default is None or config.variables_of({action.dest: default[1]}), action.help
+        names = set(re.findall(r"\b[A-Z][A-Z_]+\b|\brank-K\S+", config.option_of(action.dest).help))
+        assert action.help.startswith("Not --") or all(name in action.help for name in names), action.help
 
 
 def test_an_empty_environment_gives_the_defaults():
     settings = config.read({})
-    assert settings.values == {option.name: option.default for option in config.OPTIONS}
+    assert settings.values == DEFAULTS
     assert set(settings.origin.values()) == {None} and settings.notes == []
 
 
