@@ -28,8 +28,8 @@ void hvd_memory_unmap(void *memory, size_t bytes);
 /* For a forked child: the same mapping of `fd` from its beginning, but what is written from now on stays in this
  * process. Where that is refused, it can only be read. */
 void hvd_memory_part(void *memory, size_t bytes, int fd);
-/* Bytes `from` to `end` of `copy` become those of `memory`, where `fd` is mapped. What was never written is skipped, and
- * pages that are equal already, too, unless the copy is `blank`: a forked child may share them. */
+/* Bytes `from` to `end` of `copy` become those of `memory`, where `fd` is mapped. What was never written is skipped.
+ * Pages that are equal already are, too, unless the copy is `blank`: a forked child may share them. */
 void hvd_memory_renew(char *copy, const char *memory, size_t from, size_t end, int fd, bool blank);
 /* Move the mapping `with`, of hvd_memory_private, to where `memory` is mapped; false: both stay as they are. */
 bool hvd_memory_replace(void *memory, size_t bytes, void *with);

@@ -87,9 +87,10 @@ static void copy_blocks(struct hvd_shm_arena *arena)
             return;
         hvd_memory_huge(arena->copy, arena->copied);
     }
+    const char *base = arena->share->map[arena->rank];
     for (const struct block *block = arena->first; block; block = block->after)
         if (!block->free)
-            hvd_memory_renew(arena->copy, arena->share->map[arena->rank], block->at, block->at + block->bytes, fd, blank);
+            hvd_memory_renew(arena->copy, base, block->at, block->at + block->bytes, fd, blank);
 }
 
 static void before_fork(void)
