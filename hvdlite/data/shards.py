@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import itertools
 import sys
-import warnings
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set
 from typing import Any
 
+from .._warned import warn
 from ..process_set import ProcessSet, global_process_set
 from .first_batch import FirstBatch
 from .rows import columns, count, taken
@@ -292,10 +292,9 @@ def _warn_if_empty(mine: int, whole: int, deal: _Deal) -> None:
     """A rank without samples makes no step, and the others wait for it or none trains."""
     if mine == 0:
         remedy = "check the path or the filter of the data" if whole == 0 else "use fewer ranks or uneven='pad'"
-        warnings.warn(
+        warn(
             f"hvd.data.shard: rank {deal.rank} of {deal.size} gets none of {whole} samples (uneven={deal.uneven!r}), "
-            f"so it takes no training step, and ranks that do wait for it: {remedy} [HVD240]",
-            stacklevel=4,
+            f"so it takes no training step, and ranks that do wait for it: {remedy} [HVD240]"
         )
 
 

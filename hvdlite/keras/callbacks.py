@@ -12,7 +12,6 @@ Put MetricAverageCallback before callbacks that read the logs (ReduceLROnPlateau
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from .. import _core, measured
 from .._member import is_elastic
+from .._warned import warn
 from ..measured.scalars import scalars
 from ..objects import allgather_object
 from .backend import array_of, broadcast, keras, key_of, start_check
@@ -153,9 +153,9 @@ class MetricAverageCallback(_Callback):
             self._warned = tuple(partial)
             has = {name: [rank for rank, each in enumerate(of_all) if name in each] for name in partial}
             owners = "; ".join(f"{name}: only ranks {ranks}" for name, ranks in has.items())
-            warnings.warn(
+            warn(
                 f"rank {_core.rank()}: metrics that only some ranks have are not averaged ({owners}). Give all ranks "
-                "the same metrics, and validation data to all or none. [HVD307]", stacklevel=2
+                "the same metrics, and validation data to all or none. [HVD307]"
             )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ of each variable travel.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from .. import _core, config
 from .._coded import coded
 from .._digests import are_equal, digest, summands
 from .._life import lives
+from .._warned import warn
 from ..errors import HvdMismatchError
 from ..numpy import allreduce
 from ..ops import Sum
@@ -119,4 +119,4 @@ class StartCheck:
         if mode == "raise":
             raise HvdMismatchError(coded("HVD302", said))
         if self._process_set.ranks[self._process_set.rank()] == first[0]:
-            warnings.warn(coded("HVD302", f"hvdlite: {said}"), RuntimeWarning, stacklevel=2)
+            warn(coded("HVD302", f"hvdlite: {said}"), RuntimeWarning)
