@@ -120,6 +120,8 @@ class _Deal:
     """How the samples 0 .. n-1 go to the ranks."""
 
     def __init__(self, rank: int, size: int, shuffle: bool, seed: int, uneven: str) -> None:
+        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+            raise TypeError(f"seed must be a whole number, not {seed!r} [HVD240]")
         self.rank, self.size, self.shuffle, self.seed, self.uneven = rank, size, shuffle, seed, uneven
 
     def mine(self, count: int, epoch: int, strided: bool) -> range | list[int]:

@@ -26,7 +26,9 @@ def nested(names, warn=_warned.warn):
 def test_the_line_is_the_nearest_one_outside(names):
     with pytest.warns(RuntimeWarning, match="^said$") as said:
         nested(names)("said", RuntimeWarning)
-    assert said[0].filename == __file__ and "nested(names)" in Path(__file__).read_text().split("\n")[said[0].lineno - 1]
+    assert (
+        said[0].filename == __file__ and "nested(names)" in Path(__file__).read_text().split("\n")[said[0].lineno - 1]
+    )
 
 
 def test_a_thread_without_a_user_s_line_warns_and_a_filter_can_make_it_an_error():
