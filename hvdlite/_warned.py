@@ -1,6 +1,7 @@
 """Where does a warning of hvdlite point? At the user's line: the nearest one outside of hvdlite and its frameworks.
 
-A fixed stacklevel cannot: the same warning comes from `step()`, from a hook of autograd and from a callback of Keras.
+Frameworks are told by the first part of a module's name, so it does not matter where they are installed.
+A fixed stacklevel cannot do this: the same warning comes from `step()`, a hook of autograd and a callback of Keras.
 In a thread without a line of the user's (a reader, TensorFlow's own) the warning names hvdlite's line.
 """
 
