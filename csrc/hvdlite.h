@@ -262,8 +262,9 @@ int hvd_wait_many(struct hvd_owner *owners, int count, int timeout_ms, char *tex
 /* MPI, found at run time; none of these needs an engine, and one thread calls them at a time. open loads a library by
  * its name (or that of a module that is linked with it); HVD_EINIT says why it will not do. begin: MPI is initialized
  * afterwards with MPI_THREAD_MULTIPLE, by whoever was first. end: finalizes it if begin had initialized it, or with an
- * abort_code ends all ranks of MPI_COMM_WORLD. exit: a function that ends this process with that code, and leaves MPI as
- * it is; to be called instead of an MPI_Finalize that would wait for ranks that are gone. word: 0 the ABI, 1 the version, 2 the library; NULL before open. */
+ * abort_code ends all ranks of MPI_COMM_WORLD. exit: a function that ends this process with that code, and leaves MPI
+ * as it is; to be called instead of an MPI_Finalize that would wait for ranks that are gone. word: 0 the ABI, 1 the
+ * version, 2 the library; NULL before open. */
 int hvd_mpi_open(const char *library, char *text, size_t text_bytes);
 int hvd_mpi_begin(char *text, size_t text_bytes);
 int hvd_mpi_running(void); /* 0: not loaded, not initialized or finalized; 1: by somebody else; 2: begin did it */

@@ -7,10 +7,9 @@ Gradients that are all zero say nothing.
 
 from __future__ import annotations
 
-import warnings
-
 from ._coded import coded
 from ._digests import number_of
+from ._warned import warn
 
 STEPS = 2
 _SAID = (
@@ -51,4 +50,4 @@ class SameData:
         SameData.differed += not equal
         self._left = self._left - 1 if same else 0
         if same and warns and self._left == 0 and self._since == SameData.differed:
-            warnings.warn(coded("HVD241", _SAID.format(ranks=ranks, steps=STEPS)), RuntimeWarning, stacklevel=3)
+            warn(coded("HVD241", _SAID.format(ranks=ranks, steps=STEPS)), RuntimeWarning)

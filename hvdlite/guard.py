@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 
 from ._coded import code_of, uncoded
 from ._core import TEXT_BYTES, ffi, lib, text_of
+from ._warned import warn
 
 MODES = ("off", "warn", "raise", "nan")  # in the order of the core's numbers
 _PERIOD_S = 0.2
@@ -68,6 +68,6 @@ def tell() -> None:
     code = code_of(first) or "HVD320"
     said = f"hvdlite: {uncoded(first)}{more} [{code}]"
     try:
-        warnings.warn(said, RuntimeWarning, stacklevel=2)
+        warn(said, RuntimeWarning)
     except RuntimeWarning:  # they are errors here, and nobody would see one in this thread
         print(said, file=sys.stderr, flush=True)

@@ -19,12 +19,12 @@ import selectors
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import config
 from ._coded import coded, uncoded
+from ._warned import warn
 from .errors import HvdRunError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def run(
     if not callable(func):
         raise TypeError(f"run() needs a function, not {type(func).__name__} [HVD244]")
     if np is not None:
-        warnings.warn("np is deprecated, use num_proc", DeprecationWarning, stacklevel=2)
+        warn("np is deprecated, use num_proc", DeprecationWarning)
         num_proc = np
     if isinstance(num_proc, bool) or not isinstance(num_proc, int) or num_proc < 1:
         raise ValueError(f"num_proc={num_proc!r}: must be a whole number of ranks, at least 1 [HVD244]")

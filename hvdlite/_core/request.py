@@ -10,11 +10,11 @@ A Request never changes, so threads share it.
 from __future__ import annotations
 
 import math
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .._warned import warn
 from ..errors import is_outcome
 from .device import risk
 from .flight import Flight, Flights, Member, abandon, abandoned, flying, idle, refuse_twice, sweep, take
@@ -334,7 +334,7 @@ def tell_of_devices() -> bool:
     text = thread.text
     fresh: bool = lib.hvd_notice(text, TEXT_BYTES) == 1
     if fresh:
-        warnings.warn(f"hvdlite: {text_of(text)}", stacklevel=2)
+        warn(f"hvdlite: {text_of(text)}")
     return fresh
 
 

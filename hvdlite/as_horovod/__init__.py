@@ -1,6 +1,7 @@
 """`import horovod` means hvdlite: for scripts that are written for Horovod and shall not be changed.
 
     hvdlite-run -np 2 --as-horovod python train.py     the launcher puts the folder FRONT into PYTHONPATH
+    mpirun -np 2 python -m hvdlite.as_horovod train.py the same for any other launcher, and for one process
     import hvdlite.as_horovod                          the same by a line in front of `import horovod`
 
 Every module here is made of names of hvdlite's own modules (names.py says which), the same objects and not copies: an

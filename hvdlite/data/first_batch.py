@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .. import _core, _life, config
+from .._warned import warn
 from ..objects import allgather_object
 from ..process_set import ProcessSet, global_process_set
 
@@ -49,20 +50,14 @@ class FirstBatch:
         everyone = allgather_object(mine(), "first_batch", process_set)
         without = [str(rank) for rank, each in zip(process_set.ranks, everyone) if each == _NOTHING]
         if without and process_set.rank() == 0:
-            import warnings
-
-            warnings.warn(
+            warn(
                 f"rank{'s' * (len(without) > 1)} {', '.join(without)} read no batch, and the others wait for them: "
-                "give every rank equally many batches (hvd.data.shard), or call hvd.join() [HVD240]",
-                stacklevel=4,
+                "give every rank equally many batches (hvd.data.shard), or call hvd.join() [HVD240]"
             )
         elif everyone[0] is not None and len(set(everyone)) == 1 and process_set.rank() == 0:
-            import warnings
-
-            warnings.warn(
+            warn(
                 f"all {len(everyone)} ranks read the same first batch: shard the data with hvd.data.shard(dataset), "
-                "or use a different seed on each rank for generated data [HVD241]",
-                stacklevel=4,
+                "or use a different seed on each rank for generated data [HVD241]"
             )
 
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import itertools
 import sys
-import warnings
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set
 from typing import Any
 
+from .._warned import warn
 from ..process_set import ProcessSet, global_process_set
 from .first_batch import FirstBatch
 from .rows import columns, count, taken
@@ -120,6 +120,8 @@ class _Deal:
     """How the samples 0 .. n-1 go to the ranks."""
 
     def __init__(self, rank: int, size: int, shuffle: bool, seed: int, uneven: str) -> None:
+        if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+            raise TypeError(f"seed must be a whole number, not {seed!r} [HVD240]")
         self.rank, self.size, self.shuffle, self.seed, self.uneven = rank, size, shuffle, seed, uneven
 
     def mine(self, count: int, epoch: int, strided: bool) -> range | list[int]:
@@ -292,10 +294,9 @@ def _warn_if_empty(mine: int, whole: int, deal: _Deal) -> None:
     """A rank without samples makes no step, and the others wait for it or none trains."""
     if mine == 0:
         remedy = "check the path or the filter of the data" if whole == 0 else "use fewer ranks or uneven='pad'"
-        warnings.warn(
+        warn(
             f"hvd.data.shard: rank {deal.rank} of {deal.size} gets none of {whole} samples (uneven={deal.uneven!r}), "
-            f"so it takes no training step, and ranks that do wait for it: {remedy} [HVD240]",
-            stacklevel=4,
+            f"so it takes no training step, and ranks that do wait for it: {remedy} [HVD240]"
         )
 
 

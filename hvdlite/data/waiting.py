@@ -12,6 +12,7 @@ from time import monotonic_ns
 from typing import Any
 
 from .. import _core, _life, measured
+from .._warned import warn
 
 
 def timed(batches: Iterable[Any]) -> Iterator[Any]:
@@ -36,13 +37,10 @@ def timed(batches: Iterable[Any]) -> Iterator[Any]:
 
 def warn_of_none() -> None:
     """A rank without a batch makes no step, and the others wait for it."""
-    import warnings
-
     rank = f"rank {_core.rank()}: " if _life.is_initialized() else ""
-    warnings.warn(
+    warn(
         f"{rank}the loader gave no batch, so this rank takes no training step, and ranks that do wait for it: check "
-        "the data, a batch size with drop_last=True, and that an iterator is made anew for each epoch [HVD240]",
-        stacklevel=3,
+        "the data, a batch size with drop_last=True, and that an iterator is made anew for each epoch [HVD240]"
     )
 
 

@@ -7,11 +7,11 @@ so inside a batch.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from .. import _core, measured
+from .._warned import warn
 from .backend import start_check
 from .start import ALONE
 
@@ -59,9 +59,8 @@ class Alone:
 def warn_without_batch(batches: int | None) -> None:
     """A rank that had no batch in an epoch makes no step, and the others wait for it."""
     if batches == 0 and _core.size() > 1:
-        warnings.warn(
+        warn(
             f"rank {_core.rank()}: fit had no batch in this epoch, so this rank takes no training step, and ranks that "
             "do wait for it: check the path and the filter of its data, shard it evenly (hvd.data.shard), or use fewer "
             "ranks [HVD240]",
-            stacklevel=3,
         )  # fmt: skip

@@ -12,13 +12,13 @@ Put MetricAverageCallback before callbacks that read the logs (ReduceLROnPlateau
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .. import _core, measured
+from .._warned import warn
 from ..measured.scalars import scalars
 from ..objects import allgather_object
 from .alone import Alone, warn_without_batch
@@ -162,9 +162,9 @@ class MetricAverageCallback(_Callback):
             self._warned = tuple(partial)
             has = {name: [rank for rank, each in enumerate(of_all) if name in each] for name in partial}
             owners = "; ".join(f"{name}: only ranks {ranks}" for name, ranks in has.items())
-            warnings.warn(
+            warn(
                 f"rank {_core.rank()}: metrics that only some ranks have are not averaged ({owners}). Give all ranks "
-                "the same metrics, and validation data to all or none. [HVD307]", stacklevel=2
+                "the same metrics, and validation data to all or none. [HVD307]"
             )  # fmt: skip
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 import os
 import types
-import warnings
 import zipfile
 from collections.abc import Callable
 from typing import Any
 
 from .. import _core
+from .._warned import warn
 from ..ops.terms import NoneCompressor
 from .backend import backend, keras, legacy, ops
 from .copies import put_around
@@ -83,10 +83,9 @@ def load_model(
         window = saved(filepath)
         silent = _says_no_passes(filepath, inner)
         if silent and "backward_passes_per_step" not in terms:
-            warnings.warn(
+            warn(
                 f"rank {_core.rank()}: load_model: {silent}; hvdlite uses 1. Pass backward_passes_per_step to "
-                "load_model, also if 1 is correct [HVD243]",
-                stacklevel=2,
+                "load_model, also if 1 is correct [HVD243]"
             )
         told = terms if window is None or "backward_passes_per_step" in terms else {**terms_of(window[1]), **terms}
         model.optimizer = put_around(optimizer, {"compression": compression, **told}, window)

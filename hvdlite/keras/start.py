@@ -16,7 +16,6 @@ Digests travel as a sum, to which ranks that have joined add zeros. Only where r
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -28,6 +27,7 @@ from .._coded import coded
 from .._digests import are_equal, number_of, summands
 from .._life import lives
 from .._same_data import SameData
+from .._warned import warn
 from ..errors import HvdMismatchError
 from ..numpy import allreduce
 from ..ops import Sum
@@ -164,7 +164,7 @@ class StartCheck(Check):
         if self._mode == "raise":
             raise HvdMismatchError(coded("HVD302", said))
         if self._process_set.ranks[self._process_set.rank()] == self._first:
-            warnings.warn(coded("HVD302", f"hvdlite: {said}"), RuntimeWarning, stacklevel=2)
+            warn(coded("HVD302", f"hvdlite: {said}"), RuntimeWarning)
 
     def difference(
         self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None = None, exact: bool = True

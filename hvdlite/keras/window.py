@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import io
 import os
-import warnings
 import weakref
 import zipfile
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ import numpy as np
 
 from .. import _core
 from .._coded import uncoded
+from .._warned import warn
 from ..errors import HvdArgumentError, HvdMismatchError
 from ..objects import allgather_object
 from ..process_set import ProcessSet
@@ -72,16 +72,15 @@ class Window(keras.losses.Loss):  # type: ignore[misc]
             return
         here, there = self._passes.place(), int(np.asarray(kept["terms"])[2]) if kept else 0
         if here or there:
-            warnings.warn(
+            warn(
                 f"rank {_core.rank()}: weights were loaded after {here} of {self._passes.count} passes of a window "
                 f"of backward_passes_per_step. The window keeps its own sums (the file was saved after {there} "
-                "passes): load weights before the first pass, or at the end of a window [HVD243]",
-                stacklevel=2,
+                "passes): load weights before the first pass, or at the end of a window [HVD243]"
             )
 
 
 def _forgotten(why: str) -> None:
-    warnings.warn(f"rank {_core.rank()}: a window of backward_passes_per_step restarts: {why} [HVD243]", stacklevel=3)
+    warn(f"rank {_core.rank()}: a window of backward_passes_per_step restarts: {why} [HVD243]")
 
 
 def agree(count: int, place: int, members: ProcessSet) -> bool:

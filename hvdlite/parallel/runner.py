@@ -15,7 +15,6 @@ process that accumulates add gradients in one order, and agree bit by bit.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 import hvdlite.torch as hvd
 
+from .._warned import warn
 from . import micro_batches
 from . import schedule as schedules
 from .edge import Edge, looks_of
@@ -299,9 +299,9 @@ class Pipeline:
         for part, t in enumerate(outputs):
             if not t.requires_grad and t.is_floating_point():
                 self._warned = True
-                warnings.warn(
+                warn(
                     f"stage {self.stage}'s output {part} needs no gradient: the layers before it do not learn from "
-                    "it [HVD020]", stacklevel=2,
+                    "it [HVD020]"
                 )  # fmt: skip
 
     def _backward(self, k: int) -> None:
@@ -413,6 +413,4 @@ class Pipeline:
 def _left_behind(left: list[int], who: str) -> None:
     """When a pipeline is gone, or the program ends."""
     if left[0]:
-        warnings.warn(
-            f"{who} ended with {left[0]} updates left: call drain() after the last step [HVD015]", stacklevel=2
-        )
+        warn(f"{who} ended with {left[0]} updates left: call drain() after the last step [HVD015]")

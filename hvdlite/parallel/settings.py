@@ -7,7 +7,6 @@ stages share but do not begin with alike.
 
 from __future__ import annotations
 
-import warnings
 from operator import index
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 import hvdlite.torch as hvd
 
+from .._warned import warn
 from . import schedule as schedules
 from .weights import POLICIES, Policy
 
@@ -80,9 +80,9 @@ def check_parts(
     if why is not None:
         raise ValueError(f"{why} [HVD011]")
     if checkpoint and any(isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) for layer in stage.modules()):
-        warnings.warn(
+        warn(
             "this stage has a BatchNorm: with checkpoint=True, it updates its running statistics twice for each "
-            "micro-batch [HVD021]", stacklevel=3,
+            "micro-batch [HVD021]"
         )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from .. import config, guard
 from .._coded import coded
 from .._public import Handle, rank
+from .._warned import warn
 from ..errors import HvdError, HvdNotFiniteError
 from . import messages, optimizers, saving, serving, together
 from .arrays import added_up, by_piece, like, numbers
@@ -364,7 +364,7 @@ class Table:
                 f"table {self.name!r}: {MANY_PUSHES} pushes since the last table.step(), and the servers apply none "
                 "before it: call table.step() after each batch [HVD037]"
             )
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warn(text, RuntimeWarning)
         with client.lock:
             question = Question(self)
             owners = self._placement.owners_of(ids)
@@ -380,7 +380,7 @@ class Table:
         text = coded("HVD320", f"table {self.name!r}: rank {rank()} pushes NaN or infinities for row {row}")
         if guard.MODES[self._guarded] != "warn":
             raise HvdNotFiniteError(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warn(text, RuntimeWarning)
 
     # ---- steps
 

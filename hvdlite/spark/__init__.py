@@ -16,13 +16,13 @@ import contextlib
 import re
 import secrets
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from .. import config, driven
 from .._coded import coded
+from .._warned import warn
 from ..errors import HvdRunError
 
 _OF_JOB = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
@@ -81,7 +81,7 @@ def run(
     """
     for name in ("use_mpi", "extra_mpi_args", "stdout", "stderr", "nics", "prefix_output_with_timestamp", "executable"):
         if locals()[name]:
-            warnings.warn(f"hvdlite.spark.run: {name} has no effect: Spark starts the ranks [HVD804]", stacklevel=2)
+            warn(f"hvdlite.spark.run: {name} has no effect: Spark starts the ranks [HVD804]")
             break
     call, given = driven.call_of(fn, args, kwargs), driven.variables(env)
     context, size = placed(num_proc)

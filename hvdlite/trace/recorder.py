@@ -70,6 +70,8 @@ def dump_trace(path: str | os.PathLike[str] | None = None) -> str:
 
 def _path_of(path: Any) -> str:
     """A path that can be one. TypeError, ValueError."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be a str or a path, not {type(path).__name__} [HVD242]")
     text = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(f"path must be a name, not {text!r} [HVD242]")

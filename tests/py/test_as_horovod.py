@@ -8,6 +8,7 @@ import textwrap
 from importlib.util import find_spec
 from pathlib import Path
 
+import mpis
 import pytest
 from launching import Launch
 from ranks import Job
@@ -294,3 +295,27 @@ def test_every_row_of_the_table_can_be_imported_and_tensorflow_and_keras_have_th
         print(float(hvd.allreduce(2.0)), hvd.size(), of_tf.size())
     """
     assert python(rows + textwrap.dedent(code), PYTHONPATH=FRONT).endswith("2.0 1 1\n")
+
+
+@pytest.mark.parametrize("mpi", [None, *mpis.ALL])
+def test_a_script_for_horovod_runs_under_any_launcher(mpi, tmp_path, another_horovod):
+    folder = tmp_path / "scripts"  # not beside another horovod, which Python finds first there
+    folder.mkdir()
+    (folder / "train.py").write_text(
+        "import subprocess, sys, horovod.torch as hvd\n"
+        "hvd.init()\n"
+        "child = [sys.executable, '-c', 'import horovod; print(horovod.__version__)']\n"
+        "print(hvd.size(), sys.argv[1:], subprocess.check_output(child, text=True).strip(), flush=True)\n"
+    )
+    before = mpis.command(mpi, 2) if mpi else []
+    environ = mpis.environment(mpi, PYTHONPATH=another_horovod)
+    command = [*before, sys.executable, "-m", "hvdlite.as_horovod", "train.py", "--lr"]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+    line = f"{2 if mpi else 1} ['--lr'] 0.28.1"
+    assert done.returncode == 0 and done.stdout.splitlines() == [line] * (2 if mpi else 1), done.stdout + done.stderr
+
+
+def test_no_script_is_refused():
+    command = [sys.executable, "-m", "hvdlite.as_horovod"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.endswith("train.py [HVD702]\n"), done.stderr

@@ -8,7 +8,6 @@ methods are the original's.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic_ns
@@ -18,6 +17,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from ... import autotune, measured
+from ..._warned import warn
 from ...ops import Average, Sum
 from ...optimizer import GradientBook
 from ..ops import plain
@@ -208,7 +208,7 @@ class Distributed(Copyless):
         elif not exchange.book.complete:
             exchange.finish()
         elif exchange.asked:
-            warnings.warn(_SLOW_STEP, stacklevel=3)
+            warn(_SLOW_STEP)
         exchange.asked = False
         return bool(rests)
 

@@ -8,7 +8,6 @@ init() begins anew, since ranks that come later have counted nothing; what was r
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +16,7 @@ import torch
 
 from ..._coded import coded
 from ..._life import lives
+from ..._warned import warn
 from ...process_set import ProcessSet
 
 _used: WeakKeyDictionary[ProcessSet, tuple[int, dict[str, int]]] = WeakKeyDictionary()
@@ -82,7 +82,7 @@ def added_later(group: int, parameters: Sequence[torch.Tensor], suffix: str) -> 
 def grouped(groups: Any, num_groups: int, parameters: Sequence[torch.Tensor]) -> list[list[int]]:
     """The numbers of the parameters of each group. ValueError as Horovod raises it."""
     if num_groups != 0:
-        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3)
+        warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning)
         groups = num_groups if groups is None else groups
     if groups is None:
         return []

@@ -20,7 +20,6 @@ travel as a sum, to which ranks that have joined add zeros. Only where ranks dif
 from __future__ import annotations
 
 import json
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -32,6 +31,7 @@ from ..._coded import coded
 from ..._digests import are_equal, number_of, summands, unaddressed
 from ..._life import lives
 from ..._same_data import SameData
+from ..._warned import warn
 from ...errors import HvdMismatchError, is_outcome
 from ...ops import Handle, Sum
 from ...process_set import ProcessSet
@@ -143,7 +143,7 @@ class StartCheck:
         if mode == "raise":
             raise HvdMismatchError(coded("HVD302", before))
         if mode == "warn" and lists[0].rank == self._process_set.ranks[self._process_set.rank()]:
-            warnings.warn(coded("HVD302", f"hvdlite: {before}"), RuntimeWarning, stacklevel=2)
+            warn(coded("HVD302", f"hvdlite: {before}"), RuntimeWarning)
 
     def _digests(self, parameters: Sequence[torch.Tensor], names: Sequence[str]) -> dict[str, list[int]]:
         """As a _List has them. What is frozen may differ: there is no broadcast of it in many scripts."""

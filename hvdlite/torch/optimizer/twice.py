@@ -9,10 +9,11 @@ initialized torch.distributed, where that takes some 30 ms once per optimizer.
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Iterable
 
 import torch
+
+from ..._warned import warn
 
 
 def warn_of_ddp(parameters: Iterable[torch.Tensor]) -> None:
@@ -24,11 +25,10 @@ def warn_of_ddp(parameters: Iterable[torch.Tensor]) -> None:
         if not issubclass(type(each), torch.nn.parallel.DistributedDataParallel) or each.process_group.size() == 1:
             continue
         if not mine.isdisjoint(map(id, each.parameters())):
-            warnings.warn(
+            warn(
                 "hvdlite: torch's DistributedDataParallel and hvd.DistributedOptimizer both average these gradients, "
                 "in no order: use one of them. Pass the model without DistributedDataParallel, or leave out "
                 "hvd.DistributedOptimizer [HVD242]",
                 RuntimeWarning,
-                stacklevel=2,
             )
             return
