@@ -111,6 +111,7 @@ setup(
     entry_points={
         "console_scripts": [
             "hvdlite-run = hvdlite.launcher.cli:main",
+            "horovodrun = hvdlite.launcher.horovodrun:main",
             "hvdlite-trace = hvdlite.trace.cli:main",
             "hvdlite-plan = hvdlite.plan.cli:main",
         ],

@@ -315,6 +315,13 @@ def test_a_script_for_horovod_runs_under_any_launcher(mpi, tmp_path, another_hor
     assert done.returncode == 0 and done.stdout.splitlines() == [line] * (2 if mpi else 1), done.stdout + done.stderr
 
 
+def test_the_command_of_horovod_starts_its_scripts():
+    command = [sys.executable, "-c", "import sys; from hvdlite.launcher.horovodrun import main; sys.exit(main())"]
+    script = [sys.executable, "-c", "import horovod.torch as hvd; hvd.init(); print(hvd.size(), 'here')"]
+    done = subprocess.run([*command, "-np", "2", *script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.count("2 here") == 2, done.stdout + done.stderr
+
+
 def test_no_script_is_refused():
     command = [sys.executable, "-m", "hvdlite.as_horovod"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
