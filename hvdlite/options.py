@@ -319,7 +319,7 @@ OPTIONS = (
         "check_start",
         _check,
         "warn",
-        "Reaction if ranks of a DistributedOptimizer differ in the first two steps: off; warn; raise (an error).",
+        "Reaction if ranks differ in weights or optimizer state, or read the same data: off; warn; raise (an error).",
         alias=None,
         flag="--check-start",
         agreed=True,
