@@ -14,9 +14,9 @@ from ._warned import warn
 STEPS = 2
 _SAID = (
     "hvdlite: all {ranks} ranks computed the same gradients in the first {steps} steps, so every rank reads the same "
-    "data, or the script averages gradients itself as well. Shard the data: hvd.data.shard(dataset), torch.utils.data.DistributedSampler or tf.data.Dataset.shard with "
-    "hvd.size() and hvd.rank(), or use another seed on each rank for generated data; if that is on purpose, set "
-    "HVDLITE_CHECK_START=off"
+    "data, or the script averages gradients itself as well. Shard the data: hvd.data.shard(dataset), "
+    "torch.utils.data.DistributedSampler or tf.data.Dataset.shard with hvd.size() and hvd.rank(), or use another seed "
+    "on each rank for generated data; if that is on purpose, set HVDLITE_CHECK_START=off"
 )
 
 
