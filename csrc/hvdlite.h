@@ -172,7 +172,8 @@ int hvd_init(const struct hvd_options *options, hvd_boot_allgather *allgather, v
 /* Agreed by votes, bounded by leave_timeout_ms. HVD_AGAIN: not within wait_ms (-1: as long as it takes), call again. */
 int hvd_shutdown(int wait_ms);
 int hvd_abort(int culprit, int code, const char *reason); /* why the job ends, told to all; the first call wins */
-int hvd_initialized(void);                                /* 1 or 0 */
+int hvd_script_ended(void);         /* tells the launcher that this rank's script has ended and exit handlers run */
+int hvd_initialized(void);          /* 1 or 0 */
 void hvd_instead(const char *text); /* what calls say before hvd_init, lent until the next call; NULL: the usual */
 int hvd_forked(void);               /* 1 in a forked child of a process that had called hvd_init */
 /* 1 and what happened if the job has failed, or if hvd_init did (culprit -1: no rank in particular); 0 if not. */

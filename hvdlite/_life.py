@@ -11,6 +11,7 @@ was lent to the engine and whose end without a word would count as a death.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import sys
@@ -343,7 +344,15 @@ def _hook() -> None:
     first, _life.pid = _life.pid == 0, os.getpid()
     if first:
         atexit.register(_at_exit)
+        with contextlib.suppress(AttributeError, RuntimeError):  # it is CPython's own, and refuses while Python ends
+            threading._register_atexit(_script_ended)  # type: ignore[attr-defined]
         os.register_at_fork(after_in_child=_in_child)
+
+
+def _script_ended() -> None:
+    """Before the first exit handler. A rank that runs those gets the time for them, whoever else has failed."""
+    if os.getpid() == _life.pid and lib.hvd_forked() != 1 and lib.hvd_initialized() == 1:
+        lib.hvd_script_ended()
 
 
 def abort(what: str, error: BaseException | None = None) -> None:

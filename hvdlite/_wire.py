@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from ._coded import code_of
 
 JOIN, JOINED, ALLGATHER, GATHERED, ABORT, LOST, BYE, REFUSED, REMOVED, WATCH, NEWS, SERVE, GONE = range(1, 14)
+LEAVING = 14  # the core's: the script of this rank has ended, and exit handlers run
 
 FRAME_MAX = 16 << 20  # kind and body
 TEXT_MAX = 1500  # bytes of text in an ABORT or LOST frame

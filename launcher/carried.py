@@ -75,7 +75,7 @@ class _Carried(Agent):
                     if kind == _wire.JOIN:
                         self._numbers = [int(number) for number in json.loads(body)]
                         self._tell({"what": "joined"})
-                    elif kind == _wire.BYE:
+                    elif kind in (_wire.LEAVING, _wire.BYE):
                         self._tell({"what": "left job"})
                     elif kind == _wire.ABORT:
                         culprit, code, text = _wire.unpack_end(body)

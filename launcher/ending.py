@@ -12,7 +12,7 @@ the others go on. If one of them fails because it needs a rank that has left or 
 the culprit, and the headline says of whom.
 
 A culprit that has said itself why it fails is on its way out, in atexit handlers or the teardown of a framework, and so
-is a rank that has left by shutdown(). Each gets `LEAVING_S` for it, while the others have their usual time.
+is a rank whose script has ended. Each gets `LEAVING_S` for it, while the others have their usual time.
 
 The exit code is the culprit's, 128+n for a signal, also 128+n when signal n ended the launcher's job. A culprit that
 exited with 0 hands the code over to the next that failed. One that has said what went wrong and had not ended when the
@@ -84,7 +84,7 @@ class Ending:
         self.pids: dict[int, int] = {}
         self.codes: dict[int, int] = {}  # of ended ranks; negative for a signal
         self.living = set(range(size))
-        self.left: set[int] = set()  # ranks that have left by shutdown(), and may run exit handlers
+        self.left: set[int] = set()  # ranks whose script has ended, or that have left, and may run exit handlers
         self.abort: Abort | None = None
         self._missed: Abort | None = None  # who was missing at the time limit, as one says who waited
         self.asked: int | None = None  # the signal that ended the job from outside

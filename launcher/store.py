@@ -71,7 +71,7 @@ class StoreServer:
         self._guests: list[Connection] = []  # those that have, and are about to say JOIN
         self._members: dict[int, Connection] = {}  # the live connection of each rank
         self._watchers: list[Connection] = []
-        self.left: set[int] = set()  # ranks that have said BYE and have not joined again
+        self.left: set[int] = set()  # ranks that have said LEAVING or BYE and have not joined again
         self._epochs: Epochs | Membership = (
             book(self._tell) if book else Epochs(size, job, self._tell, on_late, servers)
         )
@@ -235,6 +235,8 @@ class StoreServer:
             if self._on_abort is not None and not self._epochs.given_up(connection.rank):
                 self._on_abort(connection.rank, culprit, code, text)
             self._epochs.aborted(connection.rank, culprit, code, text)
+        elif kind == _wire.LEAVING:
+            self.left.add(connection.rank)
         elif kind == _wire.BYE:
             self.left.add(connection.rank)
             self._epochs.left(connection.rank, bool(body))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -119,17 +120,25 @@ on_new_life(_forget)
 
 
 class DataCheck(Check):
-    """Are the gradients of all ranks equal? Asked in the first rounds."""
+    """Are the gradients of all ranks equal? Asked in the first rounds. sums_of: as StartCheck has it."""
+
+    def __init__(
+        self, process_set: ProcessSet, sum_of_bits: Callable[[Any], int],
+        sums_of: Callable[[Any], tuple[float, float] | None]
+    ) -> None:  # fmt: skip
+        super().__init__(process_set, sum_of_bits)
+        self._sums_of = sums_of
 
     def _begin(self) -> None:
         self._data = SameData(None if self._born == self._life else 0)
 
     def _compared(self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None) -> int:
         for place, value in enumerate(values or ()):
-            self._data.add(str(place), self._sum_of_bits(value))
+            sums = self._sums_of(value)
+            self._data.add(str(place), self._sum_of_bits(value), sums is None or isfinite(sums[1]))
         number = self._data.number()
-        sums = self._sums(f"{prefix}.gradients", number)
-        self._data.step(number, are_equal(sums), sums[0], self._process_set.rank() == 0)
+        summed = self._sums(f"{prefix}.gradients", number)
+        self._data.step(number, are_equal(summed), summed[0], self._process_set.rank() == 0)
         return 1 if self._data.looks() else NEVER
 
 

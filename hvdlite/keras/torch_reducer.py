@@ -41,7 +41,7 @@ class Reducer:
         self.predivide, self.scale_local = float(gradient_predivide_factor), bool(scale_local_gradients)
         self._local: dict[int, Any] = {}
         self._start = StartCheck(process_set, _sum_of_bits, _sums_of)
-        self._data = DataCheck(process_set, _sum_of_bits)
+        self._data = DataCheck(process_set, _sum_of_bits, _sums_of)
 
     def register_local(self, variable: Any) -> None:
         """Gradients of this variable stay this rank's."""

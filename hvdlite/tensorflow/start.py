@@ -89,7 +89,7 @@ def start(process_set: ProcessSet, text: str = VALUES, state: Callable[[], list[
 
 def data(process_set: ProcessSet) -> Rounds:
     """Compares the gradients of one optimizer."""
-    return Rounds(DataCheck(process_set, _sum_of_bits))
+    return Rounds(DataCheck(process_set, _sum_of_bits, _sums_of))
 
 
 def data_of_tapes(process_set: ProcessSet) -> Rounds:

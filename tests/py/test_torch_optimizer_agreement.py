@@ -123,7 +123,7 @@ def said(call, code):
 
 
 @pytest.mark.parametrize("form", [*FORMS, "adasum"])
-@pytest.mark.parametrize("own", ["", "zeros", "first step", "second step"])
+@pytest.mark.parametrize("own", ["", "zeros", "overflow", "first step", "second step"])
 @as_ranks(1, 3)
 def test_a_forgotten_shard_is_one_warning(own, form):
     """Unless gradients are zero, or unlike those of other ranks in one of the first two steps."""
@@ -135,7 +135,9 @@ def test_a_forgotten_shard_is_one_warning(own, form):
             optimizer.zero_grad()
             for _ in range(optimizer.backward_passes_per_step):
                 mine = hvd.rank() if (own, step) in (("first step", 0), ("second step", 1)) else 0.0
-                ((weights[0].sum() + 2 * weights[1].sum()) * (0.0 if own == "zeros" else 1.0 + step + mine)).backward()
+                scale = {"zeros": 0.0, "overflow": 1.0 if step else float("inf")}.get(own, 1.0)
+                mine += hvd.rank() * (own == "overflow")
+                ((weights[0].sum() + 2 * weights[1].sum()) * (scale * (1.0 + step + mine))).backward()
             optimizer.step()
 
     assert said(train, "HVD241") == (not own and hvd.size() > 1)

@@ -78,6 +78,12 @@ void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const ch
     hvd_turn_kick(engine);
 }
 
+void hvd_engine_script_ended(struct hvd_engine *engine)
+{
+    if (!engine->alone)
+        hvd_report_leaving(&engine->host.store);
+}
+
 void hvd_abort_suspect(struct hvd_engine *engine, const struct hvd_set *set, int rank, bool missed, const char *text)
 {
     struct hvd_suspicion *suspicion = &engine->suspicion;

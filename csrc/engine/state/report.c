@@ -15,6 +15,8 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -22,6 +24,7 @@
 enum {
     TYPE_ABORT = 5,
     TYPE_LOST = 6,
+    TYPE_LEAVING = 14,
     LENGTH = 4,
     CHECK = 4, /* bytes of the length's tag */
     BODY = 1 + 4 + 4
@@ -51,16 +54,20 @@ static size_t head_bytes(const struct hvd_report_line *store)
     return LENGTH + (store->is_signed ? CHECK : 0);
 }
 
-void hvd_report_abort(const struct hvd_report_line *store, int culprit, int code, const char *text)
+static atomic_flag saying = ATOMIC_FLAG_INIT; /* the engine's thread may abort while the main thread leaves */
+
+static void say(const struct hvd_report_line *store, int type, int culprit, int code, const char *text)
 {
     if (store->fd < 0)
         return;
+    while (atomic_flag_test_and_set(&saying))
+        sched_yield();
     uint8_t frame[LENGTH + CHECK + BODY + HVD_REPORT_TEXT_MAX + 1 + HVD_TAG_BYTES], tag[HVD_TAG_BYTES];
     uint8_t *body = frame + head_bytes(store);
     hvd_text_copy((char *)body + BODY, HVD_REPORT_TEXT_MAX + 1, text);
     size_t length = BODY + strlen((const char *)body + BODY) + tag_bytes(store), all = head_bytes(store) + length;
     put(frame, (uint32_t)length);
-    body[0] = TYPE_ABORT;
+    body[0] = (uint8_t)type;
     put(body + 1, (uint32_t)culprit);
     put(body + 5, (uint32_t)code);
     if (store->is_signed) {
@@ -73,6 +80,17 @@ void hvd_report_abort(const struct hvd_report_line *store, int culprit, int code
         shutdown(store->fd, SHUT_WR); /* what Python sent next would be taken for the rest of it */
     if (store->is_signed && sent > 0) /* else the launcher sees processes end as well */
         store->counters[0]++;
+    atomic_flag_clear(&saying);
+}
+
+void hvd_report_abort(const struct hvd_report_line *store, int culprit, int code, const char *text)
+{
+    say(store, TYPE_ABORT, culprit, code, text);
+}
+
+void hvd_report_leaving(const struct hvd_report_line *store)
+{
+    say(store, TYPE_LEAVING, -1, 0, "");
 }
 
 static int store_ended(struct hvd_error *error)

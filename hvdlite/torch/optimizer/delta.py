@@ -49,7 +49,8 @@ class Combination:
             if self._start.looks_at_data():
                 for parameter, name in self.pairs:
                     if parameter.grad is not None and parameter.grad.layout is torch.strided:
-                        self._start.data.add(name, int(sum_of_bits(parameter.grad) or 0))
+                        finite = bool(torch.isfinite(parameter.grad).all())
+                        self._start.data.add(name, int(sum_of_bits(parameter.grad) or 0), finite)
 
     def combine(self, starts: list[torch.Tensor]) -> None:
         """Parameters become their start plus the Adasum of all ranks' changes. Raises the first failure."""

@@ -334,7 +334,8 @@ class Wire:
             gradient = self.parameters[number].grad
             if gradient is not None:
                 values = gradient if gradient.layout is torch.strided else gradient.coalesce().values()
-                self.start.data.add(self.names[number], int(sum_of_bits(values) or 0))
+                finite = bool(torch.isfinite(values).all())
+                self.start.data.add(self.names[number], int(sum_of_bits(values) or 0), finite)
 
     def all_sent(self, silent: list[int]) -> None:
         """All gradients of the round are under way, but for those that are not sent."""
