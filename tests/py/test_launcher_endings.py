@@ -39,10 +39,12 @@ else:
     signal.signal(signal.SIGTERM, lambda *_: (write("stopped"), os._exit(9)))
     while True: time.sleep(0.01)
 """
+LAST = "atexit.unregister(upload); atexit.register(upload)"  # after init: it runs before hvdlite has left
 WAYS = [
     ("sys.exit(0)", "raise ValueError('mine')", 1, "raised ValueError: mine"),
     ("hvd.shutdown(); upload(); atexit.unregister(upload)", "os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"),
     ("", "hvd.allreduce(np.ones(3))", 1, "exited with code 1: rank 0 left the job"),
+    (LAST, "raise ValueError('mine')", 1, "raised ValueError: mine"),
     *everything(
         ("", "sys.exit(3)", 3, "called sys.exit(3)"),
         ("threading.Thread(target=time.sleep, args=[99], daemon=True).start()", "os._exit(4)", 4, "exited with code 4"),
