@@ -162,16 +162,6 @@ int hvd_abort(int culprit, int code, const char *reason)
     return HVD_OK;
 }
 
-int hvd_script_ended(void)
-{
-    struct hvd_engine *engine = hvd_api_enter();
-    if (!engine)
-        return state();
-    hvd_engine_script_ended(engine);
-    hvd_api_go_out();
-    return HVD_OK;
-}
-
 int hvd_initialized(void)
 {
     return atomic_load(&process.engine) && !atomic_load(&process.forked);

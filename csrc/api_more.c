@@ -1,8 +1,9 @@
 /* api_more.c - the public C API, continued: many requests in one call, and looking into the engine from outside.
  *
  * See api.c for the rules, which hold here, too: every call counts itself in and out, and a failure writes one
- * sentence. These are only ways in: engine/many.c does the work of the first two; then come tuning, the trace
- * and the timeline made of it, counters, and what memory is used for (engine/measure.c). Nothing is remembered here.
+ * sentence. These are only ways in: engine/many.c does the work of the first two; then come the end of the script,
+ * tuning, the trace and the timeline made of it, counters, and what memory is used for (engine/measure.c). Nothing is
+ * remembered here.
  */
 #include "api.h"
 #include "trace/spans.h"
@@ -29,6 +30,16 @@ int hvd_wait_many(struct hvd_owner *owners, int count, int timeout_ms, char *tex
     int code = hvd_engine_wait_many(engine, owners, count, timeout_ms, text, text_bytes);
     hvd_api_go_out();
     return code;
+}
+
+int hvd_script_ended(void)
+{
+    struct hvd_engine *engine = hvd_api_enter();
+    if (!engine)
+        return hvd_api_state(NULL, 0);
+    hvd_engine_script_ended(engine);
+    hvd_api_go_out();
+    return HVD_OK;
 }
 
 const char *hvd_usage_name(int i)

@@ -1,5 +1,8 @@
 """`horovodrun -np 4 python train.py`: hvdlite-run, for a script and a command line that were written for Horovod.
 
+A user who moves from Horovod changes no line of a job's script. So this command is hvdlite-run with --as-horovod: it
+gives `import horovod.torch` and the like to the ranks.
+
 Where Horovod itself is installed, too, the command is Horovod's: whichever package came last has written it.
 """
 

@@ -269,8 +269,7 @@ int hvd_engine_dump(struct hvd_engine *engine, const char *folder, int why, char
 void hvd_flight_signals(struct hvd_engine *engine, int number);
 /* Tell everyone why the job ends; the first call of the job wins. */
 void hvd_engine_abort(struct hvd_engine *engine, int culprit, int code, const char *reason);
-/* Tells the launcher that the script of this rank has ended. */
-void hvd_engine_script_ended(struct hvd_engine *engine);
+void hvd_engine_script_ended(struct hvd_engine *engine); /* tells the launcher so */
 
 /* ---- between the files of this folder ---- */
 

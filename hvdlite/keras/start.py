@@ -15,6 +15,7 @@ Digests travel as a sum, to which ranks that have joined add zeros. Only where r
 
 from __future__ import annotations
 
+import abc
 import json
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -63,7 +64,7 @@ NOT_AVERAGED = (
 )
 
 
-class Check:
+class Check(abc.ABC):
     """What the ranks of a set compare in some of their rounds. sum_of_bits: of what is in the memory of a variable or
     tensor, 64 bits."""
 
@@ -96,12 +97,13 @@ class Check:
         """A round with a comparison. How many rounds later the next one is."""
         return NEVER if self.off() or self._joins != _core.joins() else self._compared(prefix, variables, values)
 
+    @abc.abstractmethod
     def _begin(self) -> None:
-        """What the life before has left is forgotten."""
-        raise NotImplementedError
+        """Forgets what the life before has left."""
 
+    @abc.abstractmethod
     def _compared(self, prefix: str, variables: Sequence[Any], values: Sequence[Any] | None) -> int:
-        raise NotImplementedError
+        """Compares. How many rounds later the next comparison is."""
 
     def _summed(self, name: str, mine: np.ndarray) -> np.ndarray:
         summed: np.ndarray = allreduce(mine, name=name, op=Sum, process_set=self._process_set)

@@ -115,8 +115,7 @@ class Reducer:
             with tf.control_dependencies(before):
                 before += self.start(prefix, travel)
         with tf.control_dependencies(before):
-            averages = self._averages(prefix, found, owners)
-        done = [average for average, owner in zip(averages, owners) if self._travels(average, owner)]
+            averages, done = self._averages(prefix, found, owners)
         self.data(prefix, travel, [gradient for gradient, _ in own], done)
         if self.op == Sum:
             for average, owner in zip(averages, owners):
@@ -155,8 +154,12 @@ class Reducer:
         nothing = all(entry.endswith(" local") for entry in entries)  # ever: another rank cannot wait for it
         return [] if nothing else agree(listed, self.process_set)
 
-    def _averages(self, prefix: str, found: list[Any], owners: list[Any]) -> list[Any]:
+    def _averages(self, prefix: str, found: list[Any], owners: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The averages, and in a graph what is there once they are. No average itself will do for that: between those
+        of one call and who depends on one is a node for all of them (tf.custom_gradient), which waits for backward's
+        end."""
         dense: list[int] = []
+        done: list[Any] = []
         for place, (gradient, owner) in enumerate(zip(found, owners)):
             if gradient is None:
                 continue
@@ -167,11 +170,12 @@ class Reducer:
                     gradient, op=self.op, compression=self.compression, process_set=self.process_set,
                     name=_name(prefix, place, len(found), owner),
                 )  # fmt: skip
+                done.append(found[place].values)
             else:
                 dense.append(place)
         if dense:
-            self._reduce(prefix, found, owners, dense)
-        return found
+            done += self._reduce(prefix, found, owners, dense)
+        return found, done
 
     def _scaled(self, gradient: Any) -> Any:
         """A local gradient as large as if it had been averaged."""
@@ -183,8 +187,8 @@ class Reducer:
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return gradient / tf.cast(size, gradient.dtype)
 
-    def _reduce(self, prefix: str, found: list[Any], owners: list[Any], dense: list[int]) -> None:
-        """Replaces those at the places by their averages."""
+    def _reduce(self, prefix: str, found: list[Any], owners: list[Any], dense: list[int]) -> list[Any]:
+        """Replaces those at the places by their averages. Returns what is there once they are, in a graph."""
         terms = Terms(self.process_set, self.op, 1.0 / self.predivide, self.predivide)
         small: dict[int, tuple[Any, Any]] = {}
         for place in reversed(dense):
@@ -197,7 +201,8 @@ class Reducer:
             names = [_name(prefix, place, len(found), owners[place]) for place in batch]
             grouped = bool(self.groups) and len(batch) > 1
             found_there = [small[place][0] for place in batch]
-            outcomes.append(differentiable("allreduce", found_there, names, terms, grouped).results)
-        for batch, results in zip(batches, outcomes):
-            for place, result in zip(batch, results):
+            outcomes.append(differentiable("allreduce", found_there, names, terms, grouped))
+        for batch, outcome in zip(batches, outcomes):
+            for place, result in zip(batch, outcome.results):
                 found[place] = self.compression.decompress(result, small[place][1])
+        return [each for outcome in outcomes for each in outcome.rows]

@@ -213,7 +213,7 @@ def play_store(given: Input, elastic: bool = False) -> None:
     store = server.StoreServer.__new__(server.StoreServer)
     store._secret, store._on_abort = SECRET, lambda *record: aborts.append(record)
     store._listener, store._selector = listening, selector
-    store._strangers, store._guests, store._members, store._watchers = [], [], {}, []
+    store._strangers, store._guests, store._members, store._watchers, store.left = [], [], {}, [], set()
     book = None if elastic else epochs.Epochs(size, JOB, store._tell, None, servers)
     store._epochs, store.servers = book or _book(store, size, clock), server.Serving(book, store._send)
     selector.register(listening, 1, None)

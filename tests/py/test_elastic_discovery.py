@@ -195,7 +195,7 @@ REFUSED = [
     ("--min-np 3 -np 2", "--min-np 3 is more than -np 2 [HVD703]"),
     ("--max-np 1 -np 2", "--max-np 1 is less than -np 2 [HVD703]"),
     ("--max-np 1 --min-np 2 -H a:4", "--max-np 1 is less than --min-np 2 [HVD703]"),
-    ("--min-np 4 -H a:1,b:2", "--min-np 4 is more than the 3 slots of all hosts [HVD703]"),
+    ("--min-np 4 -H a:1,b:2", "--min-np 4 is more than the 3 slots of all hosts: write host:slots [HVD703]"),
     ("--min-np many -np 2", "--min-np many: must be a whole number of ranks [HVD704]"),
     ("--max-np 0 -np 2", "--max-np 0: there must be at least 1 rank [HVD704]"),
     ("-np 2 --reset-limit 3", "--reset-limit is for jobs whose ranks come and go"),

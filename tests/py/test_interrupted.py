@@ -80,8 +80,8 @@ def at_instruction(number):
     return run
 
 
-def after_ms(number):
-    """The same of a signal so many milliseconds after the collective was submitted."""
+def after_ms(number, members=1):
+    """The same of a signal so many milliseconds after the collective, or its last member, was submitted."""
 
     def run(call, error):
         def handler(*_):
@@ -91,7 +91,7 @@ def after_ms(number):
 
         def send():
             until = time.monotonic() + 5
-            while submits() == before and time.monotonic() < until:
+            while submits() - before < members and time.monotonic() < until:
                 time.sleep(0.0002)
             time.sleep(number / 1000)
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)

@@ -51,7 +51,7 @@ def test_ranks_that_differ_in_fit_are_told_with_what_differs():
     assert said.endswith(" [HVD305]") and "Detected at node" not in said
 
 
-def test_a_rank_that_leaves_is_named_and_not_the_one_that_waits_in_a_graph():
+def test_what_fails_in_a_graph_because_a_rank_has_left_names_that_rank():
     said = headline(LEAVES)
-    assert said.startswith("hvdlite-run: rank 1 (pid ") and "rank 0 says: rank 1 left the job" in said
+    assert said.startswith("hvdlite-run: rank 0 (pid ") and "exited with code 1: rank 1 left the job" in said
     assert said.endswith(" [HVD451]")
