@@ -63,7 +63,10 @@ def test_a_rank_that_has_left_may_finish_its_exit_handlers(leaves, fails, code, 
 
 @pytest.mark.parametrize("leaves", ["nohup sleep 600 >&- 2>&- &", "(sh -c 'sleep 600; :' &) &"])
 def test_a_process_that_ends_with_its_rank_is_named_first(leaves):
-    code, _, err = launch("-np", 2, "sh", "-c", f"[ $RANK = 1 ] && {{ {leaves} }}; setsid true & exit 0")
+    with Launch("-np", 2, "sh", "-c", f"[ $RANK = 1 ] && {{ {leaves} }}; setsid true & exit 0") as job:
+        code = job.wait()
+        job.until_gone()  # `true` has its own session, so the job does not end it
+    err = job.err
     told = (
         r"hvdlite-run: ranks have ended and left processes running, which hvdlite-run ends: pid \d+ \((.*)\) of rank 1;"
     )

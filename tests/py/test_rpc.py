@@ -5,7 +5,6 @@ Counts of references are looked at on their owners until they are 0: what is dro
 """
 
 import concurrent.futures
-import contextlib
 import gc
 import os
 import re
@@ -13,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 
 import pytest
 import zmq
@@ -249,14 +249,19 @@ def test_a_new_life_and_what_is_left():
     ref = hvd.rpc.remote(1 - hvd.rank(), Box)
     pid = os.fork()
     if pid == 0:
-        with contextlib.suppress(BaseException):
+        try:
             with pytest.raises(hvd.HvdForkError):
                 hvd.rpc.call(0, same, 1)
             del ref
             gc.collect()
             os._exit(7)
-        os._exit(8)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7 and ref.get().items == []
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(8)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == 7, code
+    assert ref.get().items == []
     hvd.barrier()
 
 
