@@ -10,7 +10,7 @@ On JAX a step is compiled whole, and a collective would have to be a part of it;
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -62,6 +62,13 @@ def reducer(*terms: Any, **more: Any) -> Any:
     name = backend()
     module = "hvdlite.tensorflow.reducer" if name == "tensorflow" else "hvdlite.keras.torch_reducer"
     return import_module(module).Reducer(*terms, **more)
+
+
+def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """keras.ops.cond of what communicates: in the order of the program, in a graph of TensorFlow too."""
+    if backend() != "tensorflow":
+        return keras.ops.cond(pred, then, otherwise)
+    return import_module("hvdlite.tensorflow.ops.order").branch(pred, then, otherwise)
 
 
 def start_check(text: str) -> StartCheck:

@@ -121,4 +121,4 @@ class Passes:
             for _, total in self._sums.values():
                 total.assign(ops.zeros_like(total.value))
 
-        ops.cond(ops.equal(self._calls.value % self.count, 0), step, lambda: None)
+        backend.branch(ops.equal(self._calls.value % self.count, 0), step, lambda: None)

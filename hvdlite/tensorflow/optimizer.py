@@ -23,6 +23,7 @@ from ..ops.terms import NoneCompressor
 from ..optimizer import check_passes
 from ..process_set import ProcessSet, global_process_set
 from .functions import broadcast_global_variables
+from .ops.order import branch
 from .passes import Passes
 from .reducer import Reducer, key_of
 
@@ -96,7 +97,7 @@ class _Delta:
                 with tf.control_dependencies([] if combined is None else [combined]):
                     return tf.constant(True)
 
-            combined = tf.cond(last, combine, lambda: tf.constant(False))
+            combined = branch(last, combine, lambda: tf.constant(False))
         return None if tf.executing_eagerly() else tf.group(combined)
 
     def _hvd_known(self, owners: list[Any]) -> list[Any]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .ops.order import branch
 from .reducer import key_of
 
 
@@ -106,7 +107,7 @@ class Passes:
             ]
 
         with tf.control_dependencies([tf.convert_to_tensor(each) for each in added]):
-            found = iter(tf.cond(self._is_last(), averaged, so_far)[1:])
+            found = iter(branch(self._is_last(), averaged, so_far)[1:])
         return [(None if total is None else next(found), owner) for total, owner in zip(totals, whole)]
 
     def at_end(self, pairs: Sequence[tuple[Any, Any]], apply: Callable[[], Any], otherwise: Any = None) -> Any:

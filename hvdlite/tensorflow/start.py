@@ -18,6 +18,7 @@ import tensorflow as tf
 from ..keras.start import VALUES, Check, DataCheck, StartCheck
 from ..process_set import ProcessSet, on_new_life
 from .errors import translated
+from .ops.order import branch
 
 _PIECE = 1 << 20  # elements whose sum needs memory of its own
 _SAME_BITS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
@@ -69,7 +70,7 @@ class Rounds:
             return tf.identity(self.left.assign(later))
 
         now = tf.convert_to_tensor(self.left.assign_sub(1))
-        return [tf.cond(now <= 0, once, lambda: tf.constant(0, tf.int64))]
+        return [branch(now <= 0, once, lambda: tf.constant(0, tf.int64), look=True)]
 
 
 def _renew() -> None:

@@ -225,10 +225,21 @@ def test_two_optimizers_without_names_are_told_apart_by_the_order_of_the_program
             found.append(float(call(x.reshape(size, 4, 4)[rank] if shares else x)))
         return [*maker.get_weights(), *critic.get_weights(), np.array(found)]
 
+    def in_passes(_):
+        return keras.optimizers.SGD(0.1, momentum=0.5, gradient_accumulation_steps=2)
+
+    def ours_in_passes(each):
+        return hvd.DistributedOptimizer(each, backward_passes_per_step=2, average_aggregated_gradients=True)
+
     expected = trained(lambda each: each, lambda each: each, False, True)
-    for graph in (False, True):
-        got = trained(hvd.DistributedOptimizer, hvd.DistributedGradientTape, True, graph)
-        for one, two in zip(got, expected):
+    in_two = trained(in_passes, lambda each: each, False, True)
+    for graph, wrap, wanted in (
+        (False, hvd.DistributedOptimizer, expected),
+        (True, hvd.DistributedOptimizer, expected),
+        (True, ours_in_passes, in_two),
+    ):
+        got = trained(wrap, hvd.DistributedGradientTape, True, graph)
+        for one, two in zip(got, wanted):
             np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5, err_msg=str(graph))
 
 

@@ -3,13 +3,15 @@
 Within tf.function automatic control dependencies run them in the order of the program, iterations of loops included, so
 a name that is started again is the next of its kind, on every rank. A graph of a session has no such order: a node runs
 once in it (Horovod's rule, too), but in a loop iterations overtake each other, differently on every rank, so there each
-iteration has a name of its own. What TensorFlow calls for several elements of a dataset at a time has neither order nor
-numbers, and is refused.
+iteration has a name of its own. Branches (tf.cond) have no order even in tf.function, so those that hold collectives of
+ours are tied to what came before them (`branch`), and what comes later to them. What TensorFlow calls for several
+elements of a dataset at a time has neither order nor numbers, and is refused.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -55,6 +57,47 @@ def once_more(prefix: str) -> str:
     counts[prefix] += 1
     graph._hvdlite_lists = counts
     return prefix if counts[prefix] == 1 else f"{prefix}#{counts[prefix]}"
+
+
+def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any], look: bool = False) -> Any:
+    """tf.cond of what communicates, after all that communicates and came before it in a function.
+
+    look: it blocks, and is no start of a collective: starts do not wait for it, only other branches do.
+    """
+    past, graph = _past(), tf.compat.v1.get_default_graph()
+    if past is None:
+        return tf.cond(pred, then, otherwise)
+    known = len(graph.get_operations())
+    with tf.control_dependencies([*past["looks"], *past["branches"], *([] if look else past["starts"])]):
+        made = tf.cond(pred, then, otherwise)
+    past["looks" if look else "branches"] = [op for op in graph.get_operations()[known:] if op.type == "If"]
+    return made
+
+
+def branches() -> list[tf.Operation]:
+    """What a start of a collective that is made now comes after."""
+    past = _past()
+    return [] if past is None else past["branches"]
+
+
+def started(handle: tf.Tensor) -> None:
+    """Later branches come after this start."""
+    past = _past()
+    if past is not None:
+        past["starts"] = [handle.op]
+
+
+def _past() -> dict[str, list[tf.Operation]] | None:
+    """The last nodes that communicate in the function that is traced now. None where there is no order to keep."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly() or not getattr(graph, "_add_control_dependencies", False):
+        return None
+    if graph._get_control_flow_context() is not None:
+        return None
+    if not hasattr(graph, "_hvdlite_past"):
+        graph._hvdlite_past = {"looks": [], "branches": [], "starts": []}
+    past: dict[str, list[tf.Operation]] = graph._hvdlite_past
+    return past
 
 
 def _in_old_loop(graph: Any) -> bool:
