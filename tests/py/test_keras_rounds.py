@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 from launching import launch
-from ranks import HERE
+from ranks import HERE, everything
 
 ENVIRONS = {
     "tensorflow": {},
@@ -14,7 +14,7 @@ ENVIRONS = {
 }
 
 
-@pytest.mark.parametrize("needs", ENVIRONS)
+@pytest.mark.parametrize("needs", ["tensorflow", "torch", *everything("tf_keras")])
 def test_ranks_are_told(needs):
     if find_spec(needs) is None or find_spec("tensorflow") is None:
         pytest.skip(f"{needs} is not installed")
