@@ -182,3 +182,12 @@ def test_what_is_frozen_on_one_rank_only_is_not_compared(named):
         pairs.append(("own", torch.nn.Parameter(torch.ones(3), requires_grad=False)))
     optimizer = hvd.DistributedOptimizer(sgd([each for _, each in pairs]), pairs if named else None)
     assert steps(model, optimizer, 2) == []
+
+
+@as_ranks(2)
+def test_options_that_differ_are_told():
+    model = network()
+    optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters())
+    optimizer.param_groups[0]["dampening"] = hvd.rank()  # without momentum weights stay equal
+    said = steps(model, optimizer, 3)
+    assert ["options, such as lr, of group 0 on rank 1 are not" in each for each in said] == [True] * (hvd.rank() == 0)

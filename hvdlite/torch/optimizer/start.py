@@ -53,9 +53,15 @@ _VALUES = (
     "a rank has loaded a checkpoint; if ranks differ on purpose, set HVDLITE_CHECK_START=off"
 )
 _STATE = (
-    "the optimizer's {what} on rank{s} {others} is not what rank {first} has, so the ranks' weights drift apart. Call "
-    "hvd.broadcast_optimizer_state(optimizer, root_rank=0) or hvd.broadcast_state before the first step, and after a "
-    "rank has loaded a checkpoint; if ranks differ on purpose, set HVDLITE_CHECK_START=off"
+    "the optimizer's state of parameter {name!r} on rank{s} {others} is not what rank {first} has, so the ranks' "
+    "weights drift apart. Call hvd.broadcast_optimizer_state(optimizer, root_rank=0) or hvd.broadcast_state before the "
+    "first step, and after a rank has loaded a checkpoint; if ranks differ on purpose, set HVDLITE_CHECK_START=off"
+)
+_OPTIONS = (
+    "the optimizer's options, such as lr, of {name} on rank{s} {others} are not what rank {first} has, so the ranks' "
+    "weights drift apart. Set them on all ranks alike, also by a scheduler, or call "
+    "hvd.broadcast_optimizer_state(optimizer, root_rank=0) after a rank has set them; if ranks differ on purpose, set "
+    "HVDLITE_CHECK_START=off"
 )
 
 
@@ -227,7 +233,7 @@ def _difference(lists: list[_List]) -> str | None:
             known = [(rank, one) for rank, one in found if one or column == 2]
             others = [str(rank) for rank, one in known if one != known[0][1]]
             if others:
-                what = f"options of {name}" if name.startswith("group ") else f"state of parameter {name!r}"
-                said = {"s": "s" * (len(others) > 1), "others": ", ".join(others), "first": known[0][0]}
-                return _VALUES.format(name=name, **said) if column == 1 else _STATE.format(what=what, **said)
+                text = _VALUES if column == 1 else _OPTIONS if name.startswith("group ") else _STATE
+                count = "s" * (len(others) > 1)
+                return text.format(name=name, s=count, others=", ".join(others), first=known[0][0])
     return None
