@@ -205,8 +205,10 @@ class Agent:
             os.close(self._stdin)
             self._stdin = -1
 
-    def _collect(self) -> None:
-        for pid, code in process.reap():
+    def _collect(self) -> bool:
+        """Takes note of every child that has ended. Whether there was one."""
+        ended = process.reap()
+        for pid, code in ended:
             rank = self._ranks.pop(pid, None)
             if rank is None:
                 continue
@@ -217,6 +219,7 @@ class Agent:
             if self._held and code != 0:  # others go on here, without what it has left
                 process.send(pid, signal.SIGKILL, group=True)
             self._tell({"what": "ended", "rank": rank, "code": code})
+        return bool(ended)
 
     def _clean(self, now: float) -> None:
         """Once no rank lives: everything else below goes as well, then we are done."""
@@ -227,6 +230,8 @@ class Agent:
         if not self._started or self._done or self._held or (self._ranks and not stuck):
             return
         left = self._below()
+        while not left and self._collect():  # a child that ended meanwhile may have left others, unseen
+            left = self._below()
         if stuck or process.childless() or (self._well and not left):
             for descriptor in list(self._pipes):
                 self._read(descriptor, DRAIN_BYTES)

@@ -70,6 +70,7 @@ class Check(abc.ABC):
 
     def __init__(self, process_set: ProcessSet, sum_of_bits: Callable[[Any], int]) -> None:
         self._process_set, self._sum_of_bits = process_set, sum_of_bits
+        self.state: Callable[[], list[Any]] = list  # variables that are compared besides those of a round
         self._life, self._mode, self.left = -1, "off", 1  # left: rounds until the next comparison
         self._born, self._joins = lives(), _core.joins()
         self.off()

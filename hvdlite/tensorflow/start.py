@@ -1,9 +1,9 @@
 """How does a step of a graph come to compare what ranks have (../keras/start.py)?
 
 By a call of Python in a branch, which other rounds pass by: they count one variable down. The call is eager, so ranks
-with a graph meet ranks without one. Weights are read before they change: averages come after that, and changes after
-averages. Gradients are compared when their averages are there, so that the comparison keeps none waiting; where nothing
-is compared the branch drops them as they come. A graph that XLA compiles has neither averages nor comparisons.
+with a graph meet ranks without one. Weights are read before they change. Gradients are compared when their averages are
+there, so that the comparison keeps none waiting; where nothing is compared the branch drops them as they come. A graph
+that XLA compiles has neither averages nor comparisons.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ class Rounds:
                 return self.check.look(prefix, variables, None if given is None else values)
 
         def once() -> tf.Tensor:
-            later = tf.ensure_shape(tf.py_function(look, [there, *(given or ())], tf.int64), [])
+            # Weight decay and the count of steps wait for no average. What they change is read here, too: so automatic
+            # control dependencies let them change it after this branch.
+            counts = [each for each in self.check.state() if tf.TensorShape(each.shape).rank == 0]
+            read = given or [tf.convert_to_tensor(each) for each in (*variables, *counts)]
+            later = tf.ensure_shape(tf.py_function(look, [there, *read], tf.int64), [])
             return tf.identity(self.left.assign(later))
 
         now = tf.convert_to_tensor(self.left.assign_sub(1))

@@ -166,3 +166,27 @@ def test_a_rank_without_a_batch_says_so():
             warnings.simplefilter("always")
             model.fit(np.ones((rows, 4)), np.ones((rows, 2)), verbose=0, callbacks=[callback])
         assert any("rank 0: fit had no batch" in str(each.message) for each in said) == (rows == 0), said
+
+
+@as_ranks(2, deadline=300)
+def test_a_graph_changes_weights_and_counts_after_they_were_compared():
+    """Weight decay and the count of steps wait for no average."""
+    import keras
+    import tensorflow as tf
+
+    import hvdlite.tensorflow.keras as hvd
+
+    weight = keras.Variable(np.ones(3, "float32"))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(0.1, weight_decay=0.5))
+    optimizer.build([weight])
+    step = tf.function(lambda gradient: optimizer.apply_gradients([(gradient, weight)]))
+    graph = step.get_concrete_function(tf.TensorSpec([3])).graph
+    nodes = graph.get_operations()
+    compared = next(node for node in nodes if node.type == "If")
+    changes = {}  # the first of each variable
+    for node in nodes[nodes.index(compared) :]:
+        if node.type.startswith("Assign"):
+            changes.setdefault(node.inputs[0].name, node)
+    for variable in (weight, optimizer.iterations):
+        (name,) = [inner.name for outer, inner in graph.captures if outer is variable.value.handle]
+        assert compared in changes[name].control_inputs, changes
