@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from ... import _core
 from ...errors import HvdArgumentError
+from .kernels import library
 
 ORDERED, ONCE, NAMED = 0, 1, 2  # csrc/tensorflow/tensorflow.h
 
@@ -60,9 +61,9 @@ def once_more(prefix: str) -> str:
 
 
 def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any], look: bool = False) -> Any:
-    """tf.cond of what communicates, after all that communicates and came before it in a function.
+    """tf.cond of what communicates, after what communicates before it in the function.
 
-    look: it blocks, and is no start of a collective: starts do not wait for it, only other branches do.
+    look: it compares what ranks have (../start.py), which blocks. Other branches wait for it, and starts do not.
     """
     past, graph = _past(), tf.compat.v1.get_default_graph()
     if past is None:
@@ -74,17 +75,15 @@ def branch(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any], loo
     return made
 
 
-def branches() -> list[tf.Operation]:
-    """What a start of a collective that is made now comes after."""
+def started(**said: Any) -> tf.Tensor:
+    """The handle of a collective that starts, after the branches before it; later branches come after it."""
     past = _past()
-    return [] if past is None else past["branches"]
-
-
-def started(handle: tf.Tensor) -> None:
-    """Later branches come after this start."""
-    past = _past()
+    with tf.control_dependencies([] if past is None else past["branches"]):
+        handle: tf.Tensor = library().ops.hvd_start(**said)
+    handle.set_shape([2])
     if past is not None:
         past["starts"] = [handle.op]
+    return handle
 
 
 def _past() -> dict[str, list[tf.Operation]] | None:

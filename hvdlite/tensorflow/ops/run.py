@@ -29,7 +29,7 @@ from ..adapter import TensorflowAdapter, check_dtype, tensor_of
 from ..errors import as_tensorflow, translated
 from .kernels import beside, bits, library, signed
 from .late import Late, wait
-from .order import branches, order_here, started
+from .order import order_here, started
 
 _KINDS = {
     "allreduce": _core.ALLREDUCE,
@@ -156,14 +156,11 @@ def _in_graph(
     opened = library()
     ops = opened.ops
     splits = _splits_of(terms.splits, size)
-    with tf.control_dependencies(branches()):
-        handles = [ops.hvd_start(x=tensor, splits=splits, key=key, **said) for tensor, key in zip(tensors, keys)]
-    started(handles[-1])
+    handles = [started(x=tensor, splits=splits, key=key, **said) for tensor, key in zip(tensors, keys)]
     # A group is started whole, though a session may want one result only; who waits with a thread starts all first.
     before = handles if count > 1 and (grouped or not opened.asynchronous) else []
     outcome = Outcome([], [])
     for tensor, handle in zip(tensors, handles):
-        handle.set_shape([2])
         with tf.control_dependencies(before), beside(handle):
             result, rows = ops.hvd_finish(handle=handle, T=tensor.dtype)
         result.set_shape(_unknown_rows(tensor) if kind in _NEED_ROWS else tensor.shape)
@@ -179,15 +176,12 @@ def between(tensor: tf.Tensor, name: str | None, process_set: ProcessSet, sender
     number, place = number_of(process_set), rank_in(process_set, _core.rank())
     check_dtype(tensor.dtype)
     ops, among = library().ops, f"set{number}.from{sender}to{receiver}"
-    with tf.control_dependencies(branches()):
-        handle = ops.hvd_start(
-            x=tensor, splits=tf.zeros([0], tf.int64), key=full_name("send.", name or _traced(among)), kind=_core.SEND,
-            root=rank_in(process_set, sender), peer=rank_in(process_set, receiver), process_set=number,
-            prescale=bits(1.0), postscale=bits(1.0), place=place, places=process_set.size(),
-            order=order_here("send", name),
-        )  # fmt: skip
-    started(handle)
-    handle.set_shape([2])
+    handle = started(
+        x=tensor, splits=tf.zeros([0], tf.int64), key=full_name("send.", name or _traced(among)), kind=_core.SEND,
+        root=rank_in(process_set, sender), peer=rank_in(process_set, receiver), process_set=number,
+        prescale=bits(1.0), postscale=bits(1.0), place=place, places=process_set.size(),
+        order=order_here("send", name),
+    )  # fmt: skip
     with beside(handle):
         result, _ = ops.hvd_finish(handle=handle, T=tensor.dtype)
     return tf.ensure_shape(result, tensor.shape)
@@ -208,14 +202,11 @@ def agree(listed: Listed, process_set: ProcessSet, matters: tf.Tensor | None = N
         number, place = number_of(process_set), rank_in(process_set, _core.rank())
         ops = library().ops
         shape = listed.shape if matters is None else tf.where(matters, listed.shape, listed._replace(compared=()).shape)
-        with tf.control_dependencies(branches()):
-            handle = ops.hvd_start(
-                x=tf.zeros(shape), splits=tf.zeros([0], tf.int64), key=listed.name, kind=_core.ALLREDUCE, op=Sum,
-                prescale=bits(1.0), postscale=bits(1.0), process_set=number, place=place, places=process_set.size(),
-                order=order_here("list", listed.what), list=f"{listed.remedy}\n{listed.text()}",
-            )  # fmt: skip
-        started(handle)
-        handle.set_shape([2])
+        handle = started(
+            x=tf.zeros(shape), splits=tf.zeros([0], tf.int64), key=listed.name, kind=_core.ALLREDUCE, op=Sum,
+            prescale=bits(1.0), postscale=bits(1.0), process_set=number, place=place, places=process_set.size(),
+            order=order_here("list", listed.what), list=f"{listed.remedy}\n{listed.text()}",
+        )  # fmt: skip
         with beside(handle):
             result, _ = ops.hvd_gate(handle=handle, T=tf.float32)
         return [result]
