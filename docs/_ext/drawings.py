@@ -89,7 +89,7 @@ GRADIENT = (
 
 
 def gradient() -> str:
-    """The way of a gradient over three lanes."""
+    """The path of a gradient through thread, engine and plane."""
     lanes, width = ["your thread", "engine", "plane"], 640.0
     xs = {lane: 60 + 110 * i for i, lane in enumerate(lanes)}
     parts = [_note(xs[lane], 16, lane, "middle") for lane in lanes]
@@ -105,7 +105,7 @@ def gradient() -> str:
         width + 60,
         bottom,
         parts,
-        "The way of a gradient from hook to average",
+        "The path of a gradient from hook to average",
     )
 
 

@@ -51,12 +51,12 @@ def shard(
         data: one of these kinds. A dataset with ``__len__`` and ``__getitem__``; a list or range; an array, tensor,
             pandas frame, pyarrow table, HDF5 dataset or scipy sparse matrix, of which each rank takes rows; a tuple or
             dict of arrays of equal length, of which each rank takes the same rows; or any iterable.
-        shuffle (bool): deal the samples in an order that depends only on ``seed`` and the epoch. Needs data with a
+        shuffle (bool): shuffle the samples in an order that depends only on ``seed`` and the epoch. Needs data with a
             length. Default: False.
         seed (int): the seed of the shuffle, the same on all ranks. Default: 0.
-        uneven (str): what to do if the length is not a multiple of the number of ranks. ``"pad"`` (default) deals the
-            first samples again, as torch's ``DistributedSampler`` does. ``"drop"`` leaves out the last samples.
-            ``"keep"`` deals each sample once, so lengths differ by one; use it for evaluation.
+        uneven (str): what to do if the length is not a multiple of the number of ranks. ``"pad"`` (default) repeats
+            the first samples, as torch's ``DistributedSampler`` does. ``"drop"`` leaves out the last samples.
+            ``"keep"`` gives each sample to one rank, so lengths differ by one; use it for evaluation.
         strided (bool): for arrays and lists, take every n-th row instead of one run of rows. Default: False.
         check (bool, optional): True compares the length and the first items of all ranks, and also warns if all ranks
             get identical samples, as ``watch`` does. All ranks must then call ``shard`` and read their first sample.

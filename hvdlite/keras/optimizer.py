@@ -165,10 +165,7 @@ def DistributedOptimizer(
         -0.5
     """
     if not isinstance(optimizer, kinds() if backend.legacy() else keras.optimizers.Optimizer):
-        hint = ": set TF_USE_LEGACY_KERAS=1" if "tf_keras." in str(type(optimizer)) else ""
-        raise TypeError(
-            f"expected an optimizer of {keras.__name__} {keras.__version__}, not {type(optimizer)}{hint} [HVD223]"
-        )
+        raise _not_an_optimizer(optimizer)
     if vars(optimizer).get("_hvd_of_config"):
         optimizer = plain_of(optimizer)
     if isinstance(optimizer, (Distributed, Legacy)):
@@ -211,6 +208,16 @@ def DistributedOptimizer(
     stay_out_of_xla()
     teach()
     return made
+
+
+def _not_an_optimizer(given: Any) -> TypeError:
+    """What to raise for it: a name such as "adam", which compile() takes, or an optimizer of another Keras."""
+    said, hint = str(type(given)), ""
+    if isinstance(given, str):
+        said, hint = f"the string {given!r}", f": pass keras.optimizers.get({given!r})"
+    elif "tf_keras." in said:
+        hint = ": set TF_USE_LEGACY_KERAS=1"
+    return TypeError(f"expected an optimizer of {keras.__name__} {keras.__version__}, not {said}{hint} [HVD223]")
 
 
 def PartialDistributedOptimizer(

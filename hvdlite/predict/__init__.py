@@ -6,7 +6,7 @@ A job of two ranks is recorded (`hvdlite-run -np 2 --record DIR python train.py`
     job.step(ranks=64, hosts=8, link="25gbit,20us").ms        # also .low, .high, .exposed_ms, .notes
 
 `hvdlite-trace predict DIR --ranks 8,64` prints the same. `Noise` estimates, while a job trains, how noisy its gradients
-are, and `advise` which batch is worth its time (Pollux). Names are imported when they are used.
+are, and `advise` which batch size pays off (Pollux). Names are imported when they are used.
 """
 
 from __future__ import annotations

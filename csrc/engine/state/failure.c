@@ -38,7 +38,8 @@ void hvd_abort_left_text(int rank, char *text, size_t text_bytes)
 {
     hvd_text_write(text, text_bytes,
                    HVD451 "rank %d left the job (its script ended, perhaps by SystemExit, or it called shutdown) and "
-                          "takes part in nothing more; do all ranks make the same number of steps?",
+                          "takes part in no further collective. Do all ranks make the same number of steps? "
+                          "(hvd.uneven_inputs)",
                    rank);
 }
 

@@ -236,7 +236,7 @@ class TorchState(ObjectState):
         """Keep a copy of everything in memory.
 
         Raises:
-            HvdError: values lie on a GPU and the job failed while they were computed. The copies of before are kept,
+            HvdError: values lie on a GPU and the job failed while they were computed. The previous copies are kept,
                 because what a lost rank has left is not a valid state.
         """
         with self._all_or_none():

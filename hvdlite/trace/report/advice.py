@@ -101,7 +101,7 @@ def _why(table: Table, row: int, others: Array, by: float) -> str:
             f"it computes {_ms(more)} longer than the others. Is its processor or GPU slower, shared with another "
             "program or hot, or its share of the batch larger?"
         )
-    return f"host {table.hosts[row] or 'unknown'}. Look at what else runs there, and at the step on zoom below."
+    return f"host {table.hosts[row] or 'unknown'}. Look at what else runs there, and at the step in detail below."
 
 
 def _data(table: Table) -> Iterator[str]:

@@ -149,7 +149,7 @@ def _sizes(table: Table) -> Figure | None:
         "nticks": 5,
         "showgrid": False,
     }
-    made = layout("Buckets by size, in steps that tell of them", "at least so large", "buckets", yaxis2=second)
+    made = layout("Bucket sizes (sampled steps)", "size, at least", "buckets", yaxis2=second)
     made["xaxis"]["type"] = "category"
     return {"data": data, "layout": made}
 

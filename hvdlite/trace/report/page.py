@@ -21,7 +21,7 @@ from .table import Table, middle
 
 NOTES = {
     "steps": "Medians of neighbouring steps; the grey line is the longest step of any rank in them.",
-    "exposed": "What nobody overlaps with computing is what communication costs.",
+    "exposed": "The orange part is communication that computation does not hide.",
     "late": "When a rank had submitted what the step needs, after the first rank had. A bright row is a rank that all "
     "others wait for.",
     "overlap": "How long each part took is measured; in the upper lanes data is drawn first, the optimizer last, and "
