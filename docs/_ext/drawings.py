@@ -1,6 +1,7 @@
 """Pictures of the pages about how hvdlite works, drawn from the tables that the tests hold true.
 
-`floors` reads the folders of csrc/ and their floors from tests/test_house.py; `gradient` and `vote` are lists of steps.
+`floors` reads the folders of csrc/ and their floors from tests/test_house.py; `gradient` and `vote` are lists of steps,
+`ranks` is the picture of the first page.
 Each function returns an SVG that takes the colors of the page, so it can be read in the light and the dark theme.
 """
 
@@ -14,9 +15,15 @@ ROOT = Path(__file__).resolve().parents[2]
 CHAR, ROW, PAD = 7.4, 30, 10
 
 
-def _svg(width: float, height: float, parts: list[str], title: str) -> str:
+def _svg(
+    width: float,
+    height: float,
+    parts: list[str],
+    title: str,
+    kind: str = "diagram",
+) -> str:
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
-    head = f'<svg class="diagram" {size} role="img" aria-label="{escape(title)}"'
+    head = f'<svg class="{kind}" {size} role="img" aria-label="{escape(title)}"'
     arrow = (
         '<defs><marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z" fill="currentColor"/></marker></defs>'
@@ -137,4 +144,33 @@ def vote() -> str:
         40 + ROW * len(VOTES),
         parts,
         "Three ranks vote on four tensors",
+    )
+
+
+def ranks() -> str:
+    """Two ranks in one step: different samples, one average, equal weights. Narrow enough for a phone."""
+    width, each, parts = 340.0, 150.0, []
+    xs = (PAD, width - PAD - each)
+    rows = ("samples {}", "forward, backward", "gradients {}")
+    for rank, x in enumerate(xs):
+        middle = x + each / 2
+        parts.append(_note(middle, 14, f"rank {rank}: train.py", "middle"))
+        for row, text in enumerate(rows):
+            y = 24 + (ROW + 8) * row
+            parts.append(_box(x, y, each, text.format(rank)))
+            parts.append(_arrow(middle, y + ROW - 6, middle, y + ROW + 6))
+    y = 24 + (ROW + 8) * len(rows)
+    parts.append(_box(PAD, y, width - 2 * PAD, "hvdlite: the average of both"))
+    for x in xs:
+        middle = x + each / 2
+        parts.append(_arrow(middle, y + ROW - 6, middle, y + ROW + 6))
+        parts.append(_box(x, y + ROW + 8, each, "optimizer.step()"))
+    y += 2 * (ROW + 8) + 12
+    parts.append(_note(width / 2, y, "The weights stay equal on all ranks.", "middle"))
+    return _svg(
+        width,
+        y + 10,
+        parts,
+        "Two ranks compute on different samples, hvdlite averages their gradients, and both take the same step",
+        "small",
     )

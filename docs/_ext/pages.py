@@ -4,6 +4,7 @@
 ```{flags} hvdlite-run            the output of --help
 ```{errors}                       hvdlite/ERRORS.md, with a search box above it
 ```{names} hvdlite.torch          public names of a module, each with its docstring
+```{summary}                      a table of all names that the page lists so, each with its first sentence
 ```{drawing} floors               a picture of drawings.py
 {repo}`examples/train.py`         a file of the repository, copied beside the site
 """
@@ -85,6 +86,41 @@ class Names(Made):
                 else:
                     parts.append(f".. autofunction:: {full}\n")
         return "\n".join(["```{eval-rst}", *parts, "```"])
+
+
+class Summary(Made):
+    """What the page has: a table for each section with names, which link down."""
+
+    LISTED = re.compile(r"^## ([^\n]+)|^```{names} ([\w.]+)\n(.*?)^```", re.M | re.S)
+
+    def text(self) -> str:
+        page = self.env.doc2path(self.env.docname)
+        parts, title = [], ""
+        for heading, module, lines in self.LISTED.findall(Path(page).read_text(encoding="utf-8")):
+            if heading:
+                title = heading
+                continue
+            try:
+                found = importlib.import_module(module)
+            except ModuleNotFoundError:  # Names reports it
+                continue
+            if title:
+                parts.append(f".. rst-class:: summary\n\n{title.replace('`', '``')}\n")
+            parts.append(".. list-table::\n   :class: summary\n   :widths: auto\n")
+            for line in lines.splitlines():
+                words, _, meaning = line.partition(": ")
+                for name in words.split():
+                    about = meaning or inspect.getdoc(getattr(found, name)) or ""
+                    parts.append(f"   * - :py:obj:`{name} <{module}.{name}>`\n     - {_first_sentence(about)}")
+            parts.append("")
+            title = ""
+        return "\n".join(["```{eval-rst}", *parts, "```"])
+
+
+def _first_sentence(text: str) -> str:
+    """Of a docstring. A point inside of code, or one that no space follows, ends no sentence."""
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return re.match(r"(?:``.*?``|.)*?(?:\.(?= |$)|$)", paragraph).group()  # type: ignore[union-attr]
 
 
 class Options(Made):
@@ -186,6 +222,7 @@ def for_torch(
 def setup(app: Any) -> dict[str, Any]:
     made = {
         "names": Names,
+        "summary": Summary,
         "options": Options,
         "flags": Flags,
         "errors": Errors,

@@ -1,5 +1,6 @@
 """The site is built without a warning; every public name and every error code can be found in it."""
 
+import ast
 import importlib
 import re
 import subprocess
@@ -49,6 +50,22 @@ def test_every_public_name_is_on_one_reference_page():
         if "." not in name and (module, name) not in listed and thing not in things
     ]
     assert not lacks
+
+
+def test_what_is_not_there_yet_is_on_its_page():
+    """Each code of a HvdNotYetError, and of a line of the launcher that begins "not yet"."""
+    codes = set()
+    for path in [*(ROOT / "hvdlite").rglob("*.py"), *(ROOT / "launcher").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, (ast.Call, ast.JoinedStr)):
+                continue
+            text = ast.unparse(node)
+            if re.match(r"""HvdNotYet\w*Error\(|f['"]not yet: """, text):
+                found = re.findall(r"HVD\d{3}", text)
+                assert found or isinstance(node, ast.JoinedStr), f"{path}:{node.lineno}: the code stands elsewhere"
+                codes.update(found)
+    page = (ROOT / "docs/not-yet.md").read_text(encoding="utf-8")
+    assert len(codes) > 3 and not [code for code in sorted(codes) if f"[{code}]" not in page]
 
 
 def test_no_page_is_too_long():
