@@ -104,9 +104,8 @@ class Summary(Made):
                 found = importlib.import_module(module)
             except ModuleNotFoundError:  # Names reports it
                 continue
-            if title:
-                parts.append(f".. rst-class:: summary\n\n{title.replace('`', '``')}\n")
-            parts.append(".. list-table::\n   :class: summary\n   :widths: auto\n")
+            title = title.replace("`", "``")
+            parts.append(f".. list-table:: {title}\n   :class: summary\n   :widths: auto\n")
             for line in lines.splitlines():
                 words, _, meaning = line.partition(": ")
                 for name in words.split():
