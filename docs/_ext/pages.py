@@ -104,7 +104,7 @@ class Summary(Made):
                 found = importlib.import_module(module)
             except ModuleNotFoundError:  # Names reports it
                 continue
-            title = title.replace("`", "``")
+            title = title.replace("`", "``") or f"``{module}``"
             parts.append(f".. list-table:: {title}\n   :class: summary\n   :widths: auto\n")
             for line in lines.splitlines():
                 words, _, meaning = line.partition(": ")
