@@ -25,8 +25,8 @@ class ElasticSampler(Sampler):
 
     Give it to a DataLoader and put it into the ``TorchState``. Call ``record_batch`` after each batch. When the set of
     ranks changes, the samples of the epoch that no rank has processed are divided again. Call ``set_epoch`` at the
-    end of each epoch, so that an interrupted job does not repeat a finished epoch. All ranks get equally many samples; if the
-    rest does not divide evenly, the first samples of the rest are repeated.
+    end of each epoch, so that an interrupted job does not repeat a finished epoch. All ranks get equally many samples;
+    if the rest does not divide evenly, the first samples of the rest are repeated.
 
     Args:
         dataset (Sized): anything with a length that does not change.
