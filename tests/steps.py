@@ -189,6 +189,13 @@ def found(step: str, text: str) -> list[str]:
     return list(dict.fromkeys(rows))[:SHOWN]
 
 
+def _libraries() -> subprocess.Popen[bytes]:
+    """Installs what Python tests need beside the environment while the C tests run. A test that comes first waits."""
+    with (LOGS / "libraries").open("w") as log:
+        words = ["nice", sys.executable, str(ROOT / "tests" / "py" / "overlays.py")]
+        return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """What a step has started ends with it: first with the stacks of the tests that hang."""
     for number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
@@ -208,11 +215,14 @@ def main(words: list[str]) -> int:
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
     began, rows = time.monotonic(), []
+    installing = _libraries() if any(step.name == "pytest" for step in steps) and words[:1] != ["changed"] else None
     for step in steps:
         print(f"{step.name:18}", end="", flush=True)
         how, seconds, last = run(step)
         rows.append((step.name, how, seconds, last))
         print(f"{how:8}{seconds:6.0f} s  {last}", flush=True)
+    if installing:
+        _end(installing)
     failed = [name for name, how, _, _ in rows if how == "FAILED"]
     print()
     for name, how, seconds, last in rows:

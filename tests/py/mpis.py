@@ -45,8 +45,8 @@ def mpirun(name):
     with parts.alone():
         if not (home / "bin" / "mpiexec").exists():
             CACHE.mkdir(parents=True, exist_ok=True)
-            _install("venv", str(home))
-            _install("pip", "--python", str(home / "bin" / "python"), "install", "-q", f"{name}==5.*")
+            _install("uv", "venv", "-q", str(home))
+            _install("uv", "pip", "install", "-q", "--python", str(home / "bin" / "python"), f"{name}==5.*")
     return home / "bin" / ("mpiexec" if name == "mpich" else "mpirun")
 
 
@@ -56,7 +56,7 @@ def mpi4py():
     home = CACHE / f"mpi4py-{sys.version_info[0]}.{sys.version_info[1]}"
     with parts.alone():
         if not (home / "mpi4py").exists():
-            _install("pip", "install", "-q", "--target", str(home), "mpi4py>=4")
+            _install("uv", "pip", "install", "-q", "--target", str(home), "mpi4py>=4")
     return home
 
 

@@ -14,7 +14,6 @@ import parts
 import pytest
 
 PYSPARK = "4.3.0"
-WITH_IT = "py4j>=0.10.9.7,<0.10.9.10", "pyarrow", "pandas<3"
 
 
 def found():
@@ -23,7 +22,7 @@ def found():
         pytest.skip("Spark needs Java")
     home = _unpacked()
     settings = {"SPARK_HOME": str(home / "deps"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    return [home, overlays.library("spark", *WITH_IT)], settings
+    return [home, overlays.library("spark")], settings
 
 
 def _unpacked():
@@ -33,7 +32,7 @@ def _unpacked():
             half = home.with_name(f"{home.name}.half")
             shutil.rmtree(half, ignore_errors=True)
             words = ("--no-deps", "--no-build-isolation", "--no-binary", "pyspark", "-d", str(half))
-            overlays._pip("download", "-q", *words, f"pyspark=={PYSPARK}")
+            overlays.pip("download", "-q", *words, f"pyspark=={PYSPARK}")
             archive = half / f"pyspark-{PYSPARK}.tar.gz"
             with tarfile.open(archive) as opened:
                 opened.extractall(half)

@@ -13,7 +13,7 @@ from ranks import everything
 
 @pytest.fixture(scope="module")
 def found():
-    return cases("on_dask.py", overlays.library("dask", "dask", "distributed"))
+    return cases("on_dask.py", overlays.library("dask"))
 
 
 def test_digits(found):
@@ -51,7 +51,7 @@ def test_what_cannot_be_is_said_at_once(found):
 
 @pytest.mark.parametrize("script", everything("24_dask.py"))
 def test_the_example(script):
-    folder = overlays.library("dask", "dask", "distributed")
+    folder = overlays.library("dask")
     words = [sys.executable, str(Path(__file__).parents[2] / "examples" / script)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=overlays.with_path(folder))
     one, two = map(float, re.search(r"accuracy by rank: \[(.*), (.*)\]", done.stdout).groups())

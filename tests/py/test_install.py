@@ -6,7 +6,6 @@ portable wheel of a release is another matter (.ci/wheel.py).
 
 import os
 import re
-import resource
 import runpy
 import shutil
 import subprocess
@@ -26,36 +25,28 @@ def run(command, **options):
     return done.stdout
 
 
-def processor_seconds():
-    """Of all children that have ended: what a build takes on an idle machine, also when this one is busy."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """(path, processor seconds that building took) of a wheel made from the source distribution."""
+    """A wheel made from the source distribution. ccache knows what the environment of tests has compiled."""
     folder = tmp_path_factory.mktemp("wheel")
     run([sys.executable, "setup.py", "-q", "egg_info", "-e", folder, "sdist", "-d", folder], cwd=ROOT)
     (archive,) = folder.glob("hvdlite-*.tar.gz")
     with tarfile.open(archive) as packed:
         packed.extractall(folder / "source")
     (source,) = (folder / "source").iterdir()
-    before = processor_seconds()
-    run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, source])
+    words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, source]
+    run(words, env={**os.environ, "CCACHE_BASEDIR": str(source)})
     (path,) = folder.glob("*.whl")
-    return path, processor_seconds() - before
+    return path
 
 
-def test_the_wheel_is_small_quickly_built_and_serves_every_python(wheel):
-    path, seconds = wheel
-    assert re.fullmatch(r"hvdlite-[\d.]+-cp39-abi3-linux_\w+\.whl", path.name)
-    assert path.stat().st_size < 7 << 18  # with docstrings and error texts, which users read
-    assert seconds < 180  # about 45 on an idle machine; twice that on a slow one whose cores are shared
+def test_the_wheel_is_small_and_serves_every_python(wheel):
+    assert re.fullmatch(r"hvdlite-[\d.]+-cp39-abi3-linux_\w+\.whl", wheel.name)
+    assert wheel.stat().st_size < 7 << 18  # with docstrings and error texts, which users read
 
 
 def test_the_wheel_holds_the_library_the_launcher_and_the_license(wheel):
-    names = zipfile.ZipFile(wheel[0]).namelist()
+    names = zipfile.ZipFile(wheel).namelist()
     for wanted in ("hvdlite/tensorflow/_kernels.abi3.so", "hvdlite/tensorflow/__init__.py"):
         assert wanted in names
     for wanted in ("hvdlite/_cffi.abi3.so", "hvdlite/py.typed", "hvdlite/launcher/cli.py", "hvdlite/torch/__init__.py"):
@@ -68,7 +59,7 @@ def test_the_wheel_holds_the_library_the_launcher_and_the_license(wheel):
 
 def test_an_installed_copy_runs_and_launches(wheel, tmp_path):
     site = tmp_path / "site"
-    run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel[0]])
+    run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel])
     environment = {**os.environ, "PYTHONPATH": str(site)}
     program = "import hvdlite as h; h.init(); print(h.__file__, h.rank(), h.size(), flush=True)"
     output = run([sys.executable, "-c", program], cwd=tmp_path, env=environment)

@@ -152,7 +152,7 @@ def test_the_launcher_of_the_mpi_operator_has_a_rank_for_each_slot(tmp_path):
 
 
 def test_every_field_of_the_manifests_is_one_of_its_kind(tmp_path):
-    home = overlays.library("kubernetes", "kubernetes-validate", "kubeflow-trainer-api", "kubeflow-training")
+    home = overlays.library("kubernetes")
     for kind, name in (("job", "completions"), ("jobset", "envFrom"), ("trainjob", "numNodes"), ("mpijob", "replicas")):
         wrong = (BATCH / f"kubernetes_{kind}.yaml").read_text().replace(f"{name}:", f"{name}x:", 1)
         (tmp_path / f"{kind}.yaml").write_text(wrong)

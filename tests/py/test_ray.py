@@ -18,7 +18,7 @@ import hvdlite.ray
 
 @pytest.fixture(scope="module")
 def found():
-    return cases("on_ray.py", overlays.library("ray", "ray[train]"), RAY_AUTH_MODE="disabled")
+    return cases("on_ray.py", overlays.library("ray"), RAY_AUTH_MODE="disabled")
 
 
 def test_digits(found):
@@ -79,7 +79,7 @@ def test_ray_train(found):
 
 @pytest.mark.parametrize("way", everything("", "--train"))
 def test_the_example(way):
-    environ = overlays.with_path(overlays.library("ray", "ray[train]"), RAY_AUTH_MODE="disabled")
+    environ = overlays.with_path(overlays.library("ray"), RAY_AUTH_MODE="disabled")
     words = [sys.executable, str(Path(__file__).parents[2] / "examples" / "23_ray.py"), *way.split()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=environ)
     assert done.returncode == 0, done.stderr

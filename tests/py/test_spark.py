@@ -49,14 +49,14 @@ def test_an_exception_is_shown_once_with_its_rank(found):
 
 def test_an_exception_before_init_ends_the_others_wait(found):
     said = found["before init"]
-    assert said["rank"] == 1 and "ValueError: before" in said["text"] and said["seconds"] < 5
+    assert said["rank"] == 1 and "ValueError: before" in said["text"] and said["seconds"] < 30
 
 
 def test_a_killed_worker_is_named(found):
     said = found["dies"]
     assert said["rank"] == 1, said
     assert re.match(r"rank 1 \(pid \d+ on \S+\) is lost: Python worker exited .*\[HVD405\]$", said["text"]), said
-    assert said["at"] - float(re.search(r"killed at (\S+)", found["out"])[1]) < 2
+    assert said["at"] - float(re.search(r"killed at (\S+)", found["out"])[1]) < 10
 
 
 def test_what_cannot_start_is_refused_at_once(found):
@@ -65,7 +65,7 @@ def test_what_cannot_start_is_refused_at_once(found):
         ("unsendable", "cannot be sent to ranks"),
         ("stopped", "needs a SparkContext in this process: make a SparkSession first [HVD406]"),
     ):
-        assert words in found[name]["text"] and found[name]["seconds"] < 1, found[name]
+        assert words in found[name]["text"] and found[name]["seconds"] < 5, found[name]
 
 
 def test_ctrl_c_leaves_nothing(found):

@@ -61,7 +61,7 @@ for path in sys.argv[5:]:
 @pytest.fixture(scope="module")
 def libraries():
     """The environment that has them."""
-    return with_path(library("trainers", "lightning", "accelerate", "transformers"), OMP_NUM_THREADS="1")
+    return with_path(library("trainers"), OMP_NUM_THREADS="1")
 
 
 def sensible(points):
