@@ -167,6 +167,7 @@ class Console:
 
     def report(self, rank: int, headline: str) -> None:
         """The job's last words: how the culprit ended, and its own last lines unless they stand there already."""
+        self._show_trace(rank)
         last = self._tails[rank].lines(TRACE_LINES)
         traces = [number for number, line in enumerate(last) if line.startswith(b"Traceback (most recent call last)")]
         last = last[traces[0] :] if traces else last[-REPORT_LINES:]
@@ -174,7 +175,7 @@ class Console:
         if traces:
             at = self._traces.line(b"\n".join([*last, b""]))
             shown = shown or (at is not None and self._screens[2].written - at <= len(last) + REPORT_LINES)
-            if re.search(r" exited with code \d+ \[HVD401\]$", headline):  # it had not begun: nobody said why
+            if self._prefixed and re.search(r" exited with code \d+ \[HVD401\]$", headline):  # it had not begun: nobody said why
                 headline = ending("HVD401", headline[: -len(" [HVD401]")] + self.last_words(rank), 1500).decode()
         if self._look.as_json:
             self._print([(2, words(headline, time.time(), last, rank))])
@@ -213,7 +214,7 @@ class Console:
         self._put(rank, 2, self._traces.flush(rank, time.monotonic(), self._screens[2].written))
 
     def _show(self, rank: int, stream: int, pieces: list[Piece]) -> None:
-        if stream == 2 and self._prefixed:
+        if stream == 2 and self._prefixed and rank not in self._servers:
             pieces = self._traces.feed(rank, pieces, time.monotonic(), self._screens[2].written)
         elif pieces:
             self._show_trace(rank)

@@ -1,9 +1,11 @@
 """How are the tracebacks of many ranks shown, so that one can be read? Pure: pieces and times in, pieces out.
 
 A rank writes its traceback line by line, and others write theirs at the same time. So what follows the first line of a
-traceback waits until the rank has been silent for `SILENT_S` or has ended, and comes as one block. Ranks often fail in
-the same calls: a file that is not there, shapes that differ. The first such traceback is shown whole, also with those
-that it is chained to; of the others within `ALIKE_S` only what was raised. Files of --output-filename have all of them.
+traceback waits until the rank has been silent for `SILENT_S` or has ended, at most `LONGEST_S`, and comes as one block.
+
+Ranks often fail in the same calls: a file that is not there, shapes that differ. The first such traceback is shown
+whole, also with those that it is chained to; of the others within `ALIKE_S` only what was raised. Files of
+--output-filename have all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 from .lines import TAIL_BYTES, Piece
 
-SILENT_S, ALIKE_S = 0.25, 10.0
+SILENT_S, LONGEST_S, ALIKE_S = 0.25, 1.0, 10.0
 _FIRST = b"Traceback (most recent call last):\n"
 
 
@@ -30,7 +32,7 @@ class Traces:
 
     def __init__(self) -> None:
         self._held: dict[int, bytes] = {}
-        self._last: dict[int, float] = {}  # when a rank whose traceback waits has written
+        self._due: dict[int, tuple[float, float]] = {}  # when what waits is shown if nothing comes, and else
         self._shown: dict[bytes, Shown] = {}  # by its calls
 
     def feed(self, rank: int, pieces: Sequence[Piece], now: float, line: int) -> list[Piece]:
@@ -41,28 +43,28 @@ class Traces:
             if rank not in self._held and piece.block:
                 at = 0 if text.startswith(_FIRST) else text.find(b"\n" + _FIRST) + 1
                 if at or text.startswith(_FIRST):
-                    self._held[rank] = b""
+                    self._held[rank], self._due[rank] = b"", (now, now + LONGEST_S)
                     ready += [Piece(text[:at], block=True)] if at else []
                     text = text[at:]
             if rank in self._held and piece.block:
                 self._held[rank] += text
-                self._last[rank] = now
+                self._due[rank] = now + SILENT_S, self._due[rank][1]
             else:
                 ready += [*self.flush(rank, now, line), piece]
         return ready + (self.flush(rank, now, line) if len(self._held.get(rank, b"")) > TAIL_BYTES else [])
 
     def due(self) -> float | None:
         """When a traceback has waited long enough; None: none waits."""
-        return min(self._last.values()) + SILENT_S if self._last else None
+        return min(map(min, self._due.values()), default=None)
 
     def silent(self, now: float) -> list[int]:
         """Ranks whose traceback has waited long enough."""
-        return [rank for rank, last in self._last.items() if last + SILENT_S <= now]
+        return [rank for rank, due in self._due.items() if min(due) <= now]
 
     def flush(self, rank: int, now: float, line: int) -> list[Piece]:
         """The traceback of a rank that waits, if one does."""
         text = self._held.pop(rank, b"")
-        self._last.pop(rank, None)
+        self._due.pop(rank, None)
         if not text:
             return []
         calls, raised = parted(text)
