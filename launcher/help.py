@@ -17,44 +17,13 @@ USAGE = """hvdlite-run -np N [options] command [arguments]
        hvdlite-run --check-build                   print the frameworks and libraries found
        hvdlite-trace, hvdlite-plan                 traces and predictions of jobs; plans of parallel training"""
 MORE = "hvdlite-run --help-all lists all flags, those of Horovod, mpirun and torchrun included."
-COMMON = frozenset(
-    [
-        "-np",
-        "-H",
-        "-hostfile",
-        "-m",
-        "--verbose",
-        "--dry-run",
-        "--max-restarts",
-        "--bind-to",
-        "--record",
-        "--output-filename",
-        "--ranks-to-console",
-        "--fold-output",
-        "-prefix-timestamp",
-        "--dashboard",
-        "-p",
-        "-x",
-        "--nnodes",
-        "--node-rank",
-        "--nproc-per-node",
-        "--rdzv-endpoint",
-        "--min-np",
-        "--max-np",
-        "--host-discovery-script",
-        "--mpi",
-        "--start-timeout",
-        "--collective-timeout",
-        "--deterministic",
-        "--autotune",
-        "--fusion-threshold-mb",
-        "--trace-dir",
-        "--timeline-filename",
-        "--nan-guard",
-        "-h",
-        "--help-all",
-    ]
+_COMMON = (
+    "-np -H -hostfile -m --verbose --dry-run --max-restarts --bind-to --record --output-filename --ranks-to-console "
+    "--fold-output -prefix-timestamp --dashboard -p -x --nnodes --node-rank --nproc-per-node --rdzv-endpoint --min-np "
+    "--max-np --host-discovery-script --mpi --start-timeout --collective-timeout --deterministic --autotune "
+    "--fusion-threshold-mb --trace-dir --timeline-filename --nan-guard -h --help-all"
 )
+COMMON = frozenset(_COMMON.split())
 _SCRIPT = """_hvdlite_run() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} i
     COMPREPLY=()
