@@ -70,7 +70,7 @@ def install(report: Callable[[str, BaseException | None], None]) -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            if plain and not _told(error, trace):
+            if plain and not _told(error, trace) and not _to_user(error, trace):
                 previous(kind, error, trace)
         finally:
             try:
@@ -120,6 +120,23 @@ def _told(error: BaseException | None, trace: TracebackType | None) -> bool:
         if line and not (_SAID.search(line) and {"HVDLITE_STORE_PORT", "HVDLITE_AGENT"} & set(config.environ())):
             print(line, file=sys.stderr, flush=True)
         return line is not None
+    except BaseException:
+        return False
+
+
+def _to_user(error: BaseException, trace: TracebackType | None) -> bool:
+    """Whether an error of ours has been printed with its calls down to the user's own line, without those of ours and
+    of a framework below it. Python's development mode (python -X dev) shows them."""
+    try:
+        if sys.flags.dev_mode or code_of(_said(error)) is None:
+            return False
+        import traceback
+
+        told = traceback.TracebackException(type(error), error, trace)
+        own = max((at for at, call in enumerate(told.stack, 1) if not _installed(call.filename)), default=0)
+        del told.stack[own or len(told.stack) :]
+        print("".join(told.format()), end="", file=sys.stderr, flush=True)
+        return True
     except BaseException:
         return False
 

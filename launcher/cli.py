@@ -23,7 +23,7 @@ from hvdlite import config
 from hvdlite._coded import coded
 from hvdlite.errors import HvdOptionError
 
-from . import dashboard, flags, horovods, looks, mpi, places, plan, stdin
+from . import dashboard, flags, help, horovods, looks, mpi, places, plan, stdin
 from .elastic import flags as elastic_flags
 from .ending import Graces
 from .process import NOT_FOUND, NOT_RUNNABLE
@@ -47,12 +47,14 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hvdlite-run",
-        usage="hvdlite-run -np N [options] command [arguments]",
+        usage=help.USAGE,
         description="Start N ranks of a script on one or several hosts. The first failed rank decides the exit code.",
-        epilog="The command starts at the first word without a dash: hvdlite-run -np 2 python train.py --lr 0.1. "
-        "hvdlite-run doctor [-H hosts] [--measure] checks whether a job will run, and prints remedies.",
+        epilog="The command starts at the first word without a dash: hvdlite-run -np 2 python train.py --lr 0.1.",
         allow_abbrev=False,
+        add_help=False,
+        formatter_class=help.Formatter,
     )
+    help.add_flags(parser)
     add = parser.add_argument
     add("-np", "-n", "--num-proc", dest="np", metavar="N", help="number of ranks")
     add("-H", "--hosts", dest="hosts", metavar="HOST:SLOTS,...", help="hosts and slots, reached over ssh: a:4,b:4")
@@ -102,6 +104,9 @@ def _answered(argv: Sequence[str], asked: argparse.Namespace, command: list[str]
         from hvdlite import __version__
 
         print(f"hvdlite-run {__version__}")
+        return 0
+    if asked.completion:
+        print(help.completion(_parser(), asked.completion), end="")
         return 0
     if asked.check or (command[:1] == ["doctor"] and not asked.module):
         return _examine(argv, command)

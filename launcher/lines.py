@@ -151,6 +151,7 @@ class Screen:
         self._owner: object = None  # whose unfinished line is at the cursor
         self._last: object = None  # who wrote last, and how many lines in a row
         self._run = 0
+        self.written = 0  # lines
 
     def render(self, key: object, prefix: bytes, pieces: list[Piece]) -> bytes:
         """The bytes to write for the pieces of the stream `key`."""
@@ -161,6 +162,7 @@ class Screen:
             if piece.block:
                 out.append(self._cleared() + prefix + piece.text[:-1].replace(b"\n", b"\n" + prefix) + b"\n")
                 self._run += piece.text.count(b"\n")
+                self.written += piece.text.count(b"\n")
                 continue
             owned = piece.continues and self._owner == key
             if owned:
@@ -170,6 +172,7 @@ class Screen:
             else:
                 out.append(self._cleared() + prefix)
                 self._run += 1
+                self.written += 1
             out.append(piece.text + (b"\n" if piece.ends else b""))
             self._owner = None if piece.ends else key
         return b"".join(out)

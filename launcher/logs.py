@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+from hvdlite._coded import ending
+
 from .lines import Lines, Piece, Screen, Tail
 from .plan import Look
 from .sheet import Sheet, words
+from .traces import Traces
 
 KEPT_MAX = 4 << 20
 REPORT_LINES, TRACE_LINES = 20, 80
@@ -48,6 +52,7 @@ class Console:
         self._lines: dict[tuple[int, int], Lines] = {}
         for rank in range(size + servers):
             self._lines.update(self._new_lines(rank))
+        self._traces = Traces()
         self._tails = [Tail() for _ in range(size + servers)]
         one = _same(1, 2)
         out, writer = Screen(), _Writer(wake, self._note)
@@ -126,13 +131,15 @@ class Console:
             self._print(self._sheet.finish(rank, time.time()))
         for stream in STREAMS:
             self._show(rank, stream, self._lines[rank, stream].finish())
+        self._show_trace(rank)
 
     def due(self) -> float | None:
         """When `tick` must be called next."""
         if self._sheet is not None:
             due = self._sheet.due()
             return None if due is None else due - time.time() + time.monotonic()
-        return min((due for due in (lines.due() for lines in self._lines.values()) if due is not None), default=None)
+        dues = [self._traces.due(), *(lines.due() for lines in self._lines.values())]
+        return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Shows what has waited long enough: unfinished lines, and those that others might have said, too."""
@@ -142,6 +149,8 @@ class Console:
             due = lines.due()
             if due is not None and due <= now:
                 self._show(rank, stream, lines.flush())
+        for rank in self._traces.silent(now):
+            self._show_trace(rank)
 
     def say(self, text: str) -> None:
         """The launcher's own words, on stderr."""
@@ -158,10 +167,16 @@ class Console:
 
     def report(self, rank: int, headline: str) -> None:
         """The job's last words: how the culprit ended, and its own last lines unless they stand there already."""
+        self._show_trace(rank)
         last = self._tails[rank].lines(TRACE_LINES)
         traces = [number for number, line in enumerate(last) if line.startswith(b"Traceback (most recent call last)")]
         last = last[traces[0] :] if traces else last[-REPORT_LINES:]
         shown = self._sheet is None and self._screens[2].alone_for((rank, 2)) >= len(last)
+        if traces:
+            at = self._traces.line(b"\n".join([*last, b""]))
+            shown = shown or (at is not None and self._screens[2].written - at <= len(last) + REPORT_LINES)
+            if self._prefixed and re.search(r" exited with code \d+ \[HVD401\]$", headline):  # before init
+                headline = ending("HVD401", headline[: -len(" [HVD401]")] + self.last_words(rank), 1500).decode()
         if self._look.as_json:
             self._print([(2, words(headline, time.time(), last, rank))])
             return
@@ -194,7 +209,18 @@ class Console:
         for stream, text in ready:
             self._writers[stream].put(stream, text)
 
+    def _show_trace(self, rank: int) -> None:
+        """Of a rank that has written no more, or to stdout."""
+        self._put(rank, 2, self._traces.flush(rank, time.monotonic(), self._screens[2].written))
+
     def _show(self, rank: int, stream: int, pieces: list[Piece]) -> None:
+        if stream == 2 and self._prefixed and rank not in self._servers:
+            pieces = self._traces.feed(rank, pieces, time.monotonic(), self._screens[2].written)
+        elif pieces:
+            self._show_trace(rank)
+        self._put(rank, stream, pieces)
+
+    def _put(self, rank: int, stream: int, pieces: list[Piece]) -> None:
         if pieces:
             prefix = self._prefix(rank, stream)
             self._writers[stream].put(stream, self._screens[stream].render((rank, stream), prefix, pieces))

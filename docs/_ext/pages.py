@@ -1,7 +1,7 @@
 """Directives and roles of our own: parts of pages that are made from the sources, so that they cannot be out of date.
 
 ```{options} engine               a table of hvdlite/options.py: one scope
-```{flags} hvdlite-run            the output of --help
+```{flags} hvdlite-run            the output of --help-all, or --help
 ```{errors}                       hvdlite/ERRORS.md, with a search box above it
 ```{names} hvdlite.torch          public names of a module, each with its docstring
 ```{summary}                      a table of all names that the page lists so, each with its first sentence
@@ -140,7 +140,7 @@ class Options(Made):
 
 
 class Flags(Made):
-    """What a program prints with --help."""
+    """What a program prints with --help-all if it has that, else with --help."""
 
     def text(self) -> str:
         module = {
@@ -149,15 +149,16 @@ class Flags(Made):
             "hvdlite-plan": "plan",
         }
         program, *words = self.arguments[0].split()
+        words.append("--help-all" if program == "hvdlite-run" else "--help")
         code = f"import sys; from hvdlite.{module[program]}.cli import main; sys.argv[0] = {program!r}; main()"
         done = subprocess.run(
-            [sys.executable, "-I", "-c", code, *words, "--help"],
+            [sys.executable, "-I", "-c", code, *words],
             capture_output=True,
             text=True,
             env={"COLUMNS": "78"},
         )
         if done.returncode:
-            raise self.error(f"{self.arguments[0]} --help: {done.stderr}")
+            raise self.error(f"{program} {' '.join(words)}: {done.stderr}")
         return f"````text\n{done.stdout}````"
 
 

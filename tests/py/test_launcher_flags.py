@@ -140,7 +140,7 @@ def test_much_output_through_a_terminal_is_whole():
 
 
 def test_help_names_every_flag_that_is_not_obsolete():
-    code, out, _ = launch("--help", COLUMNS="200")
+    code, out, _ = launch("--help-all", COLUMNS="200")
     assert code == 0 and all(
         flag in out for flag in set(HOROVODRUNS.split()) - set(flags.OBSOLETE) if "hide" not in flag
     )

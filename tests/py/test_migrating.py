@@ -81,7 +81,7 @@ def test_methods_of_the_optimizer_that_the_pages_name_exist():
 
 
 def test_flags_and_variables_of_the_page_are_what_it_says():
-    _, help_text = finished(RUN, "--help")
+    _, help_text = finished(RUN, "--help-all")
     table = (ROOT / "docs/migrating/flags.md").read_text(encoding="utf-8")
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     assert len(rows) >= 20
