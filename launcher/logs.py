@@ -175,7 +175,7 @@ class Console:
         if traces:
             at = self._traces.line(b"\n".join([*last, b""]))
             shown = shown or (at is not None and self._screens[2].written - at <= len(last) + REPORT_LINES)
-            if self._prefixed and re.search(r" exited with code \d+ \[HVD401\]$", headline):  # before init
+            if self._prefixed and re.search(r"^[^;]* exited with code \d+ \[HVD401\]$", headline):  # before init
                 headline = ending("HVD401", headline[: -len(" [HVD401]")] + self.last_words(rank), 1500).decode()
         if self._look.as_json:
             self._print([(2, words(headline, time.time(), last, rank))])
