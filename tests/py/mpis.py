@@ -56,7 +56,8 @@ def mpi4py():
     home = CACHE / f"mpi4py-{sys.version_info[0]}.{sys.version_info[1]}"
     with parts.alone():
         if not (home / "mpi4py").exists():
-            _install("uv", "pip", "install", "-q", "--target", str(home), "mpi4py>=4")
+            words = ("uv", "pip", "install", "-q", "--python", sys.executable)
+            _install(*words, "--target", str(home), "mpi4py>=4")
     return home
 
 
