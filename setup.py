@@ -26,7 +26,7 @@ KERNELS = Extension(
     sources=sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc/tensorflow").glob("*.c")),
     depends=["csrc/hvdlite.h", "csrc/tensorflow/tensorflow.h", "csrc/tensorflow/flight.h"],
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread", "-UNDEBUG"],
-    extra_link_args=["-pthread", "-Wl,--strip-debug"],
+    extra_link_args=["-pthread", "-Wl,--strip-all"],
     libraries=["dl"],
     py_limited_api=not FREE_THREADED,
 )

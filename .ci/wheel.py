@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".venv-wheel"
 GLIBC = (2, 17)  # manylinux2014
-SIZE_MAX, SECONDS_MAX = 7 << 18, 60
+SIZE_MAX, SECONDS_MAX = 3 << 19, 60
 OLDEST, NEWEST = (3, 9), (3, 14)
 PROGRAM = """
 import numpy as np, hvdlite as hvd

@@ -67,7 +67,7 @@ def builder() -> cffi.FFI:
         define_macros=[("HVD_PLANE_LIST", plug_ins("plane")), ("HVD_ALGO_LIST", plug_ins("algo")), *ABI3],
         py_limited_api=not FREE_THREADED,
         extra_compile_args=FLAGS,
-        extra_link_args=["-pthread", "-Wl,--strip-debug"],  # Python may ask for -g: most of the wheel would be that
+        extra_link_args=["-pthread", "-Wl,--strip-all"],  # Python may ask for -g: most of the wheel would be that
         libraries=["dl", "m"],
     )
     return result

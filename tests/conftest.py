@@ -1,7 +1,7 @@
 """Which tests run in one process, where several processes of tests run (pytest -n; tests/run does so), and which first.
 
 A module's tests stay together, for its fixtures. So do those that start a Slurm, since there is one at a time. What is
-slow by nature is marked `long` (steps.py has the reasons); `tests/run everything` runs it.
+slow by nature is marked `long` (long.py has the reasons); `tests/run everything` runs it.
 """
 
 import functools
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import callgraph
 import durations
+import long
 import pytest
-from steps import LONG
 
 HERE = Path(__file__).resolve().parent
 # The longest, so that none of them runs by itself at the end.
@@ -46,7 +46,7 @@ def group(file):
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items):
     for item in items:
-        if LONG.get(item.path.stem) or LONG.get(f"{item.path.stem}::{item.name.split('[')[0]}"):
+        if long.why(item.path.stem, item.name):
             item.add_marker("long")
 
     def place(item):

@@ -2,6 +2,11 @@
 
 tests/out/seconds.json has them by file and test, so that a run of some of them changes nothing that is known of the
 others. A C test says at the end of its log how long it took.
+
+    python tests/durations.py      after a check: writes tests/durations.txt anew, the seconds of each Python file
+
+tests/durations.txt is committed. Its head is a list of budgets, each with the reason why it rose; test_house compares
+the last one with the sum.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 OUT = Path(__file__).resolve().parent / "out"
+BUDGET = Path(__file__).resolve().parent / "durations.txt"
 SHOWN = 30
 UNKNOWN = {".py": 12.0, ".c": 3.0}  # a file that has not run here yet
 
@@ -56,9 +62,32 @@ def known(test: str, out: Path = OUT) -> float:
     return float(ended[-1]) + 1 if ended else UNKNOWN[".c"]  # and it is linked
 
 
+def budgets(text: str) -> tuple[list[tuple[int, str]], dict[str, float]]:
+    """Of tests/durations.txt: (seconds, why) of each budget, the last one in force, and the seconds of each file."""
+    allowed = [(int(seconds), why.strip()) for seconds, why in re.findall(r"^budget +(\d+) *(.*)$", text, re.MULTILINE)]
+    return allowed, {name: float(of) for of, name in re.findall(r"^ *(\d+\.\d) (\S+\.py)$", text, re.MULTILINE)}
+
+
+def write(tests: set[str], budget: Path = BUDGET, out: Path = OUT) -> float:
+    """The seconds of these files as they were last measured; the sum. What has not run here keeps its figure."""
+    text, new = budget.read_text(), _read(out / "seconds.json")
+    before = budgets(text)[1]
+    taken = {name: sum(new[name].values()) if name in new else before.get(name, UNKNOWN[".py"]) for name in tests}
+    head = [line for line in text.splitlines() if line.startswith(("#", "budget"))]
+    ordered = sorted(taken, key=lambda name: (-round(taken[name], 1), name))
+    budget.write_text("\n".join([*head, *(f"{taken[name]:8.1f} {name}" for name in ordered), ""]))
+    return sum(taken.values())
+
+
 def _read(record: Path) -> dict[str, dict[str, float]]:
     try:
         found: dict[str, dict[str, float]] = json.loads(record.read_text())
     except (OSError, ValueError):
         return {}
     return found
+
+
+if __name__ == "__main__":
+    _root = BUDGET.parents[1]
+    _tests = {path.relative_to(_root).as_posix() for path in BUDGET.parent.rglob("test_*.py")}
+    print(f"{write(_tests):.0f} s; the budget is {budgets(BUDGET.read_text())[0][-1][0]} s")

@@ -5,9 +5,10 @@
     tests/run mypy pytest       only these steps
     tests/run changed [COMMIT]  the tests which what has changed can reach, in a few minutes: changed.py says how
 
-Each step runs under a deadline; its log is tests/out/log/STEP, and the end of a failed one's is shown. The last lines
-are a table: step, how it ended, seconds, what it said last. Python tests that fail, of up to three files, are run once
-more with nothing beside them; those that pass then are named as not steady, since they depend on the machine's load.
+Steps that keep one core busy run beside the others. Each step has a deadline; its log is tests/out/log/STEP, and the
+end of a failed one's is shown. The last lines are a table: step, how it ended, seconds, what it said last. Python tests
+that fail, of up to three files, are run once more with nothing beside them; those that pass then are named as not
+steady, since they depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import changed
 import durations
+import long
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "tests" / "out" / "log"
@@ -36,6 +39,8 @@ FAULTS = re.compile(r"FAILED|^ERROR |Sanitizer|runtime error|^E  |^Failed: |^ran
 # Addresses must not be random for the thread sanitizer of older compilers.
 C_TESTS = f"setarch {os.uname().machine} -R make -s --no-print-directory -C tests -j {JOBS} check AT_ONCE={JOBS + 1} "
 PYTEST = f"{sys.executable} -m pytest "
+PREPARED = f"{PYTEST} --collect-only -qq tests; {sys.executable} -c 'import tensorflow, tf_keras'; "
+PREPARED += f"{sys.executable} tests/py/overlays.py"
 CHAOS = f"{sys.executable} tests/chaos.py --trials 500 --seed 1"
 BITS = "adasum algo coord_sim kernel kinds learned plane_bits"
 FORMATTED = "find csrc tests examples -name '*.[ch]' -not -path 'tests/out/*' | xargs clang-format --dry-run -Werror"
@@ -47,20 +52,22 @@ SECONDS = (("hvdlite/", 130.0), ("csrc/", 60.0), ("", 35.0))
 
 
 class Step(NamedTuple):
-    """check: why it is in the check of a commit, or nothing: it is in `everything` only, for the reason in `long`."""
+    """check: why it is in the check of a commit, or nothing: it is in `everything` only, for the reason in `long`.
+    beside: it keeps one core busy, and runs beside the other steps."""
 
     name: str
     seconds: int
     command: str
     check: str = ""
     long: str = ""
+    beside: bool = False
 
 
 STEPS = (
-    Step("ruff", 120, "ruff check --output-format concise .", check="seconds"),
-    Step("format", 120, "ruff format --check .", check="seconds"),
-    Step("clang-format", 120, FORMATTED, check="seconds"),
-    Step("mypy", 600, "mypy", check="seconds; what users see is typed"),
+    Step("ruff", 120, "ruff check --output-format concise .", check="seconds", beside=True),
+    Step("format", 120, "ruff format --check .", check="seconds", beside=True),
+    Step("clang-format", 120, FORMATTED, check="seconds", beside=True),
+    Step("mypy", 600, "mypy", check="seconds; what users see is typed", beside=True),
     Step("address,undefined", 1800, C_TESTS + "SAN=address,undefined", check="all C tests, in the form that sees most"),
     Step("bits", 600, C_TESTS + f"ONLY='{BITS}'", check="as it is shipped: what a sanitizer's build adds otherwise"),
     Step(
@@ -73,22 +80,17 @@ STEPS = (
         "pytest",
         3600,
         PYTEST + f"-n {2 * JOBS} --no-loadscope-reorder -m 'not long' --durations=40 tests",
-        check="all Python tests but those of LONG",
+        check="all Python tests but those of long.py",
     ),
     Step("plain", 1800, C_TESTS, long="the same C tests as under the sanitizers, as they are shipped"),
     Step("thread", 2400, C_TESTS + "SAN=thread", long="7 minutes; who changes C runs it for what has changed"),
-    Step("long", 5400, PYTEST + "-m long --durations=0 tests", long="slow by nature; each with its reason"),
+    Step("long", 5400, PYTEST + "-m long --durations=0 tests", long="slow by nature; long.py has the reasons"),
     Step("interrupted", 1800, "make -s --no-print-directory -C tests interrupted", long="a build of its own"),
     Step("chaos", 5400, CHAOS, long="20 minutes; the check has a few trials"),
     Step("soak", 3600, f"{sys.executable} tests/soak.py --minutes 30", long="30 minutes; the check has half of one"),
     Step("fuzz", 3600, "make -s --no-print-directory -C tests fuzz", long="needs clang; what it found the check plays"),
     Step("oldest-tensorflow", 3600, "make -C tests oldest-tensorflow", long="an environment of its own"),
 )
-# A Python module or one of its tests, and why it is in the step `long`, not in the check.
-LONG: dict[str, str] = {
-    "test_benchmarks::test_a_part_runs_and_its_launches_are_kept": "builds and runs peers; no user waits for it",
-    "test_benchmarks::test_the_plane_is_measured_in_c_in_every_dtype": "builds an optimized core",
-}
 
 
 def chosen(words: list[str]) -> list[Step]:
@@ -110,7 +112,7 @@ def of_change(commit: str = "") -> list[Step]:
     """The steps for what has changed since a commit. Says which tests they run and what is left out."""
     base, paths = changed.since(ROOT, commit)
     tree = changed.texts(ROOT, paths)
-    tests = {test for test in tree if changed.TEST.fullmatch(test) and tree[test] and Path(test).stem not in LONG}
+    tests = {test for test in tree if changed.TEST.fullmatch(test) and tree[test] and not long.why(Path(test).stem, "")}
     takes = {test: durations.known(test) / JOBS for test in tests}
     most = next(most for folder, most in SECONDS if any(path.startswith(folder) for path in paths) or not folder)
     choice = changed.choose(paths, changed.graph(tree), takes, most)
@@ -189,11 +191,13 @@ def found(step: str, text: str) -> list[str]:
     return list(dict.fromkeys(rows))[:SHOWN]
 
 
-def _libraries() -> subprocess.Popen[bytes]:
-    """Installs what Python tests need beside the environment while the C tests run. A test that comes first waits."""
-    with (LOGS / "libraries").open("w") as log:
-        words = ["nice", sys.executable, str(ROOT / "tests" / "py" / "overlays.py")]
-        return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+def _prepared() -> subprocess.Popen[bytes]:
+    """While the C tests run: the byte code of what Python tests import is written, and what they need beside the
+    environment is installed. A test that comes first waits, or compiles it by itself."""
+    with (LOGS / "prepared").open("w") as log:
+        return subprocess.Popen(
+            ["nice", "bash", "-c", PREPARED], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -215,14 +219,21 @@ def main(words: list[str]) -> int:
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
     began, rows = time.monotonic(), []
-    installing = _libraries() if any(step.name == "pytest" for step in steps) and words[:1] != ["changed"] else None
-    for step in steps:
-        print(f"{step.name:18}", end="", flush=True)
-        how, seconds, last = run(step)
-        rows.append((step.name, how, seconds, last))
-        print(f"{how:8}{seconds:6.0f} s  {last}", flush=True)
-    if installing:
-        _end(installing)
+    preparing = _prepared() if any(step.name == "pytest" for step in steps) and words[:1] != ["changed"] else None
+
+    def take(beside: bool) -> None:
+        for step in steps:
+            if step.beside == beside:
+                how, seconds, last = run(step)
+                rows.append((step.name, how, seconds, last))
+                print(f"{step.name:18}{how:8}{seconds:6.0f} s  {last}", flush=True)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(take, True)
+        take(False)
+        other.result()
+    if preparing:
+        _end(preparing)
     failed = [name for name, how, _, _ in rows if how == "FAILED"]
     print()
     for name, how, seconds, last in rows:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import csource
+import durations
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -311,6 +312,14 @@ def test_no_path_of_a_machine_and_no_host_of_a_registry():
                 if found.search(line):
                     wrong.append(f"{name(path)}:{number}: {line.strip()[:100]}")
     complain(wrong)
+
+
+def test_tests_stay_within_their_budget_of_seconds():
+    budgets, seconds = durations.budgets(durations.BUDGET.read_text())
+    unknown = set(seconds) ^ {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert not unknown, f"python tests/durations.py: {sorted(unknown)}"
+    assert sum(seconds.values()) <= budgets[-1][0], "make tests shorter, or add a budget that says why"
+    assert all(b <= a or len(why.split()) > 3 for (a, _), (b, why) in zip(budgets, budgets[1:])), "why does it rise?"
 
 
 def test_the_version_is_written_once():

@@ -92,6 +92,7 @@
 #include "one_dtype.h"
 
 #ifndef WIDEN
+#define CONVERTED
 #define NAMED(verb) verb##_float16
 #define ELEMENT     uint16_t
 #define ACCUMULATOR float
@@ -103,6 +104,7 @@
 #include "one_dtype.h"
 #endif
 
+#define CONVERTED
 #define NAMED(verb) verb##_float8_e4m3fn
 #define ELEMENT     uint8_t
 #define ACCUMULATOR float
@@ -113,6 +115,7 @@
 #define SCALED      TIMES
 #include "one_dtype.h"
 
+#define CONVERTED
 #define NAMED(verb) verb##_float8_e5m2
 #define ELEMENT     uint8_t
 #define ACCUMULATOR float

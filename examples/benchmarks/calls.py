@@ -1,6 +1,7 @@
 """What calls from Python cost: allreduce_ of small and large torch tensors, and a hundred asynchronous ones.
 
     hvdlite-run -np 2 python examples/benchmarks/calls.py --library hvdlite     # or gloo, horovod
+    mpiexec -n 2 python examples/benchmarks/calls.py --library mpi4py/mpich         # or mpi4py/openmpi
     python examples/benchmarks/run_all.py --only calls                          # beside each other
 
 4 B and 4 KB: calls follow each other without pause and each is timed alone. From 64 KB on each rank writes its tensor
@@ -10,7 +11,7 @@ submitted without waiting, then all are waited for. What counts is the slower ra
 
 import torch
 
-from libraries import asked, library
+from libraries import MPI4PY, NAMES, asked, library
 from measure import repetitions, report, size_text, slower_rank, spread, timed_us
 
 SMALL = (4, 4 << 10)
@@ -73,7 +74,7 @@ def many_calls(lib, seconds: float) -> "list[float]":
 
 
 def main() -> None:
-    args = asked("Allreduces from Python.")
+    args = asked("Allreduces from Python.", [*NAMES, *MPI4PY])
     lib, seconds = library(args.library), SECONDS[args.patience]
     works = [(f"allreduce_ of {size_text(size)}", small_calls, (size,)) for size in SMALL]
     largest = LARGE[0] if args.patience == "tiny" else LARGE[-1]

@@ -1,4 +1,4 @@
-"""The libraries that the benchmarks in Python compare, behind one set of names: hvdlite, Gloo, Horovod.
+"""The libraries that the benchmarks in Python compare, behind one set of names: hvdlite, Gloo, Horovod, mpi4py.
 
 Each rank makes one of them, and a process has only one, so that no idle thread of another disturbs it. Sums of torch
 tensors are taken in place. hvdlite and Horovod are the same class, because their calls are the same.
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from measure import PATIENCE
 
 NAMES = ("hvdlite", "gloo", "horovod")
+MPI4PY = ("mpi4py/openmpi", "mpi4py/mpich")  # calls only: it has no optimizer
 
 
 def asked(description: str, names: Sequence[str] = NAMES) -> argparse.Namespace:
@@ -108,6 +109,37 @@ class Gloo:
         os._exit(0)
 
 
-def library(name: str) -> "LikeHorovod | Gloo":
+class Mpi4py:
+    """mpi4py over the MPI that has started this process. A tensor is handed over as its NumPy array, without a copy."""
+
+    def __init__(self, name: str) -> None:
+        from mpi4py import MPI  # its import calls MPI_Init
+
+        self.name, self.mpi, self.world = name, MPI, MPI.COMM_WORLD
+        self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
+
+    def barrier(self) -> None:
+        self.world.Barrier()
+
+    def gather(self, value) -> list:
+        """Every rank's value, on all ranks."""
+        return self.world.allgather(value)
+
+    def reduce(self, tensor: torch.Tensor, name: str) -> None:
+        self.world.Allreduce(self.mpi.IN_PLACE, tensor.numpy())
+
+    def start(self, tensor: torch.Tensor, name: str):
+        return self.world.Iallreduce(self.mpi.IN_PLACE, tensor.numpy())
+
+    def finish(self, handle) -> None:
+        handle.Wait()
+
+    def close(self) -> None:
+        """MPI_Finalize is called when the process ends."""
+
+
+def library(name: str) -> "LikeHorovod | Gloo | Mpi4py":
     """Start the library of this name on this rank."""
+    if name in MPI4PY:
+        return Mpi4py(name)
     return Gloo() if name == "gloo" else LikeHorovod(name)

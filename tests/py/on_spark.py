@@ -1,7 +1,7 @@
 """A driver of real Spark, started by test_spark.py: each case prints one line of JSON. Two tasks at a time.
 
-A session takes many seconds to start, so all cases share one, one after the other. TESTS_EVERYTHING adds the example
-and Keras.
+A session takes many seconds to start, so all cases share one, one after the other. TESTS_EVERYTHING adds
+estimators and the example.
 """
 
 import importlib
@@ -159,8 +159,8 @@ def main(spark, folder):
     ours = spark.sparkContext.parallelize(range(2), 2).map(lambda _: "HVDLITE_RANK" in os.environ)
     said("variables", left=ours.collect())
     parted(folder)
-    pipeline("torch", spark, folder)
     if os.environ.get("TESTS_EVERYTHING"):
+        pipeline("torch", spark, folder)
         example = runpy.run_path(str(EXAMPLE), run_name="example")
         said("example", ranks=run(example["train"], [25]), estimator=example["estimate"](spark, str(folder)))
         pipeline("keras", spark, folder)

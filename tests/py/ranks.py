@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import inspect
 import os
 import pickle
@@ -51,6 +51,15 @@ MEET = "", "meet", {}
 NEVER = str(24 * 3600.0)
 EVERYTHING = bool(os.environ.get("TESTS_EVERYTHING"))  # tests/run everything
 OPTIONAL = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_")
+
+
+def needs(*names):
+    """Skips the module where one of these packages is not installed. To import TensorFlow takes seconds in each process
+    of tests, and only ranks need it.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
 def everything(*cases):

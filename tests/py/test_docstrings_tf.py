@@ -3,11 +3,11 @@
 import docstrings
 import language
 import pytest
-from ranks import as_ranks
-
-pytest.importorskip("tensorflow")
+from ranks import as_ranks, needs
 
 import hvdlite
+
+needs("tensorflow")
 
 PATIENCE_S = 120.0
 THEIRS = [each for each in docstrings.MODULES if "tensorflow" in each or "keras" in each]

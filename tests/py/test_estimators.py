@@ -6,6 +6,7 @@ on_estimators.py makes all cases, without a session; how they fit and transform 
 import pytest
 import sparks
 from engines import cases
+from ranks import everything
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def test_a_column_may_be_feature_and_label(found):
         ("outputs", "the model has 1 outputs, for the labels y, ab"),
         ("more outputs", "the model has 2 outputs, for the labels y"),
         ("predicts two", "the model has 2 outputs, for the labels y"),
-        ("keras, outputs", "the model has 1 outputs, for the labels y, ab"),
+        *everything(("keras, outputs", "the model has 1 outputs, for the labels y, ab")),
         ("null", "column ab: "),
         ("env", "env: 'A': 3: names and values must be str"),
     ],
@@ -50,6 +51,7 @@ def test_a_store_may_have_any_name(found, name):
     assert found[name]["read"] == ["kept", [1]] and found[name]["left"] == ["checkpoint"]
 
 
-def test_keras_takes_classes_and_losses_of_a_script(found):
-    assert found["keras"]["weights"] == pytest.approx([2, -1], abs=0.05) and found["keras"]["rows"] == [[]]
-    assert found["keras"]["layer"]
+@pytest.mark.parametrize("case", everything("keras"))
+def test_keras_takes_classes_and_losses_of_a_script(found, case):
+    assert found[case]["weights"] == pytest.approx([2, -1], abs=0.05) and found[case]["rows"] == [[]]
+    assert found[case]["layer"]

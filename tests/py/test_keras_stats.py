@@ -3,10 +3,10 @@
 import os
 
 import pytest
-from ranks import as_ranks
+from ranks import as_ranks, needs
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-pytest.importorskip("keras")
+needs("keras")
 
 PATIENCE_S = 240.0
 

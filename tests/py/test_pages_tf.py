@@ -6,10 +6,10 @@ import re
 
 import pages
 import pytest
-from ranks import as_ranks
+from ranks import as_ranks, needs
 from test_pages import in_a_folder
 
-pytest.importorskip("tensorflow")
+needs("tensorflow")
 PATIENCE_S = 120.0
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import docstrings
 import pages
 import pytest
+from ranks import needs
 
-pytest.importorskip("sphinx")
-pytest.importorskip("torch")
-pytest.importorskip("tensorflow")
+needs("sphinx", "torch", "tensorflow")
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = 1500
 

@@ -86,7 +86,7 @@ def test_the_example_learns_digits_both_ways(found, example):
     assert accuracy >= 0.97 and other == [accuracy, weights] and found[example]["estimator"] >= 0.97
 
 
-@pytest.mark.parametrize("kind", ["torch", *everything("keras")])
+@pytest.mark.parametrize("kind", everything("torch", "keras"))
 def test_an_estimator_as_a_stage_of_a_pipeline(found, kind):
     said = found[kind]
     assert said["error"] < 0.05 and said["rows"] == 400 and said["left"] == ["checkpoint"]

@@ -13,7 +13,7 @@ if find_spec("tensorflow") is None:  # importing it takes seconds, and only rank
 
 @pytest.mark.parametrize(
     "keras, files",
-    [("3", ["horovod_tf_ops", "horovod_tf_rest", "horovod_keras"]), *everything(("2", ["horovod_keras"]))],
+    [("3", ["horovod_keras"]), *everything(("3", ["horovod_tf_ops", "horovod_tf_rest"]), ("2", ["horovod_keras"]))],
 )
 def test_files_of_tests_for_horovod_pass_on_every_rank(keras, files):
     if keras == "2" and find_spec("tf_keras") is None:

@@ -9,9 +9,10 @@ from importlib.util import find_spec
 
 import pytest
 from launching import Launch
+from ranks import needs
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-pytest.importorskip("tensorflow")
+needs("tensorflow")
 
 SECONDS = 240.0  # a crowded machine imports TensorFlow for a minute
 

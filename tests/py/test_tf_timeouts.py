@@ -5,12 +5,12 @@ import os
 
 import numpy as np
 import pytest
-from ranks import as_ranks
+from ranks import as_ranks, needs
 
 import hvdlite as messages
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-pytest.importorskip("tensorflow")
+needs("tensorflow")
 
 PATIENCE_S = 240.0  # a crowded machine imports TensorFlow for a minute
 LONG = 120.0  # never waited for
