@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import csource
 import durations
+
+import csource
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
