@@ -5,6 +5,7 @@ Only the standard library and pytest; the C compiler is asked about symbols, and
 """
 
 import ast
+import functools
 import os
 import re
 import sys
@@ -75,14 +76,20 @@ def name(path):
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.cache
 def read(path):
     return path.read_text(encoding="utf-8")
 
 
+@functools.cache
+def tree(path):
+    return ast.parse(read(path))
+
+
+@functools.cache
 def lines(path):
     """Of a file. Docstrings of functions and classes do not count: they are what a user reads."""
-    text = read(path)
-    return text.count("\n") - (sum(map(doc_lines, ast.walk(ast.parse(text)))) if path.suffix == ".py" else 0)
+    return read(path).count("\n") - (sum(map(doc_lines, ast.walk(tree(path)))) if path.suffix == ".py" else 0)
 
 
 def doc_lines(node):
@@ -94,7 +101,7 @@ def doc_lines(node):
 
 def python_functions(path):
     """(name, line, lines) of each function; a docstring does not count, it is what we want more of."""
-    for node in ast.walk(ast.parse(read(path))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             long = node.end_lineno - node.lineno + 1 - doc_lines(node)
             yield csource.Piece(node.name, node.lineno, long)
@@ -157,7 +164,7 @@ def imported(path):
     """Dotted names that a module imports anywhere in its text, relative ones resolved."""
     package = ["hvdlite", *path.relative_to(ROOT).parts[:-1]]
     package = package[1:] if path.is_relative_to(ROOT / "hvdlite") else package
-    for node in ast.walk(ast.parse(read(path))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -220,7 +227,7 @@ def test_environment_is_read_in_config_only():
     for path in PYTHON_FILES:
         if name(path) == "hvdlite/config.py":
             continue
-        for node in ast.walk(ast.parse(read(path))):
+        for node in ast.walk(tree(path)):
             of_os = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"
             imported_name = (
                 isinstance(node, ast.ImportFrom) and node.module == "os" and forbidden & {a.name for a in node.names}
@@ -263,7 +270,7 @@ def test_pure_floors_link_to_nothing_impure(symbols):
 def test_every_source_opens_with_an_essay():
     wrong = [f"{name(p)}" for p in C_FILES if csource.essay_lines(read(p)) < ESSAY_LINES]
     for path in PYTHON_FILES:
-        doc = ast.get_docstring(ast.parse(read(path))) or ""
+        doc = ast.get_docstring(tree(path)) or ""
         if doc.count("\n") + 1 < ESSAY_LINES and lines(path) > 20:
             wrong.append(name(path))
     complain(wrong)

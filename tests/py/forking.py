@@ -28,10 +28,12 @@ import threading
 import time
 import types
 
+# The last is imported by the first optimizer: as long as torch itself.
+TORCH = ("torch", "torch.distributed", "torch.utils.data", "torch._dynamo")
 FRAMEWORKS = {
     "numpy": ("numpy", "cloudpickle", "cffi"),
-    "torch": ("numpy", "cloudpickle", "cffi", "torch", "torch.distributed", "torch.utils.data"),
-    "sklearn": ("numpy", "cloudpickle", "cffi", "torch", "torch.distributed", "torch.utils.data", "sklearn.datasets"),
+    "torch": ("numpy", "cloudpickle", "cffi", *TORCH),
+    "sklearn": ("numpy", "cloudpickle", "cffi", *TORCH, "sklearn.datasets"),
     "tensorflow": ("numpy", "cloudpickle", "cffi", "tensorflow"),
 }
 MARK = "HVDLITE_TEST_MARK"  # by this, in its environment, a test finds what its job has left (launching.py)
