@@ -1,7 +1,8 @@
 /* matrix.c - which works prove a plane, and in which worlds?
  *
  * Sizes: 1 to 8 as far as they differ (a power of two and not, one rank, two), and as many as fit. Under a sanitizer a
- * few stand for all, and between ranks that run one at a time there are no races to be seen.
+ * few stand for all, and between ranks that run one at a time there are no races to be seen: worlds on simulated links
+ * belong to the long form, and to test_p2p_sim.c.
  */
 #include "matrix.h"
 
@@ -23,7 +24,7 @@ static bool is_simulated(int size)
 #if defined(__SANITIZE_THREAD__)
     return size == 0;
 #elif defined(HVD_SANITIZED)
-    return size == 3;
+    return size == 3 && getenv("TESTS_EVERYTHING");
 #else
     return size <= 8;
 #endif

@@ -187,6 +187,8 @@ int main(void)
 {
 #if defined(__SANITIZE_THREAD__)
     static const int sizes[] = {3};
+#elif defined(HVD_SANITIZED)
+    static const int sizes[] = {1, 3};
 #else
     static const int sizes[] = {1, 2, 3, 4, 7};
 #endif

@@ -41,8 +41,8 @@ from forking import exactly
 from launching import GRACE, NO_RECORDS
 
 HERE = Path(__file__).resolve().parent
-START_S = 60.0
-DEADLINE_S = 40.0
+START_S = 120.0
+DEADLINE_S = 120.0
 AFTER_FAILURE_S = 2.0  # what the other ranks get to answer once one has failed
 KEPT = (1, 2, 3, 4)  # sizes whose ranks outlive a module
 NEW_LIFE = "", "new life", {}  # in the place of a test: module, name, arguments

@@ -26,14 +26,14 @@ def said(job):
 MISTAKE = "ValueError: a mistake of the script"
 RAISED = "rank 1 (pid P on localhost) exited with code 1: rank 1 raised"
 OFTEN = "the ranks have changed more often than --reset-limit 0 allows [HVD422]"
-SHORT = "2 ranks wait for 1 more (--min-np 3), at most 1 s (--elastic-timeout)"
-TOO_SHORT = "2 ranks have waited for 1 more (--min-np 3), for 1 s (--elastic-timeout) [HVD421]"
+SHORT = "2 ranks wait for 1 more (--min-np 3), at most 8 s (--elastic-timeout)"
+TOO_SHORT = "2 ranks have waited for 1 more (--min-np 3), for 8 s (--elastic-timeout) [HVD421]"
 ALL = [KILLED.replace("rank 1", f"rank {rank}") + COOLS for rank in range(3)]
 LOST = "all ranks that had the training state are gone, and the state is lost with them"
 ENDS = [
     ("--min-np 1", (), [MISTAKE, f"{RAISED} {MISTAKE} (elastic_training.py:N) [HVD401]"]),
     ("--min-np 1 --reset-limit 0", (1,), [KILLED + COOLS, OFTEN]),
-    ("--min-np 3 --elastic-timeout 1", (1,), [KILLED + COOLS, SHORT, TOO_SHORT]),
+    ("--min-np 3 --elastic-timeout 8", (1,), [KILLED + COOLS, SHORT, TOO_SHORT]),
     (
         "--min-np 1",
         (0, 1, 2),
