@@ -158,7 +158,7 @@ class _Pool:
     """`size` ranks that wait for bodies to run. framework: what they have imported when they begin."""
 
     def __init__(self, size, framework):
-        self.size = size
+        self.size, self.framework = size, framework
         self.folder = tempfile.TemporaryDirectory(prefix="ranks")
         path = os.path.join(self.folder.name, "socket")
         with socket.socket(socket.AF_UNIX) as listener:
@@ -250,8 +250,12 @@ class Ranks:
         return ranks | warm.pids()
 
     def run(self, size, module, name, arguments, deadline):
+        framework = warm.named_in(Path(sys.modules[module].__file__).read_text())
+        there = self.pools[size].framework if size in self.pools else framework
+        if there != framework and "torch, bare" in (there, framework):
+            self.close([size])
         if size not in self.pools:
-            self.pools[size] = _Pool(size, warm.named_in(Path(sys.modules[module].__file__).read_text()))
+            self.pools[size] = _Pool(size, framework)
         elif size not in self.lived:
             self._tell(size, self.pools[size].run(*NEW_LIFE, DEADLINE_S))
         self.lived.add(size)
@@ -297,6 +301,7 @@ def _serve(path):
 
     import hvdlite as hvd
 
+    faulthandler.enable()  # a rank that dies of a signal shows where
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     at_start = dict(os.environ)
     hvd.init()

