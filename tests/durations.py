@@ -69,12 +69,11 @@ def budgets(text: str) -> tuple[list[tuple[int, str]], dict[str, float]]:
 
 
 def write(tests: set[str], budget: Path = BUDGET, out: Path = OUT) -> float:
-    """The seconds of these files as they were last measured; the sum. What has not run here keeps its figure."""
-    text, new = budget.read_text(), _read(out / "seconds.json")
-    before = budgets(text)[1]
-    taken = {name: sum(new[name].values()) if name in new else before.get(name, UNKNOWN[".py"]) for name in tests}
-    head = [line for line in text.splitlines() if line.startswith(("#", "budget"))]
-    ordered = sorted(taken, key=lambda name: (-round(taken[name], 1), name))
+    """The seconds of these files as a whole check has measured them; the sum. What has not run takes none."""
+    new = _read(out / "seconds.json")
+    taken = {name: round(sum(new.get(name, {}).values()), 1) for name in tests}
+    head = [line for line in budget.read_text().splitlines() if line.startswith(("#", "budget"))]
+    ordered = sorted(taken, key=lambda name: (-taken[name], name))
     budget.write_text("\n".join([*head, *(f"{taken[name]:8.1f} {name}" for name in ordered), ""]))
     return sum(taken.values())
 
