@@ -69,7 +69,7 @@ def probes():
         began = time.monotonic()
         {of_rpc: at_rpc, of_ps: at_ps, of_agents: agent, of_links: lambda at: links(0),
          store["store_port"]: at_store}.get(at, lambda at: None)(at)
-        print("member", at, round(time.monotonic() - began, 2), flush=True)
+        print(f"member {at} {time.monotonic() - began:.2f}\\n", end="", flush=True)  # one piece: rank 0 prints, too
     over.set()
 
 if hvd.rank() == 0:
@@ -91,7 +91,7 @@ while not hvd.broadcast(np.array([over.is_set()]), 0)[0]:
     if hvd.rank() == 0:
         for arrival in place.turn():
             arrival.sock.close()
-        print("step", step, flush=True)
+        print(f"step {step}\\n", end="", flush=True)
     time.sleep(0.01)
 """
 
