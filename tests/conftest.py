@@ -1,7 +1,8 @@
 """Which tests run in one process, where several processes of tests run (pytest -n; tests/run does so), and which first.
 
-A module's tests stay together, for its fixtures. So do those that start a Slurm, since there is one at a time. What is
-slow by nature is marked `long` (long.py has the reasons); `tests/run everything` runs it.
+A module's tests stay together, for its fixtures. Tests that start a Slurm do, since there is one at a time, and tests
+whose ranks import TensorFlow, which takes seconds of a core in each process of tests. What is slow by nature is marked
+`long` (long.py has the reasons); `tests/run everything` runs it.
 """
 
 import functools
@@ -16,10 +17,9 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 # The longest, so that none of them runs by itself at the end.
-FIRST = ["slurm", "test_interrupted", "test_hosts_collectives", "test_launcher_mpi", "test_mpi_meeting"]
-FIRST += ["test_mpi_hosts", "test_lives", "test_tf_as_horovod", "test_mpi_votes", "test_stall", "test_soak"]
-FIRST += ["test_launcher_rendezvous", "test_hosts_endings", "test_keras_legacy", "test_as_horovod", "test_install"]
-FIRST += ["test_hosts_hier", "test_deaths"]
+FIRST = ["tensorflow", "slurm", "test_interrupted", "test_hosts_collectives", "test_launcher_mpi", "test_mpi_meeting"]
+FIRST += ["test_mpi_hosts", "test_lives", "test_mpi_votes", "test_stall", "test_soak", "test_launcher_rendezvous"]
+FIRST += ["test_hosts_endings", "test_install", "test_hosts_hier", "test_deaths"]
 
 
 def pytest_configure(config):
@@ -39,8 +39,11 @@ def symbols():
 @functools.cache
 def group(file):
     """The name of those that run together."""
-    name = Path(file).stem
-    return "slurm" if re.search(r"^(import|from) slurm\b", (HERE.parent / file).read_text(), re.MULTILINE) else name
+    name, text = Path(file).stem, (HERE.parent / file).read_text()
+    if re.search(r"^(import|from) slurm\b", text, re.MULTILINE):
+        return "slurm"
+    is_of_ranks = "as_ranks" in text and re.search("tensorflow|keras", text)
+    return "tensorflow" if is_of_ranks or name.startswith(("test_tf_", "test_keras", "test_as_horovod")) else name
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks

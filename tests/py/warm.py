@@ -32,7 +32,8 @@ HERE = Path(__file__).resolve().parent
 OWN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 # Variables that may be other ones than the server's: what they say is read later than at an import.
 LATE = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_", "MASTER_", "NCCL_", "TEST_", "PYTEST_")
-LATE_TOO = ("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR", "PWD", "OLDPWD", "_", *OWN)
+OF_SKLEARN = ("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK")  # its import sets them for the process that imports it
+LATE_TOO = ("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR", "PWD", "OLDPWD", "_", *OWN, *OF_SKLEARN)
 # Those that are read at an import and that tests set: a server for each value.
 KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
 
