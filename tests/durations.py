@@ -50,6 +50,7 @@ class Durations:
             terminalreporter.section(f"seconds by file, the longest {min(len(files), SHOWN)} of {len(files)}")
             for name in sorted(files, key=lambda name: -files[name])[:SHOWN]:
                 terminalreporter.write_line(f"{files[name]:8.1f} {name}")
+            terminalreporter.write_line(f"{sum(files.values()):8.1f} in all")
 
 
 def known(test: str, out: Path = OUT) -> float:
@@ -69,9 +70,10 @@ def budgets(text: str) -> tuple[list[tuple[int, str]], dict[str, float]]:
 
 
 def write(tests: set[str], budget: Path = BUDGET, out: Path = OUT) -> float:
-    """The seconds of these files as a whole check has measured them; the sum. What has not run takes none."""
-    new = _read(out / "seconds.json")
-    taken = {name: round(sum(new.get(name, {}).values()), 1) for name in tests}
+    """The seconds of these files as a whole check has measured them; the sum. What has not run keeps what it had.
+    KeyError: it had nothing."""
+    new, old = _read(out / "seconds.json"), budgets(budget.read_text())[1]
+    taken = {name: round(sum(new[name].values()), 1) if name in new else old[name] for name in tests}
     head = [line for line in budget.read_text().splitlines() if line.startswith(("#", "budget"))]
     ordered = sorted(taken, key=lambda name: (-taken[name], name))
     budget.write_text("\n".join([*head, *(f"{taken[name]:8.1f} {name}" for name in ordered), ""]))

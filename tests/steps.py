@@ -13,6 +13,7 @@ steady, since they depend on the machine's load.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -20,10 +21,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import changed
 import durations
@@ -34,6 +36,7 @@ LOGS = ROOT / "tests" / "out" / "log"
 JOBS = len(os.sched_getaffinity(0))
 SKIPPED = 77
 AGAIN_MAX = 3  # files with failed tests, which are run once more, alone: more are no accident
+ALONE_S = 900.0  # for those
 SHOWN = 60  # lines of a failed step's log
 FAULTS = re.compile(r"FAILED|^ERROR |Sanitizer|runtime error|^E  |^Failed: |^rank \d+ of |^[\w.]*(Error|Interrupt)\b")
 # Addresses must not be random for the thread sanitizer of older compilers.
@@ -93,6 +96,16 @@ STEPS = (
 )
 
 
+def known(words: list[str]) -> None:
+    """ValueError: there is no step of that name."""
+    steps = [step.name for step in STEPS]
+    for word in words if words != ["everything"] and words[:1] != ["changed"] else []:
+        if word in ("everything", "changed"):
+            raise ValueError(f"{word} stands by itself")
+        if word not in steps:
+            raise ValueError(f"no step is called {word}; there are everything, changed, {', '.join(steps)}")
+
+
 def chosen(words: list[str]) -> list[Step]:
     """The steps that are asked for. ValueError: there is none of that name."""
     if not words:
@@ -101,10 +114,8 @@ def chosen(words: list[str]) -> list[Step]:
         return of_change(*words[1:])
     if words == ["everything"]:
         return list(STEPS)
+    known(words)
     steps = {step.name: step for step in STEPS}
-    for word in words:
-        if word not in steps:
-            raise ValueError(f"no step is called {word}; there are everything, changed, {', '.join(steps)}")
     return [steps[word] for word in words]
 
 
@@ -139,17 +150,10 @@ def run(step: Step) -> tuple[str, float, str]:
     """How it ended, after how many seconds, and the last line of its log."""
     began, log = time.monotonic(), LOGS / step.name
     needed = shlex.split(step.command)[0]
-    if step.name == "mypy" and not shutil.which(needed):
+    if step.name == "mypy" and sys.version_info < (3, 10) and not shutil.which(needed):
         return "skipped", 0.0, "mypy needs Python 3.10"
     with log.open("w") as file:
-        process = subprocess.Popen(
-            ["bash", "-c", step.command],
-            cwd=ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, **({"TESTS_EVERYTHING": "1"} if step.long else {})},
-        )
+        process = _begun(["bash", "-c", step.command], file, {"TESTS_EVERYTHING": "1"} if step.long else {})
         try:
             code = process.wait(step.seconds)
         except subprocess.TimeoutExpired:
@@ -171,14 +175,19 @@ def run(step: Step) -> tuple[str, float, str]:
 
 
 def unsteady(step: Step, text: str) -> list[str]:
-    """The tests of this log that have failed, if they are few and all pass alone; else none."""
-    names = re.findall(r"^(?:FAILED|ERROR) +(.+?::.+?)(?: - .*)?$", text, re.MULTILINE)
-    if not 0 < len({name.partition("::")[0] for name in names}) <= AGAIN_MAX:
+    """The tests of this log that have failed, if they are few and all pass alone; else none. A file that cannot be
+    imported has no tests."""
+    names = re.findall(r"^(?:FAILED|ERROR) +(.+?)(?: - .*)?$", text.rpartition(" short test summary ")[2], re.MULTILINE)
+    if not 0 < len({name.partition("::")[0] for name in names}) <= AGAIN_MAX or not all("::" in name for name in names):
         return []
     with (LOGS / f"{step.name}-alone").open("w") as file:
-        words = [*shlex.split(PYTEST), "-n", "0", *names]
-        code = subprocess.run(words, cwd=ROOT, stdout=file, stderr=file, timeout=900).returncode
-    return names if code == 0 else []
+        process = _begun([*shlex.split(PYTEST), "-n", "0", *names], file, {})
+        try:
+            return names if process.wait(ALONE_S) == 0 else []
+        except subprocess.TimeoutExpired:
+            return []
+        finally:
+            _end(process)
 
 
 def found(step: str, text: str) -> list[str]:
@@ -195,45 +204,63 @@ def _prepared() -> subprocess.Popen[bytes]:
     """While the C tests run: the byte code of what Python tests import is written, and what they need beside the
     environment is installed. A test that comes first waits, or compiles it by itself."""
     with (LOGS / "prepared").open("w") as log:
-        return subprocess.Popen(
-            ["nice", "bash", "-c", PREPARED], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
-        )
+        return _begun(["nice", "bash", "-c", PREPARED], log, {})
+
+
+_running: list[subprocess.Popen[bytes]] = []
+
+
+def _begun(words: list[str], log: IO[str], more: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process in a group of its own. more: variables."""
+    env = {**os.environ, **more}
+    process = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log, start_new_session=True, env=env)
+    _running.append(process)
+    return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """What a step has started ends with it: first with the stacks of the tests that hang."""
-    for number, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                continue
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10.0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    with contextlib.suppress(ValueError):  # two threads may end it
+        _running.remove(process)
 
 
 def main(words: list[str]) -> int:
     try:
+        if words[:1] == ["--known"]:  # tests/run asks before it installs
+            known(words[1:])
+            return 0
         steps = chosen(words)
     except ValueError as error:
         print(error)
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
-    began, rows = time.monotonic(), []
-    preparing = _prepared() if any(step.name == "pytest" for step in steps) and words[:1] != ["changed"] else None
+    began, rows, over = time.monotonic(), [], threading.Event()
+    if any(step.name == "pytest" for step in steps) and words[:1] != ["changed"]:
+        _prepared()
 
     def take(beside: bool) -> None:
         for step in steps:
-            if step.beside == beside:
+            if step.beside == beside and not over.is_set():
                 how, seconds, last = run(step)
                 rows.append((step.name, how, seconds, last))
                 print(f"{step.name:18}{how:8}{seconds:6.0f} s  {last}", flush=True)
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(take, True)
-        take(False)
-        other.result()
-    if preparing:
-        _end(preparing)
+        try:
+            take(False)
+            other.result()
+        finally:  # also where this process is interrupted
+            over.set()
+            for process in list(_running):
+                _end(process)
     failed = [name for name, how, _, _ in rows if how == "FAILED"]
     print()
     for name, how, seconds, last in rows:
@@ -246,4 +273,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main(sys.argv[1:]))

@@ -130,16 +130,19 @@ def test_what_took_how_long_is_kept_by_test(tmp_path):
     assert durations.known("tests/c/test_x.c", tmp_path) == 8.0
     said = []
     run.pytest_terminal_summary(SimpleNamespace(section=said.append, write_line=said.append))
-    assert [line.split()[-1] for line in said[1:]] == ["tests/a.py", "tests/b.py"]
+    assert [line.split()[-1] for line in said[1:]] == ["tests/a.py", "tests/b.py", "all"]
 
 
 def test_a_budget_is_written_anew_and_keeps_its_reasons(tmp_path):
     budget = tmp_path / "durations.txt"
-    budget.write_text("# head\nbudget 5 first\nbudget 7 a feature of three words\n  3.0 tests/gone.py\n")
+    head = "# head\nbudget 5 first\nbudget 7 a feature of three words\n"
+    budget.write_text(f"{head}  3.0 tests/gone.py\n  1.0 tests/b.py\n")
     (tmp_path / "seconds.json").write_text(json.dumps({"tests/a.py": {"x": 1.25, "y": 2.0}}))
-    assert durations.write({"tests/a.py", "tests/b.py"}, budget, tmp_path) == pytest.approx(3.2)
+    assert durations.write({"tests/a.py", "tests/b.py"}, budget, tmp_path) == pytest.approx(4.2)
     allowed, seconds = durations.budgets(budget.read_text())
     assert allowed == [(5, "first"), (7, "a feature of three words")] and seconds == {
         "tests/a.py": 3.2,
-        "tests/b.py": 0.0,
+        "tests/b.py": 1.0,
     }
+    with pytest.raises(KeyError):  # it has not run yet
+        durations.write({"tests/c.py"}, budget, tmp_path)

@@ -18,6 +18,8 @@ static void joined_ranks(struct hvd_seat *seat, struct hvd_work like)
     uint64_t counts[] = {1, 1000, 70001}, without_last = UINT64_C(1) << (size - 1);
     for (size_t i = 0; i < HVD_COUNT_OF(counts) && size > 1; i++)
         for (int shape = 0; shape < HVD_BUCKET_SHAPES; shape++) {
+            if (!hvd_picked(shape, HVD_BUCKET_SHAPES, (int)i))
+                continue;
             hvd_bucket_do(seat, &like, counts[i], shape, HVD_BUCKET_IN_PLACE, without_last);
             hvd_bucket_do(seat, &like, counts[i], shape, HVD_BUCKET_OUT_OF_PLACE, 1 | without_last >> 1);
             /* only rank 0 is left */
@@ -31,6 +33,8 @@ static void many_segments(struct hvd_seat *seat, struct hvd_work like)
     uint64_t many = 9 * HVD_MATRIX_ABOVE / sizeof(double) + 5;
     for (int shape = 0; shape < HVD_BUCKET_SHAPES; shape++)
         for (size_t k = 0; k < HVD_COUNT_OF(kinds); k++) {
+            if (!hvd_picked(shape, HVD_BUCKET_SHAPES, (int)k))
+                continue;
             like.kind = kinds[k];
             like.op = HVD_OP_sum;
             like.root = seat->arg.size - 1;

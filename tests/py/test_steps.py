@@ -1,5 +1,6 @@
 """What runs the steps of a check: the steps that are asked for, their deadline, and what is said of a failed one."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -52,6 +53,37 @@ def test_a_step_that_hangs_is_ended_with_all_that_it_has_started(table, capsys, 
     table(steps.Step("hangs", 1, f"sleep 1000 & echo $! > {tmp_path}/pid; wait", check="x"))
     assert steps.main([]) == 1 and "no end within 1 s" in capsys.readouterr().out
     assert not gone([int((tmp_path / "pid").read_text())])
+
+
+def test_an_interrupt_ends_all_steps_and_what_they_have_left(table, tmp_path):
+    """As Ctrl-C, or a SIGTERM, which __main__ makes a SystemExit."""
+    table(
+        steps.Step("left", 9, f"sleep 1000 & echo $! > {tmp_path}/left", check="x"),
+        steps.Step("beside", 99, f"echo $$ > {tmp_path}/beside; sleep 1000", check="x", beside=True),
+        steps.Step("runs", 99, f"until [ -s {tmp_path}/beside ]; do :; done; kill -INT {os.getpid()}; sleep 1000", "x"),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        steps.main([])
+    assert not gone([int((tmp_path / name).read_text()) for name in ("left", "beside")])
+
+
+@pytest.mark.parametrize(
+    ("said", "gives_up"),
+    [
+        ("FAILED tests/py/test_x.py::test_y[a b] - assert 0", False),
+        ("FAILED tests/py/test_x.py::test_y - assert 0\nERROR tests/py/test_z.py - ImportError: no module", True),
+        ("FAILED tests/py/test_x.py::test_y - assert 0\nERROR tests/py/test_z.py", True),
+    ],
+)
+def test_only_tests_that_failed_run_once_more(table, monkeypatch, said, gives_up):
+    """A file that cannot be imported does not pass alone."""
+    table()
+    steps.LOGS.mkdir()
+    monkeypatch.setattr(steps, "PYTEST", "true ")
+    text = f"ERROR    root:test_y.py:3 logged\n==== short test summary info ====\n{said}\n"
+    assert steps.unsteady(steps.Step("pytest", 9, "x"), text) == (
+        [] if gives_up else ["tests/py/test_x.py::test_y[a b]"]
+    )
 
 
 def test_a_step_that_is_not_there_is_refused_by_name(capsys):

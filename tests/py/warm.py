@@ -32,8 +32,10 @@ HERE = Path(__file__).resolve().parent
 OWN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 # Variables that may be other ones than the server's: what they say is read later than at an import.
 LATE = ("HVDLITE_", "HOROVOD_", "OMPI_", "PMI_", "SLURM_", "TORCHELASTIC_", "MASTER_", "NCCL_", "TEST_", "PYTEST_")
-OF_SKLEARN = ("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK")  # its import sets them for the process that imports it
-LATE_TOO = ("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR", "PWD", "OLDPWD", "_", *OWN, *OF_SKLEARN)
+LATE_TOO = ("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR", "PWD", "OLDPWD", "_", *OWN)
+# What imports of scikit-learn, TensorFlow and h5py set in the tests' own process; the server has imported them itself.
+IMPORTED = ("KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TF2_BEHAVIOR", "HDF5_PLUGIN_PATH")
+IMPORTED += ("TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION", "ENABLE_RUNTIME_UPTIME_TELEMETRY")
 # Those that are read at an import and that tests set: a server for each value.
 KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
 
@@ -164,7 +166,7 @@ def _server(framework, env):
     if key not in _servers:
         _servers[key] = _Server(framework, more)
     own = _servers[key].environ
-    early = (name for name in {*env, *own} if not name.startswith(LATE) and name not in LATE_TOO)
+    early = (name for name in {*env, *own} if not name.startswith(LATE) and name not in (*LATE_TOO, *IMPORTED))
     return None if any(env.get(name) != own.get(name) for name in early) else _servers[key]
 
 
