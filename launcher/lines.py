@@ -16,12 +16,14 @@ Cost: whole lines without carriage returns, the usual case, pass in blocks at th
 from __future__ import annotations
 
 import re
+from collections import deque
 from typing import NamedTuple
 
 UNFINISHED_S = 0.2
 REDRAWN_S = 10.0
 LINE_MAX = 1 << 20
 TAIL_BYTES = 16384
+RECENT_LINES = 20
 
 _ENDS = re.compile(rb"[\r\n]")
 
@@ -149,20 +151,16 @@ class Screen:
 
     def __init__(self) -> None:
         self._owner: object = None  # whose unfinished line is at the cursor
-        self._last: object = None  # who wrote last, and how many lines in a row
-        self._run = 0
         self.written = 0  # lines
+        self.recent: deque[object] = deque(maxlen=RECENT_LINES)  # who wrote the last of them
 
     def render(self, key: object, prefix: bytes, pieces: list[Piece]) -> bytes:
         """The bytes to write for the pieces of the stream `key`."""
         out = []
         for piece in pieces:
-            if self._last != key:
-                self._last, self._run = key, 0
             if piece.block:
                 out.append(self._cleared() + prefix + piece.text[:-1].replace(b"\n", b"\n" + prefix) + b"\n")
-                self._run += piece.text.count(b"\n")
-                self.written += piece.text.count(b"\n")
+                self._count(key, piece.text.count(b"\n"))
                 continue
             owned = piece.continues and self._owner == key
             if owned:
@@ -171,15 +169,14 @@ class Screen:
                 continue  # somebody else's line has ended ours already
             else:
                 out.append(self._cleared() + prefix)
-                self._run += 1
-                self.written += 1
+                self._count(key, 1)
             out.append(piece.text + (b"\n" if piece.ends else b""))
             self._owner = None if piece.ends else key
         return b"".join(out)
 
-    def alone_for(self, key: object) -> int:
-        """How many of the last lines were written by `key` alone."""
-        return self._run if self._last == key else 0
+    def _count(self, key: object, lines: int) -> None:
+        self.written += lines
+        self.recent.extend([key] * min(lines, RECENT_LINES))
 
     def _cleared(self) -> bytes:
         """Ends an unfinished line."""

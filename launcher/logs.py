@@ -23,13 +23,14 @@ from collections.abc import Callable, Sequence
 
 from hvdlite._coded import ending
 
+from .lines import RECENT_LINES as REPORT_LINES
 from .lines import Lines, Piece, Screen, Tail
 from .plan import Look
 from .sheet import Sheet, words
 from .traces import Traces
 
 KEPT_MAX = 4 << 20
-REPORT_LINES, TRACE_LINES = 20, 80
+TRACE_LINES = 80
 LAST_WORDS = 300  # characters
 KEPT_FILES = 3
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # by rank; red is for errors
@@ -171,7 +172,7 @@ class Console:
         last = self._tails[rank].lines(TRACE_LINES)
         traces = [number for number, line in enumerate(last) if line.startswith(b"Traceback (most recent call last)")]
         last = last[traces[0] :] if traces else last[-REPORT_LINES:]
-        shown = self._sheet is None and self._screens[2].alone_for((rank, 2)) >= len(last)
+        shown = self._sheet is None and self._screens[2].recent.count((rank, 2)) >= len(last)
         if traces:
             at = self._traces.line(b"\n".join([*last, b""]))
             shown = shown or (at is not None and self._screens[2].written - at <= len(last) + REPORT_LINES)

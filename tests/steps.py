@@ -5,9 +5,9 @@
     tests/run mypy pytest       only these steps
     tests/run changed [COMMIT]  the tests which what has changed can reach, in a few minutes: changed.py says how
 
-Steps that keep one core busy run beside the others. Each step has a deadline; its log is tests/out/log/STEP, and the
-end of a failed one's is shown. The last lines are a table: step, how it ended, seconds, what it said last. Python tests
-that fail, of up to three files, are run once more with nothing beside them; those that pass then are named as not
+Short steps run beside the C tests, one after the other. Each step has a deadline; its log is tests/out/log/STEP, and
+the end of a failed one's is shown. The last lines are a table: step, how it ended, seconds, what it said last. Python
+tests that fail, of up to three files, are run once more with nothing beside them; those that pass then are named as not
 steady, since they depend on the machine's load.
 """
 
@@ -45,7 +45,8 @@ PYTEST = f"{sys.executable} -m pytest "
 PREPARED = f"{PYTEST} --collect-only -qq tests; {sys.executable} -c 'import tensorflow, tf_keras'; "
 PREPARED += f"{sys.executable} tests/py/overlays.py"
 CHAOS = f"{sys.executable} tests/chaos.py --trials 500 --seed 1"
-BITS = "adasum algo coord_sim kernel kinds learned plane_bits"
+BITS = C_TESTS + "ONLY='adasum algo coord_sim kernel kinds learned plane_bits'"
+COUNTS = f"make -s --no-print-directory -C tests -j {JOBS} counted && {sys.executable} tests/counts.py"
 FORMATTED = "find csrc tests examples -name '*.[ch]' -not -path 'tests/out/*' | xargs clang-format --dry-run -Werror"
 
 
@@ -56,7 +57,7 @@ SECONDS = (("hvdlite/", 130.0), ("csrc/", 60.0), ("", 35.0))
 
 class Step(NamedTuple):
     """check: why it is in the check of a commit, or nothing: it is in `everything` only, for the reason in `long`.
-    beside: it keeps one core busy, and runs beside the other steps."""
+    beside: it is short, and runs beside the C tests."""
 
     name: str
     seconds: int
@@ -72,13 +73,8 @@ STEPS = (
     Step("clang-format", 120, FORMATTED, check="seconds", beside=True),
     Step("mypy", 600, "mypy", check="seconds; what users see is typed", beside=True),
     Step("address,undefined", 1800, C_TESTS + "SAN=address,undefined", check="all C tests, in the form that sees most"),
-    Step("bits", 600, C_TESTS + f"ONLY='{BITS}'", check="as it is shipped: what a sanitizer's build adds otherwise"),
-    Step(
-        "counts",
-        900,
-        f"make -s --no-print-directory -C tests -j {JOBS} counted && {sys.executable} tests/counts.py",
-        check="instructions of the hot paths: a slower one is seen at once, on any machine",
-    ),
+    Step("bits", 600, BITS, check="as it is shipped: what a sanitizer's build adds otherwise", beside=True),
+    Step("counts", 900, COUNTS, check="instructions of the hot paths: a slower one is seen at once", beside=True),
     Step(
         "pytest",
         3600,
@@ -247,6 +243,8 @@ def main(words: list[str]) -> int:
 
     def take(beside: bool) -> None:
         for step in steps:
+            if step.name == "pytest":
+                other.result()  # some of its tests build what bits and counts do
             if step.beside == beside and not over.is_set():
                 how, seconds, last = run(step)
                 rows.append((step.name, how, seconds, last))

@@ -100,13 +100,14 @@ static bool reduces(int kind)
     return kind == HVD_ALLREDUCE || kind == HVD_REDUCESCATTER;
 }
 
-/* Every count and shape of one kind, dtype and op. Short of time, each shape in one of the places; both are met. */
+/* Every count of one kind, dtype and op; float32 in every shape and place. Short of time, others take one in turn. */
 static void cell(struct hvd_seat *seat, const struct hvd_work *like, bool thorough)
 {
     int size = seat->arg.size, shapes = hvd_bucket_shapes(like->kind);
     uint64_t above = HVD_MATRIX_ABOVE / (uint64_t)hvd_dtype_bytes(like->dtype) + 1;
     uint64_t counts[] = {0, 1, (uint64_t)size - 1, (uint64_t)size + 1, 7, 1000, above};
-    bool everything = thorough && shapes == HVD_BUCKET_SHAPES;
+    bool is_first = like->dtype == HVD_DTYPE_float32 || getenv("TESTS_EVERYTHING");
+    bool everything = thorough && is_first && shapes == HVD_BUCKET_SHAPES;
     for (int i = 0; i < (int)HVD_COUNT_OF(counts) - !thorough; i++) {
         int others = i + like->dtype + like->op + size;
         for (int shape = 0; shape < shapes; shape++)

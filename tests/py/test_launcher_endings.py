@@ -94,3 +94,10 @@ def test_data_that_no_rank_has_read_is_told_behind_wrappers_too(wrapper, data, t
         job.process.stdin.write(data.replace(b"RUN", b'"$@"'))
         job.process.stdin.close()
         assert job.wait() == 0 and ("HVD703" in job.err) == told, job.err
+
+
+def test_what_stands_on_the_screen_is_not_shown_again(tmp_path):
+    """Errors without a traceback, of ranks that write side by side."""
+    (tmp_path / "wrong.py").write_text("def f(:\n")
+    code, _, err = launch("-np", 2, sys.executable, tmp_path / "wrong.py", cold=True)
+    assert code == 1 and err.count("def f(:") == 2, err

@@ -1,7 +1,10 @@
 """What runs the steps of a check: the steps that are asked for, their deadline, and what is said of a failed one."""
 
 import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -60,11 +63,18 @@ def test_an_interrupt_ends_all_steps_and_what_they_have_left(table, tmp_path):
     table(
         steps.Step("left", 9, f"sleep 1000 & echo $! > {tmp_path}/left", check="x"),
         steps.Step("beside", 99, f"echo $$ > {tmp_path}/beside; sleep 1000", check="x", beside=True),
-        steps.Step("runs", 99, f"until [ -s {tmp_path}/beside ]; do :; done; kill -INT {os.getpid()}; sleep 1000", "x"),
+        steps.Step("runs", 99, f"echo $$ > {tmp_path}/runs; sleep 1000", check="x"),
     )
+
+    def interrupt():
+        while len(steps._running) < 2 or not all((tmp_path / name).exists() for name in ("beside", "runs")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         steps.main([])
-    assert not gone([int((tmp_path / name).read_text()) for name in ("left", "beside")])
+    assert not gone([int((tmp_path / name).read_text()) for name in ("left", "beside", "runs")])
 
 
 @pytest.mark.parametrize(
