@@ -243,9 +243,9 @@ def main(words: list[str]) -> int:
 
     def take(beside: bool) -> None:
         for step in steps:
-            if step.name == "pytest":
-                other.result()  # some of its tests build what bits and counts do
             if step.beside == beside and not over.is_set():
+                if step.name == "pytest":
+                    other.result()  # some of its tests build what bits and counts do
                 how, seconds, last = run(step)
                 rows.append((step.name, how, seconds, last))
                 print(f"{step.name:18}{how:8}{seconds:6.0f} s  {last}", flush=True)

@@ -52,6 +52,13 @@ def test_the_end_names_the_failed_tests_why_and_how_to_run_them_alone(table, cap
     assert "FAILED test_kernel (134)\n    make -C tests check SAN=thread ONLY=kernel\n" in end
 
 
+def test_python_tests_wait_for_what_runs_beside(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "PREPARED", "true")
+    waits = steps.Step("beside", 9, f"sleep 0.5; touch {tmp_path}/there", check="x", beside=True)
+    table(steps.Step("pytest", 9, f"test -e {tmp_path}/there", check="x"), waits)
+    assert steps.main([]) == 0
+
+
 def test_a_step_that_hangs_is_ended_with_all_that_it_has_started(table, capsys, tmp_path):
     table(steps.Step("hangs", 1, f"sleep 1000 & echo $! > {tmp_path}/pid; wait", check="x"))
     assert steps.main([]) == 1 and "no end within 1 s" in capsys.readouterr().out
