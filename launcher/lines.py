@@ -23,7 +23,7 @@ UNFINISHED_S = 0.2
 REDRAWN_S = 10.0
 LINE_MAX = 1 << 20
 TAIL_BYTES = 16384
-RECENT_LINES = 20
+RECENT_LINES = 20  # of a screen: what stands there is not repeated
 
 _ENDS = re.compile(rb"[\r\n]")
 

@@ -23,8 +23,7 @@ from collections.abc import Callable, Sequence
 
 from hvdlite._coded import ending
 
-from .lines import RECENT_LINES as REPORT_LINES
-from .lines import Lines, Piece, Screen, Tail
+from .lines import RECENT_LINES, Lines, Piece, Screen, Tail
 from .plan import Look
 from .sheet import Sheet, words
 from .traces import Traces
@@ -162,7 +161,7 @@ class Console:
 
     def last_words(self, rank: int) -> str:
         """What else is known of a rank that has failed: ` (last words: ValueError: boom)`, or nothing."""
-        said = [line.decode("utf-8", "replace").strip() for line in self._tails[rank].lines(REPORT_LINES)]
+        said = [line.decode("utf-8", "replace").strip() for line in self._tails[rank].lines(RECENT_LINES)]
         last = next((line for line in reversed(said) if line), "")
         return f" (last words: {last[:LAST_WORDS]})" if last else ""
 
@@ -171,11 +170,11 @@ class Console:
         self._show_trace(rank)
         last = self._tails[rank].lines(TRACE_LINES)
         traces = [number for number, line in enumerate(last) if line.startswith(b"Traceback (most recent call last)")]
-        last = last[traces[0] :] if traces else last[-REPORT_LINES:]
+        last = last[traces[0] :] if traces else last[-RECENT_LINES:]
         shown = self._sheet is None and self._screens[2].recent.count((rank, 2)) >= len(last)
         if traces:
             at = self._traces.line(b"\n".join([*last, b""]))
-            shown = shown or (at is not None and self._screens[2].written - at <= len(last) + REPORT_LINES)
+            shown = shown or (at is not None and self._screens[2].written - at <= len(last) + RECENT_LINES)
             if self._prefixed and re.search(r"^[^;]* exited with code \d+ \[HVD401\]$", headline):  # before init
                 headline = ending("HVD401", headline[: -len(" [HVD401]")] + self.last_words(rank), 1500).decode()
         if self._look.as_json:

@@ -1,8 +1,8 @@
 """Which tests run in one process, where several processes of tests run (pytest -n; tests/run does so), and which first.
 
-A module's tests stay together, for its fixtures. Tests that start a Slurm do, since there is one at a time, and tests
-whose ranks import TensorFlow, which takes seconds of a core in each process of tests. What is slow by nature is marked
-`long` (long.py has the reasons); `tests/run everything` runs it.
+A module's tests stay together, for its fixtures. Modules that start a Slurm stay together, as there is one at a time;
+so do those whose ranks import TensorFlow, which takes seconds of a core in each process of tests. What is slow is
+marked `long` (long.py has the reasons); `tests/run everything` runs it.
 """
 
 import functools

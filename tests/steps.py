@@ -196,14 +196,14 @@ def found(step: str, text: str) -> list[str]:
     return list(dict.fromkeys(rows))[:SHOWN]
 
 
-def _prepared() -> subprocess.Popen[bytes]:
+def _prepare() -> None:
     """While the C tests run: the byte code of what Python tests import is written, and what they need beside the
     environment is installed. A test that comes first waits, or compiles it by itself."""
     with (LOGS / "prepared").open("w") as log:
-        return _begun(["nice", "bash", "-c", PREPARED], log, {})
+        _begun(["nice", "bash", "-c", PREPARED], log, {})
 
 
-_running: list[subprocess.Popen[bytes]] = []
+_running: list[subprocess.Popen[bytes]] = []  # what an interrupt has to end
 
 
 def _begun(words: list[str], log: IO[str], more: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -239,7 +239,7 @@ def main(words: list[str]) -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     began, rows, over = time.monotonic(), [], threading.Event()
     if any(step.name == "pytest" for step in steps) and words[:1] != ["changed"]:
-        _prepared()
+        _prepare()
 
     def take(beside: bool) -> None:
         for step in steps:
